@@ -1,0 +1,36 @@
+"""Plan, simulate and draw hybrid-parallel training.
+
+A profile goes in, a plan comes out, and everything else reads the plan. The public names below load on first use, so
+`import hpgo` stays quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from hpgo._core import __version__
+
+# public name -> module that defines it
+_PUBLIC: dict[str, str] = {
+    "ArgumentError": "hpgo.errors",
+    "ClusterError": "hpgo.errors",
+    "HpgoError": "hpgo.errors",
+    "InfeasibleError": "hpgo.errors",
+    "ProfileError": "hpgo.errors",
+    "ScheduleError": "hpgo.errors",
+}
+
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 -- the names are strings
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        value = getattr(importlib.import_module(_PUBLIC[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'hpgo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,79 @@
+"""The command group: finds sub-commands, prints errors as `error:` and `hint:`, and chooses the exit code.
+
+Exit codes: 0 done, 1 the request can't be met (bad file, infeasible), 2 usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import NoReturn
+
+import click
+
+from hpgo.errors import HpgoError
+
+# sub-command -> (module whose attribute `command` it is, one line of help); modules load when called
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # From the table: listing must not import every command.
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="hpgo")
+def group() -> None:
+    """Plan, simulate and draw hybrid-parallel training.
+
+    Data goes to stdout, everything else to stderr.
+    """
+
+
+def run(command: click.Command, args: list[str] | None = None, prog_name: str | None = None) -> NoReturn:
+    """Runs `command` as a process would: prints errors and exits with the documented code."""
+    try:
+        code = command.main(args, prog_name=prog_name, standalone_mode=False)
+    except HpgoError as error:
+        fail(error)
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            click.echo(error.ctx.get_usage(), err=True)
+        click.echo(f"error: {error.format_message()}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted; keep the interpreter from complaining while it closes stdout.
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(error: HpgoError) -> NoReturn:
+    """Prints `error:` and `hint:` on stderr and exits with 1."""
+    click.echo(f"error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+    sys.exit(1)
+
+
+def main() -> NoReturn:
+    """Entry point of the command `hpgo`."""
+    run(group, prog_name="hpgo")

@@ -1,0 +1,60 @@
+//! How a caller watches long work and stops it. No Python in sight: the border and plain Rust use it alike.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What a search knows about itself while it runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Progress {
+    /// Share of the work done, from 0 to 1.
+    pub fraction: f64,
+    /// Objective of the best answer so far; infinite before there is one.
+    pub best_s: f64,
+    /// No answer can be below this.
+    pub lower_bound_s: f64,
+}
+
+/// Shared between the thread that searches and the one that waits for it.
+#[derive(Debug, Default)]
+pub struct Control {
+    cancelled: AtomicBool,
+    deadline: Option<Instant>,
+    progress: Mutex<Progress>,
+}
+
+impl Control {
+    /// A control that stops the work `limit` from now, or never.
+    #[must_use]
+    pub fn with_deadline(limit: Option<Duration>) -> Self {
+        Self { deadline: limit.and_then(|limit| Instant::now().checked_add(limit)), ..Self::default() }
+    }
+
+    /// Asks the work to stop at its next check.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody asked to stop (the deadline doesn't count).
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Whether the work should return what it has: cancelled, or past its deadline.
+    #[must_use]
+    pub fn should_stop(&self) -> bool {
+        self.is_cancelled() || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// Says how far the work is.
+    pub fn report(&self, progress: Progress) {
+        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = progress;
+    }
+
+    /// How far the work is.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        *self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

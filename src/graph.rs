@@ -1,0 +1,84 @@
+//! The layer graph: what a profile says about each layer, and which feeds which.
+
+use crate::error::{Error, Result};
+
+/// What was measured of one layer at one batch size. Seconds and bytes for the whole batch.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Measurement {
+    /// Forward pass.
+    pub forward_s: f64,
+    /// Backward pass.
+    pub backward_s: f64,
+    /// Output, which crosses a cut behind this layer.
+    pub activation_bytes: f64,
+    /// Kept from forward to backward.
+    pub saved_bytes: f64,
+}
+
+/// One layer of the model.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Layer {
+    /// Name for messages.
+    pub name: String,
+    /// Weights, in bytes; the same at every batch size.
+    pub parameter_bytes: f64,
+    /// One entry for each of [`Graph::batch_sizes`], in that order.
+    pub measured: Vec<Measurement>,
+}
+
+/// A directed acyclic graph of layers with what each costs.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Graph {
+    /// Batch sizes at which layers were measured, ascending, at least one.
+    pub batch_sizes: Vec<u32>,
+    /// Layers in the order of the profile.
+    pub layers: Vec<Layer>,
+    /// `(from, to)`: indices into `layers`.
+    pub edges: Vec<(usize, usize)>,
+}
+
+impl Graph {
+    /// Indices of `layers` so that every edge goes forward; among layers that are ready, profile order.
+    ///
+    /// # Errors
+    /// [`Error::Profile`] naming an edge to a missing layer, or the layers of a cycle.
+    pub fn topological_order(&self) -> Result<Vec<usize>> {
+        let count = self.layers.len();
+        let mut waiting = vec![0_usize; count];
+        let mut next = vec![Vec::new(); count];
+        for &(from, to) in &self.edges {
+            if from >= count || to >= count {
+                return Err(Error::profile(
+                    format!("an edge goes from layer {from} to layer {to}, but there are {count} layers"),
+                    "layers are numbered from 0 in edges",
+                ));
+            }
+            waiting[to] += 1;
+            next[from].push(to);
+        }
+        let mut ready: std::collections::BinaryHeap<_> =
+            (0..count).filter(|&layer| waiting[layer] == 0).map(std::cmp::Reverse).collect();
+        let mut order = Vec::with_capacity(count);
+        while let Some(std::cmp::Reverse(layer)) = ready.pop() {
+            order.push(layer);
+            for &to in &next[layer] {
+                waiting[to] -= 1;
+                if waiting[to] == 0 {
+                    ready.push(std::cmp::Reverse(to));
+                }
+            }
+        }
+        if order.len() < count {
+            let stuck: Vec<&str> = (0..count)
+                .filter(|&layer| waiting[layer] > 0)
+                .take(8)
+                .map(|layer| self.layers[layer].name.as_str())
+                .collect();
+            return Err(Error::profile(
+                format!("layers feed each other in a cycle: {}", stuck.join(", ")),
+                "a model must be a directed acyclic graph; remove the edge that goes back",
+            ));
+        }
+        Ok(order)
+    }
+}

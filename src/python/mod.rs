@@ -1,0 +1,106 @@
+//! The border: each function here converts, calls the crate once, and converts back.
+//!
+//! Searches go through [`watched`], so Ctrl-C stops them at once and a progress callback is served; quick calls
+//! release the interpreter lock with `py.detach` alone.
+
+#![allow(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over by value")]
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::PyModule;
+
+use crate::control::Control;
+use crate::error::{Error, Result};
+
+/// Turns an [`Error`] into the exception class of `hpgo.errors` that a user can catch.
+fn to_py_err(py: Python<'_>, error: &Error) -> PyErr {
+    let class = match error {
+        Error::Profile { .. } => "ProfileError",
+        Error::Cluster { .. } => "ClusterError",
+        Error::Argument { .. } => "ArgumentError",
+        Error::Infeasible { .. } => "InfeasibleError",
+        Error::Schedule { .. } => "ScheduleError",
+        Error::Cancelled => return PyKeyboardInterrupt::new_err(()),
+    };
+    let built = PyModule::import(py, "hpgo.errors")
+        .and_then(|module| module.getattr(class))
+        .and_then(|class| class.call1((error.to_string(), error.hint())));
+    match built {
+        Ok(exception) => PyErr::from_value(exception),
+        Err(import_failed) => import_failed,
+    }
+}
+
+/// Runs `work` on its own thread without the interpreter lock.
+///
+/// While it runs, this thread wakes every 20 ms to see Ctrl-C and every 100 ms to call
+/// `progress(fraction, best_s, lower_bound_s)`. An exception from either cancels the work and is raised when the
+/// work has returned. With `keep_partial`, Ctrl-C returns the work's best answer so far instead of raising.
+#[allow(dead_code, reason = "used by every search at the border")]
+fn watched<T: Send>(
+    py: Python<'_>,
+    control: &Control,
+    progress: Option<&Py<PyAny>>,
+    keep_partial: bool,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> PyResult<T> {
+    let (sender, receiver) = channel();
+    let receiver = Mutex::new(receiver); // only to cross into `detach`, which wants Sync
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(move || {
+            // The receiver outlives the worker, and a panic drops the sender: both are seen below.
+            let _ = sender.send(work());
+        });
+        let mut failure = None;
+        let mut ticks = 0_u32;
+        let answer = loop {
+            let waited = py.detach(|| {
+                receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(Duration::from_millis(20))
+            });
+            match waited {
+                Ok(answer) => break answer,
+                Err(RecvTimeoutError::Disconnected) => {
+                    let panic = worker.join().expect_err("the sender is dropped unsent only by a panic");
+                    let text = panic
+                        .downcast_ref::<String>()
+                        .map(String::as_str)
+                        .or_else(|| panic.downcast_ref::<&str>().copied())
+                        .unwrap_or("no message");
+                    return Err(PyRuntimeError::new_err(format!("a defect in hpgo: {text}")));
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    ticks += 1;
+                    let seen = py.check_signals().and_then(|()| match progress {
+                        Some(callback) if ticks.is_multiple_of(5) => {
+                            let now = control.progress();
+                            callback.call1(py, (now.fraction, now.best_s, now.lower_bound_s)).map(drop)
+                        }
+                        _ => Ok(()),
+                    });
+                    if let Err(raised) = seen {
+                        control.cancel();
+                        failure.get_or_insert(raised);
+                    }
+                }
+            }
+        };
+        match (answer, failure) {
+            (answer, None) => answer.map_err(|error| to_py_err(py, &error)),
+            (Ok(best_so_far), Some(raised)) if keep_partial && raised.is_instance_of::<PyKeyboardInterrupt>(py) => {
+                Ok(best_so_far)
+            }
+            (_, Some(raised)) => Err(raised),
+        }
+    })
+}
+
+/// The native half of `hpgo`; its Python face is the package around it.
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    Ok(())
+}

@@ -1,0 +1,19 @@
+"""What several test files need."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+REFERENCE = Path(os.environ.get("HPGO_REFERENCE", ROOT / "../shared/reference"))
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """Folder of published inputs and recorded outputs of other tools, read in place and never copied."""
+    if not REFERENCE.is_dir():
+        pytest.skip(f"no reference data at {REFERENCE}; set HPGO_REFERENCE to its folder")
+    return REFERENCE
