@@ -1,6 +1,21 @@
 //! Schedules: for each rank an ordered list of actions, without a clock. `simulate` gives them one.
+//!
+//! A [`Schedule`] says who does what in which order and nothing else: no seconds, no bytes. The families that the
+//! literature knows are built by name with [`build`] from one table, [`FAMILIES`]; anything else comes from text.
+//!
+//! Notation, here and in every family: `p` ranks, `v` chunks (stages) a rank, `S = p v` stages, `M` micro-batches, `r` a
+//! rank counted from 0. `F` forward, `B` whole backward, split into `I` (input gradient) and `W` (weight gradient).
+//! A micro-batch is *in flight* on a stage from its `F` until the activations are freed, after `B` or `W`.
 
+use std::fmt;
 use std::ops::Range;
+
+mod families;
+mod fill_drain;
+mod one_f_one_b;
+
+pub use families::{FAMILIES, Family, MOST_ACTIONS, Request, build, family};
+pub use one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows};
 
 /// What an action does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,6 +33,20 @@ pub enum Kind {
     Overlapped,
 }
 
+impl Kind {
+    /// The letter that stands for it in action strings; an overlapped pair has none of its own.
+    #[must_use]
+    pub const fn letter(self) -> char {
+        match self {
+            Self::Forward => 'F',
+            Self::Backward => 'B',
+            Self::InputGradient => 'I',
+            Self::WeightGradient => 'W',
+            Self::Overlapped => '‖',
+        }
+    }
+}
+
 /// One entry of a rank's list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Action {
@@ -29,6 +58,67 @@ pub struct Action {
     pub micro_batch: u32,
     /// `(stage, micro-batch)` of the backward half; equal to the fields above unless overlapped.
     pub backward: (u32, u32),
+}
+
+impl Action {
+    /// An action that is not an overlapped pair.
+    #[must_use]
+    pub const fn new(kind: Kind, stage: u32, micro_batch: u32) -> Self {
+        Self { kind, stage, micro_batch, backward: (stage, micro_batch) }
+    }
+
+    /// `F` of a micro-batch on a stage.
+    #[must_use]
+    pub const fn forward(stage: u32, micro_batch: u32) -> Self {
+        Self::new(Kind::Forward, stage, micro_batch)
+    }
+
+    /// `B` of a micro-batch on a stage.
+    #[must_use]
+    pub const fn backward(stage: u32, micro_batch: u32) -> Self {
+        Self::new(Kind::Backward, stage, micro_batch)
+    }
+
+    /// `I` of a micro-batch on a stage.
+    #[must_use]
+    pub const fn input_gradient(stage: u32, micro_batch: u32) -> Self {
+        Self::new(Kind::InputGradient, stage, micro_batch)
+    }
+
+    /// `W` of a micro-batch on a stage.
+    #[must_use]
+    pub const fn weight_gradient(stage: u32, micro_batch: u32) -> Self {
+        Self::new(Kind::WeightGradient, stage, micro_batch)
+    }
+
+    /// `F‖B`: the forward of one `(stage, micro-batch)` and the backward of another, run as one.
+    #[must_use]
+    pub const fn overlapped(forward: (u32, u32), backward: (u32, u32)) -> Self {
+        Self { kind: Kind::Overlapped, stage: forward.0, micro_batch: forward.1, backward }
+    }
+
+    /// The plain actions it consists of: itself, or the forward and the backward of an overlapped pair.
+    pub fn halves(self) -> impl Iterator<Item = Self> {
+        let (first, second) = match self.kind {
+            Kind::Overlapped => {
+                (Self::forward(self.stage, self.micro_batch), Some(Self::backward(self.backward.0, self.backward.1)))
+            }
+            _ => (self, None),
+        };
+        std::iter::once(first).chain(second)
+    }
+}
+
+/// As PyTorch writes it: `2F0`, or `(0F7;7B3)OVERLAP_F_B`.
+impl fmt::Display for Action {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::Overlapped => {
+                write!(out, "({}F{};{}B{})OVERLAP_F_B", self.stage, self.micro_batch, self.backward.0, self.backward.1)
+            }
+            kind => write!(out, "{}{}{}", self.stage, kind.letter(), self.micro_batch),
+        }
+    }
 }
 
 /// Who does what in which order.
@@ -48,4 +138,97 @@ pub struct Schedule {
     pub rank_of_stage: Vec<u32>,
     /// For each rank, its actions in order.
     pub orders: Vec<Vec<Action>>,
+}
+
+impl Schedule {
+    /// A schedule of one chain, through which micro-batches `0..micro_batches` run.
+    #[must_use]
+    pub fn of_one_chain(name: &str, micro_batches: u32, rank_of_stage: Vec<u32>, orders: Vec<Vec<Action>>) -> Self {
+        Self {
+            name: name.to_owned(),
+            chain_length: to_u32(rank_of_stage.len()),
+            micro_batches: std::iter::once(0..micro_batches).collect(),
+            rank_of_stage,
+            orders,
+        }
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        to_u32(self.orders.len())
+    }
+
+    /// Number of stages over all chains.
+    #[must_use]
+    pub fn stages(&self) -> u32 {
+        to_u32(self.rank_of_stage.len())
+    }
+
+    /// Number of micro-batches over all chains.
+    #[must_use]
+    pub fn total_micro_batches(&self) -> u32 {
+        self.micro_batches.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// Number of entries in all orders; an overlapped pair is one.
+    #[must_use]
+    pub fn action_count(&self) -> usize {
+        self.orders.iter().map(Vec::len).sum()
+    }
+
+    /// Most chunk activations that each rank holds at once: counted from `F` to `B`, or to `W` where the backward is
+    /// split. An overlapped pair holds both its activations while it runs.
+    ///
+    /// A rank works on one action at a time, so the order alone decides this; no clock is needed.
+    ///
+    /// ```
+    /// use hpgo::schedule::{Request, build};
+    ///
+    /// let schedule = build("1f1b", &Request::new(4, 8))?;
+    /// assert_eq!(schedule.peak_in_flight(), [4, 3, 2, 1]);
+    /// # Ok::<(), hpgo::Error>(())
+    /// ```
+    #[must_use]
+    pub fn peak_in_flight(&self) -> Vec<u32> {
+        let has_backward = self.orders.iter().flatten().any(|action| action.kind != Kind::Forward);
+        if !has_backward {
+            // Inference frees an activation as soon as it is passed on.
+            return self.orders.iter().map(|order| u32::from(!order.is_empty())).collect();
+        }
+        self.orders.iter().map(|order| peak_of(order)).collect()
+    }
+}
+
+fn peak_of(order: &[Action]) -> u32 {
+    let (mut held, mut peak) = (0_u32, 0_u32);
+    for action in order {
+        if matches!(action.kind, Kind::Forward | Kind::Overlapped) {
+            held += 1;
+            peak = peak.max(held);
+        }
+        if matches!(action.kind, Kind::Backward | Kind::WeightGradient | Kind::Overlapped) {
+            held = held.saturating_sub(1);
+        }
+    }
+    peak
+}
+
+/// Chunk `c` of rank `r` is stage `c p + r`: round and round, as interleaved 1F1B places them.
+#[must_use]
+pub fn loop_placement(ranks: u32, chunks: u32) -> Vec<u32> {
+    (0..ranks * chunks).map(|stage| stage % ranks).collect()
+}
+
+/// Down the ranks and up again: two chunks make a V, more a zigzag.
+#[must_use]
+pub fn snake_placement(ranks: u32, chunks: u32) -> Vec<u32> {
+    (0..ranks * chunks)
+        .map(|stage| if (stage / ranks).is_multiple_of(2) { stage % ranks } else { ranks - 1 - stage % ranks })
+        .collect()
+}
+
+/// A length that is known to be small: the number of actions is limited long before.
+fn to_u32(length: usize) -> u32 {
+    u32::try_from(length).expect("fewer than 2^32 ranks and stages")
 }

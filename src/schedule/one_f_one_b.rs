@@ -1,0 +1,53 @@
+//! One forward, one backward: after a warm-up of forwards each stage alternates, so that few activations are held.
+//!
+//! Only the warm-up differs between the members of the family. Stage `s` with window `w_s` runs
+//! `F^w_s, (B F)^(M - w_s), B^w_s`: it starts the forward of micro-batch `i` only after its backward of `i - w_s`, and
+//! so holds `w_s` activations at most. The smallest windows that keep all stages busy are `S - s` (DAPPLE's policy PA,
+//! the usual 1F1B); `2 (S - s) - 1` (policy PB, eager 1F1B) also hides the time of the transfers.
+
+use super::{Action, Schedule};
+
+/// Windows of plain 1F1B: `min(M, S - s)`, and never more than `cap`.
+///
+/// Source: PipeDream-Flush (Narayanan et al., 2021); DAPPLE (Fan et al., 2021), policy PA.
+#[must_use]
+pub fn one_f_one_b_windows(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
+    (0..stages).map(|stage| (stages - stage).min(micro_batches).min(cap)).collect()
+}
+
+/// Windows of eager 1F1B: `min(M, 2 (S - s) - 1)`, and never more than `cap`.
+///
+/// Source: DAPPLE (Fan et al., 2021), policy PB; eager 1F1B in `AlpaComm` (Zhuang et al., 2023).
+#[must_use]
+pub fn eager_windows(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
+    (0..stages).map(|stage| (2 * (stages - stage) - 1).min(micro_batches).min(cap)).collect()
+}
+
+/// One stage a rank; stage `s` warms up with `windows[s]` forwards, brought into `1..=micro_batches`.
+///
+/// Windows that shrink along the stages never deadlock; others might, and the validator says so.
+///
+/// ```
+/// use hpgo::schedule::one_f_one_b;
+///
+/// let text: Vec<String> = one_f_one_b(&[2, 1], 3).orders[0].iter().map(ToString::to_string).collect();
+/// assert_eq!(text.join(" "), "0F0 0F1 0B0 0F2 0B1 0B2");
+/// ```
+#[must_use]
+pub fn one_f_one_b(windows: &[u32], micro_batches: u32) -> Schedule {
+    let orders = (0..).zip(windows).map(|(stage, &window)| order(stage, window, micro_batches)).collect();
+    let rank_of_stage = (0..).zip(windows).map(|(stage, _)| stage).collect();
+    Schedule::of_one_chain("1f1b", micro_batches, rank_of_stage, orders)
+}
+
+fn order(stage: u32, window: u32, micro_batches: u32) -> Vec<Action> {
+    let window = window.clamp(1, micro_batches.max(1)).min(micro_batches);
+    let mut order = Vec::with_capacity(2 * micro_batches as usize);
+    order.extend((0..window).map(|i| Action::forward(stage, i)));
+    for i in window..micro_batches {
+        order.push(Action::backward(stage, i - window));
+        order.push(Action::forward(stage, i));
+    }
+    order.extend((micro_batches - window..micro_batches).map(|i| Action::backward(stage, i)));
+    order
+}
