@@ -7,9 +7,20 @@ A profile goes in, a plan comes out, and everything else reads the plan. The pub
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpgo._core import __version__
+
+if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
+    from hpgo.errors import ArgumentError as ArgumentError
+    from hpgo.errors import ClusterError as ClusterError
+    from hpgo.errors import HpgoError as HpgoError
+    from hpgo.errors import InfeasibleError as InfeasibleError
+    from hpgo.errors import ProfileError as ProfileError
+    from hpgo.errors import ScheduleError as ScheduleError
+    from hpgo.formats import read_profile as read_profile
+    from hpgo.profile import Layer as Layer
+    from hpgo.profile import Profile as Profile
 
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
@@ -17,8 +28,11 @@ _PUBLIC: dict[str, str] = {
     "ClusterError": "hpgo.errors",
     "HpgoError": "hpgo.errors",
     "InfeasibleError": "hpgo.errors",
+    "Layer": "hpgo.profile",
+    "Profile": "hpgo.profile",
     "ProfileError": "hpgo.errors",
     "ScheduleError": "hpgo.errors",
+    "read_profile": "hpgo.formats",
 }
 
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 -- the names are strings

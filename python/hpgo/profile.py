@@ -1,13 +1,36 @@
-"""A layer profile: what each layer of a model costs at one or more batch sizes, and which feeds which."""
+"""A layer profile: what each layer of a model costs at one or more batch sizes, and which feeds which.
+
+Times are seconds, sizes are bytes. The records check themselves: a `Profile` that exists is usable.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from hpgo.errors import ProfileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import networkx
+
+# Far above any layer, far below where sums lose the smaller ones or overflow.
+_LARGEST = 1e18
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. The tuples have one entry for each of `Profile.batch_sizes`, for that whole batch."""
+    """One layer. The tuples have one entry for each of `Profile.batch_sizes`, for that whole batch.
+
+    Raises ProfileError for a number that is not finite, negative, or above 1e18, and for tuples of unequal length.
+
+    >>> Layer("fc1", "Linear", forward_s=(0.002,), backward_s=(0.004,), activation_bytes=(4e6,), parameter_bytes=-1)
+    Traceback (most recent call last):
+    hpgo.errors.ProfileError: layer `fc1`: parameter_bytes is -1
+    """
 
     id: str
     """Unique in its profile; edges name it."""
@@ -23,10 +46,50 @@ class Layer:
     stage: int | None = None
     """Stage that the file assigns (PipeDream's `stage_id`); planning ignores it."""
 
+    def __post_init__(self) -> None:
+        for field in ("id", "name"):
+            if not isinstance(getattr(self, field), str):
+                raise ProfileError(f"layer `{self.id}`: {field} must be text, got {_kind(getattr(self, field))}")
+        if not self.id:
+            raise ProfileError(f"layer `{self.name}` has an empty id", "edges name layers by their id")
+        measured = ["forward_s", "backward_s", "activation_bytes"]
+        if self.saved_bytes is not None:
+            measured.append("saved_bytes")
+        for field in measured:
+            values = getattr(self, field)
+            if not isinstance(values, tuple):
+                raise ProfileError(
+                    f"layer `{self.id}`: {field} must be a tuple, got {_kind(values)}",
+                    "one number for each batch size of the profile",
+                )
+            if len(values) != len(self.forward_s):
+                raise ProfileError(
+                    f"layer `{self.id}` has {len(self.forward_s)} forward_s but {len(values)} {field}",
+                    "one number for each batch size of the profile",
+                )
+            for value in values:
+                self._check(field, value)
+        self._check("parameter_bytes", self.parameter_bytes)
+        if self.stage is not None and not (_is_whole(self.stage) and 0 <= self.stage <= _LARGEST):
+            raise ProfileError(f"layer `{self.id}`: stage must be a whole number from 0, got {_shown(self.stage)}")
+
+    def _check(self, field: str, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ProfileError(f"layer `{self.id}`: {field} must be a number, got {_kind(value)}")
+        if not 0 <= float_or_inf(value) <= _LARGEST:  # NaN fails every comparison
+            raise ProfileError(
+                f"layer `{self.id}`: {field} is {_shown(value)}",
+                "times and sizes are finite, at least 0 and at most 1e18; measure it again, or write 0",
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A directed acyclic graph of layers, in the order of the file."""
+    """A directed acyclic graph of layers, in the order of the file.
+
+    Raises ProfileError for: no layer, no or unsorted batch sizes, a layer with another number of measurements, an id
+    given twice, an edge given twice or to an unknown layer, and a cycle, which the message names.
+    """
 
     name: str
     batch_sizes: tuple[int, ...]
@@ -36,3 +99,177 @@ class Profile:
     """`(from, to)` layer ids."""
     source: str = ""
     """Where the numbers come from."""
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ProfileError(f"profile `{self.name}` has no layers", "give it at least one")
+        _check_batch_sizes(self.name, self.batch_sizes)
+        known: set[str] = set()
+        for layer in self.layers:
+            if layer.id in known:
+                raise ProfileError(f"two layers have the id `{layer.id}`", "edges name layers by their id")
+            known.add(layer.id)
+            if len(layer.forward_s) != len(self.batch_sizes):
+                raise ProfileError(
+                    f"layer `{layer.id}` has {len(layer.forward_s)} measurements, "
+                    f"but profile `{self.name}` has {len(self.batch_sizes)} batch sizes",
+                    "one number for each batch size",
+                )
+        seen: set[tuple[str, str]] = set()
+        for start, end in self.edges:
+            for end_id in (start, end):
+                if end_id not in known:
+                    raise ProfileError(f"edge `{start}` -> `{end}`: there is no layer `{end_id}`", near(end_id, known))
+            if (start, end) in seen:
+                raise ProfileError(f"edge `{start}` -> `{end}` is given twice", "keep one of them")
+            seen.add((start, end))
+        if cycle := _cycle(known, self.edges):
+            shown = cycle if len(cycle) <= 12 else [*cycle[:6], "…", *cycle[-5:]]
+            raise ProfileError(
+                f"layers feed each other in a cycle: {' -> '.join(shown)}",
+                "a model is a directed acyclic graph; remove the edge that goes back",
+            )
+
+    @classmethod
+    def chain(
+        cls,
+        name: str,
+        *,
+        batch_size: int,
+        forward_s: Sequence[float],
+        backward_s: Sequence[float],
+        activation_bytes: Sequence[float],
+        parameter_bytes: Sequence[float],
+        names: Sequence[str] | None = None,
+        source: str = "",
+    ) -> Profile:
+        """Layers that feed each other in order: one entry of each column for each layer.
+
+        Ids and, unless given, names are `layer0`, `layer1`, …
+
+        Raises ProfileError if the columns differ in length.
+
+        >>> Profile.chain(
+        ...     "toy", batch_size=8, forward_s=[0.1, 0.2], backward_s=[0.2, 0.4],
+        ...     activation_bytes=[4e6, 4e3], parameter_bytes=[1e8, 2e8],
+        ... ).edges
+        (('layer0', 'layer1'),)
+        """
+        ids = [f"layer{index}" for index in range(len(forward_s))]
+        columns = {
+            "backward_s": backward_s,
+            "activation_bytes": activation_bytes,
+            "parameter_bytes": parameter_bytes,
+            "names": ids if names is None else names,
+        }
+        for column, values in columns.items():
+            if len(values) != len(ids):
+                raise ProfileError(
+                    f"profile `{name}`: {len(ids)} forward_s but {len(values)} {column}", "one entry for each layer"
+                )
+        layers = (
+            Layer(layer_id, layer_name, (forward,), (backward,), (activation,), parameter)
+            for layer_id, layer_name, forward, backward, activation, parameter in zip(
+                ids, columns["names"], forward_s, backward_s, activation_bytes, parameter_bytes, strict=True
+            )
+        )
+        return cls(name, (batch_size,), tuple(layers), tuple(pairwise(ids)), source)
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Weights of the whole model."""
+        return sum(layer.parameter_bytes for layer in self.layers)
+
+    def networkx(self) -> networkx.DiGraph[str]:
+        """The graph for networkx: layer ids as nodes, each with its `Layer` as attribute `layer`.
+
+        >>> toy = Profile.chain(
+        ...     "toy", batch_size=1, forward_s=[1], backward_s=[2], activation_bytes=[8], parameter_bytes=[4])
+        >>> toy.networkx().nodes["layer0"]["layer"].backward_s
+        (2,)
+        """
+        import networkx
+
+        graph: networkx.DiGraph[str] = networkx.DiGraph(name=self.name)
+        graph.add_nodes_from((layer.id, {"layer": layer}) for layer in self.layers)
+        graph.add_edges_from(self.edges)
+        return graph
+
+
+def near(wanted: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name: the nearest of `known`, or a few of them.
+
+    >>> near("vgg19", ["vgg-16", "vgg-19"])
+    'did you mean `vgg-19`?'
+    >>> near("x", ["vgg-16", "vgg-19"])
+    'known: vgg-16, vgg-19'
+    """
+    import difflib
+
+    names = list(known)
+    if matches := difflib.get_close_matches(wanted, names, n=1):
+        return f"did you mean `{matches[0]}`?"
+    return f"known: {', '.join(names[:12])}{', …' if len(names) > 12 else ''}"
+
+
+def float_or_inf(value: Any) -> float:
+    """`value` as a float; a whole number that is too large for one is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _shown(value: Any) -> str:
+    # A whole number of thousands of digits must not fill the terminal (and Python refuses to print it).
+    return f"{float_or_inf(value):g}" if isinstance(value, Real) else _kind(value)
+
+
+def _check_batch_sizes(name: str, batch_sizes: tuple[int, ...]) -> None:
+    if not batch_sizes:
+        raise ProfileError(f"profile `{name}` has no batch size", "say for how many samples it was measured")
+    for size in batch_sizes:
+        if not _is_whole(size) or not 1 <= size < 2**32:
+            raise ProfileError(
+                f"profile `{name}`: batch size is {_shown(size)}",
+                "a batch size is a whole number of samples, at least 1",
+            )
+    for smaller, larger in pairwise(batch_sizes):
+        if smaller >= larger:
+            raise ProfileError(f"profile `{name}`: batch size {larger} stands behind {smaller}", "sort them, each once")
+
+
+def _cycle(ids: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[str]:
+    """Layers of one cycle, the first again at the end; empty if there is none."""
+    after: dict[str, list[str]] = {layer_id: [] for layer_id in ids}
+    waiting = dict.fromkeys(after, 0)
+    for start, end in edges:
+        after[start].append(end)
+        waiting[end] += 1
+    ready = [layer_id for layer_id, count in waiting.items() if count == 0]
+    while ready:
+        start = ready.pop()
+        del waiting[start]
+        for end in after[start]:
+            waiting[end] -= 1
+            if waiting[end] == 0:
+                ready.append(end)
+    if not waiting:
+        return []
+    # Everything left waits for something left: walking back against the edges must come round.
+    before = {end: start for start, end in edges if start in waiting and end in waiting}
+    walked: dict[str, None] = {}
+    at = min(waiting)
+    while at not in walked:
+        walked[at] = None
+        at = before[at]
+    path = list(walked)
+    return [*path[path.index(at) :], at][::-1]
