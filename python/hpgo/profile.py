@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     import networkx
 
-# Far above any layer, far below where sums lose the smaller ones or overflow.
-_LARGEST = 1e18
+LARGEST = 1e18
+"""Limit for seconds and bytes: far above any layer, far below where products of them overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ class Layer:
             for value in values:
                 self._check(field, value)
         self._check("parameter_bytes", self.parameter_bytes)
-        if self.stage is not None and not (_is_whole(self.stage) and 0 <= self.stage <= _LARGEST):
+        if self.stage is not None and not (_is_whole(self.stage) and 0 <= self.stage <= LARGEST):
             raise ProfileError(f"layer `{self.id}`: stage must be a whole number from 0, got {_shown(self.stage)}")
 
     def _check(self, field: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ProfileError(f"layer `{self.id}`: {field} must be a number, got {_kind(value)}")
-        if not 0 <= float_or_inf(value) <= _LARGEST:  # NaN fails every comparison
+        if not 0 <= float_or_inf(value) <= LARGEST:  # NaN fails every comparison
             raise ProfileError(
                 f"layer `{self.id}`: {field} is {_shown(value)}",
                 "times and sizes are finite, at least 0 and at most 1e18; measure it again, or write 0",

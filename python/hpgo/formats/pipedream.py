@@ -15,7 +15,7 @@ import re
 from decimal import Decimal, InvalidOperation
 
 from hpgo.errors import ArgumentError, ProfileError
-from hpgo.profile import Layer, Profile, near
+from hpgo.profile import LARGEST, Layer, Profile, near
 
 _COSTS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _SHAPE = "a layer is `id -- name -- " + ", ".join(f"{key}=…" for key in _COSTS) + "`; an edge is indented: `  id -- id`"
@@ -150,10 +150,12 @@ def _stage(layer_id: str, text: str) -> int | None:
 def _number(layer_id: str, key: str, text: str, *, shift: int = 0) -> float:
     """`text` times ten to the power `shift`, rounded once: 2.69 ms are the float that `0.00269` means."""
     try:
-        value = float(Decimal(text.strip()).scaleb(shift))
-    except (InvalidOperation, ValueError):
+        number = Decimal(text.strip())
+    except InvalidOperation:
         raise ProfileError(f"layer `{layer_id}`: {key} is `{_short(text)}`", "it must be a number") from None
-    if not 0 <= value <= 1e18:
+    # Far beyond the limit, shifting itself would overflow.
+    value = float(number.scaleb(shift)) if number.is_finite() and number.adjusted() < 30 else float("inf")
+    if not 0 <= value <= LARGEST:
         raise ProfileError(
             f"layer `{layer_id}`: {key} is {_short(text.strip())}",
             "times and sizes are finite, at least 0 and at most 1e18; measure it again, or write 0",
