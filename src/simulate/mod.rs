@@ -83,7 +83,7 @@ impl Costs {
     /// [`Error::Argument`] naming the list, the place and the number.
     pub fn check(&self, schedule: &Schedule) -> Result<()> {
         let stages = schedule.rank_of_stage.len();
-        let micro_batches = micro_batches_of(schedule);
+        let micro_batches = schedule.total_micro_batches() as usize;
         let rows = self.compute.len();
         if rows != stages && rows != stages * micro_batches {
             return Err(Error::argument(
@@ -147,9 +147,4 @@ pub struct Times {
     pub last_backward_s: Vec<f64>,
     /// The end of everything: the last action, or the last optimizer step behind its synchronisation.
     pub step_s: f64,
-}
-
-/// Micro-batches over all chains; ids lie below it.
-fn micro_batches_of(schedule: &Schedule) -> usize {
-    schedule.micro_batches.iter().map(|ids| ids.end as usize).max().unwrap_or(0)
 }

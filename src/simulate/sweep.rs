@@ -11,7 +11,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::{Costs, StageTimes, Times, Transfer, micro_batches_of};
+use super::{Costs, StageTimes, Times, Transfer};
 use crate::error::{Error, Result};
 use crate::schedule::{Kind, Schedule};
 
@@ -104,7 +104,7 @@ impl Sweep {
     fn start(&mut self, schedule: &Schedule, costs: &Costs) -> Result<()> {
         costs.check(schedule)?;
         let stages = schedule.rank_of_stage.len();
-        let slots = stages * micro_batches_of(schedule);
+        let slots = stages * schedule.total_micro_batches() as usize;
         let ranks = schedule.orders.len();
         self.lanes.clear();
         self.lanes.resize(ranks, Lane { next: 0, free_s: 0.0, waits_for: NOTHING });
@@ -161,7 +161,7 @@ impl Sweep {
         mut record: impl FnMut(usize, usize, f64, f64),
     ) -> Result<f64> {
         let stages = schedule.rank_of_stage.len();
-        let slots = stages * micro_batches_of(schedule);
+        let slots = stages * schedule.total_micro_batches() as usize;
         // One row of costs a stage serves all micro-batches.
         let costs_stride = if costs.compute.len() == stages { 0 } else { stages };
         let queued = links == Links::Queued;
