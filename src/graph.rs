@@ -38,6 +38,50 @@ pub struct Graph {
 }
 
 impl Graph {
+    /// Whether the numbers can be computed with: every layer measured at every batch size, nothing negative or infinite.
+    ///
+    /// # Errors
+    /// [`Error::Profile`] naming the layer and the number.
+    pub fn check(&self) -> Result<()> {
+        if self.batch_sizes.is_empty() || self.batch_sizes[0] == 0 || !self.batch_sizes.is_sorted_by(|a, b| a < b) {
+            return Err(Error::profile(
+                format!("batch sizes are {:?}", self.batch_sizes),
+                "a profile needs at least one; they must be positive and ascend",
+            ));
+        }
+        for layer in &self.layers {
+            if layer.measured.len() != self.batch_sizes.len() {
+                return Err(Error::profile(
+                    format!(
+                        "layer `{}` is measured {} times, but the profile has {} batch sizes",
+                        layer.name,
+                        layer.measured.len(),
+                        self.batch_sizes.len()
+                    ),
+                    "give one measurement for each batch size",
+                ));
+            }
+            let numbers = layer.measured.iter().flat_map(|at| {
+                [
+                    ("forward seconds", at.forward_s),
+                    ("backward seconds", at.backward_s),
+                    ("activation bytes", at.activation_bytes),
+                    ("saved bytes", at.saved_bytes),
+                ]
+            });
+            for (what, number) in numbers.chain([("parameter bytes", layer.parameter_bytes)]) {
+                // Sums of a million such numbers still fit.
+                if !(0.0..1e300).contains(&number) {
+                    return Err(Error::profile(
+                        format!("layer `{}` has {number} {what}", layer.name),
+                        "write a finite number that is at least 0",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Indices of `layers` so that every edge goes forward; among layers that are ready, profile order.
     ///
     /// # Errors

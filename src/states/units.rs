@@ -1,0 +1,175 @@
+//! Which layers stay together: those that cost nothing follow a neighbour.
+//!
+//! A group of layers without time and parameters (a reshape, an index into a tuple, a mask) only multiplies cut points.
+//! It joins
+//! - the group that feeds it, if nobody else does and the bytes it adds to a cut are at most those it takes away;
+//! - the group that reads it, if nobody else does and its own bytes are at least those that feed it;
+//! - whichever reader comes first, if nothing feeds it.
+//!
+//! Each rule turns every chain of cuts into one that is no dearer: the same seconds and parameters in each stage, and
+//! no cut with more bytes. Only its saved bytes may count in the neighbouring stage.
+
+use super::{Set, Wires};
+use crate::graph::Graph;
+
+/// Layers that enter a down-set together.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Unit {
+    /// What enters, including layers that wait for their first reader.
+    pub(super) adds: Set,
+    /// What must be inside before.
+    pub(super) needs: Set,
+    /// Units that may become ready once this one is inside.
+    pub(super) next: Vec<usize>,
+}
+
+/// The units of a graph, in topological order of their first layers.
+pub(super) fn of(graph: &Graph, order: &[usize], wires: &Wires) -> Vec<Unit> {
+    let mut groups = Groups::one_for_each_layer(graph, order, wires);
+    while (0..order.len()).any(|group| groups.try_to_join(group)) {}
+    groups.into_units()
+}
+
+struct Groups<'a> {
+    graph: &'a Graph,
+    order: &'a [usize],
+    wires: &'a Wires,
+    /// Group of each position.
+    group: Vec<usize>,
+    /// Positions in each group; empty once it has joined another.
+    members: Vec<Vec<usize>>,
+    /// Without time and parameters.
+    is_free: Vec<bool>,
+}
+
+impl<'a> Groups<'a> {
+    fn one_for_each_layer(graph: &'a Graph, order: &'a [usize], wires: &'a Wires) -> Self {
+        let is_free = |&layer: &usize| {
+            let layer = &graph.layers[layer];
+            layer.parameter_bytes == 0.0 && layer.measured.iter().all(|at| at.forward_s == 0.0 && at.backward_s == 0.0)
+        };
+        Self {
+            graph,
+            order,
+            wires,
+            group: (0..order.len()).collect(),
+            members: (0..order.len()).map(|position| vec![position]).collect(),
+            is_free: order.iter().map(is_free).collect(),
+        }
+    }
+
+    /// Groups at the other ends of `ends` (feeding or reading) of `group`.
+    fn neighbours(&self, group: usize, ends: &[Vec<usize>]) -> Vec<usize> {
+        let mut found: Vec<usize> = self.members[group]
+            .iter()
+            .flat_map(|&member| &ends[member])
+            .map(|&other| self.group[other])
+            .filter(|&other| other != group)
+            .collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// Output bytes of some positions at each batch size.
+    fn bytes(&self, positions: &[usize]) -> Vec<f64> {
+        (0..self.graph.batch_sizes.len())
+            .map(|batch| {
+                positions.iter().map(|&at| self.graph.layers[self.order[at]].measured[batch].activation_bytes).sum()
+            })
+            .collect()
+    }
+
+    /// Members of `group` whose outputs are read by another group.
+    fn read_outside(&self, group: usize) -> Vec<usize> {
+        let is_read = |&member: &usize| self.wires.after[member].iter().any(|&reader| self.group[reader] != group);
+        self.members[group].iter().copied().filter(is_read).collect()
+    }
+
+    /// Members of `feeder` that `group` reads and nobody beyond these two.
+    fn read_only_by(&self, group: usize, feeder: usize) -> Vec<usize> {
+        let is_freed = |&member: &usize| {
+            let mut readers = self.wires.after[member].iter().map(|&reader| self.group[reader]);
+            readers.clone().any(|reader| reader == group) && readers.all(|reader| reader == group || reader == feeder)
+        };
+        self.members[feeder].iter().copied().filter(is_freed).collect()
+    }
+
+    /// Layers outside `group` that feed it.
+    fn sources_of(&self, group: usize) -> Vec<usize> {
+        let feeding = self.members[group].iter().flat_map(|&member| &self.wires.before[member]).copied();
+        let mut sources: Vec<usize> = feeding.filter(|&source| self.group[source] != group).collect();
+        sources.sort_unstable();
+        sources.dedup();
+        sources
+    }
+
+    /// The group that `group` may follow without making a cut dearer.
+    fn partner(&self, group: usize) -> Option<usize> {
+        let at_most = |these: &[usize], those: &[usize]| {
+            self.bytes(these).iter().zip(&self.bytes(those)).all(|(this, that)| this <= that)
+        };
+        let feeding = self.neighbours(group, &self.wires.before);
+        let reading = self.neighbours(group, &self.wires.after);
+        let own = self.read_outside(group);
+        if let [feeder] = feeding[..]
+            && at_most(&own, &self.read_only_by(group, feeder))
+        {
+            return Some(feeder);
+        }
+        if let [reader] = reading[..]
+            && at_most(&self.sources_of(group), &own)
+        {
+            return Some(reader);
+        }
+        let is_alone = feeding.is_empty() && reading.is_empty();
+        (0..self.members.len()).find(|&other| is_alone && other != group && !self.members[other].is_empty())
+    }
+
+    fn try_to_join(&mut self, group: usize) -> bool {
+        if !self.is_free[group] || self.members[group].is_empty() {
+            return false;
+        }
+        let Some(partner) = self.partner(group) else { return false };
+        let moved = std::mem::take(&mut self.members[group]);
+        for &member in &moved {
+            self.group[member] = partner;
+        }
+        self.members[partner].extend(moved);
+        true
+    }
+
+    fn into_units(self) -> Vec<Unit> {
+        let size = self.order.len();
+        // Free, fed by nothing and read by several: such a group enters with its first reader.
+        let waits: Vec<bool> = (0..size)
+            .map(|group| {
+                self.is_free[group]
+                    && !self.members[group].is_empty()
+                    && self.neighbours(group, &self.wires.before).is_empty()
+                    && !self.neighbours(group, &self.wires.after).is_empty()
+            })
+            .collect();
+        let mut number = vec![usize::MAX; size];
+        let mut enters: Vec<usize> =
+            (0..size).filter(|&group| !self.members[group].is_empty() && !waits[group]).collect();
+        enters.sort_by_key(|&group| self.members[group].iter().min().copied());
+        for (unit, &group) in enters.iter().enumerate() {
+            number[group] = unit;
+        }
+        enters
+            .iter()
+            .map(|&group| {
+                let mut adds = Set::empty(size);
+                let mut needs = Set::empty(size);
+                self.members[group].iter().for_each(|&member| adds.insert(member));
+                for feeder in self.neighbours(group, &self.wires.before) {
+                    let into = if waits[feeder] { &mut adds } else { &mut needs };
+                    self.members[feeder].iter().for_each(|&member| into.insert(member));
+                }
+                let next = self.neighbours(group, &self.wires.after).iter().map(|&reader| number[reader]).collect();
+                Unit { adds, needs, next }
+            })
+            .collect()
+    }
+}
