@@ -70,7 +70,7 @@ fn best_sum_of_boundaries(graph: &Graph, sets: &[u32], from: u32) -> f64 {
         return 0.0;
     }
     sets.iter()
-        .filter(|&&set| set & from == from && (set ^ from).count_ones() == 1)
+        .filter(|&&set| set & from == from && (set ^ from).is_power_of_two())
         .map(|&set| boundary_bytes(graph, set) + best_sum_of_boundaries(graph, sets, set))
         .fold(f64::INFINITY, f64::min)
 }

@@ -5,6 +5,9 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over by value")]
 
+mod records;
+mod states;
+
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -102,5 +105,8 @@ fn watched<T: Send>(
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    states::register(module)?;
+    // PyO3 lists what it adds; the stub file would have to repeat that list.
+    module.dict().del_item("__all__")?;
     Ok(())
 }

@@ -1,0 +1,74 @@
+//! Frozen dataclasses of the Python side as records of this crate.
+
+use std::collections::HashMap;
+
+use pyo3::prelude::*;
+
+use super::to_py_err;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Layer, Measurement};
+
+/// `hpgo.profile.Layer`.
+#[derive(FromPyObject)]
+struct LayerRecord {
+    id: String,
+    forward_s: Vec<f64>,
+    backward_s: Vec<f64>,
+    activation_bytes: Vec<f64>,
+    parameter_bytes: f64,
+    saved_bytes: Option<Vec<f64>>,
+}
+
+/// `hpgo.profile.Profile`.
+#[derive(FromPyObject)]
+struct ProfileRecord {
+    batch_sizes: Vec<u32>,
+    layers: Vec<LayerRecord>,
+    edges: Vec<(String, String)>,
+}
+
+/// The layer graph of a `hpgo.Profile`, checked.
+///
+/// # Errors
+/// `ProfileError` naming the layer or edge that is not usable.
+pub(super) fn graph(profile: &Bound<'_, PyAny>) -> PyResult<Graph> {
+    let record: ProfileRecord = profile.extract()?;
+    graph_of(record).map_err(|error| to_py_err(profile.py(), &error))
+}
+
+fn graph_of(record: ProfileRecord) -> Result<Graph> {
+    let index: HashMap<&str, usize> =
+        record.layers.iter().enumerate().map(|(at, layer)| (layer.id.as_str(), at)).collect();
+    let end = |id: &str| {
+        index.get(id).copied().ok_or_else(|| {
+            Error::profile(format!("an edge names layer `{id}`, which the profile lacks"), "edges join layer ids")
+        })
+    };
+    let edges = record.edges.iter().map(|(from, to)| Ok((end(from)?, end(to)?))).collect::<Result<_>>()?;
+    let layers =
+        record.layers.into_iter().map(|layer| layer_of(layer, record.batch_sizes.len())).collect::<Result<_>>()?;
+    let graph = Graph { batch_sizes: record.batch_sizes, layers, edges };
+    graph.check()?;
+    Ok(graph)
+}
+
+fn layer_of(record: LayerRecord, batch_sizes: usize) -> Result<Layer> {
+    let saved_bytes = record.saved_bytes.as_ref().unwrap_or(&record.activation_bytes);
+    for numbers in [&record.forward_s, &record.backward_s, &record.activation_bytes, saved_bytes] {
+        if numbers.len() != batch_sizes {
+            return Err(Error::profile(
+                format!("layer `{}` has {} numbers for {batch_sizes} batch sizes", record.id, numbers.len()),
+                "give one number for each batch size",
+            ));
+        }
+    }
+    let measured = (0..batch_sizes)
+        .map(|at| Measurement {
+            forward_s: record.forward_s[at],
+            backward_s: record.backward_s[at],
+            activation_bytes: record.activation_bytes[at],
+            saved_bytes: saved_bytes[at],
+        })
+        .collect();
+    Ok(Layer { name: record.id, parameter_bytes: record.parameter_bytes, measured })
+}

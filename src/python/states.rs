@@ -1,0 +1,33 @@
+//! Cut points for Python.
+
+use pyo3::prelude::*;
+use pyo3::types::PyModule;
+
+use super::{records, to_py_err};
+use crate::states::{Cuts, States};
+
+/// Layers inside; then forward and backward seconds, parameter, saved and boundary bytes for each batch size.
+type State = (Vec<usize>, Vec<(f64, f64, f64, f64, f64)>);
+
+/// Why there is but one order of layers, if so, and the states.
+#[pyfunction]
+fn states(py: Python<'_>, profile: &Bound<'_, PyAny>, bound: usize) -> PyResult<(Option<String>, Vec<State>)> {
+    let graph = records::graph(profile)?;
+    let found = py.detach(|| States::of(&graph, bound)).map_err(|error| to_py_err(py, &error))?;
+    let why = match found.cuts() {
+        Cuts::Exact => None,
+        Cuts::LinearOrder { why } => Some(why.clone()),
+    };
+    let state = |at: usize| {
+        let totals = (0..graph.batch_sizes.len()).map(|batch| {
+            let sum = found.totals(at, batch);
+            (sum.forward_s, sum.backward_s, sum.parameter_bytes, sum.saved_bytes, sum.boundary_bytes)
+        });
+        (found.layers_between(0, at), totals.collect())
+    };
+    Ok((why, (0..found.len()).map(state).collect()))
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(states, module)?)
+}
