@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo._core import __version__
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
+    from hpgo.cluster import Cluster as Cluster
     from hpgo.errors import ArgumentError as ArgumentError
     from hpgo.errors import ClusterError as ClusterError
     from hpgo.errors import HpgoError as HpgoError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
     "ArgumentError": "hpgo.errors",
+    "Cluster": "hpgo.cluster",
     "ClusterError": "hpgo.errors",
     "HpgoError": "hpgo.errors",
     "InfeasibleError": "hpgo.errors",

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpgo.errors import ProfileError
+from hpgo.wording import as_float, near, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -49,7 +50,7 @@ class Layer:
     def __post_init__(self) -> None:
         for field in ("id", "name"):
             if not isinstance(getattr(self, field), str):
-                raise ProfileError(f"layer `{self.id}`: {field} must be text, got {_kind(getattr(self, field))}")
+                raise ProfileError(f"layer `{self.id}`: {field} must be text, got {shown(getattr(self, field))}")
         if not self.id:
             raise ProfileError(f"layer `{self.name}` has an empty id", "edges name layers by their id")
         measured = ["forward_s", "backward_s", "activation_bytes"]
@@ -59,7 +60,7 @@ class Layer:
             values = getattr(self, field)
             if not isinstance(values, tuple):
                 raise ProfileError(
-                    f"layer `{self.id}`: {field} must be a tuple, got {_kind(values)}",
+                    f"layer `{self.id}`: {field} must be a tuple, got {shown(values)}",
                     "one number for each batch size of the profile",
                 )
             if len(values) != len(self.forward_s):
@@ -71,14 +72,14 @@ class Layer:
                 self._check(field, value)
         self._check("parameter_bytes", self.parameter_bytes)
         if self.stage is not None and not (_is_whole(self.stage) and 0 <= self.stage <= LARGEST):
-            raise ProfileError(f"layer `{self.id}`: stage must be a whole number from 0, got {_shown(self.stage)}")
+            raise ProfileError(f"layer `{self.id}`: stage must be a whole number from 0, got {shown(self.stage)}")
 
     def _check(self, field: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise ProfileError(f"layer `{self.id}`: {field} must be a number, got {_kind(value)}")
-        if not 0 <= float_or_inf(value) <= LARGEST:  # NaN fails every comparison
+            raise ProfileError(f"layer `{self.id}`: {field} must be a number, got {shown(value)}")
+        if not 0 <= as_float(value) <= LARGEST:  # NaN fails every comparison
             raise ProfileError(
-                f"layer `{self.id}`: {field} is {_shown(value)}",
+                f"layer `{self.id}`: {field} is {shown(value)}",
                 "times and sizes are finite, at least 0 and at most 1e18; measure it again, or write 0",
             )
 
@@ -196,41 +197,8 @@ class Profile:
         return graph
 
 
-def near(wanted: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the nearest of `known`, or a few of them.
-
-    >>> near("vgg19", ["vgg-16", "vgg-19"])
-    'did you mean `vgg-19`?'
-    >>> near("x", ["vgg-16", "vgg-19"])
-    'known: vgg-16, vgg-19'
-    """
-    import difflib
-
-    names = list(known)
-    if matches := difflib.get_close_matches(wanted, names, n=1):
-        return f"did you mean `{matches[0]}`?"
-    return f"known: {', '.join(names[:12])}{', …' if len(names) > 12 else ''}"
-
-
-def float_or_inf(value: Any) -> float:
-    """`value` as a float; a whole number that is too large for one is infinite."""
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf")
-
-
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
-
-
-def _shown(value: Any) -> str:
-    # A whole number of thousands of digits must not fill the terminal (and Python refuses to print it).
-    return f"{float_or_inf(value):g}" if isinstance(value, Real) else _kind(value)
 
 
 def _check_batch_sizes(name: str, batch_sizes: tuple[int, ...]) -> None:
@@ -239,7 +207,7 @@ def _check_batch_sizes(name: str, batch_sizes: tuple[int, ...]) -> None:
     for size in batch_sizes:
         if not _is_whole(size) or not 1 <= size < 2**32:
             raise ProfileError(
-                f"profile `{name}`: batch size is {_shown(size)}",
+                f"profile `{name}`: batch size is {shown(size)}",
                 "a batch size is a whole number of samples, at least 1",
             )
     for smaller, larger in pairwise(batch_sizes):

@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpgo.documents import read_text
 from hpgo.errors import ProfileError
 from hpgo.formats import pipedream
-from hpgo.profile import Profile, near
 
 if TYPE_CHECKING:
     import os
+
+    from hpgo.profile import Profile
 
 
 def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = None) -> Profile:
@@ -23,7 +25,7 @@ def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = Non
     Raises ProfileError naming file and line; ArgumentError for a `batch_size` that the file contradicts.
     """
     path = Path(source)
-    text = _text(path)
+    text = read_text(path, ProfileError)
     if pipedream.looks_like(text):
         name, in_name = _split_name(path.stem)
         size = in_name if batch_size is None else batch_size
@@ -34,26 +36,6 @@ def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = Non
             )
         return pipedream.parse(text, name=name, batch_size=size, file=str(path))
     raise ProfileError(f"{path} is no profile that hpgo knows", "docs/profiles.md shows the formats")
-
-
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise ProfileError(f"there is no file `{path}`", near(path.name, beside) if beside else "") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ProfileError(f"can't read `{path}`: {reason}", "name a profile file") from None
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ProfileError(f"{path} is not UTF-8 text (byte {error.start})", "name a profile file") from None
-    if "\0" in text:
-        raise ProfileError(f"{path} is a binary file", "name a profile file")
-    if not text.strip():
-        raise ProfileError(f"{path} is empty", "docs/profiles.md shows the formats")
-    return text
 
 
 def _split_name(stem: str) -> tuple[str, int | None]:

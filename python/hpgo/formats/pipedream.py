@@ -15,7 +15,8 @@ import re
 from decimal import Decimal, InvalidOperation
 
 from hpgo.errors import ArgumentError, ProfileError
-from hpgo.profile import LARGEST, Layer, Profile, near
+from hpgo.profile import LARGEST, Layer, Profile
+from hpgo.wording import near, shorten
 
 _COSTS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _SHAPE = "a layer is `id -- name -- " + ", ".join(f"{key}=…" for key in _COSTS) + "`; an edge is indented: `  id -- id`"
@@ -112,14 +113,14 @@ def _layer(line: str) -> Layer:
     # The name may itself contain ` -- `, so the costs are found from the right.
     name, marker, costs = rest.rpartition(f" -- {_COSTS[0]}=")
     if not marker:
-        raise ProfileError(f"no ` -- {_COSTS[0]}=` in the line of `{_short(layer_id)}`", _SHAPE)
+        raise ProfileError(f"no ` -- {_COSTS[0]}=` in the line of `{shorten(layer_id)}`", _SHAPE)
     costs, _, stage = f"{_COSTS[0]}={costs}".partition(" -- ")
     values: dict[str, str] = {}
     for item in costs.split(","):
         key, _, value = item.strip().partition("=")
         if key in values or key not in _COSTS:
             said = "given twice" if key in values else "unknown"
-            raise ProfileError(f"layer `{layer_id}`: `{_short(key)}` is {said}", _SHAPE)
+            raise ProfileError(f"layer `{layer_id}`: `{shorten(key)}` is {said}", _SHAPE)
         values[key] = value
     for key in _COSTS:
         if key not in values:
@@ -143,7 +144,7 @@ def _stage(layer_id: str, text: str) -> int | None:
         return None
     key, _, value = text.partition("=")
     if key != "stage_id" or not re.fullmatch(r"[0-9]{1,9}", value):
-        raise ProfileError(f"layer `{layer_id}`: `{_short(text)}` stands behind its costs", "only `stage_id=K` may")
+        raise ProfileError(f"layer `{layer_id}`: `{shorten(text)}` stands behind its costs", "only `stage_id=K` may")
     return int(value)
 
 
@@ -152,12 +153,12 @@ def _number(layer_id: str, key: str, text: str, *, shift: int = 0) -> float:
     try:
         number = Decimal(text.strip())
     except InvalidOperation:
-        raise ProfileError(f"layer `{layer_id}`: {key} is `{_short(text)}`", "it must be a number") from None
+        raise ProfileError(f"layer `{layer_id}`: {key} is `{shorten(text)}`", "it must be a number") from None
     # Far beyond the limit, shifting itself would overflow.
     value = float(number.scaleb(shift)) if number.is_finite() and number.adjusted() < 30 else float("inf")
     if not 0 <= value <= LARGEST:
         raise ProfileError(
-            f"layer `{layer_id}`: {key} is {_short(text.strip())}",
+            f"layer `{layer_id}`: {key} is {shorten(text.strip())}",
             "times and sizes are finite, at least 0 and at most 1e18; measure it again, or write 0",
         )
     return value
@@ -166,7 +167,3 @@ def _number(layer_id: str, key: str, text: str, *, shift: int = 0) -> float:
 def _text(value: float, *, shift: int = 0) -> str:
     """The shortest decimal that `_number` reads back as `value`."""
     return f"{Decimal(repr(float(value))).scaleb(shift).normalize():f}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:39]}…"

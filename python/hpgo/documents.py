@@ -1,0 +1,245 @@
+"""Strict reading of YAML and JSON that people write by hand.
+
+A key given twice, an alias to itself, a tag, and a nesting deeper than any format here needs are errors; each names
+file and line. Plain words mean what YAML 1.2 says: `1e9` is a number, `no` is text, dates are text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+
+from hpgo.errors import HpgoError
+from hpgo.wording import as_float, near, shorten, shown
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_DEEPEST = 32
+_WORDS: dict[str, object] = {"true": True, "false": False, "null": None, "~": None, "": None} | {
+    ".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
+}  # fmt: skip
+_INT = re.compile(r"[-+]?[0-9]{1,400}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+
+
+def read_text(path: str | os.PathLike[str], error: type[HpgoError]) -> str:
+    """The text in the file `path`; raises `error` naming the file if there is none."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise error(f"there is no file `{path}`", near(path.name, beside) if beside else "") from None
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
+        reason = failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
+        raise error(f"can't read `{path}`: {reason}", "name a text file") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as failure:
+        raise error(f"{path} is not UTF-8 text (byte {failure.start})", "name a text file") from None
+    if "\0" in text:
+        raise error(f"{path} is a binary file", "name a text file")
+    if not text.strip():
+        raise error(f"{path} is empty", "")
+    return text
+
+
+def parse(text: str, file: str, error: type[HpgoError]) -> object:
+    r"""What `text` holds: JSON if it begins with a brace, YAML otherwise. Raises `error` naming `file` and line.
+
+    >>> parse("rate: 1e9\nnames: [no, 'off']", "x.yaml", HpgoError)
+    {'rate': 1000000000.0, 'names': ['no', 'off']}
+    """
+    return _json(text, file, error) if text.lstrip().startswith("{") else _yaml(text, file, error)
+
+
+class Section:
+    """One mapping of a document: hands out values by key, checked, and refuses keys that nobody asked for."""
+
+    def __init__(self, value: object, where: str, error: type[HpgoError]) -> None:
+        """`where` names the mapping in messages: the file, then the path of keys."""
+        self.where = where
+        self._error = error
+        if not isinstance(value, dict):
+            self.fail(f"must be a mapping of keys, got {shown(value)}")
+        self._values: dict[str, Any] = value
+        self._asked: list[str] = []
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def get(self, key: str, default: object = ...) -> object:
+        """The value, whatever it is; without a default the key must be there."""
+        self._asked.append(key)
+        if key in self._values:
+            return self._values[key]
+        if default is ...:
+            self.fail(f"`{key}` is missing", near(key, [known for known in self._values if known not in self._asked]))
+        return default
+
+    def text(self, key: str, default: str = ...) -> str:  # type: ignore[assignment]
+        """Text."""
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            self.wrong(key, "text", value)
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            self.fail(f"`{key}` holds half a character", "JSON writes large ones as a pair of `\\u` escapes")
+        return value
+
+    def whole(self, key: str, default: int = ..., *, least: int = 0) -> int:  # type: ignore[assignment]
+        """A whole number from `least` to 2³² − 1."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**32:
+            self.wrong(key, f"a whole number from {least}", value)
+        return value
+
+    def number(self, key: str, default: float = ...) -> float:  # type: ignore[assignment]
+        """A number, possibly infinite or NaN."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.wrong(key, "a number", value)
+        return as_float(value)
+
+    def items(self, key: str, default: list[object] = ...) -> list[object]:  # type: ignore[assignment]
+        """A list."""
+        value = self.get(key, default)
+        return value if isinstance(value, list) else self.wrong(key, "a list", value)
+
+    def done(self) -> None:
+        """Raises if the document has a key that was not asked for."""
+        for key in self._values:
+            if key not in self._asked:
+                self.fail(f"`{shorten(str(key))}` is unknown", near(str(key), self._asked))
+
+    def build(self, record: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """`record(...)`, with this section named in what it raises."""
+        try:
+            return record(*args, **kwargs)
+        except HpgoError as error:
+            self.fail(error.message, error.hint)
+
+    def wrong(self, key: str, wanted: str, value: object) -> NoReturn:
+        """Raises: the value of `key` is of the wrong kind."""
+        self.fail(f"`{key}` must be {wanted}, got {shown(value)}")
+
+    def fail(self, message: str, hint: str = "") -> NoReturn:
+        """Raises the document's error, naming this section."""
+        raise self._error(f"{self.where}: {message}", hint)
+
+
+def _json(text: str, file: str, error: type[HpgoError]) -> object:
+    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
+        mapping: dict[str, object] = {}
+        for key, value in items:
+            if key in mapping:
+                raise error(f"{file}: the key `{shorten(key)}` is given twice", "keep one of them")
+            mapping[key] = value
+        return mapping
+
+    try:
+        return json.loads(text, object_pairs_hook=pairs)
+    except json.JSONDecodeError as failure:
+        message = failure.msg[0].lower() + failure.msg[1:]
+        raise error(f"{file}, line {failure.lineno}: not valid JSON: {message}", "") from None
+    except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
+        raise error(f"{file}: not valid JSON: nested too deep, or a number too long", "") from None
+
+
+def quoted(text: str) -> str:
+    """`text` as YAML, quoted where it could be read as something else.
+
+    >>> quoted("V100-16GB"), quoted("1e9"), quoted("a: b")
+    ('V100-16GB', '"1e9"', '"a: b"')
+    """
+    if re.fullmatch(r"[A-Za-z][\w./+() -]*", text, re.ASCII) and text not in _WORDS and not text.endswith(" "):
+        return text
+    written = json.dumps(text, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in written)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A collection whose end has not come yet."""
+
+    into: list[object] | dict[str, object]
+    anchor: str | None = None
+    key: str | None = None
+    """In a mapping: the key that waits for its value."""
+
+
+def _yaml(text: str, file: str, error: type[HpgoError]) -> object:
+    """Builds the document from libyaml's events; its own loader overflows the stack on deep nesting."""
+    import yaml
+
+    document: list[object] = []
+    stack = [_Open(document)]
+    anchors: dict[str, object] = {}  # an alias works once its anchor is complete, so nothing holds itself
+
+    def fail(event: Any, message: str, hint: str = "") -> NoReturn:
+        raise error(f"{file}, line {event.start_mark.line + 1}: {message}", hint)
+
+    def put(event: Any, value: object) -> None:
+        top = stack[-1]
+        if isinstance(top.into, list):
+            top.into.append(value)
+        elif top.key is not None:
+            top.into[top.key] = value
+            top.key = None
+        elif not isinstance(event, yaml.ScalarEvent):
+            fail(event, "a key must be a word", "quote text that begins with a bracket, brace or star")
+        elif event.value in top.into:
+            fail(event, f"the key `{shorten(event.value)}` is given twice", "keep one of them")
+        else:
+            top.key = event.value
+
+    try:
+        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            if isinstance(event, yaml.DocumentStartEvent) and document:
+                fail(event, "a second document begins", "keep one document in a file")
+            elif (tag := getattr(event, "tag", None)) not in {None, "!"}:
+                fail(event, f"the tag `{shorten(str(tag))}` is not supported", "leave it out")
+            elif isinstance(event, yaml.AliasEvent):
+                if event.anchor not in anchors:
+                    fail(
+                        event,
+                        f"the alias `*{shorten(str(event.anchor))}` has no complete anchor",
+                        "write the value out",
+                    )
+                put(event, anchors[event.anchor])
+            elif isinstance(event, yaml.ScalarEvent):
+                value = _scalar(event.value) if event.implicit[0] else event.value
+                put(event, value)
+                if event.anchor:
+                    anchors[event.anchor] = value
+            elif isinstance(event, yaml.CollectionStartEvent):
+                if len(stack) > _DEEPEST:
+                    fail(event, "nested too deep")
+                into: list[object] | dict[str, object] = [] if isinstance(event, yaml.SequenceStartEvent) else {}
+                put(event, into)
+                stack.append(_Open(into, event.anchor))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                closed = stack.pop()
+                if closed.anchor:
+                    anchors[closed.anchor] = closed.into
+    except yaml.YAMLError as failure:
+        mark = getattr(failure, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(failure, "problem", None) or getattr(failure, "reason", None) or "unreadable"
+        raise error(f"{file}{line}: not valid YAML: {problem}", "indentation, brackets and quotes must match") from None
+    return document[0] if document else None
+
+
+def _scalar(text: str) -> object:
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text

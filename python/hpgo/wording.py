@@ -1,0 +1,55 @@
+"""Small pieces of messages: near names, and values shown in a few safe words."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def near(wanted: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name: the nearest of `known`, or a few of them.
+
+    >>> near("vgg19", ["vgg-16", "vgg-19"])
+    'did you mean `vgg-19`?'
+    >>> near("x", ["vgg-16", "vgg-19"])
+    'known: vgg-16, vgg-19'
+    """
+    import difflib
+
+    names = list(known)
+    if matches := difflib.get_close_matches(wanted[:100], names, n=1):
+        return f"did you mean `{shorten(matches[0])}`?"
+    return f"known: {', '.join(map(shorten, names[:12]))}{', …' if len(names) > 12 else ''}" if names else ""
+
+
+def shown(value: object) -> str:
+    """What `value` is, short whatever it holds.
+
+    >>> shown(3.5), shown("a"), shown([1, 2]), shown(None)
+    ('3.5', '`a`', 'a list', 'nothing')
+    """
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f"`{shorten(value)}`"
+    if isinstance(value, Real):
+        return f"{as_float(value):g}"
+    return f"a {type(value).__name__}"
+
+
+def as_float(value: Real | float) -> float:
+    """`value` as a float; a whole number that is too large for one is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
+
+
+def shorten(text: str) -> str:
+    """At most 40 characters of `text`."""
+    return text if len(text) <= 40 else f"{text[:39]}…"
