@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.errors import ProfileError as ProfileError
     from hpgo.errors import ScheduleError as ScheduleError
     from hpgo.formats import read_profile as read_profile
+    from hpgo.orders import Durations as Durations
+    from hpgo.orders import Schedule as Schedule
+    from hpgo.orders import schedule as schedule
+    from hpgo.orders import schedules as schedules
     from hpgo.profile import Layer as Layer
     from hpgo.profile import Profile as Profile
 
@@ -35,6 +39,10 @@ _PUBLIC: dict[str, str] = {
     "ProfileError": "hpgo.errors",
     "ScheduleError": "hpgo.errors",
     "read_profile": "hpgo.formats",
+    "schedules": "hpgo.orders",
+    "schedule": "hpgo.orders",
+    "Schedule": "hpgo.orders",
+    "Durations": "hpgo.orders",
 }
 
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 -- the names are strings

@@ -6,6 +6,7 @@
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over by value")]
 
 mod records;
+mod schedule;
 mod states;
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -105,6 +106,7 @@ fn watched<T: Send>(
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    schedule::register(module)?;
     states::register(module)?;
     // PyO3 lists what it adds; the stub file would have to repeat that list.
     module.dict().del_item("__all__")?;

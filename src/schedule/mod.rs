@@ -10,12 +10,18 @@
 use std::fmt;
 use std::ops::Range;
 
+mod bidirectional;
 mod families;
 mod fill_drain;
+mod interleaved;
 mod one_f_one_b;
+mod text;
+mod v_shape;
+mod validate;
 
-pub use families::{FAMILIES, Family, MOST_ACTIONS, Request, build, family};
+pub use families::{Chunks, Durations, FAMILIES, Family, MOST_ACTIONS, Pace, Request, Sizes, Uniform, build, family};
 pub use one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows};
+pub use text::{Entry, Parameters};
 
 /// What an action does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -212,6 +218,11 @@ fn peak_of(order: &[Action]) -> u32 {
         }
     }
     peak
+}
+
+/// One chain of one stage a rank, each with the order that `order` gives for it.
+fn one_stage_each(name: &str, ranks: u32, micro_batches: u32, order: impl Fn(u32) -> Vec<Action>) -> Schedule {
+    Schedule::of_one_chain(name, micro_batches, (0..ranks).collect(), (0..ranks).map(order).collect())
 }
 
 /// Chunk `c` of rank `r` is stage `c p + r`: round and round, as interleaved 1F1B places them.

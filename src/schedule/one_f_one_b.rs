@@ -3,9 +3,10 @@
 //! Only the warm-up differs between the members of the family. Stage `s` with window `w_s` runs
 //! `F^w_s, (B F)^(M - w_s), B^w_s`: it starts the forward of micro-batch `i` only after its backward of `i - w_s`, and
 //! so holds `w_s` activations at most. The smallest windows that keep all stages busy are `S - s` (DAPPLE's policy PA,
-//! the usual 1F1B); `2 (S - s) - 1` (policy PB, eager 1F1B) also hides the time of the transfers.
+//! the usual 1F1B); `2 (S - s) - 1` (policy PB, eager 1F1B) also hides the time of the transfers. A window of 1
+//! everywhere runs one micro-batch after the other.
 
-use super::{Action, Schedule};
+use super::{Action, Schedule, one_stage_each};
 
 /// Windows of plain 1F1B: `min(M, S - s)`, and never more than `cap`.
 ///
@@ -17,7 +18,7 @@ pub fn one_f_one_b_windows(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32
 
 /// Windows of eager 1F1B: `min(M, 2 (S - s) - 1)`, and never more than `cap`.
 ///
-/// Source: DAPPLE (Fan et al., 2021), policy PB; eager 1F1B in `AlpaComm` (Zhuang et al., 2023).
+/// Source: DAPPLE (Fan et al., 2021), policy PB.
 #[must_use]
 pub fn eager_windows(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
     (0..stages).map(|stage| (2 * (stages - stage) - 1).min(micro_batches).min(cap)).collect()
@@ -25,7 +26,7 @@ pub fn eager_windows(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
 
 /// One stage a rank; stage `s` warms up with `windows[s]` forwards, brought into `1..=micro_batches`.
 ///
-/// Windows that shrink along the stages never deadlock; others might, and the validator says so.
+/// Windows that never grow from a stage to the next can't deadlock; others do, and [`Schedule::validate`] says so.
 ///
 /// ```
 /// use hpgo::schedule::one_f_one_b;
@@ -41,7 +42,7 @@ pub fn one_f_one_b(windows: &[u32], micro_batches: u32) -> Schedule {
 }
 
 fn order(stage: u32, window: u32, micro_batches: u32) -> Vec<Action> {
-    let window = window.clamp(1, micro_batches.max(1)).min(micro_batches);
+    let window = window.max(1).min(micro_batches);
     let mut order = Vec::with_capacity(2 * micro_batches as usize);
     order.extend((0..window).map(|i| Action::forward(stage, i)));
     for i in window..micro_batches {
@@ -50,4 +51,16 @@ fn order(stage: u32, window: u32, micro_batches: u32) -> Vec<Action> {
     }
     order.extend((micro_batches - window..micro_batches).map(|i| Action::backward(stage, i)));
     order
+}
+
+/// `F^w, (F‖B)^(M - w), B^w` with `w = min(M, 2 (p - r) - 1)`: each forward of the steady state runs as one with a
+/// backward, which leaves a whole slot for every transfer.
+pub(super) fn overlapped(ranks: u32, micro_batches: u32) -> Schedule {
+    one_stage_each("1f1b_overlap", ranks, micro_batches, |stage| {
+        let window = (2 * (ranks - stage) - 1).min(micro_batches);
+        let warm_up = (0..window).map(|i| Action::forward(stage, i));
+        let pairs = (window..micro_batches).map(|i| Action::overlapped((stage, i), (stage, i - window)));
+        let drain = (micro_batches - window..micro_batches).map(|i| Action::backward(stage, i));
+        warm_up.chain(pairs).chain(drain).collect()
+    })
 }

@@ -14,7 +14,9 @@ import click
 from hpgo.errors import HpgoError
 
 # sub-command -> (module whose attribute `command` it is, one line of help); modules load when called
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "schedules": ("hpgo.cli.schedules", "List the known schedules, or show the orders of one."),
+}
 
 
 class _Commands(click.Group):

@@ -1,0 +1,188 @@
+//! Schedules across the border: one array of actions, and where each rank's part of it starts.
+
+use numpy::ndarray::Array2;
+use numpy::{IntoPyArray, PyArray2, PyReadonlyArray2};
+use pyo3::prelude::*;
+
+use super::to_py_err;
+use crate::error::{Error, Result};
+use crate::schedule::{Action, Chunks, FAMILIES, Kind, Pace, Request, Schedule, build, family};
+
+/// The fields of `hpgo.orders.Schedule`. A row of `actions` is kind, stage, micro-batch, and stage and micro-batch
+/// of the backward half; rank `r` has rows `rank_starts[r]..rank_starts[r + 1]`.
+#[derive(FromPyObject)]
+pub(super) struct Record<'py> {
+    name: String,
+    chain_length: u32,
+    micro_batches: Vec<(u32, u32)>,
+    rank_of_stage: Vec<u32>,
+    actions: PyReadonlyArray2<'py, u32>,
+    rank_starts: Vec<usize>,
+}
+
+const KINDS: [Kind; 5] = [Kind::Forward, Kind::Backward, Kind::InputGradient, Kind::WeightGradient, Kind::Overlapped];
+
+impl Record<'_> {
+    /// The schedule it stands for; not yet known to be runnable.
+    pub(super) fn to_schedule(&self) -> Result<Schedule> {
+        let rows = self.actions.as_array();
+        let malformed = || {
+            Error::schedule(
+                format!("`actions` of shape {:?} doesn't fit `rank_starts`", rows.shape()),
+                "build schedules with `hpgo.schedule` or `Schedule.from_text`",
+            )
+        };
+        if rows.ncols() != 5 || self.rank_starts.first() != Some(&0) || self.rank_starts.last() != Some(&rows.nrows()) {
+            return Err(malformed());
+        }
+        let order = |part: &[usize]| {
+            if part[0] > part[1] || part[1] > rows.nrows() {
+                return Err(malformed());
+            }
+            let action = |row: usize| {
+                let kind = *KINDS.get(rows[[row, 0]] as usize).ok_or_else(malformed)?;
+                let backward = (rows[[row, 3]], rows[[row, 4]]);
+                Ok(Action { kind, stage: rows[[row, 1]], micro_batch: rows[[row, 2]], backward })
+            };
+            (part[0]..part[1]).map(action).collect()
+        };
+        Ok(Schedule {
+            name: self.name.clone(),
+            chain_length: self.chain_length,
+            micro_batches: self.micro_batches.iter().map(|&(start, end)| start..end).collect(),
+            rank_of_stage: self.rank_of_stage.clone(),
+            orders: self.rank_starts.windows(2).map(order).collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// As [`Record`], on the way out.
+#[derive(IntoPyObject)]
+struct Built<'py> {
+    name: String,
+    chain_length: u32,
+    micro_batches: Vec<(u32, u32)>,
+    rank_of_stage: Vec<u32>,
+    actions: Bound<'py, PyArray2<u32>>,
+    rank_starts: Vec<usize>,
+}
+
+fn to_python(py: Python<'_>, schedule: Schedule) -> Built<'_> {
+    let mut rank_starts = vec![0];
+    let mut rows = Vec::with_capacity(5 * schedule.action_count());
+    for order in &schedule.orders {
+        for action in order {
+            let Action { kind, stage, micro_batch, backward } = *action;
+            rows.extend([kind as u32, stage, micro_batch, backward.0, backward.1]);
+        }
+        rank_starts.push(rows.len() / 5);
+    }
+    let actions = Array2::from_shape_vec((rows.len() / 5, 5), rows).expect("five numbers a row");
+    Built {
+        name: schedule.name,
+        chain_length: schedule.chain_length,
+        micro_batches: schedule.micro_batches.iter().map(|range| (range.start, range.end)).collect(),
+        rank_of_stage: schedule.rank_of_stage,
+        actions: actions.into_pyarray(py),
+        rank_starts,
+    }
+}
+
+#[pyfunction]
+fn build_schedule<'py>(py: Python<'py>, name: &str, request: Request) -> PyResult<Built<'py>> {
+    let schedule = py.detach(|| build(name, &request)).map_err(|error| to_py_err(py, &error))?;
+    Ok(to_python(py, schedule))
+}
+
+#[pyfunction]
+fn read_schedule<'py>(py: Python<'py>, name: &str, text: &str) -> PyResult<Built<'py>> {
+    let schedule = py.detach(|| Schedule::from_text(name, text)).map_err(|error| to_py_err(py, &error))?;
+    Ok(to_python(py, schedule))
+}
+
+#[pyfunction]
+fn write_schedule(py: Python<'_>, schedule: Record<'_>, in_steps: bool) -> PyResult<String> {
+    let schedule = schedule.to_schedule();
+    py.detach(|| {
+        let schedule = schedule?;
+        if in_steps { schedule.to_text_in_steps() } else { Ok(schedule.to_text()) }
+    })
+    .map_err(|error| to_py_err(py, &error))
+}
+
+#[pyfunction]
+fn validate_schedule(py: Python<'_>, schedule: Record<'_>) -> PyResult<()> {
+    let schedule = schedule.to_schedule();
+    py.detach(|| schedule?.validate()).map_err(|error| to_py_err(py, &error))
+}
+
+#[pyfunction]
+fn peak_in_flight(py: Python<'_>, schedule: Record<'_>) -> PyResult<Vec<u32>> {
+    let schedule = schedule.to_schedule();
+    py.detach(|| Ok(schedule?.peak_in_flight())).map_err(|error| to_py_err(py, &error))
+}
+
+/// One row of the table of families, for people.
+#[derive(IntoPyObject)]
+struct Row {
+    name: &'static str,
+    summary: &'static str,
+    source: &'static str,
+    limits: &'static str,
+    options: Vec<&'static str>,
+    chunks: &'static str,
+    chains: u32,
+    splits_backward: bool,
+    pace: &'static str,
+    weight_versions: &'static str,
+    peak: &'static str,
+    bubble: &'static str,
+}
+
+#[pyfunction]
+fn schedule_families() -> Vec<Row> {
+    let row = |family: &crate::schedule::Family| Row {
+        name: family.name,
+        summary: family.summary,
+        source: family.source,
+        limits: family.limits,
+        options: family.options.to_vec(),
+        chunks: match family.chunks {
+            Chunks::Exactly(1) => "1",
+            Chunks::Exactly(_) => "2",
+            Chunks::Several => "2 or more",
+            Chunks::Even => "even",
+        },
+        chains: family.chains,
+        splits_backward: family.splits_backward,
+        pace: match family.pace {
+            Pace::Flush => "flush",
+            Pace::Asynchronous => "asynchronous",
+            Pace::LockStep => "lock step",
+        },
+        weight_versions: family.weight_versions,
+        peak: family.peak,
+        bubble: family.bubble,
+    };
+    FAMILIES.iter().map(row).collect()
+}
+
+#[pyfunction]
+fn schedule_peaks(py: Python<'_>, name: &str, request: Request) -> PyResult<Option<Vec<u32>>> {
+    let peaks = family(name).and_then(|family| {
+        let sizes = family.sizes(&request)?;
+        Ok((0..sizes.ranks).map(|rank| family.peak_in_flight(sizes, rank)).collect())
+    });
+    peaks.map_err(|error| to_py_err(py, &error))
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(build_schedule, module)?)?;
+    module.add_function(wrap_pyfunction!(read_schedule, module)?)?;
+    module.add_function(wrap_pyfunction!(write_schedule, module)?)?;
+    module.add_function(wrap_pyfunction!(validate_schedule, module)?)?;
+    module.add_function(wrap_pyfunction!(peak_in_flight, module)?)?;
+    module.add_function(wrap_pyfunction!(schedule_families, module)?)?;
+    module.add_function(wrap_pyfunction!(schedule_peaks, module)?)?;
+    Ok(())
+}

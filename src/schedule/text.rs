@@ -1,0 +1,307 @@
+//! Schedules as text, the way PyTorch writes them: `2F0 3I1 0W4 1B2 (0F7;7B3)OVERLAP_F_B`.
+//!
+//! One line a rank; entries are separated by commas or blanks, and an empty cell is a bubble. Entries that move data
+//! (`2SEND_F0`, `3RECV_F0`, `2SEND_B0`, `1RECV_B0`) or parameters (`0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`) are read too,
+//! but an order holds no such thing: data moves as the stages demand.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use super::{Action, Kind, Schedule, to_u32};
+use crate::error::{Error, Result};
+
+/// One entry of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// Something computed.
+    Compute(Action),
+    /// `SEND_F`, `RECV_F`, `SEND_B` or `RECV_B` of a micro-batch.
+    Transfer {
+        /// Who sends or receives.
+        stage: u32,
+        /// `SEND`, not `RECV`.
+        send: bool,
+        /// An activation (`F`), not a gradient (`B`).
+        forward: bool,
+        /// Which micro-batch.
+        micro_batch: u32,
+    },
+    /// `UNSHARD`, `RESHARD` or `REDUCE_GRAD` of a stage's parameters.
+    Parameters {
+        /// Whose.
+        stage: u32,
+        /// Which of the three.
+        what: Parameters,
+    },
+}
+
+/// What happens to a stage's parameters under sharded data parallelism.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parameters {
+    /// Gathered before use.
+    Unshard,
+    /// Freed after use.
+    Reshard,
+    /// Gradients summed over the replicas.
+    ReduceGrad,
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Compute(action) => action.fmt(out),
+            Self::Transfer { stage, send, forward, micro_batch } => {
+                let (what, of) = (if send { "SEND" } else { "RECV" }, if forward { 'F' } else { 'B' });
+                write!(out, "{stage}{what}_{of}{micro_batch}")
+            }
+            Self::Parameters { stage, what } => {
+                let what = match what {
+                    Parameters::Unshard => "UNSHARD",
+                    Parameters::Reshard => "RESHARD",
+                    Parameters::ReduceGrad => "REDUCE_GRAD",
+                };
+                write!(out, "{stage}{what}")
+            }
+        }
+    }
+}
+
+impl FromStr for Entry {
+    type Err = Error;
+
+    /// ```
+    /// use hpgo::schedule::Entry;
+    ///
+    /// for text in ["2F0", "(0F7;7B3)OVERLAP_F_B", "2SEND_F0", "0REDUCE_GRAD"] {
+    ///     assert_eq!(text.parse::<Entry>()?.to_string(), text);
+    /// }
+    /// # Ok::<(), hpgo::Error>(())
+    /// ```
+    fn from_str(text: &str) -> Result<Self> {
+        parse(text).ok_or_else(|| {
+            Error::schedule(
+                format!("`{}` is not an action", text.chars().take(40).collect::<String>()),
+                "write stage, kind and micro-batch as in `2F0`, `2B0`, `2I0`, `2W0` or `(0F7;7B3)OVERLAP_F_B`",
+            )
+        })
+    }
+}
+
+fn parse(text: &str) -> Option<Entry> {
+    if let Some(pair) = text.strip_prefix('(') {
+        let (forward, backward) = pair.strip_suffix(")OVERLAP_F_B")?.split_once(';')?;
+        let (Entry::Compute(forward), Entry::Compute(backward)) = (parse(forward)?, parse(backward)?) else {
+            return None;
+        };
+        let fits = forward.kind == Kind::Forward && backward.kind == Kind::Backward;
+        let pair = Action::overlapped((forward.stage, forward.micro_batch), (backward.stage, backward.micro_batch));
+        return fits.then_some(Entry::Compute(pair));
+    }
+    let (stage, rest) = text.split_at(text.find(|letter: char| !letter.is_ascii_digit())?);
+    let (what, micro_batch) = rest.split_at(rest.find(|letter: char| letter.is_ascii_digit()).unwrap_or(rest.len()));
+    let stage = stage.parse().ok()?;
+    let parameters = match what {
+        "UNSHARD" => Some(Parameters::Unshard),
+        "RESHARD" => Some(Parameters::Reshard),
+        "REDUCE_GRAD" => Some(Parameters::ReduceGrad),
+        _ => None,
+    };
+    if let Some(what) = parameters {
+        return micro_batch.is_empty().then_some(Entry::Parameters { stage, what });
+    }
+    let micro_batch = micro_batch.parse().ok()?;
+    let transfer = |send, forward| Some(Entry::Transfer { stage, send, forward, micro_batch });
+    let compute = |kind| Some(Entry::Compute(Action::new(kind, stage, micro_batch)));
+    match what {
+        "F" => compute(Kind::Forward),
+        "B" => compute(Kind::Backward),
+        "I" => compute(Kind::InputGradient),
+        "W" => compute(Kind::WeightGradient),
+        "SEND_F" => transfer(true, true),
+        "RECV_F" => transfer(false, true),
+        "SEND_B" => transfer(true, false),
+        "RECV_B" => transfer(false, false),
+        _ => None,
+    }
+}
+
+impl Schedule {
+    /// Reads one line a rank, and checks that the result can be run.
+    ///
+    /// Stages belong to the rank whose line names them. If the first and the second half of the stages run different
+    /// micro-batches, they are two chains.
+    ///
+    /// ```
+    /// use hpgo::schedule::Schedule;
+    ///
+    /// let schedule = Schedule::from_text("mine", "0F0,0F1,,,0B0,0B1\n,1F0,1F1,1B0,1B1\n")?;
+    /// assert_eq!(schedule.to_text(), "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n");
+    /// # Ok::<(), hpgo::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Schedule`] names the line of an entry that isn't an action, the first stage that is nowhere or on two
+    /// ranks, or what [`Schedule::validate`] finds.
+    pub fn from_text(name: &str, text: &str) -> Result<Self> {
+        let lines: Vec<&str> = text.trim_end().lines().collect();
+        let orders = lines.iter().enumerate().map(|(rank, line)| read_line(rank, line)).collect::<Result<Vec<_>>>()?;
+        let rank_of_stage = place(&orders)?;
+        let ranges = ranges(&orders, rank_of_stage.len());
+        let half = ranges.len() / 2;
+        let both_ways = half > 0
+            && ranges.len().is_multiple_of(2)
+            && ranges[..half].iter().all(|range| *range == ranges[0])
+            && ranges[half..].iter().all(|range| *range == ranges[half])
+            && (ranges[0].end <= ranges[half].start || ranges[half].end <= ranges[0].start);
+        let micro_batches = if both_ways {
+            vec![ranges[0].clone(), ranges[half].clone()]
+        } else {
+            std::iter::once(0..ranges.iter().map(|range| range.end).max().unwrap_or(0)).collect()
+        };
+        let schedule = Self {
+            name: name.to_owned(),
+            chain_length: to_u32(rank_of_stage.len() / micro_batches.len()),
+            micro_batches,
+            rank_of_stage,
+            orders,
+        };
+        schedule.validate()?;
+        Ok(schedule)
+    }
+
+    /// One line a rank, entries separated by commas.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        self.orders.iter().map(|order| join(order.iter()) + "\n").collect()
+    }
+
+    /// As [`Schedule::to_text`], with an empty cell wherever a rank waits if every action takes one step.
+    ///
+    /// Column `t` of all lines is then what runs in step `t`.
+    ///
+    /// # Errors
+    /// What [`Schedule::validate`] finds.
+    pub fn to_text_in_steps(&self) -> Result<String> {
+        self.validate()?;
+        Ok(self
+            .steps()
+            .iter()
+            .zip(&self.orders)
+            .map(|(steps, order)| {
+                let mut line = String::new();
+                let mut column = 0;
+                for (step, action) in steps.iter().zip(order) {
+                    (column..*step).for_each(|_| line.push(','));
+                    column = *step;
+                    line += &action.to_string();
+                }
+                line + "\n"
+            })
+            .collect())
+    }
+
+    /// The step in which each action of a valid schedule runs if each takes one.
+    fn steps(&self) -> Vec<Vec<usize>> {
+        let width = self.micro_batches.iter().map(|range| range.end).max().unwrap_or(0) as usize;
+        // One past the step that runs it; 0 is not yet.
+        let mut forward = vec![0; width * self.rank_of_stage.len()];
+        let mut backward = forward.clone();
+        let at = |stage: u32, micro_batch: u32| stage as usize * width + micro_batch as usize;
+        let mut steps: Vec<Vec<usize>> = self.orders.iter().map(|order| Vec::with_capacity(order.len())).collect();
+        let total = self.action_count();
+        let mut run = 0;
+        while run < total {
+            for (order, steps) in self.orders.iter().zip(&mut steps) {
+                while let Some(entry) = order.get(steps.len()) {
+                    let ready = entry.halves().try_fold(0, |latest, action| {
+                        let Action { kind, stage, micro_batch, .. } = action;
+                        let place = stage % self.chain_length;
+                        let needed = match kind {
+                            Kind::Forward if place > 0 => forward[at(stage - 1, micro_batch)],
+                            Kind::Backward | Kind::InputGradient if place + 1 < self.chain_length => {
+                                backward[at(stage + 1, micro_batch)]
+                            }
+                            _ => return Some(latest),
+                        };
+                        (needed > 0).then_some(latest.max(needed))
+                    });
+                    let Some(ready) = ready else { break };
+                    let step = ready.max(steps.last().map_or(0, |last| last + 1));
+                    for action in entry.halves() {
+                        match action.kind {
+                            Kind::Forward => forward[at(action.stage, action.micro_batch)] = step + 1,
+                            Kind::WeightGradient => {}
+                            _ => backward[at(action.stage, action.micro_batch)] = step + 1,
+                        }
+                    }
+                    steps.push(step);
+                    run += 1;
+                }
+            }
+        }
+        steps
+    }
+}
+
+fn join<T: ToString>(entries: impl Iterator<Item = T>) -> String {
+    entries.map(|entry| entry.to_string()).collect::<Vec<_>>().join(",")
+}
+
+fn read_line(rank: usize, line: &str) -> Result<Vec<Action>> {
+    let cells = line.split(|letter: char| letter == ',' || letter.is_whitespace()).filter(|cell| !cell.is_empty());
+    cells
+        .filter_map(|cell| match cell.trim_matches('"').parse() {
+            Ok(Entry::Compute(action)) => Some(Ok(action)),
+            Ok(_) => None,
+            Err(Error::Schedule { message, hint }) => {
+                Some(Err(Error::Schedule { message: format!("line {}: {message}", rank + 1), hint }))
+            }
+            Err(other) => Some(Err(other)),
+        })
+        .collect()
+}
+
+/// The rank of each stage: the line that names it.
+fn place(orders: &[Vec<Action>]) -> Result<Vec<u32>> {
+    let actions = orders.iter().flatten().flat_map(|entry| entry.halves());
+    let stages = actions.map(|action| action.stage as usize + 1).max().unwrap_or(0);
+    let entries: usize = orders.iter().map(Vec::len).sum();
+    if stages == 0 || stages > 2 * entries {
+        return Err(Error::schedule(
+            format!("{entries} action(s) name {stages} stages"),
+            "number stages from 0 without a gap, and list at least one action of each",
+        ));
+    }
+    let mut ranks = vec![None; stages];
+    for (rank, order) in orders.iter().enumerate() {
+        for action in order.iter().flat_map(|entry| entry.halves()) {
+            let owner = ranks[action.stage as usize].get_or_insert(rank);
+            if *owner != rank {
+                return Err(Error::schedule(
+                    format!("stage {} is on rank {owner} and on rank {rank}, which runs `{action}`", action.stage),
+                    "keep each stage on one line",
+                ));
+            }
+        }
+    }
+    let missing = ranks.iter().position(Option::is_none);
+    ranks.into_iter().map(|rank| rank.map(to_u32)).collect::<Option<_>>().ok_or_else(|| {
+        Error::schedule(
+            format!("no rank runs stage {}", missing.unwrap_or(0)),
+            "number stages from 0 without a gap, and list at least one action of each",
+        )
+    })
+}
+
+/// The micro-batches that each stage runs.
+fn ranges(orders: &[Vec<Action>], stages: usize) -> Vec<Range<u32>> {
+    let none = Range { start: u32::MAX, end: 0 };
+    let mut ranges = vec![none; stages];
+    for action in orders.iter().flatten().flat_map(|entry| entry.halves()) {
+        let range = &mut ranges[action.stage as usize];
+        range.start = range.start.min(action.micro_batch);
+        range.end = range.end.max(action.micro_batch.saturating_add(1));
+    }
+    ranges
+}
