@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpgo.documents import read_text
-from hpgo.errors import ProfileError
+from hpgo.errors import ArgumentError, ProfileError
 from hpgo.formats import pipedream
+from hpgo.models import MODELS, built_in
+from hpgo.wording import near, shorten
 
 if TYPE_CHECKING:
     import os
@@ -17,25 +19,61 @@ if TYPE_CHECKING:
 
 
 def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = None) -> Profile:
-    """The profile in the file `source`.
+    """The profile in the file `source`, or the built-in model of that name.
 
-    PipeDream text does not say how many samples its times are for. `batch_size` says it, or else the file name:
-    `vgg-19-pbs-32.txt` was measured with 32.
+    A name wins; write `./vgg-19` for a file of that name. PipeDream text does not say how many samples its times are
+    for. `batch_size` says it, or else the file name: `vgg-19-pbs-32.txt` was measured with 32.
 
-    Raises ProfileError naming file and line; ArgumentError for a `batch_size` that the file contradicts.
+    Raises ProfileError naming file and line; ArgumentError for a `batch_size` that the profile contradicts.
+
+    >>> read_profile("xlnet-36").batch_sizes
+    (1,)
     """
+    if str(source) in MODELS:
+        return _at(built_in(str(source)), batch_size)
     path = Path(source)
-    text = read_text(path, ProfileError)
+    text = read_text(path, ProfileError) if _may_be_file(path) else _no_such(str(source))
     if pipedream.looks_like(text):
         name, in_name = _split_name(path.stem)
         size = in_name if batch_size is None else batch_size
         if size is None:
             raise ProfileError(
                 f"{path} is PipeDream text, which does not say how many samples its times are for",
-                f"give the batch size, or put it into the file name: `{path.stem}-pbs-32{path.suffix}`",
+                _batch_size_hint(path),
             )
         return pipedream.parse(text, name=name, batch_size=size, file=str(path))
     raise ProfileError(f"{path} is no profile that hpgo knows", "docs/profiles.md shows the formats")
+
+
+def _at(profile: Profile, batch_size: int | None) -> Profile:
+    """`profile`, unless `batch_size` says that it is of another."""
+    if batch_size is not None and profile.batch_sizes != (batch_size,):
+        sizes = ", ".join(map(str, profile.batch_sizes))
+        raise ArgumentError(
+            f"profile `{profile.name}` was measured at batch size {sizes}, not {batch_size}",
+            "leave the batch size out: only PipeDream text needs it",
+        )
+    return profile
+
+
+def _may_be_file(path: Path) -> bool:
+    """Whether `path` is meant as one: it exists, or is written as one."""
+    try:
+        return path.exists() or bool(path.suffix) or len(path.parts) > 1
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return True  # reading it gives the reason
+
+
+def _no_such(name: str) -> str:
+    raise ProfileError(f"`{shorten(name)}` is no built-in model and no file", near(name, MODELS))
+
+
+def _batch_size_hint(path: Path) -> str:
+    hint = f"give the batch size, or put it into the file name: `{path.stem}-pbs-32{path.suffix}`"
+    for name, model in MODELS.items():
+        if model.file == path.name:
+            return f"{hint}; the built-in model `{name}` was measured at {built_in(name).batch_sizes[0]}"
+    return hint
 
 
 def _split_name(stem: str) -> tuple[str, int | None]:
