@@ -1,1 +1,3 @@
-//! placeholder
+//! Decides who computes what.
+
+pub mod chain;

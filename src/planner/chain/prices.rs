@@ -1,0 +1,194 @@
+//! Prices on hosts: a bound on every plan from the shortest path that ignores how many hosts there are.
+//!
+//! Lagrangian relaxation. Each use of a host of type `t` costs `λ_t ≥ 0`; the cheapest path pays no more than any plan
+//! does, and a plan pays at most `Σ λ_t n_t`. So `value ≥ cheapest(λ) − Σ λ_t n_t` for every plan, and where the value is
+//! 0 for all (throughput at a limit), a positive right side proves that there is none. The cheapest way on from every
+//! position comes with it and bounds what is left of a partial plan just as well (Handler & Zang, 1980).
+
+use super::cost::Step;
+use super::question::{HostType, Objective};
+use super::roads::Roads;
+use crate::control::Control;
+
+/// Prices and the cheapest way on from everywhere.
+#[derive(Clone)]
+pub(super) struct Prices {
+    /// Price of one host, by type.
+    pub(super) of_host: Vec<f64>,
+    /// Cheapest way on from a position, the crew before it known: `[crew][position]`; infinite where there is none.
+    on: Vec<Vec<f64>>,
+    /// The same with the crew behind the position known, its first hop not paid.
+    from: Vec<Vec<f64>>,
+    /// No plan has a smaller value.
+    pub(super) bound: f64,
+}
+
+impl Prices {
+    pub(super) fn new(roads: &Roads<'_>, of_host: Vec<f64>) -> Self {
+        let costs = roads.costs;
+        let (layers, crews) = (costs.layers, costs.crews.len());
+        let mut on = vec![vec![f64::INFINITY; layers + 1]; crews];
+        let mut from = vec![vec![f64::INFINITY; layers + 1]; crews];
+        for (crew, on) in on.iter_mut().enumerate() {
+            on[layers] = roads.hop_value(layers, Some(crew), None).unwrap_or(f64::INFINITY);
+        }
+        for position in (0..layers).rev() {
+            let mut cheapest = f64::INFINITY;
+            for crew in 0..crews {
+                let fee = of_host[costs.crews[crew].kind] * costs.crews[crew].replicas as f64;
+                let way = roads
+                    .ends(crew, position)
+                    .map(|end| roads.stage_value(crew, position, end) + on[crew][end])
+                    .fold(f64::INFINITY, f64::min);
+                from[crew][position] = fee + way;
+                cheapest = cheapest.min(fee + way);
+            }
+            for (crew, on) in on.iter_mut().enumerate() {
+                on[position] = if roads.is_open(position) {
+                    cheapest
+                } else {
+                    next_crew(roads, &from, position, Some(crew)).map_or(f64::INFINITY, |(_, price)| price)
+                };
+            }
+        }
+        let budget: f64 = costs.chain.types.iter().zip(&of_host).map(|(host, price)| host.hosts as f64 * price).sum();
+        let bound = next_crew(roads, &from, 0, None).map_or(f64::INFINITY, |(_, price)| price - budget);
+        Self { of_host, on, from, bound }
+    }
+
+    /// Cheapest way on from `position` behind `crew`.
+    pub(super) fn way_on(&self, crew: usize, position: usize) -> f64 {
+        self.on[crew][position]
+    }
+
+    /// A path that is cheapest at these prices, and how many hosts of each type it uses; `None` where there is none.
+    fn cheapest_path(&self, roads: &Roads<'_>) -> Option<(Vec<Step>, Vec<usize>)> {
+        let costs = roads.costs;
+        let mut uses = vec![0; self.of_host.len()];
+        let mut path: Vec<Step> = Vec::new();
+        let mut first = 0;
+        while first < costs.layers {
+            let (crew, _) = next_crew(roads, &self.from, first, path.last().map(|step| step.crew))?;
+            let price = |end: usize| roads.stage_value(crew, first, end) + self.on[crew][end];
+            let end = roads.ends(crew, first).min_by(|&one, &other| price(one).total_cmp(&price(other)))?;
+            uses[costs.crews[crew].kind] += costs.crews[crew].replicas;
+            path.push(Step { crew, first, end });
+            first = end;
+        }
+        Some((path, uses))
+    }
+}
+
+/// The crew that continues most cheaply from `position` behind `from`, and the price of all that follows.
+fn next_crew(roads: &Roads<'_>, prices: &[Vec<f64>], position: usize, from: Option<usize>) -> Option<(usize, f64)> {
+    let mut best: Option<(usize, f64)> = None;
+    for (crew, prices) in prices.iter().enumerate() {
+        let way = prices[position];
+        let beaten = |price: f64| best.is_some_and(|(_, best)| best <= price);
+        if way == f64::INFINITY || beaten(way) {
+            continue; // before the hop is looked up: most crews end here
+        }
+        if let Some(hop) = roads.hop_value(position, from, Some(crew))
+            && !beaten(way + hop)
+        {
+            best = Some((crew, way + hop));
+        }
+    }
+    best
+}
+
+/// What looking for prices brought.
+pub(super) enum Haggled {
+    /// The best prices found; no plan has a value below their bound.
+    Prices(Prices),
+    /// A cheapest path keeps to the host counts, and its value is the bound itself: nothing is better.
+    Plan(Vec<Step>, Prices),
+    /// No path leads to the end, host counts aside.
+    NoWay,
+}
+
+/// Improves the bound by `rounds` of Polyak's subgradient method, starting at `start`.
+///
+/// Steps go along (uses / hosts − 1) in total prices `μ_t = λ_t n_t`, so types of one host and of many move alike.
+/// Stops as soon as the bound exceeds `enough`.
+pub(super) fn haggle(roads: &Roads<'_>, start: Vec<f64>, enough: f64, rounds: usize, control: &Control) -> Haggled {
+    let hosts: Vec<f64> = roads.costs.chain.types.iter().map(|host| (host.hosts as f64).max(1.0)).collect();
+    // Where every path has the value 0 only the ratios of prices matter: keep their total at 1.
+    let homogeneous = roads.objective == Objective::Throughput;
+    let mut prices = Prices::new(roads, start);
+    if prices.bound == f64::INFINITY {
+        return Haggled::NoWay;
+    }
+    let mut best = prices.clone();
+    let mut ambition = if homogeneous { 0.2 } else { (0.1 * prices.bound.abs()).max(1e-3) };
+    let mut idle = 0;
+    for _ in 0..rounds {
+        if best.bound > enough || control.should_stop() {
+            break;
+        }
+        let Some((path, uses)) = prices.cheapest_path(roads) else { break };
+        let slack = |(kind, host): (usize, &HostType)| uses[kind] <= host.hosts;
+        if roads.costs.chain.types.iter().enumerate().all(slack) {
+            let value = roads.path_value(&path).unwrap_or(f64::INFINITY);
+            let optimal = value <= prices.bound.max(best.bound) + 1e-12 * value.abs();
+            if homogeneous || optimal {
+                return Haggled::Plan(path, best);
+            }
+        }
+        let slope: Vec<f64> = uses
+            .iter()
+            .zip(&hosts)
+            .zip(&prices.of_host)
+            .map(|((&uses, &hosts), &price)| {
+                let slope = uses as f64 / hosts - 1.0;
+                if price == 0.0 { slope.max(0.0) } else { slope }
+            })
+            .collect();
+        let steepness: f64 = slope.iter().map(|slope| slope * slope).sum();
+        if steepness == 0.0 {
+            break;
+        }
+        let step = (best.bound + ambition - prices.bound).max(0.0) / steepness;
+        let mut of_host: Vec<f64> = prices
+            .of_host
+            .iter()
+            .zip(&slope)
+            .zip(&hosts)
+            .map(|((price, slope), hosts)| (price + step * slope / hosts).max(0.0))
+            .collect();
+        if homogeneous {
+            let total: f64 = of_host.iter().zip(&hosts).map(|(price, hosts)| price * hosts).sum();
+            for price in &mut of_host {
+                *price /= total;
+            }
+        }
+        prices = Prices::new(roads, of_host);
+        if prices.bound > best.bound + 0.05 * ambition {
+            idle = 0;
+        } else {
+            idle += 1;
+            if idle == 4 {
+                idle = 0;
+                ambition *= 0.5;
+            }
+        }
+        if prices.bound > best.bound {
+            best = prices.clone();
+        }
+    }
+    Haggled::Prices(best)
+}
+
+/// Prices in proportion to speed: what part of the whole chain a host does in a given time.
+pub(super) fn by_speed(roads: &Roads<'_>) -> Vec<f64> {
+    let costs = roads.costs;
+    let types = &costs.chain.types;
+    let speed: Vec<f64> = types.iter().map(|host| 1.0 / host.time_s.iter().sum::<f64>().max(1e-300)).collect();
+    let total: f64 = types.iter().zip(&speed).map(|(host, speed)| host.hosts as f64 * speed).sum();
+    if total > 0.0 && total.is_finite() {
+        speed.iter().map(|speed| speed / total).collect()
+    } else {
+        let hosts: usize = types.iter().map(|host| host.hosts).sum();
+        vec![1.0 / hosts.max(1) as f64; types.len()]
+    }
+}

@@ -1,0 +1,189 @@
+//! The question: layers in a row, hosts of several types, links between them. All plain values.
+
+use crate::error::{Error, Result};
+
+/// Hosts that are alike: same times, same memory, same links, same permissions.
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct HostType {
+    /// Name for messages.
+    pub name: String,
+    /// How many there are.
+    pub hosts: usize,
+    /// Memory of each; a stage must need less.
+    pub memory_bytes: f64,
+    /// Seconds that each layer takes for one batch.
+    pub time_s: Vec<f64>,
+    /// Whether each layer may run here; empty where all may.
+    pub may_run: Vec<bool>,
+}
+
+impl HostType {
+    /// Hosts that may run every layer.
+    #[must_use]
+    pub fn new(name: &str, hosts: usize, memory_bytes: f64, time_s: Vec<f64>) -> Self {
+        Self { name: name.to_owned(), hosts, memory_bytes, time_s, may_run: Vec::new() }
+    }
+}
+
+/// A link in one direction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct Hop {
+    /// Bytes per second; 0 where there is no link.
+    pub bytes_per_s: f64,
+    /// Seconds that a message of no bytes takes.
+    pub latency_s: f64,
+}
+
+impl Hop {
+    /// A link that costs no time.
+    pub const FREE: Self = Self { bytes_per_s: f64::INFINITY, latency_s: 0.0 };
+
+    /// Seconds that `bytes` take.
+    pub(super) fn seconds(self, bytes: f64) -> f64 {
+        // Nothing to send passes even where there is no link: 0/0 would be NaN.
+        if bytes == 0.0 { self.latency_s } else { bytes / self.bytes_per_s + self.latency_s }
+    }
+}
+
+/// What the best plan is best at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Objective {
+    /// Shortest interval between batches.
+    Throughput,
+    /// Shortest time of one batch through the empty pipeline.
+    Latency,
+    /// Fewest hosts.
+    Hosts,
+    /// Fewest bits taken from the values on the edges, summed over the edges.
+    Bits,
+}
+
+/// Layers in a row and the hosts that may take them.
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct Chain {
+    /// What each layer occupies.
+    pub layer_bytes: Vec<f64>,
+    /// What crosses each position for one batch: the input, then the output of each layer. One more than layers.
+    pub cut_bytes: Vec<f64>,
+    /// Received batches that wait, beside the one in work.
+    pub buffers_in: u32,
+    /// Finished batches that wait, beside the one in work.
+    pub buffers_out: u32,
+    /// Groups of equal hosts.
+    pub types: Vec<HostType>,
+    /// `links[from][to]`, by type.
+    pub links: Vec<Vec<Hop>>,
+    /// From where the input is to a host of each type; empty where that costs nothing.
+    pub input: Vec<Hop>,
+    /// From a host of each type to where the result goes; empty where that costs nothing.
+    pub output: Vec<Hop>,
+    /// Most hosts that may share a stage.
+    pub max_replicas: usize,
+    /// Bits per value that an edge may use, descending; `cut_bytes` counts the first.
+    pub bits: Vec<u32>,
+}
+
+impl Chain {
+    /// Free links, no buffers, one host a stage; change the fields for anything else.
+    #[must_use]
+    pub fn new(layer_bytes: Vec<f64>, cut_bytes: Vec<f64>, types: Vec<HostType>) -> Self {
+        let links = vec![vec![Hop::FREE; types.len()]; types.len()];
+        Self {
+            layer_bytes,
+            cut_bytes,
+            buffers_in: 0,
+            buffers_out: 0,
+            types,
+            links,
+            input: Vec::new(),
+            output: Vec::new(),
+            max_replicas: 1,
+            bits: vec![32],
+        }
+    }
+
+    /// Refuses what makes no sense, before any search.
+    pub(super) fn check(&self, objective: Objective, max_interval_s: Option<f64>) -> Result<()> {
+        let layers = self.layer_bytes.len();
+        let size = |what: &str, found: usize, wanted: usize| {
+            if found == wanted {
+                return Ok(());
+            }
+            Err(Error::argument(
+                format!("{what} has {found} entries where {wanted} are needed"),
+                format!("there are {layers} layers and {} host types", self.types.len()),
+            ))
+        };
+        let number = |what: &dyn Fn() -> String, value: f64, most: f64| {
+            if value >= 0.0 && value <= most {
+                return Ok(());
+            }
+            let why =
+                if value > most { format!("at most {most:e} makes sense") } else { "it must be 0 or more".into() };
+            Err(Error::argument(format!("{} is {value}: {why}", what()), "check the unit"))
+        };
+        if layers == 0 || layers > 1_000_000 {
+            return Err(Error::argument(format!("the chain has {layers} layers"), "give 1 to a million layers"));
+        }
+        size("cut_bytes", self.cut_bytes.len(), layers + 1)?;
+        size("links", self.links.len(), self.types.len())?;
+        for (layer, &bytes) in self.layer_bytes.iter().enumerate() {
+            number(&|| format!("memory of layer {}", layer + 1), bytes, MOST_BYTES)?;
+        }
+        for (position, &bytes) in self.cut_bytes.iter().enumerate() {
+            number(&|| format!("bytes behind layer {position}"), bytes, MOST_BYTES)?;
+        }
+        for (host, row) in self.types.iter().zip(&self.links) {
+            let name = &host.name;
+            size(&format!("time_s of `{name}`"), host.time_s.len(), layers)?;
+            size(&format!("links of `{name}`"), row.len(), self.types.len())?;
+            if !host.may_run.is_empty() {
+                size(&format!("may_run of `{name}`"), host.may_run.len(), layers)?;
+            }
+            number(&|| format!("memory of `{name}`"), host.memory_bytes, f64::INFINITY)?;
+            for (layer, &seconds) in host.time_s.iter().enumerate() {
+                number(&|| format!("time of layer {} on `{name}`", layer + 1), seconds, 1e15)?;
+            }
+        }
+        for ends in [&self.input, &self.output] {
+            if !ends.is_empty() {
+                size("input or output", ends.len(), self.types.len())?;
+            }
+        }
+        for hop in self.links.iter().flatten().chain(&self.input).chain(&self.output) {
+            number(&|| "the rate of a link".into(), hop.bytes_per_s, f64::INFINITY)?;
+            number(&|| "the latency of a link".into(), hop.latency_s, 1e15)?;
+        }
+        if self.max_replicas == 0 {
+            return Err(Error::argument("max_replicas is 0", "a stage needs a host: give 1 or more"));
+        }
+        if self.bits.is_empty() || self.bits.contains(&0) || !self.bits.is_sorted_by(|more, less| more > less) {
+            return Err(Error::argument(
+                format!("bits are {:?}", self.bits),
+                "give the bits of a value first and then ever fewer, none of them 0",
+            ));
+        }
+        if self.bits.len() > 1 && objective != Objective::Bits {
+            return Err(Error::argument(
+                "several bit widths are allowed, but the objective is not to lose few bits",
+                "ask for the objective `bits` with a throughput, or allow one width",
+            ));
+        }
+        match max_interval_s {
+            Some(limit) if limit.is_nan() || limit < 0.0 => {
+                Err(Error::argument(format!("the longest interval is {limit} s"), "give 0 or more seconds"))
+            }
+            None if objective == Objective::Bits => Err(Error::argument(
+                "fewest bits lost needs a throughput to reach",
+                "without one, no bits have to be lost at all",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Beyond any memory: a zettabyte.
+const MOST_BYTES: f64 = 1e21;

@@ -1,0 +1,167 @@
+//! Moves the limit, or the price of a plan, until the best plan found and the proof that nothing is better meet.
+
+use super::cost::{Costs, Step};
+use super::labels;
+use super::prices::{self, Haggled};
+use super::question::Objective;
+use super::roads::Roads;
+use crate::control::{Control, Progress};
+
+/// Labels a bucket may keep, one pass after the other; the last drops none unless memory ends, so it proves.
+const WIDTHS: [usize; 4] = [24, 400, 6_000, usize::MAX];
+
+/// Bounds within this share of each other count as equal: sums of times round.
+const ROUNDING: f64 = 1e-9;
+
+/// How a search ended.
+pub(super) enum Answer {
+    /// The best plan found, and what no plan is below.
+    Plan { path: Vec<Step>, value: f64, lower_bound: f64, looked_at: u64 },
+    /// There is no plan.
+    Nothing,
+    /// Told to stop before there was a plan or a proof that there is none.
+    Stopped,
+}
+
+/// What is known about one limit.
+enum Verdict {
+    Reached(Vec<Step>),
+    OutOfReach,
+    Unknown,
+}
+
+/// The shortest interval between batches, not above `longest_s`.
+///
+/// Every limit tried either has a plan, whose own slowest part is the next upper end, or is shown to have none, which
+/// raises the lower end, or stays undecided at the present width of the search, which raises a provisional lower end.
+pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, control: &Control) -> Answer {
+    let mut trial = Trial { costs, of_host: None, looked_at: 0, control };
+    let mut best: Option<(Vec<Step>, f64)> = None;
+    // The slowest layer on the host that is best at it bounds every plan.
+    let mut lower_s = (0..costs.layers)
+        .map(|layer| {
+            (0..costs.crews.len()).map(|crew| costs.interval_s(crew, layer, layer + 1)).fold(f64::INFINITY, f64::min)
+        })
+        .fold(0.0, f64::max);
+    for width in WIDTHS {
+        if best.is_none() {
+            match trial.reach(longest_s, width) {
+                Verdict::Reached(path) => best = Some((path.clone(), costs.bottleneck_s(&path, longest_s))),
+                Verdict::OutOfReach => return Answer::Nothing,
+                Verdict::Unknown => {}
+            }
+        }
+        let Some((path, upper_s)) = &mut best else { continue };
+        let mut provisional_s = lower_s;
+        let mut just_below_failed = false;
+        while lower_s < *upper_s && !just_below_failed && !control.should_stop() {
+            control.report(Progress { fraction: lower_s / *upper_s, best_s: *upper_s, lower_bound_s: lower_s });
+            let close = *upper_s - provisional_s <= 1e-4 * *upper_s;
+            let limit_s = if close { upper_s.next_down() } else { f64::midpoint(provisional_s, *upper_s) };
+            match trial.reach(limit_s, width) {
+                Verdict::Reached(shorter) => {
+                    *upper_s = costs.bottleneck_s(&shorter, limit_s);
+                    *path = shorter;
+                    continue;
+                }
+                Verdict::OutOfReach => lower_s = lower_s.max(limit_s.next_up()).min(*upper_s),
+                Verdict::Unknown => {}
+            }
+            provisional_s = provisional_s.max(limit_s);
+            just_below_failed = close;
+        }
+        if lower_s >= *upper_s || control.should_stop() {
+            break;
+        }
+    }
+    match best {
+        Some((path, value)) => {
+            let looked_at = trial.looked_at;
+            let lower_bound = lower_s.min(value);
+            Answer::Plan { path, value, lower_bound, looked_at }
+        }
+        None => Answer::Stopped,
+    }
+}
+
+/// Whether a plan was found at all, however slow; a narrow search, so "no" is no proof.
+pub(super) fn is_possible(costs: &Costs<'_>, control: &Control) -> bool {
+    let mut trial = Trial { costs, of_host: None, looked_at: 0, control };
+    matches!(trial.reach(f64::MAX, WIDTHS[1]), Verdict::Reached(_))
+}
+
+/// Decides one limit after the other, each starting from the prices of the last.
+struct Trial<'a> {
+    costs: &'a Costs<'a>,
+    of_host: Option<Vec<f64>>,
+    looked_at: u64,
+    control: &'a Control,
+}
+
+impl Trial<'_> {
+    fn reach(&mut self, limit_s: f64, width: usize) -> Verdict {
+        let roads = Roads::new(self.costs, Objective::Throughput, limit_s);
+        let start = self.of_host.take().unwrap_or_else(|| prices::by_speed(&roads));
+        let prices = match prices::haggle(&roads, start, ROUNDING, 40, self.control) {
+            Haggled::Prices(prices) => prices,
+            Haggled::Plan(path, prices) => {
+                self.of_host = Some(prices.of_host);
+                return Verdict::Reached(path);
+            }
+            Haggled::NoWay => return Verdict::OutOfReach,
+        };
+        self.of_host = Some(prices.of_host.clone());
+        if prices.bound > ROUNDING {
+            return Verdict::OutOfReach;
+        }
+        let found = labels::search(&roads, &[prices], ROUNDING, |_| f64::NEG_INFINITY, width, self.control);
+        self.looked_at += found.looked_at;
+        match found.best {
+            Some((path, _)) => Verdict::Reached(path),
+            None if found.complete => Verdict::OutOfReach,
+            None => Verdict::Unknown,
+        }
+    }
+}
+
+/// The plan of smallest value whose stages and hops keep within `limit_s`.
+pub(super) fn cheapest(costs: &Costs<'_>, objective: Objective, limit_s: f64, control: &Control) -> Answer {
+    let roads = Roads::new(costs, objective, limit_s);
+    let start = vec![0.0; costs.chain.types.len()];
+    let prices = match prices::haggle(&roads, start, f64::INFINITY, 100, control) {
+        Haggled::Prices(prices) => prices,
+        Haggled::Plan(path, _) => {
+            let value = roads.path_value(&path).unwrap_or(f64::INFINITY);
+            return Answer::Plan { path, value, lower_bound: value, looked_at: 0 };
+        }
+        Haggled::NoWay => return Answer::Nothing,
+    };
+    // Hosts and bits are counted: the next better plan is better by one.
+    let counted = objective != Objective::Latency;
+    let better: fn(f64) -> f64 =
+        if counted { |value| value - 1.0 + ROUNDING } else { |value| value - ROUNDING * value };
+    let mut lower_bound = if counted { (prices.bound - ROUNDING).ceil().max(0.0) } else { prices.bound.max(0.0) };
+    let pool = [prices];
+    let mut best: Option<(Vec<Step>, f64)> = None;
+    let mut looked_at = 0;
+    for width in WIDTHS {
+        let below = best.as_ref().map_or(f64::MAX, |(_, value)| better(*value));
+        let found = labels::search(&roads, &pool, below, better, width, control);
+        looked_at += found.looked_at;
+        best = found.best.or(best);
+        if found.complete {
+            let Some((_, value)) = &best else { return Answer::Nothing };
+            lower_bound = *value;
+        }
+        if let Some((_, value)) = &best {
+            control.report(Progress { fraction: lower_bound / value, best_s: *value, lower_bound_s: lower_bound });
+        }
+        if found.complete || control.should_stop() {
+            break;
+        }
+    }
+    match best {
+        Some((path, value)) => Answer::Plan { path, value, lower_bound: lower_bound.min(value), looked_at },
+        None => Answer::Stopped,
+    }
+}
