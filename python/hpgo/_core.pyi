@@ -7,6 +7,19 @@ from hpgo.profile import Profile
 
 __version__: str
 
+def legacy_all_reduce_s(seps: list[int], devices: list[int], size: float) -> float: ...
+def legacy_columns(
+    profile: Profile,
+    seps: list[int],
+    global_batch_size: int,
+    optimizer_memory_scaling: float,
+    peak_activation_bytes_per_sample: float,
+) -> tuple[float, float | None, float | None]: ...
+def legacy_plans(
+    profile: Profile, seps: list[int], global_batch_size: int, min_micro_batch_size: int
+) -> list[tuple[float, list[tuple[int, int, int, list[int]]], int]]: ...
+def legacy_split_concat_s(seps: list[int], senders: list[int], receivers: list[int], size: float) -> float: ...
+def legacy_states(profile: Profile, global_batch_size: int) -> list[tuple[str, float, float, float, float]]: ...
 def states(
     profile: Profile, bound: int
 ) -> tuple[str | None, list[tuple[list[int], list[tuple[float, float, float, float, float]]]]]: ...

@@ -1,3 +1,4 @@
 //! Decides who computes what.
 
 pub mod chain;
+pub mod legacy;

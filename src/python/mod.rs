@@ -5,6 +5,7 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over by value")]
 
+mod legacy;
 mod records;
 mod schedule;
 mod states;
@@ -106,6 +107,7 @@ fn watched<T: Send>(
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    legacy::register(module)?;
     schedule::register(module)?;
     states::register(module)?;
     // PyO3 lists what it adds; the stub file would have to repeat that list.

@@ -12,6 +12,7 @@ use crate::graph::{Graph, Layer, Measurement};
 #[derive(FromPyObject)]
 struct LayerRecord {
     id: String,
+    name: String,
     forward_s: Vec<f64>,
     backward_s: Vec<f64>,
     activation_bytes: Vec<f64>,
@@ -70,5 +71,5 @@ fn layer_of(record: LayerRecord, batch_sizes: usize) -> Result<Layer> {
             saved_bytes: saved_bytes[at],
         })
         .collect();
-    Ok(Layer { name: record.id, parameter_bytes: record.parameter_bytes, measured })
+    Ok(Layer { name: record.name, parameter_bytes: record.parameter_bytes, measured })
 }

@@ -1,0 +1,3 @@
+"""The import name of the original HPGO planner."""
+
+from hpgo.compat import *

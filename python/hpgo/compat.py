@@ -1,0 +1,224 @@
+"""The interface of the original HPGO planner (0.9), as `import HPGO` had it, with its answers.
+
+`py_orchestrate` tries the original's plan families with the original's score, so its published figures come out again.
+It is a poor planner: it tries few uneven pipelines, takes its link speeds from the program, and never looks at memory.
+`Conductor.plan` asks the planner of this package the same question.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hpgo import _core
+from hpgo.cluster import Cluster
+from hpgo.errors import ArgumentError, ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpgo.profile import Profile
+
+__all__ = [
+    "Conductor",
+    "Devices",
+    "Layer",
+    "Model",
+    "Result",
+    "conductor_from_torch_graph_and_seps",
+    "devices_from_seps",
+    "model_from_torch_graph",
+]
+
+Stage = tuple[int, int, int, list[int]]
+"""First state, end (exclusive, but the last state itself for the last stage), replicas without `rp`, devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one state adds to the state before it, at the global batch size. Seconds and bytes.
+
+    On branching models states are not nested in their order, so a difference may be negative.
+    """
+
+    id: int
+    name: str | None
+    desc: str
+    compute_time: float
+    """Forward plus backward on one device."""
+    activation_size: float
+    output_activation_size: float
+    """Outputs that cross the cut behind the state: not a difference."""
+    parameter_size: float
+
+
+@dataclass(slots=True)
+class Model:
+    """A profile scaled to the global batch size. The last three settings may be changed at any time."""
+
+    profile: Profile = field(repr=False)
+    profile_batch_size: int
+    global_batch_size: int
+    layers: list[Layer] = field(repr=False)
+    min_micro_batch_size: int = 1
+    """Samples in a micro-batch, over all replicas of a stage."""
+    optimizer_memory_scaling: float = 1
+    """Bytes for weights and optimizer, as a multiple of the weights; used by `hpgo.reproduce` only."""
+    peak_activation_per_batch: float = 0.0
+    """Bytes that one sample keeps for the backward pass; used by `hpgo.reproduce` only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Machines by their cumulative ends: `[8, 16]` is two machines of eight devices."""
+
+    seps: tuple[int, ...]
+
+    @property
+    def num_machines(self) -> int:
+        """Number of machines."""
+        return len(self.seps)
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of devices."""
+        return self.seps[-1]
+
+    def all_reduce_s(self, devices: Sequence[int], size: float) -> float:
+        """Seconds to sum `size` bytes among `devices`, at the original's link speeds.
+
+        Raises ArgumentError for a device that `seps` lacks.
+
+        >>> devices_from_seps([8, 16]).all_reduce_s(range(8), 1e9)
+        0.0175
+        """
+        return _core.legacy_all_reduce_s(list(self.seps), _numbers("devices", devices), size)
+
+    def split_concat_s(self, senders: Sequence[int], receivers: Sequence[int], size: float) -> float:
+        """Seconds until `size` bytes spread over `senders` are spread over `receivers`.
+
+        Raises ArgumentError for a device that `seps` lacks.
+
+        >>> devices_from_seps([8, 16]).split_concat_s([0, 1, 8, 9], [10, 11, 12, 13], 1e9)
+        0.5
+        """
+        ends = _numbers("senders", senders), _numbers("receivers", receivers)
+        return _core.legacy_split_concat_s(list(self.seps), *ends, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The best plan of one family."""
+
+    speedup: float
+    stages: list[Stage]
+    rp: int
+    """Pipelines side by side; stages' replicas do not count them."""
+
+
+@dataclass(slots=True)
+class Conductor:
+    """A model on devices, and what the last `py_orchestrate` found."""
+
+    m: Model
+    d: Devices
+    res: list[Result] = field(default_factory=list)
+
+    def py_orchestrate(self) -> tuple[float, list[Stage]]:
+        """The original's answer: speed-up over one device, and the stages. `res` then holds the best of each family.
+
+        Raises ArgumentError if `m.min_micro_batch_size` is below 1 or above the global batch size.
+        """
+        smallest = _count("min_micro_batch_size", self.m.min_micro_batch_size)
+        plans = _core.legacy_plans(self.m.profile, list(self.d.seps), self.m.global_batch_size, smallest)
+        self.res = [Result(speedup, stages, rp) for speedup, stages, rp in plans]
+        best = max(reversed(self.res), key=lambda result: result.speedup)  # of equals the last, as the original
+        return best.speedup, best.stages
+
+    def plan(self, **options: Any) -> Any:
+        """The plan of `hpgo.plan` for this model, these machines and this global batch size.
+
+        The links are the original's. `options` go to `hpgo.plan`; `cluster` replaces the machines.
+
+        Raises what `hpgo.plan` raises.
+        """
+        import hpgo
+
+        cluster = options.pop("cluster", None) or Cluster.from_seps(self.d.seps)
+        return hpgo.plan(self.m.profile, cluster, global_batch_size=self.m.global_batch_size, **options)
+
+
+def model_from_torch_graph(filename: str | os.PathLike[str], pbs: int, gbs: int) -> Model:
+    """The model in a PipeDream graph file that was profiled with `pbs` samples, scaled to `gbs` samples.
+
+    Raises ProfileError naming file and line; ArgumentError for batch sizes that are not whole numbers of at least 1.
+    """
+    from hpgo.formats import read_profile
+
+    if not isinstance(filename, (str, os.PathLike)):
+        raise ArgumentError(f"filename must be a path, got {type(filename).__name__}", "give the path of a profile")
+    return model_of(read_profile(filename, batch_size=_count("pbs", pbs)), _count("gbs", gbs))
+
+
+def model_of(profile: Profile, global_batch_size: int) -> Model:
+    """The model of a profile that has one batch size, as the original sees it.
+
+    Raises ArgumentError if the profile has several batch sizes: the original knows one.
+    """
+    if len(profile.batch_sizes) != 1:
+        raise ArgumentError(
+            f"profile `{profile.name}` was measured with batch sizes {', '.join(map(str, profile.batch_sizes))}",
+            "the compatible planner takes one; use `hpgo.plan`",
+        )
+    states = _core.legacy_states(profile, global_batch_size)
+    layers = []
+    before = (0.0, 0.0, 0.0)
+    for number, (description, compute_s, activation_bytes, output_bytes, parameter_bytes) in enumerate(states):
+        sums = (compute_s, activation_bytes, parameter_bytes)
+        compute, activation, parameters = (now - then for now, then in zip(sums, before, strict=True))
+        layers.append(Layer(number, None, description, compute, activation, output_bytes, parameters))
+        before = sums
+    batch_size = profile.batch_sizes[0]
+    # As the original: outputs of all layers, for one of the samples profiled.
+    peak = before[1] / global_batch_size
+    return Model(profile, batch_size, global_batch_size, layers, peak_activation_per_batch=peak)
+
+
+def devices_from_seps(seps: Sequence[int]) -> Devices:
+    """Machines by their cumulative ends.
+
+    Raises ClusterError unless `seps` are whole numbers that ascend from at least 1.
+
+    >>> devices_from_seps([8, 16]).num_machines
+    2
+    """
+    cluster = Cluster.from_seps(seps)
+    if cluster.devices > 4096:
+        raise ClusterError(
+            f"seps end at {cluster.devices}", "the compatible planner takes 4096 devices; use `hpgo.plan`"
+        )
+    return Devices(tuple(seps))
+
+
+def conductor_from_torch_graph_and_seps(
+    filename: str | os.PathLike[str], pbs: int, gbs: int, seps: Sequence[int]
+) -> Conductor:
+    """A conductor for the model in `filename` on the machines `seps`.
+
+    Raises what `model_from_torch_graph` and `devices_from_seps` raise.
+    """
+    return Conductor(model_from_torch_graph(filename, pbs, gbs), devices_from_seps(seps))
+
+
+def _count(argument: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**32:
+        raise ArgumentError(f"{argument} must be a whole number of at least 1, got {value!r:.40}", "count samples")
+    return value
+
+
+def _numbers(argument: str, values: Sequence[int]) -> list[int]:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+            raise ArgumentError(f"{argument} holds {value!r:.40}", "devices are numbered from 0")
+    return list(values)

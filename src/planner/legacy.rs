@@ -1,0 +1,194 @@
+//! What the original HPGO answers: its plan families, its score, its index slips. For compatibility only.
+//!
+//! It tries data parallelism on i·⌊n/i⌋ devices, two straight pipelines, and every split into two stages, and scores
+//! each with one formula; nothing is checked against memory. Sums are at the global batch; stages are ranges of states
+//! whose end is exclusive, but for the last one.
+
+mod chain;
+mod devices;
+mod guide;
+mod model;
+
+pub use devices::Devices;
+pub use guide::{Columns, columns};
+pub use model::{Model, State};
+
+use crate::error::{Error, Result};
+
+/// Consecutive states on some devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stage {
+    /// First state.
+    pub start: usize,
+    /// One past the last state; for the last stage, the last state itself.
+    pub end: usize,
+    /// Replicas within one of the plan's [`Plan::replicas`] pipelines.
+    pub replicas: u32,
+    /// Ascending.
+    pub devices: Vec<u32>,
+}
+
+/// One answer with its score.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Over one device that processes the same batch.
+    pub speedup: f64,
+    /// From the first layers to the last.
+    pub stages: Vec<Stage>,
+    /// How many pipelines run side by side.
+    pub replicas: u32,
+}
+
+/// The best plan of each family, in the original's order: data parallel, straight, two stages.
+///
+/// # Errors
+/// [`Error::Argument`] if `min_micro_batch_size` is 0 or above the global batch size, so no plan has a micro-batch.
+pub fn plans(model: &Model, devices: &Devices, min_micro_batch_size: u32) -> Result<Vec<Plan>> {
+    if min_micro_batch_size == 0 || min_micro_batch_size > model.global_batch_size {
+        return Err(Error::argument(
+            format!(
+                "min_micro_batch_size is {min_micro_batch_size}, the global batch size {}",
+                model.global_batch_size
+            ),
+            "it must be at least 1 and at most the global batch size",
+        ));
+    }
+    let question = Question { model, devices, min_micro_batch_size };
+    let count = devices.count();
+    let mut plans: Vec<Plan> = (2..=count.max(2)).map(|parts| question.data_parallel(parts.min(count))).collect();
+    if count > 2 && count.is_multiple_of(2) {
+        plans.extend(question.two_halves());
+    }
+    if count > 1 {
+        plans.extend(question.one_device_a_stage());
+        plans.extend(question.two_stages());
+    }
+    Ok(plans)
+}
+
+/// The plan that the original returns: the fastest, of equals the last.
+#[must_use]
+pub fn best(plans: &[Plan]) -> Option<&Plan> {
+    plans.iter().max_by(|one, two| one.speedup.total_cmp(&two.speedup))
+}
+
+struct Question<'a> {
+    model: &'a Model,
+    devices: &'a Devices,
+    min_micro_batch_size: u32,
+}
+
+impl Question<'_> {
+    fn last(&self) -> usize {
+        self.model.states.len() - 1
+    }
+
+    /// Seconds of states `from..=to`, on one device.
+    fn compute_s(&self, from: usize, to: usize) -> f64 {
+        let before = if from == 0 { 0.0 } else { self.model.states[from - 1].compute_s };
+        self.model.states[to].compute_s - before
+    }
+
+    /// Weights of states `from..=to`.
+    fn parameter_bytes(&self, from: usize, to: usize) -> f64 {
+        let before = if from == 0 { 0.0 } else { self.model.states[from - 1].parameter_bytes };
+        self.model.states[to].parameter_bytes - before
+    }
+
+    /// All states on `parts * (n / parts)` devices.
+    fn data_parallel(&self, parts: u32) -> Plan {
+        let pipelines = self.devices.count() / parts;
+        let devices: Vec<u32> = (0..parts * pipelines).collect();
+        let bottleneck_s = self.compute_s(0, self.last()) / f64::from(parts) / f64::from(pipelines);
+        let stages = vec![Stage { start: 0, end: self.last(), replicas: parts, devices }];
+        self.scored(bottleneck_s, stages, pipelines)
+    }
+
+    /// Two stages, each on half of the devices; None if there is only one state.
+    fn two_halves(&self) -> Option<Plan> {
+        let half = self.devices.count() / 2;
+        let first: Vec<u32> = (0..half).collect();
+        let second: Vec<u32> = (half..2 * half).collect();
+        let bottleneck_s = |cut: usize| {
+            let transfer_s =
+                self.devices.split_concat_s(&first, &second, 2.0 * self.model.states[cut].output_activation_bytes);
+            let stage_s = self.compute_s(0, cut).max(self.compute_s(cut + 1, self.last())) / f64::from(half);
+            stage_s.max(transfer_s)
+        };
+        let cut = (0..self.last()).min_by(|&one, &two| bottleneck_s(one).total_cmp(&bottleneck_s(two)))?;
+        let stages = vec![
+            Stage { start: 0, end: cut + 1, replicas: 1, devices: first.clone() },
+            Stage { start: cut + 1, end: self.last(), replicas: 1, devices: second.clone() },
+        ];
+        Some(self.scored(bottleneck_s(cut), stages, half))
+    }
+
+    /// One stage on each device; None if fewer states are nested in each other than there are devices.
+    fn one_device_a_stage(&self) -> Option<Plan> {
+        let chain = chain::best(self.model, self.devices)?;
+        let last = chain.stages.len() - 1;
+        let stages = chain.stages.iter().enumerate().map(|(index, &(to, device))| {
+            let start = if index == 0 { 0 } else { chain.stages[index - 1].0 + 1 };
+            Stage { start, end: if index == last { to } else { to + 1 }, replicas: 1, devices: vec![device] }
+        });
+        Some(self.scored(chain.bottleneck_s, stages.collect(), 1))
+    }
+
+    /// The best of all splits of states and devices in two.
+    fn two_stages(&self) -> Option<Plan> {
+        let count = self.devices.count();
+        let mut best: Option<Plan> = None;
+        for first_count in 1..count {
+            let in_order: Vec<u32> = (0..first_count).collect();
+            let mut placements = vec![self.devices.scattered(first_count), in_order];
+            placements.dedup();
+            for first in placements {
+                let second: Vec<u32> = (0..count).filter(|device| !first.contains(device)).collect();
+                let (in_first, in_second) = (f64::from(first_count), f64::from(count - first_count));
+                let mut stages = vec![
+                    Stage { start: 0, end: 0, replicas: first_count, devices: first },
+                    Stage { start: 0, end: self.last(), replicas: count - first_count, devices: second },
+                ];
+                for cut in 0..self.last() {
+                    let bytes = self.model.states[cut].output_activation_bytes;
+                    let bottleneck_s = (self.compute_s(0, cut) / in_first)
+                        .max(self.compute_s(cut + 1, self.last()) / in_second)
+                        .max(self.devices.split_concat_s(&stages[0].devices, &stages[1].devices, bytes));
+                    (stages[0].end, stages[1].start) = (cut + 1, cut + 1);
+                    let speedup = self.speedup(bottleneck_s, &stages, 1);
+                    if best.as_ref().is_none_or(|best| speedup >= best.speedup) {
+                        best = Some(Plan { speedup, stages: stages.clone(), replicas: 1 });
+                    }
+                }
+            }
+        }
+        best
+    }
+
+    fn scored(&self, bottleneck_s: f64, stages: Vec<Stage>, replicas: u32) -> Plan {
+        Plan { speedup: self.speedup(bottleneck_s, &stages, replicas), stages, replicas }
+    }
+
+    /// The score: 0 if a pipeline gets no micro-batch.
+    fn speedup(&self, bottleneck_s: f64, stages: &[Stage], replicas: u32) -> f64 {
+        let micro_batches = self.model.global_batch_size / replicas / self.min_micro_batch_size;
+        if micro_batches == 0 {
+            return 0.0;
+        }
+        let count = f64::from(micro_batches);
+        let block_s = bottleneck_s / count;
+        let total_s = self.compute_s(0, self.last());
+        let mut length_s = block_s * (count - 1.0) + total_s / f64::from(replicas) / count;
+        for pair in stages.windows(2) {
+            let cut_bytes = self.model.states[pair[0].end - 1].output_activation_bytes / f64::from(replicas) / count;
+            length_s += self.devices.split_concat_s(&pair[0].devices, &pair[1].devices, cut_bytes);
+        }
+        let late_s = stages.iter().enumerate().map(|(index, stage)| {
+            // `end` is exclusive for all stages but the last: this counts one state too many, as the original does.
+            let bytes = self.parameter_bytes(stage.start, stage.end);
+            self.devices.all_reduce_s(&stage.devices, bytes) - index as f64 * block_s
+        });
+        let tail_s = late_s.fold(0.0, f64::max);
+        total_s / (length_s + tail_s)
+    }
+}

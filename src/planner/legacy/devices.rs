@@ -1,0 +1,106 @@
+//! Machines as the original HPGO sees them: cumulative ends, and link speeds that are part of the program.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+
+/// Point-to-point between machines.
+const INTER_BYTES_PER_S: f64 = 1e9;
+/// Anything collective between machines.
+const INTER_COLLECTIVE_BYTES_PER_S: f64 = 3e9;
+/// Between two devices of a machine.
+const INTRA_BYTES_PER_S: f64 = 25e9;
+/// More devices than the search was ever meant for; keeps its tables in memory.
+const MOST_DEVICES: u32 = 4096;
+
+/// Devices numbered from 0, machine by machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Devices {
+    /// One past the last device of each machine.
+    ends: Vec<u32>,
+}
+
+impl Devices {
+    /// Machines whose last devices are `seps - 1`: `[8, 16]` is two machines of eight.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if `seps` is empty, does not ascend from above 0, or ends beyond 4096.
+    pub fn new(seps: &[u32]) -> Result<Self> {
+        let hint = "give the cumulative ends of the machines: [8, 16] is two machines of eight devices";
+        let ascends = seps.is_sorted_by(|one, two| one < two);
+        match (seps.first(), seps.last()) {
+            (Some(&first), Some(&last)) if first > 0 && last <= MOST_DEVICES && ascends => {
+                Ok(Self { ends: seps.to_vec() })
+            }
+            (Some(_), Some(&last)) if last > MOST_DEVICES && ascends => {
+                Err(Error::argument(format!("seps ends at {last}, but {MOST_DEVICES} devices are the most"), hint))
+            }
+            (None, _) => Err(Error::argument("seps is empty", hint)),
+            _ => Err(Error::argument(format!("seps is {seps:?}, which does not ascend from above 0"), hint)),
+        }
+    }
+
+    /// Number of devices.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.ends[self.ends.len() - 1]
+    }
+
+    /// Number of machines.
+    pub(super) fn machines(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Devices of one machine.
+    pub(super) fn machine(&self, machine: usize) -> Range<u32> {
+        (if machine == 0 { 0 } else { self.ends[machine - 1] })..self.ends[machine]
+    }
+
+    /// Which machine a device is in.
+    pub(super) fn machine_of(&self, device: u32) -> usize {
+        self.ends.partition_point(|&end| end <= device)
+    }
+
+    /// The first machine of `devices` if all of them are in it.
+    fn only_machine(&self, devices: &[u32]) -> Option<usize> {
+        let machine = self.machine_of(*devices.first()?);
+        devices.iter().all(|&device| self.machine_of(device) == machine).then_some(machine)
+    }
+
+    /// Devices taken one from each machine in turn.
+    pub(super) fn scattered(&self, count: u32) -> Vec<u32> {
+        let longest = (0..self.machines()).map(|machine| self.machine(machine).len()).max().unwrap_or(0);
+        let rounds = (0..longest)
+            .flat_map(|round| (0..self.machines()).filter_map(move |machine| self.machine(machine).nth(round)));
+        let mut taken: Vec<u32> = rounds.take(count as usize).collect();
+        taken.sort_unstable();
+        taken
+    }
+
+    /// Seconds that an all-reduce of `bytes` takes among `devices`.
+    ///
+    /// A ring moves `2 (n - 1) / n` of the bytes: over 3 GB/s between machines, over n/2 links of 25 GB/s inside one.
+    #[must_use]
+    pub fn all_reduce_s(&self, devices: &[u32], bytes: f64) -> f64 {
+        if devices.len() < 2 {
+            return 0.0;
+        }
+        let count = devices.len() as f64;
+        let moved = bytes * 2.0 * ((count - 1.0) / count);
+        match self.only_machine(devices) {
+            Some(_) => moved / INTRA_BYTES_PER_S / (devices.len() / 2) as f64,
+            None => moved / INTER_COLLECTIVE_BYTES_PER_S,
+        }
+    }
+
+    /// Seconds until `bytes` held in equal parts by `from` are held in equal parts by `to`.
+    #[must_use]
+    pub fn split_concat_s(&self, from: &[u32], to: &[u32], bytes: f64) -> f64 {
+        let Some(machine) = self.only_machine(to) else { return bytes / INTER_COLLECTIVE_BYTES_PER_S };
+        let outside = from.iter().filter(|&&device| self.machine_of(device) != machine).count();
+        match outside {
+            0 => bytes / INTRA_BYTES_PER_S,
+            _ => bytes / from.len() as f64 * outside as f64 / INTER_BYTES_PER_S,
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The original HPGO's answers for Python.
+
+use pyo3::prelude::*;
+use pyo3::types::PyModule;
+
+use super::{records, to_py_err};
+use crate::error::Error;
+use crate::planner::legacy::{Devices, Model, Plan, Stage, State, columns, plans};
+
+/// First state, end, replicas, devices.
+type StageTuple = (usize, usize, u32, Vec<u32>);
+
+/// Description, then compute seconds, activation, output activation and parameter bytes up to a state.
+type StateTuple = (String, f64, f64, f64, f64);
+
+fn raised(py: Python<'_>) -> impl Fn(Error) -> PyErr {
+    move |error| to_py_err(py, &error)
+}
+
+fn known(devices: &Devices, named: &[u32]) -> Result<(), Error> {
+    match named.iter().find(|&&device| device >= devices.count()) {
+        Some(device) => Err(Error::argument(
+            format!("device {device} is not among the {} devices of seps", devices.count()),
+            "devices are numbered from 0",
+        )),
+        None if named.is_empty() => Err(Error::argument("no device is given", "name at least one")),
+        None => Ok(()),
+    }
+}
+
+/// Speed-up, stages and pipelines side by side of the best plan of each family.
+#[pyfunction]
+fn legacy_plans(
+    py: Python<'_>,
+    profile: &Bound<'_, PyAny>,
+    seps: Vec<u32>,
+    global_batch_size: u32,
+    min_micro_batch_size: u32,
+) -> PyResult<Vec<(f64, Vec<StageTuple>, u32)>> {
+    let graph = records::graph(profile)?;
+    let found = py
+        .detach(|| plans(&Model::of(&graph, global_batch_size)?, &Devices::new(&seps)?, min_micro_batch_size))
+        .map_err(raised(py))?;
+    let stage = |Stage { start, end, replicas, devices }| (start, end, replicas, devices);
+    let plan = |Plan { speedup, stages, replicas }| (speedup, stages.into_iter().map(stage).collect(), replicas);
+    Ok(found.into_iter().map(plan).collect())
+}
+
+/// The original's states with sums up to each, at the global batch size.
+#[pyfunction]
+fn legacy_states(py: Python<'_>, profile: &Bound<'_, PyAny>, global_batch_size: u32) -> PyResult<Vec<StateTuple>> {
+    let graph = records::graph(profile)?;
+    let model = py.detach(|| Model::of(&graph, global_batch_size)).map_err(raised(py))?;
+    let row = |state: State| {
+        let State { description, compute_s, activation_bytes, output_activation_bytes, parameter_bytes } = state;
+        (description, compute_s, activation_bytes, output_activation_bytes, parameter_bytes)
+    };
+    Ok(model.states.into_iter().map(row).collect())
+}
+
+/// Speed-ups of data parallelism without overlap, with P3, and with plain overlap.
+#[pyfunction]
+fn legacy_columns(
+    py: Python<'_>,
+    profile: &Bound<'_, PyAny>,
+    seps: Vec<u32>,
+    global_batch_size: u32,
+    optimizer_memory_scaling: f64,
+    peak_activation_bytes_per_sample: f64,
+) -> PyResult<(f64, Option<f64>, Option<f64>)> {
+    let graph = records::graph(profile)?;
+    let model = Model::of(&graph, global_batch_size).map_err(raised(py))?;
+    let devices = Devices::new(&seps).map_err(raised(py))?;
+    let found = columns(&model, &devices, optimizer_memory_scaling, peak_activation_bytes_per_sample);
+    Ok((found.no_overlap, found.p3, found.overlap))
+}
+
+/// Seconds of an all-reduce at the original's link speeds.
+#[pyfunction]
+fn legacy_all_reduce_s(py: Python<'_>, seps: Vec<u32>, devices: Vec<u32>, size: f64) -> PyResult<f64> {
+    let cluster = Devices::new(&seps).map_err(raised(py))?;
+    known(&cluster, &devices).map_err(raised(py))?;
+    Ok(cluster.all_reduce_s(&devices, size))
+}
+
+/// Seconds of a transfer between two stages at the original's link speeds.
+#[pyfunction]
+fn legacy_split_concat_s(
+    py: Python<'_>,
+    seps: Vec<u32>,
+    senders: Vec<u32>,
+    receivers: Vec<u32>,
+    size: f64,
+) -> PyResult<f64> {
+    let cluster = Devices::new(&seps).map_err(raised(py))?;
+    known(&cluster, &senders).and_then(|()| known(&cluster, &receivers)).map_err(raised(py))?;
+    Ok(cluster.split_concat_s(&senders, &receivers, size))
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(legacy_plans, module)?)?;
+    module.add_function(wrap_pyfunction!(legacy_states, module)?)?;
+    module.add_function(wrap_pyfunction!(legacy_columns, module)?)?;
+    module.add_function(wrap_pyfunction!(legacy_all_reduce_s, module)?)?;
+    module.add_function(wrap_pyfunction!(legacy_split_concat_s, module)?)
+}
