@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hpgo
+from hpgo.cli.main import group
 from hpgo.cluster import Cluster, Device, Link, Machine
 from hpgo.presets import PRESETS
 
@@ -177,7 +180,7 @@ def test_a_written_cluster_reads_back_as_it_was(tmp_path, cluster):
     assert Cluster.read(path) == cluster
 
 
-@FILES
+@settings(FILES, max_examples=500)
 @given(
     data=st.binary(max_size=200)
     | st.text(max_size=200).map(str.encode)
@@ -192,3 +195,12 @@ def test_reading_any_file_gives_a_cluster_or_a_named_error(tmp_path, data):
         assert Cluster.read(path).devices >= 1
     except hpgo.ClusterError as error:
         assert "c.yaml" in str(error)  # noqa: PT017 -- most inputs fail, some do not
+
+
+def test_the_command_lists_presets_and_shows_one_as_a_file_to_edit(tmp_path):
+    listed = CliRunner().invoke(group, ["clusters"]).output.splitlines()
+    assert [line.split()[0] for line in listed] == ["cluster", *PRESETS]
+    entries = json.loads(CliRunner().invoke(group, ["clusters", "--json"]).output)
+    assert entries[0]["inter"] == {"bytes_per_s": 3.125e9, "collective_bytes_per_s": 3.125e9, "latency_s": 9.6e-6}
+    shown = CliRunner().invoke(group, ["clusters", "show", "h100:4"])
+    assert read(tmp_path, shown.output) == Cluster.preset("h100:4")

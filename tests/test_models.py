@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from pathlib import Path
 
 import networkx
 import pytest
+from click.testing import CliRunner
 
 import hpgo
+from hpgo.cli.main import group
 from hpgo.models import MODELS, built_in
 from hpgo.states import State, cut_points
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+RESULTS = Path(__file__).parent.parent / "profiling_results"
 PUBLISHED = {
     name: f"pipedream/{'resnet50.txt' if name == 'resnet-50' else 'vgg16.txt'}"
     if name in {"resnet-50", "vgg-16"}
@@ -100,3 +101,40 @@ def test_a_model_is_read_by_name_and_a_misspelt_one_is_suggested():
     with pytest.raises(hpgo.ProfileError, match="no built-in model and no file") as caught:
         hpgo.read_profile("vgg19")
     assert caught.value.hint == "did you mean `vgg-19`?"
+
+
+def test_the_written_profiles_are_current_and_say_what_they_are(tmp_path):
+    written = CliRunner().invoke(group, ["models", "write", str(tmp_path)])
+    assert written.exit_code == 0
+    files = {model.file for model in MODELS.values()}
+    assert {Path(line).name for line in written.output.splitlines()} == files
+    about = (RESULTS / "README.md").read_text(encoding="utf-8")
+    for file in files:
+        assert (RESULTS / file).read_bytes() == (tmp_path / file).read_bytes(), (
+            "run `hpgo models write profiling_results`"
+        )
+        assert f"`{file}`" in about
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_written_profile_reads_back_as_the_model(name):
+    model = built_in(name)
+    again = hpgo.read_profile(RESULTS / MODELS[name].file, batch_size=model.batch_sizes[0])
+    assert (again.batch_sizes, again.layers, again.edges) == (model.batch_sizes, model.layers, model.edges)
+
+
+def test_a_file_without_batch_size_hints_at_the_model_it_is():
+    with pytest.raises(hpgo.ProfileError) as caught:
+        hpgo.read_profile(RESULTS / "vgg16.txt")
+    assert "`vgg-16` was measured at 128" in caught.value.hint
+
+
+def test_the_command_lists_models_and_writes_chosen_ones(tmp_path):
+    listed = CliRunner().invoke(group, ["models"]).output.splitlines()
+    assert [line.split()[0] for line in listed] == ["model", *MODELS]
+    entries = json.loads(CliRunner().invoke(group, ["models", "--json"]).output)
+    assert {entry["name"]: entry["parameter_bytes"] for entry in entries}["bert-48"] == 2_549_805_056
+    CliRunner().invoke(group, ["models", "write", str(tmp_path), "bert-48"])
+    assert [path.name for path in tmp_path.iterdir()] == ["bert-48-pbs-2.txt"]
+    wrong = CliRunner().invoke(group, ["models", "write", str(tmp_path), "bert48"])
+    assert wrong.exception.hint == "did you mean `bert-48`?"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import hpgo
 from hpgo.formats import pipedream
@@ -102,3 +106,259 @@ def test_pipedream_text_is_read_back_as_it_was_written(reference: Path):
         profile = hpgo.read_profile(path, batch_size=7)
         again = pipedream.parse(pipedream.write(profile), name=profile.name, batch_size=7, file=profile.source)
         assert again == profile, path.name
+
+
+TINY = """\
+hpgo_profile: 1
+name: tiny
+batch_sizes: [8, 16]
+layers:
+  - {id: linear, name: "Linear(64, 8)", forward_s: [0.5e-3, 0.9e-3], backward_s: [1e-3, 2e-3],
+     activation_bytes: [4000, 8000], parameter_bytes: 2080, saved_bytes: [9000, 18000], stage: 0}
+  - {id: loss, forward_s: [1e-4, 2e-4], backward_s: [0, 0], activation_bytes: [4, 4], parameter_bytes: 0}
+edges: [[linear, loss]]
+"""
+
+
+def native_file(tmp_path: Path, text: str, name: str = "tiny.yaml") -> hpgo.Profile:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return hpgo.read_profile(path)
+
+
+def test_a_native_file_holds_several_batch_sizes(tmp_path):
+    profile = native_file(tmp_path, TINY)
+    assert profile.batch_sizes == (8, 16)
+    assert profile.layers[0] == hpgo.Layer(
+        "linear", "Linear(64, 8)", (0.5e-3, 0.9e-3), (1e-3, 2e-3), (4000, 8000), 2080, (9000, 18000), 0
+    )
+    assert profile.edges == (("linear", "loss"),)
+    assert profile.networkx().nodes["loss"]["layer"].saved_bytes is None
+
+
+def test_one_batch_size_needs_no_brackets_and_no_edges_mean_a_chain(tmp_path):
+    layer = "{{id: {}, forward_s: 1e-3, backward_s: 2e-3, activation_bytes: 8, parameter_bytes: 0}}"
+    layers = ", ".join(map(layer.format, "abc"))
+    profile = native_file(tmp_path, f"hpgo_profile: 1\nbatch_sizes: 4\nlayers: [{layers}]\n")
+    assert (profile.name, profile.batch_sizes, profile.edges) == ("tiny", (4,), (("a", "b"), ("b", "c")))
+    assert native_file(tmp_path, f"hpgo_profile: 1\nbatch_sizes: 4\nlayers: [{layers}]\nedges: []").edges == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "hint"),
+    [
+        ("hpgo_profile: 1", "hpgo_profile: 2", "`hpgo_profile` is 2", "version 1"),
+        ("hpgo_profile: 1", "hpgo_profile: true", "`hpgo_profile` is true", "version 1"),
+        ("name: tiny", "name: tiny\nname: tiny", "line 3: the key `name` is given twice", ""),
+        ("name: tiny", "nam: tiny", "`nam` is unknown", "did you mean `name`?"),
+        ("batch_sizes: [8, 16]", "batch_sizes: [16, 8]", "batch size 8 stands behind 16", ""),
+        ("batch_sizes: [8, 16]", "batch_sizes: [0, 16]", "batch size is 0", ""),
+        (
+            "batch_sizes: [8, 16]",
+            "batch_sizes: 8",
+            "entry 1 (`linear`): `saved_bytes` has 2 values",
+            "each batch size: 1",
+        ),
+        ("batch_sizes: [8, 16]", "batch_sizes: many", "", ""),
+        ("batch_sizes: [8, 16]\n", "", "`batch_sizes` is missing", ""),
+        ("[1e-4, 2e-4]", "[1e-4, .nan]", "layer `loss`: forward_s is nan", ""),
+        ("[1e-4, 2e-4]", "[1e-4, -1]", "layer `loss`: forward_s is -1", ""),
+        ("[1e-4, 2e-4]", "[1e-4, 1e19]", "layer `loss`: forward_s is 1e+19", ""),
+        ("[1e-4, 2e-4]", "[1e-4, fast]", "layer `loss`: forward_s must be a number, got `fast`", ""),
+        ("[1e-4, 2e-4]", "[1e-4]", "layers entry 2 (`loss`): `forward_s` has 1 values", ""),
+        ("parameter_bytes: 2080", "parameters: 2080", "entry 1 (`linear`): `parameter_bytes` is missing", "parameters"),
+        ("parameter_bytes: 2080", "parameter_bytes: none", "`parameter_bytes` must be a number, got `none`", ""),
+        ("stage: 0", "stage: -1", "`stage` must be a whole number", ""),
+        ("stage: 0", "color: red", "`color` is unknown", ""),
+        ("id: loss", "id: linear", "two layers have the id `linear`", ""),
+        ("id: loss", "id: 7", "`id` must be text, got 7", ""),
+        ("id: loss", 'id: ""', "empty id", ""),
+        (
+            "[[linear, loss]]",
+            "[[linear, lost]]",
+            "edge `linear` -> `lost`: there is no layer `lost`",
+            "did you mean `loss`?",
+        ),
+        ("[[linear, loss]]", "[[linear]]", "edges entry 1 must be a pair of layer ids", ""),
+        ("[[linear, loss]]", "[[linear, loss], [linear, loss]]", "edge `linear` -> `loss` is given twice", ""),
+        ("[[linear, loss]]", "[[linear, loss], [loss, linear]]", "cycle: ", ""),
+        ("[[linear, loss]]", "linear", "`edges` must be a list", ""),
+        ("  - {id: linear", "  - [id: linear", "not valid YAML", ""),
+    ],
+)
+def test_a_wrong_native_file_is_named_with_the_place_and_the_way_out(tmp_path, old, new, said, hint):
+    assert old in TINY
+    with pytest.raises(hpgo.ProfileError) as caught:
+        native_file(tmp_path, TINY.replace(old, new, 1))
+    assert "tiny.yaml" in str(caught.value)
+    assert said in str(caught.value)
+    assert hint in caught.value.hint
+
+
+def test_json_is_named_with_its_line_and_its_duplicate_keys(tmp_path):
+    with pytest.raises(hpgo.ProfileError, match=r"tiny\.json, line 2: not valid JSON"):
+        native_file(tmp_path, '{"hpgo_profile": 1,\n "name": }', "tiny.json")
+    with pytest.raises(hpgo.ProfileError, match="the key `name` is given twice"):
+        native_file(tmp_path, '{"hpgo_profile": 1, "name": "a", "name": "b"}', "tiny.json")
+    with pytest.raises(hpgo.ProfileError, match="`name` holds half a character"):
+        native_file(tmp_path, '{"hpgo_profile": 1, "batch_sizes": 1, "layers": [], "name": "\\ud800"}', "tiny.json")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is empty"),
+        (b" \n\t\n", "is empty"),
+        (b"\x7fELF\x02\x01\x00\x00", "is a binary file"),
+        (b"\xff\xfen\x00o\x00", "is not UTF-8 text"),
+        (b"just some words", "neither PipeDream text nor a file with `hpgo_profile: 1`"),
+        (b'{"edges": []}', "neither PipeDream text"),
+        (b"hpgo_profile: 1\nbatch_sizes: 1\nlayers: []", "has no layers"),
+        (b"\tn1 -- n2\n", "unknown layer `n1`"),
+    ],
+)
+def test_files_that_are_no_profile_are_named(tmp_path, data, said):
+    path = tmp_path / "p-pbs-1.txt"
+    path.write_bytes(data)
+    with pytest.raises(hpgo.ProfileError) as caught:
+        hpgo.read_profile(path)
+    assert str(path) in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_a_missing_file_suggests_its_neighbour_and_a_folder_is_no_file(tmp_path):
+    (tmp_path / "toy-pbs-8.txt").write_text(CHAIN)
+    with pytest.raises(hpgo.ProfileError, match="there is no file") as caught:
+        hpgo.read_profile(tmp_path / "toy-pbs-4.txt")
+    assert caught.value.hint == "did you mean `toy-pbs-8.txt`?"
+    for source in (tmp_path, tmp_path / "no" / "such.txt", "a\0b", ""):
+        with pytest.raises(hpgo.ProfileError):
+            hpgo.read_profile(source)
+
+
+def test_a_file_says_its_batch_sizes_itself(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    with pytest.raises(hpgo.ArgumentError, match="measured at batch size 8, 16, not 4"):
+        hpgo.read_profile(path, batch_size=4)
+
+
+def test_writing_picks_the_format_by_the_ending(tmp_path):
+    profile = native_file(tmp_path, TINY)
+    for name in ("a.json", "a.yaml", "a.yml"):
+        hpgo.write_profile(profile, tmp_path / name)
+        assert hpgo.read_profile(tmp_path / name) == profile
+    hpgo.write_profile(profile, tmp_path / "a-pbs-16.txt", batch_size=16)
+    assert hpgo.read_profile(tmp_path / "a-pbs-16.txt").layers[1].forward_s == (2e-4,)
+    for wrong in (
+        lambda: hpgo.write_profile(profile, tmp_path / "a.txt"),
+        lambda: hpgo.write_profile(profile, tmp_path / "a.txt", batch_size=4),
+        lambda: hpgo.write_profile(profile, tmp_path / "a.json", batch_size=8),
+        lambda: hpgo.write_profile(profile, tmp_path / "a.toml"),
+    ):
+        with pytest.raises(hpgo.ArgumentError):
+            wrong()
+    with pytest.raises(hpgo.ProfileError, match="can't write"):
+        hpgo.write_profile(profile, tmp_path / "no" / "a.json")
+
+
+def test_a_chain_needs_columns_of_one_length():
+    columns = {"forward_s": [1], "backward_s": [1], "activation_bytes": [1], "parameter_bytes": [1]}
+    assert len(hpgo.Profile.chain("p", batch_size=1, **columns).layers) == 1
+    for column in columns:
+        with pytest.raises(hpgo.ProfileError):
+            hpgo.Profile.chain("p", batch_size=1, **(columns | {column: [1, 2]}))
+    with pytest.raises(hpgo.ProfileError):
+        hpgo.Profile.chain("p", batch_size=1, **{column: [] for column in columns})
+
+
+def test_a_long_cycle_is_named_in_part(tmp_path):
+    count = 5000
+    layers = "\n".join(CHAIN.splitlines()[0].replace("n1", f"n{index}") for index in range(count))
+    edges = "\n".join(f"\tn{index} -- n{(index + 1) % count}" for index in range(count))
+    with pytest.raises(hpgo.ProfileError, match="cycle: n") as caught:
+        parse(f"{layers}\n{edges}\n")
+    assert len(str(caught.value)) < 200
+
+
+def profiles(*, plain: bool = False) -> st.SearchStrategy[hpgo.Profile]:
+    """Any profile; with `plain`, what PipeDream text can hold."""
+    letters = st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"] if plain else ["Cs"])
+    number = st.floats(0, 1e18) | st.integers(0, 2**53)
+
+    def of_sizes(sizes: list[int]) -> st.SearchStrategy[hpgo.Profile]:
+        measured = st.tuples(*[number] * len(sizes))
+        layer = st.builds(
+            hpgo.Layer,
+            st.text(letters, min_size=1, max_size=8).filter(lambda text: not plain or text.isalnum()),
+            st.text(letters, max_size=20),
+            measured,
+            measured,
+            measured,
+            number,
+            st.none() if plain else st.none() | measured,
+            st.none() | st.integers(0, 999_999_999),
+        )
+        layers = st.lists(layer, min_size=1, max_size=6, unique_by=lambda layer: layer.id)
+        return layers.flatmap(
+            lambda layers: st.builds(
+                hpgo.Profile,
+                st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+                st.just(tuple(sizes)),
+                st.just(tuple(layers)),
+                st.lists(st.sampled_from(list(combinations([layer.id for layer in layers], 2)) or [None]), unique=True)
+                .map(tuple)
+                .filter(lambda edges: None not in edges),
+                st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+            )
+        )
+
+    most = 1 if plain else 3
+    return st.lists(st.integers(1, 2**32 - 1), min_size=1, max_size=most, unique=True).map(sorted).flatmap(of_sizes)
+
+
+IN_A_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@IN_A_FOLDER
+@given(profile=profiles(), ending=st.sampled_from([".json", ".yaml"]))
+def test_any_profile_survives_the_native_format(tmp_path, profile, ending):
+    path = tmp_path / f"p{ending}"
+    hpgo.write_profile(profile, path)
+    assert hpgo.read_profile(path) == profile
+
+
+@settings(deadline=None)
+@given(profile=profiles(plain=True))
+def test_any_plain_profile_survives_pipedream_text(profile):
+    again = pipedream.parse(
+        pipedream.write(profile), name=profile.name, batch_size=profile.batch_sizes[0], file=profile.source
+    )
+    assert again == profile
+
+
+@settings(deadline=None)
+@given(profile=profiles())
+def test_any_profile_can_be_written_as_pipedream_text(profile):
+    for batch_size in profile.batch_sizes:
+        text = pipedream.write(profile, batch_size)
+        assert len(pipedream.parse(text, name="p", batch_size=batch_size).layers) == len(profile.layers)
+
+
+def mutated(good: str) -> st.SearchStrategy[bytes]:
+    """`good` with a piece replaced by what is likely to hurt."""
+    nasty = st.text("[]{}&*!|>:-#\"'\t\n 019.eE~?,=xn", max_size=8) | st.sampled_from(
+        ["nan", "inf", "-1", "1e999", " -- ", "\0", "\r\n", "\ufeff", "9" * 500, "!!binary ", "<<: ", "{" * 50, "\x85"]
+    )
+    return st.tuples(st.integers(0, len(good)), st.integers(0, 40), nasty).map(
+        lambda cut: (good[: cut[0]] + cut[2] + good[cut[0] + cut[1] :]).encode()
+    )
+
+
+@settings(IN_A_FOLDER, max_examples=500)
+@given(data=st.binary(max_size=200) | st.text(max_size=200).map(str.encode) | mutated(CHAIN) | mutated(TINY))
+def test_reading_any_file_gives_a_profile_or_a_named_error(tmp_path, data):
+    path = tmp_path / "fuzz-pbs-4.txt"
+    path.write_bytes(data)
+    with contextlib.suppress(hpgo.HpgoError):
+        assert hpgo.read_profile(path).layers

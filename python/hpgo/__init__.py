@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.errors import ProfileError as ProfileError
     from hpgo.errors import ScheduleError as ScheduleError
     from hpgo.formats import read_profile as read_profile
+    from hpgo.formats import write_profile as write_profile
     from hpgo.orders import Durations as Durations
     from hpgo.orders import Schedule as Schedule
     from hpgo.orders import schedule as schedule
@@ -39,6 +40,7 @@ _PUBLIC: dict[str, str] = {
     "ProfileError": "hpgo.errors",
     "ScheduleError": "hpgo.errors",
     "read_profile": "hpgo.formats",
+    "write_profile": "hpgo.formats",
     "schedules": "hpgo.orders",
     "schedule": "hpgo.orders",
     "Schedule": "hpgo.orders",

@@ -26,6 +26,7 @@ _DEEPEST = 32
 _WORDS: dict[str, object] = {"true": True, "false": False, "null": None, "~": None, "": None} | {
     ".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
 }  # fmt: skip
+_RESERVED = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}  # the last six in YAML 1.1
 _INT = re.compile(r"[-+]?[0-9]{1,400}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
@@ -149,6 +150,8 @@ def _json(text: str, file: str, error: type[HpgoError]) -> object:
     except json.JSONDecodeError as failure:
         message = failure.msg[0].lower() + failure.msg[1:]
         raise error(f"{file}, line {failure.lineno}: not valid JSON: {message}", "") from None
+    except error:  # a key given twice; it may be a ValueError too
+        raise
     except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
         raise error(f"{file}: not valid JSON: nested too deep, or a number too long", "") from None
 
@@ -159,7 +162,7 @@ def quoted(text: str) -> str:
     >>> quoted("V100-16GB"), quoted("1e9"), quoted("a: b")
     ('V100-16GB', '"1e9"', '"a: b"')
     """
-    if re.fullmatch(r"[A-Za-z][\w./+() -]*", text, re.ASCII) and text not in _WORDS and not text.endswith(" "):
+    if re.fullmatch(r"[A-Za-z]([\w./+() -]*[\w)])?", text, re.ASCII) and text.lower() not in _RESERVED:
         return text
     written = json.dumps(text, ensure_ascii=False)
     return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in written)

@@ -28,57 +28,55 @@ class Preset:
 _NVLINK_S = 3.4e-6
 _NETWORK_S = 9.6e-6
 
-# V100: NVIDIA Tesla V100 datasheet: 16 GB HBM2, NVLink 300 GB/s both directions together, that is six links of 25 GB/s
-# each way. NVIDIA DGX-1 white paper: the hybrid cube mesh gives neighbours one or two of them, rings use all six.
-_V100 = ("V100-SXM2-16GB", 16e9)
+# NVIDIA Tesla V100 datasheet, SXM2: 16 GB, NVLink 300 GB/s both directions together, that is six links of 25 GB/s each
+# way. NVIDIA DGX-1 white paper: in its hybrid cube mesh neighbours share one or two of them, rings use all six.
+_V100 = ("V100-16GB", 16e9)
 _V100_NVLINK = (25e9, 150e9, _NVLINK_S)
 _ETHERNET_25 = (25e9 / 8, 25e9 / 8, _NETWORK_S)
 _ETHERNET_10 = (10e9 / 8, 10e9 / 8, _NETWORK_S)
-_DAPPLE = "DAPPLE (Fan et al., PPoPP 2021), hardware configuration"
+_DAPPLE = "DAPPLE (PPoPP 2021), config"
 
 PRESETS: dict[str, Preset] = {
-    "dapple-a": Preset(
-        2, 8, *_V100, _V100_NVLINK, _ETHERNET_25, f"{_DAPPLE} A; NVIDIA V100 datasheet, DGX-1 white paper"
-    ),
-    "dapple-b": Preset(16, 1, *_V100, _V100_NVLINK, _ETHERNET_25, f"{_DAPPLE} B; NVIDIA V100 datasheet"),
-    "dapple-c": Preset(16, 1, *_V100, _V100_NVLINK, _ETHERNET_10, f"{_DAPPLE} C; NVIDIA V100 datasheet"),
+    "dapple-a": Preset(2, 8, *_V100, _V100_NVLINK, _ETHERNET_25, f"{_DAPPLE} A; V100 datasheet"),
+    "dapple-b": Preset(16, 1, *_V100, _V100_NVLINK, _ETHERNET_25, f"{_DAPPLE} B; V100 datasheet"),
+    "dapple-c": Preset(16, 1, *_V100, _V100_NVLINK, _ETHERNET_10, f"{_DAPPLE} C; V100 datasheet"),
     # Every device reaches every other through NVSwitch at its full NVLink rate; half of the datasheet's figure, which
     # counts both directions. Between machines each device has its own InfiniBand adapter: one sender fills one of
     # them, a collective all eight.
     "a100": Preset(
         machines=2,
         devices=8,
-        device="A100-SXM4-80GB",
+        device="A100-80GB",
         memory_bytes=80e9,  # NVIDIA A100 datasheet
         intra=(300e9, 300e9, _NVLINK_S),  # NVIDIA A100 datasheet: NVLink 600 GB/s
         inter=(25e9, 8 * 25e9, _NETWORK_S),  # NVIDIA DGX A100 datasheet: 8 × 200 Gbit/s InfiniBand
-        source="NVIDIA A100 and DGX A100 datasheets",
+        source="A100 and DGX A100 datasheets",
     ),
     "h100": Preset(
         machines=2,
         devices=8,
-        device="H100-SXM5-80GB",
+        device="H100-80GB",
         memory_bytes=80e9,  # NVIDIA H100 datasheet
         intra=(450e9, 450e9, _NVLINK_S),  # NVIDIA H100 datasheet: NVLink 900 GB/s
         inter=(50e9, 8 * 50e9, _NETWORK_S),  # NVIDIA DGX H100 user guide: 8 × ConnectX-7, 400 Gbit/s InfiniBand
-        source="NVIDIA H100 datasheet, DGX H100 user guide",
+        source="H100 datasheet, DGX H100 user guide",
     ),
     "h200": Preset(
         machines=2,
         devices=8,
-        device="H200-SXM5-141GB",
+        device="H200-141GB",
         memory_bytes=141e9,  # NVIDIA H200 datasheet
         intra=(450e9, 450e9, _NVLINK_S),  # NVIDIA H200 datasheet: NVLink 900 GB/s
         inter=(50e9, 8 * 50e9, _NETWORK_S),  # NVIDIA DGX H200 user guide: 8 × ConnectX-7, 400 Gbit/s InfiniBand
-        source="NVIDIA H200 datasheet, DGX H200 user guide",
+        source="H200 datasheet, DGX H200 user guide",
     ),
     "b200": Preset(
         machines=2,
         devices=8,
-        device="B200-SXM6-180GB",
+        device="B200-180GB",
         memory_bytes=180e9,  # NVIDIA DGX B200 user guide: 1,440 GB in eight GPUs
         intra=(900e9, 900e9, _NVLINK_S),  # the same: NVSwitch 14.4 TB/s, 1.8 TB/s a GPU in both directions
         inter=(50e9, 8 * 50e9, _NETWORK_S),  # the same: 8 × ConnectX-7, 400 Gbit/s InfiniBand
-        source="NVIDIA DGX B200 user guide",
+        source="DGX B200 user guide",
     ),
 }

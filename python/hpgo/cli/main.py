@@ -15,6 +15,8 @@ from hpgo.errors import HpgoError
 
 # sub-command -> (module whose attribute `command` it is, one line of help); modules load when called
 COMMANDS: dict[str, tuple[str, str]] = {
+    "models": ("hpgo.cli.models", "List the built-in models, or write their profiles."),
+    "clusters": ("hpgo.cli.clusters", "List the known clusters, or show one as a file to edit."),
     "schedules": ("hpgo.cli.schedules", "List the known schedules, or show the orders of one."),
 }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.documents import read_text
 from hpgo.errors import ArgumentError, ProfileError
-from hpgo.formats import pipedream
+from hpgo.formats import native, pipedream
 from hpgo.models import MODELS, built_in
 from hpgo.wording import near, shorten
 
@@ -42,7 +42,38 @@ def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = Non
                 _batch_size_hint(path),
             )
         return pipedream.parse(text, name=name, batch_size=size, file=str(path))
-    raise ProfileError(f"{path} is no profile that hpgo knows", "docs/profiles.md shows the formats")
+    if native.VERSION_KEY not in text:
+        raise ProfileError(
+            f"{path} is neither PipeDream text nor a file with `{native.VERSION_KEY}: {native.VERSION}`",
+            "docs/profiles.md shows the formats",
+        )
+    return _at(native.parse(text, name=path.stem, file=str(path)), batch_size)
+
+
+def write_profile(profile: Profile, path: str | os.PathLike[str], *, batch_size: int | None = None) -> None:
+    """Writes `profile` as the file's ending says: `.json`, `.yaml` or `.yml` (native), `.txt` (PipeDream).
+
+    PipeDream text holds one batch size: `batch_size`, which may be left out if the profile has only one.
+
+    Raises ArgumentError for another ending, or a batch size that the profile does not have; ProfileError if the file
+    can't be written.
+    """
+    path = Path(path)
+    if path.suffix == ".txt":
+        text = pipedream.write(profile, batch_size)
+    elif batch_size is not None:
+        raise ArgumentError(f"`{path.suffix}` files hold every batch size", "leave `batch_size` out, or write `.txt`")
+    elif path.suffix == ".json":
+        text = native.write_json(profile)
+    elif path.suffix in {".yaml", ".yml"}:
+        text = native.write_yaml(profile)
+    else:
+        raise ArgumentError(f"can't tell the format of `{path}`", "end it in .json, .yaml, .yml or .txt")
+    try:
+        path.write_text(text, encoding="utf-8", newline="\n")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ProfileError(f"can't write `{path}`: {reason}", "name a file in a folder that exists") from None
 
 
 def _at(profile: Profile, batch_size: int | None) -> Profile:

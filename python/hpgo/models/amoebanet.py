@@ -10,7 +10,7 @@ from hpgo.models.builder import FLOAT_BYTES, Builder
 if TYPE_CHECKING:
     from hpgo.profile import Profile
 
-_SOURCE = "AlibabaPAI/DAPPLE, profile of AmoebaNet-{cells} at batch size {batch_size} (Fan et al., PPoPP 2021), V100"
+_SOURCE = "AlibabaPAI/DAPPLE (Fan et al., PPoPP 2021)"
 _CLASSES = 1001
 
 # Three resolutions: (width of the image, channels), then the milliseconds forward and backward of eight samples and
@@ -70,7 +70,7 @@ def amoebanet(cells: int, *, batch_size: int) -> Profile:
     # The labels go to the loss; the published 36-cell profile sends them to the layer that has the loss's number in
     # the 18-cell one.
     build.feed(image, "loss" if cells == 18 else "cell-21")
-    return build.profile(f"amoebanet-{cells}", _SOURCE.format(cells=cells, batch_size=batch_size))
+    return build.profile(f"amoebanet-{cells}", _SOURCE)
 
 
 def _scaled(ms: float, batch_size: int) -> float:

@@ -9,7 +9,7 @@ from hpgo.models.builder import FLOAT_BYTES, Builder
 if TYPE_CHECKING:
     from hpgo.profile import Profile
 
-_SOURCE = "AlibabaPAI/DAPPLE, profile of BERT-{layers} at batch size {batch_size} (Fan et al., PPoPP 2021), V100"
+_SOURCE = "AlibabaPAI/DAPPLE (Fan et al., PPoPP 2021)"
 _HIDDEN = 1024
 _VOCABULARY, _POSITIONS, _SEGMENTS = 30_522, 512, 2
 _OUTPUT_BYTES = 528 * _HIDDEN * FLOAT_BYTES
@@ -43,4 +43,4 @@ def bert(layers: int, *, batch_size: int, layer_ms: tuple[float, float]) -> Prof
             parameter_bytes=(12 * _HIDDEN**2 + 13 * _HIDDEN) * FLOAT_BYTES,
         )
     build.add("pooler", last, parameter_bytes=(_HIDDEN**2 + _HIDDEN) * FLOAT_BYTES)
-    return build.profile(f"bert-{layers}", _SOURCE.format(layers=layers, batch_size=batch_size))
+    return build.profile(f"bert-{layers}", _SOURCE)

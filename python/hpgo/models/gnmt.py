@@ -14,7 +14,7 @@ from hpgo.models.builder import FLOAT_BYTES, Builder
 if TYPE_CHECKING:
     from hpgo.profile import Profile
 
-_SOURCE = "AlibabaPAI/DAPPLE, profile of GNMT-{layers} at batch size 64 (Fan et al., PPoPP 2021), V100"
+_SOURCE = "AlibabaPAI/DAPPLE (Fan et al., PPoPP 2021)"
 _BATCH = 64
 _HIDDEN = 1024
 _VOCABULARY = 36_560
@@ -113,7 +113,7 @@ def _gnmt(name: str, encoder: _Half, decoder: _Half, *, classifier: tuple[float,
         activation_bytes=_BATCH * decoder.length * _VOCABULARY * FLOAT_BYTES,
         parameter_bytes=(_HIDDEN + 1) * _VOCABULARY * FLOAT_BYTES,
     )
-    return build.profile(name, _SOURCE.format(layers=name.removeprefix("gnmt-")))
+    return build.profile(name, _SOURCE)
 
 
 def _embed(build: Builder, name: str, feed: str, half: _Half) -> str:

@@ -62,7 +62,7 @@ def resnet_50() -> Profile:
         activation_bytes=image_bytes(1000, 1),
         parameter_bytes=(inputs + 1) * 1000 * FLOAT_BYTES,
     )
-    return build.profile("resnet-50", "msr-fiddle/pipedream, profile of ResNet-50 (Narayanan et al., SOSP 2019)")
+    return build.profile("resnet-50", "msr-fiddle/pipedream (Narayanan et al., SOSP 2019)")
 
 
 def _normalise(channels: int) -> int:

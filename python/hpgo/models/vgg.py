@@ -66,7 +66,7 @@ def vgg_16() -> Profile:
             last = build.add(f"linear-{index}-relu", last, ms=activation_ms, activation_bytes=output_bytes)
             last = build.add(f"linear-{index}-dropout", last, activation_bytes=output_bytes)
         inputs = features
-    return build.profile("vgg-16", "msr-fiddle/pipedream, profile of VGG-16 (Narayanan et al., SOSP 2019)")
+    return build.profile("vgg-16", "msr-fiddle/pipedream (Narayanan et al., SOSP 2019)")
 
 
 def vgg_19() -> Profile:
@@ -110,9 +110,7 @@ def vgg_19() -> Profile:
         )
         inputs = features
     build.add("loss", last, ms=(0.01, 0.2), activation_bytes=2e6)
-    return build.profile(
-        "vgg-19", "AlibabaPAI/DAPPLE, profile of VGG-19 at batch size 32 (Fan et al., PPoPP 2021), V100"
-    )
+    return build.profile("vgg-19", "AlibabaPAI/DAPPLE (Fan et al., PPoPP 2021)")
 
 
 def _as_published(parameters: int) -> int:

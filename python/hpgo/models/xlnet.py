@@ -9,7 +9,7 @@ from hpgo.models.builder import Builder
 if TYPE_CHECKING:
     from hpgo.profile import Profile
 
-_SOURCE = "AlibabaPAI/DAPPLE, profile of XLNet-{layers} at batch size 1 (Fan et al., PPoPP 2021), V100"
+_SOURCE = "AlibabaPAI/DAPPLE (Fan et al., PPoPP 2021)"
 _MB = 1e6
 
 
@@ -34,4 +34,4 @@ def xlnet(layers: int) -> Profile:
             parameter_bytes=52 * _MB,
         )
     build.add("loss", last, ms=(0.46, 1.38), activation_bytes=2000)
-    return build.profile(f"xlnet-{layers}", _SOURCE.format(layers=layers))
+    return build.profile(f"xlnet-{layers}", _SOURCE)

@@ -1,0 +1,87 @@
+"""`hpgo models`: the built-in models, and their files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from hpgo.cli.terminal import table
+from hpgo.errors import ArgumentError
+from hpgo.formats import write_profile
+from hpgo.models import MODELS, built_in
+from hpgo.units import format_bytes, format_seconds
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    r"""List the models that can be planned by name, or write their profiles.
+
+    The step is forward and backward of one batch on one device.
+
+    \b
+    Examples:
+      hpgo models
+      hpgo models --json
+      hpgo models write profiling_results
+      hpgo models write . bert-48
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    profiles = {name: built_in(name) for name in MODELS}
+    entries = [
+        {
+            "name": name,
+            "layers": len(profile.layers),
+            "batch_size": profile.batch_sizes[0],
+            "parameter_bytes": profile.parameter_bytes,
+            "step_s": sum(layer.forward_s[0] + layer.backward_s[0] for layer in profile.layers),
+            "file": MODELS[name].file,
+            "source": profile.source,
+        }
+        for name, profile in profiles.items()
+    ]
+    if as_json:
+        click.echo(json.dumps(entries, indent=2))
+        return
+    table(
+        ["model", "layers", "batch", "parameters", "step", "source"],
+        [
+            (
+                name,
+                len(profile.layers),
+                profile.batch_sizes[0],
+                format_bytes(profile.parameter_bytes),
+                format_seconds(sum(layer.forward_s[0] + layer.backward_s[0] for layer in profile.layers)),
+                profile.source,
+            )
+            for name, profile in profiles.items()
+        ],
+    )
+
+
+@command.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("names", nargs=-1, metavar="[MODEL]...")
+def write(folder: Path, names: tuple[str, ...]) -> None:
+    r"""Write the profiles of MODELs, or of all, into FOLDER as PipeDream text.
+
+    Files of the same name are replaced.
+
+    \b
+    Examples:
+      hpgo models write profiling_results
+      hpgo models write . bert-48 xlnet-36
+    """
+    profiles = {name: built_in(name) for name in names or MODELS}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(f"can't make the folder `{folder}`: {error.strerror}", "name another") from None
+    for name, profile in profiles.items():
+        path = folder / MODELS[name].file
+        write_profile(profile, path)
+        click.echo(path)
