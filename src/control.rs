@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 /// What a search knows about itself while it runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Progress {
-    /// Share of the work done, from 0 to 1.
-    pub fraction: f64,
     /// Objective of the best answer so far; infinite before there is one.
     pub best_s: f64,
     /// No answer can be below this.

@@ -1,1 +1,228 @@
-//! placeholder
+//! What one stage costs: seconds per micro-batch, seconds of gradient synchronisation, bytes of memory.
+//!
+//! A *share* is the number of samples of a micro-batch that one replica handles. Totals over the layers below each cut
+//! are kept for every share, so a stage between two cuts costs two subtractions.
+
+use crate::cluster::Rate;
+use crate::graph::Graph;
+use crate::states::{self, States};
+
+/// What a device must hold besides activations, and what the search may assume about it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MemoryModel {
+    /// Bytes of gradients for each byte of weights.
+    pub gradients_per_weight: f64,
+    /// Bytes of optimizer state for each byte of weights (Adam with two moments: 2).
+    pub optimizer_per_weight: f64,
+    /// Whether the replicas of a stage share the optimizer state evenly (ZeRO stage 1).
+    pub shard_optimizer: bool,
+    /// Bytes of each device that nobody may plan with: the framework's own.
+    pub reserved_bytes: f64,
+}
+
+/// Bytes that one device of a stage holds at its peak.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
+pub struct Memory {
+    /// Weights.
+    pub weights_bytes: f64,
+    /// Gradients.
+    pub gradients_bytes: f64,
+    /// Optimizer state.
+    pub optimizer_bytes: f64,
+    /// What all micro-batches in flight keep for their backward passes.
+    pub activations_bytes: f64,
+    /// Send and receive buffers: an activation and a gradient on each side.
+    pub buffers_bytes: f64,
+}
+
+impl Memory {
+    /// All of it.
+    #[must_use]
+    pub fn total_bytes(&self) -> f64 {
+        self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes + self.buffers_bytes
+    }
+}
+
+/// Sums over the layers below each cut, for one share.
+#[derive(Debug, Clone, Default)]
+pub struct Totals {
+    /// Forward seconds.
+    pub forward_s: Vec<f64>,
+    /// Backward seconds.
+    pub backward_s: Vec<f64>,
+    /// Bytes kept from forward to backward.
+    pub saved_bytes: Vec<f64>,
+    /// Bytes that cross the cut (not a sum).
+    pub boundary_bytes: Vec<f64>,
+    /// Forward seconds of each layer, in topological order (not a sum).
+    pub layer_forward_s: Vec<f64>,
+    /// Backward seconds of each layer, in topological order (not a sum).
+    pub layer_backward_s: Vec<f64>,
+}
+
+impl Totals {
+    fn blend(&self, other: &Self, weight: f64, other_weight: f64) -> Self {
+        let mix = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * weight + b * other_weight).collect();
+        Self {
+            forward_s: mix(&self.forward_s, &other.forward_s),
+            backward_s: mix(&self.backward_s, &other.backward_s),
+            saved_bytes: mix(&self.saved_bytes, &other.saved_bytes),
+            boundary_bytes: mix(&self.boundary_bytes, &other.boundary_bytes),
+            layer_forward_s: mix(&self.layer_forward_s, &other.layer_forward_s),
+            layer_backward_s: mix(&self.layer_backward_s, &other.layer_backward_s),
+        }
+    }
+}
+
+/// The model as the search sees it: where it may be cut, and what lies below each cut.
+///
+/// Cut 0 has no layer below it, the last cut has all of them; a stage lies between two nested cuts.
+#[derive(Debug, Clone)]
+pub struct Model {
+    /// Totals at each batch size of the profile.
+    measured: Vec<(f64, Totals)>,
+    /// Parameter bytes below each cut.
+    pub parameter_bytes: Vec<f64>,
+    /// For each cut, the cuts strictly inside it, largest first: where a stage that ends there may begin.
+    pub begins: Vec<Vec<u32>>,
+    /// For each cut, its layers as positions in topological order, ascending.
+    below: Vec<Vec<u32>>,
+    /// Whether every cut contains the one before it.
+    pub is_chain: bool,
+    /// Parameter bytes of each layer, in topological order.
+    pub layer_parameter_bytes: Vec<f64>,
+}
+
+impl Model {
+    /// The model with the cuts that `states` lists.
+    #[must_use]
+    pub fn new(graph: &Graph, states: &States) -> Self {
+        let order = states.order();
+        let mut position = vec![0_u32; order.len()];
+        for (at, &layer) in (0_u32..).zip(order) {
+            position[layer] = at;
+        }
+        let cuts = states.len();
+        let below: Vec<Vec<u32>> =
+            (0..cuts).map(|cut| states.layers_between(0, cut).iter().map(|&layer| position[layer]).collect()).collect();
+        let begins: Vec<Vec<u32>> = (0..cuts)
+            .map(|end| (0..end).rev().filter(|&begin| states.is_subset(begin, end)).map(|begin| begin as u32).collect())
+            .collect();
+        let measured = (graph.batch_sizes.iter().enumerate())
+            .map(|(batch, &size)| {
+                let each =
+                    |value: fn(&states::Totals) -> f64| (0..cuts).map(|cut| value(states.totals(cut, batch))).collect();
+                let totals = Totals {
+                    forward_s: each(|totals| totals.forward_s),
+                    backward_s: each(|totals| totals.backward_s),
+                    saved_bytes: each(|totals| totals.saved_bytes),
+                    boundary_bytes: each(|totals| totals.boundary_bytes),
+                    layer_forward_s: order.iter().map(|&l| graph.layers[l].measured[batch].forward_s).collect(),
+                    layer_backward_s: order.iter().map(|&l| graph.layers[l].measured[batch].backward_s).collect(),
+                };
+                (f64::from(size), totals)
+            })
+            .collect();
+        Self {
+            measured,
+            parameter_bytes: (0..cuts).map(|cut| states.totals(cut, 0).parameter_bytes).collect(),
+            is_chain: begins.iter().enumerate().all(|(end, begins)| begins.len() == end),
+            begins,
+            below,
+            layer_parameter_bytes: order.iter().map(|&layer| graph.layers[layer].parameter_bytes).collect(),
+        }
+    }
+
+    /// How many cuts there are, the empty and the full one included.
+    #[must_use]
+    pub fn cuts(&self) -> usize {
+        self.below.len()
+    }
+
+    /// Totals for `share` samples: interpolated between measured batch sizes, in proportion beyond them.
+    #[must_use]
+    pub fn totals(&self, share: u32) -> Totals {
+        let share = f64::from(share);
+        let after = self.measured.partition_point(|&(batch, _)| batch < share);
+        let (low, high) = match after {
+            0 => (0, 0),
+            after if after == self.measured.len() => (after - 1, after - 1),
+            after => (after - 1, after),
+        };
+        let ((low_batch, low_totals), (high_batch, high_totals)) = (&self.measured[low], &self.measured[high]);
+        if low == high {
+            return low_totals.blend(low_totals, share / low_batch, 0.0);
+        }
+        let weight = (share - low_batch) / (high_batch - low_batch);
+        low_totals.blend(high_totals, 1.0 - weight, weight)
+    }
+
+    /// Layers between two nested cuts as positions in topological order, last first.
+    pub fn layers_between(&self, begin: usize, end: usize) -> impl Iterator<Item = u32> {
+        let inner = &self.below[begin];
+        let mut skip = inner.len();
+        self.below[end].iter().rev().copied().filter(move |layer| {
+            while skip > 0 && inner[skip - 1] > *layer {
+                skip -= 1;
+            }
+            !(skip > 0 && inner[skip - 1] == *layer)
+        })
+    }
+}
+
+/// Seconds by which gradient synchronisation outlasts the backward pass, extended by one layer towards the input.
+///
+/// Each layer's gradients are one message. With overlap, messages go out one after another as soon as the layer's last
+/// gradient is ready, in the order of the backward pass; `left_s` is what the later layers still have to send when
+/// this layer's backward pass begins.
+#[must_use]
+pub fn extend_sync(left_s: f64, layer_backward_s: f64, message_s: f64, overlap: bool) -> f64 {
+    message_s + if overlap { (left_s - layer_backward_s).max(0.0) } else { left_s }
+}
+
+/// Gradient synchronisation left after the last backward pass of the stage between two cuts.
+#[must_use]
+pub fn sync_s(model: &Model, totals: &Totals, speed: f64, begin: usize, end: usize, rate: Rate, overlap: bool) -> f64 {
+    if rate == Rate::default() {
+        return 0.0;
+    }
+    model.layers_between(begin, end).fold(0.0, |left_s, layer| {
+        let layer = layer as usize;
+        let message_s = message_s(model.layer_parameter_bytes[layer], rate);
+        extend_sync(left_s, totals.layer_backward_s[layer] / speed, message_s, overlap)
+    })
+}
+
+/// Seconds of one layer's gradient message; a layer without parameters sends none.
+#[must_use]
+pub fn message_s(bytes: f64, rate: Rate) -> f64 {
+    if bytes > 0.0 { bytes * rate.s_per_byte + rate.latency_s } else { 0.0 }
+}
+
+/// What one device of the stage between two cuts holds with `window` micro-batches in flight.
+#[must_use]
+pub fn memory(
+    model: &Model,
+    totals: &Totals,
+    options: &MemoryModel,
+    stage: (usize, usize),
+    replicas: u32,
+    window: u32,
+    recompute: bool,
+) -> Memory {
+    let (begin, end) = stage;
+    let weights_bytes = model.parameter_bytes[end] - model.parameter_bytes[begin];
+    let optimizer_bytes = weights_bytes * options.optimizer_per_weight;
+    let saved_bytes = totals.saved_bytes[end] - totals.saved_bytes[begin];
+    let (input_bytes, output_bytes) = (totals.boundary_bytes[begin], totals.boundary_bytes[end]);
+    let window = f64::from(window);
+    Memory {
+        weights_bytes,
+        gradients_bytes: weights_bytes * options.gradients_per_weight,
+        optimizer_bytes: if options.shard_optimizer { optimizer_bytes / f64::from(replicas) } else { optimizer_bytes },
+        // Recomputing keeps each micro-batch's input and, for the one that runs backward, everything.
+        activations_bytes: if recompute { window * input_bytes + saved_bytes } else { window * saved_bytes },
+        buffers_bytes: 2.0 * (input_bytes + output_bytes),
+    }
+}

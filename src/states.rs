@@ -99,6 +99,58 @@ impl States {
         Ok(Self::with(graph, order, &wires, units, sets, Cuts::LinearOrder { why }))
     }
 
+    /// The cut points between given stages, first stage first: lists of layer indices that together hold every layer once.
+    ///
+    /// # Errors
+    /// [`Error::Profile`] if the graph is not usable, [`Error::Argument`] if a layer is missing, unknown or repeated, or
+    /// feeds a layer of an earlier stage.
+    pub fn between(graph: &Graph, stages: &[Vec<usize>]) -> Result<Self> {
+        graph.check()?;
+        let order = graph.topological_order()?;
+        let mut stage_of = vec![None; order.len()];
+        for (stage, layers) in stages.iter().enumerate() {
+            for &layer in layers {
+                let known = stage_of.get_mut(layer).ok_or_else(|| {
+                    Error::argument(
+                        format!("stage {stage} names layer {layer}, but there are {} layers", order.len()),
+                        "layers are numbered from 0",
+                    )
+                })?;
+                if let Some(other) = known.replace(stage) {
+                    return Err(Error::argument(
+                        format!("layer `{}` is in stage {other} and in stage {stage}", graph.layers[layer].name),
+                        "each layer belongs to one stage",
+                    ));
+                }
+            }
+            if layers.is_empty() {
+                return Err(Error::argument(format!("stage {stage} has no layers"), "leave it out"));
+            }
+        }
+        if let Some(layer) = stage_of.iter().position(Option::is_none) {
+            let name = &graph.layers[layer].name;
+            return Err(Error::argument(format!("layer `{name}` is in no stage"), "each layer belongs to one stage"));
+        }
+        if let Some(&(from, to)) = graph.edges.iter().find(|&&(from, to)| stage_of[from] > stage_of[to]) {
+            return Err(Error::argument(
+                format!(
+                    "layer `{}` feeds layer `{}` of an earlier stage",
+                    graph.layers[from].name, graph.layers[to].name
+                ),
+                "data flows from each stage to later ones only",
+            ));
+        }
+        let wires = Wires::of(graph, &order);
+        let sets = (0..=stages.len())
+            .map(|cut| {
+                let mut set = Set::empty(order.len());
+                (0..order.len()).filter(|&at| stage_of[order[at]] < Some(cut)).for_each(|at| set.insert(at));
+                set
+            })
+            .collect();
+        Ok(Self::with(graph, order, &wires, Vec::new(), sets, Cuts::Exact))
+    }
+
     fn with(graph: &Graph, order: Vec<usize>, wires: &Wires, units: Vec<Unit>, sets: Vec<Set>, cuts: Cuts) -> Self {
         let batch_sizes = graph.batch_sizes.len();
         let mut totals = Vec::with_capacity(sets.len() * batch_sizes);

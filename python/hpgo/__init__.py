@@ -25,6 +25,12 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.orders import Schedule as Schedule
     from hpgo.orders import schedule as schedule
     from hpgo.orders import schedules as schedules
+    from hpgo.plans import MemoryModel as MemoryModel
+    from hpgo.plans import Plan as Plan
+    from hpgo.plans import Stage as Stage
+    from hpgo.plans import evaluate as evaluate
+    from hpgo.plans import exhaustive as exhaustive
+    from hpgo.plans import plan as plan
     from hpgo.profile import Layer as Layer
     from hpgo.profile import Profile as Profile
 
@@ -36,6 +42,12 @@ _PUBLIC: dict[str, str] = {
     "HpgoError": "hpgo.errors",
     "InfeasibleError": "hpgo.errors",
     "Layer": "hpgo.profile",
+    "MemoryModel": "hpgo.plans",
+    "Plan": "hpgo.plans",
+    "Stage": "hpgo.plans",
+    "evaluate": "hpgo.plans",
+    "exhaustive": "hpgo.plans",
+    "plan": "hpgo.plans",
     "Profile": "hpgo.profile",
     "ProfileError": "hpgo.errors",
     "ScheduleError": "hpgo.errors",

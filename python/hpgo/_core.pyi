@@ -1,8 +1,11 @@
 """The native module. Plain records in, plain records out; the package around it is what people use."""
 
+from collections.abc import Callable
 from typing import Any
 
+from hpgo.cluster import Cluster
 from hpgo.orders import Schedule, _Request
+from hpgo.plans import _Settings
 from hpgo.profile import Profile
 
 __version__: str
@@ -30,3 +33,17 @@ def validate_schedule(schedule: Schedule) -> None: ...
 def peak_in_flight(schedule: Schedule) -> list[int]: ...
 def schedule_families() -> list[dict[str, Any]]: ...
 def schedule_peaks(name: str, request: _Request) -> list[int] | None: ...
+
+# Records are dicts: `hpgo.plans` makes dataclasses of them and documents their fields.
+def plan(
+    profile: Profile,
+    cluster: Cluster,
+    settings: _Settings,
+    deadline_s: float | None,
+    progress: Callable[[float, float], object] | None,
+) -> tuple[dict[str, Any], dict[str, Any]]: ...
+def closest_plan(profile: Profile, cluster: Cluster, settings: _Settings) -> dict[str, Any]: ...
+def exhaustive(profile: Profile, cluster: Cluster, settings: _Settings) -> tuple[dict[str, Any], int]: ...
+def evaluate(
+    profile: Profile, cluster: Cluster, settings: _Settings, stages: list[tuple[list[int], list[int]]]
+) -> dict[str, Any]: ...

@@ -1,4 +1,5 @@
 //! Decides who computes what.
 
 pub mod chain;
+pub mod hybrid;
 pub mod legacy;

@@ -6,6 +6,7 @@
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over by value")]
 
 mod legacy;
+mod plan;
 mod records;
 mod schedule;
 mod states;
@@ -43,9 +44,8 @@ fn to_py_err(py: Python<'_>, error: &Error) -> PyErr {
 /// Runs `work` on its own thread without the interpreter lock.
 ///
 /// While it runs, this thread wakes every 20 ms to see Ctrl-C and every 100 ms to call
-/// `progress(fraction, best_s, lower_bound_s)`. An exception from either cancels the work and is raised when the
+/// `progress(best_s, lower_bound_s)`. An exception from either cancels the work and is raised when the
 /// work has returned. With `keep_partial`, Ctrl-C returns the work's best answer so far instead of raising.
-#[allow(dead_code, reason = "used by every search at the border")]
 fn watched<T: Send>(
     py: Python<'_>,
     control: &Control,
@@ -82,7 +82,7 @@ fn watched<T: Send>(
                     let seen = py.check_signals().and_then(|()| match progress {
                         Some(callback) if ticks.is_multiple_of(5) => {
                             let now = control.progress();
-                            callback.call1(py, (now.fraction, now.best_s, now.lower_bound_s)).map(drop)
+                            callback.call1(py, (now.best_s, now.lower_bound_s)).map(drop)
                         }
                         _ => Ok(()),
                     });
@@ -108,6 +108,7 @@ fn watched<T: Send>(
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     legacy::register(module)?;
+    plan::register(module)?;
     schedule::register(module)?;
     states::register(module)?;
     // PyO3 lists what it adds; the stub file would have to repeat that list.

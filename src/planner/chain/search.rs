@@ -55,7 +55,7 @@ pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, control: &Control) -> A
         let mut provisional_s = lower_s;
         let mut just_below_failed = false;
         while lower_s < *upper_s && !just_below_failed && !control.should_stop() {
-            control.report(Progress { fraction: lower_s / *upper_s, best_s: *upper_s, lower_bound_s: lower_s });
+            control.report(Progress { best_s: *upper_s, lower_bound_s: lower_s });
             let close = *upper_s - provisional_s <= 1e-4 * *upper_s;
             let limit_s = if close { upper_s.next_down() } else { f64::midpoint(provisional_s, *upper_s) };
             match trial.reach(limit_s, width) {
@@ -154,7 +154,7 @@ pub(super) fn cheapest(costs: &Costs<'_>, objective: Objective, limit_s: f64, co
             lower_bound = *value;
         }
         if let Some((_, value)) = &best {
-            control.report(Progress { fraction: lower_bound / value, best_s: *value, lower_bound_s: lower_bound });
+            control.report(Progress { best_s: *value, lower_bound_s: lower_bound });
         }
         if found.complete || control.should_stop() {
             break;

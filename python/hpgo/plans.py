@@ -1,0 +1,715 @@
+"""Plans: which device runs which layers, in how many micro-batches, how long a step takes, and how sure that is.
+
+`plan` searches, `evaluate` prices a plan that you give, `exhaustive` tries everything on small questions. All three
+answer with a `Plan`: plain numbers, without native or framework objects, so it can be pickled, compared and saved.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpgo import _core
+from hpgo.errors import ArgumentError, HpgoError, InfeasibleError
+from hpgo.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hpgo.cluster import Cluster
+    from hpgo.profile import Profile
+
+SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
+"""What `plan` can plan for. `1f1b` warms up as little as keeps all stages busy; `eager_1f1b` runs stages ahead where
+memory allows, which hides transfers; `gpipe` runs all forwards first."""
+
+_VERSION = 1
+_NO_LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryModel:
+    """What a device holds besides activations, in bytes for each byte of weights.
+
+    The defaults are Adam in the precision of the weights: gradients once, two moments.
+    """
+
+    gradients_per_weight: float = 1.0
+    optimizer_per_weight: float = 2.0
+    shard_optimizer: bool = False
+    """Replicas of a stage share its optimizer state evenly (ZeRO stage 1)."""
+    reserved_bytes: float = 0.0
+    """Of each device, for the framework's own use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that one device of a stage holds at its peak."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    """Kept for the backward passes of all micro-batches in flight."""
+    buffers_bytes: float
+    """An activation and a gradient on the way, on each side."""
+
+    @property
+    def total_bytes(self) -> float:
+        """All of it."""
+        return (
+            self.weights_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.buffers_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers in a row on devices that split each micro-batch among them. Times are seconds."""
+
+    layers: tuple[str, ...]
+    """Layer ids, in topological order."""
+    devices: tuple[int, ...]
+    """Device numbers, machine by machine from 0; one replica each."""
+    share: int
+    """Samples of a micro-batch on the device that gets most."""
+    in_flight: int
+    """Micro-batches whose activations it holds at once, at most; also the forwards ahead of its first backward."""
+    forward_s: float
+    """One micro-batch."""
+    backward_s: float
+    """One micro-batch, with the forward that recomputation repeats."""
+    transfer_s: float
+    """Sending one micro-batch's output to the next stage, or its gradient back."""
+    transfer_busy_s: float
+    """The part of it that occupies the fullest port; the rest is latency."""
+    sync_s: float
+    """Summing gradients over the replicas."""
+    sync_tail_s: float
+    """The part of it that outlasts the last backward pass."""
+    memory: Memory
+    capacity_bytes: float
+    """Memory of its smallest device, less what is reserved."""
+
+    @property
+    def replicas(self) -> int:
+        """Devices that run copies of it."""
+        return len(self.devices)
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Memory that stays free; negative if the stage doesn't fit."""
+        return self.capacity_bytes - self.memory.total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A plan that people try first, and what it would give."""
+
+    name: str
+    step_s: float | None
+    """None if it can't run."""
+    stages: int
+    micro_batch_size: int
+    missing_bytes: float
+    """Memory that a device lacks for it; 0 if it fits."""
+    why: str
+    """In words, against the plan at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """What one process of a launcher does."""
+
+    rank: int
+    stage: int
+    replica: int
+    layers: tuple[str, ...]
+    rows: range
+    """Its samples of each micro-batch."""
+    micro_batches: int
+    in_flight: int
+    peers: tuple[int, ...]
+    """Ranks that run the same stage, this one included: the data-parallel group."""
+    receives: tuple[tuple[int, range], ...]
+    """Ranks of the stage before, with the rows of a micro-batch that come from each."""
+    sends: tuple[tuple[int, range], ...]
+    """Ranks of the next stage, with the rows of a micro-batch that go to each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A way to train: stages on devices, micro-batches, and the step that it is predicted to take.
+
+    Times are seconds. `step_s` is the simulated step of `schedule`; no plan of the search space takes less than
+    `lower_bound_s`, and `gap` is the share by which the plan may miss it.
+    """
+
+    profile: str
+    cluster: str
+    schedule: str
+    global_batch_size: int
+    micro_batch_size: int
+    recompute: bool
+    stages: tuple[Stage, ...]
+    step_s: float
+    one_device_step_s: float
+    """The same step on one device that has memory enough."""
+    lower_bound_s: float | None = None
+    """None for a plan that was priced, not searched for."""
+    alternatives: tuple[Alternative, ...] = ()
+    cuts: str = "all"
+    """Which cut points were tried: all, or why only those of one order of the layers."""
+    placements: str = "all"
+    """Which placements were tried: all, or compact ones."""
+    finished: bool = True
+    """Whether the search ran to its end; else a deadline or Ctrl-C stopped it."""
+    labels: int = 0
+    """Partial plans that the search looked at."""
+    simulated: int = 0
+    """Plans that it simulated."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in a step."""
+        return self.global_batch_size // self.micro_batch_size
+
+    @property
+    def devices(self) -> int:
+        """Devices in use."""
+        return sum(stage.replicas for stage in self.stages)
+
+    @property
+    def gap(self) -> float | None:
+        """How much longer than the lower bound the step may be: 0.02 is two percent; 0 proves the plan optimal."""
+        return None if self.lower_bound_s is None else max(0.0, self.step_s / self.lower_bound_s - 1)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput."""
+        return self.global_batch_size / self.step_s
+
+    @property
+    def speed_up(self) -> float:
+        """Over one device with memory enough."""
+        return self.one_device_step_s / self.step_s
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step in which the plan's devices don't compute."""
+        busy_s = sum(s.replicas * (s.forward_s + s.backward_s) for s in self.stages) * self.micro_batches
+        return 1 - busy_s / (self.devices * self.step_s)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device holds what it must."""
+        return all(stage.headroom_bytes >= 0 for stage in self.stages)
+
+    @property
+    def limit(self) -> str:
+        """What keeps the step from being shorter, in words."""
+        from hpgo.limits import describe  # it reads plans
+
+        return describe(self)
+
+    def for_rank(self, rank: int) -> RankPlan:
+        """What the process with this rank does, if rank r runs on device r.
+
+        Raises ArgumentError for a rank that the plan leaves idle.
+
+        >>> import hpgo
+        >>> plan = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=2048)
+        >>> mine = plan.for_rank(3)
+        >>> mine.stage, mine.replica, mine.rows
+        (0, 3, range(105, 140))
+        """
+        for index, stage in enumerate(self.stages):
+            if rank in stage.devices:
+                replica = stage.devices.index(rank)
+                rows = self._rows(stage)[replica]
+                before = self.stages[index - 1] if index else None
+                after = self.stages[index + 1] if index + 1 < len(self.stages) else None
+                return RankPlan(
+                    rank=rank,
+                    stage=index,
+                    replica=replica,
+                    layers=stage.layers,
+                    rows=rows,
+                    micro_batches=self.micro_batches,
+                    in_flight=stage.in_flight,
+                    peers=stage.devices,
+                    receives=self._overlaps(rows, before),
+                    sends=self._overlaps(rows, after),
+                )
+        raise ArgumentError(
+            f"the plan leaves rank {rank} idle: it uses {self.devices} devices",
+            "start only the ranks that `plan.stages` names, or let idle ones wait",
+        )
+
+    def _rows(self, stage: Stage) -> list[range]:
+        base, longer = divmod(self.micro_batch_size, stage.replicas)
+        ends = [replica * base + min(replica, longer) for replica in range(stage.replicas + 1)]
+        return [range(begin, end) for begin, end in pairwise(ends)]
+
+    def _overlaps(self, rows: range, other: Stage | None) -> tuple[tuple[int, range], ...]:
+        if other is None:
+            return ()
+        shared = (
+            (device, range(max(rows.start, theirs.start), min(rows.stop, theirs.stop)))
+            for device, theirs in zip(other.devices, self._rows(other), strict=True)
+        )
+        return tuple((device, common) for device, common in shared if common)
+
+    def to_json(self) -> str:
+        """The plan as versioned JSON, described in `docs/plan.md`; `Plan.from_json` reads it back."""
+        return json.dumps({"format": "hpgo.plans", "version": _VERSION} | asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "the plan") -> Plan:
+        """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it."""
+        try:
+            document = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ArgumentError(f"{source} is not JSON: {error}", "save plans with `-o plan.json`") from None
+        if not isinstance(document, dict) or document.pop("format", None) != "hpgo.plans":
+            raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
+        version = document.pop("version", None)
+        if version != _VERSION:
+            raise ArgumentError(f"{source} is a plan of version {version}, not {_VERSION}", "make it again")
+        try:
+            document["stages"] = tuple(
+                Stage(
+                    **stage
+                    | {
+                        "layers": tuple(stage["layers"]),
+                        "devices": tuple(stage["devices"]),
+                        "memory": Memory(**stage["memory"]),
+                    }
+                )
+                for stage in document["stages"]
+            )
+            document["alternatives"] = tuple(Alternative(**row) for row in document["alternatives"])
+            plan = cls(**document)
+        except (KeyError, TypeError) as error:
+            raise ArgumentError(f"{source} is not a whole plan: {error}", "make it again") from None
+        if not plan.stages:
+            raise ArgumentError(f"{source} has no stages", "make it again")
+        return plan
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Plan:
+        """Reads a plan that `save` wrote. Raises ArgumentError naming the file."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(f"can't read plan {path}: {error.strerror}", "make one with `hpgo plan -o`") from None
+        except UnicodeDecodeError:
+            raise ArgumentError(f"{path} is not text", "make a plan with `hpgo plan -o`") from None
+        return cls.from_json(text, source=str(path))
+
+    def __str__(self) -> str:
+        from hpgo.report import table  # it reads plans
+
+        return table(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What the native planner reads, checked."""
+
+    global_batch_size: int
+    micro_batch_sizes: tuple[int, ...]
+    smallest_share: int
+    uneven_shares: bool
+    overlap_sync: bool
+    recompute: tuple[bool, ...]
+    schedule: str
+    gradients_per_weight: float
+    optimizer_per_weight: float
+    shard_optimizer: bool
+    reserved_bytes: float
+    most_stages: int = _NO_LIMIT
+    most_replicas: int = _NO_LIMIT
+
+    @classmethod
+    def of(
+        cls,
+        profile: Profile,
+        *,
+        global_batch_size: int,
+        schedule: str,
+        micro_batch_size: int | None,
+        min_micro_batch_size: int | None,
+        recompute: bool | str,
+        uneven: bool,
+        overlap: bool,
+        memory: MemoryModel | None,
+        max_stages: int | None,
+    ) -> _Settings:
+        _check_count("global_batch_size", global_batch_size)
+        if schedule not in SCHEDULES:
+            raise ArgumentError(f"can't plan for schedule {schedule!r}", f"choose one of {', '.join(SCHEDULES)}")
+        smallest = profile.batch_sizes[0] if min_micro_batch_size is None else min_micro_batch_size
+        _check_count("min_micro_batch_size", smallest)
+        if micro_batch_size is None:
+            sizes = tuple(size for size in _divisors(global_batch_size) if size >= smallest)
+        else:
+            _check_count("micro_batch_size", micro_batch_size)
+            if global_batch_size % micro_batch_size:
+                near = min(_divisors(global_batch_size), key=lambda size: (abs(size - micro_batch_size), size))
+                raise ArgumentError(
+                    f"micro_batch_size {micro_batch_size} does not divide global_batch_size {global_batch_size}",
+                    f"the nearest that does is {near}; leave it out to let the planner choose",
+                )
+            sizes = (micro_batch_size,)
+        if not sizes or sizes[-1] < smallest:
+            raise ArgumentError(
+                f"a micro-batch of {sizes[-1] if sizes else global_batch_size} samples is smaller than the"
+                f" {smallest} that profile `{profile.name}` was measured with",
+                f"raise the batch size, or trust the profile below that with min_micro_batch_size="
+                f"{sizes[-1] if sizes else global_batch_size}",
+            )
+        if recompute not in (False, True, "auto"):
+            raise ArgumentError(f"recompute is {recompute!r}", "choose True, False or 'auto'")
+        if max_stages is not None:
+            _check_count("max_stages", max_stages)
+        memory = memory or MemoryModel()
+        return cls(
+            global_batch_size=global_batch_size,
+            micro_batch_sizes=sizes,
+            smallest_share=smallest,
+            uneven_shares=uneven,
+            overlap_sync=overlap,
+            recompute=(False, True) if recompute == "auto" else (bool(recompute),),
+            schedule=schedule,
+            gradients_per_weight=float(memory.gradients_per_weight),
+            optimizer_per_weight=float(memory.optimizer_per_weight),
+            shard_optimizer=bool(memory.shard_optimizer),
+            reserved_bytes=parse_bytes(memory.reserved_bytes)
+            if isinstance(memory.reserved_bytes, str)
+            else float(memory.reserved_bytes),
+            most_stages=max_stages or _NO_LIMIT,
+        )
+
+
+def plan(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    global_batch_size: int,
+    schedule: str = "eager_1f1b",
+    micro_batch_size: int | None = None,
+    min_micro_batch_size: int | None = None,
+    recompute: bool | str = False,
+    uneven: bool = True,
+    overlap: bool = True,
+    memory: MemoryModel | None = None,
+    max_stages: int | None = None,
+    deadline_s: float | None = None,
+    progress: Callable[[float, float], object] | None = None,
+) -> Plan:
+    """The plan with the shortest simulated step, with a proven bound on how much shorter any other could be.
+
+    Args:
+        profile: what each layer costs.
+        cluster: what is connected to what.
+        global_batch_size: samples in a step, over all devices and micro-batches.
+        schedule: one of `SCHEDULES`.
+        micro_batch_size: samples that enter the pipeline at once; by default every divisor of the batch is tried.
+        min_micro_batch_size: the smallest share of a micro-batch that a device may get, in samples; by default the
+            smallest batch size that the profile was measured with, below which it can't be trusted.
+        recompute: keep activations (False), recompute them in the backward pass (True), or whichever is better
+            ("auto").
+        uneven: let replicas of a stage get shares that differ by one sample; the largest share counts.
+        overlap: let gradient synchronisation start before the backward pass has ended, layer by layer.
+        memory: what a device holds besides activations.
+        max_stages: stages at most.
+        deadline_s: return the best plan found so far after this many seconds, with its gap. Ctrl-C does the same.
+        progress: called about ten times a second with the best step so far, infinite before there is one, and
+            the lower bound.
+
+    Raises ArgumentError or ClusterError for input that makes no sense; InfeasibleError if no plan fits the devices'
+    memory, with the stage and device that lack it, how much, and what would help.
+
+    Method: docs/planner.md; after DAPPLE (Fan et al., PPoPP 2021) for stages, warm-up windows and uneven replication.
+
+    >>> import hpgo
+    >>> best = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    >>> [(len(stage.layers), stage.replicas) for stage in best.stages], best.gap
+    ([(32, 8), (21, 8)], 0.0)
+    """
+    settings = _Settings.of(
+        profile,
+        global_batch_size=global_batch_size,
+        schedule=schedule,
+        micro_batch_size=micro_batch_size,
+        min_micro_batch_size=min_micro_batch_size,
+        recompute=recompute,
+        uneven=uneven,
+        overlap=overlap,
+        memory=memory,
+        max_stages=max_stages,
+    )
+    if deadline_s is not None and not deadline_s > 0:
+        raise ArgumentError(f"deadline_s is {deadline_s}", "give a positive number of seconds")
+    try:
+        found, search = _core.plan(profile, cluster, settings, deadline_s, progress)
+    except InfeasibleError as error:
+        raise _explained(error, profile, cluster, settings) from None
+    best = _plan_of(profile, cluster, settings, found)
+    return replace(
+        best,
+        lower_bound_s=min(search["lower_bound_s"], best.step_s),
+        alternatives=_alternatives(profile, cluster, settings, best, search),
+        cuts=search["one_order"] or "all",
+        placements="all" if search["exact_placement"] else "compact",
+        finished=search["finished"],
+        labels=search["labels"],
+        simulated=search["simulated"],
+    )
+
+
+def evaluate(
+    profile: Profile,
+    cluster: Cluster,
+    stages: Sequence[tuple[Iterable[str] | int, Sequence[int]]],
+    *,
+    global_batch_size: int,
+    schedule: str = "eager_1f1b",
+    micro_batch_size: int | None = None,
+    min_micro_batch_size: int | None = None,
+    recompute: bool | str = False,
+    uneven: bool = True,
+    overlap: bool = True,
+    memory: MemoryModel | None = None,
+) -> Plan:
+    """Prices a plan that you give, as `plan` would: the same model, the same report, no search.
+
+    Args:
+        profile: what each layer costs.
+        cluster: what is connected to what.
+        stages: for each stage its layers and its devices. Layers are ids, or a number of layers: the next so many in
+            the profile's order.
+        global_batch_size: samples in a step.
+        schedule: as for `plan`, and so are all further arguments. Without `micro_batch_size` the best one is taken.
+        micro_batch_size: see `plan`.
+        min_micro_batch_size: see `plan`.
+        recompute: see `plan`.
+        uneven: see `plan`.
+        overlap: see `plan`.
+        memory: see `plan`.
+
+    A plan that doesn't fit memory is priced all the same: see `Plan.fits` and `Stage.headroom_bytes`.
+
+    Raises ArgumentError for layers or devices that are unknown, missing or used twice.
+
+    >>> import hpgo
+    >>> profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
+    >>> plan = hpgo.evaluate(profile, cluster, [(26, range(8)), (27, range(8, 16))], global_batch_size=64)
+    >>> plan.gap is None, plan.step_s > hpgo.plan(profile, cluster, global_batch_size=64).step_s
+    (True, True)
+    """
+    settings = _Settings.of(
+        profile,
+        global_batch_size=global_batch_size,
+        schedule=schedule,
+        micro_batch_size=micro_batch_size,
+        min_micro_batch_size=min_micro_batch_size,
+        recompute=recompute,
+        uneven=uneven,
+        overlap=overlap,
+        memory=memory,
+        max_stages=None,
+    )
+    index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
+    rows: list[tuple[list[int], list[int]]] = []
+    taken = 0
+    for number, (layers, devices) in enumerate(stages):
+        if isinstance(layers, int):
+            _check_count(f"the number of layers of stage {number}", layers)
+            if taken + layers > len(profile.layers):
+                raise ArgumentError(
+                    f"stages name {taken + layers} layers, but profile `{profile.name}` has {len(profile.layers)}",
+                    "give each stage a smaller number of layers",
+                )
+            indices = list(range(taken, taken + layers))
+        else:
+            indices = []
+            for layer in layers:
+                if layer not in index_of:
+                    raise ArgumentError(f"profile `{profile.name}` has no layer `{layer}`", "stages name layer ids")
+                indices.append(index_of[layer])
+        taken += len(indices)
+        if any(device < 0 for device in devices):
+            raise ArgumentError(f"stage {number} names device {min(devices)}", "devices are numbered from 0")
+        rows.append((indices, list(devices)))
+    found = _core.evaluate(profile, cluster, settings, rows)
+    for stage, (_, devices) in zip(found["stages"], rows, strict=True):
+        stage["devices"] = devices
+    return _plan_of(profile, cluster, settings, found)
+
+
+def exhaustive(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    global_batch_size: int,
+    schedule: str = "eager_1f1b",
+    micro_batch_size: int | None = None,
+    min_micro_batch_size: int | None = None,
+    recompute: bool | str = False,
+    uneven: bool = True,
+    overlap: bool = True,
+    memory: MemoryModel | None = None,
+) -> Plan:
+    """The best of all plans, each of them simulated: at most 12 layers in a row on 8 devices. Arguments as for `plan`.
+
+    Raises ArgumentError if the question is larger than that; InfeasibleError if no plan fits.
+
+    >>> import hpgo
+    >>> profile = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1.0, 2.0, 1.0], backward_s=[2.0, 4.0, 2.0],
+    ...                              activation_bytes=[1e6] * 3, parameter_bytes=[1e6] * 3)
+    >>> cluster = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10)
+    >>> hpgo.exhaustive(profile, cluster, global_batch_size=4).step_s.__round__(2)
+    24.0
+    """
+    settings = _Settings.of(
+        profile,
+        global_batch_size=global_batch_size,
+        schedule=schedule,
+        micro_batch_size=micro_batch_size,
+        min_micro_batch_size=min_micro_batch_size,
+        recompute=recompute,
+        uneven=uneven,
+        overlap=overlap,
+        memory=memory,
+        max_stages=None,
+    )
+    found, plans = _core.exhaustive(profile, cluster, settings)
+    best = _plan_of(profile, cluster, settings, found)
+    return replace(best, lower_bound_s=best.step_s, simulated=plans)
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _NO_LIMIT:
+        raise ArgumentError(f"{name} is {value!r}", "give a whole number, at least 1")
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _plan_of(profile: Profile, cluster: Cluster, settings: _Settings, found: dict[str, Any]) -> Plan:
+    stages = []
+    for record in found["stages"]:
+        price = record["price"]
+        stages.append(
+            Stage(
+                layers=tuple(profile.layers[index].id for index in record["layers"]),
+                devices=tuple(record["devices"]),
+                in_flight=record["window"],
+                **price | {"memory": Memory(**price["memory"])},
+            )
+        )
+    micro_batch_size = found["micro_batch_size"]
+    one_device_s = settings.global_batch_size // micro_batch_size * profile_step_s(profile, micro_batch_size)
+    return Plan(
+        profile=profile.name,
+        cluster=cluster.name,
+        schedule=settings.schedule,
+        global_batch_size=settings.global_batch_size,
+        micro_batch_size=micro_batch_size,
+        recompute=found["recompute"],
+        stages=tuple(stages),
+        step_s=found["step_s"],
+        one_device_step_s=one_device_s,
+    )
+
+
+def profile_step_s(profile: Profile, batch_size: int) -> float:
+    """Forward and backward seconds of all layers for so many samples, interpolated as the planner does."""
+    sizes = profile.batch_sizes
+    totals = [sum(layer.forward_s[at] + layer.backward_s[at] for layer in profile.layers) for at in range(len(sizes))]
+    if batch_size <= sizes[0]:
+        return totals[0] * batch_size / sizes[0]
+    for (low, high), (low_s, high_s) in zip(pairwise(sizes), pairwise(totals), strict=True):
+        if batch_size <= high:
+            return low_s + (high_s - low_s) * (batch_size - low) / (high - low)
+    return totals[-1] * batch_size / sizes[-1]
+
+
+def _alternatives(
+    profile: Profile, cluster: Cluster, settings: _Settings, best: Plan, search: dict[str, Any]
+) -> tuple[Alternative, ...]:
+    alternatives = []
+    for name, key in (("data parallelism", "data_parallel"), ("straight pipeline", "straight")):
+        if search[key] is None:
+            why = "no plan of this kind fits" if key == "straight" else "no micro-batch can be shared by two devices"
+            alternatives.append(Alternative(name, None, 0, 0, 0.0, why))
+            continue
+        other = _plan_of(profile, cluster, settings, search[key])
+        missing = max(0.0, -min(stage.headroom_bytes for stage in other.stages))
+        slower = other.step_s / best.step_s - 1
+        if missing:
+            why = f"lacks {format_bytes(missing)} on each device"
+        elif slower <= 1e-9:
+            why = "is this plan"
+        else:
+            why = f"{slower:.1%} slower: {other.limit}"
+        step_s = None if missing else other.step_s
+        alternatives.append(Alternative(name, step_s, len(other.stages), other.micro_batch_size, missing, why))
+    return tuple(alternatives)
+
+
+def _explained(error: InfeasibleError, profile: Profile, cluster: Cluster, settings: _Settings) -> HpgoError:
+    """Names the stage that lacks memory in the plan that comes closest, and what would make some plan fit."""
+    try:
+        closest = _plan_of(profile, cluster, settings, _core.closest_plan(profile, cluster, settings))
+    except HpgoError:
+        return error
+    index, stage = min(enumerate(closest.stages), key=lambda row: row[1].headroom_bytes)
+    device = _device_name(cluster, stage.devices[0])
+    helps: list[str] = []
+    for words, changed_settings, changed_cluster in (
+        ("recompute activations", replace(settings, recompute=(True,)), cluster),
+        ("shard the optimizer state", replace(settings, shard_optimizer=True), cluster),
+        ("recompute and shard", replace(settings, recompute=(True,), shard_optimizer=True), cluster),
+        (f"use {2 * cluster.devices} devices", settings, replace(cluster, machines=cluster.machines * 2)),
+    ):
+        if helps and words == "recompute and shard":
+            continue
+        try:
+            _core.plan(profile, changed_cluster, changed_settings, 5.0, None)
+        except HpgoError:
+            continue
+        helps.append(words)
+    smaller = " or a smaller micro-batch" if len(settings.micro_batch_sizes) == 1 else ""
+    hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
+    return InfeasibleError(
+        f"no plan fits: in the one that comes closest, stage {index} of {len(closest.stages)}"
+        f" ({len(stage.layers)} layers, micro-batch {closest.micro_batch_size}) needs"
+        f" {format_bytes(stage.memory.total_bytes)} on each device, but `{device}` has"
+        f" {format_bytes(stage.capacity_bytes)}: {format_bytes(-stage.headroom_bytes)} short",
+        hint,
+    )
+
+
+def _device_name(cluster: Cluster, device: int) -> str:
+    for machine in cluster.machines:
+        if device < machine.count:
+            return machine.device.name
+        device -= machine.count
+    return "device"

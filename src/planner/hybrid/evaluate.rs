@@ -1,0 +1,91 @@
+//! Prices the plan that a user gives.
+
+use super::price::{Candidate, Priced, Pricer, StageChoice};
+use super::settings::Settings;
+use crate::cluster::Cluster;
+use crate::cost::Model;
+use crate::error::{Error, Result};
+
+/// The fastest of the allowed micro-batch sizes for one stage between every two neighbouring cuts of `model`, on these
+/// devices; of those that fit memory, if any does.
+///
+/// # Errors
+/// [`Error::Argument`] if a device is unknown, idle in its stage or used twice, or if no micro-batch size can be shared.
+pub fn evaluate(
+    model: &Model,
+    cluster: &Cluster,
+    settings: &Settings,
+    devices: &[Vec<u32>],
+) -> Result<(Candidate, Priced)> {
+    settings.check()?;
+    cluster.check()?;
+    let footprints = footprints(cluster, devices)?;
+    let stages: Vec<StageChoice> = (footprints.into_iter().enumerate())
+        .map(|(begin, footprint)| StageChoice { begin, end: begin + 1, footprint, window: 1 })
+        .collect();
+    let mut pricer = Pricer::new(model, cluster, settings);
+    let mut best: Option<(bool, Candidate, Priced)> = None;
+    let mut refused = None;
+    for &micro_batch in &settings.micro_batches {
+        for &recompute in &settings.recompute {
+            let mut plan = Candidate { micro_batch, recompute, stages: stages.clone() };
+            let windows = match pricer.windows(&plan, &vec![true; stages.len()]) {
+                Err(error) => {
+                    refused = Some(error);
+                    continue;
+                }
+                Ok(windows) => windows,
+            };
+            let fits = windows.is_some();
+            let micro_batches = settings.global_batch / micro_batch;
+            let windows = windows.unwrap_or_else(|| {
+                (1..=stages.len() as u32).rev().map(|from_end| settings.windows(from_end, micro_batches).0).collect()
+            });
+            plan.stages.iter_mut().zip(windows).for_each(|(stage, window)| stage.window = window);
+            let priced = pricer.price(&plan)?;
+            let better =
+                best.as_ref().is_none_or(|(best_fits, _, best)| (!fits, priced.step_s) < (!best_fits, best.step_s));
+            if better {
+                best = Some((fits, plan, priced));
+            }
+        }
+    }
+    match (best, refused) {
+        (Some((_, plan, priced)), _) => Ok((plan, priced)),
+        (None, Some(error)) => Err(error),
+        (None, None) => Err(Error::argument("there is no micro-batch size to choose from", "give one")),
+    }
+}
+
+/// Devices of each stage as numbers of devices by machine.
+fn footprints(cluster: &Cluster, devices: &[Vec<u32>]) -> Result<Vec<Vec<(u32, u32)>>> {
+    let machine_of: Vec<u32> = (0_u32..)
+        .zip(&cluster.machines)
+        .flat_map(|(index, machine)| std::iter::repeat_n(index, machine.devices as usize))
+        .collect();
+    let mut stage_of = vec![None; machine_of.len()];
+    let mut footprints = Vec::with_capacity(devices.len());
+    for (stage, devices) in devices.iter().enumerate() {
+        if devices.is_empty() {
+            return Err(Error::argument(format!("stage {stage} has no devices"), "give it at least one"));
+        }
+        let mut counts: std::collections::BTreeMap<u32, u32> = std::collections::BTreeMap::new();
+        for &device in devices {
+            let Some(&machine) = machine_of.get(device as usize) else {
+                return Err(Error::argument(
+                    format!("stage {stage} names device {device}, but the cluster has {} devices", machine_of.len()),
+                    "devices are numbered from 0, machine by machine",
+                ));
+            };
+            if let Some(other) = stage_of[device as usize].replace(stage) {
+                return Err(Error::argument(
+                    format!("device {device} is in stage {other} and in stage {stage}"),
+                    "each device runs one stage",
+                ));
+            }
+            *counts.entry(machine).or_default() += 1;
+        }
+        footprints.push(counts.into_iter().collect());
+    }
+    Ok(footprints)
+}

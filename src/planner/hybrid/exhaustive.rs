@@ -1,0 +1,151 @@
+//! Prices every plan of a small question by simulation: the oracle that the search is held against.
+//!
+//! Written without the search's machinery: stages are lists of cuts, placements are tables of devices by stage and
+//! machine, warm-up is a pattern of stages that run ahead.
+
+use super::price::{Candidate, Priced, Pricer, StageChoice};
+use super::settings::Settings;
+use crate::cluster::Cluster;
+use crate::control::Control;
+use crate::cost::Model;
+use crate::error::{Error, Result};
+
+/// Cuts of a model that is small enough: 12 layers in a row.
+const MOST_CUTS: usize = 13;
+/// Devices of a cluster that is small enough.
+const MOST_DEVICES: u32 = 8;
+
+/// The plan with the shortest simulated step among all plans, and how many there are.
+///
+/// # Errors
+/// [`Error::Argument`] if the question is too large, [`Error::Infeasible`] if no plan fits the devices' memory,
+/// [`Error::Cancelled`] if it was stopped.
+pub fn exhaustive(
+    model: &Model,
+    cluster: &Cluster,
+    settings: &Settings,
+    control: &Control,
+) -> Result<(Candidate, Priced, u64)> {
+    settings.check()?;
+    cluster.check()?;
+    let (cuts, devices) = (model.cuts(), cluster.devices());
+    if cuts > MOST_CUTS || devices > MOST_DEVICES {
+        return Err(Error::argument(
+            format!("{cuts} cut points on {devices} devices are too many to try every plan"),
+            format!("at most {MOST_CUTS} and {MOST_DEVICES}; the planner itself has no such limit"),
+        ));
+    }
+    let mut all = All { model, cluster, settings, control, pricer: Pricer::new(model, cluster, settings), best: None };
+    for &micro_batch in &settings.micro_batches {
+        for &recompute in &settings.recompute {
+            let mut plan = Candidate { micro_batch, recompute, stages: Vec::new() };
+            let mut free: Vec<u32> = cluster.machines.iter().map(|machine| machine.devices).collect();
+            all.place(&mut plan, cuts - 1, &mut free)?;
+        }
+    }
+    let plans = all.pricer.simulated;
+    let (plan, priced) =
+        all.best.ok_or_else(|| Error::infeasible("no plan fits the devices' memory", "use more devices"))?;
+    Ok((plan, priced, plans))
+}
+
+struct All<'a> {
+    model: &'a Model,
+    cluster: &'a Cluster,
+    settings: &'a Settings,
+    control: &'a Control,
+    pricer: Pricer<'a>,
+    best: Option<(Candidate, Priced)>,
+}
+
+impl All<'_> {
+    /// Every way to put stages in front of `plan.stages`, which begin at `end`.
+    fn place(&mut self, plan: &mut Candidate, end: usize, free: &mut [u32]) -> Result<()> {
+        if end == 0 {
+            return self.try_windows(plan);
+        }
+        if self.control.should_stop() {
+            return Err(Error::Cancelled);
+        }
+        if plan.stages.len() as u32 >= self.settings.most_stages {
+            return Ok(());
+        }
+        for begin in self.model.begins[end].clone() {
+            for footprint in footprints(free) {
+                let replicas: u32 = footprint.iter().map(|&(_, count)| count).sum();
+                if self.settings.share(plan.micro_batch, replicas).is_none() || self.is_mirrored(plan, &footprint, free)
+                {
+                    continue;
+                }
+                for &(machine, count) in &footprint {
+                    free[machine as usize] -= count;
+                }
+                plan.stages
+                    .insert(0, StageChoice { begin: begin as usize, end, footprint: footprint.clone(), window: 1 });
+                self.place(plan, begin as usize, free)?;
+                plan.stages.remove(0);
+                for &(machine, count) in &footprint {
+                    free[machine as usize] += count;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a machine is left idle while an equal one of higher number, as idle so far, is used more: the mirrored
+    /// placement is tried anyway.
+    fn is_mirrored(&self, plan: &Candidate, footprint: &[(u32, u32)], free: &[u32]) -> bool {
+        let machines = &self.cluster.machines;
+        let takes = |machine: usize| footprint.iter().find(|&&(other, _)| other as usize == machine).map_or(0, |f| f.1);
+        let untouched = |machine: usize| {
+            free[machine] == machines[machine].devices
+                && plan.stages.iter().all(|stage| stage.footprint.iter().all(|&(other, _)| other as usize != machine))
+        };
+        (1..machines.len()).any(|machine| {
+            machines[machine] == machines[machine - 1]
+                && untouched(machine)
+                && untouched(machine - 1)
+                && takes(machine) > takes(machine - 1)
+        })
+    }
+
+    fn try_windows(&mut self, plan: &Candidate) -> Result<()> {
+        let count = plan.stages.len();
+        let mut tried: Vec<Vec<u32>> = Vec::new();
+        for pattern in 0..1_u32 << count {
+            let eager: Vec<bool> = (0..count).map(|stage| pattern >> stage & 1 == 1).collect();
+            let Some(windows) = self.pricer.windows(plan, &eager)? else { continue };
+            if tried.contains(&windows) {
+                continue;
+            }
+            let mut plan = plan.clone();
+            plan.stages.iter_mut().zip(&windows).for_each(|(stage, &window)| stage.window = window);
+            tried.push(windows);
+            let priced = self.pricer.price(&plan)?;
+            if self.best.as_ref().is_none_or(|(_, best)| priced.step_s < best.step_s) {
+                self.best = Some((plan, priced));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every non-empty way to take devices from machines.
+fn footprints(free: &[u32]) -> Vec<Vec<(u32, u32)>> {
+    let mut all: Vec<Vec<(u32, u32)>> = vec![Vec::new()];
+    for (machine, &most) in (0_u32..).zip(free) {
+        all = (all.iter())
+            .flat_map(|taken| {
+                (0..=most).map(move |count| {
+                    let mut taken = taken.clone();
+                    if count > 0 {
+                        taken.push((machine, count));
+                    }
+                    taken
+                })
+            })
+            .collect();
+    }
+    all.retain(|taken| !taken.is_empty());
+    all
+}

@@ -1,0 +1,86 @@
+//! Small steps from a good plan to a better one, each judged by simulation.
+
+use super::price::{Candidate, Pricer};
+use crate::control::Control;
+use crate::cost::Model;
+
+/// Takes the best of all small steps until none helps or `trials` plans were simulated.
+pub(super) fn improve(
+    model: &Model,
+    pricer: &mut Pricer<'_>,
+    start: (f64, Candidate),
+    trials: u64,
+    control: &Control,
+) -> (f64, Candidate) {
+    let limit = pricer.simulated + trials;
+    let mut best = start;
+    loop {
+        let mut better: Option<(f64, Candidate)> = None;
+        let eager = pricer.eager(&best.1);
+        for (mut plan, eager) in neighbours(model, &best.1, &eager) {
+            if pricer.simulated >= limit || control.should_stop() {
+                break;
+            }
+            let Ok(Some(windows)) = pricer.windows(&plan, &eager) else { continue };
+            plan.stages.iter_mut().zip(windows).for_each(|(stage, window)| stage.window = window);
+            let Ok(priced) = pricer.price(&plan) else { continue };
+            let least_s = better.as_ref().map_or(best.0, |(step_s, _)| *step_s);
+            // Below this difference two sums of the same times differ by rounding alone.
+            if priced.step_s < least_s * (1.0 - 1e-12) {
+                better = Some((priced.step_s, plan));
+            }
+        }
+        match better {
+            Some(found) => best = found,
+            None => return best,
+        }
+    }
+}
+
+/// Plans that differ in one cut, one device, or one stage's warm-up; each with the stages that run ahead.
+fn neighbours(model: &Model, plan: &Candidate, eager: &[bool]) -> Vec<(Candidate, Vec<bool>)> {
+    let mut plans = Vec::new();
+    let mut with = |change: &dyn Fn(&mut Candidate, &mut Vec<bool>)| {
+        let (mut other, mut eager) = (plan.clone(), eager.to_vec());
+        change(&mut other, &mut eager);
+        plans.push((other, eager));
+    };
+    let nested = |begin: usize, end: usize| model.begins[end].contains(&(begin as u32));
+    for border in 1..plan.stages.len() {
+        let (before, after) = (&plan.stages[border - 1], &plan.stages[border]);
+        for distance in [1_usize, 2] {
+            for cut in [after.begin.wrapping_sub(distance), after.begin + distance] {
+                if cut > before.begin && cut < after.end && nested(before.begin, cut) && nested(cut, after.end) {
+                    with(&|other, _| {
+                        other.stages[border - 1].end = cut;
+                        other.stages[border].begin = cut;
+                    });
+                }
+            }
+        }
+        // One device changes sides, if the stage it leaves keeps another.
+        for (from, to) in [(border - 1, border), (border, border - 1)] {
+            for &(machine, _) in &plan.stages[from].footprint {
+                if plan.stages[from].replicas() > 1 {
+                    with(&|other, _| {
+                        add(&mut other.stages[from].footprint, machine, -1);
+                        add(&mut other.stages[to].footprint, machine, 1);
+                    });
+                }
+            }
+        }
+    }
+    for index in 0..plan.stages.len() {
+        with(&|_, eager| eager[index] = !eager[index]);
+    }
+    plans
+}
+
+fn add(footprint: &mut Vec<(u32, u32)>, machine: u32, devices: i32) {
+    match footprint.iter_mut().find(|(other, _)| *other == machine) {
+        Some((_, count)) => *count = count.saturating_add_signed(devices),
+        None => footprint.push((machine, 1)),
+    }
+    footprint.retain(|&(_, count)| count > 0);
+    footprint.sort_unstable();
+}

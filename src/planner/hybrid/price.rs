@@ -1,0 +1,300 @@
+//! Prices a whole plan: every stage's seconds and bytes, then the simulated step.
+
+use super::paths::{Link, Paths};
+use super::settings::Settings;
+use crate::cluster::{Cluster, Rate};
+use crate::cost::{self, Memory, Model, Totals};
+use crate::error::{Error, Result};
+use crate::schedule::one_f_one_b;
+use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
+
+/// One stage of a plan: layers between two cuts on devices of some machines.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StageChoice {
+    /// The cut below its first layer.
+    pub begin: usize,
+    /// The cut above its last layer.
+    pub end: usize,
+    /// `(machine, devices)`, ascending, none of them zero.
+    pub footprint: Vec<(u32, u32)>,
+    /// Forwards ahead of the first backward; the largest number of micro-batches in flight.
+    pub window: u32,
+}
+
+impl StageChoice {
+    /// Devices it takes.
+    #[must_use]
+    pub fn replicas(&self) -> u32 {
+        self.footprint.iter().map(|&(_, count)| count).sum()
+    }
+}
+
+/// Everything that a search decides.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Candidate {
+    /// Samples that enter the pipeline at once.
+    pub micro_batch: u32,
+    /// Whether activations are recomputed.
+    pub recompute: bool,
+    /// First stage first.
+    pub stages: Vec<StageChoice>,
+}
+
+impl Candidate {
+    /// Device numbers of each stage: on every machine, earlier stages take lower numbers.
+    #[must_use]
+    pub fn devices(&self, cluster: &Cluster) -> Vec<Vec<u32>> {
+        let mut next = Vec::with_capacity(cluster.machines.len());
+        let mut devices = 0;
+        for machine in &cluster.machines {
+            next.push(devices);
+            devices += machine.devices;
+        }
+        let mut take = |&(machine, count): &(u32, u32)| {
+            let first = next[machine as usize];
+            next[machine as usize] += count;
+            first..first + count
+        };
+        self.stages.iter().map(|stage| stage.footprint.iter().flat_map(&mut take).collect()).collect()
+    }
+}
+
+/// What a stage costs in a plan.
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
+pub struct StagePrice {
+    /// Samples of a micro-batch on the replica that gets most.
+    pub share: u32,
+    /// Forward pass of one micro-batch.
+    pub forward_s: f64,
+    /// Backward pass of one micro-batch, with the forward pass that recomputation repeats.
+    pub backward_s: f64,
+    /// Sending one micro-batch's output to the next stage, or its gradient back; 0 behind the last stage.
+    pub transfer_s: f64,
+    /// The part of `transfer_s` that occupies the fullest port.
+    pub transfer_busy_s: f64,
+    /// Gradient synchronisation of the whole stage.
+    pub sync_s: f64,
+    /// The part of it that outlasts the stage's last backward pass.
+    pub sync_tail_s: f64,
+    /// Held by each device.
+    pub memory: Memory,
+    /// Of its smallest device.
+    pub capacity_bytes: f64,
+}
+
+/// A plan with its price.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Priced {
+    /// The simulated step.
+    pub step_s: f64,
+    /// The longest path through it that the search's model knows; never above `step_s`.
+    pub path_s: f64,
+    /// First stage first.
+    pub stages: Vec<StagePrice>,
+}
+
+/// Prices plans of one model on one cluster; keeps what it needs again.
+pub struct Pricer<'a> {
+    model: &'a Model,
+    cluster: &'a Cluster,
+    settings: &'a Settings,
+    sweep: Sweep,
+    totals: rustc_hash::FxHashMap<u32, Totals>,
+    /// How many plans were simulated.
+    pub simulated: u64,
+}
+
+impl<'a> Pricer<'a> {
+    /// A pricer that has seen nothing yet.
+    #[must_use]
+    pub fn new(model: &'a Model, cluster: &'a Cluster, settings: &'a Settings) -> Self {
+        Self {
+            model,
+            cluster,
+            settings,
+            sweep: Sweep::default(),
+            totals: rustc_hash::FxHashMap::default(),
+            simulated: 0,
+        }
+    }
+
+    /// Seconds and bytes of every stage.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if the replicas of a stage can't share the micro-batch.
+    pub fn stages(&mut self, plan: &Candidate) -> Result<Vec<StagePrice>> {
+        let micro_batch = plan.micro_batch;
+        let mut prices = Vec::with_capacity(plan.stages.len());
+        for (index, stage) in plan.stages.iter().enumerate() {
+            let replicas = stage.replicas();
+            let Some(share) = self.settings.share(micro_batch, replicas) else {
+                return Err(Error::argument(
+                    format!("stage {index} cannot split a micro-batch of {micro_batch} over {replicas} replicas"),
+                    format!(
+                        "each replica needs at least {} samples{}",
+                        self.settings.smallest_share,
+                        if self.settings.uneven_shares { "" } else { ", all the same number" }
+                    ),
+                ));
+            };
+            let (model, settings) = (self.model, self.settings);
+            for samples in [share, micro_batch] {
+                self.totals.entry(samples).or_insert_with(|| model.totals(samples));
+            }
+            let totals = &self.totals[&share];
+            let machine = |&(machine, _): &(u32, u32)| &self.cluster.machines[machine as usize];
+            let speed = stage.footprint.iter().map(machine).map(|m| m.speed).fold(f64::INFINITY, f64::min);
+            let capacity_bytes =
+                stage.footprint.iter().map(machine).map(|m| m.memory_bytes).fold(f64::INFINITY, f64::min);
+            let forward_s = (totals.forward_s[stage.end] - totals.forward_s[stage.begin]) / speed;
+            let backward_s = (totals.backward_s[stage.end] - totals.backward_s[stage.begin]) / speed
+                + if plan.recompute { forward_s } else { 0.0 };
+            let rate = match plan.stages.get(index + 1) {
+                Some(next) => transfer(self.cluster, &stage.footprint, &next.footprint),
+                None => Rate::default(),
+            };
+            let cut_bytes =
+                if index + 1 < plan.stages.len() { self.totals[&micro_batch].boundary_bytes[stage.end] } else { 0.0 };
+            let widest = stage.footprint.iter().map(|&(_, count)| count).max().unwrap_or(0);
+            let sync = if replicas > 1 {
+                self.cluster.all_reduce(stage.footprint.len() as u32, widest)
+            } else {
+                Rate::default()
+            };
+            let sync_tail = |overlap| cost::sync_s(model, totals, speed, stage.begin, stage.end, sync, overlap);
+            prices.push(StagePrice {
+                share,
+                forward_s,
+                backward_s,
+                transfer_s: cut_bytes * rate.s_per_byte + rate.latency_s,
+                transfer_busy_s: cut_bytes * rate.s_per_byte,
+                sync_s: sync_tail(false),
+                sync_tail_s: sync_tail(settings.overlap_sync),
+                memory: cost::memory(
+                    model,
+                    totals,
+                    &settings.memory,
+                    (stage.begin, stage.end),
+                    replicas,
+                    stage.window,
+                    plan.recompute,
+                ),
+                capacity_bytes: capacity_bytes - settings.memory.reserved_bytes,
+            });
+        }
+        Ok(prices)
+    }
+
+    /// The windows of a plan whose stages run ahead as far as memory allows where `eager` says so, else no farther than
+    /// they must; `None` if a stage doesn't fit even then.
+    ///
+    /// Windows never grow along the stages: a stage that waits for more forwards than the one before it gives would
+    /// wait for ever.
+    ///
+    /// # Errors
+    /// As [`Pricer::stages`].
+    pub fn windows(&mut self, plan: &Candidate, eager: &[bool]) -> Result<Option<Vec<u32>>> {
+        let micro_batches = self.settings.global_batch / plan.micro_batch;
+        let prices = self.stages(plan)?;
+        let mut windows = vec![0; plan.stages.len()];
+        let mut next = 1;
+        for (from_end, index) in (1_u32..).zip((0..plan.stages.len()).rev()) {
+            let (stage, price) = (&plan.stages[index], &prices[index]);
+            let totals = &self.totals[&price.share];
+            let (least, most) = self.settings.windows(from_end, micro_batches);
+            let least = least.max(next);
+            let bytes = |window| {
+                let (ends, replicas) = ((stage.begin, stage.end), stage.replicas());
+                cost::memory(self.model, totals, &self.settings.memory, ends, replicas, window, plan.recompute)
+                    .total_bytes()
+            };
+            let most = if eager[index] { most.max(least) } else { least };
+            let Some(window) = (least..=most).rev().find(|&window| bytes(window) <= price.capacity_bytes) else {
+                return Ok(None);
+            };
+            windows[index] = window;
+            next = window;
+        }
+        Ok(Some(windows))
+    }
+
+    /// Which stages of a plan run ahead farther than they must.
+    #[must_use]
+    pub fn eager(&self, plan: &Candidate) -> Vec<bool> {
+        let micro_batches = self.settings.global_batch / plan.micro_batch;
+        let mut next = 1;
+        let mut eager: Vec<bool> = (1_u32..)
+            .zip(plan.stages.iter().rev())
+            .map(|(from_end, stage)| {
+                let least = self.settings.windows(from_end, micro_batches).0.max(next);
+                next = stage.window;
+                stage.window > least
+            })
+            .collect();
+        eager.reverse();
+        eager
+    }
+
+    /// Prices and simulates a plan, whether or not it fits the devices' memory.
+    ///
+    /// # Errors
+    /// As [`Pricer::stages`]; [`Error::Schedule`] if windows grow along the stages, so that they wait for each other.
+    pub fn price(&mut self, plan: &Candidate) -> Result<Priced> {
+        let stages = self.stages(plan)?;
+        let micro_batches = self.settings.global_batch / plan.micro_batch;
+        let windows: Vec<u32> = plan.stages.iter().map(|stage| stage.window).collect();
+        let messages: Vec<Transfer> = stages
+            .iter()
+            .map(|stage| Transfer {
+                busy_s: stage.transfer_busy_s,
+                latency_s: stage.transfer_s - stage.transfer_busy_s,
+            })
+            .collect();
+        let costs = Costs {
+            compute: stages.iter().map(|stage| StageTimes::new(stage.forward_s, stage.backward_s)).collect(),
+            activation: messages.clone(),
+            gradient: messages,
+            gradient_sync_s: stages.iter().map(|stage| stage.sync_tail_s).collect(),
+            optimizer_s: vec![0.0; stages.len()],
+        };
+        self.simulated += 1;
+        let step_s = self.sweep.step_s(&one_f_one_b(&windows, micro_batches), &costs, Links::Queued)?;
+        let path_s = stages
+            .iter()
+            .zip(&windows)
+            .rev()
+            .fold(Paths::default(), |paths, (stage, &window)| paths.extend(&link(stage, window), micro_batches));
+        Ok(Priced { step_s, path_s: path_s.synced_s, stages })
+    }
+
+    /// Whether every device of a priced plan holds what it must.
+    #[must_use]
+    pub fn fits(stages: &[StagePrice]) -> bool {
+        stages.iter().all(|stage| stage.memory.total_bytes() <= stage.capacity_bytes)
+    }
+}
+
+/// A priced stage as the paths see it.
+fn link(stage: &StagePrice, window: u32) -> Link {
+    Link {
+        forward_s: stage.forward_s,
+        backward_s: stage.backward_s,
+        sync_s: stage.sync_tail_s,
+        window,
+        busy_s: stage.transfer_busy_s,
+        latency_s: stage.transfer_s - stage.transfer_busy_s,
+    }
+}
+
+/// The rate between the devices of two neighbouring stages.
+fn transfer(cluster: &Cluster, from: &[(u32, u32)], to: &[(u32, u32)]) -> Rate {
+    let mut on_machine: std::collections::BTreeMap<u32, (u32, u32)> = std::collections::BTreeMap::new();
+    for &(machine, count) in from {
+        on_machine.entry(machine).or_default().0 = count;
+    }
+    for &(machine, count) in to {
+        on_machine.entry(machine).or_default().1 = count;
+    }
+    cluster.transfer(&on_machine.into_values().collect::<Vec<_>>())
+}

@@ -1,0 +1,435 @@
+//! The label search: from the last stage to the first, over cuts, devices, machines and warm-up windows.
+//!
+//! A *label* is a suffix of the pipeline: the cut where it begins, the situation of the machines, the number of stages
+//! and the window of its first one. Among labels that agree in these, one whose [`Paths`] are nowhere longer makes the
+//! other superfluous. Labels whose bound reaches the threshold are dropped; a relaxed pass over prefixes
+//! ([`Prefixes`]) gives each label the least that any completion adds.
+//!
+//! With a beam only the most promising labels of each cut go on; the smallest bound among the rest then limits what the
+//! pass has proved.
+
+use rustc_hash::FxHashMap;
+
+use super::paths::{Link, Paths};
+use super::price::{Candidate, StageChoice};
+use super::settings::Settings;
+use super::space::{Move, Space};
+use crate::cluster::Cluster;
+use crate::control::Control;
+use crate::cost::{self, Model, Totals};
+
+/// One micro-batch size, with or without recomputation: everything that a pass needs again.
+pub(super) struct Task<'a> {
+    model: &'a Model,
+    cluster: &'a Cluster,
+    settings: &'a Settings,
+    pub micro_batch: u32,
+    pub recompute: bool,
+    micro_batches: u32,
+    /// For each number of replicas, its totals, if that split is allowed.
+    share: Vec<Option<u32>>,
+    totals: Vec<Totals>,
+    cut_bytes: Vec<f64>,
+    space: Space<'a>,
+}
+
+/// What a pass found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Complete plans with the length of their longest path, shortest first.
+    pub plans: Vec<(f64, Candidate)>,
+    /// No plan of the space that is missing above has shorter paths than this; infinite if none is missing.
+    pub bound_s: f64,
+    /// Labels made.
+    pub labels: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Label {
+    paths: Paths,
+    bound_s: f64,
+    cut: u32,
+    situation: u32,
+    stages: u32,
+    window: u32,
+    /// The label it was made from, and the index of the move that made it.
+    parent: u32,
+    step: u32,
+}
+
+/// Index of the empty suffix.
+const ROOT: u32 = 0;
+/// Complete plans that a pass hands on.
+const PLANS: usize = 400;
+
+/// `(situation, stages, window)`: labels that agree in these compete.
+type Bucket = (u32, u32, u32);
+
+/// Labels of a pass; those still of use are in `waiting`, by cut.
+#[derive(Default)]
+struct Labels {
+    all: Vec<Label>,
+    waiting: Vec<FxHashMap<Bucket, Vec<u32>>>,
+    complete: Vec<u32>,
+}
+
+impl Labels {
+    fn add(&mut self, label: Label) {
+        let id = self.all.len() as u32;
+        if label.cut == 0 {
+            self.complete.push(id);
+            self.all.push(label);
+            if self.complete.len() >= 16 * PLANS {
+                self.keep_best_plans();
+            }
+            return;
+        }
+        let rivals = self.waiting[label.cut as usize].entry((label.situation, label.stages, label.window)).or_default();
+        if rivals.iter().any(|&rival| self.all[rival as usize].paths.dominates(&label.paths)) {
+            return;
+        }
+        rivals.retain(|&rival| !label.paths.dominates(&self.all[rival as usize].paths));
+        rivals.push(id);
+        self.all.push(label);
+    }
+
+    /// Most promising first; equal ones in the order in which they were made.
+    fn sort(&self, ids: &mut [u32]) {
+        ids.sort_by(|&a, &b| self.all[a as usize].bound_s.total_cmp(&self.all[b as usize].bound_s).then(a.cmp(&b)));
+    }
+
+    fn keep_best_plans(&mut self) {
+        let mut complete = std::mem::take(&mut self.complete);
+        self.sort(&mut complete);
+        complete.truncate(PLANS);
+        self.complete = complete;
+    }
+}
+
+impl<'a> Task<'a> {
+    pub(super) fn new(
+        model: &'a Model,
+        cluster: &'a Cluster,
+        settings: &'a Settings,
+        micro_batch: u32,
+        recompute: bool,
+    ) -> Self {
+        let devices = cluster.devices();
+        let mut totals = Vec::new();
+        let mut known: FxHashMap<u32, u32> = FxHashMap::default();
+        let share: Vec<Option<u32>> = (0..=devices)
+            .map(|replicas| {
+                let share = if replicas == 0 { None } else { settings.share(micro_batch, replicas) }?;
+                Some(*known.entry(share).or_insert_with(|| {
+                    totals.push(model.totals(share));
+                    totals.len() as u32 - 1
+                }))
+            })
+            .collect();
+        let allowed = share.iter().map(Option::is_some).collect();
+        Self {
+            model,
+            cluster,
+            settings,
+            micro_batch,
+            recompute,
+            micro_batches: settings.global_batch / micro_batch,
+            share,
+            totals,
+            cut_bytes: model.totals(micro_batch).boundary_bytes,
+            space: Space::new(cluster, allowed),
+        }
+    }
+
+    /// Whether every placement is in the search space, not only compact ones.
+    pub(super) fn exact_placement(&self) -> bool {
+        self.space.exact
+    }
+
+    /// No plan has a shorter step: all devices at work all the time, or one micro-batch on its way through.
+    pub(super) fn least_s(&self) -> f64 {
+        let last = self.model.cuts() - 1;
+        let prefixes = Prefixes::new(self, f64::INFINITY);
+        let alone_s = prefixes.bound_s(&Paths::default(), last, self.cluster.devices());
+        let speed: f64 = self.cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
+        // For each layer the split that costs all its replicas together the least.
+        let forwards = if self.recompute { 2.0 } else { 1.0 };
+        let splits: Vec<(f64, &Totals)> = (self.share.iter().zip(0_u32..))
+            .filter_map(|(share, replicas)| share.map(|share| (f64::from(replicas), &self.totals[share as usize])))
+            .collect();
+        let work_s: f64 = (0..self.model.layer_parameter_bytes.len())
+            .map(|layer| {
+                (splits.iter())
+                    .map(|(replicas, t)| replicas * (forwards * t.layer_forward_s[layer] + t.layer_backward_s[layer]))
+                    .fold(f64::INFINITY, f64::min)
+            })
+            .sum();
+        alone_s.max(f64::from(self.micro_batches) * work_s / speed)
+    }
+
+    /// Finds plans whose paths are shorter than `threshold_s`, keeping `beam` labels a cut.
+    pub(super) fn pass(&mut self, threshold_s: f64, beam: usize, control: &Control) -> Found {
+        let prefixes = Prefixes::new(self, threshold_s);
+        let last = self.model.cuts() - 1;
+        let mut found = Found { plans: Vec::new(), bound_s: f64::INFINITY, labels: 0 };
+        let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free(0));
+        let mut labels = Labels { waiting: vec![FxHashMap::default(); last + 1], ..Labels::default() };
+        if root_bound_s < threshold_s {
+            let (cut, paths) = (last as u32, Paths::default());
+            let bound_s = root_bound_s;
+            labels.add(Label { paths, bound_s, cut, situation: 0, stages: 0, window: 1, parent: ROOT, step: 0 });
+        }
+        for cut in (1..=last).rev() {
+            let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
+            labels.sort(&mut waiting);
+            let go_on = if control.should_stop() { 0 } else { beam };
+            if let Some(&first_left) = waiting.get(go_on) {
+                found.bound_s = found.bound_s.min(labels.all[first_left as usize].bound_s);
+                waiting.truncate(go_on);
+            }
+            for id in waiting {
+                self.expand(id, &mut labels, &prefixes, threshold_s);
+            }
+        }
+        labels.keep_best_plans();
+        found.labels = labels.all.len() as u64;
+        found.plans = (labels.complete.iter())
+            .map(|&id| (labels.all[id as usize].bound_s, self.candidate(&labels.all, id)))
+            .collect();
+        found
+    }
+
+    /// Puts every stage that may stand there in front of a label.
+    fn expand(&mut self, id: u32, labels: &mut Labels, prefixes: &Prefixes, threshold_s: f64) {
+        let model = self.model;
+        let label = labels.all[id as usize].clone();
+        let end = label.cut as usize;
+        let stages = label.stages + 1;
+        if stages > self.settings.most_stages {
+            return;
+        }
+        let (least, most) = self.settings.windows(stages, self.micro_batches);
+        let cut_bytes = if label.stages == 0 { 0.0 } else { self.cut_bytes[end] };
+        for (step, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
+            let Some(share) = self.share[choice.replicas as usize] else { continue };
+            let totals = &self.totals[share as usize];
+            let capacity_bytes = choice.memory_bytes - self.settings.memory.reserved_bytes;
+            let free = self.space.free(choice.next);
+            // In a chain the stage grows by one cut at a time, and so does its synchronisation.
+            let (mut sync_s, mut begun) = (0.0, end);
+            for &begin in &model.begins[end] {
+                let begin = begin as usize;
+                if begin > 0 && free == 0 {
+                    continue;
+                }
+                let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / choice.speed;
+                let mut backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / choice.speed;
+                if self.recompute {
+                    backward_s += forward_s;
+                }
+                let work_s = f64::from(self.micro_batches) * (forward_s + backward_s);
+                if work_s >= threshold_s {
+                    if model.is_chain {
+                        break;
+                    }
+                    continue;
+                }
+                if model.is_chain {
+                    sync_s = self.sync_s(totals, choice, model.layers_between(begin, begun), sync_s);
+                    begun = begin;
+                } else {
+                    sync_s = self.sync_s(totals, choice, model.layers_between(begin, end), 0.0);
+                }
+                let bytes = |window| {
+                    let stage = (begin, end);
+                    let memory = &self.settings.memory;
+                    cost::memory(model, totals, memory, stage, choice.replicas, window, self.recompute).total_bytes()
+                };
+                let least = least.max(label.window);
+                let Some(largest) = (least..=most.max(least)).rev().find(|&window| bytes(window) <= capacity_bytes)
+                else {
+                    continue;
+                };
+                for window in [largest, least] {
+                    let stage = Link {
+                        forward_s,
+                        backward_s,
+                        sync_s,
+                        window,
+                        busy_s: cut_bytes * choice.transfer.s_per_byte,
+                        latency_s: choice.transfer.latency_s,
+                    };
+                    let paths = label.paths.extend(&stage, self.micro_batches);
+                    let bound_s = prefixes.bound_s(&paths, begin, free);
+                    if bound_s < threshold_s {
+                        labels.add(Label {
+                            paths,
+                            bound_s,
+                            cut: begin as u32,
+                            situation: choice.next,
+                            stages,
+                            window,
+                            parent: id,
+                            step,
+                        });
+                    }
+                    if least == largest {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn sync_s(&self, totals: &Totals, choice: &Move, layers: impl Iterator<Item = u32>, left_s: f64) -> f64 {
+        if choice.replicas == 1 {
+            return 0.0;
+        }
+        layers.fold(left_s, |left_s, layer| {
+            let layer = layer as usize;
+            let message_s = cost::message_s(self.model.layer_parameter_bytes[layer], choice.sync);
+            let backward_s = totals.layer_backward_s[layer] / choice.speed;
+            cost::extend_sync(left_s, backward_s, message_s, self.settings.overlap_sync)
+        })
+    }
+
+    fn candidate(&mut self, labels: &[Label], complete: u32) -> Candidate {
+        let mut moves: Vec<Move> = Vec::new();
+        let mut stages: Vec<StageChoice> = Vec::new();
+        let mut id = complete;
+        while id != ROOT {
+            let label = &labels[id as usize];
+            let parent = &labels[label.parent as usize];
+            moves.push(self.space.moves(parent.situation)[label.step as usize].clone());
+            stages.push(StageChoice {
+                begin: label.cut as usize,
+                end: parent.cut as usize,
+                footprint: Vec::new(),
+                window: label.window,
+            });
+            id = label.parent;
+        }
+        moves.reverse(); // made from the last stage to the first
+        for (stage, footprint) in stages.iter_mut().zip(self.space.devices(&moves)) {
+            stage.footprint = footprint;
+        }
+        Candidate { micro_batch: self.micro_batch, recompute: self.recompute, stages }
+    }
+}
+
+/// The least that any stages in front of a cut add to the paths of a suffix, were every stage placed at its best.
+struct Prefixes {
+    /// Numbers of devices that the tables below are made for, ascending.
+    levels: Vec<u32>,
+    /// `[cut][level]`: forwards, backwards and transfers both ways of one micro-batch.
+    trip_s: Vec<Vec<f64>>,
+    /// `[cut][level]`: forwards and transfers of one micro-batch.
+    fill_s: Vec<Vec<f64>>,
+}
+
+/// More devices than this are rounded up to one of as many levels.
+const LEVELS: u32 = 192;
+
+impl Prefixes {
+    /// Leaves out stages that alone reach the threshold.
+    fn new(task: &Task<'_>, threshold_s: f64) -> Self {
+        let (model, cluster) = (task.model, task.cluster);
+        let devices = cluster.devices();
+        let levels: Vec<u32> = if devices <= LEVELS {
+            (0..=devices).collect()
+        } else {
+            (0..=LEVELS)
+                .map(|level| (u64::from(devices) * u64::from(level)).div_ceil(u64::from(LEVELS)) as u32)
+                .collect()
+        };
+        let speed = cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
+        let memory_bytes = cluster.machines.iter().map(|machine| machine.memory_bytes).fold(0.0, f64::max)
+            - task.settings.memory.reserved_bytes;
+        let widest = cluster.machines.iter().map(|machine| machine.devices).max().unwrap_or(1);
+        let port = cluster.inter.bytes_per_s + if widest > 1 { cluster.intra.bytes_per_s } else { 0.0 };
+        let latency_s =
+            if widest > 1 { cluster.inter.latency_s.min(cluster.intra.latency_s) } else { cluster.inter.latency_s };
+        // The fewest replicas for each share: more of them only take devices away from other stages.
+        let mut replicas: Vec<(u32, u32)> = Vec::new();
+        for (count, share) in (0_u32..).zip(&task.share) {
+            if let Some(share) = *share
+                && replicas.last().is_none_or(|&(_, other)| other != share)
+            {
+                replicas.push((count, share));
+            }
+        }
+        let micro_batches = f64::from(task.micro_batches);
+        let count = model.cuts();
+        let mut trip_s = vec![vec![f64::INFINITY; levels.len()]; count];
+        let mut fill_s = trip_s.clone();
+        trip_s[0].fill(0.0);
+        fill_s[0].fill(0.0);
+        let every = devices <= LEVELS;
+        let level_of = |devices: u32| {
+            if every { devices as usize } else { levels.partition_point(|&level| level < devices) }
+        };
+        for end in 1..count {
+            let is_last = end + 1 == count;
+            let window = task.settings.windows(if is_last { 1 } else { 2 }, task.micro_batches).0;
+            for &begin in &model.begins[end] {
+                let begin = begin as usize;
+                let weights_bytes = model.parameter_bytes[end] - model.parameter_bytes[begin];
+                for &(replicas, share) in &replicas {
+                    let totals = &task.totals[share as usize];
+                    let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / speed;
+                    let backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / speed;
+                    let work_s = forward_s + backward_s + if task.recompute { forward_s } else { 0.0 };
+                    if micro_batches * work_s >= threshold_s {
+                        continue;
+                    }
+                    let memory = cost::memory(
+                        model,
+                        totals,
+                        &task.settings.memory,
+                        (begin, end),
+                        replicas,
+                        window,
+                        task.recompute,
+                    );
+                    if memory.total_bytes() > memory_bytes {
+                        continue;
+                    }
+                    let alone_s = micro_batches * work_s
+                        + (weights_bytes * least_sync_s_per_byte(cluster, widest, replicas)
+                            - if task.settings.overlap_sync { backward_s } else { 0.0 })
+                        .max(0.0);
+                    let transfer_s =
+                        if is_last { 0.0 } else { task.cut_bytes[end] / (f64::from(replicas) * port) + latency_s };
+                    for level in level_of(replicas)..levels.len() {
+                        let rest = level_of(levels[level] - replicas);
+                        let before_s = trip_s[begin][rest];
+                        if before_s + alone_s < threshold_s {
+                            let trip = before_s + work_s + 2.0 * transfer_s;
+                            trip_s[end][level] = trip_s[end][level].min(trip);
+                            let fill = fill_s[begin][rest] + forward_s + transfer_s;
+                            fill_s[end][level] = fill_s[end][level].min(fill);
+                        }
+                    }
+                }
+            }
+        }
+        Self { levels, trip_s, fill_s }
+    }
+
+    /// No plan that ends in a suffix with these paths is shorter.
+    fn bound_s(&self, paths: &Paths, cut: usize, free: u32) -> f64 {
+        let level = self.levels.partition_point(|&level| level < free);
+        (paths.drained_s + self.trip_s[cut][level]).max(paths.synced_s + self.fill_s[cut][level])
+    }
+}
+
+/// The least that summing a byte over so many replicas takes, however they are placed.
+fn least_sync_s_per_byte(cluster: &Cluster, widest: u32, replicas: u32) -> f64 {
+    let ring = |members: u32| 2.0 * f64::from(members - 1) / f64::from(members);
+    let machines = replicas.div_ceil(widest);
+    if machines > 1 {
+        return ring(machines) / cluster.inter.collective_bytes_per_s;
+    }
+    let inside = ring(replicas) / cluster.intra.collective_bytes_per_s;
+    if replicas > 1 { inside.min(ring(2) / cluster.inter.collective_bytes_per_s) } else { 0.0 }
+}

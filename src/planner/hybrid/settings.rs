@@ -1,0 +1,93 @@
+//! What a caller may decide about the search.
+
+use crate::cost::MemoryModel;
+use crate::error::{Error, Result};
+
+/// How many forwards a stage runs ahead of its backwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WarmUp {
+    /// All of them: GPipe.
+    All,
+    /// As many as there are stages to the end: 1F1B, policy PA of DAPPLE.
+    Least,
+    /// Each stage either that or up to `2 (S - s) - 1`, as memory allows: eager 1F1B, policy PB of DAPPLE.
+    Eager,
+}
+
+/// The question, apart from model and cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// Samples of one step.
+    pub global_batch: u32,
+    /// Samples of a micro-batch to choose from; each divides `global_batch`.
+    pub micro_batches: Vec<u32>,
+    /// The smallest share of a micro-batch that a replica may get: below it the profile isn't trusted.
+    pub smallest_share: u32,
+    /// Whether replicas of a stage may get shares that differ by one sample.
+    pub uneven_shares: bool,
+    /// Whether gradient synchronisation starts before the backward pass has ended.
+    pub overlap_sync: bool,
+    /// Whether to keep activations (`false`), recompute them (`true`), or either.
+    pub recompute: Vec<bool>,
+    /// Warm-up of the schedule.
+    pub warm_up: WarmUp,
+    /// What a device holds.
+    pub memory: MemoryModel,
+    /// Stages at most.
+    pub most_stages: u32,
+    /// Replicas of a stage at most.
+    pub most_replicas: u32,
+}
+
+impl Settings {
+    /// # Errors
+    /// [`Error::Argument`] naming the argument and its value.
+    pub fn check(&self) -> Result<()> {
+        if self.global_batch == 0 {
+            return Err(Error::argument("the global batch size is 0", "a step needs at least one sample"));
+        }
+        for &micro_batch in &self.micro_batches {
+            if micro_batch == 0 || !self.global_batch.is_multiple_of(micro_batch) {
+                return Err(Error::argument(
+                    format!("micro-batch size {micro_batch} does not divide global batch size {}", self.global_batch),
+                    "choose a divisor, or leave the micro-batch size to the planner",
+                ));
+            }
+        }
+        if self.smallest_share == 0 {
+            return Err(Error::argument("the smallest share of a replica is 0 samples", "it must be at least 1"));
+        }
+        if self.most_stages == 0 {
+            return Err(Error::argument("at most 0 stages are allowed", "a plan has at least one stage"));
+        }
+        let memory = &self.memory;
+        for (name, value) in [
+            ("gradients per weight", memory.gradients_per_weight),
+            ("optimizer state per weight", memory.optimizer_per_weight),
+            ("reserved memory", memory.reserved_bytes),
+        ] {
+            if !(value >= 0.0 && value.is_finite()) {
+                return Err(Error::argument(format!("{name} is {value}"), "it must be a number, zero or more"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The largest share that one of `replicas` gets of a micro-batch, if that split is allowed.
+    #[must_use]
+    pub fn share(&self, micro_batch: u32, replicas: u32) -> Option<u32> {
+        let even = micro_batch.is_multiple_of(replicas);
+        let enough = micro_batch / replicas >= self.smallest_share && replicas <= self.most_replicas;
+        ((even || self.uneven_shares) && enough).then(|| micro_batch.div_ceil(replicas))
+    }
+
+    /// Windows to choose from for the stage that is `from_end`-th from the last (which is 1st), smallest first.
+    #[must_use]
+    pub fn windows(&self, from_end: u32, micro_batches: u32) -> (u32, u32) {
+        match self.warm_up {
+            WarmUp::All => (micro_batches, micro_batches),
+            WarmUp::Least => (from_end.min(micro_batches), from_end.min(micro_batches)),
+            WarmUp::Eager => (from_end.min(micro_batches), (2 * from_end - 1).min(micro_batches)),
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Where stages may be placed: occupied devices as a multiset of machines, never as a set of devices.
+//!
+//! Machines of the same size, memory and speed are interchangeable, so a *situation* only counts how many machines of a
+//! class have how many free devices and how many devices of the stage placed last. Stages are placed from the last one
+//! to the first; a *move* places the next one.
+
+use rustc_hash::FxHashMap;
+
+use crate::cluster::{Cluster, Rate};
+
+/// Beyond this many situations, placement is restricted to compact moves.
+const EXACT_SITUATIONS: f64 = 4_000.0;
+/// Up to this many devices, compact moves may leave two machines partly used and end a stage inside a machine.
+const FINE_DEVICES: u32 = 128;
+
+/// `count` machines alike: `(class, free devices, devices of the stage placed last)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Group {
+    class: u16,
+    free: u32,
+    last: u32,
+    count: u32,
+}
+
+/// One way to place the next stage.
+#[derive(Debug, Clone)]
+pub(super) struct Move {
+    /// The situation after it.
+    pub next: u32,
+    /// Devices it takes.
+    pub replicas: u32,
+    /// Sending from the new stage to the one placed before it.
+    pub transfer: Rate,
+    /// Gradient synchronisation of the new stage.
+    pub sync: Rate,
+    /// Of the slowest device it takes.
+    pub speed: f64,
+    /// Of the smallest device it takes.
+    pub memory_bytes: f64,
+    /// `(class, free before, devices of the last stage, devices taken)` of each machine it touches.
+    takes: Vec<(u16, u32, u32, u32)>,
+}
+
+/// All situations that the search has met, and the moves between them.
+pub(super) struct Space<'a> {
+    cluster: &'a Cluster,
+    /// `(devices, memory, speed)` of each class.
+    classes: Vec<(u32, f64, f64)>,
+    class_of: Vec<u16>,
+    situations: Vec<Vec<Group>>,
+    free: Vec<u32>,
+    index: FxHashMap<Vec<Group>, u32>,
+    moves: Vec<Option<std::sync::Arc<[Move]>>>,
+    /// Whether every placement is tried.
+    pub exact: bool,
+    allowed: Vec<bool>,
+}
+
+impl<'a> Space<'a> {
+    /// The empty cluster. `allowed[r]` says whether a stage may have `r` replicas.
+    pub(super) fn new(cluster: &'a Cluster, allowed: Vec<bool>) -> Self {
+        let mut classes: Vec<(u32, f64, f64)> = Vec::new();
+        let class_of: Vec<u16> = cluster
+            .machines
+            .iter()
+            .map(|machine| {
+                let class = (machine.devices, machine.memory_bytes, machine.speed);
+                let known = classes.iter().position(|&other| other == class);
+                known.unwrap_or_else(|| {
+                    classes.push(class);
+                    classes.len() - 1
+                }) as u16
+            })
+            .collect();
+        let mut start: Vec<Group> = Vec::new();
+        let mut situations_at_most = 1.0;
+        for (class, &(devices, ..)) in classes.iter().enumerate() {
+            let count = class_of.iter().filter(|&&other| usize::from(other) == class).count() as u32;
+            start.push(Group { class: class as u16, free: devices, last: 0, count });
+            // Multisets of `count` out of the pairs (free, last) with free + last <= devices.
+            let pairs = f64::from((devices + 1) * (devices + 2)) / 2.0;
+            situations_at_most *= (1..=count).map(|n| (pairs - 1.0 + f64::from(n)) / f64::from(n)).product::<f64>();
+        }
+        let mut space = Self {
+            cluster,
+            classes,
+            class_of,
+            situations: Vec::new(),
+            free: Vec::new(),
+            index: FxHashMap::default(),
+            moves: Vec::new(),
+            exact: situations_at_most <= EXACT_SITUATIONS,
+            allowed,
+        };
+        space.intern(start);
+        space
+    }
+
+    /// Free devices in a situation.
+    pub(super) fn free(&self, situation: u32) -> u32 {
+        self.free[situation as usize]
+    }
+
+    fn intern(&mut self, mut groups: Vec<Group>) -> u32 {
+        groups.retain(|group| group.count > 0);
+        groups.sort_unstable();
+        groups.dedup_by(|b, a| {
+            let same = (a.class, a.free, a.last) == (b.class, b.free, b.last);
+            if same {
+                a.count += b.count;
+            }
+            same
+        });
+        if let Some(&known) = self.index.get(&groups) {
+            return known;
+        }
+        let id = self.situations.len() as u32;
+        self.free.push(groups.iter().map(|group| group.free * group.count).sum());
+        self.situations.push(groups.clone());
+        self.moves.push(None);
+        self.index.insert(groups, id);
+        id
+    }
+
+    /// Every move from a situation, fewest replicas first.
+    pub(super) fn moves(&mut self, situation: u32) -> std::sync::Arc<[Move]> {
+        if let Some(moves) = &self.moves[situation as usize] {
+            return moves.clone();
+        }
+        let groups = self.situations[situation as usize].clone();
+        // One entry for each group and number taken: how many of its machines give that many devices.
+        let mut choices: Vec<Choice> = Vec::new();
+        if self.exact {
+            every_choice(&groups, 0, &mut Vec::new(), &mut choices);
+        } else {
+            compact_choices(&groups, self.open_limit(), self.fine(), &self.sizes(), &mut choices);
+        }
+        let mut moves: Vec<Move> = choices.into_iter().filter_map(|choice| self.apply(&groups, &choice)).collect();
+        moves.sort_by(|a, b| a.replicas.cmp(&b.replicas).then(a.next.cmp(&b.next)));
+        let moves: std::sync::Arc<[Move]> = moves.into();
+        self.moves[situation as usize] = Some(moves.clone());
+        moves
+    }
+
+    fn fine(&self) -> bool {
+        self.cluster.devices() <= FINE_DEVICES
+    }
+
+    fn open_limit(&self) -> u32 {
+        if self.fine() { 2 } else { 1 }
+    }
+
+    fn sizes(&self) -> Vec<u32> {
+        self.classes.iter().map(|&(devices, ..)| devices).collect()
+    }
+
+    fn apply(&mut self, groups: &[Group], choice: &[(usize, u32, u32)]) -> Option<Move> {
+        let replicas: u32 = choice.iter().map(|&(_, taken, machines)| taken * machines).sum();
+        if replicas == 0 || !self.allowed[replicas as usize] {
+            return None;
+        }
+        let mut rest: Vec<u32> = groups.iter().map(|group| group.count).collect();
+        let mut after = Vec::new();
+        let mut pairs: Vec<(u32, u32)> = Vec::new();
+        let mut takes = Vec::new();
+        let (mut machines, mut widest, mut speed, mut memory_bytes) = (0, 0, f64::INFINITY, f64::INFINITY);
+        for &(index, taken, count) in choice {
+            let group = groups[index];
+            rest[index] -= count;
+            after.push(Group { class: group.class, free: group.free - taken, last: taken, count });
+            pairs.extend(std::iter::repeat_n((taken, group.last), count as usize));
+            takes.extend(std::iter::repeat_n((group.class, group.free, group.last, taken), count as usize));
+            machines += count;
+            widest = widest.max(taken);
+            let (_, class_memory, class_speed) = self.classes[usize::from(group.class)];
+            speed = speed.min(class_speed);
+            memory_bytes = memory_bytes.min(class_memory);
+        }
+        for (group, &count) in groups.iter().zip(&rest) {
+            after.push(Group { last: 0, count, ..*group });
+            if group.last > 0 {
+                pairs.extend(std::iter::repeat_n((0, group.last), count as usize));
+            }
+        }
+        let first = pairs.iter().all(|&(_, receivers)| receivers == 0);
+        Some(Move {
+            transfer: if first { Rate::default() } else { self.cluster.transfer(&pairs) },
+            sync: if replicas > 1 { self.cluster.all_reduce(machines, widest) } else { Rate::default() },
+            next: self.intern(after),
+            replicas,
+            speed,
+            memory_bytes,
+            takes,
+        })
+    }
+
+    /// Devices of each stage for a sequence of moves given from the last stage to the first; first stage first.
+    ///
+    /// Interchangeable machines are handed out so that device numbers ascend with the stages where they can.
+    pub(super) fn devices(&self, moves: &[Move]) -> Vec<Vec<(u32, u32)>> {
+        let machine_count = self.class_of.len();
+        let mut free: Vec<u32> = self.cluster.machines.iter().map(|machine| machine.devices).collect();
+        let mut last = vec![0_u32; machine_count];
+        let mut stages: Vec<Vec<(u32, u32)>> = Vec::new();
+        for step in moves {
+            let mut touched = vec![0_u32; machine_count];
+            for &(class, was_free, was_last, taken) in &step.takes {
+                let machine = (0..machine_count)
+                    .find(|&m| {
+                        touched[m] == 0 && self.class_of[m] == class && free[m] == was_free && last[m] == was_last
+                    })
+                    .expect("a move is made from its own situation");
+                touched[machine] = taken;
+                free[machine] -= taken;
+            }
+            stages.push(
+                (0_u32..)
+                    .zip(&touched)
+                    .filter(|&(_, &count)| count > 0)
+                    .map(|(machine, &count)| (machine, count))
+                    .collect(),
+            );
+            last = touched;
+        }
+        stages.reverse();
+        // Rename machines inside each class by first appearance.
+        let mut name = vec![None; machine_count];
+        let mut next: Vec<usize> = vec![0; self.classes.len()];
+        for stage in &mut stages {
+            // Machines shared with earlier stages keep their names; fuller ones come first among new ones.
+            let mut order: Vec<(u32, u32)> = stage.clone();
+            order
+                .sort_by_key(|&(machine, count)| (name[machine as usize].is_none(), std::cmp::Reverse(count), machine));
+            for (machine, _) in order {
+                if name[machine as usize].is_none() {
+                    let class = self.class_of[machine as usize];
+                    let fresh = (next[usize::from(class)]..machine_count)
+                        .find(|&m| self.class_of[m] == class)
+                        .expect("a class has as many names as machines");
+                    next[usize::from(class)] = fresh + 1;
+                    name[machine as usize] = Some(fresh as u32);
+                }
+            }
+            for entry in stage.iter_mut() {
+                entry.0 = name[entry.0 as usize].expect("named above");
+            }
+            stage.sort_unstable();
+        }
+        stages
+    }
+}
+
+/// A way to take devices: `(group, devices taken from each, machines)`.
+type Choice = Vec<(usize, u32, u32)>;
+
+/// All ways to take devices from the machines of `groups[at..]`, added to `so_far`.
+fn every_choice(groups: &[Group], at: usize, so_far: &mut Choice, choices: &mut Vec<Choice>) {
+    match groups.get(at) {
+        Some(group) => split_group(groups, at, group.count, group.free, so_far, choices),
+        None => choices.push(so_far.clone()),
+    }
+}
+
+/// All ways in which `machines` machines of group `at` give at most `most` devices each. They are alike, so those that
+/// give more come first.
+fn split_group(groups: &[Group], at: usize, machines: u32, most: u32, so_far: &mut Choice, choices: &mut Vec<Choice>) {
+    if machines == 0 || most == 0 {
+        every_choice(groups, at + 1, so_far, choices);
+        return;
+    }
+    split_group(groups, at, machines, most - 1, so_far, choices);
+    for count in 1..=machines {
+        so_far.push((at, most, count));
+        split_group(groups, at, machines - count, most - 1, so_far, choices);
+        so_far.pop();
+    }
+}
+
+/// Placements that keep stages together: inside one machine; or whole machines, begun or ended in a partly used one.
+fn compact_choices(groups: &[Group], open_limit: u32, fine: bool, sizes: &[u32], choices: &mut Vec<Choice>) {
+    let size = |group: &Group| sizes[usize::from(group.class)];
+    let is_open = |group: &Group| group.free > 0 && group.free < size(group);
+    let open: u32 = groups.iter().filter(|group| is_open(group)).map(|group| group.count).sum();
+    for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.free > 0) {
+        for taken in 1..=group.free {
+            let stays_open = taken < group.free;
+            if open + u32::from(stays_open) - u32::from(is_open(group)) <= open_limit {
+                choices.push(vec![(index, taken, 1)]);
+            }
+        }
+    }
+    for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.free > 0 && !is_open(group)) {
+        let begins = std::iter::once(None)
+            .chain(groups.iter().enumerate().filter(|(_, begin)| fine && is_open(begin)).map(|(at, _)| Some(at)));
+        for begin in begins {
+            let begun: Choice = begin.map(|at| (at, groups[at].free, 1)).into_iter().collect();
+            let open_now = open - u32::from(begin.is_some());
+            for whole in 1..=group.count {
+                if whole > 1 || begin.is_some() {
+                    let mut choice = begun.clone();
+                    choice.push((index, group.free, whole));
+                    choices.push(choice);
+                }
+                if fine && whole < group.count && open_now < open_limit {
+                    for taken in 1..group.free {
+                        let mut choice = begun.clone();
+                        choice.push((index, group.free, whole));
+                        choice.push((index, taken, 1));
+                        choices.push(choice);
+                    }
+                }
+            }
+            if begin.is_some() && open_now < open_limit {
+                for taken in 1..group.free {
+                    let mut choice = begun.clone();
+                    choice.push((index, taken, 1));
+                    choices.push(choice);
+                }
+            }
+        }
+    }
+}
