@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import HPGO
 import hpgo
-from hpgo.compat import Conductor, Devices, model_of
+from hpgo.compat import Conductor, Devices, columns, model_of
 
 # Rows whose slowest stage is reached by several cuts. The original walks a Python set of objects, so memory addresses
 # choose among them: its XLNet-36 rows for 16 and 64 samples are one problem scaled by four, and yet differ.
@@ -104,6 +105,84 @@ def test_link_times_are_those_of_the_original():
     assert devices.split_concat_s(range(4), range(4, 8), 1e9) == pytest.approx(0.04)
     assert devices.split_concat_s([0, 1, 8, 9], range(10, 14), 1e9) == pytest.approx(0.5)
     assert devices.split_concat_s(range(4), range(6, 10), 1e9) == pytest.approx(1 / 3)
+
+
+FLAT = list(range(1, 17))
+
+
+@pytest.mark.parametrize(
+    ("name", "global_batch_size", "seps", "speedup", "cut", "devices"),
+    [
+        ("xlnet-36", 128, [8, 16], 14.816194280556267, 22, 8),
+        ("bert-48", 64, [8, 16], 13.720, 30, 8),
+        ("amoebanet-36", 128, [8, 16], 11.876, 30, 8),
+        ("amoebanet-36", 128, FLAT, 8.108, 32, 11),
+        ("vgg-19", 2048, [8, 16], 14.695, 18, 15),
+        ("vgg-19", 2048, FLAT, 11.986, 16, 14),
+        ("vgg-19", 1024, [8, 16], 13.842, 16, 14),
+    ],
+)
+def test_built_in_models_get_the_published_plans(name, global_batch_size, seps, speedup, cut, devices):
+    found, stages = conductor(hpgo.read_profile(name), global_batch_size, seps).py_orchestrate()
+    assert found == pytest.approx(speedup, abs=5e-4 if speedup < 14.8 else 1e-12)
+    assert len(stages) == 2
+    assert (stages[0][1], stages[0][3]) == (cut, list(range(devices)))
+
+
+def test_bert_48_on_single_devices_is_a_straight_pipeline():
+    speedup, stages = conductor(hpgo.read_profile("bert-48"), 64, FLAT).py_orchestrate()
+    assert speedup == pytest.approx(12.089, abs=5e-4)
+    assert [devices for *_, devices in stages] == [[device] for device in range(16)]
+
+
+def test_gnmt_16_grows_its_states_from_the_source_embedding():
+    model = model_of(hpgo.read_profile("gnmt-16"), 1024)
+    assert len(model.layers) == 1495
+    assert model.layers[0].desc == "source-embedding"
+
+
+@pytest.mark.parametrize(
+    ("name", "profile_batch_size", "global_batch_size", "speedup"),
+    [
+        ("vgg-16", 32, 512, 10.566),
+        ("vgg-19", 32, 512, 4.740),
+        ("xlnet-24", 1, 128, 10.419),
+        ("bert-24", 2, 128, 11.376),
+    ],
+)
+def test_data_parallelism_without_overlap_is_as_the_guide_prints_it(
+    name, profile_batch_size, global_batch_size, speedup
+):
+    profile = replace(hpgo.read_profile(name), batch_sizes=(profile_batch_size,))
+    found = columns(model_of(profile, global_batch_size), HPGO.devices_from_seps([8, 16]))
+    assert found.no_overlap == pytest.approx(speedup, abs=5e-4)
+    assert found.no_overlap < found.overlap <= found.p3 <= 16
+
+
+def test_columns_need_positive_settings_and_memory():
+    model = model_of(chain([1.0], [1e9], [1e9]), 8)
+    model.peak_activation_per_batch = 17e9  # no sample fits beside the weights
+    assert columns(model, Devices((4,))).p3 is None
+    for value in (0, -1, float("nan"), None):
+        model.optimizer_memory_scaling = value
+        with pytest.raises(hpgo.ArgumentError, match="optimizer_memory_scaling"):
+            columns(model, Devices((4,)))
+
+
+def test_stages_name_their_layers():
+    profile = hpgo.read_profile("xlnet-36")
+    asked = conductor(profile, 128, [8, 16])
+    _, stages = asked.py_orchestrate()
+    first, second = asked.layers(stages)
+    assert len(first) > 20 > len(second) > 0
+    assert sorted(first + second) == sorted(layer.id for layer in profile.layers)
+    priced = hpgo.evaluate(
+        profile,
+        hpgo.Cluster.from_seps([8, 16]),
+        [(first, range(8)), (second, range(8, 16))],
+        global_batch_size=128,
+    )
+    assert asked.plan().step_s <= priced.step_s
 
 
 def test_layers_show_what_each_state_adds_at_the_global_batch_size():

@@ -18,14 +18,17 @@ from hpgo.errors import ArgumentError, ClusterError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpgo.plans import Plan
     from hpgo.profile import Profile
 
 __all__ = [
+    "Columns",
     "Conductor",
     "Devices",
     "Layer",
     "Model",
     "Result",
+    "columns",
     "conductor_from_torch_graph_and_seps",
     "devices_from_seps",
     "model_from_torch_graph",
@@ -64,9 +67,9 @@ class Model:
     min_micro_batch_size: int = 1
     """Samples in a micro-batch, over all replicas of a stage."""
     optimizer_memory_scaling: float = 1
-    """Bytes for weights and optimizer, as a multiple of the weights; used by `hpgo.reproduce` only."""
+    """Bytes for weights and optimizer, as a multiple of the weights; read by `columns` only."""
     peak_activation_per_batch: float = 0.0
-    """Bytes that one sample keeps for the backward pass; used by `hpgo.reproduce` only."""
+    """Bytes that one sample keeps for the backward pass; read by `columns` only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +139,28 @@ class Conductor:
         best = max(reversed(self.res), key=lambda result: result.speedup)  # of equals the last, as the original
         return best.speedup, best.stages
 
-    def plan(self, **options: Any) -> Any:
+    def layers(self, stages: Sequence[Stage]) -> list[tuple[str, ...]]:
+        """Layer ids of each of `stages`, as `hpgo.evaluate` takes them.
+
+        Inputs and unused outputs, which the states leave out, go with a neighbour.
+
+        Raises ArgumentError for a state that the model lacks.
+        """
+        last = [end - 1 for _, end, *_ in stages[:-1]] + [stages[-1][1]]
+        found = _core.legacy_stage_layers(self.m.profile, _numbers("stages", last))
+        return [tuple(self.m.profile.layers[index].id for index in stage) for stage in found]
+
+    def plan(self, **options: Any) -> Plan:
         """The plan of `hpgo.plan` for this model, these machines and this global batch size.
 
         The links are the original's. `options` go to `hpgo.plan`; `cluster` replaces the machines.
 
         Raises what `hpgo.plan` raises.
         """
-        import hpgo
+        from hpgo.plans import plan
 
         cluster = options.pop("cluster", None) or Cluster.from_seps(self.d.seps)
-        return hpgo.plan(self.m.profile, cluster, global_batch_size=self.m.global_batch_size, **options)
+        return plan(self.m.profile, cluster, global_batch_size=self.m.global_batch_size, **options)
 
 
 def model_from_torch_graph(filename: str | os.PathLike[str], pbs: int, gbs: int) -> Model:
@@ -183,6 +197,36 @@ def model_of(profile: Profile, global_batch_size: int) -> Model:
     # As the original: outputs of all layers, for one of the samples profiled.
     peak = before[1] / global_batch_size
     return Model(profile, batch_size, global_batch_size, layers, peak_activation_per_batch=peak)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Speed-ups of data parallelism over one device, as the original's guide prints them."""
+
+    no_overlap: float
+    """Gradients are summed behind the backward pass."""
+    p3: float | None
+    """Layers sum their gradients during the backward and the next forward pass (P3); None if weights and optimizer
+    leave a device of 16 GB no memory for one sample."""
+    overlap: float | None
+    """Layers sum their gradients during the backward pass."""
+
+
+def columns(model: Model, devices: Devices) -> Columns:
+    """The guide's columns for data parallelism on all devices.
+
+    Overlap happens in the last of as many accumulation steps as `model.optimizer_memory_scaling` and
+    `model.peak_activation_per_batch` ask for.
+
+    Raises ArgumentError for a setting that is not a positive number.
+    """
+    for setting in ("optimizer_memory_scaling", "peak_activation_per_batch"):
+        value = getattr(model, setting)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e300:
+            raise ArgumentError(f"{setting} is {value!r:.40}", "it must be a number above 0")
+    scaling, peak = float(model.optimizer_memory_scaling), float(model.peak_activation_per_batch)
+    batch_size = model.global_batch_size
+    return Columns(*_core.legacy_columns(model.profile, list(devices.seps), batch_size, scaling, peak))
 
 
 def devices_from_seps(seps: Sequence[int]) -> Devices:

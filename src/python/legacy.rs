@@ -58,6 +58,18 @@ fn legacy_states(py: Python<'_>, profile: &Bound<'_, PyAny>, global_batch_size: 
     Ok(model.states.into_iter().map(row).collect())
 }
 
+/// Indices of the layers of each stage, if stages end with these states.
+#[pyfunction]
+fn legacy_stage_layers(py: Python<'_>, profile: &Bound<'_, PyAny>, last: Vec<usize>) -> PyResult<Vec<Vec<usize>>> {
+    let graph = records::graph(profile)?;
+    let model = Model::of(&graph, 1).map_err(raised(py))?;
+    if let Some(state) = last.iter().find(|&&state| state >= model.states.len()) {
+        let message = format!("there is no state {state}: the model has {}", model.states.len());
+        return Err(to_py_err(py, &Error::argument(message, "states are numbered from 0")));
+    }
+    Ok(model.stage_layers(&graph, &last))
+}
+
 /// Speed-ups of data parallelism without overlap, with P3, and with plain overlap.
 #[pyfunction]
 fn legacy_columns(
@@ -100,6 +112,7 @@ fn legacy_split_concat_s(
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(legacy_plans, module)?)?;
     module.add_function(wrap_pyfunction!(legacy_states, module)?)?;
+    module.add_function(wrap_pyfunction!(legacy_stage_layers, module)?)?;
     module.add_function(wrap_pyfunction!(legacy_columns, module)?)?;
     module.add_function(wrap_pyfunction!(legacy_all_reduce_s, module)?)?;
     module.add_function(wrap_pyfunction!(legacy_split_concat_s, module)?)

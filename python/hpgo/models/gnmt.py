@@ -101,8 +101,8 @@ def _gnmt(name: str, encoder: _Half, decoder: _Half, *, classifier: tuple[float,
     source = build.add("Input-source")
     lengths = build.add("Input-lengths")
     target = build.add("Input-target")
-    state = build.add("state")
     encoded = _encoder(build, encoder, source, lengths)
+    state = build.add("state")  # behind the layers that compute: the compatible planner grows its cuts from the first
     decoded = _decoder(
         build, decoder, target=target, encoded=encoded, encoded_length=encoder.length, lengths=lengths, state=state
     )

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Layer};
+use crate::graph::Graph;
 use crate::states::{Set, States};
 
 /// Antichain states listed before [`States`] takes over. The original has no bound and does not return.
@@ -31,6 +31,10 @@ pub struct Model {
     pub states: Vec<State>,
     /// For each state, the states before it whose layers it contains, ascending.
     pub(super) inside: Vec<Vec<u32>>,
+    /// Layers of each state, as positions in `kept`.
+    sets: Vec<Set>,
+    /// Layers of the graph that count.
+    kept: Vec<usize>,
     /// Samples in one step.
     pub global_batch_size: u32,
 }
@@ -48,7 +52,7 @@ impl Model {
         }
         graph.check()?;
         graph.topological_order()?;
-        let graph = without_ends(graph);
+        let (graph, kept) = without_ends(graph);
         if graph.layers.is_empty() {
             return Err(Error::profile(
                 "the profile has no layers but inputs",
@@ -73,12 +77,34 @@ impl Model {
             (0..outer).filter(|&inner| sets[inner].is_subset(&sets[outer])).map(|inner| inner as u32).collect()
         };
         let inside = (0..sets.len()).map(inside_of).collect();
-        Ok(Self { states, inside, global_batch_size })
+        Ok(Self { states, inside, sets, kept, global_batch_size })
+    }
+
+    /// Layers of each stage, if stages end with the states `last` and `graph` is the one that the states are of.
+    ///
+    /// What the states leave out goes with its first reader, or else with its feeder.
+    #[must_use]
+    pub fn stage_layers(&self, graph: &Graph, last: &[usize]) -> Vec<Vec<usize>> {
+        let nowhere = last.len();
+        let mut stage_of = vec![nowhere; graph.layers.len()];
+        for (stage, &state) in last.iter().enumerate().rev() {
+            for position in self.sets[state].iter() {
+                stage_of[self.kept[position]] = stage;
+            }
+        }
+        for layer in (0..stage_of.len()).filter(|layer| self.kept.binary_search(layer).is_err()) {
+            let readers = graph.edges.iter().filter(|edge| edge.0 == layer).map(|edge| stage_of[edge.1]);
+            let feeders = graph.edges.iter().filter(|edge| edge.1 == layer).map(|edge| stage_of[edge.0]);
+            let known = readers.min().filter(|&stage| stage < nowhere);
+            stage_of[layer] = known.or(feeders.max().filter(|&stage| stage < nowhere)).unwrap_or(0);
+        }
+        let layers_of = |stage: usize| (0..stage_of.len()).filter(|&layer| stage_of[layer] == stage).collect();
+        (0..last.len()).map(layers_of).collect()
     }
 }
 
-/// The graph without sources called `Input…` and then without sinks called `__getitem__…`.
-fn without_ends(graph: &Graph) -> Graph {
+/// The graph without sources called `Input…` and then without sinks called `__getitem__…`, and the layers left.
+fn without_ends(graph: &Graph) -> (Graph, Vec<usize>) {
     let has = |ends: &[(usize, usize)], pick: fn(&(usize, usize)) -> usize| {
         let mut found = vec![false; graph.layers.len()];
         for edge in ends {
@@ -90,21 +116,13 @@ fn without_ends(graph: &Graph) -> Graph {
     let is_input = |layer: usize| !fed[layer] && graph.layers[layer].name.starts_with("Input");
     let edges: Vec<_> = graph.edges.iter().copied().filter(|&(from, _)| !is_input(from)).collect();
     let read = has(&edges, |edge| edge.0);
-    let is_kept: Vec<bool> = (0..graph.layers.len())
-        .map(|layer| !is_input(layer) && (read[layer] || !graph.layers[layer].name.starts_with("__getitem__")))
-        .collect();
-    let mut index = vec![0; is_kept.len()];
-    let mut layers: Vec<Layer> = Vec::new();
-    for (layer, _) in is_kept.iter().enumerate().filter(|(_, kept)| **kept) {
-        index[layer] = layers.len();
-        layers.push(graph.layers[layer].clone());
-    }
-    let edges = edges
-        .into_iter()
-        .filter(|&(from, to)| is_kept[from] && is_kept[to])
-        .map(|(from, to)| (index[from], index[to]))
-        .collect();
-    Graph { batch_sizes: graph.batch_sizes.clone(), layers, edges }
+    let is_kept =
+        |&layer: &usize| !is_input(layer) && (read[layer] || !graph.layers[layer].name.starts_with("__getitem__"));
+    let kept: Vec<usize> = (0..graph.layers.len()).filter(is_kept).collect();
+    let index: HashMap<usize, usize> = kept.iter().enumerate().map(|(at, &layer)| (layer, at)).collect();
+    let layers = kept.iter().map(|&layer| graph.layers[layer].clone()).collect();
+    let edges = edges.iter().filter_map(|(from, to)| Some((*index.get(from)?, *index.get(to)?))).collect();
+    (Graph { batch_sizes: graph.batch_sizes.clone(), layers, edges }, kept)
 }
 
 /// A state while the antichains are walked.
