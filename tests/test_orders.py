@@ -69,3 +69,69 @@ def token_of(action: str, rank: int, ranks: int, micro_batches: int) -> str:
     assert stage == (2 * ranks - 1 - rank if up else rank)
     unit = (micro_batch - up * micro_batches // 2) // (ranks // 2)
     return f"{2 * unit + up}@{'up' if up else 'down'}@{kind.lower()}"
+
+
+def zb_rows(reference: Path) -> list[tuple[hpgo.Schedule, hpgo.Durations, dict[str, Any]]]:
+    """Ours at the durations and the cap of each recorded heuristic."""
+    found = []
+    for row in rows(reference / "schedules/zb.jsonl"):
+        if not row["scheduler"].startswith("zb heuristic"):
+            continue
+        ranks = row["pp_ranks"]
+        lists = [row[key] for key in ("cost_F", "cost_B(input grad)", "cost_W")]
+        forward_s, input_s, weight_s = (tuple(x) if isinstance(x, list) else (x,) * ranks for x in lists)
+        durations = hpgo.Durations(forward_s, input_s, weight_s, transfer_s=row["cost_comm_p2p"])
+        cap = int(row["max_mem_per_rank"])
+        ours = hpgo.schedule("zb", ranks=ranks, micro_batches=row["microbatches"], cap=cap, durations=durations)
+        assert max(ours.peak_in_flight) <= cap
+        found.append((ours, durations, row))
+    return found
+
+
+def test_zb_is_never_longer_than_the_recorded_heuristics(reference: Path) -> None:
+    worse = [
+        (row["pp_ranks"], row["microbatches"], row["scheduler"], row["cost_F"], row["refsim_makespan"], makespan)
+        for ours, durations, row in zb_rows(reference)
+        if (makespan := makespan_and_span_s(ours, durations)[0]) > row["refsim_makespan"] + 1e-6
+    ]
+    assert worse == []
+
+
+def test_zb_meets_the_proven_optima(reference: Path) -> None:
+    for row in rows(reference / "schedules/zb_ilp.jsonl"):
+        ranks = row["p"]
+        *costs, transfer_s = row["cost_F_B_W_comm"]
+        durations = hpgo.Durations(*((float(cost),) * ranks for cost in costs), transfer_s=transfer_s)
+        ours = hpgo.schedule("zb", ranks=ranks, micro_batches=row["m"], cap=row["max_mem"], durations=durations)
+        assert max(ours.peak_in_flight) <= row["max_mem"]
+        span_s = makespan_and_span_s(ours, durations)[1]
+        assert span_s == pytest.approx(row["ilp_objective_(max rank span)"]), (row["p"], row["m"])
+
+
+def makespan_and_span_s(schedule: hpgo.Schedule, durations: hpgo.Durations) -> tuple[float, float]:
+    """By definition, an action at a time: a second opinion beside the native simulator."""
+    seconds = dict(
+        zip("FIW", (durations.forward_s, durations.input_gradient_s, durations.weight_gradient_s), strict=True)
+    )
+    end_s: dict[tuple[str, int, int], float] = {}
+    waiting = [
+        [(a[len(a.split(k)[0])], *map(int, a.split(k))) for a in o for k in "FIW" if k in a] for o in schedule.orders
+    ]
+    position, free_s, first_s = [0] * schedule.ranks, [0.0] * schedule.ranks, [-1.0] * schedule.ranks
+    last = schedule.chain_length - 1
+    while any(position[rank] < len(waiting[rank]) for rank in range(schedule.ranks)):
+        for rank, order in enumerate(waiting):
+            while position[rank] < len(order):
+                kind, stage, i = order[position[rank]]
+                source = (kind, stage - 1, i) if kind == "F" and stage else ("I", stage + 1, i)
+                if kind == "W" or (kind == "F" and stage == 0) or (kind == "I" and stage == last):
+                    ready_s = 0.0
+                elif source in end_s:
+                    ready_s = end_s[source] + durations.transfer_s
+                else:
+                    break
+                start_s = max(free_s[rank], ready_s)
+                first_s[rank] = start_s if first_s[rank] < 0 else first_s[rank]
+                free_s[rank] = end_s[kind, stage, i] = start_s + seconds[kind][stage]
+                position[rank] += 1
+    return max(free_s), max(end - start for start, end in zip(first_s, free_s, strict=True))

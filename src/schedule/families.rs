@@ -5,7 +5,7 @@
 
 use super::interleaved::Loop;
 use super::one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows, overlapped};
-use super::{Schedule, bidirectional, fill_drain, v_shape};
+use super::{Schedule, bidirectional, fill_drain, v_shape, zb_greedy, zero_bubble};
 use crate::error::{Error, Result};
 
 /// Larger schedules are refused: 200 million actions are 4 GB.
@@ -340,6 +340,32 @@ pub const FAMILIES: &[Family] = &[
         ..PLAIN
     },
     Family {
+        name: "zb_h2",
+        summary: "split backwards and twice 1F1B's memory: no bubble inside a rank",
+        source: "Zero bubble pipeline parallelism (Qi et al., 2023), ZB-H2",
+        splits_backward: true,
+        peak: "min(M, 2 p - 1)",
+        bubble: "(p - 1) F if M >= p; none inside a rank if M >= 2 p - 1",
+        peak_of: Some(|sizes, _| sizes.micro_batches.min(2 * sizes.ranks - 1)),
+        bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
+        build: |sizes, _| Ok(zero_bubble::zb_h2(sizes.ranks, sizes.micro_batches)),
+        ..PLAIN
+    },
+    Family {
+        name: "zb",
+        summary: "weight gradients fill gaps greedily, under any cap and for stages of any durations",
+        source: "Zero bubble pipeline parallelism (Qi et al., 2023), section 3.1",
+        options: &["cap"],
+        splits_backward: true,
+        peak: "at most cap, 2 p if not given",
+        bubble: "found by search; (p - 1) F with a cap of 2 p",
+        build: |sizes, request| {
+            let cap = request.cap.unwrap_or(2 * sizes.ranks);
+            Ok(zb_greedy::zb(sizes.ranks, sizes.micro_batches, cap, &durations(sizes, request)?))
+        },
+        ..PLAIN
+    },
+    Family {
         name: "interleaved_zb",
         summary: "interleaved 1F1B with split backwards",
         source: "PyTorch, ScheduleInterleavedZeroBubble, after Qi et al. (2023)",
@@ -462,6 +488,38 @@ fn windowed(sizes: Sizes, request: &Request, name: &str, own: fn(u32, u32, u32) 
         ));
     }
     Ok(named(name, one_f_one_b(&windows, sizes.micro_batches)))
+}
+
+/// The request's durations, or one second for each of F, I and W.
+fn durations(sizes: Sizes, request: &Request) -> Result<Durations> {
+    let stages = (sizes.ranks * sizes.chunks) as usize;
+    let Some(durations) = &request.durations else {
+        let one = vec![1.0; stages];
+        return Ok(Durations {
+            forward_s: one.clone(),
+            input_gradient_s: one.clone(),
+            weight_gradient_s: one,
+            transfer_s: 0.0,
+        });
+    };
+    let Durations { forward_s, input_gradient_s, weight_gradient_s, transfer_s } = durations;
+    for (what, list) in [
+        ("forward_s", forward_s),
+        ("input_gradient_s", input_gradient_s),
+        ("weight_gradient_s", weight_gradient_s),
+        ("transfer_s", &vec![*transfer_s; stages]),
+    ] {
+        if list.len() != stages {
+            return Err(Error::argument(
+                format!("`{what}` has {} entries for {stages} stages", list.len()),
+                "give one for each stage",
+            ));
+        }
+        if let Some(time_s) = list.iter().find(|time_s| !(time_s.is_finite() && **time_s >= 0.0)) {
+            return Err(Error::argument(format!("`{what}` holds {time_s}"), "times are finite and not negative"));
+        }
+    }
+    Ok(durations.clone())
 }
 
 impl Family {

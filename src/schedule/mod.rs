@@ -18,6 +18,8 @@ mod one_f_one_b;
 mod text;
 mod v_shape;
 mod validate;
+mod zb_greedy;
+mod zero_bubble;
 
 pub use families::{Chunks, Durations, FAMILIES, Family, MOST_ACTIONS, Pace, Request, Sizes, Uniform, build, family};
 pub use one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows};

@@ -1,0 +1,287 @@
+//! Zero bubble under any memory cap, fitted to the durations of uneven stages.
+//!
+//! A rank fills the gap before its next forward or input gradient with weight gradients, and runs one earlier only to
+//! make room under the cap. What remains open is a matter of taste: how far forwards may run ahead, which of a forward
+//! and an input gradient goes first, and by how much a weight gradient may overrun its gap. Every combination is tried
+//! in virtual time, and the one with the smallest makespan wins. The idea is that of Qi et al. (2023), section 3.1.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::{Action, Durations, Schedule, one_stage_each};
+
+/// Actions that may be tried over all combinations; the most promising ones come first.
+const MOST_TRIALS: usize = 100_000_000;
+
+/// Times that differ by less are the same: sums of durations in different order.
+const SAME_S: f64 = 1e-9;
+
+/// How far forwards may run ahead of input gradients on a stage.
+#[derive(Debug, Clone, Copy)]
+enum Ahead {
+    /// As far as the cap allows.
+    Cap,
+    /// `2 (p - r) - 1`, as ZB-H2.
+    Eager,
+    /// This many quarters of `p - r`, rounded down; four of them are 1F1B.
+    Quarters(usize),
+}
+
+/// Which of a forward and an input gradient goes first.
+#[derive(Debug, Clone, Copy)]
+enum First {
+    /// What can start earlier; the input gradient if both can.
+    Earlier,
+    /// The input gradient if it comes before the forward would be over.
+    InputGradient,
+    /// What can start earlier; if both can, they take turns.
+    Turns,
+    /// What can start earlier; the forward if both can.
+    Forward,
+    /// Strictly one after the other.
+    Alternate,
+    /// The input gradient if it comes before half of the forward would be over.
+    SoonInputGradient,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Taste {
+    ahead: Ahead,
+    first: First,
+    /// Part of a weight gradient that may overrun the gap.
+    overrun: f64,
+}
+
+/// Most often the best first.
+fn tastes() -> impl Iterator<Item = Taste> {
+    let firsts = [
+        First::Earlier,
+        First::InputGradient,
+        First::Turns,
+        First::Forward,
+        First::Alternate,
+        First::SoonInputGradient,
+    ];
+    let aheads =
+        [Ahead::Cap, Ahead::Quarters(4), Ahead::Eager, Ahead::Quarters(6), Ahead::Quarters(7), Ahead::Quarters(8)];
+    [0.0, 1.0, 0.5, 0.25].into_iter().flat_map(move |overrun| {
+        aheads.into_iter().flat_map(move |ahead| firsts.into_iter().map(move |first| Taste { ahead, first, overrun }))
+    })
+}
+
+/// `durations` has one entry for each of `ranks` stages; `cap >= 1`.
+pub(super) fn zb(ranks: u32, micro_batches: u32, cap: u32, durations: &Durations) -> Schedule {
+    let bound_s = bound_s(micro_batches, durations);
+    let mut best: Option<Trial> = None;
+    let mut tried = 0;
+    for taste in tastes() {
+        let mut trial = Trial::new(ranks, micro_batches, cap, durations, taste);
+        trial.run();
+        tried += 3 * ranks as usize * micro_batches as usize;
+        if best.as_ref().is_none_or(|best| trial.cost() < best.cost()) {
+            best = Some(trial);
+        }
+        let done = best.as_ref().is_some_and(|best| best.cost().0 <= bound_s + SAME_S);
+        if done || tried >= MOST_TRIALS {
+            break;
+        }
+    }
+    let ranks_of_best = best.map(|best| best.ranks).unwrap_or_default();
+    one_stage_each("zb", ranks, micro_batches, |stage| ranks_of_best[stage as usize].order.clone())
+}
+
+/// No schedule is shorter: a stage waits for its first input, and then has all its work to do.
+fn bound_s(micro_batches: u32, durations: &Durations) -> f64 {
+    let mut fill_s = 0.0;
+    let mut bound_s: f64 = 0.0;
+    for (stage, forward_s) in durations.forward_s.iter().enumerate() {
+        let work_s = forward_s + durations.input_gradient_s[stage] + durations.weight_gradient_s[stage];
+        bound_s = bound_s.max(fill_s + f64::from(micro_batches) * work_s);
+        fill_s += forward_s + durations.transfer_s;
+    }
+    bound_s
+}
+
+/// What a rank has done so far.
+#[derive(Debug, Clone, Default)]
+struct Rank {
+    order: Vec<Action>,
+    /// Ends of its forwards and input gradients, by micro-batch.
+    forward_end_s: Vec<f64>,
+    input_end_s: Vec<f64>,
+    weights: usize,
+    free_s: f64,
+    start_s: Option<f64>,
+    after_forward: bool,
+}
+
+/// What a rank does next.
+#[derive(Debug, Clone, Copy)]
+struct Next {
+    start_s: f64,
+    forward: bool,
+    /// It needs a weight gradient first, to make room.
+    forced: bool,
+}
+
+/// One try in virtual time.
+struct Trial<'a> {
+    durations: &'a Durations,
+    micro_batches: usize,
+    cap: usize,
+    taste: Taste,
+    ranks: Vec<Rank>,
+}
+
+/// A time as a key of a heap.
+#[derive(PartialEq)]
+struct AtS(f64);
+
+impl Eq for AtS {}
+
+impl PartialOrd for AtS {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for AtS {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl<'a> Trial<'a> {
+    fn new(ranks: u32, micro_batches: u32, cap: u32, durations: &'a Durations, taste: Taste) -> Self {
+        let micro_batches = micro_batches as usize;
+        let rank = || Rank {
+            order: Vec::with_capacity(3 * micro_batches),
+            forward_end_s: Vec::with_capacity(micro_batches),
+            input_end_s: Vec::with_capacity(micro_batches),
+            ..Rank::default()
+        };
+        let ranks = (0..ranks).map(|_| rank()).collect();
+        Self { durations, micro_batches, cap: cap as usize, taste, ranks }
+    }
+
+    /// Makespan, then the longest time between first start and last end of a rank.
+    fn cost(&self) -> (f64, f64) {
+        let fold = |of: fn(&Rank) -> f64| self.ranks.iter().map(of).fold(0.0, f64::max);
+        (fold(|rank| rank.free_s), fold(|rank| rank.free_s - rank.start_s.unwrap_or(0.0)))
+    }
+
+    /// Always carries out what starts first; only the neighbours' choices can change by that.
+    fn run(&mut self) {
+        let mut queue = BinaryHeap::new();
+        let mut choices: Vec<Option<Next>> = vec![None; self.ranks.len()];
+        let mut changed = 0..self.ranks.len();
+        loop {
+            for at in changed.clone() {
+                choices[at] = self.choose(at);
+                if let Some(next) = choices[at] {
+                    queue.push(Reverse((AtS(next.start_s), at)));
+                }
+            }
+            let Some(Reverse((AtS(start_s), at))) = queue.pop() else { break };
+            // An older entry of a rank that has chosen anew since is stale.
+            let choice = choices[at].take_if(|next| next.start_s.to_bits() == start_s.to_bits());
+            changed = match choice {
+                Some(next) => {
+                    self.carry_out(at, next);
+                    at.saturating_sub(1)..(at + 2).min(self.ranks.len())
+                }
+                None => 0..0,
+            };
+        }
+        for at in 0..self.ranks.len() {
+            while self.ranks[at].weights < self.micro_batches {
+                self.put_weight(at);
+            }
+        }
+    }
+
+    fn choose(&self, at: usize) -> Option<Next> {
+        let rank = &self.ranks[at];
+        let (forwards, inputs) = (rank.forward_end_s.len(), rank.input_end_s.len());
+        let input_ready_s = match rank.forward_end_s.get(inputs) {
+            Some(&forward_end_s) => match self.ranks.get(at + 1) {
+                None => forward_end_s,
+                Some(after) => {
+                    after.input_end_s.get(inputs).map_or(f64::INFINITY, |end| end + self.durations.transfer_s)
+                }
+            },
+            None => f64::INFINITY,
+        };
+        let may_run_ahead = forwards < self.micro_batches && forwards - inputs < self.ahead(at);
+        let full = forwards - rank.weights >= self.cap;
+        let forward_ready_s = match at.checked_sub(1) {
+            _ if !may_run_ahead || (full && rank.weights == inputs) => f64::INFINITY,
+            None => 0.0,
+            Some(before) => self.ranks[before]
+                .forward_end_s
+                .get(forwards)
+                .map_or(f64::INFINITY, |end| end + self.durations.transfer_s),
+        };
+        let room_s = if full { self.durations.weight_gradient_s[at] } else { 0.0 };
+        let input_s = rank.free_s.max(input_ready_s);
+        let forward_s = (rank.free_s + room_s).max(forward_ready_s);
+        let length_s = self.durations.forward_s[at];
+        let forward = match self.taste.first {
+            First::Earlier => forward_s + SAME_S < input_s,
+            First::InputGradient => forward_s + length_s <= input_s + SAME_S,
+            First::Turns if (forward_s - input_s).abs() < SAME_S => !rank.after_forward,
+            First::Forward => forward_s <= input_s + SAME_S,
+            First::Alternate if inputs > 0 && rank.after_forward && inputs < forwards => false,
+            First::Alternate if !rank.after_forward && may_run_ahead => true,
+            First::Turns | First::Alternate => forward_s < input_s,
+            First::SoonInputGradient => forward_s + length_s / 2.0 < input_s,
+        };
+        let start_s = if forward { forward_s } else { input_s };
+        start_s.is_finite().then_some(Next { start_s, forward, forced: forward && full })
+    }
+
+    fn ahead(&self, at: usize) -> usize {
+        let to_end = self.ranks.len() - at;
+        match self.taste.ahead {
+            Ahead::Cap => usize::MAX,
+            Ahead::Eager => 2 * to_end - 1,
+            Ahead::Quarters(quarters) => quarters * to_end / 4,
+        }
+    }
+
+    fn carry_out(&mut self, at: usize, next: Next) {
+        if next.forced {
+            self.put_weight(at);
+        }
+        let weight_s = self.durations.weight_gradient_s[at];
+        let latest_end_s = next.start_s + self.taste.overrun * weight_s + SAME_S;
+        while self.ranks[at].weights < self.ranks[at].input_end_s.len()
+            && self.ranks[at].free_s + SAME_S < next.start_s
+            && self.ranks[at].free_s + weight_s <= latest_end_s
+        {
+            self.put_weight(at);
+        }
+        let rank = &mut self.ranks[at];
+        let start_s = rank.free_s.max(next.start_s);
+        rank.start_s.get_or_insert(start_s);
+        rank.after_forward = next.forward;
+        let stage = u32::try_from(at).expect("fewer than 2^32 ranks");
+        let (ends_s, length_s, action): (_, _, fn(u32, u32) -> Action) = if next.forward {
+            (&mut rank.forward_end_s, self.durations.forward_s[at], Action::forward)
+        } else {
+            (&mut rank.input_end_s, self.durations.input_gradient_s[at], Action::input_gradient)
+        };
+        rank.order.push(action(stage, u32::try_from(ends_s.len()).expect("fewer than 2^32 micro-batches")));
+        rank.free_s = start_s + length_s;
+        ends_s.push(rank.free_s);
+    }
+
+    fn put_weight(&mut self, at: usize) {
+        let rank = &mut self.ranks[at];
+        let stage = u32::try_from(at).expect("fewer than 2^32 ranks");
+        let micro_batch = u32::try_from(rank.weights).expect("fewer than 2^32 micro-batches");
+        rank.order.push(Action::weight_gradient(stage, micro_batch));
+        rank.free_s += self.durations.weight_gradient_s[at];
+        rank.weights += 1;
+    }
+}
