@@ -5,7 +5,7 @@
 
 use super::interleaved::Loop;
 use super::one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows, overlapped};
-use super::{Schedule, bidirectional, fill_drain, v_shape, zb_greedy, zero_bubble};
+use super::{Schedule, bidirectional, fill_drain, v_shape, wave, zb_greedy, zero_bubble};
 use crate::error::{Error, Result};
 
 /// Larger schedules are refused: 200 million actions are 4 GB.
@@ -326,6 +326,27 @@ pub const FAMILIES: &[Family] = &[
         ..PLAIN
     },
     Family {
+        name: "hanayo",
+        summary: "waves down and up the ranks, two chunks a rank for each wave",
+        source: "Hanayo (Liu et al., 2023)",
+        options: &["chunks", "cap"],
+        chunks: Chunks::Even,
+        peak: "at most v p, or cap",
+        bubble: "about 1.4 (p - 1) (F + B) if M = p; a cap of 2 v p keeps it near that for more micro-batches",
+        build: |sizes, request| {
+            let Sizes { ranks, chunks, micro_batches, .. } = sizes;
+            let under_way = request.cap.map_or(ranks, |cap| cap / chunks);
+            if under_way == 0 {
+                return Err(Error::argument(
+                    format!("`cap` is {}, but a micro-batch on its way holds {chunks} chunks of a rank", sizes.cap),
+                    format!("raise it to {chunks} or more"),
+                ));
+            }
+            Ok(wave::hanayo(ranks, chunks, micro_batches, under_way))
+        },
+        ..PLAIN
+    },
+    Family {
         name: "zb_h1",
         summary: "1F1B whose weight gradients fill part of the bubble, with 1F1B's memory",
         source: "Zero bubble pipeline parallelism (Qi et al., 2023), ZB-H1",
@@ -393,7 +414,32 @@ pub const FAMILIES: &[Family] = &[
         bubble: "(p - 1) F",
         peak_of: Some(|sizes, _| 2 * sizes.micro_batches.min(sizes.ranks)),
         bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
-        build: |sizes, _| Ok(v_shape::zb_v(sizes.ranks, sizes.micro_batches)),
+        build: |sizes, request| match request.durations {
+            None => Ok(v_shape::zb_v(sizes.ranks, sizes.micro_batches)),
+            Some(_) => Ok(v_shape::zb_v_fitted(sizes.ranks, sizes.micro_batches, &durations(sizes, request)?)),
+        },
+        ..PLAIN
+    },
+    Family {
+        name: "v_half",
+        summary: "split backwards on a V with half of 1F1B's memory",
+        source: "Pipeline parallelism with controllable memory (Qi et al., 2024), V-Half",
+        chunks: Chunks::Exactly(2),
+        splits_backward: true,
+        peak: "at most 2 ⌊(p + 2) / 2⌋",
+        bubble: "found by squeezing repeated blocks",
+        build: |sizes, request| Ok(v_shape::v_half(sizes.ranks, sizes.micro_batches, &durations(sizes, request)?)),
+        ..PLAIN
+    },
+    Family {
+        name: "v_min",
+        summary: "split backwards on a V with a third of 1F1B's memory",
+        source: "Pipeline parallelism with controllable memory (Qi et al., 2024), V-Min",
+        chunks: Chunks::Exactly(2),
+        splits_backward: true,
+        peak: "at most 2 ⌊(p + 4) / 3⌋",
+        bubble: "found by squeezing repeated blocks",
+        build: |sizes, request| Ok(v_shape::v_min(sizes.ranks, sizes.micro_batches, &durations(sizes, request)?)),
         ..PLAIN
     },
     Family {

@@ -15,9 +15,11 @@ mod families;
 mod fill_drain;
 mod interleaved;
 mod one_f_one_b;
+mod squeeze;
 mod text;
 mod v_shape;
 mod validate;
+mod wave;
 mod zb_greedy;
 mod zero_bubble;
 

@@ -1,6 +1,7 @@
 //! Schedules on a V: rank `r` holds stages `r` and `2p - 1 - r`, so first and last stage share a rank.
 
-use super::{Action, Kind, Schedule, snake_placement};
+use super::squeeze::squeeze;
+use super::{Action, Durations, Kind, Schedule, snake_placement};
 
 /// Appends actions of one rank of a V; chunk 0 goes down, chunk 1 up again.
 struct Rank {
@@ -82,4 +83,65 @@ pub(super) fn zb_v(ranks: u32, micro_batches: u32) -> Schedule {
     };
     let orders = (0..ranks).map(order).collect();
     Schedule::of_one_chain("zb_v", micro_batches, snake_placement(ranks, 2), orders)
+}
+
+/// Where the four passes of one micro-batch start on rank `r`, in slots: `F0`, `F1`, `I1`, `I0`. Micro-batch `m` is
+/// `6 m` slots later, and the two `W` fill the slots between.
+type Block = fn(ranks: u32, rank: u32) -> [u32; 4];
+
+/// V-Min: a third of 1F1B's activations.
+pub(super) fn v_min(ranks: u32, micro_batches: u32, durations: &Durations) -> Schedule {
+    let block: Block = |p, r| {
+        let gap = if p.is_multiple_of(3) { 2 } else { 0 };
+        [r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p + gap - 1 - r]
+    };
+    of_blocks("v_min", ranks, micro_batches, block, 2 * ((ranks + 4) / 3), durations)
+}
+
+/// V-Half: half of 1F1B's activations.
+pub(super) fn v_half(ranks: u32, micro_batches: u32, durations: &Durations) -> Schedule {
+    let block: Block = |p, r| {
+        let gap = if p.is_multiple_of(2) { 3 } else { 0 };
+        [2 * r, 3 * p - 2 - r, 3 * p + gap + 2 * r - 1, 6 * p + gap - 2 - r]
+    };
+    of_blocks("v_half", ranks, micro_batches, block, 2 * (ranks / 2 + 1), durations)
+}
+
+fn of_blocks(name: &str, ranks: u32, micro_batches: u32, block: Block, cap: u32, durations: &Durations) -> Schedule {
+    let orders =
+        (0..ranks).map(|rank| repeat(block(ranks, rank), [rank, 2 * ranks - 1 - rank], micro_batches)).collect();
+    let repeated = Schedule::of_one_chain(name, micro_batches, snake_placement(ranks, 2), orders);
+    squeeze(&repeated, cap, durations)
+}
+
+/// One rank's blocks, one every six slots, with every `W` in the first slot that is free after its `I`.
+fn repeat(block: [u32; 4], stages: [u32; 2], micro_batches: u32) -> Vec<Action> {
+    const PASSES: [(Kind, usize); 4] =
+        [(Kind::Forward, 0), (Kind::Forward, 1), (Kind::InputGradient, 1), (Kind::InputGradient, 0)];
+    let mut slots = vec![None; (block[3] + 6 * micro_batches) as usize];
+    for (start, (kind, chunk)) in block.into_iter().zip(PASSES) {
+        for i in 0..micro_batches {
+            slots[(start + 6 * i) as usize] = Some(Action::new(kind, stages[chunk], i));
+        }
+    }
+    let mut order = Vec::with_capacity(6 * micro_batches as usize);
+    let mut due = std::collections::VecDeque::new();
+    for slot in slots {
+        match slot {
+            Some(action) => {
+                order.push(action);
+                if action.kind == Kind::InputGradient {
+                    due.push_back(Action::weight_gradient(action.stage, action.micro_batch));
+                }
+            }
+            None => order.extend(due.pop_front()),
+        }
+    }
+    order.extend(due);
+    order
+}
+
+/// ZB-V for given durations: its usual order, squeezed where that is shorter.
+pub(super) fn zb_v_fitted(ranks: u32, micro_batches: u32, durations: &Durations) -> Schedule {
+    squeeze(&zb_v(ranks, micro_batches), 2 * ranks, durations)
 }

@@ -8,6 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use super::squeeze::Instant;
 use super::{Action, Durations, Schedule, one_stage_each};
 
 /// Actions that may be tried over all combinations; the most promising ones come first.
@@ -133,24 +134,6 @@ struct Trial<'a> {
     ranks: Vec<Rank>,
 }
 
-/// A time as a key of a heap.
-#[derive(PartialEq)]
-struct AtS(f64);
-
-impl Eq for AtS {}
-
-impl PartialOrd for AtS {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for AtS {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
-    }
-}
-
 impl<'a> Trial<'a> {
     fn new(ranks: u32, micro_batches: u32, cap: u32, durations: &'a Durations, taste: Taste) -> Self {
         let micro_batches = micro_batches as usize;
@@ -179,10 +162,10 @@ impl<'a> Trial<'a> {
             for at in changed.clone() {
                 choices[at] = self.choose(at);
                 if let Some(next) = choices[at] {
-                    queue.push(Reverse((AtS(next.start_s), at)));
+                    queue.push(Reverse((Instant(next.start_s), at)));
                 }
             }
-            let Some(Reverse((AtS(start_s), at))) = queue.pop() else { break };
+            let Some(Reverse((Instant(start_s), at))) = queue.pop() else { break };
             // An older entry of a rank that has chosen anew since is stale.
             let choice = choices[at].take_if(|next| next.start_s.to_bits() == start_s.to_bits());
             changed = match choice {

@@ -1,0 +1,214 @@
+//! Squeezes the gaps out of an order: a rank that would wait runs something later in its list that is ready.
+//!
+//! Going through the lists in virtual time, each idle rank takes its first action whose inputs are there. A forward
+//! moves only past actions that leave room for it under the cap, so no order that was valid becomes a deadlock. An
+//! input gradient that is ready goes before a weight gradient, because other ranks wait for it.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::{Action, Durations, Kind, Schedule};
+
+/// How far a rank looks ahead for something that is ready.
+const LOOK_AHEAD: usize = 256;
+
+/// Times that differ by less are the same: sums of durations in different order.
+const SAME_S: f64 = 1e-9;
+
+/// When a rank departs from its order.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Temper {
+    /// Never.
+    InOrder,
+    /// Not for a weight gradient that would be over only after an input gradient has come.
+    Patient,
+    /// Whenever it would wait.
+    Impatient,
+}
+
+/// `schedule` of one chain with split backwards, squeezed under `cap` activations a rank if that makes it shorter.
+pub(super) fn squeeze(schedule: &Schedule, cap: u32, durations: &Durations) -> Schedule {
+    let tries = [Temper::InOrder, Temper::Impatient, Temper::Patient];
+    let shortest = tries.map(|temper| carried_out(schedule, cap, durations, temper)).into_iter();
+    let shortest = shortest.min_by(|one, other| (one.1 + SAME_S).total_cmp(&other.1));
+    shortest.map_or_else(|| schedule.clone(), |(squeezed, _)| squeezed)
+}
+
+/// The order as it turns out, and its makespan.
+fn carried_out(schedule: &Schedule, cap: u32, durations: &Durations, temper: Temper) -> (Schedule, f64) {
+    let mut run = Run::new(schedule, cap, durations, temper);
+    run.run();
+    let makespan_s = run.ranks.iter().map(|rank| rank.free_s).fold(0.0, f64::max);
+    let orders = run.ranks.into_iter().map(|rank| rank.order).collect();
+    (Schedule { orders, ..schedule.clone() }, makespan_s)
+}
+
+struct Rank {
+    order: Vec<Action>,
+    /// Still to do, in order; those taken out of turn are `None`.
+    todo: Vec<Option<Action>>,
+    first: usize,
+    held: u32,
+    free_s: f64,
+}
+
+struct Run<'a> {
+    durations: &'a Durations,
+    rank_of_stage: &'a [u32],
+    cap: u32,
+    temper: Temper,
+    /// When the input of each forward and of each input gradient is there, by `[stage][micro-batch]`.
+    forward_ready_s: Vec<f64>,
+    input_ready_s: Vec<f64>,
+    micro_batches: usize,
+    ranks: Vec<Rank>,
+    /// Ranks and when they may have something to do, earliest first.
+    queue: BinaryHeap<Reverse<(Instant, usize)>>,
+}
+
+/// Seconds, never negative, that can be sorted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Instant(pub(super) f64);
+
+impl Eq for Instant {}
+
+impl PartialOrd for Instant {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Instant {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl<'a> Run<'a> {
+    fn new(schedule: &'a Schedule, cap: u32, durations: &'a Durations, temper: Temper) -> Self {
+        let micro_batches = schedule.total_micro_batches() as usize;
+        let cells = micro_batches * schedule.rank_of_stage.len();
+        let mut forward_ready_s = vec![f64::INFINITY; cells];
+        forward_ready_s[..micro_batches].fill(0.0);
+        let ranks = schedule.orders.iter().map(|order| Rank {
+            order: Vec::with_capacity(order.len()),
+            todo: order.iter().copied().map(Some).collect(),
+            first: 0,
+            held: 0,
+            free_s: 0.0,
+        });
+        Self {
+            durations,
+            rank_of_stage: &schedule.rank_of_stage,
+            cap,
+            temper,
+            forward_ready_s,
+            input_ready_s: vec![f64::INFINITY; cells],
+            micro_batches,
+            ranks: ranks.collect(),
+            queue: (0..schedule.orders.len()).map(|rank| Reverse((Instant(0.0), rank))).collect(),
+        }
+    }
+
+    fn cell(&self, action: Action) -> usize {
+        action.stage as usize * self.micro_batches + action.micro_batch as usize
+    }
+
+    fn run(&mut self) {
+        while let Some(Reverse((Instant(now_s), rank))) = self.queue.pop() {
+            // A busy rank has an entry of its own for the time when it is free.
+            if self.ranks[rank].free_s <= now_s + SAME_S
+                && let Some(place) = self.choose(rank, now_s)
+            {
+                self.carry_out(rank, place, now_s);
+            }
+        }
+    }
+
+    /// Place in `todo` of what the rank runs now; a weight gradient's input gradient stands before it there.
+    fn choose(&self, rank: usize, now_s: f64) -> Option<usize> {
+        let Rank { todo, first, held, .. } = &self.ranks[rank];
+        let (mut held, mut most_held) = (*held, *held);
+        let mut weight = None;
+        let mut soonest_s = f64::INFINITY;
+        let mut unready_inputs: Vec<(u32, u32)> = Vec::new();
+        let waiting =
+            todo[*first..].iter().enumerate().filter_map(|(at, action)| action.map(|action| (*first + at, action)));
+        for (turn, (place, action)) in
+            waiting.take(if self.temper == Temper::InOrder { 1 } else { LOOK_AHEAD }).enumerate()
+        {
+            match action.kind {
+                Kind::Forward => {
+                    let ready = self.forward_ready_s[self.cell(action)] <= now_s + SAME_S;
+                    if ready && weight.is_none() && (turn == 0 || most_held < self.cap) {
+                        return Some(place);
+                    }
+                    held += 1;
+                    most_held = most_held.max(held);
+                }
+                Kind::WeightGradient => {
+                    if weight.is_none() && !unready_inputs.contains(&(action.stage, action.micro_batch)) {
+                        weight = Some(place);
+                    }
+                    held = held.saturating_sub(1);
+                }
+                _ => {
+                    let ready_s = self.input_ready_s[self.cell(action)];
+                    if ready_s <= now_s + SAME_S {
+                        return Some(place);
+                    }
+                    soonest_s = soonest_s.min(ready_s);
+                    unready_inputs.push((action.stage, action.micro_batch));
+                }
+            }
+        }
+        let place = weight?;
+        let weight_s = self.durations.weight_gradient_s[todo[place]?.stage as usize];
+        (self.temper != Temper::Patient || now_s + weight_s <= soonest_s + SAME_S).then_some(place)
+    }
+
+    fn carry_out(&mut self, rank: usize, place: usize, now_s: f64) {
+        let state = &mut self.ranks[rank];
+        let Some(action) = state.todo[place].take() else { return };
+        while state.todo.get(state.first).is_some_and(Option::is_none) {
+            state.first += 1;
+        }
+        state.order.push(action);
+        let stage = action.stage as usize;
+        let length_s = match action.kind {
+            Kind::Forward => self.durations.forward_s[stage],
+            Kind::WeightGradient => self.durations.weight_gradient_s[stage],
+            _ => self.durations.input_gradient_s[stage],
+        };
+        let end_s = now_s + length_s;
+        state.free_s = end_s;
+        self.queue.push(Reverse((Instant(end_s), rank)));
+        let cell = self.cell(action);
+        let last = self.rank_of_stage.len() - 1;
+        match action.kind {
+            Kind::Forward => {
+                self.ranks[rank].held += 1;
+                if stage == last {
+                    self.input_ready_s[cell] = end_s;
+                } else {
+                    let ready_s = self.deliver(rank, stage + 1, end_s);
+                    self.forward_ready_s[cell + self.micro_batches] = ready_s;
+                }
+            }
+            Kind::WeightGradient => self.ranks[rank].held -= 1,
+            _ if stage > 0 => {
+                let ready_s = self.deliver(rank, stage - 1, end_s);
+                self.input_ready_s[cell - self.micro_batches] = ready_s;
+            }
+            _ => {}
+        }
+    }
+
+    /// When `stage` has what `rank` finishes at `end_s`; its rank looks up then.
+    fn deliver(&mut self, rank: usize, stage: usize, end_s: f64) -> f64 {
+        let receiver = self.rank_of_stage[stage] as usize;
+        let ready_s = if receiver == rank { end_s } else { end_s + self.durations.transfer_s };
+        self.queue.push(Reverse((Instant(ready_s), receiver)));
+        ready_s
+    }
+}
