@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 from hpgo._core import __version__
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
+    from hpgo.chain import ChainHop as ChainHop
+    from hpgo.chain import ChainPlan as ChainPlan
+    from hpgo.chain import ChainStage as ChainStage
+    from hpgo.chain import partition as partition
     from hpgo.cluster import Cluster as Cluster
     from hpgo.errors import ArgumentError as ArgumentError
     from hpgo.errors import ClusterError as ClusterError
@@ -37,6 +41,9 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
     "ArgumentError": "hpgo.errors",
+    "ChainHop": "hpgo.chain",
+    "ChainPlan": "hpgo.chain",
+    "ChainStage": "hpgo.chain",
     "Cluster": "hpgo.cluster",
     "ClusterError": "hpgo.errors",
     "HpgoError": "hpgo.errors",
@@ -51,6 +58,7 @@ _PUBLIC: dict[str, str] = {
     "Profile": "hpgo.profile",
     "ProfileError": "hpgo.errors",
     "ScheduleError": "hpgo.errors",
+    "partition": "hpgo.chain",
     "read_profile": "hpgo.formats",
     "write_profile": "hpgo.formats",
     "schedules": "hpgo.orders",

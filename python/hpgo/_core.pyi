@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from hpgo.chain import _Chain
 from hpgo.cluster import Cluster
 from hpgo.orders import Schedule, _Request
 from hpgo.plans import _Settings
@@ -27,6 +28,13 @@ def legacy_states(profile: Profile, global_batch_size: int) -> list[tuple[str, f
 def states(
     profile: Profile, bound: int
 ) -> tuple[str | None, list[tuple[list[int], list[tuple[float, float, float, float, float]]]]]: ...
+def partition_chain(
+    chain: _Chain,
+    objective: str,
+    max_interval_s: float | None,
+    time_limit_s: float | None,
+    progress: Callable[[float, float, float], object] | None,
+) -> dict[str, Any]: ...
 def build_schedule(name: str, request: _Request) -> dict[str, Any]: ...
 def read_schedule(name: str, text: str) -> dict[str, Any]: ...
 def write_schedule(schedule: Schedule, in_steps: bool) -> str: ...

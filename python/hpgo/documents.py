@@ -59,7 +59,7 @@ def parse(text: str, file: str, error: type[HpgoError]) -> object:
     >>> parse("rate: 1e9\nnames: [no, 'off']", "x.yaml", HpgoError)
     {'rate': 1000000000.0, 'names': ['no', 'off']}
     """
-    return _json(text, file, error) if text.lstrip().startswith("{") else _yaml(text, file, error)
+    return _json(text, file, error) if text.lstrip().startswith("{") else parse_yaml(text, file, error)
 
 
 class Section:
@@ -178,8 +178,9 @@ class _Open:
     """In a mapping: the key that waits for its value."""
 
 
-def _yaml(text: str, file: str, error: type[HpgoError]) -> object:
-    """Builds the document from libyaml's events; its own loader overflows the stack on deep nesting."""
+def parse_yaml(text: str, file: str, error: type[HpgoError]) -> object:
+    """What the YAML `text` holds, braces around it or not. Raises `error` naming `file` and line."""
+    # From libyaml's events: its own loader overflows the stack on deep nesting.
     import yaml
 
     document: list[object] = []

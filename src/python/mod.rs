@@ -5,6 +5,7 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over by value")]
 
+mod chain;
 mod legacy;
 mod plan;
 mod records;
@@ -107,6 +108,7 @@ fn watched<T: Send>(
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    chain::register(module)?;
     legacy::register(module)?;
     plan::register(module)?;
     schedule::register(module)?;

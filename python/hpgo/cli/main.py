@@ -17,6 +17,7 @@ from hpgo.errors import HpgoError
 COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("hpgo.cli.models", "List the built-in models, or write their profiles."),
     "clusters": ("hpgo.cli.clusters", "List the known clusters, or show one as a file to edit."),
+    "partition": ("hpgo.cli.partition", "Spread a chain of layers over uneven hosts."),
     "schedules": ("hpgo.cli.schedules", "List the known schedules, or show the orders of one."),
 }
 

@@ -1,0 +1,111 @@
+"""`hpgo partition`: spread a chain of layers over uneven hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from hpgo.chain import ChainPlan, Units
+
+
+@click.command()
+@click.option("-m", "--model-name", default="google/vit-base-patch16-224", show_default=True, help="Model to spread.")
+@click.option("-M", "--models-file", default="models.yml", show_default=True, help="Models: layers, memory, values.")
+@click.option("-T", "--dev-types-file", default="device_types.yml", show_default=True, help="Types: memory, times.")
+@click.option("-D", "--dev-file", default="devices.yml", show_default=True, help="Hosts of each type.")
+@click.option("--profile", help="A profile (file or built-in model) instead of the three files; needs --cluster.")
+@click.option("--cluster", help="A cluster (preset or file) of mixed devices, for --profile.")
+@click.option("-b", "--batch-size", type=int, help="Samples in a batch: 8, or the largest of --profile.")
+@click.option("-d", "--dtype", default="torch.float32", show_default=True, help="Data type of values on the edges.")
+@click.option("-i", "--buffers-in", type=int, default=2, show_default=True, help="Batches that wait to be worked on.")
+@click.option("-o", "--buffers-out", type=int, default=2, show_default=True, help="Batches that wait to be sent.")
+@click.option(
+    "--objective",
+    type=click.Choice(["throughput", "latency", "hosts", "bits"]),
+    default="throughput",
+    show_default=True,
+    help="Shortest interval, shortest latency, fewest hosts, or fewest bits lost.",
+)
+@click.option("--throughput", type=float, metavar="X", help="Samples per second that every plan must reach.")
+@click.option("--links", metavar="FILE", help="YAML of pairwise links, latencies, and ways in and out.")
+@click.option("--pin", "pins", multiple=True, metavar="HOST=1-12", help="These layers run here. Repeatable.")
+@click.option("--exclude", multiple=True, metavar="HOST[=1-12]", help="Not this host, or not these layers. Repeatable.")
+@click.option("--max-replicas", type=int, default=1, show_default=True, help="Hosts of a type that may share a stage.")
+@click.option("--bits", multiple=True, type=int, metavar="N", help="Width that edges may be cut to. Repeatable.")
+@click.option("--interpolate", is_flag=True, help="Allow batch sizes between and beyond the measured ones.")
+@click.option("--units", type=click.Choice(["pipeedge", "si"]), default="pipeedge", show_default=True,
+              help="What MB and Mbps count: 2^20, as PipeEdge, or 10^6.")  # fmt: skip
+@click.option("--ignore-unknown-types", is_flag=True, help="Leave out hosts whose type has no profile.")
+@click.option("--time-limit", type=float, default=10.0, show_default=True, help="Seconds; then the best so far.")
+@click.option("--explain", "why", is_flag=True, help="Say why: compute, transfer, memory and slack of each stage.")
+@click.option("--json", "as_json", is_flag=True, help="The whole plan for machines.")
+@click.option("--yaml", "as_yaml", is_flag=True, help="The schedule as PipeEdge's runtime reads it.")
+@click.option("--svg", "picture", metavar="FILE", help="Also draw the stages.")
+def command(
+    *,
+    model_name: str,
+    models_file: str,
+    dev_types_file: str,
+    dev_file: str,
+    profile: str | None,
+    cluster: str | None,
+    time_limit: float,
+    interpolate: bool,
+    units: Units,
+    ignore_unknown_types: bool,
+    why: bool,
+    as_json: bool,
+    as_yaml: bool,
+    picture: str | None,
+    **options: Any,
+) -> None:
+    r"""Spread a chain of layers over uneven hosts, with proof that nothing is better.
+
+    \b
+    Examples:
+      hpgo partition --explain
+      hpgo partition -m google/vit-large-patch16-224 --objective hosts --throughput 1
+      hpgo partition --pin mb-0=1-4 --exclude rcc-3 --links links.yml
+      hpgo partition --objective bits --throughput 6 --bits 16 --bits 8
+      hpgo partition --profile vgg-19 --cluster mixed.yaml --json
+    """
+    from hpgo.chain import partition
+    from hpgo.chain_report import explain, svg, table
+
+    if (profile is None) != (cluster is None):
+        raise click.UsageError("--profile and --cluster go together")
+    if [why, as_json, as_yaml].count(True) > 1:
+        raise click.UsageError("choose one of --explain, --json and --yaml")
+    options["time_limit_s"] = time_limit
+    if profile is not None and cluster is not None:
+        from hpgo.cluster import Cluster
+        from hpgo.formats import read_profile
+
+        plan: ChainPlan = partition(read_profile(profile), Cluster.parse(cluster), **options)
+    else:
+        plan = partition(
+            models_file,
+            dev_types_file,
+            dev_file,
+            model=model_name,
+            interpolate=interpolate,
+            units=units,
+            ignore_unknown_types=ignore_unknown_types,
+            **{key: value for key, value in options.items() if value is not None},
+        )
+    for remark in plan.remarks:
+        click.echo(f"warning: {remark}", err=True)
+    if picture is not None:
+        try:
+            Path(picture).write_text(svg(plan), encoding="utf-8")
+        except OSError as error:
+            raise click.FileError(picture, error.strerror or str(error)) from None
+    if as_json:
+        click.echo(plan.to_json())
+    elif as_yaml:
+        click.echo(plan.pipeedge(), nl=False)
+    else:
+        click.echo(explain(plan) if why else table(plan))

@@ -1,0 +1,87 @@
+"""`sched-pipeline`: PipeEdge's scheduler, its options and its output, with plans that are optimal."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import click
+
+from hpgo.cli.main import run
+
+
+class _UsageError(click.UsageError):
+    """Wrong usage exits with 1, as PipeEdge's scheduler does."""
+
+    exit_code = 1
+
+
+class _Command(click.Command):
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except click.UsageError as error:
+            raise _UsageError(error.format_message(), error.ctx) from None
+
+
+@click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-d", "--dtype", default="torch.float32", show_default=True, help="Data type of the profiles.")
+@click.option("-b", "--batch-size", type=int, default=8, show_default=True, help="Samples in a batch.")
+@click.option("-i", "--buffers-in", type=int, default=2, show_default=True, help="Batches that wait to be worked on.")
+@click.option("-o", "--buffers-out", type=int, default=2, show_default=True, help="Batches that wait to be sent.")
+@click.option("-m", "--model-name", default="google/vit-base-patch16-224", show_default=True, help="Model to spread.")
+@click.option("-M", "--models-file", default="models.yml", show_default=True, help="Models: layers, memory, values.")
+@click.option("-T", "--dev-types-file", default="device_types.yml", show_default=True, help="Types: memory, times.")
+@click.option("-D", "--dev-file", default="devices.yml", show_default=True, help="Hosts of each type.")
+@click.option(
+    "--ignore-unknown-types",
+    is_flag=True,
+    help="Leave out hosts whose type has no profile, instead of stopping.",
+)
+def command(
+    *,
+    dtype: str,
+    batch_size: int,
+    buffers_in: int,
+    buffers_out: int,
+    model_name: str,
+    models_file: str,
+    dev_types_file: str,
+    dev_file: str,
+    ignore_unknown_types: bool,
+) -> None:
+    r"""Spread a model's layers over hosts so that the slowest stage or transfer is as short as possible.
+
+    Takes the options and files of PipeEdge's sched-pipeline and prints the same YAML, stage by stage, with layers
+    counted from 1. Exit code 1, with the reason on stderr, if no plan fits or a file is wrong.
+
+    \b
+    Examples:
+      sched-pipeline
+      sched-pipeline -m google/vit-large-patch16-224 -b 8
+      sched-pipeline -M models.yml -T device_types.yml -D devices.yml > schedule.yml
+
+    `hpgo partition` does the same and more: tables, reasons, links, other objectives.
+    """
+    from hpgo.chain import partition
+
+    plan = partition(
+        models_file,
+        dev_types_file,
+        dev_file,
+        model=model_name,
+        batch_size=batch_size,
+        dtype=dtype,
+        buffers_in=buffers_in,
+        buffers_out=buffers_out,
+        ignore_unknown_types=ignore_unknown_types,
+    )
+    for remark in plan.remarks:
+        click.echo(f"warning: {remark}", err=True)
+    if plan.gap:
+        click.echo(f"warning: not proven optimal: at most {plan.gap:.2%} above the best possible", err=True)
+    click.echo(plan.pipeedge(), nl=False)
+
+
+def main() -> NoReturn:
+    """Entry point of the command `sched-pipeline`."""
+    run(command, prog_name="sched-pipeline")

@@ -1,0 +1,59 @@
+//! Uneven hosts in a row across the border.
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyModule;
+
+use super::{to_py_err, watched};
+use crate::control::Control;
+use crate::error::Error;
+use crate::planner::chain::{self, Chain, ChainPlan, Objective};
+
+/// The best plan for the fields of `hpgo.chain._Chain`; Ctrl-C returns the best so far.
+#[pyfunction]
+fn partition_chain(
+    py: Python<'_>,
+    chain: Chain,
+    objective: &str,
+    max_interval_s: Option<f64>,
+    time_limit_s: Option<f64>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<ChainPlan> {
+    let objective = match objective {
+        "throughput" => Objective::Throughput,
+        "latency" => Objective::Latency,
+        "hosts" => Objective::Hosts,
+        "bits" => Objective::Bits,
+        other => {
+            let error = Error::argument(
+                format!("there is no objective `{other}`"),
+                "one of `throughput`, `latency`, `hosts`, `bits`",
+            );
+            return Err(to_py_err(py, &error));
+        }
+    };
+    let limit = match time_limit_s.map(Duration::try_from_secs_f64) {
+        None => None,
+        Some(Ok(limit)) => Some(limit),
+        Some(Err(_)) => {
+            let error = Error::argument("the time limit is no time", "give seconds from 0, or none");
+            return Err(to_py_err(py, &error));
+        }
+    };
+    let control = Control::with_deadline(limit);
+    watched(py, &control, progress.as_ref(), true, || {
+        chain::partition(&chain, objective, max_interval_s, &control).map_err(|error| match error {
+            // Out of time, and not Ctrl-C: the caller gets an error to act on.
+            Error::Cancelled if !control.is_cancelled() => Error::infeasible(
+                format!("no plan was found within {} s, and no proof that there is none", time_limit_s.unwrap_or(0.0)),
+                "give it more time",
+            ),
+            error => error,
+        })
+    })
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(partition_chain, module)?)
+}
