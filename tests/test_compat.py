@@ -138,7 +138,7 @@ def test_bert_48_on_single_devices_is_a_straight_pipeline():
 def test_gnmt_16_grows_its_states_from_the_source_embedding():
     model = model_of(hpgo.read_profile("gnmt-16"), 1024)
     assert len(model.layers) == 1495
-    assert model.layers[0].desc == "source-embedding"
+    assert model.layers[0].desc == "embedding"
 
 
 @pytest.mark.parametrize(

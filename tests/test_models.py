@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import hpgo
 from hpgo.cli.main import group
+from hpgo.compat import model_from_torch_graph
 from hpgo.models import MODELS, built_in
 from hpgo.states import State, cut_points
 
@@ -138,3 +139,20 @@ def test_the_command_lists_models_and_writes_chosen_ones(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["bert-48-pbs-2.txt"]
     wrong = CliRunner().invoke(group, ["models", "write", str(tmp_path), "bert48"])
     assert wrong.exception.hint == "did you mean `bert-48`?"
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"gnmt-32", "resnet-50"}))
+def test_the_original_planner_sees_the_same_states_in_the_same_order(reference, name):
+    batch_size = built_in(name).batch_sizes[0]
+
+    def states(path: Path) -> list[float]:
+        layers = model_from_torch_graph(str(path), batch_size, 64 * batch_size).layers
+        return [
+            value
+            for layer in layers
+            for value in (layer.compute_time, layer.output_activation_size, layer.parameter_size)
+        ]
+
+    ours, theirs = states(RESULTS / MODELS[name].file), states(reference / PUBLISHED[name])
+    assert len(ours) == len(theirs)
+    assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-9)

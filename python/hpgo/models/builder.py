@@ -28,21 +28,23 @@ class Builder:
 
     def add(
         self,
-        name: str,
+        layer_id: str,
         *feeds: str,
+        name: str = "",
         ms: tuple[float, float] = (0, 0),
         activation_bytes: float = 0,
         parameter_bytes: float = 0,
     ) -> str:
-        """Adds the layer `name`, fed by the layers `feeds`; returns `name`, to feed others.
+        """Adds the layer `layer_id`, fed by the layers `feeds`; returns its id, to feed others.
 
-        `ms` are milliseconds forward and backward.
+        `name` may differ from the id; `ms` are milliseconds forward and backward.
         """
         # 2.69 ms are the float that `0.00269` means; a division by 1000 may be its neighbour.
         forward_s, backward_s = (float(f"{time}e-3") for time in ms)
-        self._layers.append(Layer(name, name, (forward_s,), (backward_s,), (activation_bytes,), parameter_bytes))
-        self._edges += ((feed, name) for feed in feeds)
-        return name
+        layer = Layer(layer_id, name or layer_id, (forward_s,), (backward_s,), (activation_bytes,), parameter_bytes)
+        self._layers.append(layer)
+        self._edges += ((feed, layer_id) for feed in feeds)
+        return layer_id
 
     def feed(self, start: str, end: str) -> None:
         """Adds an edge between two layers that are there."""

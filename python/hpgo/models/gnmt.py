@@ -1,7 +1,8 @@
 """GNMT with 16 or 32 LSTM layers: an encoder, and a decoder whose layers all read the attention.
 
 Every LSTM passes its sequence on through a selector; from the third layer of each half on, a residual sum joins it with
-what the layer before received. Outputs that nobody reads are left out.
+what the layer before received. Outputs that nobody reads are left out. Names say the kind of a layer; PipeDream's
+planner visits layers in the order of their names.
 """
 
 from __future__ import annotations
@@ -100,12 +101,8 @@ def _gnmt(name: str, encoder: _Half, decoder: _Half, *, classifier: tuple[float,
     build = Builder(_BATCH)
     source = build.add("Input-source")
     lengths = build.add("Input-lengths")
-    target = build.add("Input-target")
     encoded = _encoder(build, encoder, source, lengths)
-    state = build.add("state")  # behind the layers that compute: the compatible planner grows its cuts from the first
-    decoded = _decoder(
-        build, decoder, target=target, encoded=encoded, encoded_length=encoder.length, lengths=lengths, state=state
-    )
+    decoded = _decoder(build, decoder, encoded, encoder.length, lengths)
     build.add(
         "classifier",
         decoded,
@@ -116,26 +113,33 @@ def _gnmt(name: str, encoder: _Half, decoder: _Half, *, classifier: tuple[float,
     return build.profile(name, _SOURCE)
 
 
-def _embed(build: Builder, name: str, feed: str, half: _Half) -> str:
+def _embed(build: Builder, layer: str, feed: str, half: _Half) -> str:
     return build.add(
-        name,
+        layer,
         feed,
+        name="embedding",
         ms=half.embedding,
         activation_bytes=half.length * _STATE_BYTES,
         parameter_bytes=_VOCABULARY * _HIDDEN * FLOAT_BYTES,
     )
 
 
-def _lstm(build: Builder, name: str, *feeds: str, ms: tuple[float, float], length: int, wide: bool) -> str:
+def _lstm(build: Builder, layer: str, *feeds: str, ms: tuple[float, float], length: int, wide: bool) -> str:
     """The LSTM and the selector of its sequence."""
     lstm = build.add(
-        name,
+        layer,
         *feeds,
+        name=f"lstm {2 * _HIDDEN if wide else _HIDDEN}",
         ms=ms,
         activation_bytes=(length + 2) * _STATE_BYTES,  # the sequence, the last hidden and the last cell state
         parameter_bytes=(_WIDE_LSTM_PARAMETERS if wide else _LSTM_PARAMETERS) * FLOAT_BYTES,
     )
-    return build.add(f"{name}-sequence", lstm, activation_bytes=length * _STATE_BYTES)
+    return build.add(f"{layer}-sequence", lstm, name="select 0", activation_bytes=length * _STATE_BYTES)
+
+
+def _add(build: Builder, layer: str, sequence: str, skipped: str, sequence_bytes: int) -> str:
+    """The residual sum behind an LSTM."""
+    return build.add(f"{layer}-sum", sequence, skipped, name="add", activation_bytes=sequence_bytes)
 
 
 def _encoder(build: Builder, half: _Half, source: str, lengths: str) -> str:
@@ -144,6 +148,7 @@ def _encoder(build: Builder, half: _Half, source: str, lengths: str) -> str:
         "encoder-1",
         _embed(build, "source-embedding", source, half),
         lengths,
+        name="encoder lstm",
         ms=half.first,
         activation_bytes=2 * sequence_bytes,
         parameter_bytes=2 * _LSTM_PARAMETERS * FLOAT_BYTES,
@@ -152,36 +157,41 @@ def _encoder(build: Builder, half: _Half, source: str, lengths: str) -> str:
         wide = number == 2  # reads both directions
         layer = f"encoder-{number}"
         dropped = build.add(
-            f"{layer}-dropout", last, ms=dropout_ms, activation_bytes=(2 if wide else 1) * sequence_bytes
+            f"{layer}-dropout",
+            last,
+            name="dropout",
+            ms=dropout_ms,
+            activation_bytes=(2 if wide else 1) * sequence_bytes,
         )
         sequence = _lstm(build, layer, dropped, ms=lstm_ms, length=half.length, wide=wide)
-        last = sequence if wide else build.add(f"{layer}-sum", sequence, last, activation_bytes=sequence_bytes)
+        last = sequence if wide else _add(build, layer, sequence, last, sequence_bytes)
     return last
 
 
-def _decoder(
-    build: Builder, half: _Half, *, target: str, encoded: str, encoded_length: int, lengths: str, state: str
-) -> str:
+def _decoder(build: Builder, half: _Half, encoded: str, encoded_length: int, lengths: str) -> str:
     sequence_bytes = half.length * _STATE_BYTES
     scores_bytes = _BATCH * half.length * encoded_length * FLOAT_BYTES
+    embedding = _embed(build, "target-embedding", build.add("Input-target"), half)
+    state = build.add("state")  # of every decoder layer, at the start
     first = build.add(
         "decoder-1",
-        _embed(build, "target-embedding", target, half),
-        build.add("decoder-1-state", state),
+        embedding,
+        build.add("decoder-1-state", state, name="select 0"),
         encoded,
         lengths,
+        name="recurrent attention",
         ms=half.first,
         activation_bytes=2 * sequence_bytes + 2 * _STATE_BYTES + scores_bytes,
         # The LSTM, and the attention: two square matrices and a vector.
         parameter_bytes=(_LSTM_PARAMETERS + 2 * _HIDDEN**2 + _HIDDEN) * FLOAT_BYTES,
     )
-    last = build.add("decoder-1-sequence", first, activation_bytes=sequence_bytes)
-    attention = build.add("attention", first, activation_bytes=_STATE_BYTES)
+    last = build.add("decoder-1-sequence", first, name="select 0", activation_bytes=sequence_bytes)
+    attention = build.add("attention", first, name="select 2", activation_bytes=_STATE_BYTES)
     for number, (dropout_ms, lstm_ms) in enumerate(zip(half.dropouts, half.lstms, strict=True), start=2):
         layer = f"decoder-{number}"
-        dropped = build.add(f"{layer}-dropout", last, ms=dropout_ms, activation_bytes=sequence_bytes)
-        joined = build.add(f"{layer}-concat", dropped, attention, activation_bytes=sequence_bytes)
-        hidden = build.add(f"{layer}-state", state)
+        dropped = build.add(f"{layer}-dropout", last, name="dropout", ms=dropout_ms, activation_bytes=sequence_bytes)
+        joined = build.add(f"{layer}-concat", dropped, attention, name="concat", activation_bytes=sequence_bytes)
+        hidden = build.add(f"{layer}-state", state, name=f"select {number - 1}")
         sequence = _lstm(build, layer, joined, hidden, ms=lstm_ms, length=half.length, wide=True)
-        last = sequence if number == 2 else build.add(f"{layer}-sum", sequence, last, activation_bytes=sequence_bytes)
+        last = sequence if number == 2 else _add(build, layer, sequence, last, sequence_bytes)
     return last

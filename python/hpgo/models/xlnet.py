@@ -21,7 +21,7 @@ def xlnet(layers: int) -> Profile:
     positions = build.add("position-dropout", inputs, tokens, ms=(0.023, 0), activation_bytes=4 * _MB)
     segments = build.add("segment-one-hot", inputs, ms=(0.017, 0), activation_bytes=2 * _MB)
     mask = build.add("attention-mask", inputs, activation_bytes=1 * _MB)
-    last = build.add("token-dropout", tokens, ms=(0.023, 0), activation_bytes=2 * _MB)
+    last = build.add("embedding-dropout", tokens, ms=(0.023, 0), activation_bytes=2 * _MB)
     for index in range(1, layers + 1):
         last = build.add(
             f"layer-{index}",
