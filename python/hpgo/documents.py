@@ -91,8 +91,6 @@ class Section:
         value = self.get(key, default)
         if not isinstance(value, str):
             self.wrong(key, "text", value)
-        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            self.fail(f"`{key}` holds half a character", "JSON writes large ones as a pair of `\\u` escapes")
         return value
 
     def whole(self, key: str, default: int = ..., *, least: int = 0) -> int:  # type: ignore[assignment]
@@ -146,14 +144,19 @@ def _json(text: str, file: str, error: type[HpgoError]) -> object:
         return mapping
 
     try:
-        return json.loads(text, object_pairs_hook=pairs)
+        document = json.loads(text, object_pairs_hook=pairs)
+        if re.search(r"\\u[dD]", text):
+            json.dumps(document, ensure_ascii=False).encode()
     except json.JSONDecodeError as failure:
         message = failure.msg[0].lower() + failure.msg[1:]
         raise error(f"{file}, line {failure.lineno}: not valid JSON: {message}", "") from None
+    except UnicodeEncodeError:
+        raise error(f"{file}: text holds half a character", "large ones are a pair of `\\u` escapes") from None
     except error:  # a key given twice; it may be a ValueError too
         raise
     except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
         raise error(f"{file}: not valid JSON: nested too deep, or a number too long", "") from None
+    return document
 
 
 def quoted(text: str) -> str:

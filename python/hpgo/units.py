@@ -10,6 +10,7 @@ import re
 from numbers import Real
 
 from hpgo.errors import ArgumentError
+from hpgo.wording import shorten
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
@@ -23,6 +24,7 @@ _RATES = (
     | {f"{prefix}b{per}": factor / 8 for prefix, factor in _DECIMAL.items() for per in ("ps", "/s")}
 )
 
+_LONGEST = 100
 _NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*")
 
 
@@ -83,10 +85,9 @@ def format_bytes_per_s(bytes_per_s: float) -> str:
 def _parse(value: object, what: str, factors: dict[str, float], example: str) -> float:
     number, unit = 0.0, ""
     if isinstance(value, str):
-        found = _NUMBER.fullmatch(value)
+        found = _NUMBER.fullmatch(value) if len(value) <= _LONGEST else None
         if found is None or (found[2] and found[2] not in factors):
-            shown = value if len(value) <= 40 else f"{value[:39]}…"
-            raise ArgumentError(f"`{shown}` is no {what}", example)
+            raise ArgumentError(f"`{shorten(value)}` is no {what}", example)
         number, unit = float(found[1]), found[2]
     elif isinstance(value, Real) and not isinstance(value, bool):
         try:

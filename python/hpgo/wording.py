@@ -20,7 +20,9 @@ def near(wanted: str, known: Iterable[str]) -> str:
     import difflib
 
     names = list(known)
-    if matches := difflib.get_close_matches(wanted[:100], names, n=1):
+    # Comparing is quadratic in the length of names, and there may be very many.
+    short = [name for name in names[:5000] if len(name) <= 100]
+    if matches := difflib.get_close_matches(wanted[:100], short, n=1):
         return f"did you mean `{shorten(matches[0])}`?"
     return f"known: {', '.join(map(shorten, names[:12]))}{', …' if len(names) > 12 else ''}" if names else ""
 

@@ -12,8 +12,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-# 3, -1.5, 12 %, 3.1 GB, 25 Gbit/s, 2 × 8
-_NUMBER = re.compile(r"([-+~≤≥]?[0-9][0-9.,]*( ?×)? ?)+([a-zA-Zµ%][a-zA-Zµ/%]*)?|[-–—]?")
+# 3, -1.5, 12 %, 3.1 GB, 25 Gbit/s, 2 × 8; or nothing
+_NUMBER = re.compile(r"[-+~]?[0-9][0-9.,]*(e[-+]?[0-9]+)?( ?× ?[0-9]+)*( ?[a-zA-Zµ%][a-zA-Zµ/%]*)?|[-–—]?")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
