@@ -349,13 +349,14 @@ impl Prefixes {
         let port = cluster.inter.bytes_per_s + if widest > 1 { cluster.intra.bytes_per_s } else { 0.0 };
         let latency_s =
             if widest > 1 { cluster.inter.latency_s.min(cluster.intra.latency_s) } else { cluster.inter.latency_s };
-        // The fewest replicas for each share: more of them only take devices away from other stages.
-        let mut replicas: Vec<(u32, u32)> = Vec::new();
+        // The fewest and the most replicas for each share: the fewest leave most devices to other stages, the most
+        // have the smallest part of a sharded optimizer.
+        let mut splits: Vec<(u32, u32, u32)> = Vec::new();
         for (count, share) in (0_u32..).zip(&task.share) {
-            if let Some(share) = *share
-                && replicas.last().is_none_or(|&(_, other)| other != share)
-            {
-                replicas.push((count, share));
+            match (*share, splits.last_mut()) {
+                (Some(share), Some((_, most, last))) if *last == share => *most = count,
+                (Some(share), _) => splits.push((count, count, share)),
+                (None, _) => {}
             }
         }
         let micro_batches = f64::from(task.micro_batches);
@@ -374,7 +375,7 @@ impl Prefixes {
             for &begin in &model.begins[end] {
                 let begin = begin as usize;
                 let weights_bytes = model.parameter_bytes[end] - model.parameter_bytes[begin];
-                for &(replicas, share) in &replicas {
+                for &(replicas, most_replicas, share) in &splits {
                     let totals = &task.totals[share as usize];
                     let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / speed;
                     let backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / speed;
@@ -387,26 +388,26 @@ impl Prefixes {
                         totals,
                         &task.settings.memory,
                         (begin, end),
-                        replicas,
+                        most_replicas,
                         window,
                         task.recompute,
                     );
                     if memory.total_bytes() > memory_bytes {
                         continue;
                     }
-                    let alone_s = micro_batches * work_s
-                        + (weights_bytes * least_sync_s_per_byte(cluster, widest, replicas)
-                            - if task.settings.overlap_sync { backward_s } else { 0.0 })
-                        .max(0.0);
+                    let all_s = micro_batches * work_s;
+                    let hidden_s = if task.settings.overlap_sync { backward_s } else { 0.0 };
+                    let sync_s = weights_bytes * least_sync_s_per_byte(cluster, widest, replicas) - hidden_s;
                     let transfer_s =
-                        if is_last { 0.0 } else { task.cut_bytes[end] / (f64::from(replicas) * port) + latency_s };
+                        if is_last { 0.0 } else { task.cut_bytes[end] / (f64::from(most_replicas) * port) + latency_s };
                     for level in level_of(replicas)..levels.len() {
                         let rest = level_of(levels[level] - replicas);
-                        let before_s = trip_s[begin][rest];
-                        if before_s + alone_s < threshold_s {
-                            let trip = before_s + work_s + 2.0 * transfer_s;
+                        let (trip_before_s, fill_before_s) = (trip_s[begin][rest], fill_s[begin][rest]);
+                        // The stage's gradients are summed while earlier stages drain.
+                        if all_s + trip_before_s.max(fill_before_s + sync_s) < threshold_s {
+                            let trip = trip_before_s + work_s + 2.0 * transfer_s;
                             trip_s[end][level] = trip_s[end][level].min(trip);
-                            let fill = fill_s[begin][rest] + forward_s + transfer_s;
+                            let fill = fill_before_s + forward_s + transfer_s;
                             fill_s[end][level] = fill_s[end][level].min(fill);
                         }
                     }
