@@ -1,11 +1,14 @@
 //! Gives a schedule a clock: who runs what from when to when, on stages and links of given cost.
 //!
-//! `sweep` runs static orders in time linear in the actions. All times are seconds.
+//! `sweep` runs static orders in time linear in the actions; `events` runs anything on a heap of events, one message
+//! meeting the other as the communication mode has it. Both give [`Times`]. All times are seconds.
 
+pub mod communication;
+pub mod events;
 pub mod sweep;
 
 use crate::error::{Error, Result};
-use crate::schedule::Schedule;
+use crate::schedule::{Action, Kind, Schedule};
 
 pub use sweep::{Links, Sweep};
 
@@ -134,17 +137,144 @@ impl Costs {
     }
 }
 
-/// When everything happens. Actions lie rank by rank in the order of the schedule.
+/// How messages travel. See `communication` for the lists of sends and receives behind the last two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Communication {
+    /// Asynchronous; every message has its link for itself.
+    Latency,
+    /// Asynchronous; each link takes one message after the other, in the order in which they are sent.
+    Link,
+    /// One in-order stream of sends and receives a rank, beside the compute lane, as NCCL runs point-to-point calls: a
+    /// receive that is posted early blocks the sends behind it. A send occupies the stream while the link is busy with
+    /// it, and doesn't wait for its receive.
+    Stream {
+        /// Receives are posted right before the action that needs them, rather than as soon as the sender has sent.
+        deferred_receives: bool,
+    },
+    /// Blocking: between two actions a rank sends the output of the first, receives the input of the second, and waits
+    /// for both.
+    Rendezvous,
+}
+
+/// Runs `iterations` steps of `schedule` one after the other.
+///
+/// A rank starts its next step when the optimizer steps of all its stages have ended.
+///
+/// ```
+/// use hpgo::schedule::{Request, build};
+/// use hpgo::simulate::{Communication, Costs, StageTimes, simulate};
+///
+/// let schedule = build("1f1b", &Request::new(4, 8))?;
+/// let costs = Costs::of_stages(vec![StageTimes::new(1.0, 2.0); 4]);
+/// let times = simulate(&schedule, &costs, Communication::Link, 1)?;
+/// assert_eq!(times.step_s, 33.0);
+/// # Ok::<(), hpgo::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Argument`] if `costs` doesn't fit the schedule, [`Error::Schedule`] if actions or messages wait for each
+/// other for ever.
+pub fn simulate(schedule: &Schedule, costs: &Costs, communication: Communication, iterations: u32) -> Result<Times> {
+    match (communication, iterations) {
+        (Communication::Latency, 1) => Sweep::default().times(schedule, costs, Links::Free),
+        (Communication::Link, 1) => Sweep::default().times(schedule, costs, Links::Queued),
+        _ => events::times(schedule, costs, communication, iterations),
+    }
+}
+
+/// When everything happens. Actions lie rank by rank in the order of the schedule, iteration after iteration.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Times {
+    /// Steps that were run.
+    pub iterations: u32,
     /// Rank `r` owns the entries `offsets[r]..offsets[r + 1]` of the two vectors below.
     pub offsets: Vec<usize>,
     /// Start of each action.
     pub start_s: Vec<f64>,
     /// End of each action.
     pub end_s: Vec<f64>,
-    /// For each stage, when its last backward ended and its gradients are synchronised from; 0 if it has none.
+    /// When the input of each action came to its rank, by [`Inputs`], iteration after iteration; a stream may receive it
+    /// later.
+    pub arrival_s: Vec<f64>,
+    /// When the last backward of each stage ended, `[iteration][stage]`; 0 if it has none.
     pub last_backward_s: Vec<f64>,
     /// The end of everything: the last action, or the last optimizer step behind its synchronisation.
     pub step_s: f64,
+}
+
+/// Numbers the inputs of all actions of a step: forwards `[micro-batch][stage]`, then backwards alike.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs {
+    stages: usize,
+    chain: usize,
+    slots: usize,
+}
+
+impl Inputs {
+    /// The numbering for one schedule.
+    #[must_use]
+    pub fn of(schedule: &Schedule) -> Self {
+        let stages = schedule.rank_of_stage.len();
+        Self { stages, chain: schedule.chain_length as usize, slots: stages * schedule.total_micro_batches() as usize }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(self) -> usize {
+        2 * self.slots
+    }
+
+    /// What an action must have before it starts; weight gradients need nothing but their place in the order.
+    pub fn of_action(self, action: Action) -> impl Iterator<Item = usize> {
+        action.halves().filter_map(move |half| {
+            let slot = half.micro_batch as usize * self.stages + half.stage as usize;
+            match half.kind {
+                Kind::Forward => Some(slot),
+                Kind::Backward | Kind::InputGradient => Some(self.slots + slot),
+                Kind::WeightGradient | Kind::Overlapped => None,
+            }
+        })
+    }
+
+    /// What the end of an action (not an overlapped pair) makes ready: the next stage's forward, the backward of the
+    /// same stage where the chain turns around, or the backward of the stage before.
+    #[must_use]
+    pub fn made_ready_by(self, action: Action) -> Option<usize> {
+        let stage = action.stage as usize;
+        let slot = action.micro_batch as usize * self.stages + stage;
+        match action.kind {
+            Kind::Forward if (stage + 1).is_multiple_of(self.chain) => Some(self.slots + slot),
+            Kind::Forward => Some(slot + 1),
+            Kind::Backward | Kind::InputGradient if !stage.is_multiple_of(self.chain) => Some(self.slots + slot - 1),
+            _ => None,
+        }
+    }
+
+    /// Whether an input is a gradient, its stage and its micro-batch.
+    #[must_use]
+    pub fn describe(self, input: usize) -> (bool, usize, usize) {
+        let slot = input % self.slots;
+        (input >= self.slots, slot % self.stages, slot / self.stages)
+    }
+}
+
+impl Costs {
+    /// Seconds that an action takes.
+    #[must_use]
+    pub fn duration_s(&self, action: Action) -> f64 {
+        let stages = self.gradient_sync_s.len();
+        let stride = if self.compute.len() == stages { 0 } else { stages };
+        let row = |stage: u32, micro_batch: u32| &self.compute[micro_batch as usize * stride + stage as usize];
+        let times = row(action.stage, action.micro_batch);
+        match action.kind {
+            Kind::Forward => times.forward_s,
+            Kind::Backward => times.backward_s,
+            Kind::InputGradient => times.input_gradient_s,
+            Kind::WeightGradient => times.weight_gradient_s,
+            Kind::Overlapped => {
+                let backward = row(action.backward.0, action.backward.1);
+                times.overlapped_s.unwrap_or(times.forward_s + backward.backward_s)
+            }
+        }
+    }
 }

@@ -97,7 +97,15 @@ impl Sweep {
             start_s[offsets[rank] + position] = start;
             end_s[offsets[rank] + position] = end;
         })?;
-        Ok(Times { offsets, start_s, end_s, last_backward_s: self.last_backward_s.clone(), step_s })
+        Ok(Times {
+            iterations: 1,
+            offsets,
+            start_s,
+            end_s,
+            arrival_s: std::mem::take(&mut self.ready_s),
+            last_backward_s: self.last_backward_s.clone(),
+            step_s,
+        })
     }
 
     /// Puts every rank at time zero and prices every edge.
