@@ -2,7 +2,10 @@
 
 use hpgo::schedule::{Action, Kind, Request, Schedule, build};
 use hpgo::simulate::communication::with_communication;
-use hpgo::simulate::{Communication, Costs, Inputs, Links, StageTimes, Sweep, Times, Transfer, events, simulate};
+use hpgo::simulate::{
+    Cause, Communication, Costs, Inputs, Links, StageBytes, StageTimes, Sweep, Times, Transfer, events, idle, measure,
+    memory, simulate, slack_s,
+};
 use proptest::prelude::*;
 
 const ASYNCHRONOUS: [(Communication, Links); 2] =
@@ -439,4 +442,108 @@ fn costs_that_make_no_sense_are_errors_that_name_the_stage() {
     ] {
         assert!(matches!(simulate(&schedule, &costs, Communication::Link, 1), Err(hpgo::Error::Argument { .. })));
     }
+}
+
+/// Every action of a case gets its own row of costs, so that one of them can be delayed alone.
+fn delayed(schedule: &Schedule, costs: &Costs, action: Action, by_s: f64) -> Costs {
+    let stages = schedule.rank_of_stage.len();
+    let mut costs = costs.clone();
+    if costs.compute.len() == stages {
+        costs.compute = costs.compute.repeat(schedule.total_micro_batches() as usize);
+    }
+    let duration_s = costs.duration_s(action);
+    let row = &mut costs.compute[action.micro_batch as usize * stages + action.stage as usize];
+    match action.kind {
+        Kind::Forward => row.forward_s += by_s,
+        Kind::Backward => row.backward_s += by_s,
+        Kind::InputGradient => row.input_gradient_s += by_s,
+        Kind::WeightGradient => row.weight_gradient_s += by_s,
+        Kind::Overlapped => row.overlapped_s = Some(duration_s + by_s),
+    }
+    costs
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn an_action_may_be_late_by_its_slack_and_no_more((schedule, costs) in random_case(), pick in any::<usize>()) {
+        let before = simulate(&schedule, &costs, Communication::Latency, 1).expect("valid");
+        let slack_s = slack_s(&schedule, &costs, &before);
+        prop_assert!(slack_s.iter().any(|&slack_s| slack_s < 1e-9), "there is a critical path");
+        let actions: Vec<Action> = schedule.orders.iter().flatten().copied().collect();
+        let place = pick % actions.len();
+        for (extra_s, longer_s) in [(0.0, 0.0), (1.0, 1.0)] {
+            let costs = delayed(&schedule, &costs, actions[place], slack_s[place] + extra_s);
+            let after = simulate(&schedule, &costs, Communication::Latency, 1).expect("valid");
+            prop_assert!(close(after.step_s, before.step_s + longer_s), "{} {}", after.step_s, before.step_s);
+        }
+    }
+
+    #[test]
+    fn work_and_idle_stretches_fill_the_makespan((schedule, costs) in random_case()) {
+        for communication in ALL {
+            let Ok(times) = simulate(&schedule, &costs, communication, 2) else { continue };
+            let measures = measure(&schedule, &costs, &times);
+            let total_s = times.step_s * schedule.orders.len() as f64;
+            let busy_s: f64 = measures.busy_s.iter().sum();
+            prop_assert!(close(busy_s + measures.idle_by_cause_s.iter().sum::<f64>(), total_s));
+            prop_assert!(close(measures.idle_over_total * total_s, total_s - busy_s));
+            prop_assert!(measures.max_rank_span_s <= times.step_s + 1e-9);
+            let stretches = idle(&schedule, &costs, &times);
+            prop_assert!(stretches.iter().all(|stretch| stretch.start_s < stretch.end_s));
+        }
+    }
+
+    #[test]
+    fn memory_returns_to_what_is_kept_and_peaks_with_the_activations((schedule, costs) in random_case()) {
+        let times = simulate(&schedule, &costs, Communication::Link, 2).expect("valid");
+        let count = |stash: f64| {
+            let one = StageBytes { weights: 100.0, activation: 1.0, weight_gradient_stash: stash, ..StageBytes::default() };
+            memory(&schedule, &times, &vec![one; schedule.rank_of_stage.len()])
+        };
+        let measures = measure(&schedule, &costs, &times);
+        for (stash, peaks) in [(1.0, &measures.peak_in_flight), (0.0, &measures.peak_in_flight_freed_at_input_gradient)] {
+            for (rank, (time_s, bytes)) in count(stash).into_iter().enumerate() {
+                let stages = schedule.rank_of_stage.iter().filter(|&&at| at as usize == rank).count();
+                let kept = 100.0 * stages as f64;
+                prop_assert!(time_s.is_sorted());
+                prop_assert!(close(bytes[0], kept) && close(bytes[bytes.len() - 1], kept));
+                let peak = bytes.iter().copied().fold(0.0, f64::max);
+                prop_assert!(close(peak, kept + f64::from(peaks[rank])), "{} {:?}", peak, peaks);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_measures_of_the_textbook_case_are_the_published_ones() {
+    let schedule = schedule("1f1b", 4, 8);
+    let costs = uniform(&schedule, 0.0);
+    let times = simulate(&schedule, &costs, Communication::Link, 1).expect("valid");
+    let measures = measure(&schedule, &costs, &times);
+    assert!(close(measures.makespan_s, 33.0));
+    assert!(close(measures.max_rank_span_s, 33.0));
+    assert!(close(measures.idle_over_total, 36.0 / 132.0)); // 27.3 %
+    assert!(close(measures.idle_over_busy, 0.375));
+    assert!(close(measures.idle_over_busiest, 9.0 / 33.0));
+    assert_eq!(measures.peak_in_flight, [4, 3, 2, 1]);
+    assert_eq!(measures.messages, 2 * 3 * 8);
+    // Ranks 1 to 3 start 1, 2, 3 late and end 2, 4, 6 early; the rest is waiting for gradients.
+    let [fill_s, drain_s, dependency_s, communication_s, imbalance_s] = measures.idle_by_cause_s;
+    assert!(close(fill_s, 6.0) && close(drain_s, 12.0) && close(dependency_s, 18.0));
+    assert!(close(communication_s, 0.0) && close(imbalance_s, 0.0));
+}
+
+#[test]
+fn waiting_for_a_slower_rank_is_imbalance_and_for_a_message_is_communication() {
+    let schedule = schedule("1f1b", 2, 8);
+    let slow_last = Costs::of_stages(vec![StageTimes::new(1.0, 2.0), StageTimes::new(2.0, 4.0)]);
+    let times = simulate(&schedule, &slow_last, Communication::Link, 1).expect("valid");
+    let measures = measure(&schedule, &slow_last, &times);
+    assert!(measures.idle_by_cause_s[Cause::Imbalance as usize] > 0.8 * measures.idle_by_cause_s.iter().sum::<f64>());
+    let late = uniform(&schedule, 0.5);
+    let times = simulate(&schedule, &late, Communication::Latency, 1).expect("valid");
+    let measures = measure(&schedule, &late, &times);
+    assert!(close(measures.idle_by_cause_s[Cause::Communication as usize], 4.0));
 }

@@ -1,15 +1,17 @@
 //! Gives a schedule a clock: who runs what from when to when, on stages and links of given cost.
 //!
-//! `sweep` runs static orders in time linear in the actions; `events` runs anything on a heap of events, one message
-//! meeting the other as the communication mode has it. Both give [`Times`]. All times are seconds.
+//! `sweep` runs static orders in time linear in the actions; `events` runs anything on a heap of events. Both give
+//! [`Times`], which `measures` reads. All times are seconds.
 
 pub mod communication;
 pub mod events;
+pub mod measures;
 pub mod sweep;
 
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Kind, Schedule};
 
+pub use measures::{Cause, Idle, Measures, StageBytes, idle, measure, memory, slack_s};
 pub use sweep::{Links, Sweep};
 
 /// Seconds that one micro-batch takes on one stage.
@@ -200,6 +202,17 @@ pub struct Times {
     pub last_backward_s: Vec<f64>,
     /// The end of everything: the last action, or the last optimizer step behind its synchronisation.
     pub step_s: f64,
+}
+
+impl Times {
+    /// From when the gradients of a stage are synchronised: the last backward of it and of its copies in other chains.
+    /// 0 if there is none.
+    #[must_use]
+    pub fn synchronised_from_s(&self, schedule: &Schedule, iteration: usize, stage: usize) -> f64 {
+        let (chain, stages) = (schedule.chain_length as usize, schedule.rank_of_stage.len());
+        let copies = (stage % chain..stages).step_by(chain);
+        copies.map(|copy| self.last_backward_s[iteration * stages + copy]).fold(0.0, f64::max)
+    }
 }
 
 /// Numbers the inputs of all actions of a step: forwards `[micro-batch][stage]`, then backwards alike.

@@ -1,0 +1,354 @@
+//! What a simulated step amounts to: how long, how idle and why, how much memory, and what could be later.
+//!
+//! Tools disagree on the word "bubble", so several ratios stand side by side. `T` is the makespan, `b_r` the busy time of
+//! rank `r` of `p`.
+
+use super::{Costs, Inputs, Times};
+use crate::schedule::{Action, Kind, Schedule};
+
+/// Why a rank stands idle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Cause {
+    /// Before its first action of a step.
+    Fill,
+    /// Behind its last action of a step, gradient synchronisation and optimizer included.
+    Drain,
+    /// The input is still being computed, on a rank that has no more work than this one.
+    Dependency,
+    /// The input is computed but not here, or a blocking send isn't through.
+    Communication,
+    /// The input is still being computed, on a rank that has more work than this one.
+    Imbalance,
+}
+
+/// A stretch of time in which a rank does nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Idle {
+    /// Who.
+    pub rank: usize,
+    /// From when, in seconds.
+    pub start_s: f64,
+    /// To when, in seconds.
+    pub end_s: f64,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// Numbers of a whole simulation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measures {
+    /// `T`: the end of everything.
+    pub makespan_s: f64,
+    /// The longest time from a rank's first start to its last end: what the zero-bubble papers call cost.
+    pub max_rank_span_s: f64,
+    /// `b_r` of each rank.
+    pub busy_s: Vec<f64>,
+    /// `1 - Σ b_r / (p T)`.
+    pub idle_over_total: f64,
+    /// `p T / Σ b_r - 1`.
+    pub idle_over_busy: f64,
+    /// `1 - max b_r / T`: the part that balancing alone can't win back.
+    pub idle_over_busiest: f64,
+    /// Seconds of all ranks by [`Cause`], in its order.
+    pub idle_by_cause_s: [f64; 5],
+    /// Most chunk activations that each rank holds, freed at `B` or `W`.
+    pub peak_in_flight: Vec<u32>,
+    /// The same if activations are freed at `B` or `I`.
+    pub peak_in_flight_freed_at_input_gradient: Vec<u32>,
+    /// Messages between ranks.
+    pub messages: usize,
+}
+
+/// What one stage keeps in memory and sends. Bytes; activations, stash and output are those of one micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StageBytes {
+    /// Weights.
+    pub weights: f64,
+    /// Accumulated gradients.
+    pub gradients: f64,
+    /// Optimizer state.
+    pub optimizer: f64,
+    /// Kept from the start of `F` to the end of `B`, or of `I` where the backward is split.
+    pub activation: f64,
+    /// Kept from the end of `I` to the end of `W`.
+    pub weight_gradient_stash: f64,
+    /// Sent to the next stage, and back as a gradient.
+    pub output: f64,
+}
+
+/// All measures but those that need bytes.
+#[must_use]
+pub fn measure(schedule: &Schedule, costs: &Costs, times: &Times) -> Measures {
+    let makespan_s = times.step_s;
+    let busy_s = busy_s(schedule, times);
+    let total_busy_s: f64 = busy_s.iter().sum();
+    let total_s = makespan_s * busy_s.len() as f64;
+    let ratio = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+    let mut idle_by_cause_s = [0.0; 5];
+    for stretch in idle(schedule, costs, times) {
+        idle_by_cause_s[stretch.cause as usize] += stretch.end_s - stretch.start_s;
+    }
+    let inputs = Inputs::of(schedule);
+    let halves = schedule.orders.iter().flatten().flat_map(|action| action.halves());
+    let sent = halves.filter(|&half| super::communication::Message::sent_by(half, schedule, inputs).is_some());
+    Measures {
+        makespan_s,
+        max_rank_span_s: times
+            .offsets
+            .windows(2)
+            .filter(|range| range[0] < range[1])
+            .map(|range| times.end_s[range[1] - 1] - times.start_s[range[0]])
+            .fold(0.0, f64::max),
+        idle_over_total: ratio(total_s - total_busy_s, total_s),
+        idle_over_busy: ratio(total_s - total_busy_s, total_busy_s),
+        idle_over_busiest: ratio(makespan_s - busy_s.iter().copied().fold(0.0, f64::max), makespan_s),
+        busy_s,
+        idle_by_cause_s,
+        peak_in_flight: schedule.peak_in_flight(),
+        peak_in_flight_freed_at_input_gradient: peak_freed_at_input_gradient(schedule),
+        messages: sent.count() * times.iterations as usize,
+    }
+}
+
+fn busy_s(schedule: &Schedule, times: &Times) -> Vec<f64> {
+    let busy = |rank: usize| {
+        let range = times.offsets[rank]..times.offsets[rank + 1];
+        times.start_s[range.clone()].iter().zip(&times.end_s[range]).map(|(start_s, end_s)| end_s - start_s).sum()
+    };
+    (0..schedule.orders.len()).map(busy).collect()
+}
+
+fn peak_freed_at_input_gradient(schedule: &Schedule) -> Vec<u32> {
+    let has_split = schedule.orders.iter().flatten().any(|action| action.kind == Kind::InputGradient);
+    if !has_split {
+        return schedule.peak_in_flight();
+    }
+    let peak = |order: &Vec<Action>| {
+        let (mut held, mut peak) = (0_u32, 0_u32);
+        for action in order {
+            if matches!(action.kind, Kind::Forward | Kind::Overlapped) {
+                held += 1;
+                peak = peak.max(held);
+            }
+            if matches!(action.kind, Kind::Backward | Kind::InputGradient | Kind::Overlapped) {
+                held = held.saturating_sub(1);
+            }
+        }
+        peak
+    };
+    schedule.orders.iter().map(peak).collect()
+}
+
+/// Every stretch of idle time, rank by rank in order of time; together with the actions it fills the makespan.
+#[must_use]
+pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<Idle> {
+    let inputs = Inputs::of(schedule);
+    let stages = schedule.rank_of_stage.len();
+    let chain = schedule.chain_length as usize;
+    let busy_s = busy_s(schedule, times);
+    let produced_s = produced_s(schedule, times);
+    let mut stretches = Vec::new();
+    for (rank, order) in schedule.orders.iter().enumerate() {
+        let mut push = |start_s: f64, end_s: f64, cause: Cause| {
+            // Sums of times in another order differ in the last digits.
+            if end_s - start_s > 1e-12 * times.step_s {
+                stretches.push(Idle { rank, start_s, end_s, cause });
+            }
+        };
+        let mut free_s = 0.0;
+        for place in times.offsets[rank]..times.offsets[rank + 1] {
+            let count = place - times.offsets[rank];
+            let (iteration, action) = (count / order.len(), order[count % order.len()]);
+            let start_s = times.start_s[place];
+            if count.is_multiple_of(order.len()) {
+                let over_s = if iteration == 0 { 0.0 } else { released_s(schedule, costs, times, rank, iteration - 1) };
+                let over_s = over_s.clamp(free_s, start_s);
+                push(free_s, over_s, Cause::Drain);
+                push(over_s, start_s, Cause::Fill);
+            } else if start_s > free_s {
+                let base = iteration * inputs.count();
+                let latest = inputs
+                    .of_action(action)
+                    .max_by(|&a, &b| times.arrival_s[base + a].total_cmp(&times.arrival_s[base + b]));
+                let computed_s = latest.map_or(free_s, |input| produced_s[base + input]).clamp(free_s, start_s);
+                let producer = latest.map_or(rank, |input| {
+                    let (is_gradient, stage, _) = inputs.describe(input);
+                    let from = match is_gradient {
+                        true if (stage + 1).is_multiple_of(chain) => stage,
+                        true => stage + 1,
+                        false if stage.is_multiple_of(chain) => stage,
+                        false => stage - 1,
+                    };
+                    schedule.rank_of_stage[from.min(stages - 1)] as usize
+                });
+                let is_busier = busy_s[producer] > busy_s[rank] * (1.0 + 1e-9);
+                push(free_s, computed_s, if is_busier { Cause::Imbalance } else { Cause::Dependency });
+                push(computed_s, start_s, Cause::Communication);
+            }
+            free_s = times.end_s[place];
+        }
+        push(free_s, times.step_s, Cause::Drain);
+    }
+    stretches
+}
+
+/// When the optimizer steps of a rank's stages end in an iteration.
+fn released_s(schedule: &Schedule, costs: &Costs, times: &Times, rank: usize, iteration: usize) -> f64 {
+    let stages = schedule.rank_of_stage.len();
+    (0..stages)
+        .filter(|&stage| schedule.rank_of_stage[stage] as usize == rank)
+        .map(|stage| {
+            let last_s = times.synchronised_from_s(schedule, iteration, stage);
+            if last_s > 0.0 { last_s + costs.gradient_sync_s[stage] + costs.optimizer_s[stage] } else { 0.0 }
+        })
+        .fold(0.0, f64::max)
+}
+
+/// When the action behind each input ended, iteration after iteration; 0 for what comes from outside.
+fn produced_s(schedule: &Schedule, times: &Times) -> Vec<f64> {
+    let inputs = Inputs::of(schedule);
+    let mut produced_s = vec![0.0; times.arrival_s.len()];
+    for placed in placed(schedule, times) {
+        for input in placed.action.halves().filter_map(|half| inputs.made_ready_by(half)) {
+            produced_s[placed.iteration * inputs.count() + input] = times.end_s[placed.place];
+        }
+    }
+    produced_s
+}
+
+/// An action of one iteration, and where its times lie.
+#[derive(Debug, Clone, Copy)]
+struct Placed {
+    place: usize,
+    rank: usize,
+    iteration: usize,
+    action: Action,
+}
+
+/// All actions of all iterations, in the order of [`Times`].
+fn placed<'a>(schedule: &'a Schedule, times: &'a Times) -> impl Iterator<Item = Placed> + 'a {
+    let of_rank = move |(rank, order): (usize, &'a Vec<Action>)| {
+        let iterations = 0..times.iterations as usize;
+        let all = iterations.flat_map(move |iteration| order.iter().map(move |&action| (iteration, action)));
+        (times.offsets[rank]..).zip(all).map(move |(place, (iteration, action))| Placed {
+            place,
+            rank,
+            iteration,
+            action,
+        })
+    };
+    schedule.orders.iter().enumerate().flat_map(of_rank)
+}
+
+/// How much later each action could end with the same makespan, if orders stay and each message takes as long as it
+/// took. In the order of [`Times`]; the actions with 0 form the critical path.
+///
+/// An action's latest end is the least of what its successors allow: the next action on its rank, the actions that
+/// take its output, and the gradient synchronisation behind a stage's last backward.
+#[must_use]
+pub fn slack_s(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<f64> {
+    const NONE: usize = usize::MAX;
+    let inputs = Inputs::of(schedule);
+    let all: Vec<Placed> = placed(schedule, times).collect();
+    let taken =
+        |placed: Placed| inputs.of_action(placed.action).map(move |input| placed.iteration * inputs.count() + input);
+    let mut producer = vec![NONE; times.arrival_s.len()];
+    for placed in &all {
+        for input in placed.action.halves().filter_map(|half| inputs.made_ready_by(half)) {
+            producer[placed.iteration * inputs.count() + input] = placed.place;
+        }
+    }
+    let mut successors = vec![0_u8; all.len()];
+    for &placed in &all {
+        successors[placed.place] += u8::from(placed.place + 1 < times.offsets[placed.rank + 1]);
+        for input in taken(placed).filter(|&input| producer[input] != NONE) {
+            successors[producer[input]] += 1;
+        }
+    }
+    let mut latest_s = vec![times.step_s; all.len()];
+    limit_last_backwards(schedule, costs, times, &mut latest_s);
+
+    let mut ready: Vec<usize> = (0..all.len()).filter(|&place| successors[place] == 0).collect();
+    while let Some(place) = ready.pop() {
+        let latest_start_s = latest_s[place] - (times.end_s[place] - times.start_s[place]);
+        let is_first = place == times.offsets[all[place].rank];
+        let before = (!is_first).then(|| (place - 1, times.end_s[place - 1]));
+        let inputs_there = taken(all[place]).filter(|&input| producer[input] != NONE);
+        let taken: Vec<(usize, f64)> = inputs_there.map(|input| (producer[input], times.arrival_s[input])).collect();
+        // A start behind all that is known here waited for a stream or a blocking send: a delay of the last of them.
+        let known_s = taken.iter().chain(&before).map(|&(_, time_s)| time_s).fold(0.0, f64::max);
+        let unexplained_s = times.start_s[place] - known_s;
+        for (predecessor, there_s) in taken.into_iter().chain(before) {
+            let delay_s = there_s - times.end_s[predecessor] + if there_s < known_s { 0.0 } else { unexplained_s };
+            latest_s[predecessor] = latest_s[predecessor].min(latest_start_s - delay_s);
+            successors[predecessor] -= 1;
+            if successors[predecessor] == 0 {
+                ready.push(predecessor);
+            }
+        }
+    }
+    latest_s.iter().zip(&times.end_s).map(|(latest_s, end_s)| (latest_s - end_s).max(0.0)).collect()
+}
+
+/// A stage's last backward must leave time for synchronisation and optimizer, its own and its copies'.
+fn limit_last_backwards(schedule: &Schedule, costs: &Costs, times: &Times, latest_s: &mut [f64]) {
+    let chain = schedule.chain_length as usize;
+    let stages = schedule.rank_of_stage.len();
+    let tail_s = |stage: usize| {
+        let copies = (stage % chain..stages).step_by(chain);
+        copies.map(|copy| costs.gradient_sync_s[copy] + costs.optimizer_s[copy]).fold(0.0, f64::max)
+    };
+    let mut last = vec![None; stages];
+    for placed in placed(schedule, times) {
+        for half in placed.action.halves().filter(|half| half.kind != Kind::Forward) {
+            last[half.stage as usize] = Some(placed.place);
+        }
+    }
+    for (stage, place) in last.into_iter().enumerate() {
+        if let Some(place) = place {
+            latest_s[place] = latest_s[place].min(times.step_s - tail_s(stage));
+        }
+    }
+}
+
+/// Memory of each rank as a step curve: times, and bytes from each of them to the next.
+///
+/// A schedule without backwards frees an activation at the end of its forward.
+#[must_use]
+pub fn memory(schedule: &Schedule, times: &Times, stages: &[StageBytes]) -> Vec<(Vec<f64>, Vec<f64>)> {
+    let trains = schedule.orders.iter().flatten().any(|action| action.kind != Kind::Forward);
+    let curve = |(rank, order): (usize, &Vec<Action>)| {
+        let kept = (0..stages.len()).filter(|&stage| schedule.rank_of_stage[stage] as usize == rank);
+        let fixed: f64 =
+            kept.map(|stage| stages[stage].weights + stages[stage].gradients + stages[stage].optimizer).sum();
+        let (mut time_s, mut bytes) = (vec![0.0], vec![fixed]);
+        let mut now = fixed;
+        let mut change = |at_s: f64, by: f64| {
+            if by != 0.0 {
+                now += by;
+                time_s.push(at_s);
+                bytes.push(now);
+            }
+        };
+        for (count, place) in (times.offsets[rank]..times.offsets[rank + 1]).enumerate() {
+            let action = order[count % order.len()];
+            for half in action.halves().filter(|half| half.kind == Kind::Forward) {
+                change(times.start_s[place], stages[half.stage as usize].activation);
+            }
+            for half in action.halves() {
+                let StageBytes { activation, weight_gradient_stash: stash, .. } = stages[half.stage as usize];
+                let freed = match half.kind {
+                    Kind::Forward if trains => 0.0,
+                    Kind::Overlapped => 0.0, // it is no half
+                    Kind::Forward | Kind::Backward => activation,
+                    Kind::InputGradient => activation - stash,
+                    Kind::WeightGradient => stash,
+                };
+                change(times.end_s[place], -freed);
+            }
+        }
+        (time_s, bytes)
+    };
+    schedule.orders.iter().enumerate().map(curve).collect()
+}
