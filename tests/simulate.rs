@@ -1,10 +1,11 @@
 //! The simulator against closed forms, laws, and itself: two independent engines must agree.
 
+use hpgo::Control;
 use hpgo::schedule::{Action, Kind, Request, Schedule, build};
 use hpgo::simulate::communication::with_communication;
 use hpgo::simulate::{
     Cause, Communication, Costs, Inputs, Links, StageBytes, StageTimes, Sweep, Times, Transfer, events, idle, measure,
-    memory, simulate, slack_s,
+    memory, slack_s,
 };
 use proptest::prelude::*;
 
@@ -20,6 +21,10 @@ const ALL: [Communication; 5] = [
 
 fn schedule(name: &str, ranks: u32, micro_batches: u32) -> Schedule {
     build(name, &Request::new(ranks, micro_batches)).expect("within the family's limits")
+}
+
+fn simulate(schedule: &Schedule, costs: &Costs, communication: Communication, iterations: u32) -> hpgo::Result<Times> {
+    hpgo::simulate::simulate(schedule, costs, communication, iterations, &Control::default())
 }
 
 /// Equal stages with F 1 and B 2, and a latency on every edge.
@@ -177,7 +182,7 @@ proptest! {
     fn the_sweep_and_the_event_simulation_agree((schedule, costs) in random_case()) {
         for (communication, links) in ASYNCHRONOUS {
             let swept = Sweep::default().times(&schedule, &costs, links).expect("valid");
-            assert_same(&swept, &events::times(&schedule, &costs, communication, 1).expect("valid"));
+            assert_same(&swept, &events::times(&schedule, &costs, communication, 1, &Control::default()).expect("valid"));
             let step_s = Sweep::default().step_s(&schedule, &costs, links).expect("valid");
             prop_assert_eq!(step_s.to_bits(), swept.step_s.to_bits());
         }

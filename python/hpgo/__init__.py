@@ -37,6 +37,10 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.plans import plan as plan
     from hpgo.profile import Layer as Layer
     from hpgo.profile import Profile as Profile
+    from hpgo.simulation import Memory as Memory
+    from hpgo.simulation import simulate as simulate
+    from hpgo.timeline import Measures as Measures
+    from hpgo.timeline import Timeline as Timeline
 
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
@@ -46,25 +50,29 @@ _PUBLIC: dict[str, str] = {
     "ChainStage": "hpgo.chain",
     "Cluster": "hpgo.cluster",
     "ClusterError": "hpgo.errors",
+    "Durations": "hpgo.orders",
     "HpgoError": "hpgo.errors",
     "InfeasibleError": "hpgo.errors",
     "Layer": "hpgo.profile",
+    "Measures": "hpgo.timeline",
+    "Memory": "hpgo.simulation",
     "MemoryModel": "hpgo.plans",
     "Plan": "hpgo.plans",
-    "Stage": "hpgo.plans",
-    "evaluate": "hpgo.plans",
-    "exhaustive": "hpgo.plans",
-    "plan": "hpgo.plans",
     "Profile": "hpgo.profile",
     "ProfileError": "hpgo.errors",
-    "ScheduleError": "hpgo.errors",
-    "partition": "hpgo.chain",
-    "read_profile": "hpgo.formats",
-    "write_profile": "hpgo.formats",
-    "schedules": "hpgo.orders",
-    "schedule": "hpgo.orders",
     "Schedule": "hpgo.orders",
-    "Durations": "hpgo.orders",
+    "ScheduleError": "hpgo.errors",
+    "Stage": "hpgo.plans",
+    "Timeline": "hpgo.timeline",
+    "evaluate": "hpgo.plans",
+    "exhaustive": "hpgo.plans",
+    "partition": "hpgo.chain",
+    "plan": "hpgo.plans",
+    "read_profile": "hpgo.formats",
+    "schedule": "hpgo.orders",
+    "schedules": "hpgo.orders",
+    "simulate": "hpgo.simulation",
+    "write_profile": "hpgo.formats",
 }
 
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 -- the names are strings

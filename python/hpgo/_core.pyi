@@ -1,13 +1,17 @@
 """The native module. Plain records in, plain records out; the package around it is what people use."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hpgo.chain import _Chain
 from hpgo.cluster import Cluster
 from hpgo.orders import Schedule, _Request
 from hpgo.plans import _Settings
 from hpgo.profile import Profile
+from hpgo.simulation import _Costs
 
 __version__: str
 
@@ -56,3 +60,23 @@ def exhaustive(profile: Profile, cluster: Cluster, settings: _Settings) -> tuple
 def evaluate(
     profile: Profile, cluster: Cluster, settings: _Settings, stages: list[tuple[list[int], list[int]]]
 ) -> dict[str, Any]: ...
+def simulate(
+    schedule: Schedule,
+    costs: _Costs,
+    communication: str,
+    iterations: int,
+    progress: Callable[[float, float, float], object] | None,
+) -> Simulation: ...
+def communication_lists(schedule: Schedule, deferred_receives: bool) -> list[list[str]]: ...
+
+@final
+class Simulation:
+    @property
+    def makespan_s(self) -> float: ...
+    def times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
+    def transfers(self) -> dict[str, NDArray[Any]]: ...
+    def syncs(self) -> dict[str, NDArray[Any]]: ...
+    def idle(self) -> dict[str, NDArray[Any]]: ...
+    def slack_s(self) -> NDArray[np.float64]: ...
+    def memory(self, stages: NDArray[np.float64]) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]: ...
+    def measures(self) -> dict[str, Any]: ...

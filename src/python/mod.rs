@@ -10,6 +10,7 @@ mod legacy;
 mod plan;
 mod records;
 mod schedule;
+mod simulate;
 mod states;
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -112,6 +113,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     legacy::register(module)?;
     plan::register(module)?;
     schedule::register(module)?;
+    simulate::register(module)?;
     states::register(module)?;
     // PyO3 lists what it adds; the stub file would have to repeat that list.
     module.dict().del_item("__all__")?;

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::Inputs;
+use super::{Costs, Inputs, Transfer};
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Schedule};
 
@@ -63,6 +63,16 @@ impl Message {
             micro_batch: u32::try_from(micro_batch).ok()?,
         };
         (from_rank != schedule.rank_of_stage[stage]).then_some(message)
+    }
+
+    /// What it costs.
+    #[must_use]
+    pub fn cost(self, costs: &Costs) -> Transfer {
+        if self.is_gradient {
+            costs.gradient[self.to_stage as usize]
+        } else {
+            costs.activation[self.from_stage as usize]
+        }
     }
 
     /// Rank that sends and rank that receives.

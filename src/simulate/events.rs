@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::communication::{Message, Operation, with_communication};
 use super::{Communication, Costs, Inputs, Times, Transfer};
+use crate::control::{Control, Progress};
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Kind, Schedule};
 
@@ -17,14 +18,20 @@ use crate::schedule::{Action, Kind, Schedule};
 ///
 /// # Errors
 /// [`Error::Argument`] if `costs` doesn't fit the schedule or `iterations` is 0, [`Error::Schedule`] if actions or
-/// messages wait for each other for ever.
-pub fn times(schedule: &Schedule, costs: &Costs, communication: Communication, iterations: u32) -> Result<Times> {
+/// messages wait for each other for ever, [`Error::Cancelled`] if `control` says so.
+pub fn times(
+    schedule: &Schedule,
+    costs: &Costs,
+    communication: Communication,
+    iterations: u32,
+    control: &Control,
+) -> Result<Times> {
     costs.check(schedule)?;
     if iterations == 0 {
         return Err(Error::argument("`iterations` is 0", "simulate at least one step"));
     }
     let mut machine = Machine::new(schedule, costs, communication, iterations as usize)?;
-    machine.run();
+    machine.run(control)?;
     machine.finish()
 }
 
@@ -178,7 +185,9 @@ impl<'a> Machine<'a> {
         })
     }
 
-    fn run(&mut self) {
+    fn run(&mut self, control: &Control) -> Result<()> {
+        let actions = self.times.start_s.len() as f64;
+        let mut ended = 0_u64;
         for rank in 0..self.lanes.len() {
             self.go_on(rank);
         }
@@ -186,7 +195,16 @@ impl<'a> Machine<'a> {
             self.now_s = f64::from_bits(time);
             self.times.step_s = self.times.step_s.max(self.now_s);
             match event {
-                Event::Computed { rank } => self.computed(rank),
+                Event::Computed { rank } => {
+                    self.computed(rank);
+                    ended += 1;
+                    if ended.is_multiple_of(1 << 14) {
+                        control.report(Progress { fraction: ended as f64 / actions, ..Progress::default() });
+                        if control.is_cancelled() {
+                            return Err(Error::Cancelled);
+                        }
+                    }
+                }
                 Event::Sent { rank } => {
                     self.end_of_message(rank);
                     self.advance_stream(rank);
@@ -202,6 +220,7 @@ impl<'a> Machine<'a> {
                 }
             }
         }
+        Ok(())
     }
 
     fn finish(self) -> Result<Times> {
@@ -302,12 +321,7 @@ impl<'a> Machine<'a> {
     }
 
     fn cost(&self, message: usize) -> Transfer {
-        let message = self.messages[message];
-        if message.is_gradient {
-            self.costs.gradient[message.to_stage as usize]
-        } else {
-            self.costs.activation[message.from_stage as usize]
-        }
+        self.messages[message].cost(self.costs)
     }
 
     fn use_link(&mut self, link: usize) {

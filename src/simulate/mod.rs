@@ -8,6 +8,7 @@ pub mod events;
 pub mod measures;
 pub mod sweep;
 
+use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Kind, Schedule};
 
@@ -164,23 +165,30 @@ pub enum Communication {
 ///
 /// ```
 /// use hpgo::schedule::{Request, build};
+/// use hpgo::Control;
 /// use hpgo::simulate::{Communication, Costs, StageTimes, simulate};
 ///
 /// let schedule = build("1f1b", &Request::new(4, 8))?;
 /// let costs = Costs::of_stages(vec![StageTimes::new(1.0, 2.0); 4]);
-/// let times = simulate(&schedule, &costs, Communication::Link, 1)?;
+/// let times = simulate(&schedule, &costs, Communication::Link, 1, &Control::default())?;
 /// assert_eq!(times.step_s, 33.0);
 /// # Ok::<(), hpgo::Error>(())
 /// ```
 ///
 /// # Errors
 /// [`Error::Argument`] if `costs` doesn't fit the schedule, [`Error::Schedule`] if actions or messages wait for each
-/// other for ever.
-pub fn simulate(schedule: &Schedule, costs: &Costs, communication: Communication, iterations: u32) -> Result<Times> {
+/// other for ever, [`Error::Cancelled`] if `control` says so.
+pub fn simulate(
+    schedule: &Schedule,
+    costs: &Costs,
+    communication: Communication,
+    iterations: u32,
+    control: &Control,
+) -> Result<Times> {
     match (communication, iterations) {
         (Communication::Latency, 1) => Sweep::default().times(schedule, costs, Links::Free),
         (Communication::Link, 1) => Sweep::default().times(schedule, costs, Links::Queued),
-        _ => events::times(schedule, costs, communication, iterations),
+        _ => events::times(schedule, costs, communication, iterations, control),
     }
 }
 

@@ -1,0 +1,386 @@
+"""A simulated or measured run: who did what from when to when, and what it amounts to."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpgo.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hpgo import _core
+    from hpgo.orders import Schedule
+
+KINDS = ("F", "B", "I", "W", "FB")
+"""What the numbers in `Timeline.kind` stand for; FB is a forward and a backward run as one."""
+TRANSFER_KINDS = ("activation", "gradient")
+CAUSES = ("fill", "drain", "dependency", "communication", "imbalance")
+"""Why a rank stands idle: before its first action, behind its last; its input is still computed on a rank with no more
+work than itself; its input is on the way; its input is still computed on a rank with more work."""
+
+_FORMAT = "hpgo-timeline-1"
+_ACTION = re.compile(r"(\d+)([FBIW])(\d+)|\((\d+)F(\d+);(\d+)B(\d+)\)OVERLAP_F_B")
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Numbers of a whole run. T is the makespan, b_r the busy time of rank r of p."""
+
+    makespan_s: float
+    """T: the end of everything."""
+    max_rank_span_s: float
+    """The longest time from a rank's first start to its last end; the zero-bubble papers' cost."""
+    busy_s: tuple[float, ...]
+    """b_r of each rank."""
+    idle_over_total: float
+    """1 − Σ b_r / (p T)."""
+    idle_over_busy: float
+    """p T / Σ b_r − 1; some tools call this the bubble rate."""
+    idle_over_busiest: float
+    """1 − max b_r / T."""
+    idle_by_cause_s: tuple[float, ...]
+    """Seconds of all ranks, in the order of `CAUSES`."""
+    peak_in_flight: tuple[int, ...]
+    """Most chunk activations that each rank holds, freed at B or W."""
+    peak_in_flight_freed_at_input_gradient: tuple[int, ...]
+    """The same, freed at B or I."""
+    messages: int
+    """Messages between ranks."""
+    peak_memory_bytes: tuple[float, ...] | None = None
+    """Of each rank; None where memory is not known."""
+    bytes_sent: tuple[float, ...] | None = None
+    """By each rank to others; None where sizes are not known."""
+
+
+class _Parts:
+    """What a timeline computes only when it is asked for, and then keeps."""
+
+    __slots__ = ("_compute", "_known")
+
+    NAMES = ("transfers", "syncs", "idle", "slack", "memory", "measures")
+
+    def __init__(self, known: dict[str, Any], compute: Callable[[str], Any] | None) -> None:
+        self._known = known
+        self._compute = compute
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._known and self._compute is not None:
+            self._known[name] = self._compute(name)
+        return self._known[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Parts, ({name: self[name] for name in self.NAMES}, None)
+
+
+class _Column:
+    """An array that belongs to one of the parts."""
+
+    def __init__(self, part: str, name: str) -> None:
+        self._place = (part, name)
+
+    def __get__(self, timeline: Timeline | None, owner: type) -> NDArray[Any]:
+        if timeline is None:
+            raise AttributeError(self._place[1])
+        part, name = self._place
+        column: NDArray[Any] = timeline._parts[part][name]  # noqa: SLF001 -- the two belong together
+        return column
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A run of a schedule. Arrays have one entry for each action, sorted by rank, then by start.
+
+    Transfers, synchronisations, idle time, slack, memory and measures are computed when they are first asked for.
+    """
+
+    schedule: str
+    ranks: int
+    stages: int
+    """Over all chains."""
+    chunks: int
+    """Stages a rank; the most, where ranks differ."""
+    micro_batches: int
+    """Of one iteration, over all chains."""
+    iterations: int
+    communication: str
+    makespan_s: float
+    rank: NDArray[np.int32]
+    stage: NDArray[np.int32]
+    """The forward half's if a forward and a backward run as one."""
+    micro_batch: NDArray[np.int32]
+    """Counted on through iterations."""
+    kind: NDArray[np.uint8]
+    """Index into `KINDS`."""
+    backward_stage: NDArray[np.int32]
+    """The backward half's; equal to `stage` unless a forward and a backward run as one."""
+    backward_micro_batch: NDArray[np.int32]
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    memory_cap_bytes: tuple[float, ...] | None
+    """What each rank may hold."""
+    _parts: _Parts
+
+    transfer_from_rank = _Column("transfers", "from_rank")
+    transfer_to_rank = _Column("transfers", "to_rank")
+    transfer_stage = _Column("transfers", "stage")
+    """Stage that sends."""
+    transfer_micro_batch = _Column("transfers", "micro_batch")
+    transfer_kind = _Column("transfers", "kind")
+    """Index into `TRANSFER_KINDS`."""
+    transfer_start_s = _Column("transfers", "start_s")
+    transfer_end_s = _Column("transfers", "end_s")
+    sync_stage = _Column("syncs", "stage")
+    """Stages whose gradients are synchronised; the optimizer step follows."""
+    sync_start_s = _Column("syncs", "start_s")
+    sync_end_s = _Column("syncs", "end_s")
+    optimizer_end_s = _Column("syncs", "optimizer_end_s")
+    idle_rank = _Column("idle", "rank")
+    idle_start_s = _Column("idle", "start_s")
+    idle_end_s = _Column("idle", "end_s")
+    idle_cause = _Column("idle", "cause")
+    """Index into `CAUSES`."""
+    slack_s = _Column("slack", "slack_s")
+    """How much later each action could end with the same makespan, if orders stay and messages take as long."""
+
+    @property
+    def critical(self) -> NDArray[np.bool_]:
+        """Whether each action lies on a critical path: it has no slack."""
+        on_path: NDArray[np.bool_] = self.slack_s <= 1e-9 * self.makespan_s
+        return on_path
+
+    @property
+    def memory(self) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...] | None:
+        """For each rank a step curve, times and bytes from each time on; None where memory is not known."""
+        curves: tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...] | None = self._parts["memory"]
+        return curves
+
+    @property
+    def measures(self) -> Measures:
+        """What the run amounts to."""
+        measures: Measures = self._parts["measures"]
+        return measures
+
+    def action_texts(self) -> list[str]:
+        """Each action as PyTorch writes it: `0F0`, or `(0F7;7B3)OVERLAP_F_B`."""
+        columns = (self.kind, self.stage, self.micro_batch, self.backward_stage, self.backward_micro_batch)
+        return [
+            f"{stage}{KINDS[kind]}{micro_batch}"
+            if kind < 4
+            else f"({stage}F{micro_batch};{back_stage}B{back_micro_batch})OVERLAP_F_B"
+            for kind, stage, micro_batch, back_stage, back_micro_batch in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
+        ]
+
+    def to_json(self) -> str:
+        """Everything, as one JSON document that `Timeline.load` reads from a file."""
+        return json.dumps(self._document(), ensure_ascii=False)
+
+    def save(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Writes a picture or the data, chosen by the file's ending.
+
+        `.npz` and `.timeline.json` keep the data for `Timeline.load`; every other ending is a picture, with the
+        options of `hpgo.draw.save`. Raises ArgumentError for an unknown ending.
+        """
+        import numpy as np
+
+        path = Path(path)
+        if path.name.lower().endswith(".timeline.json"):
+            path.write_text(self.to_json(), encoding="utf-8")
+            return path
+        if path.suffix.lower() != ".npz":
+            from hpgo import draw
+
+            return draw.save(self, path, **options)
+        document = self._document(with_actions=False)
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        with path.open("wb") as file:  # savez would append an ending of its own
+            np.savez(file, document=np.array(json.dumps(document)), **columns)
+        return path
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Timeline:
+        """Reads what `save` wrote as `.npz` or `.timeline.json`; raises ArgumentError for anything else."""
+        path = Path(path)
+        try:
+            if path.suffix.lower() == ".npz":
+                import numpy as np
+
+                with np.load(path, allow_pickle=False) as stored:
+                    columns = {name: stored[name] for name in _COLUMNS}
+                    return _of_document(json.loads(str(stored["document"])), columns)
+            return _of_document(json.loads(path.read_text(encoding="utf-8")), None)
+        except OSError as error:
+            raise ArgumentError(f"can't read `{path}`: {error.strerror or error}", "name a timeline file") from None
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            raise ArgumentError(
+                f"`{path}` holds no timeline", "write one with `Timeline.save` as .npz or .timeline.json"
+            ) from None
+
+    def _document(self, *, with_actions: bool = True) -> dict[str, Any]:
+        measures = {field.name: getattr(self.measures, field.name) for field in fields(Measures)}
+        measures["idle_by_cause_s"] = dict(zip(CAUSES, measures["idle_by_cause_s"], strict=True))
+        document = {
+            "format": _FORMAT,
+            "schedule": self.schedule,
+            "ranks": self.ranks,
+            "stages": self.stages,
+            "chunks": self.chunks,
+            "micro_batches": self.micro_batches,
+            "iterations": self.iterations,
+            "communication": self.communication,
+            **measures,
+            "memory_cap_bytes": self.memory_cap_bytes,
+        }
+        if with_actions:
+            lines: list[list[dict[str, Any]]] = [[] for _ in range(self.ranks)]
+            rows = zip(self.rank.tolist(), self.action_texts(), self.start_s.tolist(), self.end_s.tolist(), strict=True)
+            for rank, action, start_s, end_s in rows:
+                lines[rank].append({"action": action, "start_s": start_s, "end_s": end_s})
+            document["actions"] = lines
+        for part in ("transfers", "syncs", "idle"):
+            document[part] = {name: column.tolist() for name, column in self._parts[part].items()}
+        document["slack_s"] = self.slack_s.tolist()
+        document["memory"] = self.memory and [
+            {"time_s": time_s.tolist(), "bytes": held.tolist()} for time_s, held in self.memory
+        ]
+        return document
+
+
+_COLUMNS = (
+    "rank", "stage", "micro_batch", "kind", "backward_stage", "backward_micro_batch", "start_s", "end_s",
+)  # fmt: skip
+
+
+def of_simulation(
+    simulated: _core.Simulation,
+    schedule: Schedule,
+    communication: str,
+    iterations: int,
+    stage_bytes: NDArray[np.float64] | None,
+    memory_cap_bytes: tuple[float, ...] | None,
+) -> Timeline:
+    """The timeline of a native simulation; `stage_bytes` has the columns of `hpgo.simulation.Memory`."""
+    import numpy as np
+
+    starts = schedule.rank_starts
+    lengths = np.diff(starts)
+    rows = np.arange(len(schedule.actions))
+    iteration = np.zeros(1, np.int64)
+    if iterations > 1:
+        rows = np.concatenate([np.tile(rows[a:b], iterations) for a, b in zip(starts, starts[1:], strict=False)])
+        iteration = np.concatenate([np.repeat(np.arange(iterations), length) for length in lengths])
+    kind, stage, micro_batch, backward_stage, backward_micro_batch = (
+        schedule.actions[:, column].astype(np.int32)[rows if iterations > 1 else slice(None)] for column in range(5)
+    )
+    later = (iteration * schedule.total_micro_batches).astype(np.int32)
+    start_s, end_s = simulated.times()
+
+    def compute(part: str) -> Any:
+        if part == "slack":
+            return {"slack_s": simulated.slack_s()}
+        if part == "memory":
+            return None if stage_bytes is None else tuple(simulated.memory(stage_bytes))
+        if part == "measures":
+            return measures()
+        return getattr(simulated, part)()
+
+    def measures() -> Measures:
+        values = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in simulated.measures().items()
+        }
+        if stage_bytes is not None:
+            values["peak_memory_bytes"] = tuple(float(held.max()) for _, held in parts["memory"])
+            transfers = parts["transfers"]
+            # An activation is its sender's output, a gradient the output of the stage before.
+            sent = stage_bytes[transfers["stage"].astype(np.int64) - transfers["kind"], 5]
+            by_rank = np.bincount(transfers["from_rank"], weights=sent, minlength=schedule.ranks)
+            values["bytes_sent"] = tuple(by_rank.tolist())
+        return Measures(**values)
+
+    parts = _Parts({}, compute)
+    return Timeline(
+        schedule=schedule.name,
+        ranks=schedule.ranks,
+        stages=schedule.stages,
+        chunks=int(np.bincount(schedule.rank_of_stage).max()),
+        micro_batches=schedule.total_micro_batches,
+        iterations=iterations,
+        communication=communication,
+        makespan_s=simulated.makespan_s,
+        rank=np.repeat(np.arange(schedule.ranks, dtype=np.int32), lengths * iterations),
+        stage=stage,
+        micro_batch=micro_batch + later,
+        kind=kind.astype(np.uint8),
+        backward_stage=backward_stage,
+        backward_micro_batch=backward_micro_batch + later,
+        start_s=start_s,
+        end_s=end_s,
+        memory_cap_bytes=memory_cap_bytes,
+        _parts=parts,
+    )
+
+
+def _of_document(document: dict[str, Any], columns: dict[str, NDArray[Any]] | None) -> Timeline:
+    import numpy as np
+
+    if document["format"] != _FORMAT:
+        raise ValueError(document["format"])
+    if columns is None:
+        columns = _columns_of(document["actions"])
+    measures = {field.name: document[field.name] for field in fields(Measures)}
+    measures["idle_by_cause_s"] = [measures["idle_by_cause_s"][cause] for cause in CAUSES]
+    measures = {name: tuple(value) if isinstance(value, list) else value for name, value in measures.items()}
+    types = {"from_rank": np.uint32, "to_rank": np.uint32, "stage": np.uint32, "micro_batch": np.uint32}
+    types |= {"rank": np.uint32, "kind": np.uint8, "cause": np.uint8}
+    known: dict[str, Any] = {
+        part: {name: np.array(column, types.get(name, np.float64)) for name, column in document[part].items()}
+        for part in ("transfers", "syncs", "idle")
+    }
+    known["slack"] = {"slack_s": np.array(document["slack_s"], np.float64)}
+    known["measures"] = Measures(**measures)
+    known["memory"] = document["memory"] and tuple(
+        (np.array(curve["time_s"], np.float64), np.array(curve["bytes"], np.float64)) for curve in document["memory"]
+    )
+    cap = document["memory_cap_bytes"]
+    return Timeline(
+        **{name: document[name] for name in ("schedule", "ranks", "stages", "chunks", "micro_batches", "iterations")},
+        communication=document["communication"],
+        makespan_s=document["makespan_s"],
+        memory_cap_bytes=None if cap is None else tuple(cap),
+        _parts=_Parts(known, None),
+        **columns,
+    )
+
+
+def _columns_of(lines: list[list[dict[str, Any]]]) -> dict[str, NDArray[Any]]:
+    import numpy as np
+
+    rows = []
+    for rank, line in enumerate(lines):
+        for entry in line:
+            match = _ACTION.fullmatch(entry["action"])
+            if match is None:
+                raise ValueError(entry["action"])
+            stage, letter, micro_batch, *pair = match.groups()
+            if letter is None:
+                forward_stage, forward, backward_stage, backward = map(int, pair)
+                row = (rank, forward_stage, forward, KINDS.index("FB"), backward_stage, backward)
+            else:
+                row = (rank, int(stage), int(micro_batch), KINDS.index(letter), int(stage), int(micro_batch))
+            rows.append(row)
+    table = np.array(rows, np.int32).reshape(-1, 6)
+    columns: dict[str, NDArray[Any]] = {name: table[:, at].copy() for at, name in enumerate(_COLUMNS[:6])}
+    columns["kind"] = columns["kind"].astype(np.uint8)
+    for name in ("start_s", "end_s"):
+        columns[name] = np.array([entry[name] for line in lines for entry in line], np.float64)
+    return columns

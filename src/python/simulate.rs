@@ -1,0 +1,280 @@
+//! Simulations across the border: costs come in as arrays, times and measures leave as arrays.
+
+use std::time::Duration;
+
+use numpy::{IntoPyArray, PyArray1, PyReadonlyArray2};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::schedule::Record;
+use super::{to_py_err, watched};
+use crate::control::Control;
+use crate::error::{Error, Result};
+use crate::schedule::Schedule;
+use crate::simulate::communication::{Message, with_communication};
+use crate::simulate::{
+    Communication, Costs, Inputs, StageBytes, StageTimes, Times, Transfer, idle, measure, memory, simulate, slack_s,
+};
+
+/// The fields of `hpgo.simulation._Costs`.
+#[derive(FromPyObject)]
+#[allow(clippy::struct_field_names, reason = "the unit belongs to the name")]
+struct CostsRecord<'py> {
+    /// Columns F, B, I, W, F‖B; the last is NaN where a pair takes the sum of its halves.
+    compute_s: PyReadonlyArray2<'py, f64>,
+    /// Columns busy and latency, as in the next.
+    activation_s: PyReadonlyArray2<'py, f64>,
+    gradient_s: PyReadonlyArray2<'py, f64>,
+    gradient_sync_s: Vec<f64>,
+    optimizer_s: Vec<f64>,
+}
+
+impl CostsRecord<'_> {
+    fn to_costs(&self) -> Costs {
+        let transfers = |array: &PyReadonlyArray2<'_, f64>| {
+            let rows = array.as_array();
+            rows.rows().into_iter().map(|row| Transfer { busy_s: row[0], latency_s: row[1] }).collect()
+        };
+        let stage_times = |row: numpy::ndarray::ArrayView1<'_, f64>| StageTimes {
+            forward_s: row[0],
+            backward_s: row[1],
+            input_gradient_s: row[2],
+            weight_gradient_s: row[3],
+            overlapped_s: (!row[4].is_nan()).then_some(row[4]),
+        };
+        Costs {
+            compute: self.compute_s.as_array().rows().into_iter().map(stage_times).collect(),
+            activation: transfers(&self.activation_s),
+            gradient: transfers(&self.gradient_s),
+            gradient_sync_s: self.gradient_sync_s.clone(),
+            optimizer_s: self.optimizer_s.clone(),
+        }
+    }
+
+    /// Columns are counted here, lengths and numbers by [`Costs::check`].
+    fn check_columns(&self) -> Result<()> {
+        for (name, array, columns) in [
+            ("compute_s", &self.compute_s, 5),
+            ("activation_s", &self.activation_s, 2),
+            ("gradient_s", &self.gradient_s, 2),
+        ] {
+            let shape = array.as_array().dim();
+            if shape.1 != columns {
+                return Err(Error::argument(
+                    format!("`{name}` has shape {shape:?}"),
+                    format!("it needs {columns} columns"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A simulated schedule. What is large and not always wanted is computed when it is asked for.
+#[pyclass(frozen, module = "hpgo._core")]
+struct Simulation {
+    schedule: Schedule,
+    costs: Costs,
+    times: Times,
+}
+
+fn communication_of(name: &str) -> Result<Communication> {
+    Ok(match name {
+        "latency" => Communication::Latency,
+        "link" => Communication::Link,
+        "stream" => Communication::Stream { deferred_receives: false },
+        "stream_deferred" => Communication::Stream { deferred_receives: true },
+        "rendezvous" => Communication::Rendezvous,
+        _ => {
+            return Err(Error::argument(
+                format!("there is no communication mode `{name}`"),
+                "choose latency, link, stream, stream_deferred or rendezvous",
+            ));
+        }
+    })
+}
+
+#[pyfunction]
+#[pyo3(name = "simulate")]
+fn simulate_schedule(
+    py: Python<'_>,
+    schedule: Record<'_>,
+    costs: CostsRecord<'_>,
+    communication: &str,
+    iterations: u32,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Simulation> {
+    let prepared = (|| {
+        costs.check_columns()?;
+        Ok((schedule.to_schedule()?, costs.to_costs(), communication_of(communication)?))
+    })();
+    let (schedule, costs, communication) = prepared.map_err(|error| to_py_err(py, &error))?;
+    let control = Control::with_deadline(None::<Duration>);
+    watched(py, &control, progress.as_ref(), false, || {
+        schedule.validate()?;
+        let times = simulate(&schedule, &costs, communication, iterations, &control)?;
+        Ok(Simulation { schedule, costs, times })
+    })
+}
+
+/// Sends and receives between the actions of each rank, as PyTorch writes them.
+#[pyfunction]
+fn communication_lists(py: Python<'_>, schedule: Record<'_>, deferred_receives: bool) -> PyResult<Vec<Vec<String>>> {
+    let lists = schedule.to_schedule().and_then(|schedule| {
+        schedule.validate()?;
+        with_communication(&schedule, deferred_receives)
+    });
+    let texts = lists.map(|lists| lists.iter().map(|list| list.iter().map(ToString::to_string).collect()).collect());
+    texts.map_err(|error| to_py_err(py, &error))
+}
+
+#[pymethods]
+impl Simulation {
+    #[getter]
+    fn makespan_s(&self) -> f64 {
+        self.times.step_s
+    }
+
+    /// Starts and ends of all actions, rank by rank, iteration by iteration.
+    fn times<'py>(&self, py: Python<'py>) -> (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>) {
+        (self.times.start_s.clone().into_pyarray(py), self.times.end_s.clone().into_pyarray(py))
+    }
+
+    /// Messages between ranks as columns.
+    fn transfers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let columns = py.detach(|| self.transfer_columns());
+        let dict = PyDict::new(py);
+        dict.set_item("from_rank", columns.from_rank.into_pyarray(py))?;
+        dict.set_item("to_rank", columns.to_rank.into_pyarray(py))?;
+        dict.set_item("stage", columns.stage.into_pyarray(py))?;
+        dict.set_item("micro_batch", columns.micro_batch.into_pyarray(py))?;
+        dict.set_item("kind", columns.kind.into_pyarray(py))?;
+        dict.set_item("start_s", columns.start_s.into_pyarray(py))?;
+        dict.set_item("end_s", columns.end_s.into_pyarray(py))?;
+        Ok(dict)
+    }
+
+    /// Gradient synchronisations and optimizer steps as columns, by iteration and stage.
+    fn syncs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (mut stages, mut start_s, mut end_s, mut optimizer_end_s) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for iteration in 0..self.times.iterations as usize {
+            for stage in 0..self.schedule.rank_of_stage.len() {
+                let from_s = self.times.synchronised_from_s(&self.schedule, iteration, stage);
+                let (sync_s, step_s) = (self.costs.gradient_sync_s[stage], self.costs.optimizer_s[stage]);
+                if from_s > 0.0 && sync_s + step_s > 0.0 {
+                    stages.push(u32::try_from(stage).unwrap_or(u32::MAX));
+                    start_s.push(from_s);
+                    end_s.push(from_s + sync_s);
+                    optimizer_end_s.push(from_s + sync_s + step_s);
+                }
+            }
+        }
+        let dict = PyDict::new(py);
+        dict.set_item("stage", stages.into_pyarray(py))?;
+        dict.set_item("start_s", start_s.into_pyarray(py))?;
+        dict.set_item("end_s", end_s.into_pyarray(py))?;
+        dict.set_item("optimizer_end_s", optimizer_end_s.into_pyarray(py))?;
+        Ok(dict)
+    }
+
+    /// Stretches of idle time as columns.
+    fn idle<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stretches = py.detach(|| idle(&self.schedule, &self.costs, &self.times));
+        let ranks: Vec<u32> = stretches.iter().map(|one| u32::try_from(one.rank).unwrap_or(u32::MAX)).collect();
+        let dict = PyDict::new(py);
+        dict.set_item("rank", ranks.into_pyarray(py))?;
+        dict.set_item("start_s", stretches.iter().map(|one| one.start_s).collect::<Vec<_>>().into_pyarray(py))?;
+        dict.set_item("end_s", stretches.iter().map(|one| one.end_s).collect::<Vec<_>>().into_pyarray(py))?;
+        dict.set_item("cause", stretches.iter().map(|one| one.cause as u8).collect::<Vec<_>>().into_pyarray(py))?;
+        Ok(dict)
+    }
+
+    /// How much later each action could end.
+    fn slack_s<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
+        py.detach(|| slack_s(&self.schedule, &self.costs, &self.times)).into_pyarray(py)
+    }
+
+    /// Step curves of memory, one for each rank, from `(stages, 6)` bytes in the order of [`StageBytes`].
+    #[allow(clippy::type_complexity, reason = "one pair of arrays a rank")]
+    fn memory<'py>(
+        &self,
+        py: Python<'py>,
+        stages: PyReadonlyArray2<'py, f64>,
+    ) -> PyResult<Vec<(Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>)>> {
+        let rows = stages.as_array();
+        if rows.dim() != (self.schedule.rank_of_stage.len(), 6) {
+            let error = Error::argument(format!("bytes of stages have shape {:?}", rows.dim()), "give six a stage");
+            return Err(to_py_err(py, &error));
+        }
+        let bytes_of = |row: numpy::ndarray::ArrayView1<'_, f64>| StageBytes {
+            weights: row[0],
+            gradients: row[1],
+            optimizer: row[2],
+            activation: row[3],
+            weight_gradient_stash: row[4],
+            output: row[5],
+        };
+        let stages: Vec<StageBytes> = rows.rows().into_iter().map(bytes_of).collect();
+        let curves = py.detach(|| memory(&self.schedule, &self.times, &stages));
+        Ok(curves.into_iter().map(|(time_s, bytes)| (time_s.into_pyarray(py), bytes.into_pyarray(py))).collect())
+    }
+
+    /// The fields of `hpgo.timeline.Measures` that need no bytes.
+    fn measures<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let measures = py.detach(|| measure(&self.schedule, &self.costs, &self.times));
+        let dict = PyDict::new(py);
+        dict.set_item("makespan_s", measures.makespan_s)?;
+        dict.set_item("max_rank_span_s", measures.max_rank_span_s)?;
+        dict.set_item("busy_s", measures.busy_s)?;
+        dict.set_item("idle_over_total", measures.idle_over_total)?;
+        dict.set_item("idle_over_busy", measures.idle_over_busy)?;
+        dict.set_item("idle_over_busiest", measures.idle_over_busiest)?;
+        dict.set_item("idle_by_cause_s", measures.idle_by_cause_s)?;
+        dict.set_item("peak_in_flight", measures.peak_in_flight)?;
+        dict.set_item("peak_in_flight_freed_at_input_gradient", measures.peak_in_flight_freed_at_input_gradient)?;
+        dict.set_item("messages", measures.messages)?;
+        Ok(dict)
+    }
+}
+
+#[derive(Default)]
+struct TransferColumns {
+    from_rank: Vec<u32>,
+    to_rank: Vec<u32>,
+    stage: Vec<u32>,
+    micro_batch: Vec<u32>,
+    kind: Vec<u8>,
+    start_s: Vec<f64>,
+    end_s: Vec<f64>,
+}
+
+impl Simulation {
+    fn transfer_columns(&self) -> TransferColumns {
+        let inputs = Inputs::of(&self.schedule);
+        let micro_batches = self.schedule.total_micro_batches();
+        let mut columns = TransferColumns::default();
+        for iteration in 0..self.times.iterations {
+            for half in self.schedule.orders.iter().flatten().flat_map(|action| action.halves()) {
+                let Some(message) = Message::sent_by(half, &self.schedule, inputs) else { continue };
+                let cost = message.cost(&self.costs);
+                let end_s = self.times.arrival_s[iteration as usize * inputs.count() + message.input];
+                columns.from_rank.push(self.schedule.rank_of_stage[message.from_stage as usize]);
+                columns.to_rank.push(self.schedule.rank_of_stage[message.to_stage as usize]);
+                columns.stage.push(message.from_stage);
+                columns.micro_batch.push(message.micro_batch + iteration * micro_batches);
+                columns.kind.push(u8::from(message.is_gradient));
+                columns.start_s.push(end_s - cost.busy_s - cost.latency_s);
+                columns.end_s.push(end_s);
+            }
+        }
+        columns
+    }
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Simulation>()?;
+    module.add_function(wrap_pyfunction!(simulate_schedule, module)?)?;
+    module.add_function(wrap_pyfunction!(communication_lists, module)?)?;
+    Ok(())
+}
