@@ -76,7 +76,7 @@ def simulate(
     memory_cap_bytes: ArrayLike | None = None,
     progress: Callable[[float, float, float], object] | None = None,
 ) -> Timeline:
-    """Runs a schedule: when does who do what, for how long, with how much memory?
+    """Runs a schedule: who does what from when to when, and with how much memory.
 
     Times are seconds of one micro-batch: one number for all stages, one for each stage of a chain, one for each stage
     of all chains, or (for what is computed) an array `[micro-batch][stage]`. `backward_s` is I + W where both are
@@ -110,15 +110,14 @@ def simulate(
             f"{actions:,} actions are more than {_MOST_ACTIONS:,}", "lower the number of iterations or micro-batches"
         )
     shape = _Shape(schedule)
-    if backward_s is None:
-        split = (input_gradient_s, weight_gradient_s)
-        backward = (
-            sum(shape.times("a gradient time", part) for part in split if part is not None)
-            if None not in split
-            else shape.times("backward_s", 2.0)
+    if backward_s is not None:
+        backward = shape.times("backward_s", backward_s)
+    elif input_gradient_s is not None and weight_gradient_s is not None:
+        backward = shape.times("input_gradient_s", input_gradient_s) + shape.times(
+            "weight_gradient_s", weight_gradient_s
         )
     else:
-        backward = shape.times("backward_s", backward_s)
+        backward = shape.times("backward_s", 2.0)
     halves = {"input_gradient_s": input_gradient_s, "weight_gradient_s": weight_gradient_s}
     columns = [
         shape.times("forward_s", forward_s),
@@ -144,7 +143,14 @@ def simulate(
     stage_bytes = None if memory is None else shape.bytes(memory)
     cap = None if memory_cap_bytes is None else shape.caps(memory_cap_bytes)
     simulated = _core.simulate(schedule, costs, communication, iterations, progress)
-    return of_simulation(simulated, schedule, communication, iterations, stage_bytes, cap)
+    return of_simulation(
+        simulated,
+        schedule,
+        communication=communication,
+        iterations=iterations,
+        stage_bytes=stage_bytes,
+        memory_cap_bytes=cap,
+    )
 
 
 _MOST_ACTIONS = 200_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import dataclass, fields
@@ -91,7 +92,7 @@ class _Column:
         if timeline is None:
             raise AttributeError(self._place[1])
         part, name = self._place
-        column: NDArray[Any] = timeline._parts[part][name]  # noqa: SLF001 -- the two belong together
+        column: NDArray[Any] = timeline._parts[part][name]
         return column
 
 
@@ -198,9 +199,9 @@ class Timeline:
             path.write_text(self.to_json(), encoding="utf-8")
             return path
         if path.suffix.lower() != ".npz":
-            from hpgo import draw
+            import importlib
 
-            return draw.save(self, path, **options)
+            return Path(importlib.import_module("hpgo.draw").save(self, path, **options))
         document = self._document(with_actions=False)
         columns = {name: getattr(self, name) for name in _COLUMNS}
         with path.open("wb") as file:  # savez would append an ending of its own
@@ -264,6 +265,7 @@ _COLUMNS = (
 def of_simulation(
     simulated: _core.Simulation,
     schedule: Schedule,
+    *,
     communication: str,
     iterations: int,
     stage_bytes: NDArray[np.float64] | None,
@@ -277,7 +279,7 @@ def of_simulation(
     rows = np.arange(len(schedule.actions))
     iteration = np.zeros(1, np.int64)
     if iterations > 1:
-        rows = np.concatenate([np.tile(rows[a:b], iterations) for a, b in zip(starts, starts[1:], strict=False)])
+        rows = np.concatenate([np.tile(rows[a:b], iterations) for a, b in itertools.pairwise(starts)])
         iteration = np.concatenate([np.repeat(np.arange(iterations), length) for length in lengths])
     kind, stage, micro_batch, backward_stage, backward_micro_batch = (
         schedule.actions[:, column].astype(np.int32)[rows if iterations > 1 else slice(None)] for column in range(5)
@@ -295,7 +297,7 @@ def of_simulation(
         return getattr(simulated, part)()
 
     def measures() -> Measures:
-        values = {
+        values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in simulated.measures().items()
         }
         if stage_bytes is not None:
@@ -335,13 +337,12 @@ def _of_document(document: dict[str, Any], columns: dict[str, NDArray[Any]] | No
 
     if document["format"] != _FORMAT:
         raise ValueError(document["format"])
-    if columns is None:
-        columns = _columns_of(document["actions"])
+    arrays: dict[str, Any] = columns or _columns_of(document["actions"])
     measures = {field.name: document[field.name] for field in fields(Measures)}
     measures["idle_by_cause_s"] = [measures["idle_by_cause_s"][cause] for cause in CAUSES]
     measures = {name: tuple(value) if isinstance(value, list) else value for name, value in measures.items()}
-    types = {"from_rank": np.uint32, "to_rank": np.uint32, "stage": np.uint32, "micro_batch": np.uint32}
-    types |= {"rank": np.uint32, "kind": np.uint8, "cause": np.uint8}
+    whole = ("from_rank", "to_rank", "rank", "stage", "micro_batch")
+    types: dict[str, Any] = dict.fromkeys(whole, np.uint32) | {"kind": np.uint8, "cause": np.uint8}
     known: dict[str, Any] = {
         part: {name: np.array(column, types.get(name, np.float64)) for name, column in document[part].items()}
         for part in ("transfers", "syncs", "idle")
@@ -358,7 +359,7 @@ def _of_document(document: dict[str, Any], columns: dict[str, NDArray[Any]] | No
         makespan_s=document["makespan_s"],
         memory_cap_bytes=None if cap is None else tuple(cap),
         _parts=_Parts(known, None),
-        **columns,
+        **arrays,
     )
 
 
