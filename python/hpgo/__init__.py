@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.plans import plan as plan
     from hpgo.profile import Layer as Layer
     from hpgo.profile import Profile as Profile
-    from hpgo.simulation import Memory as Memory
+    from hpgo.simulation import StageBytes as StageBytes
     from hpgo.simulation import simulate as simulate
     from hpgo.timeline import Measures as Measures
     from hpgo.timeline import Timeline as Timeline
@@ -55,7 +55,6 @@ _PUBLIC: dict[str, str] = {
     "InfeasibleError": "hpgo.errors",
     "Layer": "hpgo.profile",
     "Measures": "hpgo.timeline",
-    "Memory": "hpgo.simulation",
     "MemoryModel": "hpgo.plans",
     "Plan": "hpgo.plans",
     "Profile": "hpgo.profile",
@@ -63,6 +62,7 @@ _PUBLIC: dict[str, str] = {
     "Schedule": "hpgo.orders",
     "ScheduleError": "hpgo.errors",
     "Stage": "hpgo.plans",
+    "StageBytes": "hpgo.simulation",
     "Timeline": "hpgo.timeline",
     "evaluate": "hpgo.plans",
     "exhaustive": "hpgo.plans",

@@ -65,7 +65,6 @@ def simulate(
     costs: _Costs,
     communication: str,
     iterations: int,
-    progress: Callable[[float, float, float], object] | None,
 ) -> Simulation: ...
 def communication_lists(schedule: Schedule, deferred_receives: bool) -> list[list[str]]: ...
 

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
 from hpgo.errors import ArgumentError
+from hpgo.orders import Schedule
 from hpgo.timeline import Timeline, of_simulation
 from hpgo.wording import near
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
-    from hpgo.orders import Schedule
+    from hpgo.plans import Plan
 
 COMMUNICATION = {
     "link": "asynchronous; each link takes one message after the other",
@@ -30,15 +29,16 @@ COMMUNICATION = {
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What each stage keeps, in bytes: one number for all stages, or one for each.
+class StageBytes:
+    """What each stage keeps in memory: one number for all stages, or one for each.
 
-    Activations, stash and output are those of one micro-batch.
+    Activation, stash and output are those of one micro-batch.
     """
 
-    weight_bytes: ArrayLike = 0.0
-    gradient_bytes: ArrayLike = 0.0
+    weights_bytes: ArrayLike = 0.0
+    gradients_bytes: ArrayLike = 0.0
     optimizer_bytes: ArrayLike = 0.0
+    buffers_bytes: ArrayLike = 0.0
     activation_bytes: ArrayLike = 0.0
     """Kept from the start of F to the end of B, or of I where the backward is split."""
     weight_gradient_stash_bytes: ArrayLike | None = None
@@ -57,8 +57,9 @@ class _Costs:
 
 
 def simulate(
-    schedule: Schedule,
+    plan_or_schedule: Schedule | Plan,
     *,
+    schedule: str | None = None,
     forward_s: ArrayLike = 1.0,
     backward_s: ArrayLike | None = None,
     input_gradient_s: ArrayLike | None = None,
@@ -72,11 +73,14 @@ def simulate(
     optimizer_s: ArrayLike = 0.0,
     communication: str = "link",
     iterations: int = 1,
-    memory: Memory | None = None,
+    memory: StageBytes | None = None,
     memory_cap_bytes: ArrayLike | None = None,
-    progress: Callable[[float, float, float], object] | None = None,
 ) -> Timeline:
-    """Runs a schedule: who does what from when to when, and with how much memory.
+    """Runs a schedule or a plan: who does what from when to when, and with how much memory.
+
+    A plan brings its own times and memory: one rank stands for the replicas of a stage. Its schedule is the one it was
+    made for, or the family named `schedule`; of the other arguments only `communication`, `iterations`,
+    `input_gradient_s`, `weight_gradient_s` and `overlapped_s` apply. A schedule needs the costs:
 
     Times are seconds of one micro-batch: one number for all stages, one for each stage of a chain, one for each stage
     of all chains, or (for what is computed) an array `[micro-batch][stage]`. `backward_s` is I + W where both are
@@ -88,8 +92,8 @@ def simulate(
     `optimizer_s` of a stage follow its last backward. `communication` is one of `COMMUNICATION`; `iterations` steps
     run back to back. `memory_cap_bytes` (one number, or one a rank) is drawn beside the memory.
 
-    `progress(fraction, …)` is called during long simulations. Raises ArgumentError for numbers that don't fit,
-    ScheduleError for an order that can't be run.
+    Ctrl-C ends a long simulation. Raises ArgumentError for numbers that don't fit, ScheduleError for an order that
+    can't be run.
 
     >>> import hpgo
     >>> timeline = simulate(hpgo.schedule("1f1b", ranks=4, micro_batches=8))
@@ -102,14 +106,26 @@ def simulate(
         raise ArgumentError(
             f"there is no communication mode `{communication}`", near(str(communication), COMMUNICATION)
         )
+    if not isinstance(plan_or_schedule, Schedule):
+        return simulate(
+            _schedule_of(plan_or_schedule, schedule),
+            input_gradient_s=input_gradient_s,
+            weight_gradient_s=weight_gradient_s,
+            overlapped_s=overlapped_s,
+            communication=communication,
+            iterations=iterations,
+            **_costs_of(plan_or_schedule),
+        )
+    if schedule is not None:
+        raise ArgumentError(f"`schedule` is {schedule!r} beside a schedule", "it chooses how a plan is run")
     if isinstance(iterations, bool) or not isinstance(iterations, int) or not 1 <= iterations < 2**32:
         raise ArgumentError(f"`iterations` is {iterations!r}", "give a whole number from 1 on")
-    actions = len(schedule.actions) * iterations
+    actions = len(plan_or_schedule.actions) * iterations
     if actions > _MOST_ACTIONS:
         raise ArgumentError(
             f"{actions:,} actions are more than {_MOST_ACTIONS:,}", "lower the number of iterations or micro-batches"
         )
-    shape = _Shape(schedule)
+    shape = _Shape(plan_or_schedule)
     if backward_s is not None:
         backward = shape.times("backward_s", backward_s)
     elif input_gradient_s is not None and weight_gradient_s is not None:
@@ -142,10 +158,10 @@ def simulate(
     )
     stage_bytes = None if memory is None else shape.bytes(memory)
     cap = None if memory_cap_bytes is None else shape.caps(memory_cap_bytes)
-    simulated = _core.simulate(schedule, costs, communication, iterations, progress)
+    simulated = _core.simulate(plan_or_schedule, costs, communication, iterations)
     return of_simulation(
         simulated,
-        schedule,
+        plan_or_schedule,
         communication=communication,
         iterations=iterations,
         stage_bytes=stage_bytes,
@@ -154,6 +170,43 @@ def simulate(
 
 
 _MOST_ACTIONS = 200_000_000
+
+
+def _schedule_of(plan: Plan, name: str | None) -> Schedule:
+    """The orders of a plan's stages: as it was planned, or of another family with one stage a rank."""
+    from hpgo.orders import schedule
+
+    if name is not None and name != plan.schedule:
+        built = schedule(name, ranks=len(plan.stages), micro_batches=plan.micro_batches)
+        if built.stages != len(plan.stages):
+            raise ArgumentError(
+                f"`{name}` runs {built.stages} stages on {built.ranks} ranks, but the plan has one stage a rank",
+                "choose a schedule with one stage a rank",
+            )
+        return built
+    windows = None if plan.schedule == "gpipe" else [stage.in_flight for stage in plan.stages]
+    return schedule(plan.schedule, ranks=len(plan.stages), micro_batches=plan.micro_batches, windows=windows)
+
+
+def _costs_of(plan: Plan) -> dict[str, Any]:
+    stages = plan.stages
+    edges = stages[:-1]
+    held = [stage.memory for stage in stages]
+    return {
+        "forward_s": [stage.forward_s for stage in stages],
+        "backward_s": [stage.backward_s for stage in stages],
+        "transfer_s": [stage.transfer_busy_s for stage in edges],
+        "latency_s": [max(0.0, stage.transfer_s - stage.transfer_busy_s) for stage in edges],
+        "gradient_sync_s": [stage.sync_tail_s for stage in stages],
+        "memory": StageBytes(
+            weights_bytes=[memory.weights_bytes for memory in held],
+            gradients_bytes=[memory.gradients_bytes for memory in held],
+            optimizer_bytes=[memory.optimizer_bytes for memory in held],
+            buffers_bytes=[memory.buffers_bytes for memory in held],
+            activation_bytes=[stage.memory.activations_bytes / max(1, stage.in_flight) for stage in stages],
+        ),
+        "memory_cap_bytes": [stage.capacity_bytes for stage in stages],
+    }
 
 
 class _Shape:
@@ -208,20 +261,22 @@ class _Shape:
             f"give 1 or {self.chain - 1}",
         )
 
-    def bytes(self, memory: Memory) -> NDArray[np.float64]:
+    def bytes(self, memory: StageBytes) -> NDArray[np.float64]:
         """Shape (stages, 6)."""
         import numpy as np
 
         stash = memory.weight_gradient_stash_bytes
         columns = {
-            "weight_bytes": memory.weight_bytes,
-            "gradient_bytes": memory.gradient_bytes,
+            "weights_bytes": memory.weights_bytes,
+            "gradients_bytes": memory.gradients_bytes,
             "optimizer_bytes": memory.optimizer_bytes,
             "activation_bytes": memory.activation_bytes,
             "weight_gradient_stash_bytes": memory.activation_bytes if stash is None else stash,
             "output_bytes": memory.output_bytes,
         }
-        return np.stack([self.each(name, column) for name, column in columns.items()], axis=-1)
+        table = np.stack([self.each(name, column) for name, column in columns.items()], axis=-1)
+        table[:, 0] += self.each("buffers_bytes", memory.buffers_bytes)
+        return table
 
     def caps(self, given: ArrayLike) -> tuple[float, ...]:
         array = _numbers("memory_cap_bytes", given)

@@ -271,7 +271,7 @@ def of_simulation(
     stage_bytes: NDArray[np.float64] | None,
     memory_cap_bytes: tuple[float, ...] | None,
 ) -> Timeline:
-    """The timeline of a native simulation; `stage_bytes` has the columns of `hpgo.simulation.Memory`."""
+    """The timeline of a native simulation; `stage_bytes` has the columns of `hpgo.StageBytes`."""
     import numpy as np
 
     starts = schedule.rank_starts

@@ -102,7 +102,6 @@ fn simulate_schedule(
     costs: CostsRecord<'_>,
     communication: &str,
     iterations: u32,
-    progress: Option<Py<PyAny>>,
 ) -> PyResult<Simulation> {
     let prepared = (|| {
         costs.check_columns()?;
@@ -110,7 +109,7 @@ fn simulate_schedule(
     })();
     let (schedule, costs, communication) = prepared.map_err(|error| to_py_err(py, &error))?;
     let control = Control::with_deadline(None::<Duration>);
-    watched(py, &control, progress.as_ref(), false, || {
+    watched(py, &control, None, false, || {
         schedule.validate()?;
         let times = simulate(&schedule, &costs, communication, iterations, &control)?;
         Ok(Simulation { schedule, costs, times })

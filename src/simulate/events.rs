@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::communication::{Message, Operation, with_communication};
 use super::{Communication, Costs, Inputs, Times, Transfer};
-use crate::control::{Control, Progress};
+use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Kind, Schedule};
 
@@ -186,7 +186,6 @@ impl<'a> Machine<'a> {
     }
 
     fn run(&mut self, control: &Control) -> Result<()> {
-        let actions = self.times.start_s.len() as f64;
         let mut ended = 0_u64;
         for rank in 0..self.lanes.len() {
             self.go_on(rank);
@@ -198,11 +197,8 @@ impl<'a> Machine<'a> {
                 Event::Computed { rank } => {
                     self.computed(rank);
                     ended += 1;
-                    if ended.is_multiple_of(1 << 14) {
-                        control.report(Progress { fraction: ended as f64 / actions, ..Progress::default() });
-                        if control.is_cancelled() {
-                            return Err(Error::Cancelled);
-                        }
+                    if ended.is_multiple_of(1 << 14) && control.is_cancelled() {
+                        return Err(Error::Cancelled);
                     }
                 }
                 Event::Sent { rank } => {
