@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import zipfile
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -216,13 +217,13 @@ class Timeline:
             if path.suffix.lower() == ".npz":
                 import numpy as np
 
-                with np.load(path, allow_pickle=False) as stored:
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                     columns = {name: stored[name] for name in _COLUMNS}
                     return _of_document(json.loads(str(stored["document"])), columns)
             return _of_document(json.loads(path.read_text(encoding="utf-8")), None)
         except OSError as error:
             raise ArgumentError(f"can't read `{path}`: {error.strerror or error}", "name a timeline file") from None
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, zipfile.BadZipFile):
             raise ArgumentError(
                 f"`{path}` holds no timeline", "write one with `Timeline.save` as .npz or .timeline.json"
             ) from None

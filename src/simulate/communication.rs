@@ -7,7 +7,7 @@ use std::fmt;
 
 use super::{Costs, Inputs, Transfer};
 use crate::error::{Error, Result};
-use crate::schedule::{Action, Schedule};
+use crate::schedule::{Action, Kind, Schedule};
 
 /// One entry of a rank's list with communication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,9 +83,12 @@ impl Message {
     }
 }
 
+/// PyTorch reduces the gradients of a stage and frees its weights behind its last backward, one turn each.
+const TURNS_BEHIND_A_STAGE: u32 = 2;
+
 /// Every rank's list of actions, sends and receives.
 ///
-/// Ranks take turns, one action each, so that all of them see messages in one global order and no two streams block
+/// Ranks take turns, one action each (and two where PyTorch reduces and frees a stage's gradients), so that all of them see messages in one global order and no two streams block
 /// each other. A send follows its action. Its receive is posted at the same moment, or, if deferred, right before the
 /// action that needs it; then the lower rank of the two posts what it has deferred before it sends to the other.
 ///
@@ -102,18 +105,34 @@ pub fn with_communication(schedule: &Schedule, deferred_receives: bool) -> Resul
     }
     let mut lists: Vec<Vec<Operation>> = vec![Vec::new(); schedule.orders.len()];
     let mut next = vec![0; schedule.orders.len()];
+    let mut pauses = vec![0_u32; schedule.orders.len()];
+    let mut backwards_left = vec![0_u32; schedule.rank_of_stage.len()];
+    for half in schedule.orders.iter().flatten().flat_map(|action| action.halves()) {
+        backwards_left[half.stage as usize] += u32::from(half.kind != Kind::Forward);
+    }
     let mut left = schedule.action_count();
     while left > 0 {
-        let left_before = left;
+        let mut is_stuck = true;
         for (rank, order) in schedule.orders.iter().enumerate() {
             let Some(&action) = order.get(next[rank]) else { continue };
+            if pauses[rank] > 0 {
+                pauses[rank] -= 1;
+                is_stuck = false;
+                continue;
+            }
             if !inputs.of_action(action).all(|input| known[input]) {
                 continue;
             }
+            is_stuck = false;
             next[rank] += 1;
             left -= 1;
             lists[rank].push(Operation::Compute(action));
             for half in action.halves() {
+                if half.kind != Kind::Forward {
+                    let backwards_left = &mut backwards_left[half.stage as usize];
+                    *backwards_left -= 1;
+                    pauses[rank] += if *backwards_left == 0 { TURNS_BEHIND_A_STAGE } else { 0 };
+                }
                 if let Some(input) = inputs.made_ready_by(half) {
                     known[input] = true;
                 }
@@ -123,7 +142,7 @@ pub fn with_communication(schedule: &Schedule, deferred_receives: bool) -> Resul
                 }
             }
         }
-        if left == left_before {
+        if is_stuck {
             return Err(Error::schedule(
                 format!("the orders of `{}` wait for each other", schedule.name),
                 "validate the schedule to see the cycle of waiting actions",

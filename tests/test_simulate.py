@@ -1,0 +1,298 @@
+"""`hpgo.simulate` against recorded runs of other tools, published figures, and its own words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import hpgo
+from hpgo import _core
+from hpgo.errors import ArgumentError, ScheduleError
+from hpgo.timeline import CAUSES, KINDS, Timeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def custom(orders: list[str], rank_of_stage: list[int] | None = None) -> hpgo.Schedule:
+    """A schedule from recorded orders; stages lie where they are run."""
+    schedule = hpgo.Schedule.from_text("\n".join(orders))
+    assert rank_of_stage is None or list(schedule.rank_of_stage) == rank_of_stage
+    return schedule
+
+
+def textbook() -> Timeline:
+    return hpgo.simulate(hpgo.schedule("1f1b", ranks=4, micro_batches=8))
+
+
+# Recorded runs
+
+
+_TOKEN = re.compile(r"(\d+)([FBIW])(\d+)")
+
+
+def recorded_schedule(row: dict[str, Any], devices: list[list[list[Any]]]) -> hpgo.Schedule:
+    """The recorded order. Two-way rows name parts of the model; the upper half of the micro-batches runs upwards."""
+    two_way, ranks, half = row["strategy"] == "dualpipe", row["num_devices"], row["num_batches"] // 2
+    actions, starts = [], [0]
+    rank_of_stage: dict[int, int] = {}
+    for rank, device in enumerate(devices):
+        for operation in device:
+            halves = []
+            for stage, kind, micro_batch in _TOKEN.findall(operation[0]):
+                number = int(stage) + (ranks if two_way and int(micro_batch) >= half else 0)
+                rank_of_stage[number] = rank
+                halves.append((number, KINDS.index(kind), int(micro_batch)))
+            (stage, kind, micro_batch), (back_stage, _, back_micro_batch) = halves[0], halves[-1]
+            fused = kind if len(halves) == 1 else KINDS.index("FB")
+            actions.append((fused, stage, micro_batch, back_stage, back_micro_batch))
+        starts.append(len(actions))
+    stages = row["num_stages"] * (2 if two_way else 1)
+    return hpgo.Schedule(
+        name=row["strategy"],
+        chain_length=row["num_stages"],
+        micro_batches=((0, half), (half, 2 * half)) if two_way else ((0, row["num_batches"]),),
+        rank_of_stage=tuple(rank_of_stage[stage] for stage in range(stages)),
+        actions=np.array(actions, np.uint32),
+        rank_starts=tuple(starts),
+    )
+
+
+def recorded_times(row: dict[str, Any]) -> dict[str, Any]:
+    names = {
+        "forward": "forward_s",
+        "backward": "backward_s",
+        "backward_D": "input_gradient_s",
+        "backward_W": "weight_gradient_s",
+        "overlapped_forward_backward": "overlapped_s",
+    }
+    times = {
+        names[name]: np.array(given if isinstance(given, float) else [given[str(s)] for s in range(row["num_stages"])])
+        for name, given in row["op_times"].items()
+    }
+    # A fused pair takes what its forward's stage takes for both halves there, the sum of the halves here.
+    return {"overlapped_s": times["forward_s"] + times["backward_s"]} | times
+
+
+@pytest.mark.parametrize("communication", ["link", "latency"])
+def test_every_start_equals_that_of_the_recorded_runs(reference: Path, communication: str) -> None:
+    compared = 0
+    for row in rows_of(reference / "schedules/victarry.jsonl"):
+        devices = row["ops [stage kind microbatch,start,end] per device"]
+        timeline = hpgo.simulate(
+            recorded_schedule(row, devices),
+            **recorded_times(row),
+            latency_s=row["p2p_latency"],
+            communication=communication,
+        )
+        starts, ends = np.array([operation[1:] for device in devices for operation in device]).T
+        # With a latency that tool also keeps it between two actions of a kind in a row on one device, as if the send
+        # of the first blocked the second. Nothing has to: those starts alone differ, and the makespan is the same.
+        alike = (np.diff(timeline.kind, prepend=9) == 0) & (np.diff(timeline.rank, prepend=-1) == 0)
+        held_up = alike & (row["p2p_latency"] > 0)
+        np.testing.assert_allclose(timeline.start_s[~held_up], starts[~held_up], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(timeline.end_s[~held_up], ends[~held_up], rtol=0, atol=1e-9)
+        assert (timeline.start_s[held_up] <= starts[held_up] + 1e-9).all()
+        assert timeline.makespan_s == pytest.approx(row["makespan"], abs=1e-9)
+        assert timeline.measures.busy_s == pytest.approx(row["device_busy_time"])
+        compared += 1
+    assert compared > 200
+
+
+@pytest.mark.parametrize("file", ["torch_orders.jsonl", "torch_orders_executed.jsonl"])
+def test_recorded_orders_take_the_recorded_time_and_hold_as_many_activations(reference: Path, file: str) -> None:
+    compared = 0
+    for row in rows_of(reference / "schedules" / file):
+        if not row["order_complete"]:
+            continue
+        timeline = hpgo.simulate(hpgo.Schedule.from_text("\n".join(row["order"])))
+        makespan_s = row.get("refsim_makespan_F1_B2_I1_W1_lat0", row.get("refsim_makespan_F1_B2_lat0"))
+        measures = timeline.measures
+        assert timeline.makespan_s == pytest.approx(makespan_s, abs=1e-6)
+        assert 1 - max(measures.busy_s) / timeline.makespan_s == pytest.approx(row["refsim_bubble_fraction"], abs=1e-6)
+        freed_at_w = row.get("peak_inflight_freed_at_W", row.get("peak_inflight"))
+        freed_at_i = row.get("peak_inflight_freed_at_I", row.get("peak_inflight"))
+        assert list(measures.peak_in_flight) == freed_at_w
+        assert list(measures.peak_in_flight_freed_at_input_gradient) == freed_at_i
+        compared += 1
+    assert compared > 90
+
+
+def test_zero_bubble_orders_take_the_recorded_time(reference: Path) -> None:
+    compared = 0
+    for row in rows_of(reference / "schedules/zb.jsonl")[::7]:
+        if not row["order_complete"]:
+            continue
+        timeline = hpgo.simulate(
+            hpgo.Schedule.from_text("\n".join(row["order"])),
+            forward_s=row["cost_F"],
+            input_gradient_s=row["cost_B(input grad)"],
+            weight_gradient_s=row["cost_W"],
+            latency_s=row["cost_comm_p2p"],
+            communication="latency",
+        )
+        span = (
+            "refsim_max_rank_span (last end - first start; the ZB papers cost when optimizer step is not synchronised)"
+        )
+        assert timeline.makespan_s == pytest.approx(row["refsim_makespan"], abs=1e-4)
+        assert timeline.measures.max_rank_span_s == pytest.approx(row[span], abs=1e-4)
+        assert max(timeline.measures.busy_s) == pytest.approx(row["refsim_busiest_rank_work"], abs=1e-4)
+        compared += 1
+    assert compared > 90
+
+
+def test_lists_of_sends_and_receives_equal_those_of_torch(reference: Path) -> None:
+    for row in rows_of(reference / "schedules/torch_comms.jsonl"):
+        kept = [
+            [token for token in line.split() if "SHARD" not in token and "REDUCE" not in token]
+            for line in row["actions"]
+        ]
+        schedule = hpgo.Schedule.from_text("\n".join(row["actions"]))
+        lists = _core.communication_lists(schedule, row["defer_pp_recv"])
+        assert lists == kept
+
+
+# What a user does
+
+
+def test_a_timeline_survives_files_and_pickles(tmp_path: Path) -> None:
+    schedule = hpgo.schedule("dualpipe_v", ranks=2, micro_batches=4)
+    memory = hpgo.StageBytes(weights_bytes=1e9, activation_bytes=[1e8, 2e8, 3e8, 4e8], output_bytes=1e6)
+    timeline = hpgo.simulate(schedule, latency_s=0.1, iterations=2, memory=memory, memory_cap_bytes=4e9)
+    copies = [pickle.loads(pickle.dumps(timeline))]
+    copies += [Timeline.load(timeline.save(tmp_path / f"run{ending}")) for ending in (".npz", ".timeline.json")]
+    for copy in copies:
+        assert copy.to_json() == timeline.to_json()
+        assert copy.measures == timeline.measures
+        assert copy.kind.dtype == timeline.kind.dtype
+
+
+def test_the_document_has_what_other_tools_read() -> None:
+    document = json.loads(textbook().to_json())
+    assert document["schedule"] == "1f1b"
+    assert (document["ranks"], document["chunks"], document["micro_batches"]) == (4, 1, 8)
+    assert document["makespan_s"] == 33
+    assert document["idle_over_busy"] == pytest.approx(0.375)
+    assert document["peak_in_flight"] == [4, 3, 2, 1]
+    assert document["actions"][3][:2] == [
+        {"action": "3F0", "start_s": 3.0, "end_s": 4.0},
+        {"action": "3B0", "start_s": 4.0, "end_s": 6.0},
+    ]
+
+
+def test_rows_are_sorted_by_rank_and_start_and_idle_fills_the_rest() -> None:
+    timeline = textbook()
+    assert (np.lexsort((timeline.start_s, timeline.rank)) == np.arange(64)).all()
+    idle_s = np.bincount(timeline.idle_rank, timeline.idle_end_s - timeline.idle_start_s)
+    assert idle_s + np.array(timeline.measures.busy_s) == pytest.approx([33] * 4)
+    assert {CAUSES[cause] for cause in timeline.idle_cause} == {"fill", "drain", "dependency"}
+
+
+def test_transfers_leave_when_computed_and_arrive_after_their_time() -> None:
+    timeline = hpgo.simulate(
+        hpgo.schedule("1f1b", ranks=3, micro_batches=4), transfer_s=0.2, latency_s=[0.05, 0.1], gradient_transfer_s=0.3
+    )
+    assert len(timeline.transfer_stage) == timeline.measures.messages == 2 * 2 * 4
+    gradients = timeline.transfer_kind == 1
+    assert (timeline.transfer_to_rank.astype(int) - timeline.transfer_from_rank == np.where(gradients, -1, 1)).all()
+    edge = timeline.transfer_stage - timeline.transfer_kind
+    expected_s = np.where(gradients, 0.3, 0.2) + np.array([0.05, 0.1])[edge]
+    assert timeline.transfer_end_s - timeline.transfer_start_s == pytest.approx(expected_s)
+    assert set(np.round(timeline.transfer_start_s, 6)) <= set(np.round(timeline.end_s, 6))
+
+
+def test_gradient_synchronisation_and_optimizer_follow_the_last_backward() -> None:
+    schedule = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
+    timeline = hpgo.simulate(schedule, gradient_sync_s=[1.0, 5.0], optimizer_s=0.5)
+    assert timeline.sync_start_s.tolist() == [9.0, 7.0]
+    assert timeline.sync_end_s.tolist() == [10.0, 12.0]
+    assert timeline.makespan_s == 12.5
+
+
+def test_peak_memory_counts_what_stages_keep_and_what_is_in_flight() -> None:
+    memory = hpgo.StageBytes(weights_bytes=10, gradients_bytes=20, optimizer_bytes=30, activation_bytes=[1, 2, 3, 4])
+    timeline = hpgo.simulate(hpgo.schedule("1f1b", ranks=4, micro_batches=8), memory=memory, memory_cap_bytes=100)
+    assert timeline.measures.peak_memory_bytes == (64, 66, 66, 64)
+    assert timeline.memory_cap_bytes == (100,) * 4
+    assert timeline.memory is not None
+    assert textbook().memory is None
+
+
+def test_times_may_differ_by_micro_batch() -> None:
+    schedule = hpgo.schedule("forward_only", ranks=2, micro_batches=3)
+    times = np.array([[1.0, 1.0], [1.0, 5.0], [1.0, 1.0]])
+    assert hpgo.simulate(schedule, forward_s=times).makespan_s == 8.0
+
+
+def test_a_plan_runs_as_it_was_priced() -> None:
+    profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
+    for schedule in ("1f1b", "eager_1f1b", "gpipe"):
+        plan = hpgo.plan(profile, cluster, global_batch_size=64, schedule=schedule)
+        timeline = hpgo.simulate(plan)
+        assert timeline.makespan_s == pytest.approx(plan.step_s, rel=1e-12)
+        peaks = [stage.memory.total_bytes for stage in plan.stages]
+        assert timeline.measures.peak_memory_bytes == pytest.approx(peaks)
+    assert hpgo.simulate(plan, schedule="zb_h1").schedule == "zb_h1"
+    with pytest.raises(ArgumentError, match="one stage a rank"):
+        hpgo.simulate(plan, schedule="zb_v")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"forward_s": [1.0, 2.0]}, "`forward_s` has 2 numbers, but there are 4 stages"),
+        ({"backward_s": -1}, "`backward_s` holds -1"),
+        ({"backward_s": float("nan")}, "`backward_s` holds nan"),
+        ({"overlapped_s": float("nan")}, "`overlapped_s` holds nan"),
+        ({"forward_s": "fast"}, "`forward_s` must be numbers, got 'fast'"),
+        ({"forward_s": [[1.0], [2.0, 3.0]]}, "`forward_s` must be numbers, got ragged lists"),
+        ({"forward_s": np.ones((3, 4))}, r"shape \(3, 4\), but there are 8 micro-batches and 4 stages"),
+        ({"transfer_s": [0.1] * 4}, "`transfer_s` has 4 numbers, but there are 3 edges"),
+        ({"communication": "lnk"}, "no communication mode `lnk`"),
+        ({"iterations": 0}, "`iterations` is 0"),
+        ({"iterations": 10**9}, "64,000,000,000 actions are more than"),
+        ({"memory": hpgo.StageBytes(weights_bytes=[1, 2])}, "`weights_bytes` has 2 numbers"),
+        ({"memory_cap_bytes": [1.0] * 3}, "there are 4 ranks"),
+        ({"schedule": "1f1b"}, "beside a schedule"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_named(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        hpgo.simulate(hpgo.schedule("1f1b", ranks=4, micro_batches=8), **changed)
+
+
+def test_an_order_that_can_not_run_is_explained() -> None:
+    schedule = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
+    actions = schedule.actions.copy()
+    actions[[0, 2]] = actions[[2, 0]]
+    broken = dataclasses.replace(schedule, actions=actions)
+    with pytest.raises(ScheduleError, match="0B0"):
+        hpgo.simulate(broken)
+
+
+def test_blocking_messages_that_never_meet_are_explained() -> None:
+    schedule = hpgo.Schedule.from_text("0F0 0F1 0F2 0F3 2F0 2F1 2F2 2F3 \n1F0 1F1 1F2 1F3")
+    with pytest.raises(ScheduleError, match="rank 0 stands at 0SEND_F2 until rank 1 comes to it"):
+        hpgo.simulate(schedule, communication="rendezvous")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": "other"}', b"PK\x03\x04", "é".encode("latin-1")])
+@pytest.mark.parametrize("ending", [".npz", ".timeline.json"])
+def test_files_that_hold_no_timeline_are_named(tmp_path: Path, content: bytes, ending: str) -> None:
+    path = tmp_path / f"broken{ending}"
+    path.write_bytes(content)
+    with pytest.raises(ArgumentError, match="broken"):
+        Timeline.load(path)
+    with pytest.raises(ArgumentError, match="absent"):
+        Timeline.load(tmp_path / f"absent{ending}")
