@@ -220,19 +220,20 @@ class Cluster:
     def parse(cls, text: str | os.PathLike[str]) -> Cluster:
         """What `--cluster` takes: a preset's name, or the path of a file.
 
-        A name wins; write `./h100` for a file of that name. Raises ClusterError if it is neither.
+        A name wins; write `./h100` or `Path("h100")` for a file of that name. Raises ClusterError if it is neither.
 
         >>> Cluster.parse("dapple-c").name
         'dapple-c'
         """
         from hpgo.presets import PRESETS
 
-        name = str(text)
-        if name.partition(":")[0] in PRESETS:
-            return cls.preset(name)
-        if Path(name).suffix in {".yaml", ".yml", ".json"} or "/" in name or _is_file(name):
-            return cls.read(name)
-        raise ClusterError(f"`{shorten(name)}` is no known cluster and no file", near(name, PRESETS))
+        if not isinstance(text, str):
+            return cls.read(text)
+        if text.partition(":")[0] in PRESETS:
+            return cls.preset(text)
+        if Path(text).suffix in {".yaml", ".yml", ".json"} or "/" in text or _is_file(text):
+            return cls.read(text)
+        raise ClusterError(f"`{shorten(text)}` is no known cluster and no file", near(text, PRESETS))
 
     def yaml(self) -> str:
         """The cluster as a file that `Cluster.read` takes, to edit.

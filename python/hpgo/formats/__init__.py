@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = None) -> Profile:
     """The profile in the file `source`, or the built-in model of that name.
 
-    A name wins; write `./vgg-19` for a file of that name. PipeDream text does not say how many samples its times are
-    for. `batch_size` says it, or else the file name: `vgg-19-pbs-32.txt` was measured with 32.
+    A name wins; write `./vgg-19` or `Path("vgg-19")` for a file of that name. PipeDream text does not say how many
+    samples its times are for. `batch_size` says it, or else the file name: `vgg-19-pbs-32.txt` was measured with 32.
 
     Raises ProfileError naming file and line; ArgumentError for a `batch_size` that the profile contradicts.
 
     >>> read_profile("xlnet-36").batch_sizes
     (1,)
     """
-    if str(source) in MODELS:
-        return _at(built_in(str(source)), batch_size)
+    if isinstance(source, str) and source in MODELS:
+        return _at(built_in(source), batch_size)
     path = Path(source)
     text = read_text(path, ProfileError) if _may_be_file(path) else _no_such(str(source))
     if pipedream.looks_like(text):
