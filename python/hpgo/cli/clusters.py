@@ -17,7 +17,7 @@ from hpgo.units import format_bytes, format_bytes_per_s
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    r"""List the clusters that `--cluster` takes by name, or show one as a file to edit.
+    """List the clusters that `--cluster` takes by name, or show one as a file to edit.
 
     A name may say the number of machines: `h100:16`. Devices are machines × devices of each. Rates are one port's, in
     one direction: inside a machine and between machines, point to point and in a ring all-reduce. Figures are what
@@ -54,7 +54,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @command.command()
 @click.argument("cluster")
 def show(cluster: str) -> None:
-    r"""Show CLUSTER, a name or a file, as a file that `--cluster` takes.
+    """Show CLUSTER, a name or a file, as a file that `--cluster` takes.
 
     \b
     Examples:

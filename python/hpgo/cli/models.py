@@ -18,7 +18,7 @@ from hpgo.units import format_bytes, format_seconds
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    r"""List the models that can be planned by name, or write their profiles.
+    """List the models that can be planned by name, or write their profiles.
 
     The step is forward and backward of one batch on one device.
 
@@ -67,9 +67,9 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("names", nargs=-1, metavar="[MODEL]...")
 def write(folder: Path, names: tuple[str, ...]) -> None:
-    r"""Write the profiles of MODELs, or of all, into FOLDER as PipeDream text.
+    """Write profiles into FOLDER as PipeDream text.
 
-    Files of the same name are replaced.
+    Those of the MODELs, or of all. Files of the same name are replaced.
 
     \b
     Examples:

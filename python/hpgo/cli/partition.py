@@ -62,7 +62,7 @@ def command(
     picture: str | None,
     **options: Any,
 ) -> None:
-    r"""Spread a chain of layers over uneven hosts, with proof that nothing is better.
+    """Spread a chain of layers over uneven hosts, with proof that nothing is better.
 
     \b
     Examples:

@@ -49,7 +49,7 @@ def command(
     dev_file: str,
     ignore_unknown_types: bool,
 ) -> None:
-    r"""Spread a model's layers over hosts so that the slowest stage or transfer is as short as possible.
+    """Spread a model's layers over hosts so that the slowest stage or transfer is as short as possible.
 
     Takes the options and files of PipeEdge's sched-pipeline and prints the same YAML, stage by stage, with layers
     counted from 1. Exit code 1, with the reason on stderr, if no plan fits or a file is wrong.

@@ -14,7 +14,7 @@ from hpgo.orders import Schedule, schedule, schedules
 @click.option("--json", "as_json", is_flag=True, help="The whole table: sources, limits, closed forms.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    r"""List the known schedules, one line each, or show one.
+    """List the known schedules, one line each, or show one.
 
     \b
     Examples:
@@ -54,7 +54,7 @@ def show(
     csv: bool,
     as_json: bool,
 ) -> None:
-    r"""Show what schedule NAME is, and its orders: column t is step t if every action takes one.
+    """Show what schedule NAME is, and its orders: column t is step t if every action takes one.
 
     \b
     Examples:
