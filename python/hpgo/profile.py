@@ -125,9 +125,9 @@ class Profile:
                 raise ProfileError(f"edge `{start}` -> `{end}` is given twice", "keep one of them")
             seen.add((start, end))
         if cycle := _cycle(known, self.edges):
-            shown = cycle if len(cycle) <= 12 else [*cycle[:6], "…", *cycle[-5:]]
+            steps = cycle if len(cycle) <= 12 else [*cycle[:6], "…", *cycle[-5:]]
             raise ProfileError(
-                f"layers feed each other in a cycle: {' -> '.join(shown)}",
+                f"layers feed each other in a cycle: {' -> '.join(steps)}",
                 "a model is a directed acyclic graph; remove the edge that goes back",
             )
 

@@ -32,8 +32,7 @@ def amoebanet(cells: int, *, batch_size: int) -> Profile:
     The published 36-cell profile holds an eighth of the times and sizes of eight samples.
     """
     build = Builder(batch_size)
-    path: list[str] = []
-    """What a cell may read: the last two of these."""
+    path: list[str] = []  # a cell reads the last two of these
 
     def add(
         name: str, *feeds: str, width: int, channels: float, cost: tuple[float, float, float], outputs: int = 1
