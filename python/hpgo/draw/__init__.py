@@ -1,0 +1,97 @@
+"""Pictures of timelines: SVG, PNG, PDF, interactive HTML, Chrome/Perfetto traces, plain text and TikZ.
+
+`save` chooses by the ending of the file. matplotlib loads for PNG and PDF only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpgo.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from hpgo.timeline import Timeline
+
+ENDINGS = {
+    ".svg": "vector picture, text kept",
+    ".png": "pixels (needs matplotlib)",
+    ".pdf": "vector picture for print (needs matplotlib)",
+    ".html": "interactive page in one file: zoom, pan, hover",
+    ".json": "trace for Perfetto and chrome://tracing",
+    ".txt": "plain text for logs",
+    ".tex": "TikZ for papers",
+}
+
+
+def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: Any) -> Path:
+    """Draws one timeline, or several on one time axis, into a file and returns its path.
+
+    The ending chooses the format (`hpgo.draw.ENDINGS`); the keywords are those of `hpgo.draw.options.Options`.
+
+    Raises ArgumentError for an unknown ending or option, HpgoError where matplotlib is missing or the file can't be
+    written.
+    """
+    from hpgo.draw import raster, scene
+    from hpgo.draw.options import options_of
+    from hpgo.errors import HpgoError
+
+    path = Path(path)
+    drawn = _several(timelines)
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
+        known = ", ".join(ENDINGS)
+        raise ArgumentError(f"no picture format ends in `{ending or path.name}`", f"choose one of {known}")
+    try:
+        if ending in {".png", ".pdf"}:
+            chosen = options_of(options, len(drawn))
+            raster.write(scene.scene(drawn, chosen), chosen, path)
+        else:
+            path.write_bytes(render(drawn, ending, **options))
+    except OSError as error:
+        raise HpgoError(
+            f"can't write `{path}`: {error.strerror}", "choose a folder that exists and is yours"
+        ) from error
+    return path
+
+
+def render(timelines: Timeline | Sequence[Timeline], ending: str, **options: Any) -> bytes:
+    """The picture that `save` would write for one of `ENDINGS` but PNG and PDF, as bytes."""
+    from hpgo.draw.options import options_of
+
+    drawn = _several(timelines)
+    chosen = options_of(options, len(drawn))
+    if ending == ".html":
+        from hpgo.draw.html import html
+
+        return html(drawn, chosen)
+    if ending == ".json":
+        from hpgo.draw.trace import trace
+
+        return trace(drawn, chosen)
+    if ending == ".txt":
+        from hpgo.draw.text import text
+
+        return text(drawn, chosen).encode()
+    from hpgo.draw.scene import scene
+
+    if ending == ".svg":
+        from hpgo.draw.svg import svg
+
+        return svg(scene(drawn, chosen), chosen).encode()
+    if ending == ".tex":
+        from hpgo.draw.tikz import tikz
+
+        return tikz(scene(drawn, chosen), chosen).encode()
+    raise ArgumentError(f"`{ending}` is not a text format", "use `save` for .png and .pdf")
+
+
+def _several(timelines: Timeline | Sequence[Timeline]) -> list[Timeline]:
+    several = list(timelines) if isinstance(timelines, Sequence) else [timelines]
+    if not several:
+        raise ArgumentError("no timeline to draw", "give at least one")
+    return several
+
+
+__all__ = ["ENDINGS", "render", "save"]

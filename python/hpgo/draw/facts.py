@@ -1,0 +1,110 @@
+"""What every picture says about a timeline beside its boxes: names, shares, chunks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpgo.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from hpgo.timeline import Timeline
+
+_IDLE = "Idle: share of ranks × step in which a rank computes nothing."
+_HELD = "Activations held: most chunk activations on one rank, from F to B or W."
+
+
+def names(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[str]:
+    """A name for each timeline: its label, or its schedule, numbered where two share it."""
+    if labels:
+        return list(labels)
+    schedules = [timeline.schedule for timeline in timelines]
+    return [
+        name if schedules.count(name) == 1 else f"{name} ({schedules[: i + 1].count(name)})"
+        for i, name in enumerate(schedules)
+    ]
+
+
+def chunk_of_stage(timeline: Timeline) -> NDArray[np.int64]:
+    """For each stage, the how-many-eth of its rank's stages it is, counted from 0."""
+    rank_of_stage = np.zeros(timeline.stages, np.int64)
+    rank_of_stage[timeline.stage] = timeline.rank
+    by_rank = np.argsort(rank_of_stage, kind="stable")
+    firsts = np.searchsorted(rank_of_stage[by_rank], rank_of_stage[by_rank])
+    chunks = np.empty(len(rank_of_stage), np.int64)
+    chunks[by_rank] = np.arange(len(by_rank)) - firsts
+    return chunks
+
+
+def peak_bytes(timeline: Timeline) -> float | None:
+    """Most bytes that any rank holds at any time; None where memory is not known."""
+    peaks = timeline.measures.peak_memory_bytes
+    return None if peaks is None else max(peaks)
+
+
+def counted(number: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "rank"), counted(1024, "rank")
+    ('1 rank', '1,024 ranks')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def summary(timeline: Timeline) -> str:
+    """One line: size, step, idle share, peak memory."""
+    parts = [
+        counted(timeline.ranks, "rank"),
+        counted(timeline.micro_batches, "micro-batch").replace("batchs", "batches"),
+    ]
+    if timeline.chunks > 1:
+        parts.append(f"{timeline.chunks} chunks a rank")
+    parts += [f"step {format_seconds(timeline.makespan_s)}", f"idle {100 * timeline.measures.idle_over_total:.1f} %"]
+    peak = peak_bytes(timeline)
+    if peak is not None:
+        parts.append(f"peak {format_bytes(peak)}")
+    return " · ".join(parts)
+
+
+def comparison(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[list[str]]:
+    """Rows of the table that sets timelines beside the first: a heading, then one row a timeline.
+
+    Of one timeline alone there are no differences, and memory only where all timelines know it.
+    """
+    first = timelines[0]
+    rows = [["", "step", "against first", "idle", "difference", "activations held", "peak memory", "against first"]]
+    for label, timeline in zip(names(timelines, labels), timelines, strict=True):
+        idle, first_idle = timeline.measures.idle_over_total, first.measures.idle_over_total
+        peak, first_peak = peak_bytes(timeline) or 0.0, peak_bytes(first) or 0.0
+        rows.append(
+            [
+                label,
+                format_seconds(timeline.makespan_s),
+                _relative(timeline.makespan_s, first.makespan_s, timeline is first),
+                f"{100 * idle:.1f} %",
+                "–" if timeline is first else f"{100 * (idle - first_idle):+.1f} points",
+                str(max(timeline.measures.peak_in_flight, default=0)),
+                format_bytes(peak),
+                _relative(peak, first_peak, timeline is first),
+            ]
+        )
+    unwanted = set() if len(timelines) > 1 else {2, 4, 7}
+    if any(peak_bytes(timeline) is None for timeline in timelines):
+        unwanted |= {6, 7}
+    return [[cell for i, cell in enumerate(row) if i not in unwanted] for row in rows]
+
+
+def definitions(*, with_table: bool) -> str:
+    """What the words of a summary, and of the table where it is shown, mean."""
+    return f"{_IDLE} {_HELD}" if with_table else _IDLE
+
+
+def _relative(value: float, base: float, is_first: bool) -> str:
+    if is_first or base <= 0:
+        return "–"
+    return f"{100 * (value / base - 1):+.1f} %"

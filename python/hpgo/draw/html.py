@@ -1,0 +1,252 @@
+"""Timelines as one interactive HTML file: no server, no network, everything packed inside.
+
+Times become whole ticks of a power of ten seconds, columns become differences, and differences deflate well because
+schedules repeat: a million actions take a few megabytes. `view.js` unpacks and draws them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import zlib
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpgo.draw import palette
+from hpgo.draw.facts import chunk_of_stage, comparison, counted, definitions, names, summary
+from hpgo.draw.scene import staircase
+from hpgo.timeline import CAUSES, KINDS, TRANSFER_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from hpgo.draw.options import Options
+    from hpgo.timeline import Timeline
+
+_CRITICAL = 8
+"""Bit that marks an action of the critical path in the column of kinds."""
+_MOST_TRANSFERS = 2_000_000
+_MOST_MEMORY_POINTS = 1_000_000
+
+
+def html(timelines: Sequence[Timeline], options: Options) -> bytes:
+    """The page, as UTF-8."""
+    labels = names(timelines, options.labels)
+    title = options.title or " against ".join(labels)
+    notes: list[str] = []
+    columns: list[bytes] = []
+    described = []
+    for number, (timeline, label) in enumerate(zip(timelines, labels, strict=True)):
+        meta, packed = _packed(timeline, label, notes)
+        described.append(meta)
+        columns += [
+            b'<script type="text/plain" id="c%d-%s">%s</script>\n' % (number, name.encode(), _pack(values))
+            for name, values in packed.items()
+        ]
+    chunks = max(timeline.chunks for timeline in timelines)
+    most_ranks = max(timeline.ranks for timeline in timelines)
+    with_table = options.table and len(timelines) > 1
+    meta = {
+        "title": title,
+        "timelines": described,
+        "end_s": max(timeline.makespan_s for timeline in timelines),
+        "gutter_px": 58 + 7 * len(str(most_ranks)),
+        "table": comparison(timelines, labels) if with_table else [],
+        "notes": [*notes, definitions(with_table=with_table)],
+        "theme": options.theme,
+        "kinds": KINDS,
+        "causes": CAUSES,
+        "kindNames": palette.KIND_NAMES,
+        "causeNames": palette.CAUSE_NAMES,
+        "colours": _colours(chunks),
+        "lines": _lines(),
+        "present": _present(timelines),
+        "show": {
+            "bubbles": options.bubbles,
+            "transfers": options.transfers,
+            "memory": options.memory and any(timeline.memory for timeline in timelines),
+            "critical": options.critical_path,
+        },
+    }
+    here = resources.files("hpgo.draw")
+    parts = {
+        "__TITLE__": title.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;"),
+        "__SCHEME__": {"auto": "light dark"}.get(options.theme, options.theme),
+        # `<` could end the script element that holds the JSON.
+        "__META__": json.dumps(meta, ensure_ascii=False).replace("<", "\\u003c"),
+        "__SCRIPT__": (here / "view.js").read_text(encoding="utf-8"),
+    }
+    page = (here / "view.html").read_text(encoding="utf-8")
+    for mark, text in parts.items():
+        page = page.replace(mark, text)
+    # Last and in bytes: the columns may be tens of megabytes.
+    before, after = page.encode().split(b"__COLUMNS__")
+    return b"".join([before, *columns, after])
+
+
+def _packed(timeline: Timeline, label: str, notes: list[str]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """What the page needs to know about one timeline: small facts, and columns by name."""
+    tick_s = _tick_s(timeline.makespan_s)
+
+    def ticks(times_s: NDArray[Any]) -> NDArray[np.int64]:
+        return np.asarray(np.rint(times_s / tick_s), np.int64)
+
+    fused = bool((timeline.kind == KINDS.index("FB")).any())
+    is_backward = (timeline.kind != KINDS.index("F")) & (timeline.kind != KINDS.index("FB"))
+    start = ticks(timeline.start_s)
+    columns: dict[str, NDArray[Any]] = {
+        "bounds": np.searchsorted(timeline.rank, np.arange(timeline.ranks + 1)),
+        "kind": timeline.kind + _CRITICAL * timeline.critical.astype(np.uint8),
+        "stage": np.where(is_backward, timeline.backward_stage, timeline.stage),
+        "micro_batch": np.where(is_backward, timeline.backward_micro_batch, timeline.micro_batch),
+        "start": start,
+        "duration": ticks(timeline.end_s) - start,
+        "slack": np.minimum(ticks(np.maximum(timeline.slack_s, 0)), 2**31 - 1),
+        "chunk_of_stage": chunk_of_stage(timeline),
+    }
+    if fused:
+        columns["backward_stage"] = timeline.backward_stage
+        columns["backward_micro_batch"] = timeline.backward_micro_batch
+    idle_start = ticks(timeline.idle_start_s)
+    columns |= {
+        "idle_bounds": np.searchsorted(timeline.idle_rank, np.arange(timeline.ranks + 1)),
+        "idle_start": idle_start,
+        "idle_duration": ticks(timeline.idle_end_s) - idle_start,
+        "idle_cause": timeline.idle_cause,
+    }
+    if len(timeline.transfer_from_rank) > _MOST_TRANSFERS:
+        notes.append(
+            f"{label}: {counted(len(timeline.transfer_from_rank), 'transfer')} left out to keep the page small."
+        )
+    else:
+        columns |= _transfer_columns(timeline, ticks)
+    if len(timeline.sync_stage):
+        rank_of_stage = np.zeros(timeline.stages, np.int64)
+        rank_of_stage[timeline.stage] = timeline.rank
+        sync_start = ticks(timeline.sync_start_s)
+        columns |= {
+            "sync_rank": rank_of_stage[timeline.sync_stage],
+            "sync_start": sync_start,
+            "sync_duration": ticks(timeline.sync_end_s) - sync_start,
+        }
+    meta: dict[str, Any] = {
+        "label": label,
+        "summary": summary(timeline),
+        "ranks": timeline.ranks,
+        "chunks": timeline.chunks,
+        "makespan_s": timeline.makespan_s,
+        "tick_s": tick_s,
+        "actions": len(timeline.rank),
+        "fused": fused,
+        "caps": list(timeline.memory_cap_bytes) if timeline.memory_cap_bytes else None,
+    }
+    if timeline.memory is not None:
+        facts, curves = _memory_columns(timeline, ticks, label, notes)
+        meta |= facts
+        columns |= curves
+    return meta, columns
+
+
+def _transfer_columns(timeline: Timeline, ticks: Any) -> dict[str, NDArray[Any]]:
+    order = np.argsort(timeline.transfer_start_s, kind="stable")
+    start = ticks(timeline.transfer_start_s[order])
+    return {
+        "transfer_from": timeline.transfer_from_rank[order],
+        "transfer_to": timeline.transfer_to_rank[order],
+        "transfer_start": start,
+        "transfer_duration": ticks(timeline.transfer_end_s[order]) - start,
+        "transfer_kind": timeline.transfer_kind[order],
+        "transfer_micro_batch": timeline.transfer_micro_batch[order],
+    }
+
+
+def _memory_columns(
+    timeline: Timeline, ticks: Any, label: str, notes: list[str]
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Step curves of all ranks end to end, thinned to the maximum of each column where there are too many points."""
+    assert timeline.memory is not None  # noqa: S101 -- the caller asked
+    at_most = max(64, _MOST_MEMORY_POINTS // timeline.ranks)
+    curves = []
+    for times_s, sizes in timeline.memory:
+        edges_s, thinned = staircase(times_s, sizes, timeline.makespan_s, at_most)
+        curves.append((edges_s[:-1], thinned))
+    if any(len(times_s) > at_most for times_s, _ in timeline.memory):
+        notes.append(f"{label}: memory curves show the maximum of each of {at_most:,} columns.")
+    most_bytes = max([float(sizes.max(initial=0)) for _, sizes in curves] + list(timeline.memory_cap_bytes or ()))
+    unit_bytes = 2.0 ** max(0, math.ceil(math.log2(max(most_bytes, 1) / 2**31)))
+    sizes = np.concatenate([sizes for _, sizes in curves])
+    return (
+        {"memory_unit": unit_bytes, "memory_top": max(most_bytes / unit_bytes, 1e-9)},
+        {
+            "memory_bounds": np.cumsum([0] + [len(times_s) for times_s, _ in curves]),
+            "memory_time": ticks(np.concatenate([times_s for times_s, _ in curves])),
+            "memory_size": np.rint(sizes / unit_bytes).astype(np.int64),
+        },
+    )
+
+
+def _tick_s(makespan_s: float) -> float:
+    """The finest power of ten in seconds of which `makespan_s` is less than 2^31.
+
+    A decimal tick holds decimal costs exactly, so that equal actions stay equal and pack well.
+    """
+    if makespan_s <= 0:
+        return 1.0
+    return float(f"1e{math.ceil(math.log10(makespan_s / 2**31))}")
+
+
+def _pack(values: NDArray[Any]) -> bytes:
+    """Differences modulo 2^32, folded so that small ones are small whatever their sign, deflated, in base64.
+
+    All lowest bytes come first, then all second ones, and so on: three quarters of small numbers are then one long run
+    of zeros.
+    """
+    differences = np.diff(np.asarray(values).astype("<u4"), prepend=np.uint32(0)).view("<i4")
+    folded = (differences << 1) ^ (differences >> 31)
+    planes = np.ascontiguousarray(folded.view(np.uint8).reshape(-1, 4).T)
+    return base64.b64encode(zlib.compress(planes.tobytes(), 1))
+
+
+def _colours(chunks: int) -> dict[str, Any]:
+    """For each kind, fill and ink of each chunk; for each cause, fill in light and dark."""
+    shades: dict[str, Any] = {}
+    for kind in palette.KIND_COLOURS:
+        fills = [palette.shade(kind, chunk, chunks) for chunk in range(max(chunks, 1))]
+        shades[kind] = [(fill, palette.ink_on(fill)) for fill in fills]
+    for cause in CAUSES:
+        shades[cause] = palette.look(f"idle-{cause}").fill
+    return shades
+
+
+def _lines() -> dict[str, Any]:
+    looks = {name: palette.look(name) for name in ("sync", "memory", "cap", "critical", *TRANSFER_KINDS)}
+    return {name: look.fill or look.stroke for name, look in looks.items()}
+
+
+def _present(timelines: Sequence[Timeline]) -> dict[str, Any]:
+    """What occurs at all: the legend and the switches offer nothing else."""
+    used = {KINDS[code] for timeline in timelines for code in np.unique(timeline.kind).tolist()}
+    if "FB" in used:
+        used |= {"F", "B"}
+    causes = {CAUSES[code] for timeline in timelines for code in np.unique(timeline.idle_cause).tolist()}
+    sent = {
+        TRANSFER_KINDS[code]
+        for timeline in timelines
+        if len(timeline.transfer_kind) <= _MOST_TRANSFERS
+        for code in np.unique(timeline.transfer_kind).tolist()
+    }
+    return {
+        "kinds": [kind for kind in ("F", "B", "I", "W") if kind in used],
+        "causes": [cause for cause in CAUSES if cause in causes],
+        "transfers": [name for name in TRANSFER_KINDS if name in sent],
+        "chunks": any(timeline.chunks > 1 for timeline in timelines),
+        "memory": any(timeline.memory is not None for timeline in timelines),
+        "caps": any(timeline.memory_cap_bytes for timeline in timelines),
+        "critical": any(bool(timeline.critical.any()) for timeline in timelines),
+        "sync": any(len(timeline.sync_stage) for timeline in timelines),
+    }

@@ -1,0 +1,64 @@
+"""What a caller can choose about a picture, the same in every format that can show it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from hpgo.errors import ArgumentError
+from hpgo.wording import near
+
+_CHOICES = {"transfers": ("none", "arrows", "lanes"), "theme": ("auto", "light", "dark")}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Choices about a picture; a format ignores what it can't show (ASCII has no colours)."""
+
+    labels: tuple[str, ...] = ()
+    """A name for each timeline, for example `("planned", "measured")`; schedule names otherwise."""
+    title: str = ""
+    transfers: str = "none"
+    """`none`, `arrows` from sender to receiver, or `lanes` below each rank that show when it sends."""
+    memory: bool = False
+    """A memory curve below each rank, with the cap where one is known."""
+    critical_path: bool = False
+    bubbles: bool = True
+    """Shade idle time by its cause."""
+    table: bool = True
+    """The table of differences, where there are several timelines."""
+    hatch: bool = False
+    """Hatch kinds always; otherwise SVG hatches only in print."""
+    theme: str = "auto"
+    """`auto` follows the reader's setting in SVG and HTML and is light elsewhere; or `light`, `dark`."""
+    width_px: int = 1200
+    columns: int = 120
+    """Width of the text picture, in characters."""
+    max_boxes: int = 20_000
+    """With more actions than this the picture shows shares of time instead of boxes, and says so."""
+
+
+def options_of(chosen: dict[str, Any], timelines: int) -> Options:
+    """The options in `chosen`, checked against each other and the number of timelines.
+
+    Raises ArgumentError for an unknown name, a value outside its choices, or a wrong number of labels.
+    """
+    names = [field.name for field in dataclasses.fields(Options)]
+    for name in chosen:
+        if name not in names:
+            raise ArgumentError(f"unknown picture option `{name}`", near(name, names))
+    options = Options(**{**chosen, "labels": tuple(chosen.get("labels") or ())})
+    for name, choices in _CHOICES.items():
+        if getattr(options, name) not in choices:
+            raise ArgumentError(f"{name} is `{getattr(options, name)}`", f"choose {', '.join(choices)}")
+    if options.labels and len(options.labels) != timelines:
+        raise ArgumentError(
+            f"{len(options.labels)} labels for {timelines} timelines", "give one label for each timeline, or none"
+        )
+    for name, least in (("width_px", 320), ("columns", 40), ("max_boxes", 0)):
+        if getattr(options, name) < least:
+            raise ArgumentError(f"{name} is {getattr(options, name)}", f"give at least {least}")
+    if options.width_px > 20_000 or options.columns > 10_000:
+        raise ArgumentError("the picture is wider than 20,000 pixels or 10,000 characters", "choose a smaller width")
+    return options

@@ -1,0 +1,563 @@
+"""Where everything goes: timelines become a scene of boxes, steps, lines and words, in pixels from the top left.
+
+The layout is decided here once; `svg`, `raster` and `tikz` only write it down. From top to bottom: title, then for each
+timeline a heading and one row a rank (with a lane of transfers and a memory curve below it where wanted), then the time
+axis they share, the legend of what is really there, the comparison table, and notes on what was left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpgo.draw import palette
+from hpgo.draw.axis import number_text, ticks, time_unit
+from hpgo.draw.density import Intervals, shares
+from hpgo.draw.facts import chunk_of_stage, comparison, counted, definitions, names, summary
+from hpgo.timeline import CAUSES, KINDS, TRANSFER_KINDS
+from hpgo.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from hpgo.draw.options import Options
+    from hpgo.timeline import Timeline
+
+    Floats = NDArray[np.float64]
+
+_MOST_ROWS = 128
+_MOST_ARROWS = 5_000
+_MOST_DENSITY_CELLS = 60_000
+_MOST_CURVE_POINTS = 60_000
+_MARGIN_PX = 16.0
+_GLYPH_EM = 0.56
+"""Width of a digit or an average letter, in font sizes; generous, as the reader's font is unknown."""
+_NUMBER_PX = (6.5, 11.0)
+"""Least and greatest size of the numbers in boxes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """Rectangles of one style."""
+
+    style: str
+    x: Floats
+    y: Floats
+    width: Floats
+    height: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The area below a staircase: `tops[i]` between `edges[i]` and `edges[i + 1]`, down to `base`."""
+
+    style: str
+    edges: Floats
+    tops: Floats
+    base: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A polyline."""
+
+    style: str
+    points: tuple[tuple[float, float], ...]
+    arrow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Texts in one font; y is their baseline. `colour` and `size_px` override the font's."""
+
+    font: str
+    x: Sequence[float]
+    y: Sequence[float]
+    texts: Sequence[str]
+    colour: str | None = None
+    size_px: float | None = None
+
+
+Item = Boxes | Steps | Line | Words
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A whole picture."""
+
+    width_px: float
+    height_px: float
+    title: str
+    description: str
+    chunks: int
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bars:
+    """Boxes still in seconds: from, to, top in pixels, and the height that all share."""
+
+    start_s: Floats
+    end_s: Floats
+    y: Floats
+    height_px: float
+
+    def half(self, number: int) -> _Bars:
+        """The upper (0) or lower (1) half of each."""
+        return _Bars(self.start_s, self.end_s, self.y + number * self.height_px / 2, self.height_px / 2)
+
+    def where(self, chosen: NDArray[np.bool_]) -> _Bars:
+        return _Bars(self.start_s[chosen], self.end_s[chosen], self.y[chosen], self.height_px)
+
+
+@dataclass
+class _Canvas:
+    """What is drawn so far, and what the legend and the notes have to mention."""
+
+    options: Options
+    x0: float
+    """Left end of the time axis."""
+    px_per_s: float
+    end_s: float
+    chunks: int
+    items: list[Item] = field(default_factory=list)
+    legend: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def x(self, time_s: Floats) -> Floats:
+        return self.x0 + time_s * self.px_per_s
+
+    def boxes(self, style: str, bars: _Bars) -> Boxes:
+        x = self.x(bars.start_s)
+        return Boxes(style, x, bars.y, self.x(bars.end_s) - x, np.full(len(x), bars.height_px))
+
+    def word(self, font: str, x: float, y: float, text: str) -> None:
+        self.items.append(Words(font, [x], [y], [text]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """How the ranks of one timeline stack up: each row holds `per_row` ranks and consists of up to three strips."""
+
+    top: float
+    count: int
+    per_row: int
+    box_px: float
+    lane_px: float
+    curve_px: float
+    gap_px: float
+
+    @property
+    def pitch_px(self) -> float:
+        return self.box_px + self.lane_px + self.curve_px + self.gap_px
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.count * self.pitch_px - self.gap_px
+
+    def y(self, rank: NDArray[np.integer]) -> Floats:
+        return self.top + (rank // self.per_row).astype(np.float64) * self.pitch_px
+
+
+def scene(timelines: Sequence[Timeline], options: Options) -> Scene:
+    """Lays out one or several timelines on one time axis."""
+    end_s = max(timeline.makespan_s for timeline in timelines)
+    labels = names(timelines, options.labels)
+    left_px = _MARGIN_PX + max(_text_px(_rank_name(t, t.ranks - 1), 11) for t in timelines) + 8
+    right_px = _MARGIN_PX + (96 if options.memory else 60)
+    plot_px = options.width_px - left_px - right_px
+    canvas = _Canvas(
+        options, left_px, plot_px / end_s if end_s > 0 else 0.0, end_s, max(timeline.chunks for timeline in timelines)
+    )
+    y = _MARGIN_PX
+    title = options.title or (" against ".join(labels) if len(labels) <= 3 else f"{len(labels)} schedules")
+    if options.title or len(timelines) > 1:
+        canvas.word("title", _MARGIN_PX, y + 16, title)
+        y += 26
+    top = y
+    for timeline, label in zip(timelines, labels, strict=True):
+        y = _panel(canvas, timeline, label, y)
+    y = _axis(canvas, top + 26, y)
+    y = _legend(canvas, y + 30)
+    with_table = options.table and len(timelines) > 1
+    if with_table:
+        y = _table(canvas, comparison(timelines, labels), y + 14)
+    for note in [*dict.fromkeys(canvas.notes), definitions(with_table=with_table)]:
+        for line in _wrapped(note, (options.width_px - 2 * _MARGIN_PX) / (11 * 0.55)):
+            y += 16
+            canvas.word("note", _MARGIN_PX, y, line)
+    described = "; ".join(f"{label}: {summary(timeline)}" for label, timeline in zip(labels, timelines, strict=True))
+    return Scene(options.width_px, y + _MARGIN_PX, title, described, canvas.chunks, tuple(canvas.items))
+
+
+def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float) -> float:
+    """One timeline below `y`; returns where it ends."""
+    options = canvas.options
+    canvas.word("heading", _MARGIN_PX, y + 16, label)
+    canvas.word("fact", _MARGIN_PX + _text_px(label, 13) + 14, y + 16, summary(timeline))
+    per_row = -(-timeline.ranks // _MOST_ROWS)
+    count = -(-timeline.ranks // per_row)
+    box_px = min(26.0, max(5.0, 720 / count))
+    has_curve = options.memory and timeline.memory is not None
+    rows = _Rows(
+        top=y + 26,
+        count=count,
+        per_row=per_row,
+        box_px=box_px,
+        lane_px=max(3.0, box_px / 4) if options.transfers == "lanes" else 0.0,
+        curve_px=max(8.0, box_px) if has_curve else 0.0,
+        # Arrows need room to be seen between the rows.
+        gap_px=1.0 if box_px <= 10 else 14.0 if options.transfers == "arrows" and not has_curve else 3.0,
+    )
+    _rank_labels(canvas, timeline, rows)
+    crowded = _crowding(canvas, timeline)
+    if crowded:
+        columns = _density(canvas, timeline, rows)
+        width = format_seconds(timeline.makespan_s / columns)
+        banded = f" and {per_row} ranks a row" if per_row > 1 else ""
+        canvas.notes.append(
+            f"{label}: {counted(len(timeline.rank), 'action')}, {crowded}, so heights are shares of time, "
+            f"summed over columns of {width}{banded}; `hpgo view` shows each action."
+        )
+    else:
+        _boxes(canvas, timeline, rows)
+    if options.memory:
+        _curves(canvas, timeline, rows, label)
+    if options.transfers != "none":
+        _transfers(canvas, timeline, rows, label)
+    if options.critical_path:
+        _critical(canvas, timeline, rows, crowded != "")
+    x_end = float(canvas.x0 + timeline.makespan_s * canvas.px_per_s)
+    canvas.items.append(Line("end", ((x_end, rows.top - 4), (x_end, rows.bottom + 3))))
+    canvas.word("end", x_end + 4, rows.top - 4, format_seconds(timeline.makespan_s))
+    return rows.bottom + 8
+
+
+def _rank_name(timeline: Timeline, rank: int) -> str:
+    per_row = -(-timeline.ranks // _MOST_ROWS)
+    if per_row == 1:
+        return f"rank {rank}"
+    first = rank // per_row * per_row
+    return f"ranks {first}–{min(first + per_row, timeline.ranks) - 1}"
+
+
+def _rank_labels(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
+    every = max(1, int(np.ceil(13 / rows.pitch_px)))
+    shown = range(0, rows.count, every)
+    baseline = rows.box_px / 2 + 4
+    canvas.items.append(
+        Words(
+            "rank",
+            [canvas.x0 - 6] * len(shown),
+            [rows.top + row * rows.pitch_px + baseline for row in shown],
+            [_rank_name(timeline, row * rows.per_row) for row in shown],
+        )
+    )
+
+
+def _crowding(canvas: _Canvas, timeline: Timeline) -> str:
+    """Why boxes would not be seen, or nothing if they would."""
+    actions = len(timeline.rank)
+    if actions > canvas.options.max_boxes:
+        return f"more than the {canvas.options.max_boxes:,} drawn one by one"
+    if timeline.ranks > _MOST_ROWS:
+        return f"on more than {_MOST_ROWS} ranks"
+    if actions and float(np.median(timeline.end_s - timeline.start_s)) * canvas.px_per_s < 1:
+        return "most of them narrower than a pixel"
+    return ""
+
+
+def _boxes(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
+    if canvas.options.bubbles:
+        for cause, chosen in _by(CAUSES, timeline.idle_cause):
+            y = rows.y(timeline.idle_rank[chosen])
+            idle = _Bars(timeline.idle_start_s[chosen], timeline.idle_end_s[chosen], y, rows.box_px)
+            canvas.items.append(canvas.boxes(f"idle-{cause}", idle))
+            canvas.legend[f"idle-{cause}"] = palette.CAUSE_NAMES[cause]
+    chunks = chunk_of_stage(timeline)
+    for kind, chosen in _by(KINDS, timeline.kind):
+        bars = _Bars(timeline.start_s[chosen], timeline.end_s[chosen], rows.y(timeline.rank[chosen]), rows.box_px)
+        forward = chunks[timeline.stage[chosen]], timeline.micro_batch[chosen]
+        backward = chunks[timeline.backward_stage[chosen]], timeline.backward_micro_batch[chosen]
+        if kind == "FB":
+            _kind_boxes(canvas, "F", bars.half(0), *forward)
+            _kind_boxes(canvas, "B", bars.half(1), *backward)
+        else:
+            _kind_boxes(canvas, kind, bars, *(forward if kind == "F" else backward))
+    _sync(canvas, timeline, rows)
+
+
+def _kind_boxes(
+    canvas: _Canvas, kind: str, bars: _Bars, chunk: NDArray[np.integer], micro_batch: NDArray[np.integer]
+) -> None:
+    """Boxes of one kind, a style a chunk, with the micro-batch's number in each that has room for it."""
+    canvas.legend[f"{kind}0"] = palette.KIND_NAMES[kind]
+    # One size for all of a kind: the greatest at which the longest number fits a typical box, or no numbers at all.
+    longest = len(str(micro_batch.max()))
+    typical_px = float(np.median(bars.end_s - bars.start_s)) * canvas.px_per_s
+    size_px = min(_NUMBER_PX[1], bars.height_px * 0.8, (typical_px - 1.5) / (longest * _GLYPH_EM))
+    for one in np.unique(chunk).tolist():
+        chosen = chunk == one
+        boxes = canvas.boxes(f"{kind}{one}", bars.where(chosen))
+        canvas.items.append(boxes)
+        texts = [str(number) for number in micro_batch[chosen].tolist()]
+        fits = boxes.width >= np.array([_text_px(text, size_px) for text in texts]) + 1
+        if size_px >= _NUMBER_PX[0] and fits.any():
+            centre = (boxes.x + boxes.width / 2)[fits]
+            baseline = (boxes.y + boxes.height / 2)[fits] + size_px * 0.36
+            colour = palette.ink_on(palette.shade(kind, one, canvas.chunks))
+            shown = [text for text, fit in zip(texts, fits.tolist(), strict=True) if fit]
+            canvas.items.append(Words("tick", centre.tolist(), baseline.tolist(), shown, colour, size_px))
+
+
+def _density(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> int:
+    """Shares of time as stacked areas: forward at the foot, bubbles on top. Returns the number of columns."""
+    plot_px = timeline.makespan_s * canvas.px_per_s
+    # Columns much wider than an action, or their edges would beat against the actions' and draw waves.
+    calm = timeline.makespan_s / (6 * float(np.median(timeline.end_s - timeline.start_s)) or 1)
+    columns = int(min(plot_px, _MOST_DENSITY_CELLS / rows.count, max(200, calm)))
+    edges_s = np.linspace(0, timeline.makespan_s, columns + 1)
+    is_fused = timeline.kind == KINDS.index("FB")
+    layers: list[tuple[str, Floats]] = []
+
+    def add(style: str, intervals: Intervals, weight: NDArray[Any]) -> None:
+        layers.append((style, shares(intervals, weight, edges_s, timeline.ranks, rows.per_row)))
+
+    actions = Intervals(timeline.rank, timeline.start_s, timeline.end_s)
+    for kind in ("F", "B", "I", "W"):
+        weight = (timeline.kind == KINDS.index(kind)) + (is_fused * 0.5 if kind in "FB" else 0.0)
+        if weight.any():
+            add(f"{kind}0", actions, weight)
+            canvas.legend[f"{kind}0"] = palette.KIND_NAMES[kind]
+    if canvas.options.bubbles:
+        idle = Intervals(timeline.idle_rank, timeline.idle_start_s, timeline.idle_end_s)
+        for cause, chosen in _by(CAUSES, timeline.idle_cause):
+            add(f"idle-{cause}", idle, chosen)
+            canvas.legend[f"idle-{cause}"] = palette.CAUSE_NAMES[cause]
+    stacked = np.cumsum([layer for _, layer in layers], axis=0)
+    edges = canvas.x(edges_s)
+    for (style, _), heights in reversed(list(zip(layers, stacked, strict=True))):
+        for row in range(rows.count):
+            base = rows.top + row * rows.pitch_px + rows.box_px
+            canvas.items.append(Steps(style, edges, base - np.clip(heights[row], 0, 1) * rows.box_px, base))
+    return columns
+
+
+def _sync(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
+    if not len(timeline.sync_stage):
+        return
+    rank_of_stage = np.zeros(timeline.stages, np.int64)
+    rank_of_stage[timeline.stage] = timeline.rank
+    height_px = max(3.0, rows.box_px / 4)
+    y = rows.y(rank_of_stage[timeline.sync_stage]) + rows.box_px - height_px
+    canvas.items.append(canvas.boxes("sync", _Bars(timeline.sync_start_s, timeline.sync_end_s, y, height_px)))
+    canvas.legend["sync"] = "gradient synchronisation"
+
+
+def _transfers(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> None:
+    count = len(timeline.transfer_from_rank)
+    if count == 0:
+        canvas.notes.append(f"{label}: no transfers between ranks.")
+        return
+    if canvas.options.transfers == "arrows" and (count > _MOST_ARROWS or rows.per_row > 1):
+        canvas.notes.append(
+            f"{label}: {counted(count, 'transfer')} not drawn: too many for arrows (`hpgo view` has them)."
+        )
+        return
+    for name, chosen in _by(TRANSFER_KINDS, timeline.transfer_kind):
+        start, end = timeline.transfer_start_s[chosen], timeline.transfer_end_s[chosen]
+        sender = rows.y(timeline.transfer_from_rank[chosen])
+        if canvas.options.transfers == "arrows":
+            receiver = rows.y(timeline.transfer_to_rank[chosen])
+            down = receiver > sender
+            y0 = np.where(down, sender + rows.box_px, sender)
+            y1 = np.where(down, receiver, receiver + rows.box_px)
+            for xa, ya, xb, yb in zip(
+                canvas.x(start).tolist(), y0.tolist(), canvas.x(end).tolist(), y1.tolist(), strict=True
+            ):
+                canvas.items.append(Line(name, ((xa, ya), (xb, yb)), arrow=True))
+            canvas.legend[name] = f"{name} transfer"
+        else:
+            _lane(canvas, timeline, rows, name, chosen)
+            canvas.legend[f"lane-{name}"] = f"sending {name}s"
+
+
+def _lane(canvas: _Canvas, timeline: Timeline, rows: _Rows, name: str, chosen: NDArray[np.bool_]) -> None:
+    """When each rank sends, activations in the upper half of the lane and gradients in the lower; overlaps merge."""
+    rank, start, end = (
+        timeline.transfer_from_rank[chosen], timeline.transfer_start_s[chosen], timeline.transfer_end_s[chosen]
+    )  # fmt: skip
+    order = np.lexsort((start, rank // rows.per_row))
+    row, start, end = (rank // rows.per_row)[order], start[order], end[order]
+    # Shift each row into an own stretch of time, so that one running maximum merges all rows at once.
+    shift_s = row * (2 * canvas.end_s + 1)
+    reach_s = np.maximum.accumulate(end + shift_s)
+    opens = np.ones(len(row), bool)
+    opens[1:] = start[1:] + shift_s[1:] > reach_s[:-1] + 0.3 / canvas.px_per_s
+    first = np.flatnonzero(opens)
+    last = np.append(first[1:], len(row)) - 1
+    half = (rows.lane_px - 1) / 2
+    y = rows.top + row[first] * rows.pitch_px + rows.box_px + 1 + (half if name == "gradient" else 0)
+    canvas.items.append(canvas.boxes(f"lane-{name}", _Bars(start[first], (reach_s - shift_s)[last], y, half)))
+
+
+def _curves(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> None:
+    curves = timeline.memory
+    if curves is None:
+        canvas.notes.append(f"{label}: memory is unknown, so no curve is drawn.")
+        return
+    caps = timeline.memory_cap_bytes
+    top_bytes = max([float(sizes.max(initial=0)) for _, sizes in curves] + list(caps or ()))
+    if top_bytes <= 0:
+        canvas.notes.append(f"{label}: no memory in use.")
+        return
+    usable_px = rows.curve_px - 2
+    points_a_row = _MOST_CURVE_POINTS // rows.count
+    every = max(1, int(np.ceil(12 / rows.pitch_px)))
+    for row in range(rows.count):
+        base = rows.top + row * rows.pitch_px + rows.box_px + rows.lane_px + rows.curve_px
+        ranks = range(row * rows.per_row, min((row + 1) * rows.per_row, timeline.ranks))
+        fullest = max(ranks, key=lambda rank: float(curves[rank][1].max(initial=0)))
+        times_s, sizes = curves[fullest]
+        edges_s, sizes = staircase(times_s, sizes, timeline.makespan_s, points_a_row)
+        canvas.items.append(Steps("memory", canvas.x(edges_s), base - sizes / top_bytes * usable_px, base))
+        if caps:
+            peak_bytes = float(sizes.max(initial=0))
+            if peak_bytes > caps[fullest]:
+                held, cap = format_bytes(peak_bytes), format_bytes(caps[fullest])
+                canvas.notes.append(f"{label}: rank {fullest} holds {held}, more than its cap of {cap}.")
+            y = base - caps[fullest] / top_bytes * usable_px
+            x_end = canvas.x0 + timeline.makespan_s * canvas.px_per_s
+            canvas.items.append(Line("cap", ((canvas.x0, y), (x_end, y))))
+            canvas.legend["cap"] = f"memory cap ({_range_text(caps)})"
+        if row % every == 0:
+            x = canvas.x0 + timeline.makespan_s * canvas.px_per_s + 4
+            canvas.word("small", x, base - 1, f"peak {format_bytes(float(sizes.max(initial=0)))}")
+    canvas.legend["memory"] = f"memory in use (strip height {format_bytes(top_bytes)})"
+
+
+def staircase(
+    times_s: NDArray[np.floating], sizes: NDArray[np.floating], end_s: float, at_most: int
+) -> tuple[Floats, Floats]:
+    """A step curve as edges and values, thinned to at most `at_most` columns by taking each column's maximum.
+
+    `sizes[i]` holds from `times_s[i]` to `times_s[i + 1]`, the last one to `end_s`.
+    """
+    if len(times_s) <= at_most:
+        return np.append(times_s, max(end_s, float(times_s[-1]))), np.asarray(sizes, np.float64)
+    edges_s = np.linspace(0, end_s, at_most + 1)
+    # A column's maximum is over the steps inside it and the one that is under way when it opens.
+    opening = np.clip(np.searchsorted(times_s, edges_s[:-1], side="right") - 1, 0, len(times_s) - 1)
+    return edges_s, np.maximum.reduceat(np.asarray(sizes, np.float64), opening)
+
+
+def _critical(canvas: _Canvas, timeline: Timeline, rows: _Rows, crowded: bool) -> None:
+    chosen = np.flatnonzero(timeline.critical)
+    if not len(chosen):
+        canvas.notes.append("No critical path is known.")
+        return
+    canvas.legend["critical"] = "critical path"
+    start, end, y = timeline.start_s[chosen], timeline.end_s[chosen], rows.y(timeline.rank[chosen])
+    if not crowded:
+        canvas.items.append(canvas.boxes("critical", _Bars(start, end, y, rows.box_px)))
+        return
+    order = np.argsort(start, kind="stable")
+    middle = y[order] + rows.box_px / 2
+    xs = np.column_stack((canvas.x(start[order]), canvas.x(end[order]))).ravel()
+    points = np.column_stack((xs, np.repeat(middle, 2)))
+    keep = np.append(True, (np.abs(np.diff(points, axis=0)) > 0.3).any(axis=1))
+    canvas.items.append(Line("critical", tuple(map(tuple, points[keep].tolist()))))
+
+
+def _axis(canvas: _Canvas, top: float, bottom: float) -> float:
+    """Grid lines behind all panels and the numbered axis below them; returns where it ends."""
+    unit, unit_s = time_unit(canvas.end_s)
+    width = canvas.end_s * canvas.px_per_s
+    positions = ticks(canvas.end_s / unit_s, at_most=max(3, int(width / 90)))
+    xs = [canvas.x0 + position * unit_s * canvas.px_per_s for position in positions]
+    grid: list[Item] = [Line("grid", ((x, top), (x, bottom))) for x in xs]
+    canvas.items[:0] = grid
+    canvas.items.append(Line("axis", ((canvas.x0, bottom), (canvas.x0 + width, bottom))))
+    canvas.items.extend(Line("axis", ((x, bottom), (x, bottom + 4))) for x in xs)
+    canvas.items.append(Words("tick", xs, [bottom + 16] * len(xs), [number_text(p) for p in positions]))
+    canvas.word("tick", canvas.x0 + width / 2, bottom + 31, f"time ({unit})")
+    return bottom + 31
+
+
+def _legend(canvas: _Canvas, y: float) -> float:
+    """Only what the picture contains, in a fixed order; wraps at the right margin."""
+    order = [f"{kind}0" for kind in "FBIW"] + [f"idle-{cause}" for cause in CAUSES]
+    order += ["sync", *TRANSFER_KINDS, "lane-activation", "lane-gradient", "memory", "cap", "critical"]
+    x = _MARGIN_PX
+    entries = [(style, canvas.legend[style]) for style in order if style in canvas.legend]
+    if canvas.chunks > 1 and any(_is_later_chunk(item) for item in canvas.items):
+        entries.insert(sum(style[0] in "FBIW" for style, _ in entries), ("chunks", "lighter: later chunk of the rank"))
+    for style, text in entries:
+        width = 24 + _text_px(text, 11.5) + 16
+        if x + width > canvas.options.width_px - _MARGIN_PX and x > _MARGIN_PX:
+            x, y = _MARGIN_PX, y + 20
+        _swatch(canvas, style, x, y)
+        canvas.word("legend", x + 24, y, text)
+        x += width
+    return y + 6
+
+
+def _is_later_chunk(item: Item) -> bool:
+    return isinstance(item, Boxes) and item.style[0] in "FBIW" and item.style[1:].isdigit() and item.style[1:] != "0"
+
+
+def _swatch(canvas: _Canvas, style: str, x: float, y: float) -> None:
+    if style == "chunks":
+        for i, chunk in enumerate((0, canvas.chunks - 1)):
+            canvas.items.append(_box(f"F{chunk}", x + 9 * i, y - 9, 9, 11))
+    elif palette.look(style).fill is not None:
+        canvas.items.append(_box(style, x, y - 9, 18, 11))
+    elif style == "critical":
+        canvas.items.append(_box(style, x + 1, y - 8, 16, 9))
+    else:
+        canvas.items.append(Line(style, ((x, y - 4), (x + 18, y - 4)), arrow=style in TRANSFER_KINDS))
+
+
+def _box(style: str, x: float, y: float, width: float, height: float) -> Boxes:
+    return Boxes(style, np.array([x]), np.array([y]), np.array([width]), np.array([height]))
+
+
+def _table(canvas: _Canvas, rows: list[list[str]], y: float) -> float:
+    widths = [max(_text_px(row[i], 11.5) for row in rows) + 22 for i in range(len(rows[0]))]
+    rights = np.cumsum(widths) + _MARGIN_PX
+    for number, row in enumerate(rows):
+        y += 18
+        if row[0]:
+            canvas.word("legend", _MARGIN_PX, y, row[0])
+        for right, text in zip(rights[1:].tolist(), row[1:], strict=True):
+            canvas.word("cellhead" if number == 0 else "cell", right, y, text)
+        if number == 0:
+            canvas.items.append(Line("rule", ((_MARGIN_PX, y + 5), (float(rights[-1]), y + 5))))
+    return y + 10
+
+
+def _by(members: Sequence[str], codes: NDArray[np.integer]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Each member that occurs in `codes`, with the mask of where."""
+    for code, member in enumerate(members):
+        chosen = codes == code
+        if chosen.any():
+            yield member, chosen
+
+
+def _range_text(values: Sequence[float]) -> str:
+    least, most = format_bytes(min(values)), format_bytes(max(values))
+    return least if least == most else f"{least} to {most}"
+
+
+def _text_px(text: str, size_px: float) -> float:
+    return len(text) * size_px * _GLYPH_EM
+
+
+def _wrapped(text: str, characters: float) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, int(characters))

@@ -1,0 +1,134 @@
+"""Timelines as plain text, for logs and terminals.
+
+Each character is an equal share of the step. An action shows as its kind and micro-batch, stretched with `-` (F), `=`
+(B), `~` (I) or `+` (W); where there is no room for the number, by its kind's letter; idle time as dots. A character
+that several actions share shows the one that takes most of it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpgo.draw.axis import number_text, ticks, time_unit
+from hpgo.draw.density import Intervals, shares
+from hpgo.draw.facts import comparison, counted, definitions, names, summary
+from hpgo.timeline import KINDS
+from hpgo.units import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpgo.draw.options import Options
+    from hpgo.timeline import Timeline
+
+_MOST_ROWS = 64
+_ASCII = str.maketrans({"·": "|", "×": "x", "–": "-"})
+"""Logs are read in terminals of any encoding; labels of the caller stay as they are."""
+_LETTERS = ("F", "B", "I", "W", "X")
+_STRETCH = ("-", "=", "~", "+", "#")
+_MEANINGS = (
+    "F- forward",
+    "B= backward",
+    "I~ input gradient",
+    "W+ weight gradient",
+    "X# forward and backward fused (numbers: forward/backward)",
+)
+
+
+def text(timelines: Sequence[Timeline], options: Options) -> str:
+    """The timelines below each other on one time axis, each line at most `options.columns` characters."""
+    labels = names(timelines, options.labels)
+    gutter = max(len(_rank_name(timeline, timeline.ranks - 1)) for timeline in timelines) + 2
+    end_s = max(timeline.makespan_s for timeline in timelines)
+    columns = _columns(timelines, end_s, options.columns - gutter - 1)
+    lines = [options.title, ""] if options.title else []
+    for timeline, label in zip(timelines, labels, strict=True):
+        lines.append(f"{label}: {summary(timeline)}")
+        lines += _rows(timeline, columns, end_s, gutter)
+        lines += [*_axis(columns, end_s, gutter), ""]
+    with_table = options.table and len(timelines) > 1
+    used = sorted({code for timeline in timelines for code in np.unique(timeline.kind).tolist()})
+    lines.append(", ".join([_MEANINGS[code] for code in used] + [". idle"]))
+    words = f"One character is {format_seconds(end_s / columns)}. {definitions(with_table=with_table)}"
+    lines += textwrap.wrap(words, options.columns)
+    if with_table:
+        rows = comparison(timelines, labels)
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines.append("")
+        for row in rows:
+            first, *others = (
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            lines.append("  ".join([first, *others]).rstrip())
+    return "\n".join(line.rstrip() for line in lines).translate(_ASCII) + "\n"
+
+
+def _columns(timelines: Sequence[Timeline], end_s: float, at_most: int) -> int:
+    """How many characters the step takes.
+
+    Where there is room, the shortest action takes a whole number of them, so that equal actions look equal.
+    """
+    shortest_s = min(
+        (float((timeline.end_s - timeline.start_s).min(initial=np.inf)) for timeline in timelines), default=np.inf
+    )
+    if not 0 < shortest_s < np.inf:
+        return at_most
+    return int(end_s / shortest_s * (at_most // (end_s / shortest_s)) + 0.5) or at_most
+
+
+def _rows(timeline: Timeline, columns: int, end_s: float, gutter: int) -> list[str]:
+    per_row = -(-timeline.ranks // _MOST_ROWS)
+    count = -(-timeline.ranks // per_row)
+    edges_s = np.linspace(0, end_s, columns + 1)
+    actions = Intervals(timeline.rank, timeline.start_s, timeline.end_s)
+    by_kind = np.array(
+        [shares(actions, timeline.kind == code, edges_s, timeline.ranks, per_row) for code in range(len(KINDS))]
+    )
+    # A character stands for what fills most of it; idle only where it fills more than half.
+    busiest = by_kind.argmax(axis=0)
+    letters = np.where(by_kind.sum(axis=0) >= 0.5, np.array(list(_LETTERS))[busiest], ".")
+    characters = [list("".join(row)) for row in letters.tolist()]
+    if per_row == 1:
+        _write_actions(timeline, columns, end_s, characters)
+    lines = [
+        f"{_rank_name(timeline, row * per_row):>{gutter - 2}} |{''.join(characters[row])}|" for row in range(count)
+    ]
+    if per_row > 1:
+        lines.append(f"({counted(timeline.ranks, 'rank')}, {per_row} a row)")
+    return lines
+
+
+def _write_actions(timeline: Timeline, columns: int, end_s: float, characters: list[list[str]]) -> None:
+    """Puts name and stretch of each action that covers at least two characters over the letters."""
+    scale = columns / end_s if end_s > 0 else 0.0
+    first = np.rint(timeline.start_s * scale).astype(np.int64)
+    last = np.rint(timeline.end_s * scale).astype(np.int64)
+    for i in np.flatnonzero(last - first >= 2).tolist():
+        code, room = int(timeline.kind[i]), int(last[i] - first[i])
+        number = str(timeline.micro_batch[i] if KINDS[code] in {"F", "FB"} else timeline.backward_micro_batch[i])
+        if KINDS[code] == "FB":
+            number += f"/{timeline.backward_micro_batch[i]}"
+        name = _LETTERS[code] + (number if len(number) + 1 <= room else "")
+        characters[int(timeline.rank[i])][first[i] : last[i]] = name.ljust(room, _STRETCH[code])
+
+
+def _axis(columns: int, end_s: float, gutter: int) -> list[str]:
+    unit, unit_s = time_unit(end_s)
+    marks, numbers = [" "] * (columns + 1), [" "] * (columns + 12)
+    for position in ticks(end_s / unit_s, at_most=max(2, columns // 12)):
+        at = round(position * unit_s / end_s * columns) if end_s > 0 else 0
+        marks[min(at, columns)] = "^"
+        for i, character in enumerate(number_text(position)):
+            numbers[at + i] = character
+    pad = " " * (gutter)
+    return [pad + "".join(marks), f"{pad}{''.join(numbers).rstrip()}  {unit}"]
+
+
+def _rank_name(timeline: Timeline, rank: int) -> str:
+    per_row = -(-timeline.ranks // _MOST_ROWS)
+    first = rank // per_row * per_row
+    return f"rank {rank}" if per_row == 1 else f"ranks {first}-{min(first + per_row, timeline.ranks) - 1}"

@@ -1,0 +1,450 @@
+"""Pictures of timelines: what they show, in every format, read back as their readers would.
+
+Golden files are for people: look at `tests/golden/*` and read their diff. `HPGO_REWRITE_GOLDEN=1 pytest
+tests/test_draw.py` writes them anew.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+import zlib
+from itertools import combinations, pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timelines import timeline
+
+import hpgo.draw
+from hpgo.draw import palette
+from hpgo.draw.axis import number_text, ticks
+from hpgo.draw.density import Intervals, shares
+from hpgo.errors import ArgumentError, HpgoError
+
+GOLDEN = Path(__file__).parent / "golden"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(timelines, ending=".svg", **options) -> str:
+    return hpgo.draw.render(timelines, ending, **options).decode()
+
+
+def tree(timelines, **options) -> ElementTree.Element:
+    return ElementTree.fromstring(drawn(timelines, **options))  # fails unless the XML is well-formed
+
+
+def texts(root: ElementTree.Element) -> list[str]:
+    return [element.text or "" for element in root.iter(f"{SVG}text")]
+
+
+def check_golden(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("HPGO_REWRITE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), f"{name} changed: look at it, then set HPGO_REWRITE_GOLDEN=1"
+
+
+# --- SVG
+
+
+def test_a_small_picture_is_the_golden_one() -> None:
+    check_golden("1f1b.svg", drawn(timeline("1f1b", ranks=3, micro_batches=4)))
+
+
+def test_a_comparison_with_everything_on_is_the_golden_one() -> None:
+    two = [timeline(name, ranks=3, micro_batches=4, latency_s=0.5, memory=True) for name in ("1f1b", "eager_1f1b")]
+    check_golden("compared.svg", drawn(two, transfers="arrows", memory=True, critical_path=True, width_px=900))
+
+
+def test_the_same_timeline_gives_the_same_bytes_in_every_text_format() -> None:
+    for ending in (".svg", ".html", ".json", ".txt", ".tex"):
+        first, second = (drawn(timeline("zb_h1"), ending) for _ in range(2))
+        assert first == second
+
+
+@pytest.mark.parametrize("transfers", ["none", "arrows", "lanes"])
+@pytest.mark.parametrize("name", ["gpipe", "interleaved", "zb_v", "dualpipe_v", "dualpipe"])
+def test_svg_is_well_formed_and_has_a_box_for_each_action(name: str, transfers: str) -> None:
+    one = timeline(name, ranks=4, micro_batches=8, latency_s=0.1, memory=True)
+    root = tree(one, transfers=transfers, memory=True, critical_path=True, hatch=True)
+    boxes = 0
+    for group in root.findall(f"{SVG}g"):
+        for inner in [group, *group.findall(f"{SVG}g")]:
+            if re.fullmatch("[FBIW][0-9]+", group.get("class", "")):
+                boxes += len(inner.findall(f"{SVG}rect"))
+    fused = int((one.kind == 4).sum())
+    legend = len(np.unique(one.kind[one.kind < 4])) if not fused else len(set(one.kind[one.kind < 4].tolist()) | {0, 1})
+    legend += 2 if one.chunks > 1 else 0
+    assert boxes == len(one.rank) + fused + legend
+
+
+def test_boxes_stand_at_their_times_on_the_axis() -> None:
+    one = timeline("1f1b", ranks=2, micro_batches=3, unit_s=1e-3)
+    root = tree(one)
+    numbers = {element.text: float(element.get("x")) for element in root.iter(f"{SVG}text") if element.text}
+    assert "time (ms)" in numbers
+    px_per_ms = (numbers["10"] - numbers["0"]) / 10
+    group = next(group for group in root.findall(f"{SVG}g") if group.get("class") == "F0")
+    found = [
+        ((float(rect.get("x")) - numbers["0"]) / px_per_ms, float(rect.get("width")) / px_per_ms)
+        for rect in group.iter(f"{SVG}rect")
+    ]
+    forward = one.kind == 0
+    expected = zip(one.start_s[forward] * 1e3, (one.end_s - one.start_s)[forward] * 1e3, strict=True)
+    assert np.allclose(found, list(expected), atol=0.05)
+
+
+def test_the_legend_names_what_is_there_and_nothing_else() -> None:
+    plain = texts(tree(timeline("1f1b")))
+    assert "forward" in plain
+    assert "backward" in plain
+    assert not {"input gradient", "weight gradient", "activation transfer", "critical path"} & set(plain)
+    split = texts(tree(timeline("zb_h1", latency_s=0.1), transfers="arrows", critical_path=True))
+    assert {"input gradient", "weight gradient", "activation transfer", "critical path"} <= set(split)
+    assert "backward" not in split
+
+
+def test_no_two_texts_overlap() -> None:
+    for picture in (
+        [timeline("1f1b", ranks=16, micro_batches=64)],
+        [timeline(name, ranks=4, latency_s=0.3, memory=True) for name in ("1f1b", "zb_h1", "gpipe")],
+        [timeline("1f1b", ranks=64, micro_batches=128)],
+    ):
+        boxes = []
+        root = tree(picture, memory=True, critical_path=True, transfers="arrows")
+        css = root.find(f"{SVG}style").text
+        for group in root.findall(f"{SVG}g"):
+            for element in group.findall(f"{SVG}text"):
+                name = group.get("class")
+                rule = re.search(rf"^\.{name}{{font-size:([\d.]+)px;text-anchor:(\w+)", css, re.MULTILINE)
+                size, anchor = (float(rule[1]), rule[2]) if rule else (float(group.get("font-size")), "middle")
+                width = 0.5 * size * len(element.text)
+                x = float(element.get("x")) - {"start": 0, "middle": width / 2, "end": width}[anchor]
+                boxes.append(
+                    (x, x + width, float(element.get("y")) - 0.7 * size, float(element.get("y")), element.text)
+                )
+        boxes.sort()
+        for i, (_, right, top, bottom, text) in enumerate(boxes):
+            for left, _, other_top, other_bottom, other in boxes[i + 1 :]:
+                if left >= right:
+                    break
+                assert not (other_top < bottom and top < other_bottom), f"{text!r} and {other!r} overlap"
+
+
+def test_many_actions_become_shares_of_time_and_the_picture_says_so() -> None:
+    crowded = timeline("1f1b", ranks=16, micro_batches=1024)
+    root = tree(crowded)
+    assert sum(1 for _ in root.iter()) < 1_000
+    assert any("32,768 actions" in text and "shares of time" in text for text in texts(root))
+    few = tree(crowded, max_boxes=40_000, width_px=20_000)
+    assert sum(1 for _ in few.iter(f"{SVG}rect")) > 32_768
+
+
+def test_more_ranks_than_rows_share_rows_and_the_picture_says_so() -> None:
+    root = tree(timeline("gpipe", ranks=300, micro_batches=2))
+    assert any("3 ranks a row" in text for text in texts(root))
+    assert "ranks 0–2" in texts(root)
+
+
+def test_dark_mode_follows_the_reader_unless_a_theme_is_chosen() -> None:
+    one = timeline("1f1b")
+    assert "prefers-color-scheme:dark" in drawn(one)
+    assert "prefers-color-scheme" not in drawn(one, theme="light")
+    assert f".paper{{fill:{palette.PAPER[1]}}}" in drawn(one, theme="dark")
+
+
+def test_hatching_is_for_print_unless_asked_for() -> None:
+    one = timeline("zb_h1")
+    assert "@media print{.hatch{display:inline}}" in drawn(one)
+    assert ".hatch{opacity:.55}" in drawn(one, hatch=True)
+
+
+def test_names_with_markup_stay_text() -> None:
+    name = "</script><b>a & b</b> 50 %_x"
+    assert name in "".join(texts(tree(timeline("1f1b"), labels=[name])))
+    page = drawn(timeline("1f1b"), ".html", labels=[name])
+    assert "<b>" not in page
+    assert r"50 \%\_x" in drawn(timeline("1f1b"), ".tex", labels=[name])
+
+
+# --- colours
+
+
+_BLINDNESS = {  # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB
+    "none": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def linear(colour: str) -> np.ndarray:
+    value = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+    xyz = to_xyz @ np.clip(rgb, 0, 1) / [0.95047, 1, 1.08883]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def distance(one: str, other: str, blindness: str) -> float:
+    matrix = np.array(_BLINDNESS[blindness])
+    return float(np.linalg.norm(lab(matrix @ linear(one)) - lab(matrix @ linear(other))))
+
+
+@pytest.mark.parametrize("blindness", _BLINDNESS)
+def test_kinds_and_causes_stay_apart_for_colour_blind_readers(blindness: str) -> None:
+    # A difference of 2.3 is just noticeable side by side.
+    for one, other in combinations(palette.KIND_COLOURS.values(), 2):
+        assert distance(one, other, blindness) > 18
+    for theme in (0, 1):
+        fills = [palette.look(f"idle-{cause}").fill[theme] for cause in palette.CAUSE_NAMES]
+        for one, other in combinations(fills, 2):
+            assert distance(one, other, blindness) > 6
+
+
+def test_numbers_in_boxes_have_contrast() -> None:
+    for kind in palette.KIND_COLOURS:
+        for chunk in range(8):
+            fill = palette.shade(kind, chunk, 8)
+            bright, dim = sorted(
+                (float(linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in (fill, palette.ink_on(fill))),
+                reverse=True,
+            )
+            assert (bright + 0.05) / (dim + 0.05) > 4.5
+
+
+# --- numbers
+
+
+@given(st.floats(1e-9, 1e9), st.integers(2, 30))
+def test_ticks_are_round_few_and_inside(span: float, at_most: int) -> None:
+    positions = ticks(span, at_most)
+    assert 1 <= len(positions) <= at_most
+    assert positions[0] == 0
+    assert positions[-1] <= span * (1 + 1e-9)
+    if len(positions) > 1:
+        assert number_text(positions[1]).strip("0.,")[:1] in "125"
+
+
+@st.composite
+def busy_ranks(draw):
+    ranks = draw(st.integers(1, 4))
+    rank, start, end, weight = [], [], [], []
+    for r in range(ranks):
+        now = 0.0
+        for _ in range(draw(st.integers(0, 6))):
+            begin = now + draw(st.floats(0, 3))
+            now = begin + draw(st.floats(0, 3))
+            rank.append(r)
+            start.append(begin)
+            end.append(now)
+            weight.append(draw(st.sampled_from([0.0, 0.5, 1.0])))
+    return ranks, Intervals(np.array(rank, int), np.array(start), np.array(end)), np.array(weight)
+
+
+@settings(deadline=None, max_examples=60)
+@given(busy_ranks(), st.integers(1, 9), st.integers(1, 3))
+def test_shares_are_what_adding_up_overlaps_gives(busy, columns: int, per_row: int) -> None:
+    ranks, intervals, weight = busy
+    edges = np.linspace(0, float(intervals.end_s.max(initial=0)) + 0.5, columns + 1)
+    found = shares(intervals, weight, edges, ranks, per_row)
+    expected = np.zeros_like(found)
+    for rank, start, end, part in zip(intervals.rank, intervals.start_s, intervals.end_s, weight, strict=True):
+        for i in range(columns):
+            overlap = max(0.0, min(end, edges[i + 1]) - max(start, edges[i]))
+            row = rank // per_row
+            in_row = min(per_row, ranks - row * per_row)
+            expected[row, i] += part * overlap / (edges[i + 1] - edges[i]) / in_row
+    assert np.allclose(found, expected, atol=1e-9)
+
+
+# --- text and TikZ
+
+
+def test_the_text_picture_is_the_golden_one() -> None:
+    two = [timeline(name, ranks=3, micro_batches=4) for name in ("1f1b", "gpipe")]
+    check_golden("compared.txt", drawn(two, ".txt", columns=80))
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 1), (4, 8), (16, 200), (100, 3)])
+def test_text_is_ascii_and_keeps_its_width(ranks: int, micro_batches: int) -> None:
+    text = drawn(timeline("1f1b", ranks=ranks, micro_batches=micro_batches), ".txt", columns=100)
+    assert text.isascii()
+    rows = [line for line in text.splitlines() if line.endswith("|")]
+    assert len(rows) == min(ranks, 50)
+    assert {len(row) for row in rows} == {len(rows[0])}
+    assert len(rows[0]) <= 100
+
+
+def test_tikz_closes_what_it_opens() -> None:
+    text = drawn([timeline("zb_h1", latency_s=0.2), timeline("1f1b")], ".tex", transfers="arrows", critical_path=True)
+    unescaped = re.sub(r"\\[{}]", "", text)
+    assert unescaped.count("{") == unescaped.count("}")
+    assert text.count(r"\begin{tikzpicture}") == text.count(r"\end{tikzpicture}") == 1
+    used = set(re.findall(r"(?:fill|draw)=(hpgo-[\w-]+)", text))
+    assert used == set(re.findall(r"\\definecolor{(hpgo-[\w-]+)}", text)) & used
+    assert text.isascii()
+
+
+# --- traces
+
+
+def events_of(timelines, **options):
+    return json.loads(drawn(timelines, ".json", **options))["traceEvents"]
+
+
+def test_a_trace_has_a_process_a_rank_with_named_lanes() -> None:
+    events = events_of(timeline("1f1b", ranks=3, latency_s=0.5))
+    named = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+    assert named == {(rank, f"rank {rank}") for rank in range(3)}
+    lanes = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    assert {(1, "compute"), (1, "send"), (1, "receive")} <= lanes
+    for event in events:
+        assert {"ph", "pid"} <= set(event)
+        if event["ph"] in "XsfC":
+            assert event["ts"] >= 0
+
+
+def test_slices_of_a_lane_never_overlap() -> None:
+    # Free links and a long latency: many transfers of a rank are under way at once.
+    events = events_of(timeline("gpipe", ranks=3, latency_s=7.5))
+    lanes: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for e in events:
+        if e["ph"] == "X":
+            lanes.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+    assert len(lanes) > 9
+    for slices in lanes.values():
+        slices.sort()
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(slices))
+
+
+def test_a_flow_arrow_leads_from_each_send_to_its_receive() -> None:
+    one = timeline("1f1b", ranks=3, micro_batches=4, latency_s=0.5)
+    events = events_of(one)
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert len(starts) == len(one.transfer_from_rank) == 16
+    assert starts.keys() == ends.keys()
+    for number, start in starts.items():
+        assert ends[number]["pid"] != start["pid"]
+        assert ends[number]["ts"] - start["ts"] == pytest.approx(0.5e6)
+        assert ends[number]["bp"] == "e"
+    slices = {(e["pid"], e["tid"], e["ts"]) for e in events if e["ph"] == "X" and e["cat"] == "send"}
+    assert all((e["pid"], e["tid"], e["ts"]) in slices for e in starts.values())
+
+
+def test_memory_is_a_counter() -> None:
+    one = timeline("1f1b", ranks=2, memory=True)
+    counted = [e["args"]["bytes"] for e in events_of(one) if e["ph"] == "C" and e["pid"] == 0]
+    assert counted == one.memory[0][1].tolist()
+
+
+# --- HTML
+
+
+def columns_of(page: str) -> dict[str, np.ndarray]:
+    found = re.findall(r'<script type="text/plain" id="(\S+)">([^<]*)</script>', page)
+    columns = {}
+    for name, packed in found:
+        planes = np.frombuffer(zlib.decompress(base64.b64decode(packed)), "u1").reshape(4, -1)
+        folded = np.ascontiguousarray(planes.T).view("<u4")[:, 0].astype("i8")
+        columns[name] = np.cumsum((folded >> 1) ^ -(folded & 1)) % 2**32
+    return columns
+
+
+def test_the_page_holds_every_action_to_nine_digits() -> None:
+    one = timeline("dualpipe_v", ranks=4, micro_batches=10, latency_s=0.1)
+    page = drawn(one, ".html")
+    meta = json.loads(re.search(r'id="meta">(.*?)</script>', page)[1])["timelines"][0]
+    columns = {name.removeprefix("c0-"): values for name, values in columns_of(page).items()}
+    assert np.array_equal(np.repeat(np.arange(4), np.diff(columns["bounds"])), one.rank)
+    assert np.array_equal(columns["kind"] & 7, one.kind)
+    assert np.array_equal(columns["kind"] >= 8, one.critical)
+    tick_s = meta["tick_s"]
+    assert tick_s < one.makespan_s * 1e-8
+    assert np.allclose(columns["start"] * tick_s, one.start_s, atol=tick_s)
+    assert np.allclose((columns["start"] + columns["duration"]) * tick_s, one.end_s, atol=2 * tick_s)
+    fused = one.kind == 4
+    assert fused.any()
+    assert np.array_equal(columns["backward_micro_batch"][fused], one.backward_micro_batch[fused])
+
+
+def test_the_page_asks_nothing_of_the_network() -> None:
+    page = drawn(timeline("1f1b"), ".html")
+    assert not re.search(r"""(?:src|href)=|https?://|@import|url\(""", page)
+
+
+# --- PNG, PDF, and what may go wrong
+
+
+@pytest.mark.parametrize(("ending", "magic"), [(".png", b"\x89PNG"), (".pdf", b"%PDF")])
+def test_png_and_pdf_are_written_and_repeatable(ending: str, magic: bytes, tmp_path: Path) -> None:
+    picture = [timeline("zb_h1", latency_s=0.2, memory=True), timeline("1f1b", memory=True)]
+    options = {"transfers": "arrows", "memory": True, "critical_path": True, "hatch": True}
+    first, second = (hpgo.draw.save(picture, tmp_path / f"{i}{ending}", **options).read_bytes() for i in range(2))
+    assert first.startswith(magic)
+    assert first == second
+
+
+def test_matplotlib_loads_for_png_and_pdf_only(tmp_path: Path) -> None:
+    script = f"""
+import sys, pathlib, hpgo.draw
+from timelines import timeline
+for ending in (".svg", ".html", ".json", ".txt", ".tex"):
+    hpgo.draw.save(timeline(), pathlib.Path({str(tmp_path)!r}) / ("x" + ending))
+assert "matplotlib" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": str(GOLDEN.parent)})
+
+
+def test_without_matplotlib_the_hint_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(HpgoError, match="need matplotlib") as caught:
+        hpgo.draw.save(timeline("1f1b"), tmp_path / "x.png")
+    assert "pip install 'hpgo[plot]'" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "said"),
+    [
+        ("x.bmp", {}, "no picture format ends in `.bmp`"),
+        ("x", {}, "no picture format ends in `x`"),
+        ("x.svg", {"tansfers": "arrows"}, "unknown picture option `tansfers`"),
+        ("x.svg", {"transfers": "all"}, "transfers is `all`"),
+        ("x.svg", {"labels": ["a", "b"]}, "2 labels for 1 timelines"),
+        ("x.svg", {"width_px": 10}, "width_px is 10"),
+        ("x.svg", {"width_px": 10**9}, "wider than"),
+        ("nowhere/x.svg", {}, "can't write"),
+    ],
+)
+def test_mistakes_are_named(path: str, options: dict[str, object], said: str, tmp_path: Path) -> None:
+    with pytest.raises(HpgoError, match=re.escape(said)) as caught:
+        hpgo.draw.save(timeline("1f1b"), tmp_path / path, **options)
+    assert caught.value.hint
+
+
+def test_nothing_to_draw_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="no timeline"):
+        hpgo.draw.render([], ".svg")
+
+
+def test_the_page_about_pictures_shows_what_its_example_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = GOLDEN.parents[1] / "docs"
+    example = re.search(r"```python\n(.*?)```", (docs / "pictures.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "docs/pictures.md", "exec"), {})
+    check_golden("../../docs/pictures/schedules.svg", Path("schedules.svg").read_text(encoding="utf-8"))
+    assert Path("1f1b.html").is_file()
