@@ -19,6 +19,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "clusters": ("hpgo.cli.clusters", "List the known clusters, or show one as a file to edit."),
     "partition": ("hpgo.cli.partition", "Spread a chain of layers over uneven hosts."),
     "schedules": ("hpgo.cli.schedules", "List the known schedules, or show the orders of one."),
+    "draw": ("hpgo.cli.draw", "Draw timelines or plans: SVG, PNG, PDF, HTML, trace, text, TikZ."),
+    "view": ("hpgo.cli.view", "Open timelines or plans as an interactive page in the browser."),
+    "serve": ("hpgo.cli.serve", "Serve a local page that compares schedules as you change them."),
 }
 
 

@@ -1,0 +1,45 @@
+"""`hpgo draw`: timelines and plans as pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpgo.cli.pictures import picture_options, timelines_in
+
+
+@click.command()
+@click.argument("inputs", nargs=-1, required=True, metavar="TIMELINE_OR_PLAN...")
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="Picture to write; its ending chooses the format. May be given several times.",
+)
+@picture_options
+@click.option("--hatch", is_flag=True, help="Hatch kinds of work always, not only in print.")
+@click.option(
+    "--width", "width_px", type=click.IntRange(min=320), default=1200, show_default=True, help="Width in pixels."
+)
+def command(inputs: tuple[str, ...], outputs: tuple[str, ...], schedule: str | None, **options: Any) -> None:
+    """Draw timelines, or plans as they would run, one above the other on one time axis.
+
+    A TIMELINE is a file that `Timeline.save` keeps (.timeline.json or .npz), a PLAN what `hpgo plan` saved. The
+    picture's ending chooses its format: .svg .png .pdf .html (interactive) .json (Perfetto trace) .txt .tex (TikZ).
+
+    \b
+    Examples:
+      hpgo draw vgg19.plan.json -o vgg19.svg
+      hpgo draw planned.npz measured.npz --label planned --label measured -o both.pdf
+      hpgo draw run.npz -o run.txt -o run.png --memory --transfers arrows
+    """
+    from hpgo.draw import save
+
+    timelines = timelines_in(inputs, schedule)
+    for output in outputs:
+        click.echo(f"wrote {save(timelines, Path(output), **options)}", err=True)

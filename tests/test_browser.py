@@ -1,0 +1,424 @@
+"""The interactive page and `hpgo serve`, driven in a headless browser as a reader would.
+
+Needs Debian's `chromium` and PyPI's `playwright` (extra `browser`); skipped, visibly, where one is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from timelines import timeline
+
+import hpgo
+import hpgo.draw
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install 'hpgo[browser]'"
+)
+CHROMIUM = os.environ.get("HPGO_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+if CHROMIUM is None:
+    pytest.skip("no chromium: apt-get install chromium, or set HPGO_CHROMIUM", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def tab(browser):
+    """A fresh page; the test fails if a script fails or anything is fetched that isn't there."""
+    page = browser.new_page(viewport={"width": 1280, "height": 760})
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.problems = problems
+    yield page
+    page.close()
+    assert not problems
+
+
+class Picture:
+    """An interactive page that is open in a tab."""
+
+    def __init__(self, tab, address: str) -> None:
+        self.tab = tab
+        tab.goto(address)
+        tab.locator("#status", has_text="in view").wait_for(timeout=60_000)
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits until what was asked for is painted."""
+        self.tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def state(self, name: str):
+        return self.tab.evaluate(
+            f"() => {{ const value = window.hpgo.{name}; return value === undefined ? null : value; }}"
+        )
+
+    def press(self, key: str) -> None:
+        self.tab.keyboard.press(key)
+        self.settle()
+
+    def at(self, number: int, rank: int, time_s: float) -> tuple[float, float]:
+        """Where on the screen rank and time of the given timeline are."""
+        x, y = self.tab.evaluate("([n, r, t]) => window.hpgo.place(n, r, t)", [number, rank, time_s])
+        box = self.tab.locator("#canvas").bounding_box()
+        return box["x"] + x, box["y"] + y
+
+    def hover(self, number: int, rank: int, time_s: float) -> str | None:
+        self.tab.mouse.move(*self.at(number, rank, time_s))
+        self.settle()
+        hovered = self.state("hover")
+        assert self.tab.locator("#tip").is_visible() == (hovered is not None)
+        return hovered and self.tab.locator("#tip").inner_text()
+
+    def colour(self, number: int, rank: int, time_s: float) -> str:
+        x, y = self.tab.evaluate("([n, r, t]) => window.hpgo.place(n, r, t)", [number, rank, time_s])
+        return self.colour_at(x, y)
+
+    def row(self, number: int, rank: int) -> tuple[int, int]:
+        """First and last pixel of a rank's boxes."""
+        middle = self.tab.evaluate("([n, r]) => window.hpgo.place(n, r, 0)", [number, rank])[1]
+        height = self.state("view")["rowPx"]
+        return round(middle - height / 2 + 2), round(middle + height / 2 - 2)
+
+    def colour_at(self, x: float, y: float) -> str:
+        return self.tab.evaluate(
+            "([x, y]) => { const c = document.getElementById('canvas'), s = c.width / c.clientWidth;"
+            "const d = c.getContext('2d').getImageData(x * s, y * s, 1, 1).data;"
+            "return '#' + [...d].slice(0, 3).map((v) => v.toString(16).padStart(2, '0')).join(''); }",
+            [x, y],
+        )
+
+
+@pytest.fixture
+def opened(tab, tmp_path):
+    def open_picture(timelines, **options) -> Picture:
+        return Picture(tab, hpgo.draw.save(timelines, tmp_path / "picture.html", **options).as_uri())
+
+    return open_picture
+
+
+def test_boxes_stand_where_the_simulation_put_them(opened) -> None:
+    one = timeline("1f1b")
+    picture = opened(one)
+    assert picture.state("modes") == ["boxes"]
+    assert picture.state("visible") == len(one.rank)
+    colours = {0: "#3b75c4", 1: "#f5a040"}
+    for i in range(0, len(one.rank), 5):
+        # Left of the middle, where the number stands.
+        time_s = one.start_s[i] + 0.2 * (one.end_s[i] - one.start_s[i])
+        assert picture.colour(0, int(one.rank[i]), float(time_s)) == colours[int(one.kind[i])]
+
+
+def test_hovering_tells_what_an_action_and_a_bubble_are(opened) -> None:
+    picture = opened(timeline("zb_v", latency_s=0.25, memory=True))
+    text = picture.hover(0, 0, 0.5)
+    assert "rank 0: F0: forward of micro-batch 0, stage 0, chunk 0" in text
+    assert "0 s to 1 s (1 s)" in text
+    assert "on the critical path" in text
+    assert "memory" in text
+    assert "rank 3: idle, waits for the pipeline to fill" in picture.hover(0, 3, 0.5)
+
+
+def test_zooming_and_panning_change_what_is_in_view(opened) -> None:
+    picture = opened(timeline("1f1b", ranks=8, micro_batches=32))
+    everything = picture.state("visible")
+    x, y = picture.at(0, 3, 50.0)
+    picture.tab.mouse.move(x, y)
+    for _ in range(5):
+        picture.tab.mouse.wheel(0, -300)
+    picture.settle()
+    view = picture.state("view")
+    assert view["t1"] - view["t0"] < 12
+    assert view["t0"] < 50 < view["t1"]
+    assert 0 < picture.state("visible") < everything / 4
+    picture.press("ArrowRight")
+    assert picture.state("view")["t0"] > view["t0"]
+    picture.tab.mouse.down()
+    picture.tab.mouse.move(x + 200, y)
+    picture.tab.mouse.up()
+    picture.settle()
+    assert picture.state("view")["t0"] < view["t0"]
+    picture.press("0")
+    assert picture.state("view")["t0"] == 0
+    assert picture.state("visible") == everything
+
+
+def test_the_axis_has_numbers_and_the_unit_of_what_is_in_view(opened) -> None:
+    picture = opened(timeline("1f1b", unit_s=1e-3))
+    assert picture.state("axis")["unit"] == "ms"
+    assert picture.state("axis")["texts"][:3] == ["0", "5", "10"]
+    picture.tab.evaluate("window.hpgo.zoomTo(0.010, 0.0102)")
+    picture.settle()
+    assert picture.state("axis")["unit"] == "us"
+    assert len(set(picture.state("axis")["texts"])) == len(picture.state("axis")["texts"]) >= 4
+
+
+def test_memory_transfers_critical_path_and_bubbles_can_be_switched(opened) -> None:
+    one = timeline("1f1b", latency_s=0.5, memory=True)
+    picture = opened(one)
+    legend = picture.tab.locator("#legend")
+    assert picture.state("curves") == 0
+    assert "memory" not in legend.inner_text()
+    picture.tab.get_by_role("button", name="Memory").click()
+    picture.settle()
+    assert picture.state("curves") == 4
+    assert "memory cap" in legend.inner_text()
+    picture.press("t")
+    assert picture.state("arrows") == len(one.transfer_from_rank)
+    assert "gradient transfer" in legend.inner_text()
+    picture.press("t")
+    assert picture.state("show.transfers") == "lanes"
+    assert picture.state("arrows") == len(one.transfer_from_rank)
+    picture.press("c")
+    assert picture.state("critical") == int(one.critical.sum())
+    filling = picture.colour(0, 3, 0.5)
+    picture.press("b")
+    assert picture.colour(0, 3, 0.5) != filling
+    assert "waits for the pipeline to fill" not in legend.inner_text()
+    picture.press("m")
+    assert picture.state("curves") == 0
+
+
+def test_switches_for_what_a_timeline_lacks_are_off(opened) -> None:
+    picture = opened(timeline("gpipe", ranks=1))
+    for name in ("Memory", "Transfers"):
+        assert picture.tab.get_by_role("button", name=name).is_disabled()
+    picture.press("m")
+    assert picture.state("show.memory") is False
+
+
+def test_the_keyboard_walks_from_action_to_action(opened) -> None:
+    picture = opened(timeline("1f1b"))
+    picture.press("n")
+    assert "F0" in picture.state("hover")["text"]
+    for _ in range(4):
+        picture.press("n")
+    assert "rank 0: B0" in picture.state("hover")["text"]
+    picture.press("p")
+    assert "rank 0: F3" in picture.state("hover")["text"]
+    picture.press("Escape")
+    assert picture.state("hover") is None
+
+
+def test_several_timelines_share_the_axis_and_have_a_table(opened) -> None:
+    planned, measured = timeline("1f1b"), timeline("1f1b", latency_s=0.5)
+    picture = opened([planned, measured], labels=["planned", "measured"])
+    assert picture.state("modes") == ["boxes", "boxes"]
+    table = picture.tab.locator("#table").inner_text()
+    assert "planned" in table
+    assert f"{100 * (measured.makespan_s / planned.makespan_s - 1):+.1f} %" in table
+    assert "F0" in picture.hover(1, 0, 0.5)
+
+
+def test_fused_actions_are_split_in_the_box(opened) -> None:
+    one = timeline("dualpipe_v", micro_batches=10)
+    picture = opened(one)
+    fused = int((one.kind == 4).nonzero()[0][0])
+    text = picture.hover(0, int(one.rank[fused]), float((one.start_s[fused] + one.end_s[fused]) / 2))
+    assert f"F{one.micro_batch[fused]} on stage" in text
+    assert f"with B{one.backward_micro_batch[fused]} on stage" in text
+
+
+def test_dark_mode_paints_the_canvas_dark(browser, tmp_path) -> None:
+    page = browser.new_page(color_scheme="dark")
+    picture = Picture(page, hpgo.draw.save(timeline("1f1b"), tmp_path / "dark.html").as_uri())
+    assert picture.colour(0, 3, 0.5) == "#20262d"  # a bubble, in its dark shade
+    page.close()
+
+
+def test_a_crowd_shows_shares_of_time_that_are_true_and_boxes_when_zoomed_in(opened) -> None:
+    one = timeline("1f1b", ranks=64, micro_batches=512)
+    picture = opened(one)
+    assert picture.state("modes") == ["shares"]
+    assert picture.state("visible") == len(one.rank) == 65_536
+    assert "shares of time" in picture.tab.locator("#status").inner_text()
+    # Pixels stack up to the shares: a third forward below two thirds backward in the steady state.
+    for _ in range(12):
+        picture.press("]")
+    top, bottom = picture.row(0, 2)
+    painted = [picture.colour_at(x, y) for x in range(500, 620, 5) for y in range(top + 2, bottom - 2)]
+    assert painted.count("#3b75c4") / len(painted) == pytest.approx(1 / 3, abs=0.05)
+    assert painted.count("#f5a040") / len(painted) == pytest.approx(2 / 3, abs=0.05)
+    picture.press("0")
+    assert picture.hover(0, 30, 900.2).startswith("rank 30: ")
+    picture.tab.evaluate("window.hpgo.zoomTo(800, 830)")
+    picture.settle()
+    assert picture.state("modes") == ["boxes"]
+    middle = (one.rank == 30) & (one.start_s <= 815) & (one.end_s > 815.1)
+    index = int(middle.nonzero()[0][0])
+    letter = "FB"[one.kind[index]]
+    assert f"{letter}{one.micro_batch[index]}:" in picture.hover(0, 30, 815.05)
+
+
+@pytest.mark.slow
+def test_eight_million_actions_open_and_pan(opened) -> None:
+    one = hpgo.simulate(hpgo.schedule("1f1b", ranks=1024, micro_batches=4096), forward_s=1.0, backward_s=2.0)
+    picture = opened(one)
+    assert picture.state("visible") == len(one.rank) == 8_388_608
+    frames = []
+    for _ in range(10):
+        picture.press("ArrowRight")
+        frames.append(picture.state("frame_ms"))
+    picture.tab.evaluate("window.hpgo.zoomTo(6000, 6020)")
+    picture.settle()
+    assert "rank" in (picture.hover(0, 500, 6010.0) or "rank")
+    assert sorted(frames)[5] < 1_000  # freezing would be seconds; the benchmark page has the figures
+
+
+# --- hpgo serve
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """`hpgo serve` as its user starts it, on a free port."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpgo", "serve", "--port", "0", "--no-open"], stderr=subprocess.PIPE, text=True
+    )
+    address = re.search(r"http://127\.0\.0\.1:\d+/", process.stderr.readline())
+    assert address
+    yield address[0]
+    process.terminate()
+    process.wait(timeout=10)
+    process.stderr.close()
+
+
+def fetched(address: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers or {})) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def settled(tab) -> None:
+    tab.wait_for_timeout(400)  # the page waits 300 ms for the next keystroke
+    tab.locator("#result:not(.busy)").wait_for()
+
+
+def test_the_page_draws_as_fields_change_and_the_address_carries_them(tab, browser, server) -> None:
+    tab.goto(server)
+    assert "33 s" in tab.locator("table").inner_text()
+    tab.get_by_label("Micro-batches").fill("12")
+    tab.get_by_label("zb_h1").check()
+    settled(tab)
+    assert "num_batches=12" in tab.url
+    table = tab.locator("table").inner_text()
+    assert "45 s" in table
+    assert "zb_h1" in table
+    again = browser.new_page()
+    again.goto(tab.url)
+    assert again.locator("table").inner_text() == table
+    assert again.get_by_label("Micro-batches").input_value() == "12"
+    assert again.get_by_label("zb_h1").is_checked()
+    assert again.evaluate("document.getElementById('picture').naturalWidth") == 1200
+    again.close()
+    tab.go_back()
+    settled(tab)
+    assert tab.get_by_label("Micro-batches").input_value() == "8"
+
+
+def test_a_wrong_value_is_answered_in_the_page(tab, server) -> None:
+    tab.goto(server)
+    tab.get_by_label("Forward", exact=True).fill("1, 2")
+    settled(tab)
+    alert = tab.get_by_role("alert").inner_text()
+    assert "`forward_times` has 2 numbers, but there are 4 ranks" in alert
+    assert "give 1 or 4" in alert
+    tab.get_by_label("Forward", exact=True).fill("1, 2, 1, 1")
+    settled(tab)
+    assert tab.locator("#picture").is_visible()
+    tab.problems.clear()  # the browser reports the status 400
+
+
+def test_the_page_works_without_scripts(browser, server) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(server)
+    page.get_by_label("Ranks").fill("2")
+    page.get_by_role("button", name="Draw").click()
+    assert "num_stages=2" in page.url
+    assert "27 s" in page.locator("table").inner_text()
+    page.close()
+
+
+def test_the_interactive_picture_opens_from_the_page(tab, server) -> None:
+    tab.goto(server + "?schedule=1f1b&schedule=gpipe&p2p_time=0.5")
+    with tab.expect_popup() as popup:
+        tab.get_by_role("link", name="interactive").click()
+    picture = Picture(popup.value, popup.value.url)
+    assert picture.state("modes") == ["boxes", "boxes"]
+    picture.tab.close()
+
+
+@pytest.mark.parametrize("ending", list(hpgo.draw.ENDINGS))
+def test_every_format_is_exported(server, ending: str) -> None:
+    status, body = fetched(f"{server}export{ending}?schedule=zb_h1&num_stages=2&num_batches=3")
+    assert status == 200
+    starts = {
+        ".png": b"\x89PNG",
+        ".pdf": b"%PDF",
+        ".svg": b"<svg",
+        ".html": b"<!doctype html>",
+        ".json": b'{"displayTimeUnit',
+    }
+    assert body.startswith(starts.get(ending, b""))
+    assert len(body) > 500
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("num_stages=0", "whole number from 1 on"),
+        ("num_stages=", None),
+        ("num_batches=1e9", "whole number from 1 on"),
+        ("num_stages=1000&num_batches=1000000", "about 2,000,000,000 actions"),
+        ("forward_times=-1", "finite numbers from 0 on"),
+        ("forward_times=nan", "finite numbers from 0 on"),
+        ("p2p_time=fast", "`p2p_time` holds `fast`"),
+        ("comm=stram", "did you mean `stream`"),
+        ("schedule=1f1f", "did you mean `1f1b`"),
+        ("schedule=dualpipe&num_stages=3", "it needs p even"),
+        ("colour=red", "unknown field `colour`"),
+        ("plan=0123", "holds no plan `0123`"),
+        ("weight_bytes=much", "`much` is no size"),
+        ("num_stages=<script>alert(1)</script>", "&lt;script&gt;"),
+    ],
+)
+def test_bad_parameters_get_a_readable_answer(server, query: str, said: str | None) -> None:
+    status, body = fetched(f"{server}?{query.replace('<', '%3C').replace('>', '%3E')}")
+    assert status == (400 if said else 200)
+    assert (said or "33 s") in body.decode()
+    assert b"Traceback" not in body
+    assert b"<script>alert" not in body
+
+
+def test_other_hosts_and_paths_are_refused(server) -> None:
+    assert fetched(server, {"Host": "evil.example"})[0] == 400
+    assert fetched(server + "../../etc/passwd")[0] == 404
+    assert fetched(server + "export.bmp")[0] == 404
+
+
+def test_a_port_in_use_is_an_error_with_a_way_out(server) -> None:
+    port = server.rstrip("/").rpartition(":")[2]
+    run = subprocess.run(
+        [sys.executable, "-m", "hpgo", "serve", "--port", port, "--no-open"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1
+    assert f"error: can't listen on 127.0.0.1 port {port}" in run.stderr
+    assert "hint: choose another with `--port`" in run.stderr
