@@ -6,7 +6,7 @@ a YAML file (`Cluster.read`). The records check themselves: a `Cluster` that exi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from numbers import Real
 from pathlib import Path
@@ -234,6 +234,29 @@ class Cluster:
         if Path(text).suffix in {".yaml", ".yml", ".json"} or "/" in text or _is_file(text):
             return cls.read(text)
         raise ClusterError(f"`{shorten(text)}` is no known cluster and no file", near(text, PRESETS))
+
+    def first(self, devices: int) -> Cluster:
+        """The part of the cluster that holds its first `devices` devices.
+
+        Raises ClusterError if it has fewer.
+
+        >>> [machine.count for machine in Cluster.preset("dapple-a").first(12).machines]
+        [8, 4]
+        """
+        _check_count("devices", devices)
+        if devices > self.devices:
+            raise ClusterError(
+                f"cluster `{self.name}` has {self.devices} devices, not {devices}",
+                "name a larger one: `h100:16` is sixteen machines",
+            )
+        if devices == self.devices:
+            return self
+        machines, left = [], devices
+        for machine in self.machines:
+            if left:
+                machines.append(replace(machine, count=min(left, machine.count)))
+                left -= machines[-1].count
+        return replace(self, name=f"{devices} of {self.name}", machines=tuple(machines))
 
     def yaml(self) -> str:
         """The cluster as a file that `Cluster.read` takes, to edit.

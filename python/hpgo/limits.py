@@ -1,35 +1,80 @@
-"""What keeps a step from being shorter: its busiest stage or link, the fill and drain around it, and the last sync."""
+"""What keeps a step from being shorter, and what would help.
+
+A step is split along its bottleneck, the stage or link that is busy for longest: its work, the synchronisation that is
+left after the last backward pass, the time before its first and after its last micro-batch, and its waits in between.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpgo.plans import Plan
 
+_NOTABLE = 0.005  # of a step: half a percent is below what any profile knows
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some seconds of a step, and what would make them fewer."""
+
+    seconds: float
+    what: str
+    """A clause that a percentage can follow: `stage 0 computes for`."""
+    remedy: str
+
+
+def parts(plan: Plan) -> list[Part]:
+    """Where the time of a step goes, seen from the busiest stage or link; the seconds add up to the step."""
+    count = plan.micro_batches
+    work_s, at = max(((s.forward_s + s.backward_s) * count, -index) for index, s in enumerate(plan.stages))
+    link_s, link = max(
+        ((s.transfer_busy_s * count, -index) for index, s in enumerate(plan.stages[:-1])), default=(0, 0)
+    )
+    tail_s, tail = max((s.sync_tail_s, -index) for index, s in enumerate(plan.stages))
+    if link_s > work_s:
+        at, work_s = link, link_s
+        what, remedy = f"stage {-at} sends to stage {1 - at} for", "a faster network between machines"
+    elif len(plan.stages) == 1:
+        what, remedy = "all devices compute for", "more devices, or faster ones"
+    else:
+        what, remedy = f"stage {-at} computes for", "more devices, or faster ones"
+    work_s = min(work_s, plan.step_s)  # sums in another order round differently
+    tail_s = min(tail_s, plan.step_s - work_s)
+    rest_s = plan.step_s - work_s - tail_s
+    fill_s = min(rest_s, sum(s.forward_s + s.backward_s + 2 * s.transfer_s for s in plan.stages[:-at]))
+    return [
+        Part(work_s, what, remedy),
+        Part(fill_s, "waits for its first micro-batch and after its last one for", "a larger global batch"),
+        Part(
+            rest_s - fill_s,
+            "waits for other stages and transfers for",
+            "a larger global batch, or a faster network between machines",
+        ),
+        Part(
+            tail_s,
+            f"gradients of stage {-tail} synchronise after its last backward pass for",
+            "a larger global batch, or a faster network",
+        ),
+    ]
+
 
 def describe(plan: Plan) -> str:
-    """One sentence with the largest parts of the step.
+    """Where the time of a step goes, in one sentence.
 
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-a"), global_batch_size=1024)
     >>> print(plan.limit.split(",")[0])
-    all devices compute for 99.3% of the step
+    all devices compute for 99.3 % of the step
     """
-    count = plan.micro_batches
-    work_s, stage = max(((s.forward_s + s.backward_s) * count, -index) for index, s in enumerate(plan.stages))
-    links = [(s.transfer_busy_s * count, -index) for index, s in enumerate(plan.stages[:-1])]
-    link_s, link = max(links, default=(0.0, 0))
-    tail_s, tail = max((s.sync_tail_s, -index) for index, s in enumerate(plan.stages))
-    if link_s > work_s:
-        parts = [f"the transfers between stages {-link} and {1 - link} take {link_s / plan.step_s:.1%} of the step"]
-    elif len(plan.stages) == 1:
-        parts = [f"all devices compute for {work_s / plan.step_s:.1%} of the step"]
-    else:
-        parts = [f"stage {-stage} computes for {work_s / plan.step_s:.1%} of the step"]
-    if tail_s >= 0.005 * plan.step_s:
-        parts.append(f"gradients of stage {-tail} synchronise for {tail_s / plan.step_s:.1%} after its last backward")
-    rest_s = plan.step_s - max(work_s, link_s) - tail_s
-    if rest_s >= 0.005 * plan.step_s:
-        parts.append(f"filling and draining the pipeline takes {rest_s / plan.step_s:.1%}")
-    return ", ".join(parts)
+    shown = [part for part in parts(plan) if part.seconds >= _NOTABLE * plan.step_s]
+    first, *others = (f"{part.what} {100 * part.seconds / plan.step_s:.1f} %" for part in shown)
+    return ", ".join([f"{first} of the step", *others])
+
+
+def advice(plan: Plan) -> str:
+    """What would shorten the step most: against its longest part, computing aside if anything else takes a tenth."""
+    work, *others = parts(plan)
+    longest = max(others, key=lambda part: part.seconds)
+    return (longest if longest.seconds >= 0.1 * plan.step_s else work).remedy

@@ -30,6 +30,7 @@ memory allows, which hides transfers; `gpipe` runs all forwards first."""
 
 _VERSION = 1
 _NO_LIMIT = 2**31
+_MOST_MICRO_BATCHES = 2**16  # of a step; simulations of more would take seconds each
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Alternative:
     missing_bytes: float
     """Memory that a device lacks for it; 0 if it fits."""
     why: str
-    """In words, against the plan at hand."""
+    """Why it is worse, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +271,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as versioned JSON, described in `docs/plan.md`; `Plan.from_json` reads it back."""
-        return json.dumps({"format": "hpgo.plans", "version": _VERSION} | asdict(self), indent=2)
+        return json.dumps({"format": "hpgo.plan", "version": _VERSION} | asdict(self), indent=2)
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the plan") -> Plan:
@@ -279,7 +280,7 @@ class Plan:
             document = json.loads(text)
         except json.JSONDecodeError as error:
             raise ArgumentError(f"{source} is not JSON: {error}", "save plans with `-o plan.json`") from None
-        if not isinstance(document, dict) or document.pop("format", None) != "hpgo.plans":
+        if not isinstance(document, dict) or document.pop("format", None) != "hpgo.plan":
             raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
         version = document.pop("version", None)
         if version != _VERSION:
@@ -305,8 +306,12 @@ class Plan:
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as JSON."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        """Writes the plan as JSON. Raises ArgumentError if the file can't be written."""
+        try:
+            Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise ArgumentError(f"can't write `{path}`: {reason}", "name a file in a folder that exists") from None
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Plan:
@@ -364,7 +369,11 @@ class _Settings:
         smallest = profile.batch_sizes[0] if min_micro_batch_size is None else min_micro_batch_size
         _check_count("min_micro_batch_size", smallest)
         if micro_batch_size is None:
-            sizes = tuple(size for size in _divisors(global_batch_size) if size >= smallest)
+            sizes = tuple(
+                size
+                for size in _divisors(global_batch_size)
+                if size >= smallest and global_batch_size // size <= _MOST_MICRO_BATCHES
+            )
         else:
             _check_count("micro_batch_size", micro_batch_size)
             if global_batch_size % micro_batch_size:
@@ -372,6 +381,12 @@ class _Settings:
                 raise ArgumentError(
                     f"micro_batch_size {micro_batch_size} does not divide global_batch_size {global_batch_size}",
                     f"the nearest that does is {near}; leave it out to let the planner choose",
+                )
+            if global_batch_size // micro_batch_size > _MOST_MICRO_BATCHES:
+                raise ArgumentError(
+                    f"global_batch_size {global_batch_size} in micro-batches of {micro_batch_size} are more than"
+                    f" {_MOST_MICRO_BATCHES} of them",
+                    "choose a larger micro_batch_size, or leave it out",
                 )
             sizes = (micro_batch_size,)
         if not sizes or sizes[-1] < smallest:
@@ -427,7 +442,8 @@ def plan(
         cluster: what is connected to what.
         global_batch_size: samples in a step, over all devices and micro-batches.
         schedule: one of `SCHEDULES`.
-        micro_batch_size: samples that enter the pipeline at once; by default every divisor of the batch is tried.
+        micro_batch_size: samples that enter the pipeline at once; by default every divisor of the batch is tried
+            that makes at most 65,536 micro-batches.
         min_micro_batch_size: the smallest share of a micro-batch that a device may get, in samples; by default the
             smallest batch size that the profile was measured with, below which it can't be trusted.
         recompute: keep activations (False), recompute them in the backward pass (True), or whichever is better
@@ -657,7 +673,10 @@ def _alternatives(
     alternatives = []
     for name, key in (("data parallelism", "data_parallel"), ("straight pipeline", "straight")):
         if search[key] is None:
-            why = "no plan of this kind fits" if key == "straight" else "no micro-batch can be shared by two devices"
+            if key == "data_parallel":
+                why = "no micro-batch can be shared by two devices"
+            else:
+                why = "no plan of this kind fits" if search["finished"] else "not searched, as the search was stopped"
             alternatives.append(Alternative(name, None, 0, 0, 0.0, why))
             continue
         other = _plan_of(profile, cluster, settings, search[key])
@@ -668,7 +687,7 @@ def _alternatives(
         elif slower <= 1e-9:
             why = "is this plan"
         else:
-            why = f"{slower:.1%} slower: {other.limit}"
+            why = other.limit
         step_s = None if missing else other.step_s
         alternatives.append(Alternative(name, step_s, len(other.stages), other.micro_batch_size, missing, why))
     return tuple(alternatives)

@@ -1,22 +1,267 @@
-"""Plans as text."""
+"""Plans for people: text of at most 80 columns, and Markdown.
+
+A report is a headline, three tables with a row for each stage (who runs what, what it takes, what it holds), and a
+summary of named facts. `hpgo.plans` computes; this module only says it.
+"""
 
 from __future__ import annotations
 
+import re
+import textwrap
+from itertools import groupby
 from typing import TYPE_CHECKING
 
+from hpgo import limits
+from hpgo.tables import markdown as markdown_table
+from hpgo.tables import plain, printable
 from hpgo.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from hpgo.plans import Plan
+    from collections.abc import Iterable, Sequence
+
+    from hpgo.plans import Alternative, Plan, Stage
+
+WIDTH = 80
+_SCHEDULES = {"1f1b": "1F1B", "eager_1f1b": "eager 1F1B", "gpipe": "GPipe"}
+_MEASURE = re.compile(r"(?<=[0-9]) (?=(%|×|[munkMGT]?[sB])\b|[%×])")
+_PROVEN = 5e-7  # a gap that is nothing but rounding
 
 
 def table(plan: Plan) -> str:
-    """A plan as plain text: one line a stage, then what the whole takes."""
-    lines = [
-        f"{index}  {stage.layers[0]}–{stage.layers[-1]}  ×{stage.replicas}"
-        f"  F {format_seconds(stage.forward_s)}  B {format_seconds(stage.backward_s)}"
-        f"  {format_bytes(stage.memory.total_bytes)} of {format_bytes(stage.capacity_bytes)}"
-        for index, stage in enumerate(plan.stages)
+    """A plan as plain text, at most 80 columns wide unless names of layers are long.
+
+    >>> import hpgo
+    >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    >>> print(table(plan).splitlines()[0])
+    bert-48 on dapple-a: a step of 64 samples takes 837 ms
+    """
+    lines = [*textwrap.wrap(headline(plan), WIDTH), ""]
+    for columns, rows in sections(plan):
+        lines += [*plain(columns, rows), ""]
+    facts = summary(plan)
+    indent = max(len(name) for name, _ in facts) + 2
+    for name, fact in facts:
+        kept = _MEASURE.sub("\u00a0", printable(fact))  # where a line must not end
+        lines += textwrap.wrap(
+            kept, WIDTH, initial_indent=f"{name:{indent}}", subsequent_indent=" " * indent, break_on_hyphens=False
+        )
+    return "\n".join(lines).replace("\u00a0", " ")
+
+
+def markdown(plan: Plan) -> str:
+    """A plan as Markdown, to paste into a proposal or an issue."""
+    lines = [f"## {printable(headline(plan))}", ""]
+    for columns, rows in sections(plan):
+        lines += [*markdown_table(columns, rows), ""]
+    return "\n".join([*lines, *(f"- **{name}**: {printable(fact)}" for name, fact in summary(plan))])
+
+
+def headline(plan: Plan) -> str:
+    """The answer in one line."""
+    return (
+        f"{plan.profile} on {plan.cluster}: a step of {plan.global_batch_size} samples takes"
+        f" {_seconds(plan.step_s)}" + ("" if plan.fits else ", if it had the memory")
+    )
+
+
+def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
+    """Columns and rows of the three tables: who runs what, what a micro-batch takes, what a device holds."""
+    stages = list(enumerate(plan.stages))
+    return [
+        (
+            ["stage", "layers", "count", "devices", "replicas", "samples", "in flight"],
+            [
+                (
+                    index,
+                    layer_range(stage),
+                    len(stage.layers),
+                    device_ranges(stage.devices),
+                    stage.replicas,
+                    _samples(plan.micro_batch_size, stage),
+                    stage.in_flight,
+                )
+                for index, stage in stages
+            ],
+        ),
+        (
+            ["stage", "forward", "backward", "send on", "sync gradients", "sync after last backward"],
+            [
+                (
+                    index,
+                    _seconds(stage.forward_s),
+                    _seconds(stage.backward_s),
+                    "-" if index == len(stages) - 1 else _seconds(stage.transfer_s),
+                    "-" if stage.replicas == 1 else _seconds(stage.sync_s),
+                    "-" if stage.replicas == 1 else _seconds(stage.sync_tail_s),
+                )
+                for index, stage in stages
+            ],
+        ),
+        (
+            ["stage", "weights", "gradients", "optimizer", "activations", "buffers", "total", "of", "free"],
+            [
+                (
+                    index,
+                    *map(
+                        _bytes,
+                        (
+                            stage.memory.weights_bytes,
+                            stage.memory.gradients_bytes,
+                            stage.memory.optimizer_bytes,
+                            stage.memory.activations_bytes,
+                            stage.memory.buffers_bytes,
+                            stage.memory.total_bytes,
+                            stage.capacity_bytes,
+                        ),
+                    ),
+                    f"{100 * stage.headroom_bytes / stage.capacity_bytes:.0f} %"
+                    if stage.capacity_bytes > 0
+                    else "none",
+                )
+                for index, stage in stages
+            ],
+        ),
     ]
-    gap = "" if plan.gap is None else f", at most {plan.gap:.1%} above the best possible"
-    return "\n".join([*lines, f"step {format_seconds(plan.step_s)}{gap}; {plan.limit}"])
+
+
+def summary(plan: Plan) -> list[tuple[str, str]]:
+    """Named facts about the whole plan."""
+    count = plan.micro_batches
+    schedule = (
+        f"{_SCHEDULES.get(plan.schedule, plan.schedule)}, {count} micro-batch{'es' if count > 1 else ''} of"
+        f" {plan.micro_batch_size} samples, activations {'recomputed' if plan.recompute else 'kept'}"
+    )
+    throughput = (
+        f"{plan.samples_per_s:.4g} samples/s on {plan.devices} device{'s' if plan.devices > 1 else ''},"
+        f" {plan.speed_up:.4g} × one device with memory enough"
+    )
+    return [
+        ("schedule", schedule),
+        ("throughput", throughput),
+        ("bubble", f"devices don't compute for {100 * plan.bubble:.1f} % of the step"),
+        *([] if plan.fits else [("memory", _shortage(plan))]),
+        ("proof", proof(plan)),
+        *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
+        ("limited by", plan.limit),
+        ("would help", limits.advice(plan)),
+        *((f"or {other.name}", _instead(plan, other)) for other in plan.alternatives),
+    ]
+
+
+def proof(plan: Plan) -> str:
+    """How sure it is that no plan is better, in words."""
+    if plan.lower_bound_s is None or plan.gap is None:
+        return "none: this is the price of a given plan, nothing was searched"
+    if plan.gap <= _PROVEN:
+        return "proven optimal: no plan of the search space has a shorter step"
+    stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
+    return (
+        f"at most {100 * plan.gap:.2g} % above the best: no plan of the search space takes less than"
+        f" {_seconds(plan.lower_bound_s)}{stopped}"
+    )
+
+
+def search_space(plan: Plan) -> str:
+    """Which plans were compared, in words."""
+    cuts = "every cut between layers" if plan.cuts == "all" else f"cuts of one order of the layers ({plan.cuts})"
+    placements = (
+        "every placement on the machines"
+        if plan.placements == "all"
+        else "compact placements only (few partly used machines), as there are too many others"
+    )
+    effort = f"{plan.labels:,} partial plans, {plan.simulated:,} whole ones simulated" if plan.labels else ""
+    return f"{cuts}; {placements}" + (f"; {effort}" if effort else "")
+
+
+def device_ranges(devices: Iterable[int]) -> str:
+    """Device numbers as ranges.
+
+    >>> device_ranges([0, 1, 2, 3, 8, 9, 12])
+    '0–3,8–9,12'
+    """
+    runs = [
+        [device for _, device in run]
+        for _, run in groupby(enumerate(sorted(devices)), key=lambda pair: pair[1] - pair[0])
+    ]
+    return ",".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def layer_range(stage: Stage) -> str:
+    """First and last layer."""
+    first, last = (name if len(name) <= 16 else f"{name[:15]}…" for name in (stage.layers[0], stage.layers[-1]))
+    return first if len(stage.layers) == 1 else f"{first} … {last}"
+
+
+def shape(plan: Plan) -> str:
+    """A plan in a few characters: layers and replicas of each stage, equal neighbours counted.
+
+    >>> import hpgo
+    >>> shape(hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64))
+    '32×8 21×8'
+    """
+    stages = [f"{len(stage.layers)}×{stage.replicas}" for stage in plan.stages]
+    runs = [(text, len(list(run))) for text, run in groupby(stages)]
+    shown = [text if count == 1 else f"{count}·({text})" for text, count in runs]
+    return " ".join(shown) if len(shown) <= 4 else f"{len(stages)} stages"
+
+
+def sweep(plans: Sequence[Plan]) -> tuple[list[str], list[tuple[object, ...]]]:
+    """Columns and rows of a table that compares plans for several batch sizes or clusters."""
+    columns = [
+        "batch",
+        "cluster",
+        "layers×devices",
+        "micro-batch",
+        "step",
+        "samples/s",
+        "speed-up",
+        "bubble",
+        "gap",
+        "free",
+    ]
+    return columns, [
+        (
+            plan.global_batch_size,
+            plan.cluster,
+            shape(plan),
+            plan.micro_batch_size,
+            _seconds(plan.step_s),
+            f"{plan.samples_per_s:.4g}",
+            f"{plan.speed_up:.4g} ×",
+            f"{100 * plan.bubble:.1f} %",
+            "-" if plan.gap is None else f"{100 * plan.gap:.1f} %",
+            f"{min(100 * stage.headroom_bytes / stage.capacity_bytes for stage in plan.stages):.0f} %",
+        )
+        for plan in plans
+    ]
+
+
+def _instead(plan: Plan, other: Alternative) -> str:
+    if other.step_s is None:
+        if not other.missing_bytes:
+            return other.why
+        return f"{other.stages} stage{'s' if other.stages > 1 else ''}: {other.why}"
+    ratio = other.step_s / plan.step_s
+    if ratio < 1 + 1e-9:
+        return other.why
+    longer = f"{100 * (ratio - 1):.0f} % longer" if ratio < 2 else f"{ratio:.1f} × as long"
+    stages = f"{other.stages} stages, " if other.stages > 1 else ""
+    return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.why}"
+
+
+def _shortage(plan: Plan) -> str:
+    index, stage = min(enumerate(plan.stages), key=lambda row: row[1].headroom_bytes)
+    return f"does not fit: each device of stage {index} lacks {_bytes(-stage.headroom_bytes)}"
+
+
+def _samples(micro_batch: int, stage: Stage) -> str:
+    smallest = micro_batch // stage.replicas
+    return str(stage.share) if smallest == stage.share else f"{smallest}–{stage.share}"
+
+
+def _seconds(seconds: float) -> str:
+    return format_seconds(float(f"{seconds:.3g}"))
+
+
+def _bytes(size: float) -> str:
+    return format_bytes(float(f"{size:.3g}"))

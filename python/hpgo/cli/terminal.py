@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
+from hpgo.tables import numeric, plain, printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-# 3, -1.5, 12 %, 3.1 GB, 25 Gbit/s, 2 × 8; or nothing
-_NUMBER = re.compile(r"[-+~]?[0-9][0-9.,]*(e[-+]?[0-9]+)?( ?× ?[0-9]+)*( ?[a-zA-Zµ%][a-zA-Zµ/%]*)?|[-–—]?")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
@@ -21,20 +19,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
 
     On a terminal long cells wrap; in a pipe each row is one line, columns two blanks apart.
     """
-    cells = [[_printable(str(cell)) for cell in row] for row in rows]
-    to_the_right = [all(_NUMBER.fullmatch(row[index]) for row in cells) for index in range(len(columns))]
     if sys.stdout.isatty():
-        _rich_table(columns, cells, to_the_right, title)
+        _rich_table(columns, [[printable(str(cell)) for cell in row] for row in rows], title)
         return
-    if title:
-        click.echo(f"{title}\n")
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    for row in (columns, *cells):
-        aligned = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, to_the_right, strict=True)
-        )
-        click.echo("  ".join(aligned).rstrip())
+    for line in [*([title, ""] if title else []), *plain(columns, rows)]:
+        click.echo(line)
 
 
 @contextmanager
@@ -55,20 +44,15 @@ def progress(label: str) -> Iterator[Callable[[float, str], None]]:
         yield lambda fraction, remark: bar.update(task, completed=fraction, remark=remark)
 
 
-def _rich_table(columns: Sequence[str], cells: list[list[str]], to_the_right: list[bool], title: str | None) -> None:
+def _rich_table(columns: Sequence[str], cells: list[list[str]], title: str | None) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column, right in zip(columns, to_the_right, strict=True):
+    for column, right in zip(columns, numeric(cells, len(columns)), strict=True):
         drawn.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=right)
     for row in cells:
         drawn.add_row(*map(Text, row))  # brackets in a cell are no markup
     Console().print(drawn)
-
-
-def _printable(text: str) -> str:
-    """`text` on one line, without what would steer the terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,0 +1,226 @@
+"""`hpgo plan`: the best plan for one question, or a table of them for several."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpgo.cli.questions import SECONDS, Counts, as_options, question, settings
+from hpgo.cli.terminal import progress, table
+from hpgo.errors import ArgumentError, InfeasibleError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hpgo.cluster import Cluster
+    from hpgo.plans import Plan
+    from hpgo.profile import Profile
+
+_PATIENCE_S = 0.5
+
+
+@click.command()
+@question
+@click.option("--devices", type=Counts(), metavar="N[,N…]", help="Use only the first N devices of the cluster.")
+@click.option("--max-stages", type=int, metavar="N", help="Stages at most.")
+@click.option("--deadline", type=SECONDS, metavar="TIME", help="Stop then, with the best plan so far: `10s`.")
+@click.option("--json", "as_json", is_flag=True, help="For machines: docs/plan.md.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="To paste into a document.")
+@click.option("-o", "--output", metavar="FILE", help="Also write the plan as JSON, for `hpgo export` and others.")
+@click.option("--plot", metavar="FILE", help="Draw the throughput of several plans: .svg, .png or .pdf.")
+def command(
+    *,
+    profile: str,
+    cluster: str,
+    global_batch_size: tuple[int, ...],
+    profile_batch_size: int | None,
+    devices: tuple[int, ...] | None,
+    max_stages: int | None,
+    deadline: float | None,
+    as_json: bool,
+    as_markdown: bool,
+    output: str | None,
+    plot: str | None,
+    **options: Any,
+) -> None:
+    r"""Find the plan with the shortest training step, and how sure that is.
+
+    PROFILE is a file or a built-in model (`hpgo models`). The plan says which layers run on which devices, how often
+    each stage is replicated, and in how many micro-batches a step is cut.
+
+    Several batch sizes or device counts give a table with one plan a line. Ctrl-C ends the search with the best plan
+    so far.
+
+    \b
+    Examples:
+      hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
+      hpgo plan my-model.yaml --cluster h100:4 -b 1024 --recompute auto --reserve 2GB -o plan.json
+      hpgo plan vgg-19 -c dapple-c -b 256,512,1024,2048 --plot vgg-19.svg
+      hpgo plan xlnet-36 -c h100:8 -b 1024 --devices 8,16,32,64
+      hpgo plan gnmt-16 -c dapple-a -b 1024 --deadline 2s --json | jq .step_s
+    """
+    from hpgo.cluster import Cluster
+    from hpgo.formats import read_profile
+
+    if as_json and as_markdown:
+        raise click.UsageError("choose one of --json and --markdown")
+    several = len(global_batch_size) * len(devices or (0,)) > 1
+    if plot and not several:
+        raise click.UsageError("--plot draws several plans: give several batch sizes or device counts")
+    keywords = settings(options) | {"max_stages": max_stages, "deadline_s": deadline}
+    read = read_profile(profile, batch_size=profile_batch_size)
+    whole = Cluster.parse(cluster)
+    clusters = [whole.first(count) for count in devices] if devices else [whole]
+    questions = [(part, size) for part in clusters for size in global_batch_size]
+    if several:
+        _sweep(read, questions, keywords, as_json=as_json, as_markdown=as_markdown, output=output, plot=plot)
+        return
+    with as_options():
+        best, _ = _search(read, *questions[0], keywords)
+    if output:
+        best.save(output)
+    show(best, as_json=as_json, as_markdown=as_markdown)
+
+
+def show(plan: Plan, *, as_json: bool, as_markdown: bool) -> None:
+    """Prints one plan on stdout."""
+    if as_json:
+        click.echo(plan.to_json())
+        return
+    from hpgo import report
+
+    if as_markdown:
+        click.echo(report.markdown(plan))
+        return
+    headline, *lines = report.table(plan).splitlines()
+    if not sys.stdout.isatty():
+        click.echo("\n".join([headline, *lines]))
+        return
+    click.secho(headline, bold=True)
+    names = sorted((name for name, _ in report.summary(plan)), key=len, reverse=True)
+    for line in lines:
+        if line.startswith("stage "):
+            click.secho(line, fg="cyan")
+        elif name := next((name for name in names if line.startswith(f"{name} ")), None):
+            alarming = name == "memory"
+            click.echo(click.style(name, fg="red" if alarming else "cyan", bold=alarming) + line[len(name) :])
+        else:
+            click.echo(line)
+
+
+def _sweep(
+    profile: Profile,
+    questions: list[tuple[Cluster, int]],
+    keywords: dict[str, Any],
+    *,
+    as_json: bool,
+    as_markdown: bool,
+    output: str | None,
+    plot: str | None,
+) -> None:
+    """Answers the questions that have an answer, and says on stderr why others have none."""
+    from hpgo import report
+
+    plans: list[Plan] = []
+    failures: list[dict[str, object]] = []
+    for cluster, size in questions:
+        try:
+            with as_options():
+                best, interrupted = _search(profile, cluster, size, keywords)
+        except (InfeasibleError, ArgumentError) as error:
+            failures.append(
+                {"cluster": cluster.name, "global_batch_size": size, "error": error.message, "hint": error.hint}
+            )
+            click.echo(f"note: batch {size} on {cluster.name}: {error.message}", err=True)
+            if error.hint:
+                click.echo(f"hint: {error.hint}", err=True)
+            continue
+        plans.append(best)
+        if interrupted:
+            break
+    if not plans:
+        raise InfeasibleError("none of these questions has an answer", "see the notes above")
+    document = json.dumps(
+        {
+            "format": "hpgo.sweep",
+            "version": 1,
+            "plans": [json.loads(plan.to_json()) for plan in plans],
+            "failures": failures,
+        },
+        indent=2,
+    )
+    if output:
+        try:
+            Path(output).write_text(document + "\n", encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"can't write `{output}`: {error}", "name a file in a folder that exists") from None
+    if plot:
+        from hpgo.figures import draw_sweep
+
+        draw_sweep(plans, plot)
+    columns, rows = report.sweep(plans)
+    if as_json:
+        click.echo(document)
+    elif as_markdown:
+        from hpgo.tables import markdown
+
+        click.echo("\n".join(markdown(columns, rows)))
+    else:
+        table(columns, rows)
+
+
+def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords: dict[str, Any]) -> tuple[Plan, bool]:
+    """The best plan, and whether Ctrl-C ended the search for it."""
+    from hpgo.plans import plan
+
+    started_s = time.monotonic()
+    with _bar(f"batch {global_batch_size} on {cluster.name}") as tell:
+        best = plan(profile, cluster, global_batch_size=global_batch_size, progress=tell, **keywords)
+    if best.finished:
+        return best, False
+    taken_s = time.monotonic() - started_s
+    interrupted = keywords["deadline_s"] is None or taken_s < keywords["deadline_s"]
+    why = "interrupted" if interrupted else "deadline reached"
+    click.echo(
+        f"note: {why} after {taken_s:.1f} s; the best plan so far is within {best.gap:.2%} of the best", err=True
+    )
+    return best, interrupted
+
+
+@contextmanager
+def _bar(label: str) -> Iterator[Callable[[float, float], None] | None]:
+    """A function for the search to call with its best step and bound; it draws once patience has run out."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from hpgo.units import format_seconds
+
+    started_s = time.monotonic()
+    draw: Callable[[float, str], None] | None = None
+    with ExitStack() as stack:
+
+        def tell(best_s: float, bound_s: float) -> None:
+            nonlocal draw
+            if draw is None:
+                if time.monotonic() - started_s < _PATIENCE_S:
+                    return
+                draw = stack.enter_context(progress(label))
+            if best_s == float("inf"):
+                draw(0.0, "no plan yet; Ctrl-C gives up")
+                return
+            share = bound_s / best_s
+            draw(
+                share,
+                f"best {format_seconds(best_s)}, none below {format_seconds(bound_s)}, gap {1 / share - 1:.1%};"
+                " Ctrl-C takes the best"
+                if share > 0
+                else f"best {format_seconds(best_s)}",
+            )
+
+        yield tell

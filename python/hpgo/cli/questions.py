@@ -1,0 +1,146 @@
+"""What `hpgo plan` and `hpgo evaluate` are asked: options, their units, and their names in messages."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from hpgo.errors import HpgoError
+from hpgo.units import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
+
+_ARGUMENTS = re.compile(
+    r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|max_stages|recompute|deadline_s|reserved_bytes)\b=?"
+)
+_SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")  # hpgo.plans.SCHEDULES, which `--help` need not load
+_RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
+
+
+class _Measure(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """A number with a unit."""
+
+    def __init__(self, name: str, parser: Callable[[str], float]) -> None:
+        self.name = name
+        self._parser = parser
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Base units: seconds, bytes."""
+        if not isinstance(value, str):
+            return float(value)
+        try:
+            return self._parser(value)
+        except HpgoError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+
+
+class Counts(click.ParamType):  # type: ignore[type-arg]
+    """Whole numbers from 1, with commas between them."""
+
+    name = "counts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Each number once, in the order given."""
+        if isinstance(value, tuple):
+            return value
+        counts = []
+        for word in str(value).split(","):
+            text = word.strip().replace("_", "")
+            if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text)):
+                self.fail(f"`{word[:40]}` is no whole number from 1; write it like 64 or 64,128,256", param, ctx)
+            counts.append(int(text))
+        return tuple(dict.fromkeys(counts))
+
+
+SECONDS = _Measure("time", parse_seconds)
+
+
+def question(command: _Command) -> _Command:
+    """Adds the argument PROFILE and the options that say what is asked; `settings` reads them."""
+    for option in reversed(
+        (
+            click.argument("profile"),
+            click.option("-c", "--cluster", required=True, metavar="NAME|FILE", help="See `hpgo clusters`."),
+            click.option(
+                "-b", "--global-batch-size", type=Counts(), required=True, metavar="N[,N…]",
+                help="Samples in a step, over all devices.",
+            ),
+            click.option(
+                "--profile-batch-size", type=int, metavar="N",
+                help="Samples that PipeDream text was measured with, if its name doesn't say.",
+            ),
+            click.option(
+                "--schedule", type=click.Choice(_SCHEDULES), default="eager_1f1b", show_default=True,
+                help="How far forwards run ahead of backwards.",
+            ),
+            click.option(
+                "--micro-batch-size", type=int, metavar="N", help="Samples in a micro-batch; by default the best."
+            ),
+            click.option(
+                "--min-micro-batch-size", type=int, metavar="N",
+                help="Fewest samples of a micro-batch on a device; by default the profile's smallest batch size.",
+            ),
+            click.option(
+                "--recompute", type=click.Choice(tuple(_RECOMPUTE)), default="no", show_default=True,
+                help="Recompute activations in the backward pass, for less memory.",
+            ),
+            click.option(
+                "--gradients-per-weight", type=float, default=1.0, show_default=True, metavar="BYTES",
+                help="Bytes of gradients for each byte of weights.",
+            ),
+            click.option(
+                "--optimizer-per-weight", type=float, default=2.0, show_default=True, metavar="BYTES",
+                help="Bytes of optimizer state for each byte of weights: 2 is Adam, 0 plain SGD.",
+            ),
+            click.option("--shard-optimizer", is_flag=True, help="Replicas share the optimizer state (ZeRO stage 1)."),
+            click.option(
+                "--reserve", type=_Measure("size", parse_bytes), default=0.0, metavar="SIZE",
+                help="Memory of each device to leave alone, like `1 GB`.",
+            ),
+            click.option("--no-uneven", is_flag=True, help="Replicas of a stage get equal shares only."),
+            click.option("--no-overlap", is_flag=True, help="Gradients synchronise after the backward pass only."),
+        )
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes the options of `question` out of `options`, as keyword arguments of `hpgo.plan` without the batch size."""
+    from hpgo.plans import MemoryModel
+
+    return {
+        "schedule": options.pop("schedule"),
+        "micro_batch_size": options.pop("micro_batch_size"),
+        "min_micro_batch_size": options.pop("min_micro_batch_size"),
+        "recompute": _RECOMPUTE[options.pop("recompute")],
+        "uneven": not options.pop("no_uneven"),
+        "overlap": not options.pop("no_overlap"),
+        "memory": MemoryModel(
+            gradients_per_weight=options.pop("gradients_per_weight"),
+            optimizer_per_weight=options.pop("optimizer_per_weight"),
+            shard_optimizer=options.pop("shard_optimizer"),
+            reserved_bytes=options.pop("reserve"),
+        ),
+    }
+
+
+@contextmanager
+def as_options() -> Iterator[None]:
+    """Names arguments of functions as the command's options in errors that pass."""
+    try:
+        yield
+    except HpgoError as error:
+        message, hint = (_ARGUMENTS.sub(_option, text) for text in (error.message, error.hint))
+        raise type(error)(message, hint) from None
+
+
+def _option(found: re.Match[str]) -> str:
+    name = found[1].removesuffix("_s").removesuffix("d_bytes").replace("_", "-")
+    return f"--{name}{' ' if found[0].endswith('=') else ''}"

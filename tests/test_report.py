@@ -1,0 +1,157 @@
+"""What a plan's report says, and that it says so truthfully."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo import limits, report
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def bert() -> hpgo.Plan:
+    return hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> hpgo.Plan:
+    layers = draw(st.integers(1, 8))
+    column = st.lists(st.floats(1e-4, 1.0), min_size=layers, max_size=layers)
+    sizes = st.lists(st.integers(0, 10**9), min_size=layers, max_size=layers)
+    profile = hpgo.Profile.chain(
+        "toy",
+        batch_size=1,
+        forward_s=draw(column),
+        backward_s=draw(column),
+        activation_bytes=draw(sizes),
+        parameter_bytes=draw(sizes),
+    )
+    cluster = hpgo.Cluster.of(
+        nodes=draw(st.integers(1, 3)),
+        devices_per_node=draw(st.integers(1, 3)),
+        intra_gbit_s=draw(st.floats(1, 1000)),
+        inter_gbit_s=draw(st.floats(1, 1000)),
+        memory="1 TB",
+    )
+    return hpgo.plan(
+        profile,
+        cluster,
+        global_batch_size=draw(st.sampled_from([1, 2, 6, 12])),
+        schedule=draw(st.sampled_from(["1f1b", "eager_1f1b", "gpipe"])),
+        recompute=draw(st.booleans()),
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(plans())
+def test_the_parts_of_a_step_add_up_to_it_and_none_is_negative(plan: hpgo.Plan) -> None:
+    parts = limits.parts(plan)
+    assert sum(part.seconds for part in parts) == pytest.approx(plan.step_s)
+    assert min(part.seconds for part in parts) >= -1e-12
+
+
+@settings(deadline=None, max_examples=40)
+@given(plans())
+def test_every_report_fits_eighty_columns_and_has_a_row_for_each_stage_in_each_table(plan: hpgo.Plan) -> None:
+    lines = report.table(plan).splitlines()
+    assert max(map(len, lines)) <= report.WIDTH
+    rows = [line for line in lines if re.match(r" *[0-9]+  ", line)]
+    assert len(rows) == 3 * len(plan.stages)
+
+
+@settings(deadline=None, max_examples=40)
+@given(plans())
+def test_json_keeps_the_whole_plan_and_obeys_the_published_schema(plan: hpgo.Plan) -> None:
+    text = plan.to_json()
+    assert hpgo.Plan.from_json(text) == plan
+    jsonschema.validate(json.loads(text), json.loads((ROOT / "docs/plan.schema.json").read_text(encoding="utf-8")))
+
+
+def test_the_schema_names_every_field_and_no_other(bert: hpgo.Plan) -> None:
+    schema = json.loads((ROOT / "docs/plan.schema.json").read_text(encoding="utf-8"))
+    document = json.loads(bert.to_json())
+    assert set(schema["properties"]) == set(document)
+    assert set(schema["$defs"]["stage"]["properties"]) == set(document["stages"][0])
+    assert set(schema["$defs"]["memory"]["properties"]) == set(document["stages"][0]["memory"])
+    assert set(schema["$defs"]["alternative"]["properties"]) == set(document["alternatives"][0])
+
+
+def test_a_report_names_every_stage_and_every_fact(bert: hpgo.Plan) -> None:
+    text = " ".join(str(bert).split())
+    for words in (
+        "a step of 64 samples takes 837 ms",
+        "tokens … encoder-28 32 0–7 8",
+        "encoder-29 … pooler 21 8–15 8",
+        "4 micro-batches of 16 samples",
+        "proven optimal",
+        "every cut between layers; every placement",
+        "stage 0 computes for 95.8 % of the step",
+        "data parallelism 1.11 s, 33 % longer",
+        "straight pipeline 1.02 s, 22 % longer",
+    ):
+        assert words in text
+
+
+def test_a_gap_is_told_as_a_percentage_with_the_bound(bert: hpgo.Plan) -> None:
+    assert "at most 25 % above the best" in report.proof(replace(bert, lower_bound_s=bert.step_s / 1.25))
+    assert "takes less than 670 ms" in report.proof(replace(bert, lower_bound_s=bert.step_s / 1.25))
+
+
+def test_a_stopped_search_never_claims_a_proof_by_itself(bert: hpgo.Plan) -> None:
+    stopped = replace(bert, lower_bound_s=bert.step_s / 2, finished=False)
+    assert "proven" not in report.proof(stopped)
+    assert "stopped" in report.proof(stopped)
+
+
+def test_a_restricted_search_space_is_named(bert: hpgo.Plan) -> None:
+    text = report.search_space(replace(bert, cuts="1,000,000 cut points", placements="compact"))
+    assert "one order of the layers (1,000,000 cut points)" in text
+    assert "compact placements only" in text
+
+
+def test_a_plan_that_does_not_fit_says_what_is_missing_where() -> None:
+    profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.of(nodes=1, devices_per_node=8, intra_gbit_s=100)
+    small = replace(
+        cluster, machines=hpgo.Cluster.of(nodes=1, devices_per_node=8, intra_gbit_s=1, memory="2GB").machines
+    )
+    plan = hpgo.evaluate(profile, small, [(53, range(8))], global_batch_size=64)
+    missing_gb = (plan.stages[0].memory.total_bytes - 2e9) / 1e9
+    assert f"each device of stage 0 lacks {missing_gb:.3g} GB" in str(plan)
+    assert "if it had the memory" in str(plan).splitlines()[0]
+
+
+def test_markdown_has_the_same_numbers_in_tables(bert: hpgo.Plan) -> None:
+    text = report.markdown(bert)
+    assert "| 0 | tokens … encoder-28 | 32 | 0–7 | 8 | 2 | 3 |" in text
+    assert text.count("|---:|") >= 3
+
+
+@pytest.mark.parametrize(
+    ("devices", "text"),
+    [([3], "3"), ([0, 1], "0–1"), ([0, 1, 2, 5, 7, 8], "0–2,5,7–8"), (range(16), "0–15")],
+)
+def test_devices_are_written_as_ranges(devices: list[int], text: str) -> None:
+    assert report.device_ranges(devices) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"format": "hpgo.plan", "version": 2}', '{"format": "hpgo.plan", "version": 1}', "\x00"],
+)
+def test_what_is_no_plan_is_refused_with_a_hint(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.Plan.read(file)
+    assert str(file) in caught.value.message
+    assert caught.value.hint
