@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -457,7 +458,8 @@ def plan(
             the lower bound.
 
     Raises ArgumentError or ClusterError for input that makes no sense; InfeasibleError if no plan fits the devices'
-    memory, with the stage and device that lack it, how much, and what would help.
+    memory, with the stage and device that lack it, how much, and what would help; HpgoError if the deadline, and
+    KeyboardInterrupt if Ctrl-C, came before there was any plan.
 
     Method: docs/planner.md; after DAPPLE (Fan et al., PPoPP 2021) for stages, warm-up windows and uneven replication.
 
@@ -480,8 +482,13 @@ def plan(
     )
     if deadline_s is not None and not deadline_s > 0:
         raise ArgumentError(f"deadline_s is {deadline_s}", "give a positive number of seconds")
+    started_s = time.monotonic()
     try:
         found, search = _core.plan(profile, cluster, settings, deadline_s, progress)
+    except KeyboardInterrupt:
+        if deadline_s is None or time.monotonic() - started_s < deadline_s:
+            raise
+        raise HpgoError(f"{deadline_s:g} s passed before there was any plan", "give it more time") from None
     except InfeasibleError as error:
         raise _explained(error, profile, cluster, settings) from None
     best = _plan_of(profile, cluster, settings, found)
