@@ -6,7 +6,6 @@ file and line. Plain words mean what YAML 1.2 says: `1e9` is a number, `no` is t
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +134,8 @@ class Section:
 
 
 def _json(text: str, file: str, error: type[HpgoError]) -> object:
+    import json
+
     def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
         mapping: dict[str, object] = {}
         for key, value in items:
@@ -167,6 +168,8 @@ def quoted(text: str) -> str:
     """
     if re.fullmatch(r"[A-Za-z]([\w./+() -]*[\w)])?", text, re.ASCII) and text.lower() not in _RESERVED:
         return text
+    import json
+
     written = json.dumps(text, ensure_ascii=False)
     return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in written)
 

@@ -6,9 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpgo.documents import read_text
 from hpgo.errors import ArgumentError, ProfileError
-from hpgo.formats import native, pipedream
 from hpgo.models import MODELS, built_in
 from hpgo.wording import near, shorten
 
@@ -31,6 +29,9 @@ def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = Non
     """
     if isinstance(source, str) and source in MODELS:
         return _at(built_in(source), batch_size)
+    from hpgo.documents import read_text
+    from hpgo.formats import native, pipedream
+
     path = Path(source)
     text = read_text(path, ProfileError) if _may_be_file(path) else _no_such(str(source))
     if pipedream.looks_like(text):
@@ -58,6 +59,8 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], *, batch_size:
     Raises ArgumentError for another ending, or a batch size that the profile does not have; ProfileError if the file
     can't be written.
     """
+    from hpgo.formats import native, pipedream
+
     path = Path(path)
     if path.suffix == ".txt":
         text = pipedream.write(profile, batch_size)
