@@ -127,7 +127,8 @@ def makespan_and_span_s(schedule: hpgo.Schedule, durations: hpgo.Durations) -> t
                 if kind == "W" or (kind == "F" and stage == 0) or (kind == "I" and stage == last):
                     ready_s = 0.0
                 elif source in end_s:
-                    ready_s = end_s[source] + durations.transfer_s
+                    stays = schedule.rank_of_stage[source[1]] == rank
+                    ready_s = end_s[source] + (0.0 if stays else durations.transfer_s)
                 else:
                     break
                 start_s = max(free_s[rank], ready_s)
@@ -149,3 +150,19 @@ def test_v_shapes_are_as_short_as_recorded_at_the_same_memory(reference: Path, n
         makespan_s = makespan_and_span_s(ours, hpgo.Durations(one_s, one_s, one_s))[0]
         # V-Half of 8 ranks ends two slots later than recorded; all others are equal or shorter.
         assert makespan_s <= row["refsim_makespan"] + (2 if (name, ranks) == ("V-half", 8) else 0)
+
+
+def test_zb_v_fitted_to_durations_is_as_short_as_recorded(reference: Path) -> None:
+    relative = []
+    for row in rows(reference / "schedules/zb.jsonl"):
+        if row["scheduler"] != "ZBV":
+            continue
+        ranks = row["pp_ranks"]
+        costs = ((row[key],) * 2 * ranks for key in ("cost_F", "cost_B(input grad)", "cost_W"))
+        durations = hpgo.Durations(*costs, transfer_s=row["cost_comm_p2p"])
+        ours = hpgo.schedule("zb_v", ranks=ranks, micro_batches=row["microbatches"], durations=durations)
+        assert max(ours.peak_in_flight) <= row["max_mem_per_rank"]
+        relative.append(makespan_and_span_s(ours, durations)[0] / row["refsim_makespan"])
+    assert len(relative) > 150
+    assert sum(x <= 1 + 1e-9 for x in relative) >= 0.95 * len(relative)
+    assert max(relative) < 1.01

@@ -20,6 +20,7 @@ mod text;
 mod v_shape;
 mod validate;
 mod wave;
+mod weights;
 mod zb_greedy;
 mod zero_bubble;
 

@@ -15,28 +15,17 @@ const LOOK_AHEAD: usize = 256;
 /// Times that differ by less are the same: sums of durations in different order.
 const SAME_S: f64 = 1e-9;
 
-/// When a rank departs from its order.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Temper {
-    /// Never.
-    InOrder,
-    /// Not for a weight gradient that would be over only after an input gradient has come.
-    Patient,
-    /// Whenever it would wait.
-    Impatient,
-}
-
-/// `schedule` of one chain with split backwards, squeezed under `cap` activations a rank if that makes it shorter.
+/// `schedule` of one chain with split backwards, squeezed under `cap` activations a rank.
 pub(super) fn squeeze(schedule: &Schedule, cap: u32, durations: &Durations) -> Schedule {
-    let tries = [Temper::InOrder, Temper::Impatient, Temper::Patient];
-    let shortest = tries.map(|temper| carried_out(schedule, cap, durations, temper)).into_iter();
-    let shortest = shortest.min_by(|one, other| (one.1 + SAME_S).total_cmp(&other.1));
-    shortest.map_or_else(|| schedule.clone(), |(squeezed, _)| squeezed)
+    // A patient rank waits for an input gradient that comes before a weight gradient would be over.
+    let (impatient, impatient_s) = carried_out(schedule, cap, durations, false);
+    let (patient, patient_s) = carried_out(schedule, cap, durations, true);
+    if patient_s + SAME_S < impatient_s { patient } else { impatient }
 }
 
 /// The order as it turns out, and its makespan.
-fn carried_out(schedule: &Schedule, cap: u32, durations: &Durations, temper: Temper) -> (Schedule, f64) {
-    let mut run = Run::new(schedule, cap, durations, temper);
+fn carried_out(schedule: &Schedule, cap: u32, durations: &Durations, patient: bool) -> (Schedule, f64) {
+    let mut run = Run::new(schedule, cap, durations, patient);
     run.run();
     let makespan_s = run.ranks.iter().map(|rank| rank.free_s).fold(0.0, f64::max);
     let orders = run.ranks.into_iter().map(|rank| rank.order).collect();
@@ -56,7 +45,7 @@ struct Run<'a> {
     durations: &'a Durations,
     rank_of_stage: &'a [u32],
     cap: u32,
-    temper: Temper,
+    patient: bool,
     /// When the input of each forward and of each input gradient is there, by `[stage][micro-batch]`.
     forward_ready_s: Vec<f64>,
     input_ready_s: Vec<f64>,
@@ -85,7 +74,7 @@ impl Ord for Instant {
 }
 
 impl<'a> Run<'a> {
-    fn new(schedule: &'a Schedule, cap: u32, durations: &'a Durations, temper: Temper) -> Self {
+    fn new(schedule: &'a Schedule, cap: u32, durations: &'a Durations, patient: bool) -> Self {
         let micro_batches = schedule.total_micro_batches() as usize;
         let cells = micro_batches * schedule.rank_of_stage.len();
         let mut forward_ready_s = vec![f64::INFINITY; cells];
@@ -101,7 +90,7 @@ impl<'a> Run<'a> {
             durations,
             rank_of_stage: &schedule.rank_of_stage,
             cap,
-            temper,
+            patient,
             forward_ready_s,
             input_ready_s: vec![f64::INFINITY; cells],
             micro_batches,
@@ -134,9 +123,7 @@ impl<'a> Run<'a> {
         let mut unready_inputs: Vec<(u32, u32)> = Vec::new();
         let waiting =
             todo[*first..].iter().enumerate().filter_map(|(at, action)| action.map(|action| (*first + at, action)));
-        for (turn, (place, action)) in
-            waiting.take(if self.temper == Temper::InOrder { 1 } else { LOOK_AHEAD }).enumerate()
-        {
+        for (turn, (place, action)) in waiting.take(LOOK_AHEAD).enumerate() {
             match action.kind {
                 Kind::Forward => {
                     let ready = self.forward_ready_s[self.cell(action)] <= now_s + SAME_S;
@@ -164,7 +151,7 @@ impl<'a> Run<'a> {
         }
         let place = weight?;
         let weight_s = self.durations.weight_gradient_s[todo[place]?.stage as usize];
-        (self.temper != Temper::Patient || now_s + weight_s <= soonest_s + SAME_S).then_some(place)
+        (!self.patient || now_s + weight_s <= soonest_s + SAME_S).then_some(place)
     }
 
     fn carry_out(&mut self, rank: usize, place: usize, now_s: f64) {

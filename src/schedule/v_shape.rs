@@ -1,6 +1,7 @@
 //! Schedules on a V: rank `r` holds stages `r` and `2p - 1 - r`, so first and last stage share a rank.
 
 use super::squeeze::squeeze;
+use super::weights::refill;
 use super::{Action, Durations, Kind, Schedule, snake_placement};
 
 /// Appends actions of one rank of a V; chunk 0 goes down, chunk 1 up again.
@@ -141,7 +142,7 @@ fn repeat(block: [u32; 4], stages: [u32; 2], micro_batches: u32) -> Vec<Action> 
     order
 }
 
-/// ZB-V for given durations: its usual order, squeezed where that is shorter.
+/// ZB-V for given durations: its usual order, with weight gradients where they leave time for them.
 pub(super) fn zb_v_fitted(ranks: u32, micro_batches: u32, durations: &Durations) -> Schedule {
-    squeeze(&zb_v(ranks, micro_batches), 2 * ranks, durations)
+    refill(&zb_v(ranks, micro_batches), 2 * ranks, durations)
 }

@@ -1,0 +1,163 @@
+//! Weight gradients put where there is time for them: the order of forwards and input gradients stays as it is.
+//!
+//! Nothing waits for a weight gradient but the memory that it frees. So each rank fills the gap before its next forward
+//! or input gradient with those that are due, oldest first, and runs one earlier only to make room under the cap.
+
+use super::{Action, Durations, Kind, Schedule};
+
+/// Times that differ by less are the same: sums of durations in different order.
+const SAME_S: f64 = 1e-9;
+
+/// `schedule` of one chain with split backwards, its weight gradients moved for the shortest makespan.
+///
+/// `schedule` must be valid and hold at most `cap` activations a rank.
+pub(super) fn refill(schedule: &Schedule, cap: u32, durations: &Durations) -> Schedule {
+    // How much of a weight gradient may overrun its gap is a matter of taste.
+    let tries = [0.0, 0.25, 0.5, 1.0].map(|overrun| {
+        let mut run = Run::new(schedule, cap, durations, overrun);
+        run.run();
+        run
+    });
+    let shortest = tries.into_iter().min_by(|one, other| (one.makespan_s() + SAME_S).total_cmp(&other.makespan_s()));
+    let orders =
+        shortest.map_or_else(|| schedule.orders.clone(), |run| run.ranks.into_iter().map(|rank| rank.order).collect());
+    Schedule { orders, ..schedule.clone() }
+}
+
+#[derive(Default)]
+struct Rank {
+    order: Vec<Action>,
+    next: usize,
+    /// Input gradients whose weight gradients haven't run, oldest first.
+    due: std::collections::VecDeque<Action>,
+    held: u32,
+    free_s: f64,
+}
+
+struct Run<'a> {
+    schedule: &'a Schedule,
+    durations: &'a Durations,
+    cap: u32,
+    overrun: f64,
+    /// When the input of each forward and of each input gradient is there, by `[stage][micro-batch]`.
+    forward_ready_s: Vec<f64>,
+    input_ready_s: Vec<f64>,
+    micro_batches: usize,
+    ranks: Vec<Rank>,
+}
+
+impl<'a> Run<'a> {
+    fn new(schedule: &'a Schedule, cap: u32, durations: &'a Durations, overrun: f64) -> Self {
+        let micro_batches = schedule.total_micro_batches() as usize;
+        let cells = micro_batches * schedule.rank_of_stage.len();
+        let mut forward_ready_s = vec![f64::INFINITY; cells];
+        forward_ready_s[..micro_batches].fill(0.0);
+        let rank = |order: &Vec<Action>| Rank { order: Vec::with_capacity(order.len()), ..Rank::default() };
+        Self {
+            schedule,
+            durations,
+            cap,
+            overrun,
+            forward_ready_s,
+            input_ready_s: vec![f64::INFINITY; cells],
+            micro_batches,
+            ranks: schedule.orders.iter().map(rank).collect(),
+        }
+    }
+
+    fn makespan_s(&self) -> f64 {
+        self.ranks.iter().map(|rank| rank.free_s).fold(0.0, f64::max)
+    }
+
+    fn run(&mut self) {
+        // Ranks that may go on; each delivery brings its receiver back.
+        let mut awake: Vec<usize> = (0..self.ranks.len()).collect();
+        while let Some(rank) = awake.pop() {
+            while let Some(receiver) = self.step(rank) {
+                if receiver != rank {
+                    awake.push(receiver);
+                }
+            }
+        }
+        for rank in 0..self.ranks.len() {
+            while self.put_weight(rank) {}
+        }
+    }
+
+    /// Runs the next forward or input gradient of `rank` and says whose input that was; `None` if it must wait.
+    fn step(&mut self, rank: usize) -> Option<usize> {
+        let order = &self.schedule.orders[rank];
+        while order.get(self.ranks[rank].next).is_some_and(|action| action.kind == Kind::WeightGradient) {
+            self.ranks[rank].next += 1;
+        }
+        let action = *order.get(self.ranks[rank].next)?;
+        let stage = action.stage as usize;
+        let cell = stage * self.micro_batches + action.micro_batch as usize;
+        let forward = action.kind == Kind::Forward;
+        let ready_s = if forward { self.forward_ready_s[cell] } else { self.input_ready_s[cell] };
+        if ready_s.is_infinite() {
+            return None;
+        }
+        if forward && self.ranks[rank].held >= self.cap {
+            self.put_weight(rank);
+        }
+        while self.has_gap_before(rank, ready_s) && self.put_weight(rank) {}
+        let durations = self.durations;
+        let length_s = if forward { durations.forward_s[stage] } else { durations.input_gradient_s[stage] };
+        let state = &mut self.ranks[rank];
+        state.next += 1;
+        state.order.push(action);
+        state.free_s = state.free_s.max(ready_s) + length_s;
+        if forward {
+            state.held += 1;
+        } else {
+            state.due.push_back(action);
+        }
+        Some(self.deliver(rank, action, cell))
+    }
+
+    fn has_gap_before(&self, rank: usize, ready_s: f64) -> bool {
+        let Rank { free_s, due, .. } = &self.ranks[rank];
+        due.front().is_some_and(|first| {
+            let weight_s = self.durations.weight_gradient_s[first.stage as usize];
+            free_s + SAME_S < ready_s && free_s + weight_s <= ready_s + self.overrun * weight_s + SAME_S
+        })
+    }
+
+    /// Makes the input of the stage that follows ready, and names that stage's rank; `rank` itself where none follows.
+    fn deliver(&mut self, rank: usize, action: Action, cell: usize) -> usize {
+        let (stage, last) = (action.stage as usize, self.schedule.rank_of_stage.len() - 1);
+        let end_s = self.ranks[rank].free_s;
+        let arrival_s = |to: usize| {
+            let receiver = self.schedule.rank_of_stage[to] as usize;
+            (receiver, if receiver == rank { end_s } else { end_s + self.durations.transfer_s })
+        };
+        match action.kind {
+            Kind::Forward if stage == last => {
+                self.input_ready_s[cell] = end_s;
+                rank
+            }
+            Kind::Forward => {
+                let (receiver, ready_s) = arrival_s(stage + 1);
+                self.forward_ready_s[cell + self.micro_batches] = ready_s;
+                receiver
+            }
+            _ if stage == 0 => rank,
+            _ => {
+                let (receiver, ready_s) = arrival_s(stage - 1);
+                self.input_ready_s[cell - self.micro_batches] = ready_s;
+                receiver
+            }
+        }
+    }
+
+    /// Runs the oldest weight gradient that is due, if any.
+    fn put_weight(&mut self, rank: usize) -> bool {
+        let state = &mut self.ranks[rank];
+        let Some(first) = state.due.pop_front() else { return false };
+        state.order.push(Action::weight_gradient(first.stage, first.micro_batch));
+        state.held -= 1;
+        state.free_s += self.durations.weight_gradient_s[first.stage as usize];
+        true
+    }
+}
