@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.errors import ScheduleError as ScheduleError
     from hpgo.formats import read_profile as read_profile
     from hpgo.formats import write_profile as write_profile
+    from hpgo.layout import Layout as Layout
     from hpgo.orders import Durations as Durations
     from hpgo.orders import Schedule as Schedule
     from hpgo.orders import schedule as schedule
@@ -54,6 +55,7 @@ _PUBLIC: dict[str, str] = {
     "HpgoError": "hpgo.errors",
     "InfeasibleError": "hpgo.errors",
     "Layer": "hpgo.profile",
+    "Layout": "hpgo.layout",
     "Measures": "hpgo.timeline",
     "MemoryModel": "hpgo.plans",
     "Plan": "hpgo.plans",

@@ -1,0 +1,202 @@
+"""What a user does with schedules: choose, show, read, write, and get wrong."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo.cli.schedules import command
+
+ROOT = Path(__file__).parent.parent
+NAMES = [family.name for family in hpgo.schedules()]
+
+
+def test_all_families_of_the_field_are_there() -> None:
+    wanted = """gpipe forward_only 1f1b eager_1f1b 1f1b_overlap interleaved looped_bfs zb_h1 zb_h2 zb interleaved_zb
+    zb_v v_half v_min dualpipe dualpipe_v chimera hanayo pipedream pipedream_2bw staggered sequential"""
+    assert set(wanted.split()) <= set(NAMES)
+
+
+@pytest.mark.parametrize("module", ["hpgo.orders", "hpgo.layout"])
+def test_examples_in_docstrings_run(module: str) -> None:
+    failed, tried = doctest.testmod(importlib.import_module(module))
+    assert tried > 1
+    assert failed == 0
+
+
+def test_examples_in_the_documentation_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/schedules.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, {"hpgo": hpgo})
+    for line, output in re.findall(r"```console\n\$ hpgo schedules (.*?)\n(.*?)```", page, re.DOTALL):
+        assert CliRunner().invoke(command, line.split()).output == output
+
+
+def test_the_documented_table_is_the_table_of_the_program() -> None:
+    page = (ROOT / "docs/schedules.md").read_text()
+    rows = [
+        f"| `{row.name}` | {row.summary} ({row.source}) | {row.limits} | {row.peak} | {row.bubble} |"
+        for row in hpgo.schedules()
+    ]
+    assert "\n".join(rows) in page
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_is_listed_and_shown(name: str) -> None:
+    listed = CliRunner().invoke(command, [])
+    assert listed.exit_code == 0
+    assert re.search(rf"^{name} +\w", listed.output, re.MULTILINE)
+    shown = CliRunner().invoke(command, ["show", name, "--json"])
+    facts = json.loads(shown.output)
+    assert facts["name"] == name
+    assert len(facts["orders"]) == facts["ranks"] == 4
+    text = CliRunner().invoke(command, ["show", name, "--csv"]).output
+    assert hpgo.Schedule.from_text(text).orders == facts["orders"]
+
+
+def test_the_table_is_there_for_machines() -> None:
+    table = json.loads(CliRunner().invoke(command, ["--json"]).output)
+    assert [row["name"] for row in table] == NAMES
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    ranks=st.integers(0, 9),
+    micro_batches=st.integers(0, 40),
+    chunks=st.none() | st.integers(0, 5),
+    group_size=st.none() | st.integers(0, 9),
+    cap=st.none() | st.integers(0, 9),
+)
+@settings(deadline=None, max_examples=200)
+def test_any_request_gives_a_valid_schedule_or_an_error_with_a_way_out(
+    name: str, ranks: int, micro_batches: int, chunks: int | None, group_size: int | None, cap: int | None
+) -> None:
+    try:
+        built = hpgo.schedule(
+            name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, group_size=group_size, cap=cap
+        )
+    except hpgo.ArgumentError as error:
+        assert error.hint  # noqa: PT017 -- either outcome is right
+    else:
+        assert hpgo.Schedule.from_text(built.to_text()) == built
+        assert hpgo.Schedule.from_text(built.to_text(in_steps=True)) == built
+        assert built.ranks == ranks
+        assert built.total_micro_batches == micro_batches
+
+
+def of_one_stage(forward_s: float) -> hpgo.Durations:
+    return hpgo.Durations((forward_s,), (1.0,), (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"ranks": -1, "micro_batches": 4}, "`ranks` is -1"),
+        ({"ranks": 2.5, "micro_batches": 4}, "`ranks` is 2.5"),
+        ({"ranks": 2, "micro_batches": True}, "`micro_batches` is True"),
+        ({"ranks": 2, "micro_batches": 10**20}, "`micro_batches` is 100000000000000000000"),
+        ({"ranks": 2, "micro_batches": 10**9}, "has 6000000000 actions"),
+        (
+            {"ranks": 2, "micro_batches": 4, "durations": hpgo.Durations((1.0,), (1.0,), (1.0,))},
+            "1 entries for 2 stages",
+        ),
+        (
+            {"ranks": 1, "micro_batches": 4, "durations": hpgo.Durations((float("nan"),), (1.0,), (1.0,))},
+            "`forward_s` holds NaN",
+        ),
+        (
+            {"ranks": 1, "micro_batches": 4, "durations": hpgo.Durations((-1.0,), (1.0,), (1.0,))},
+            "`forward_s` holds -1",
+        ),
+    ],
+)
+def test_numbers_that_make_no_sense_are_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(hpgo.ArgumentError, match=re.escape(message)):
+        hpgo.schedule("zb", **arguments)  # type: ignore[arg-type]
+
+
+def test_an_unknown_name_suggests_near_ones() -> None:
+    with pytest.raises(hpgo.ScheduleError) as raised:
+        hpgo.schedule("interleave", ranks=2, micro_batches=2)
+    assert "`interleaved`" in raised.value.hint
+
+
+def test_files_go_out_and_in_again(tmp_path: Path) -> None:
+    built = hpgo.schedule("dualpipe", ranks=4, micro_batches=10)
+    path = tmp_path / "mine.csv"
+    for in_steps in (False, True):
+        built.save(path, in_steps=in_steps)
+        read = hpgo.Schedule.read(path)
+        assert read == built
+        assert read.name == "mine"
+    assert pickle.loads(pickle.dumps(built)) == built
+
+
+def test_files_that_are_no_schedules_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    with pytest.raises(hpgo.ScheduleError, match="can't read"):
+        hpgo.Schedule.read(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(hpgo.ScheduleError, match="is not text"):
+        hpgo.Schedule.read(path)
+    path.write_text("0F0,0B0\n1F0,,,\n")
+    with pytest.raises(hpgo.ScheduleError, match="`1B0` is missing on rank 1"):
+        hpgo.Schedule.read(path)
+
+
+def test_recorded_lists_with_transfers_are_read(reference: Path) -> None:
+    for line in (reference / "schedules/torch_comms.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        read = hpgo.Schedule.from_text("\n".join(row["actions"]))
+        computed = [
+            [cell for cell in rank.split() if not re.search("SEND|RECV|SHARD|REDUCE", cell)] for rank in row["actions"]
+        ]
+        assert read.orders == computed
+
+
+def test_arrays_cannot_be_changed_behind_the_schedules_back() -> None:
+    built = hpgo.schedule("gpipe", ranks=2, micro_batches=2)
+    with pytest.raises(ValueError, match="read-only"):
+        built.actions[0, 0] = 3
+
+
+LAYOUTS = st.lists(st.text("Etm", min_size=1, max_size=6), min_size=1, max_size=8).map(tuple)
+
+
+@given(LAYOUTS)
+@settings(deadline=None)
+def test_layouts_go_out_and_in_again(stages: tuple[str, ...]) -> None:
+    layout = hpgo.Layout(stages)
+    assert hpgo.Layout.parse(str(layout)) == layout
+
+
+@given(st.text("EtmL|()*,0123 x", max_size=20))
+@settings(deadline=None)
+def test_any_layout_text_is_read_or_refused(text: str) -> None:
+    try:
+        layout = hpgo.Layout.parse(text)
+    except hpgo.ArgumentError as error:
+        assert error.hint  # noqa: PT017 -- either outcome is right
+    else:
+        assert hpgo.Layout.parse(str(layout)) == layout
+
+
+def test_a_layout_runs_as_megatron_would() -> None:
+    layout = hpgo.Layout.parse("Et*2|(tt|)*14t,mL")
+    assert len(layout.stages) == 16
+    assert layout.schedule(ranks=4, micro_batches=8) == hpgo.schedule(
+        "interleaved", ranks=4, micro_batches=8, chunks=4, group_size=4
+    )
+    assert layout.schedule(ranks=16, micro_batches=8) == hpgo.schedule("1f1b", ranks=16, micro_batches=8)
+    with pytest.raises(hpgo.ArgumentError, match="16 stages can't be spread evenly over 5 ranks"):
+        layout.schedule(ranks=5, micro_batches=8)
