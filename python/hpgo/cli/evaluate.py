@@ -63,7 +63,7 @@ def command(
     output: str | None,
     **options: Any,
 ) -> None:
-    r"""Price a plan of your own, with the model and the report of `hpgo plan`.
+    """Price a plan of your own, with the model and the report of `hpgo plan`.
 
     Devices are numbered machine by machine from 0: `0-7` are eight, `0-3+8-11` four on each of two machines of eight.
 

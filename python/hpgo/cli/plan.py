@@ -49,7 +49,7 @@ def command(
     plot: str | None,
     **options: Any,
 ) -> None:
-    r"""Find the plan with the shortest training step, and how sure that is.
+    """Find the plan with the shortest training step, and how sure that is.
 
     PROFILE is a file or a built-in model (`hpgo models`). The plan says which layers run on which devices, how often
     each stage is replicated, and in how many micro-batches a step is cut.
