@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("hpgo.cli.models", "List the built-in models, or write their profiles."),
     "clusters": ("hpgo.cli.clusters", "List the known clusters, or show one as a file to edit."),
     "partition": ("hpgo.cli.partition", "Spread a chain of layers over uneven hosts."),
+    "reproduce": ("hpgo.cli.reproduce", "Set published planning results beside ours."),
     "schedules": ("hpgo.cli.schedules", "List the known schedules, or show the orders of one."),
     "draw": ("hpgo.cli.draw", "Draw timelines or plans: SVG, PNG, PDF, HTML, trace, text, TikZ."),
     "view": ("hpgo.cli.view", "Open timelines or plans as an interactive page in the browser."),

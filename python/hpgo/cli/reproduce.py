@@ -1,0 +1,53 @@
+"""`hpgo reproduce`: published planning results beside ours, as tables and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hpgo.errors import ArgumentError
+
+
+@click.command()
+@click.option("--write", type=click.Path(path_type=Path), help="Fill the tables of this document instead of printing.")
+@click.option("--check", type=click.Path(path_type=Path), help="Fail unless the tables of this document are current.")
+@click.option("--figures", type=click.Path(path_type=Path), help="Draw the sweeps as SVG files in this folder.")
+def command(write: Path | None, check: Path | None, figures: Path | None) -> None:
+    r"""Set published planning results beside ours.
+
+    Asks the compatible and the modern planner every published question, and prints Markdown tables. Takes about half
+    a minute.
+
+    \b
+    Examples:
+      hpgo reproduce
+      hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction
+      hpgo reproduce --check PLANNER_REPRODUCTION.md
+    """
+    from hpgo.reproduce.document import fill, make
+
+    documents = {path: _read(path) for path in (write, check) if path is not None}
+    tables = make(figures)
+    filled = {path: fill(document, tables) for path, document in documents.items()}
+    if write is not None:
+        write.write_text(filled[write], encoding="utf-8")
+        click.echo(f"filled {len(tables)} tables of {write}", err=True)
+    if check is not None:
+        if filled[check] != documents[check]:
+            raise ArgumentError(f"the tables of {check} are not current", f"run `hpgo reproduce --write {check}`")
+        click.echo(f"the tables of {check} are current", err=True)
+    if not documents:
+        for name, table in tables.items():
+            click.echo(f"## {name}\n\n{table}\n")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(
+            f"can't read {path}: {error.strerror}", "give the path of PLANNER_REPRODUCTION.md"
+        ) from None
+    except UnicodeDecodeError:
+        raise ArgumentError(f"{path} is not text", "give the path of PLANNER_REPRODUCTION.md") from None

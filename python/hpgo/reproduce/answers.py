@@ -1,0 +1,203 @@
+"""Asks the compatible and the modern planner the published questions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from hpgo.cluster import Cluster
+from hpgo.compat import Columns, Conductor, columns, devices_from_seps, model_of
+from hpgo.errors import InfeasibleError
+from hpgo.formats import read_profile
+from hpgo.plans import Plan, evaluate, plan
+from hpgo.reproduce.questions import (
+    CONFIGS,
+    DEVICE_COUNTS,
+    MOST_MODERN_DEVICES,
+    RIVALS,
+    SEPS,
+    STRATEGIES,
+    SWEEPS,
+    Question,
+    Rival,
+    Sweep,
+)
+from hpgo.states import cut_points
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpgo.compat import Stage
+    from hpgo.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Compatible:
+    """An answer of the compatible planner, and what it takes in the modern model."""
+
+    speedup: float
+    stages: list[Stage]
+    priced: Plan | None
+    """None if it was not priced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One model on one configuration."""
+
+    question: Question
+    config: str
+    published: str
+    published_priced: Plan | None
+    """The published replicas with the cuts that suit them best in the modern model; None if none can be priced."""
+    compatible: Compatible | None
+    """None where the compatible planner can't be told the links."""
+    modern: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """DAPPLE's and PipeDream's strategies, what the compatible planner finds, and each in the modern model."""
+
+    rival: Rival
+    compatible: Compatible
+    dapple: Plan
+    pipedream: Plan
+    modern: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One model at one global batch size or device count, on configuration A's machines."""
+
+    model: str
+    global_batch_size: int
+    devices: int
+    columns: Columns
+    compatible: Compatible
+    modern: Plan | None
+    """None if no plan fits, or if it was not asked for."""
+
+
+def strategies() -> list[Strategy]:
+    """Every published strategy with both planners' answers."""
+    return [_strategy(question, config) for question in STRATEGIES for config in CONFIGS]
+
+
+def duels() -> list[Duel]:
+    """DAPPLE against PipeDream on configuration A."""
+    return [_duel(rival) for rival in RIVALS]
+
+
+def batch_sweeps() -> list[SweepPoint]:
+    """Every model over its global batch sizes on configuration A."""
+    return [_point(sweep, size, 16) for sweep in SWEEPS for size in sweep.global_batch_sizes]
+
+
+def device_sweeps() -> list[SweepPoint]:
+    """The models of the strategies over device counts, at the published global batch size."""
+    sweeps = {sweep.model: sweep for sweep in SWEEPS}
+    return [
+        _point(sweeps[question.model], question.global_batch_size, count)
+        for question in STRATEGIES
+        for count in DEVICE_COUNTS
+    ]
+
+
+def _strategy(question: Question, config: str) -> Strategy:
+    profile = read_profile(question.model)
+    cluster = Cluster.preset(CONFIGS[config])
+    size = question.global_batch_size
+    best = plan(profile, cluster, global_batch_size=size)
+    published = question.plans["ABC".index(config)]
+    compatible = _compatible(profile, cluster, size, SEPS[config]) if config in SEPS else None
+    return Strategy(question, config, published, _published(profile, cluster, size, published), compatible, best)
+
+
+def _compatible(
+    profile: Profile, cluster: Cluster | None, size: int, seps: Sequence[int], least: int = 1
+) -> Compatible:
+    conductor = Conductor(model_of(profile, size), devices_from_seps(list(seps)))
+    conductor.m.min_micro_batch_size = min(least, size)
+    speedup, stages = conductor.py_orchestrate()
+    priced = None
+    if cluster is not None:
+        layers = conductor.layers(stages)
+        priced = _priced(
+            profile, cluster, size, [(ids, devices) for ids, (*_, devices) in zip(layers, stages, strict=True)]
+        )
+    return Compatible(speedup, stages, priced)
+
+
+def _priced(
+    profile: Profile, cluster: Cluster, size: int, stages: Sequence[tuple[Sequence[str], Sequence[int]]]
+) -> Plan | None:
+    try:
+        return evaluate(profile, cluster, stages, global_batch_size=size)
+    except InfeasibleError:
+        return None
+
+
+def _published(profile: Profile, cluster: Cluster, size: int, published: str) -> Plan | None:
+    """The published kind of plan at its best: its layers are counted differently from the profile's."""
+    order = [layer.id for layer in profile.layers]
+    if published == "DP":
+        return _priced(profile, cluster, size, [(order, range(cluster.devices))])
+    if published == "straight":
+        # One device a stage: among the compatible planner's families it is the one with most stages.
+        conductor = Conductor(model_of(profile, size), devices_from_seps(list(SEPS["B"])))
+        conductor.py_orchestrate()
+        straight = max(conductor.res, key=lambda result: len(result.stages))
+        layers = conductor.layers(straight.stages)
+        return _priced(profile, cluster, size, [(ids, [device]) for device, ids in enumerate(layers)])
+    first = int(published.partition(":")[0])
+    found = []
+    for state in cut_points(profile).states[1:-1]:
+        before = [profile.layers[index].id for index in state.layers]
+        behind = [layer.id for layer in profile.layers if layer.id not in set(before)]
+        devices = [range(first), range(first, cluster.devices)]
+        found.append(_priced(profile, cluster, size, list(zip((before, behind), devices, strict=True))))
+    return min((priced for priced in found if priced and priced.fits), key=lambda priced: priced.step_s, default=None)
+
+
+def _duel(rival: Rival) -> Duel:
+    profile, cluster = read_profile(rival.model), Cluster.preset("dapple-a")
+    size = rival.global_batch_size
+
+    def priced(strategy: tuple[tuple[int, ...], tuple[int, ...]]) -> Plan:
+        replicas, cuts = strategy
+        conductor = Conductor(model_of(profile, size), devices_from_seps([8, 16]))
+        bounds = [0, *cuts, len(conductor.m.layers) - 1]
+        layers = conductor.layers([(start, end, 1, [0]) for start, end in pairwise(bounds)])
+        ends = list(accumulate(replicas))
+        devices = [range(end - count, end) for count, end in zip(replicas, ends, strict=True)]
+        return evaluate(profile, cluster, list(zip(layers, devices, strict=True)), global_batch_size=size)
+
+    return Duel(
+        rival,
+        _compatible(profile, cluster, size, [8, 16]),
+        priced(rival.dapple),
+        priced(rival.pipedream),
+        plan(profile, cluster, global_batch_size=size),
+    )
+
+
+def _point(sweep: Sweep, size: int, devices: int) -> SweepPoint:
+    profile = read_profile(sweep.model)
+    seps = [devices] if devices <= 8 else list(range(8, devices + 1, 8))
+    model = model_of(profile, size)
+    model.optimizer_memory_scaling = sweep.optimizer_memory_scaling
+    if sweep.peak_activation_bytes is not None:
+        model.peak_activation_per_batch = sweep.peak_activation_bytes
+    cluster = Cluster.preset(f"dapple-a:{max(1, devices // 8)}")
+    if devices < 8:
+        cluster = replace(cluster, machines=tuple(replace(machine, count=devices) for machine in cluster.machines))
+    best = None
+    if devices <= MOST_MODERN_DEVICES:
+        try:
+            best = plan(profile, cluster, global_batch_size=size, min_micro_batch_size=sweep.micro_batch_size)
+        except InfeasibleError:
+            best = None
+    answer = _compatible(profile, None, size, seps, least=sweep.micro_batch_size)
+    return SweepPoint(sweep.model, size, devices, columns(model, devices_from_seps(seps)), answer, best)

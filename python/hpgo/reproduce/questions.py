@@ -1,0 +1,107 @@
+"""What was published: models, batch sizes, clusters, and the plans that papers report for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CONFIGS = {"A": "dapple-a", "B": "dapple-b", "C": "dapple-c"}
+"""DAPPLE's hardware configurations, and our cluster of each."""
+
+SEPS: dict[str, Sequence[int]] = {"A": [8, 16], "B": range(1, 17)}
+"""The same for the compatible planner. C differs from B in its links, which that planner can't be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A model that DAPPLE plans for."""
+
+    model: str
+    global_batch_size: int
+    plans: tuple[str, str, str]
+    """DAPPLE's plans for A, B and C, as remembered: replicas of each stage, and layers of each stage."""
+
+
+STRATEGIES = (
+    Question("resnet-50", 2048, ("DP", "DP", "DP")),
+    Question("vgg-19", 2048, ("DP", "DP", "15:1 (13:6)")),
+    Question("gnmt-16", 1024, ("8:8 (9:7)", "8:8 (9:7)", "straight")),
+    Question("bert-48", 64, ("8:8 (23:25)", "straight", "straight")),
+    Question("xlnet-36", 128, ("8:8 (18:18)", "8:8 (18:18)", "straight")),
+    Question("amoebanet-36", 128, ("8:8 (24:12)", "11:5 (27:9)", "11:5 (27:9)")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Strategies of DAPPLE and of PipeDream for one model on 2 × 8 devices, as DAPPLE compares them.
+
+    Each is the replicas of its stages and the states that its stages end before, in the original's numbering.
+    """
+
+    model: str
+    global_batch_size: int
+    dapple: tuple[tuple[int, ...], tuple[int, ...]]
+    pipedream: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+RIVALS = (
+    Rival("vgg-19", 1024, ((14, 2), (16,)), ((8, 6, 1, 1), (11, 17, 19))),
+    Rival(
+        "xlnet-36",
+        128,
+        ((8, 8), (22,)),
+        ((1,) * 8 + (2, 1, 1, 1, 1, 2), (6, 8, 11, 14, 17, 20, 23, 26, 29, 31, 33, 35, 37)),
+    ),
+    Rival(
+        "amoebanet-36",
+        128,
+        ((8, 8), (30,)),
+        ((1,) * 16, (5, 8, 11, 14, 17, 19, 22, 25, 27, 29, 31, 33, 35, 37, 39)),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A model over global batch sizes, with the settings of the guide's columns."""
+
+    model: str
+    micro_batch_size: int
+    """The smallest."""
+    global_batch_sizes: tuple[int, ...]
+    optimizer_memory_scaling: int = 2
+    peak_activation_bytes: float | None = None
+    """Of one sample; None means all outputs of one sample."""
+
+
+def _doubling(first: int, last: int) -> tuple[int, ...]:
+    sizes = [first]
+    while sizes[-1] < last:
+        sizes.append(2 * sizes[-1])
+    return tuple(sizes)
+
+
+SWEEPS = (
+    # The guide gives convolutional networks micro-batches of 32 samples, and 70 MB to each sample.
+    Sweep("resnet-50", 32, _doubling(32, 4096), peak_activation_bytes=7e7),
+    Sweep("vgg-16", 32, _doubling(32, 4096), peak_activation_bytes=7e7),
+    Sweep("vgg-19", 32, _doubling(32, 4096), peak_activation_bytes=7e7),
+    Sweep("amoebanet-18", 8, _doubling(8, 1024)),
+    Sweep("amoebanet-36", 1, _doubling(4, 512)),
+    Sweep("bert-24", 6, tuple(6 * size for size in _doubling(1, 128)), 3),
+    Sweep("bert-48", 2, _doubling(2, 256), 3),
+    Sweep("xlnet-24", 1, _doubling(4, 512), 3),
+    Sweep("xlnet-36", 1, _doubling(4, 512), 3),
+    Sweep("gnmt-16", 64, _doubling(64, 4096), 3),
+    Sweep("gnmt-32", 64, _doubling(64, 4096), 3),
+)
+
+DEVICE_COUNTS = (2, 4, 8, 16, 32, 64)
+"""In machines of eight with configuration A's links."""
+
+MOST_MODERN_DEVICES = 16
+"""For the sweeps; with more machines the modern search runs for minutes on the deepest models."""

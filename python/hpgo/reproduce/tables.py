@@ -1,0 +1,208 @@
+"""Markdown tables of the answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpgo.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hpgo.compat import Stage
+    from hpgo.plans import Plan
+    from hpgo.reproduce.answers import Duel, Strategy, SweepPoint
+
+
+def strategies(rows: Iterable[Strategy]) -> str:
+    """What was published, what both planners answer, and what the modern model says of each."""
+    header = (
+        "model", "batch", "config", "DAPPLE (remembered)", "its step here", "compatible", "speed-up", "its step here",
+        "modern", "micro-batches", "step", "speed-up", "gap", "memory",
+    )  # fmt: skip
+    return _table(
+        header,
+        [
+            (
+                row.question.model,
+                row.question.global_batch_size,
+                row.config,
+                row.published,
+                _step(row.published_priced),
+                _stages(row.compatible.stages) if row.compatible else "–",
+                f"{row.compatible.speedup:.2f}" if row.compatible else "–",
+                _step(row.compatible.priced) if row.compatible else "–",
+                _shape(row.modern),
+                f"{row.modern.micro_batches} × {row.modern.micro_batch_size}",
+                format_seconds(row.modern.step_s),
+                f"{row.modern.speed_up:.2f}",
+                _gap(row.modern),
+                format_bytes(float(f"{max(stage.memory.total_bytes for stage in row.modern.stages):.3g}")),
+            )
+            for row in rows
+        ],
+    )
+
+
+def reasons(rows: Iterable[Strategy]) -> str:
+    """Why the modern plan is another than the published or the compatible one."""
+    lines = []
+    for row in rows:
+        said = [_reason("DAPPLE's", row.published_priced, row.modern)]
+        if row.compatible:
+            said.append(_reason("the compatible", row.compatible.priced, row.modern))
+        else:
+            said.append("the compatible planner can't be told the links")
+        lines.append((row.question.model, row.config, _sentence(said), row.modern.limit))
+    return _table(("model", "config", "against the other plans", "what limits the modern plan"), lines)
+
+
+def pipedream(rows: Iterable[Duel]) -> str:
+    """DAPPLE's and PipeDream's strategies on configuration A."""
+    header = (
+        "model", "batch", "DAPPLE", "compatible", "same", "PipeDream", "DAPPLE's step", "PipeDream's step", "modern",
+        "its step",
+    )  # fmt: skip
+    return _table(
+        header,
+        [
+            (
+                row.rival.model,
+                row.rival.global_batch_size,
+                _strategy(*row.rival.dapple),
+                _stages(row.compatible.stages),
+                "yes" if _strategy(*row.rival.dapple) == _stages(row.compatible.stages) else "no",
+                _strategy(*row.rival.pipedream),
+                _step(row.dapple),
+                _step(row.pipedream),
+                _shape(row.modern),
+                format_seconds(row.modern.step_s),
+            )
+            for row in rows
+        ],
+    )
+
+
+def batches(points: Iterable[SweepPoint]) -> str:
+    """The guide's columns over global batch sizes, with the modern answer."""
+    header = (
+        "model", "batch", "DP, no overlap", "DP + P3", "DP, normal overlap", "best hybrid", "its stages",
+        "modern", "its stages", "gap",
+    )  # fmt: skip
+    return _table(
+        header,
+        [
+            (
+                point.model,
+                point.global_batch_size,
+                f"{point.columns.no_overlap:.3f}",
+                _speedup(point.columns.p3),
+                _speedup(point.columns.overlap),
+                f"{point.compatible.speedup:.3f}",
+                _stages(point.compatible.stages),
+                *_modern(point),
+            )
+            for point in points
+        ],
+    )
+
+
+def devices(points: Iterable[SweepPoint]) -> str:
+    """Speed-ups over device counts."""
+    return _table(
+        ("model", "batch", "devices", "best hybrid", "its stages", "modern", "its stages", "gap"),
+        [
+            (
+                point.model,
+                point.global_batch_size,
+                point.devices,
+                f"{point.compatible.speedup:.3f}",
+                _stages(point.compatible.stages),
+                *_modern(point),
+            )
+            for point in points
+        ],
+    )
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def _stages(stages: Sequence[Stage]) -> str:
+    """Replicas of the stages and the states that they end before."""
+    return _strategy([len(devices) for *_, devices in stages], [end for _, end, *_ in stages[:-1]])
+
+
+def _strategy(replicas: Sequence[int], cuts: Sequence[int]) -> str:
+    if len(replicas) == 1:
+        return "DP" if replicas[0] > 1 else "one device"
+    if len(replicas) > 4:
+        return f"{len(replicas)} stages: {_runs(replicas)}"
+    return f"{':'.join(map(str, replicas))} @{', '.join(map(str, cuts))}"
+
+
+def _shape(plan: Plan) -> str:
+    """Replicas of the stages, and the layers in each where they are few."""
+    replicas = [stage.replicas for stage in plan.stages]
+    if len(replicas) == 1:
+        return "DP" if replicas[0] == plan.devices and replicas[0] > 1 else "one device"
+    if len(replicas) > 4:
+        return f"{len(replicas)} stages: {_runs(replicas)}"
+    return f"{':'.join(map(str, replicas))} ({':'.join(str(len(stage.layers)) for stage in plan.stages)})"
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Numbers with repeats counted: 1×8, 2, 1×4."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][0] == number:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return ", ".join(f"{number}×{count}" if count > 1 else str(number) for number, count in runs)
+
+
+def _modern(point: SweepPoint) -> tuple[str, str, str]:
+    if point.modern is None:
+        return ("–", "–", "–")
+    return (f"{point.modern.speed_up:.3f}", _shape(point.modern), _gap(point.modern))
+
+
+def _speedup(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _step(plan: Plan | None) -> str:
+    if plan is None:
+        return "–"
+    return format_seconds(plan.step_s) if plan.fits else f"lacks {_missing(plan)}"
+
+
+def _missing(plan: Plan) -> str:
+    return format_bytes(float(f"{-min(stage.headroom_bytes for stage in plan.stages):.3g}"))
+
+
+def _gap(plan: Plan) -> str:
+    return "–" if plan.gap is None else f"{plan.gap:.1%}"
+
+
+def _reason(whose: str, other: Plan | None, modern: Plan) -> str:
+    if other is None:
+        return f"{whose} plan can't be priced"
+    if [(stage.layers, stage.devices) for stage in other.stages] == [
+        (stage.layers, stage.devices) for stage in modern.stages
+    ]:
+        return f"{whose} plan is the same"
+    if not other.fits:
+        return f"{whose} plan lacks {_missing(other)} on a device"
+    slower = other.step_s / modern.step_s - 1
+    if slower < 0.0005:
+        return f"{whose} plan is as fast"
+    return f"{whose} plan takes {slower:.1%} longer: {other.limit}"
+
+
+def _sentence(parts: Sequence[str]) -> str:
+    text = "; ".join(parts)
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,81 @@
+"""Published results beside ours: the committed tables are what the planners answer today."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import hpgo
+from hpgo.cli.reproduce import command
+from hpgo.reproduce import answers, document, tables
+from hpgo.reproduce.questions import RIVALS, STRATEGIES, SWEEPS
+
+ROOT = Path(__file__).parent.parent
+DOCUMENT = ROOT / "PLANNER_REPRODUCTION.md"
+
+
+def test_the_committed_tables_and_figures_are_current(tmp_path):
+    text = DOCUMENT.read_text(encoding="utf-8")
+    made = document.make(tmp_path)
+    assert document.fill(text, made) == text, "run `make reproduce`"
+    for name in ("batches", "devices"):
+        assert f"docs/reproduction/{name}.svg" in text
+        assert (ROOT / f"docs/reproduction/{name}.svg").stat().st_size > 0
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
+
+
+def test_the_compatible_planner_finds_dapples_strategies():
+    for rival in RIVALS:
+        duel = answers._duel(rival)
+        replicas, cuts = rival.dapple
+        stages = duel.compatible.stages
+        assert [len(devices) for *_, devices in stages] == list(replicas)
+        assert [end for _, end, *_ in stages[:-1]] == list(cuts)
+
+
+def test_no_published_or_compatible_plan_beats_the_modern_one():
+    bert = next(question for question in STRATEGIES if question.model == "bert-48")
+    for config in "ABC":
+        row = answers._strategy(bert, config)
+        others = [row.published_priced, row.compatible.priced if row.compatible else None]
+        assert all(row.modern.step_s <= other.step_s for other in others if other is not None and other.fits)
+
+
+@pytest.mark.parametrize(
+    ("model", "global_batch_size", "no_overlap"),
+    [("vgg-16", 2048, 10.566), ("bert-24", 384, 11.376), ("vgg-19", 512, 4.740), ("xlnet-24", 128, 10.419)],
+)
+def test_the_guides_values_are_among_the_rows(model, global_batch_size, no_overlap):
+    sweep = next(sweep for sweep in SWEEPS if sweep.model == model)
+    assert global_batch_size in sweep.global_batch_sizes
+    point = answers._point(sweep, global_batch_size, 16)
+    assert point.columns.no_overlap == pytest.approx(no_overlap, abs=5e-4)
+    assert f"| {no_overlap:.3f} |" in tables.batches([point])
+
+
+def test_a_document_without_a_place_for_a_table_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(document, "make", lambda figures: {"strategies": "| new |"})
+    path = tmp_path / "document.md"
+    path.write_text("no markers\n")
+    result = CliRunner().invoke(command, ["--write", str(path)])
+    assert isinstance(result.exception, hpgo.ArgumentError)
+    assert "no place for the table `strategies`" in str(result.exception)
+    assert path.read_text() == "no markers\n"
+
+
+def test_old_tables_fail_the_check_and_are_replaced_by_writing(tmp_path, monkeypatch):
+    monkeypatch.setattr(document, "make", lambda figures: {"strategies": "| new |"})
+    path = tmp_path / "document.md"
+    path.write_text("a\n<!-- table: strategies -->\n| old |\n<!-- end -->\nb\n")
+    assert isinstance(CliRunner().invoke(command, ["--check", str(path)]).exception, hpgo.ArgumentError)
+    assert CliRunner().invoke(command, ["--write", str(path)]).exit_code == 0
+    assert path.read_text() == "a\n<!-- table: strategies -->\n| new |\n<!-- end -->\nb\n"
+    assert CliRunner().invoke(command, ["--check", str(path)]).exit_code == 0
+
+
+def test_a_missing_document_is_named(tmp_path):
+    result = CliRunner().invoke(command, ["--check", str(tmp_path / "missing.md")])
+    assert isinstance(result.exception, hpgo.ArgumentError)
+    assert "missing.md" in str(result.exception)
