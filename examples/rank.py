@@ -1,0 +1,29 @@
+"""What one process of a launcher does under a plan: start it once a rank, with RANK and WORLD_SIZE set.
+
+    hpgo plan vgg-19 --cluster dapple-c --global-batch-size 2048 -o plan.json
+    torchrun --nproc-per-node 16 examples/rank.py plan.json
+
+It prints the rank's part. A training script builds `mine.layers`, exchanges rows with `mine.receives` and `mine.sends`,
+and sums gradients among `mine.peers`.
+"""
+
+import os
+import sys
+
+import hpgo
+
+
+def main() -> None:
+    """Reads the plan named on the command line and prints this rank's part of it."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    plan = hpgo.Plan.read(sys.argv[1])
+    if plan.devices != world_size:
+        sys.exit(f"the plan is for {plan.devices} ranks, not {world_size}")
+    mine = plan.for_rank(rank)
+    for _word, parts in (("receives", mine.receives), ("sends", mine.sends)):
+        for _other, _rows in parts:
+            pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Plans for launchers: each module writes what one framework accepts, and refuses what it can't run.
+
+hpgo.export.torchtitan(plan)  # text; hpgo.export.save(plan, "torchtitan", "job.toml") writes it
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpgo.errors import ArgumentError
+from hpgo.export.deepspeed import deepspeed
+from hpgo.export.megatron import megatron
+from hpgo.export.torchtitan import torchtitan
+from hpgo.wording import near
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from hpgo.plans import Plan
+
+__all__ = ["LAUNCHERS", "deepspeed", "megatron", "save", "torchtitan"]
+
+LAUNCHERS: dict[str, Callable[[Plan], str]] = {"megatron": megatron, "deepspeed": deepspeed, "torchtitan": torchtitan}
+"""What a plan can be written for."""
+
+
+def save(plan: Plan, launcher: str, path: str | os.PathLike[str]) -> None:
+    """Writes `plan` for one of `LAUNCHERS`. Raises ArgumentError, also for a plan that the launcher can't run."""
+    if launcher not in LAUNCHERS:
+        raise ArgumentError(f"there is no exporter `{launcher}`", near(launcher, LAUNCHERS))
+    text = LAUNCHERS[launcher](plan)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ArgumentError(f"can't write `{path}`: {reason}", "name a file in a folder that exists") from None
