@@ -12,7 +12,7 @@ _LAUNCHERS = ("megatron", "deepspeed", "torchtitan")  # hpgo.export.LAUNCHERS, w
 @click.option("--to", "launcher", type=click.Choice(_LAUNCHERS), required=True, help="Who shall run it.")
 @click.option("-o", "--output", metavar="FILE", help="Write it there instead of printing it.")
 def command(plan: str, launcher: str, output: str | None) -> None:
-    r"""Write PLAN.json, from `hpgo plan -o`, as configuration of a launcher.
+    """Write PLAN.json, from `hpgo plan -o`, as configuration of a launcher.
 
     Launchers run grids: as many replicas of each stage. Plans with other counts are for launchers of your own, which
     ask a plan what each rank does: `Plan.for_rank`, examples/rank.py.

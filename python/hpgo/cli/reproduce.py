@@ -14,7 +14,7 @@ from hpgo.errors import ArgumentError
 @click.option("--check", type=click.Path(path_type=Path), help="Fail unless the tables of this document are current.")
 @click.option("--figures", type=click.Path(path_type=Path), help="Draw the sweeps as SVG files in this folder.")
 def command(write: Path | None, check: Path | None, figures: Path | None) -> None:
-    r"""Set published planning results beside ours.
+    """Set published planning results beside ours.
 
     Asks the compatible and the modern planner every published question, and prints Markdown tables. Takes about half
     a minute.
