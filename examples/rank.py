@@ -20,9 +20,13 @@ def main() -> None:
     if plan.devices != world_size:
         sys.exit(f"the plan is for {plan.devices} ranks, not {world_size}")
     mine = plan.for_rank(rank)
-    for _word, parts in (("receives", mine.receives), ("sends", mine.sends)):
-        for _other, _rows in parts:
-            pass
+    print(
+        f"rank {rank}: stage {mine.stage}, layers {mine.layers[0]} to {mine.layers[-1]},"
+        f" samples {mine.rows.start} to {mine.rows.stop - 1} of each of {mine.micro_batches} micro-batches"
+    )
+    for word, parts in (("receives", mine.receives), ("sends", mine.sends)):
+        for other, rows in parts:
+            print(f"rank {rank}: {word} samples {rows.start} to {rows.stop - 1}, rank {other}")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,6 @@ def _is_plan(path: str) -> bool:
     """Whether the file says so; what can't be read is left to the reader of timelines, who says why."""
     try:
         with Path(path).open("rb") as file:
-            return b'"hpgo.plans"' in file.read(200)
+            return b'"hpgo.plan"' in file.read(200)
     except OSError:
         return False
