@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -203,6 +206,17 @@ def test_inputs_and_unused_outputs_are_left_out():
     edges = (("Input0", "a"), ("a", "b"), ("a", "__getitem__(1)"))
     model = model_of(hpgo.Profile("ends", (1,), layers, edges), 1)
     assert [(each.desc, each.compute_time) for each in model.layers] == [("a", 1.0), ("b", 2.0)]
+
+
+def test_the_page_on_compatibility_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    root = Path(__file__).parent.parent
+    shutil.copy(root / "profiling_results/xlnet-36-pbs-1.txt", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (root / "docs/compatibility.md").read_text("utf-8"), re.DOTALL):
+        exec(compile(block, "compatibility.md", "exec"), names)
+        shown = re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE)
+        assert capsys.readouterr().out.splitlines() == shown
 
 
 def test_settings_of_the_model_count():
