@@ -96,9 +96,10 @@ fn uniform_costs(schedule: &Schedule, uniform: Uniform) -> Costs {
     Costs::of_stages(vec![times; schedule.rank_of_stage.len()])
 }
 
-/// Seconds from start to end that rank 0 is not busy; all ranks do the same work.
+/// Seconds from start to end that the last rank is not busy. Only fused pairs make ranks differ in their work.
 fn simulated_bubble_s(schedule: &Schedule, uniform: Uniform) -> f64 {
-    let busy_s: f64 = schedule.orders[0]
+    let last = schedule.orders.last().expect("a schedule has ranks");
+    let busy_s: f64 = last
         .iter()
         .map(|action| match action.kind {
             Kind::Forward => uniform.forward_s,
@@ -150,6 +151,15 @@ fn hanayo_waves_shrink_the_bubble() {
             let bubble_s = simulated_bubble_s(&schedule, EQUAL);
             assert!(bubble_s <= 1.5 * 3.0 * f64::from(ranks - 1), "{ranks} {chunks}: {bubble_s}");
         }
+    }
+}
+
+#[test]
+fn one_unit_of_chimera_leaves_p_minus_2_slots() {
+    let slots = Uniform { forward_s: 1.0, input_gradient_s: 0.5, weight_gradient_s: 0.5, overlapped_s: 2.0 };
+    for ranks in [2, 4, 8, 16] {
+        let schedule = build("chimera", &Request::new(ranks, ranks)).unwrap();
+        assert!((simulated_bubble_s(&schedule, slots) - f64::from(ranks - 2)).abs() < 1e-9, "{ranks}");
     }
 }
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.schedules import command
+from hpgo.orders import asynchronous_windows
 
 ROOT = Path(__file__).parent.parent
 NAMES = [family.name for family in hpgo.schedules()]
@@ -162,6 +163,35 @@ def test_recorded_lists_with_transfers_are_read(reference: Path) -> None:
             [cell for cell in rank.split() if not re.search("SEND|RECV|SHARD|REDUCE", cell)] for rank in row["actions"]
         ]
         assert read.orders == computed
+
+
+def test_sends_and_receives_stand_where_torch_places_them(reference: Path) -> None:
+    names = {"Interleaved1F1B": "interleaved", "LoopedBFS": "looped_bfs", "InterleavedZeroBubble": "interleaved_zb"}
+    names |= {"ZBVZeroBubble": "zb_v", "DualPipeV": "dualpipe_v"}
+    for line in (reference / "schedules/torch_comms.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        built = hpgo.schedule(names[row["schedule"]], ranks=row["pp_ranks"], micro_batches=row["microbatches"])
+        sharded = re.compile("SHARD|REDUCE")
+        recorded = [[cell for cell in rank.split() if not sharded.search(cell)] for rank in row["actions"]]
+        assert built.with_transfers(deferred_receives=row["defer_pp_recv"]) == recorded
+
+
+def test_transfers_are_printed_for_other_tools() -> None:
+    arguments = ["show", "gpipe", "-r", "2", "-m", "1", "--csv", "--transfers"]
+    assert CliRunner().invoke(command, arguments).output == "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"
+
+
+def test_windows_of_replicated_asynchronous_stages_keep_all_devices_busy() -> None:
+    windows = asynchronous_windows([3, 1])
+    assert windows == [2, 1]
+    assert hpgo.schedule("pipedream", ranks=2, micro_batches=9, windows=windows).peak_in_flight == windows
+    with pytest.raises(hpgo.ArgumentError, match="`devices` is"):
+        asynchronous_windows([1, 0])
+
+
+def test_a_schedule_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(hpgo.ScheduleError, match="can't write"):
+        hpgo.schedule("gpipe", ranks=1, micro_batches=1).save(tmp_path / "nowhere/mine.csv")
 
 
 def test_arrays_cannot_be_changed_behind_the_schedules_back() -> None:

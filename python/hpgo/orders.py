@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.errors import ScheduleError
+from hpgo.errors import ArgumentError, ScheduleError
 
 if TYPE_CHECKING:
     import os
@@ -69,6 +69,17 @@ class Schedule:
         """
         return [line.split(",") if line else [] for line in self.to_text().splitlines()]
 
+    def with_transfers(self, *, deferred_receives: bool = False) -> list[list[str]]:
+        """As `orders`, with sends and receives where PyTorch places them.
+
+        A receive is posted when its send is, or, if deferred, right before the action that needs it.
+
+        >>> import hpgo
+        >>> hpgo.schedule("gpipe", ranks=2, micro_batches=1).with_transfers()[0]
+        ['0F0', '0SEND_F0', '0RECV_B0', '0B0']
+        """
+        return _core.communication_lists(self, deferred_receives)
+
     @property
     def peak_in_flight(self) -> list[int]:
         """For each rank the most chunk activations that it holds at once: from F to B, or to W of a split backward."""
@@ -115,8 +126,14 @@ class Schedule:
         return _core.write_schedule(self, in_steps)
 
     def save(self, path: str | os.PathLike[str], *, in_steps: bool = False) -> None:
-        """Writes `to_text` to a CSV file that PyTorch's `_load_csv` reads."""
-        Path(path).write_text(self.to_text(in_steps=in_steps), encoding="utf-8")
+        """Writes `to_text` to a CSV file that PyTorch's `_load_csv` reads; raises ScheduleError if it can't."""
+        text = self.to_text(in_steps=in_steps)
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ScheduleError(
+                f"can't write {path}: {error.strerror}", "name a file in a folder that exists"
+            ) from None
 
     def __eq__(self, other: object) -> bool:
         """Equal orders of equal stages; the name doesn't count."""
@@ -233,10 +250,22 @@ def schedules() -> tuple[Family, ...]:
     return tuple(Family(**row | {"options": tuple(row["options"])}) for row in _core.schedule_families())
 
 
+def asynchronous_windows(devices: Sequence[int]) -> list[int]:
+    """Warm-up forwards of stages that are replicated on `devices[s]` devices each, for `pipedream`.
+
+    A stage holds as many micro-batches as keep all devices behind it busy: ⌈devices from s on / devices of s⌉
+    (PipeDream's NOAM for the first stage, Narayanan et al., 2019).
+
+    >>> asynchronous_windows([2, 1, 1])
+    [2, 2, 1]
+    """
+    if not devices or min(devices) < 1:
+        raise ArgumentError(f"`devices` is {list(devices)}", "give each stage at least one device")
+    return [-(-sum(devices[stage:]) // devices[stage]) for stage in range(len(devices))]
+
+
 def _check(what: str, number: object) -> None:
     if number is not None and (not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**32):
-        from hpgo.errors import ArgumentError
-
         raise ArgumentError(f"`{what}` is {number!r}", "give a whole number from 1 on")
 
 

@@ -248,8 +248,9 @@ pub const FAMILIES: &[Family] = &[
         summary: "1F1B whose steady state runs a forward and a backward as one, which hides expert exchange",
         source: "Megatron-LM, combined 1F1B; DeepSeek-V3 (2024) for the fused pair",
         peak: "min(M, 2 (p - r))",
-        bubble: "(p - 1) (F + B) + (p - 1) (2 (F‖B) - F - B) if M >= 2 p",
+        bubble: "(p - 1) (F + B) on the last rank",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(2 * (sizes.ranks - rank))),
+        bubble_of: Some(fill_and_drain),
         build: |sizes, _| Ok(overlapped(sizes.ranks, sizes.micro_batches)),
         ..PLAIN
     },
@@ -304,7 +305,8 @@ pub const FAMILIES: &[Family] = &[
         options: &["chunks", "group_size"],
         chunks: Chunks::Several,
         peak: "min(v M, (v - 1) g + 2 (p - r))",
-        bubble: "",
+        bubble: "(p - 1) (F + B) on the last rank if g = p",
+        bubble_of: Some(fill_and_drain),
         peak_of: Some(|sizes, rank| {
             let Sizes { ranks: p, chunks: v, micro_batches: m, group_size: g, .. } = sizes;
             (v * m).min((v - 1) * g + 2 * (p - rank))

@@ -42,6 +42,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @click.option("-g", "--group-size", type=click.IntRange(min=1), help="Micro-batches before the next chunk's turn.")
 @click.option("--cap", type=click.IntRange(min=1), help="Most activations a rank may hold.")
 @click.option("--csv", is_flag=True, help="Only the orders, one line a rank, as PyTorch reads them.")
+@click.option("--transfers", is_flag=True, help="With --csv: sends and receives too, where PyTorch places them.")
 @click.option("--json", "as_json", is_flag=True, help="Orders and facts for machines.")
 def show(
     *,
@@ -52,6 +53,7 @@ def show(
     group_size: int | None,
     cap: int | None,
     csv: bool,
+    transfers: bool,
     as_json: bool,
 ) -> None:
     """Show what schedule NAME is, and its orders: column t is step t if every action takes one.
@@ -62,6 +64,11 @@ def show(
       hpgo schedules show zb --ranks 4 --micro-batches 8 --cap 6
     """
     built = schedule(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, group_size=group_size, cap=cap)
+    if transfers:
+        if not csv:
+            raise click.UsageError("--transfers needs --csv")
+        click.echo("\n".join(",".join(order) for order in built.with_transfers()))
+        return
     if csv:
         click.echo(built.to_text(), nl=False)
         return
