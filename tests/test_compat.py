@@ -261,6 +261,52 @@ def test_the_straight_pipeline_has_the_smallest_bottleneck(compute_s, devices, a
     assert slowest_s(asked, straight[0].stages) == pytest.approx(best_s)
 
 
+def speedup_by_hand(conductor, bottleneck_s, stages):
+    """The original's score of a plan without pipelines side by side, written down once more."""
+    sums = list(itertools.accumulate(layer.compute_time for layer in conductor.m.layers))
+    weights = list(itertools.accumulate(layer.parameter_size for layer in conductor.m.layers))
+    count = conductor.m.global_batch_size
+    block_s = bottleneck_s / count
+    length_s = block_s * (count - 1) + sums[-1] / count
+    late_s = [0.0]
+    for index, (start, end, _, devices) in enumerate(stages):
+        held = weights[end] - (weights[start - 1] if start else 0)  # one state too many, but for the last stage
+        late_s.append(conductor.d.all_reduce_s(devices, held) - index * block_s)
+        if index + 1 < len(stages):
+            crossing = conductor.m.layers[end - 1].output_activation_size / count
+            length_s += conductor.d.split_concat_s(devices, stages[index + 1][3], crossing)
+    return sums[-1] / (length_s + max(late_s))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 1e9), st.floats(0, 1e9)), min_size=2, max_size=6),
+    st.sampled_from([[2], [3], [1, 2, 3], [2, 4], [3, 4], [2, 4, 5]]),
+    st.integers(1, 64),
+)
+def test_no_split_in_two_scores_better_than_the_one_found(layers, seps, global_batch_size):
+    asked = conductor(chain(*map(list, zip(*layers, strict=True))), global_batch_size, seps)
+    asked.py_orchestrate()
+    sums = list(itertools.accumulate(layer.compute_time for layer in asked.m.layers))
+    last, everyone = len(layers) - 1, range(seps[-1])
+    scattered = sorted(
+        everyone, key=lambda device: (device - max([0, *(end for end in seps if end <= device)]), device)
+    )
+    scores = []
+    for cut, taken in itertools.product(range(1, last + 1), range(1, seps[-1])):
+        for first in (list(everyone[:taken]), sorted(scattered[:taken])):
+            second = [device for device in everyone if device not in first]
+            crossing = asked.m.layers[cut - 1].output_activation_size
+            bottleneck_s = max(
+                sums[cut - 1] / len(first),
+                (sums[-1] - sums[cut - 1]) / len(second),
+                asked.d.split_concat_s(first, second, crossing),
+            )
+            stages = [(0, cut, len(first), first), (cut, last, len(second), second)]
+            scores.append(speedup_by_hand(asked, bottleneck_s, stages))
+    assert asked.res[-1].speedup == pytest.approx(max(scores), rel=1e-9)
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.floats(0.01, 10), min_size=1, max_size=12),
