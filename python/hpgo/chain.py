@@ -220,6 +220,8 @@ class _Task:
     numbers: list[int]
     """Layers of the model before each position."""
     groups: list[_Group]
+    names: frozenset[str]
+    """Types and hosts that links, pins and exclusions may name, used or not."""
     link: Callable[[_Group, _Group], _Hop]
     bits: int
     remarks: list[str] = field(default_factory=list)
@@ -471,6 +473,7 @@ def _from_files(
         cut_bytes=[width * batch_size * count for count in values],
         numbers=list(range(len(model.memory_mb) + 1)),
         groups=groups,
+        names=frozenset(types) | frozenset(hosts) | frozenset(host for listed in hosts.values() for host in listed),
         link=lambda one, other: _Hop(min(one.port_bytes_per_s, other.port_bytes_per_s), 0.0),
         bits=8 * width,
         remarks=notes,
@@ -526,6 +529,7 @@ def _from_profile(profile: Profile, cluster: Cluster, batch_size: int, dtype: st
         cut_bytes=[total(index, "boundary_bytes") for index in range(len(states))],
         numbers=[len(state.layers) for state in states],
         groups=groups,
+        names=frozenset(name for group in groups for name in (group.device_type, *group.hosts)),
         link=link,
         bits=8 * _width(dtype),
         remarks=remarks,
@@ -541,7 +545,7 @@ class _Rules:
         file, self.links = links or ("", pipeedge.Links())
         self._link = task.link
         groups = task.groups
-        known = {name for group in groups for name in (group.device_type, *group.hosts)}
+        known = task.names
         layers = task.numbers[-1]
         pinned = [_rule(text, "pin", known, layers) for text in pins]
         excluded = [_rule(text, "exclude", known, layers) for text in exclude]
@@ -611,7 +615,7 @@ class _Rules:
         return hops
 
 
-def _rule(text: str, what: str, known: set[str], layers: int) -> tuple[str, frozenset[int] | None]:
+def _rule(text: str, what: str, known: frozenset[str], layers: int) -> tuple[str, frozenset[int] | None]:
     """`mb-0=1-12,48` as name and layers; `mb-0` alone names all of them where that makes sense."""
     example = "write `host=1-12,48`" if what == "pin" else "write `host` or `host=1-12,48`"
     name, equals, numbers = text.partition("=") if text not in known else (text, "", "")
