@@ -6,6 +6,8 @@ import itertools
 import json
 import math
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -541,3 +543,59 @@ def test_command_prints_table_json_and_schedule(tmp_path, monkeypatch):
     assert json.loads(call("--json"))["interval_s"] == 2
     assert yaml.safe_load(call("--yaml", "--svg", "plan.svg")) == [{"t-0": [1, 1]}, {"t-1": [2, 2]}]
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
+
+
+PAGE = Path(__file__).parent.parent / "docs" / "partition.md"
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def page_folder(tmp_path, monkeypatch) -> Path:
+    """A folder with the files that the page shows."""
+    for block in blocks("yaml"):
+        name, _, text = block.partition("\n")
+        (tmp_path / name.removeprefix("# ")).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shell(command: str, folder: Path) -> str:
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", [block for block in blocks("console") if "PipeEdge's files" not in block])
+def test_page_shows_what_the_command_prints(block, page_folder):
+    command, _, printed = block.removeprefix("$ ").partition("\n")
+    assert shell(command, page_folder) == printed
+
+
+@pytest.mark.parametrize("block", [block for block in blocks("console") if "PipeEdge's files" in block])
+def test_page_shows_pipeedges_example(block, reference, tmp_path):
+    copies = {
+        "models": "models",
+        "device_types": "device_types",
+        "devices_renamed": "devices",
+        "devices": "devices_of_readme",
+    }
+    for source, target in copies.items():
+        shutil.copy(reference / "pipeedge" / f"{source}.yml", tmp_path / f"{target}.yml")
+    command, _, printed = block.removeprefix("$ ").partition("\n")
+    assert shell(command, tmp_path) == printed
+
+
+def test_python_examples_of_the_page_run(page_folder, capsys):
+    names: dict = {}
+    for block in blocks("python"):
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert "nano-0" in capsys.readouterr().out
+
+
+def test_picture_of_the_page_is_what_the_command_draws(reference, tmp_path):
+    files = [reference / "pipeedge" / f"{name}.yml" for name in ("models", "device_types", "devices_renamed")]
+    plan = partition(*files, model="google/vit-base-patch16-224")
+    assert svg(plan) == (PAGE.parent / "images" / "partition.svg").read_text(encoding="utf-8")

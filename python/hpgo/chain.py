@@ -129,7 +129,8 @@ class ChainPlan:
 
     def slack_s(self, part: ChainStage | ChainHop) -> float:
         """How much longer the stage or hop could take between batches before the plan slows down."""
-        return self.interval_s - part.interval_s
+        slack_s = self.interval_s - part.interval_s
+        return slack_s if slack_s > 1e-9 * self.interval_s else 0.0  # below that it is rounding
 
     def pipeedge(self) -> str:
         """The schedule as PipeEdge's runtime reads it: `- host: [first, last]`, in stage order.
@@ -364,7 +365,13 @@ def partition(
         bits=_widths(task.bits, bits),
     )
     longest_s = None if throughput is None else size / throughput
-    found = _core.partition_chain(chain, objective, longest_s, time_limit_s, progress)
+    try:
+        found = _core.partition_chain(chain, objective, longest_s, time_limit_s, progress)
+    except InfeasibleError as error:
+        if longest_s is None:
+            raise
+        asked = f"{throughput:g} samples/s are a batch of {size} every {longest_s:.6g} s"
+        raise InfeasibleError(error.message, f"{error.hint}; {asked}") from None
     return _plan(found, task, rules.groups, batch_size=size, objective=objective, units=units)
 
 

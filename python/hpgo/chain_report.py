@@ -133,7 +133,9 @@ def svg(plan: ChainPlan) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" ',
         f'viewBox="0 0 {width} {height}" role="img"><title>{escape(title)}</title><style>{_STYLE}</style>',
         f'<text x="12" y="20">{escape(title)}</text>',
-        f'<text class="small" x="{_LEFT}" y="44">seconds a batch: computing, sending</text>',
+        f'<text class="small" x="{_LEFT}" y="44">',
+        '<tspan class="compute">■</tspan> computes <tspan class="send">■</tspan> sends ',
+        '<tspan class="slowest">■</tspan> sets the pace</text>',
         f'<text class="small" x="{_LEFT + _WIDE + 40}" y="44">memory</text>',
     ]
 

@@ -105,7 +105,7 @@ pub fn partition(
 ) -> Result<ChainPlan> {
     chain.check(objective, max_interval_s)?;
     let costs = Costs::new(chain);
-    let limit_s = max_interval_s.unwrap_or(f64::MAX);
+    let limit_s = search::rounded_up(max_interval_s.unwrap_or(f64::MAX));
     let found = match objective {
         Objective::Throughput => search::fastest(&costs, limit_s, control),
         _ => search::cheapest(&costs, objective, limit_s, control),

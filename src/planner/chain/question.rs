@@ -50,7 +50,7 @@ impl Hop {
 /// What the best plan is best at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Objective {
-    /// Shortest interval between batches.
+    /// Shortest interval between batches; of plans that have it, one on few hosts.
     Throughput,
     /// Shortest time of one batch through the empty pipeline.
     Latency,

@@ -13,6 +13,14 @@ const WIDTHS: [usize; 4] = [24, 400, 6_000, usize::MAX];
 /// Bounds within this share of each other count as equal: sums of times round.
 const ROUNDING: f64 = 1e-9;
 
+/// Hosts and bits are counted: what is better than a plan is better by one.
+const FEWER_BY_ONE: fn(f64) -> f64 = |value| value - 1.0 + ROUNDING;
+
+/// A limit that sums of times reach although they round.
+pub(super) fn rounded_up(limit_s: f64) -> f64 {
+    (limit_s * (1.0 + 1e-12)).min(f64::MAX)
+}
+
 /// How a search ended.
 pub(super) enum Answer {
     /// The best plan found, and what no plan is below.
@@ -76,11 +84,26 @@ pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, control: &Control) -> A
     }
     match best {
         Some((path, value)) => {
-            let looked_at = trial.looked_at;
-            let lower_bound = lower_s.min(value);
-            Answer::Plan { path, value, lower_bound, looked_at }
+            let path = with_fewer_hosts(costs, path, rounded_up(value), control);
+            let (value, looked_at) = (costs.bottleneck_s(&path, rounded_up(value)), trial.looked_at);
+            Answer::Plan { path, value, lower_bound: lower_s.min(value), looked_at }
         }
         None => Answer::Stopped,
+    }
+}
+
+/// A path that keeps within `limit_s` as `path` does, on fewer hosts if a narrow search finds one.
+fn with_fewer_hosts(costs: &Costs<'_>, path: Vec<Step>, limit_s: f64, control: &Control) -> Vec<Step> {
+    let roads = Roads::new(costs, Objective::Hosts, limit_s);
+    let Some(hosts) = roads.path_value(&path) else { return path };
+    let start = vec![0.0; costs.chain.types.len()];
+    match prices::haggle(&roads, start, hosts - 1.0 + ROUNDING, 20, control) {
+        Haggled::Plan(shorter, _) => shorter,
+        Haggled::Prices(prices) => {
+            let found = labels::search(&roads, &[prices], hosts - 1.0, FEWER_BY_ONE, WIDTHS[0], control);
+            found.best.map_or(path, |(shorter, _)| shorter)
+        }
+        Haggled::NoWay => path,
     }
 }
 
@@ -136,10 +159,8 @@ pub(super) fn cheapest(costs: &Costs<'_>, objective: Objective, limit_s: f64, co
         }
         Haggled::NoWay => return Answer::Nothing,
     };
-    // Hosts and bits are counted: the next better plan is better by one.
     let counted = objective != Objective::Latency;
-    let better: fn(f64) -> f64 =
-        if counted { |value| value - 1.0 + ROUNDING } else { |value| value - ROUNDING * value };
+    let better: fn(f64) -> f64 = if counted { FEWER_BY_ONE } else { |value| value - ROUNDING * value };
     let mut lower_bound = if counted { (prices.bound - ROUNDING).ceil().max(0.0) } else { prices.bound.max(0.0) };
     let pool = [prices];
     let mut best: Option<(Vec<Step>, f64)> = None;

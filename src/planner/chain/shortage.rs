@@ -118,8 +118,8 @@ fn memory(chain: &Chain, costs: &Costs<'_>, control: &Control) -> Error {
         )
     } else {
         format!(
-            "the hosts are short of memory: {} in all for {} of layers, but no cut leaves room for the buffers of every \
-             stage; it would take {more}",
+            "the hosts are short of memory: {} in all for {} of layers, but with buffers, pins and exclusions no cut \
+             fits; it would take {more}",
             mebibytes(hosts),
             mebibytes(layers)
         )
