@@ -2,19 +2,23 @@
 //!
 //! Every path through the graph of actions bounds the simulated step from below. With `t = F + B` of a stage, `c` the
 //! transfer to the next stage, `M` micro-batches and `w` forwards of warm-up, these paths are kept of each suffix of
-//! the pipeline, measured from the moment at which its first forward starts:
+//! the pipeline, measured from the start of its first forward, `F(0)`, or of its last one, `F(M-1)`:
 //!
 //! ```text
-//! trip       first stage: F(i) → down to the last stage → up again → B(i)          one micro-batch, no waiting
-//! first_back the same for micro-batch 0, which also waits for w forwards           end of B(0)
-//! last_back  the same for micro-batch M-1, which also waits for w backwards        end of B(M-1) from start of F(M-1)
-//! drained    end of B(M-1): some stage works on all micro-batches, or a link carries them all, with trips between
-//! synced     the end of everything, gradient synchronisation included
+//! trip         F(i) ─▶ down to the last stage ─▶ up again ─▶ end of B(i)       one micro-batch, no waiting
+//! first_back   F(0) ─▶ end of B(0)           B(0) also waits for the first stage's w forwards
+//! last_back    F(M-1) ─▶ end of B(M-1)       B(M-1) also waits for its last w backwards
+//! last_synced  F(M-1) ─▶ end of everything   gradient synchronisation of each stage included
+//! last_start   F(0) ─▶ start of F(M-1)       the first stage is busy all the time, but for one wait for B(0)
+//! busy         F(0) ─▶ end of B(M-1)         likewise, and for one wait for B(M-1)
+//! drained      F(0) ─▶ end of B(M-1)         some stage is busy, or a link, with waits in between
+//! synced       F(0) ─▶ end of everything
 //! ```
 //!
-//! A stage that works on all micro-batches may still wait for round trips: after its F(0) for `first_back` of the
-//! stages below (this saves `w - 1` forwards of its own work), before its B(M-1) for `last_back` (saves `w - 1`
-//! backwards), and in between for any number of `trip`s (each saves `w - 1` forwards and backwards).
+//! Waiting for a round trip takes the place of work. A stage that waits after its F(0) for its B(0) skips the `w - 1`
+//! forwards in between; one that waits after F(M-1) for B(M-1) skips `w - 1` backwards; one that waits in between skips
+//! `w - 1` of both. A stage may also wait for the one above: after its B(i), for that stage's B(i) and F(i + w above),
+//! and so for its own F(i + w above). Such a *loop* skips as many forwards and backwards as the two windows differ by.
 
 /// Lengths of the paths above, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -22,8 +26,13 @@ pub(super) struct Paths {
     pub trip_s: f64,
     pub first_back_s: f64,
     pub last_back_s: f64,
+    pub last_synced_s: f64,
+    pub last_start_s: f64,
+    pub busy_s: f64,
     pub drained_s: f64,
     pub synced_s: f64,
+    /// Forward and backward of the first stage.
+    pub work_s: f64,
 }
 
 /// A stage as the paths see it.
@@ -39,29 +48,57 @@ pub(super) struct Link {
 }
 
 impl Paths {
-    /// Puts a stage in front of the suffix.
-    pub(super) fn extend(&self, stage: &Link, micro_batches: u32) -> Self {
-        let Link { forward_s, backward_s, sync_s, window, busy_s, latency_s } = *stage;
+    /// Puts a stage in front of the suffix, whose first stage has the window `next_window`.
+    pub(super) fn extend(&self, stage: &Link, next_window: u32, micro_batches: u32) -> Self {
+        let Link { forward_s, backward_s, sync_s, window, busy_s: link_s, latency_s } = *stage;
         let work_s = forward_s + backward_s;
-        let there_and_back_s = 2.0 * (busy_s + latency_s);
-        let ahead = f64::from(window - 1);
-        let below = |path_s: f64| path_s + there_and_back_s;
+        let transfer_s = link_s + latency_s;
+        let below = |path_s: f64| path_s + 2.0 * transfer_s;
+        let (count, skipped) = (f64::from(micro_batches), f64::from(window - 1));
+        let is_alternating = micro_batches > window; // else all forwards come before all backwards
 
-        let (first, last, trip) = (below(self.first_back_s), below(self.last_back_s), below(self.trip_s));
-        let mut waits_s = 0.0_f64.max(first - ahead * forward_s).max(last - ahead * backward_s);
-        if micro_batches > window {
+        let (first_s, last_s, trip_s) = (below(self.first_back_s), below(self.last_back_s), below(self.trip_s));
+        let first_back_s = (first_s + work_s).max((skipped + 1.0) * forward_s + backward_s);
+        let last_back_s = (last_s + work_s).max(forward_s + (skipped + 1.0) * backward_s);
+        let last_synced_s = (forward_s + transfer_s + self.last_synced_s).max(last_back_s + sync_s);
+
+        // The new stage is busy all the time.
+        let wait_first_s = (first_s - skipped * forward_s).max(0.0);
+        let mut wait_s = wait_first_s.max(last_s - skipped * backward_s);
+        let mut waits_s = wait_s;
+        let mut last_start_s = (count - 1.0) * forward_s;
+        if is_alternating {
+            last_start_s += (count - skipped - 1.0) * backward_s + wait_first_s;
+            wait_s = wait_s.max(first_s + last_s - skipped * work_s);
             let between = f64::from((micro_batches - 1) / window - 1);
-            waits_s = waits_s.max(first + last - ahead * work_s + between * (trip - ahead * work_s).max(0.0));
+            waits_s = wait_s.max(first_s + last_s - skipped * work_s + between * (trip_s - skipped * work_s).max(0.0));
         }
-        let busy_stage_s = f64::from(micro_batches) * work_s + waits_s;
-        let busy_link_s = work_s + f64::from(micro_batches - 1) * busy_s + trip;
-        let drained_s = below(self.drained_s + work_s).max(busy_stage_s).max(busy_link_s);
+        // The link below it is.
+        let link_start_s = forward_s + count * link_s + latency_s;
+        // The stage below it is, and loops: the q-th from B((q - 1) (1 + difference)), the last to F(M - 1).
+        let difference = window.saturating_sub(next_window);
+        let loops = if is_alternating { (micro_batches - 1 - window) / (difference + 1) + 1 } else { 0 };
+        let loops_s = f64::from(loops) * (below(work_s) - f64::from(difference) * self.work_s).max(0.0);
+        let next_start_s = forward_s + transfer_s + self.last_start_s + loops_s;
+
+        let drained_s = (below(self.drained_s) + work_s)
+            .max(count * work_s + waits_s)
+            .max(link_start_s + self.trip_s + transfer_s + backward_s)
+            .max(below(self.busy_s) + work_s + loops_s);
+        let synced_s = (forward_s + transfer_s + self.synced_s)
+            .max(drained_s + sync_s)
+            .max(last_start_s + last_synced_s)
+            .max(link_start_s.max(next_start_s) + self.last_synced_s);
         Self {
-            trip_s: trip + work_s,
-            first_back_s: (first + work_s).max((ahead + 1.0) * forward_s + backward_s),
-            last_back_s: (last + work_s).max(forward_s + (ahead + 1.0) * backward_s),
+            trip_s: trip_s + work_s,
+            first_back_s,
+            last_back_s,
+            last_synced_s,
+            last_start_s,
+            busy_s: count * work_s + wait_s,
             drained_s,
-            synced_s: (self.synced_s + forward_s + busy_s + latency_s).max(drained_s + sync_s),
+            synced_s,
+            work_s,
         }
     }
 
@@ -69,8 +106,12 @@ impl Paths {
     pub(super) fn dominates(&self, other: &Self) -> bool {
         self.synced_s <= other.synced_s
             && self.drained_s <= other.drained_s
+            && self.busy_s <= other.busy_s
             && self.trip_s <= other.trip_s
             && self.first_back_s <= other.first_back_s
             && self.last_back_s <= other.last_back_s
+            && self.last_synced_s <= other.last_synced_s
+            && self.last_start_s <= other.last_start_s
+            && self.work_s <= other.work_s
     }
 }

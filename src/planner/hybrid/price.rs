@@ -260,12 +260,13 @@ impl<'a> Pricer<'a> {
         };
         self.simulated += 1;
         let step_s = self.sweep.step_s(&one_f_one_b(&windows, micro_batches), &costs, Links::Queued)?;
-        let path_s = stages
-            .iter()
-            .zip(&windows)
-            .rev()
-            .fold(Paths::default(), |paths, (stage, &window)| paths.extend(&link(stage, window), micro_batches));
-        Ok(Priced { step_s, path_s: path_s.synced_s, stages })
+        let mut paths = Paths::default();
+        let mut next_window = 1;
+        for (stage, &window) in stages.iter().zip(&windows).rev() {
+            paths = paths.extend(&link(stage, window), next_window, micro_batches);
+            next_window = window;
+        }
+        Ok(Priced { step_s, path_s: paths.synced_s, stages })
     }
 
     /// Whether every device of a priced plan holds what it must.

@@ -259,7 +259,7 @@ impl<'a> Task<'a> {
                         busy_s: cut_bytes * choice.transfer.s_per_byte,
                         latency_s: choice.transfer.latency_s,
                     };
-                    let paths = label.paths.extend(&stage, self.micro_batches);
+                    let paths = label.paths.extend(&stage, label.window, self.micro_batches);
                     let bound_s = prefixes.bound_s(&paths, begin, free);
                     if bound_s < threshold_s {
                         labels.add(Label {
