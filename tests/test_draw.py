@@ -155,6 +155,15 @@ def test_more_ranks_than_rows_share_rows_and_the_picture_says_so() -> None:
     assert "ranks 0–2" in texts(root)
 
 
+def test_a_rank_above_its_cap_is_named() -> None:
+    said = [
+        text
+        for text in texts(tree(timeline("dualpipe_v", micro_batches=10, memory=True), memory=True))
+        if "cap" in text
+    ]
+    assert "dualpipe_v: 4 ranks above the memory cap, rank 0 most: 17 GB of 16 GB." in said
+
+
 def test_dark_mode_follows_the_reader_unless_a_theme_is_chosen() -> None:
     one = timeline("1f1b")
     assert "prefers-color-scheme:dark" in drawn(one)
@@ -434,6 +443,16 @@ def test_mistakes_are_named(path: str, options: dict[str, object], said: str, tm
     with pytest.raises(HpgoError, match=re.escape(said)) as caught:
         hpgo.draw.save(timeline("1f1b"), tmp_path / path, **options)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("transfers", ["arrows", "lanes"])
+@pytest.mark.parametrize("unit_s", [0.0, 1e-12, 1e12])
+@pytest.mark.parametrize("name", ["1f1b", "sequential", "forward_only", "pipedream"])
+def test_odd_timelines_are_drawn_too(name: str, unit_s: float, transfers: str) -> None:
+    one = timeline(name, ranks=1 if name == "sequential" else 3, unit_s=unit_s, memory=True)
+    for ending in (".svg", ".html", ".json", ".txt", ".tex"):
+        assert hpgo.draw.render([one, timeline("gpipe")], ending, transfers=transfers, memory=True, critical_path=True)
+        assert hpgo.draw.render(one, ending, transfers=transfers, memory=True, critical_path=True)
 
 
 def test_nothing_to_draw_is_an_error() -> None:

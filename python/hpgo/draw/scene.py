@@ -266,7 +266,7 @@ def _crowding(canvas: _Canvas, timeline: Timeline) -> str:
         return f"more than the {canvas.options.max_boxes:,} drawn one by one"
     if timeline.ranks > _MOST_ROWS:
         return f"on more than {_MOST_ROWS} ranks"
-    if actions and float(np.median(timeline.end_s - timeline.start_s)) * canvas.px_per_s < 1:
+    if timeline.makespan_s > 0 and float(np.median(timeline.end_s - timeline.start_s)) * canvas.px_per_s < 1:
         return "most of them narrower than a pixel"
     return ""
 
@@ -319,7 +319,7 @@ def _density(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> int:
     plot_px = timeline.makespan_s * canvas.px_per_s
     # Columns much wider than an action, or their edges would beat against the actions' and draw waves.
     calm = timeline.makespan_s / (6 * float(np.median(timeline.end_s - timeline.start_s)) or 1)
-    columns = int(min(plot_px, _MOST_DENSITY_CELLS / rows.count, max(200, calm)))
+    columns = max(1, int(min(plot_px, _MOST_DENSITY_CELLS / rows.count, max(200, calm))))
     edges_s = np.linspace(0, timeline.makespan_s, columns + 1)
     is_fused = timeline.kind == KINDS.index("FB")
     layers: list[tuple[str, Floats]] = []
@@ -397,7 +397,7 @@ def _lane(canvas: _Canvas, timeline: Timeline, rows: _Rows, name: str, chosen: N
     shift_s = row * (2 * canvas.end_s + 1)
     reach_s = np.maximum.accumulate(end + shift_s)
     opens = np.ones(len(row), bool)
-    opens[1:] = start[1:] + shift_s[1:] > reach_s[:-1] + 0.3 / canvas.px_per_s
+    opens[1:] = (start[1:] + shift_s[1:] - reach_s[:-1]) * canvas.px_per_s > 0.3
     first = np.flatnonzero(opens)
     last = np.append(first[1:], len(row)) - 1
     half = (rows.lane_px - 1) / 2
@@ -415,6 +415,14 @@ def _curves(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> Non
     if top_bytes <= 0:
         canvas.notes.append(f"{label}: no memory in use.")
         return
+    if caps:
+        peaks = [float(sizes.max(initial=0)) for _, sizes in curves]
+        over = [rank for rank, peak in enumerate(peaks) if peak > caps[rank]]
+        if over:
+            worst = max(over, key=lambda rank: peaks[rank] / caps[rank])
+            held, cap = format_bytes(peaks[worst]), format_bytes(caps[worst])
+            above = f"{counted(len(over), 'rank')} above the memory cap"
+            canvas.notes.append(f"{label}: {above}, rank {worst} most: {held} of {cap}.")
     usable_px = rows.curve_px - 2
     points_a_row = _MOST_CURVE_POINTS // rows.count
     every = max(1, int(np.ceil(12 / rows.pitch_px)))
@@ -426,10 +434,6 @@ def _curves(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> Non
         edges_s, sizes = staircase(times_s, sizes, timeline.makespan_s, points_a_row)
         canvas.items.append(Steps("memory", canvas.x(edges_s), base - sizes / top_bytes * usable_px, base))
         if caps:
-            peak_bytes = float(sizes.max(initial=0))
-            if peak_bytes > caps[fullest]:
-                held, cap = format_bytes(peak_bytes), format_bytes(caps[fullest])
-                canvas.notes.append(f"{label}: rank {fullest} holds {held}, more than its cap of {cap}.")
             y = base - caps[fullest] / top_bytes * usable_px
             x_end = canvas.x0 + timeline.makespan_s * canvas.px_per_s
             canvas.items.append(Line("cap", ((canvas.x0, y), (x_end, y))))

@@ -118,7 +118,7 @@ def _write_actions(timeline: Timeline, columns: int, end_s: float, characters: l
 
 def _axis(columns: int, end_s: float, gutter: int) -> list[str]:
     unit, unit_s = time_unit(end_s)
-    marks, numbers = [" "] * (columns + 1), [" "] * (columns + 12)
+    marks, numbers = [" "] * (columns + 1), [" "] * (columns + 40)
     for position in ticks(end_s / unit_s, at_most=max(2, columns // 12)):
         at = round(position * unit_s / end_s * columns) if end_s > 0 else 0
         marks[min(at, columns)] = "^"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _ESCAPES = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
             "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "µ": r"\ensuremath{\mu}",
-            "·": r"\textperiodcentered{}", "×": r"\ensuremath{\times}", "–": "--", "′": "'"}  # fmt: skip
+            "·": r"\ensuremath{\cdot}", "×": r"\ensuremath{\times}", "–": "--", "′": "'"}  # fmt: skip
 _ANCHORS = {"start": "base west", "middle": "base", "end": "base east"}
 _POINTS_PER_PX = 0.75
 
