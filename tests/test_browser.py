@@ -18,6 +18,8 @@ from timelines import timeline
 
 import hpgo
 import hpgo.draw
+from hpgo.page.settings import Plans, settings_of, timelines
+from hpgo.units import format_seconds
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install 'hpgo[browser]'"
@@ -352,6 +354,30 @@ def test_the_page_works_without_scripts(browser, server) -> None:
     assert "num_stages=2" in page.url
     assert "27 s" in page.locator("table").inner_text()
     page.close()
+
+
+def test_a_plan_is_loaded_in_the_page_and_drawn(tab, server, tmp_path) -> None:
+    plan = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=1024)
+    plan.save(tmp_path / "vgg19.plan.json")
+    tab.goto(server)
+    tab.get_by_label("Load a plan").set_input_files(tmp_path / "vgg19.plan.json")
+    tab.locator("table", has_text=format_seconds(plan.step_s)).wait_for()
+    assert "plan=" in tab.url
+    assert tab.locator("select[name=plan] option:checked").inner_text() == "vgg19.plan.json"
+    tab.reload()
+    assert format_seconds(plan.step_s) in tab.locator("table").inner_text()
+    (tmp_path / "no.json").write_text("{}")
+    tab.get_by_label("Load a plan").set_input_files(tmp_path / "no.json")
+    assert "`no.json` is not a plan" in tab.get_by_role("alert").inner_text()
+    tab.problems.clear()  # the browser reports the status 400
+
+
+def test_a_plan_from_the_command_line_can_be_chosen(tmp_path) -> None:
+    plan = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=1024)
+    plans = Plans()
+    name = plans.add(plan.to_json().encode(), "mine.json")
+    drawn = timelines(settings_of([("plan", name), ("schedule", "1f1b"), ("schedule", "gpipe")]), plans)
+    assert [one.schedule for one in drawn] == ["1f1b", "gpipe"]
 
 
 def test_the_interactive_picture_opens_from_the_page(tab, server) -> None:
