@@ -274,14 +274,14 @@ function drawShares(t, top, first, last, t0, t1, s, paper) {
   pixels.fill(packed(paper));
   const inks = [...kinds.slice(0, 4).map((kind) => packed(colours[kind][0][0])), ...causes.map((cause) => packed(colours[cause][+dark]))];
   const ticksPerPx = (view.t1 - view.t0) / t.tick_s / columns, from = view.t0 / t.tick_s;
-  const coarse = t.overview && ticksPerPx >= t.overview.ticks * 0.5;
+  const under = t.overview && ticksPerPx >= t.overview.ticks * 0.5 ? cellsUnder(t.overview, from, ticksPerPx, columns) : null;
   const acc = Array.from({ length: classes }, () => new Float32Array(columns));
   for (let row = Math.floor(first / band) * band; row < last; row += band) {
     const end = Math.min(row + band, t.ranks);
     for (const cells of acc) cells.fill(0);
-    for (let rank = row; rank < end; rank++) {
-      if (coarse) addOverview(t.overview, rank, from, ticksPerPx, acc, columns);
-      else eachInterval(t, rank, t0, t1, (code, a, b, weight) => spread(acc[code], 0, columns, (a - from) / ticksPerPx, (b - from) / ticksPerPx, weight));
+    if (under) addOverview(t.overview, row, end, under, acc);
+    else for (let rank = row; rank < end; rank++) {
+      eachInterval(t, rank, t0, t1, (code, a, b, weight) => spread(acc[code], 0, columns, (a - from) / ticksPerPx, (b - from) / ticksPerPx, weight));
     }
     const foot = top + row * view.rowPx + (band > 1 ? (end - row) * view.rowPx : s.box);
     const y1 = Math.round((foot - yTop) * ratio), y0 = Math.round((top + row * view.rowPx - yTop) * ratio), rowPx = y1 - y0;
@@ -297,17 +297,28 @@ function drawShares(t, top, first, last, t0, t1, s, paper) {
   context.putImageData(image, Math.round(GUTTER * ratio), Math.round(yTop * ratio));
 }
 
-function addOverview({ columns: cells, ticks, table }, rank, from, ticksPerPx, acc, columns) {
-  const step = ticksPerPx / ticks, origin = from / ticks;
+// Which cells of the overview lie under each pixel column, as half-open ranges.
+function cellsUnder({ columns: cells, ticks }, from, ticksPerPx, columns) {
+  const first = new Int32Array(columns), last = new Int32Array(columns);
+  for (let x = 0; x < columns; x++) {
+    const a = Math.floor((from + x * ticksPerPx) / ticks), b = Math.max(a + 1, Math.floor((from + (x + 1) * ticksPerPx) / ticks));
+    first[x] = Math.max(0, Math.min(a, cells));
+    last[x] = Math.max(0, Math.min(b, cells));
+  }
+  return { first, last };
+}
+
+// Adds the ranks row .. end to the pixel columns: first rank upon rank, cell by cell, then once from cells to pixels.
+function addOverview({ columns: cells, table }, row, end, { first, last }, acc) {
+  const low = first[0], high = last[last.length - 1];
   for (let code = 0; code < table.length; code++) {
     if (!table[code]) continue;
-    const source = table[code], target = acc[code], base = rank * cells;
-    for (let x = 0; x < columns; x++) {
-      const a = Math.floor(origin + x * step), b = Math.max(a + 1, Math.floor(origin + (x + 1) * step));
-      if (b <= 0 || a >= cells) continue;
+    const source = table[code], target = acc[code], sums = new Float32Array(cells);
+    for (let rank = row; rank < end; rank++) for (let i = low, at = rank * cells + low; i < high; i++, at++) sums[i] += source[at];
+    for (let x = 0; x < first.length; x++) {
       let sum = 0;
-      for (let i = Math.max(a, 0); i < Math.min(b, cells); i++) sum += source[base + i];
-      target[x] += sum / (b - a);
+      for (let i = first[x]; i < last[x]; i++) sum += sums[i];
+      if (sum) target[x] = sum / (last[x] - first[x]);
     }
   }
 }
