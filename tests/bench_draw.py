@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 import hpgo
@@ -35,6 +36,21 @@ def test_a_million_actions(benchmark, ending: str, tmp_path: Path) -> None:
     timeline = run(256, 1_954)
     benchmark.pedantic(hpgo.draw.save, (timeline, tmp_path / f"x{ending}"), rounds=5, warmup_rounds=1)
     benchmark.extra_info["megabytes"] = (tmp_path / f"x{ending}").stat().st_size / 1e6
+
+
+def test_a_million_actions_no_two_alike(benchmark, tmp_path: Path) -> None:
+    """The worst to pack: every action has a time of its own."""
+    random = np.random.default_rng(1)
+    timeline = hpgo.simulate(
+        hpgo.schedule("1f1b", ranks=256, micro_batches=1_954),
+        forward_s=random.uniform(0.9e-3, 1.1e-3, (1_954, 256)),
+        backward_s=random.uniform(1.8e-3, 2.2e-3, (1_954, 256)),
+        latency_s=1e-4,
+    )
+    assert len(timeline.slack_s) == len(timeline.rank)
+    assert timeline.measures.messages == len(timeline.transfer_kind) > 0
+    benchmark.pedantic(hpgo.draw.save, (timeline, tmp_path / "x.html"), rounds=5, warmup_rounds=1)
+    benchmark.extra_info["megabytes"] = (tmp_path / "x.html").stat().st_size / 1e6
 
 
 @pytest.mark.parametrize("ending", [".svg", ".html"])
