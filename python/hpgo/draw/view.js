@@ -220,7 +220,8 @@ function drawPanel({ t, top, bottom }, ink, faint, paper) {
   context.setLineDash([]);
   if (hover && hover.t === t) drawHover(top, s, ink);
   context.restore();
-  const every = Math.max(1, Math.ceil(13 / view.rowPx));
+  const least = 13 / view.rowPx, power = 10 ** Math.max(0, Math.floor(Math.log10(least)));
+  const every = [1, 2, 5, 10].map((m) => m * power).find((step) => step >= least);
   context.fillStyle = ink; context.textAlign = "right"; context.font = "11px Arial, sans-serif"; context.textBaseline = "middle";
   for (let rank = Math.ceil(first / every) * every; rank < last; rank += every)
     context.fillText(`rank ${rank}`, GUTTER - 6, top + rank * view.rowPx + Math.max(s.box, Math.min(view.rowPx, 12)) / 2);
