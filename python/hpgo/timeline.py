@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.errors import ArgumentError
+from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:
     import os
@@ -26,8 +26,8 @@ KINDS = ("F", "B", "I", "W", "FB")
 """What the numbers in `Timeline.kind` stand for; FB is a forward and a backward run as one."""
 TRANSFER_KINDS = ("activation", "gradient")
 CAUSES = ("fill", "drain", "dependency", "communication", "imbalance")
-"""Why a rank stands idle: before its first action, behind its last; its input is still computed on a rank with no more
-work than itself; its input is on the way; its input is still computed on a rank with more work."""
+"""Why a rank stands idle: before its first action; behind its last; its input isn't computed yet; it is on the way; it
+is being computed, by a rank that has more work in all."""
 
 _FORMAT = "hpgo-timeline-1"
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)|\((\d+)F(\d+);(\d+)B(\d+)\)OVERLAP_F_B")
@@ -109,7 +109,7 @@ class Timeline:
     stages: int
     """Over all chains."""
     chunks: int
-    """Stages a rank; the most, where ranks differ."""
+    """Stages a rank in one chain; the most, where ranks differ."""
     micro_batches: int
     """Of one iteration, over all chains."""
     iterations: int
@@ -191,23 +191,31 @@ class Timeline:
         """Writes a picture or the data, chosen by the file's ending.
 
         `.npz` and `.timeline.json` keep the data for `Timeline.load`; every other ending is a picture, with the
-        options of `hpgo.draw.save`. Raises ArgumentError for an unknown ending.
+        options of `hpgo.draw.save`. Raises ArgumentError for an unknown ending, HpgoError if the file can't be written.
         """
+        path = Path(path)
+        ending = path.suffix.lower()
+        if ending != ".npz" and not path.name.lower().endswith(".timeline.json"):
+            from hpgo import draw
+
+            return draw.save(self, path, **options)
+        try:
+            if ending == ".npz":
+                self._write_npz(path)
+            else:
+                path.write_text(self.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise HpgoError(
+                f"can't write `{path}`: {error.strerror}", "choose a folder that exists and is yours"
+            ) from None
+        return path
+
+    def _write_npz(self, path: Path) -> None:
         import numpy as np
 
-        path = Path(path)
-        if path.name.lower().endswith(".timeline.json"):
-            path.write_text(self.to_json(), encoding="utf-8")
-            return path
-        if path.suffix.lower() != ".npz":
-            import importlib
-
-            return Path(importlib.import_module("hpgo.draw").save(self, path, **options))
-        document = self._document(with_actions=False)
         columns = {name: getattr(self, name) for name in _COLUMNS}
         with path.open("wb") as file:  # savez would append an ending of its own
-            np.savez(file, document=np.array(json.dumps(document)), **columns)
-        return path
+            np.savez(file, document=np.array(json.dumps(self._document(with_actions=False))), **columns)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Timeline:
@@ -315,7 +323,7 @@ def of_simulation(
         schedule=schedule.name,
         ranks=schedule.ranks,
         stages=schedule.stages,
-        chunks=int(np.bincount(schedule.rank_of_stage).max()),
+        chunks=int(np.bincount(schedule.rank_of_stage[: schedule.chain_length]).max()),
         micro_batches=schedule.total_micro_batches,
         iterations=iterations,
         communication=communication,

@@ -14,11 +14,11 @@ pub enum Cause {
     Fill,
     /// Behind its last action of a step, gradient synchronisation and optimizer included.
     Drain,
-    /// The input is still being computed, on a rank that has no more work than this one.
+    /// The input isn't computed yet, for no reason below.
     Dependency,
     /// The input is computed but not here, or a blocking send isn't through.
     Communication,
-    /// The input is still being computed, on a rank that has more work than this one.
+    /// The input is being computed, by a rank that has more work in all than this one.
     Imbalance,
 }
 
@@ -144,10 +144,9 @@ fn peak_freed_at_input_gradient(schedule: &Schedule) -> Vec<u32> {
 #[must_use]
 pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<Idle> {
     let inputs = Inputs::of(schedule);
-    let stages = schedule.rank_of_stage.len();
     let chain = schedule.chain_length as usize;
     let busy_s = busy_s(schedule, times);
-    let produced_s = produced_s(schedule, times);
+    let produced = produced(schedule, times);
     let mut stretches = Vec::new();
     for (rank, order) in schedule.orders.iter().enumerate() {
         let mut push = |start_s: f64, end_s: f64, cause: Cause| {
@@ -171,7 +170,8 @@ pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<Idle> {
                 let latest = inputs
                     .of_action(action)
                     .max_by(|&a, &b| times.arrival_s[base + a].total_cmp(&times.arrival_s[base + b]));
-                let computed_s = latest.map_or(free_s, |input| produced_s[base + input]).clamp(free_s, start_s);
+                let (begun_s, computed_s) = latest.map_or((free_s, free_s), |input| produced[base + input]);
+                let (begun_s, computed_s) = (begun_s.clamp(free_s, start_s), computed_s.clamp(free_s, start_s));
                 let producer = latest.map_or(rank, |input| {
                     let (is_gradient, stage, _) = inputs.describe(input);
                     let from = match is_gradient {
@@ -180,10 +180,14 @@ pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<Idle> {
                         false if stage.is_multiple_of(chain) => stage,
                         false => stage - 1,
                     };
-                    schedule.rank_of_stage[from.min(stages - 1)] as usize
+                    schedule.rank_of_stage[from] as usize
                 });
-                let is_busier = busy_s[producer] > busy_s[rank] * (1.0 + 1e-9);
-                push(free_s, computed_s, if is_busier { Cause::Imbalance } else { Cause::Dependency });
+                if busy_s[producer] > busy_s[rank] * (1.0 + 1e-9) {
+                    push(free_s, begun_s, Cause::Dependency);
+                    push(begun_s, computed_s, Cause::Imbalance);
+                } else {
+                    push(free_s, computed_s, Cause::Dependency);
+                }
                 push(computed_s, start_s, Cause::Communication);
             }
             free_s = times.end_s[place];
@@ -205,16 +209,17 @@ fn released_s(schedule: &Schedule, costs: &Costs, times: &Times, rank: usize, it
         .fold(0.0, f64::max)
 }
 
-/// When the action behind each input ended, iteration after iteration; 0 for what comes from outside.
-fn produced_s(schedule: &Schedule, times: &Times) -> Vec<f64> {
+/// Start and end of the action behind each input, iteration after iteration; 0 for what comes from outside.
+fn produced(schedule: &Schedule, times: &Times) -> Vec<(f64, f64)> {
     let inputs = Inputs::of(schedule);
-    let mut produced_s = vec![0.0; times.arrival_s.len()];
+    let mut produced = vec![(0.0, 0.0); times.arrival_s.len()];
     for placed in placed(schedule, times) {
         for input in placed.action.halves().filter_map(|half| inputs.made_ready_by(half)) {
-            produced_s[placed.iteration * inputs.count() + input] = times.end_s[placed.place];
+            produced[placed.iteration * inputs.count() + input] =
+                (times.start_s[placed.place], times.end_s[placed.place]);
         }
     }
-    produced_s
+    produced
 }
 
 /// An action of one iteration, and where its times lie.

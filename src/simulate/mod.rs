@@ -53,6 +53,9 @@ pub struct Transfer {
     pub latency_s: f64,
 }
 
+/// Longer times are refused: their sums lose what short ones add.
+const LONGEST_S: f64 = 1e15;
+
 /// What a schedule costs on a cluster. Vectors have one entry for each stage of the schedule, all chains included.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Costs {
@@ -113,12 +116,12 @@ impl Costs {
             }
         }
         let check = |name: &str, row: usize, time_s: f64| {
-            if time_s >= 0.0 && time_s.is_finite() {
+            if (0.0..=LONGEST_S).contains(&time_s) {
                 return Ok(());
             }
             Err(Error::argument(
-                format!("{name} of stage {} is {time_s} s", row % stages),
-                "times are finite numbers of seconds, zero or more",
+                format!("{name} of stage {} is {time_s:?} s", row % stages),
+                format!("times are numbers of seconds from 0 to {LONGEST_S:e}"),
             ))
         };
         for (row, times) in self.compute.iter().enumerate() {

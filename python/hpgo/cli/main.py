@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "clusters": ("hpgo.cli.clusters", "List the known clusters, or show one as a file to edit."),
     "partition": ("hpgo.cli.partition", "Spread a chain of layers over uneven hosts."),
     "reproduce": ("hpgo.cli.reproduce", "Set published planning results beside ours."),
+    "simulate": ("hpgo.cli.simulate", "Run schedules or plans on a clock: step, bubbles, memory, picture."),
     "schedules": ("hpgo.cli.schedules", "List the known schedules, or show the orders of one."),
     "draw": ("hpgo.cli.draw", "Draw timelines or plans: SVG, PNG, PDF, HTML, trace, text, TikZ."),
     "view": ("hpgo.cli.view", "Open timelines or plans as an interactive page in the browser."),

@@ -1,0 +1,78 @@
+"""Step time, idle share and memory against the number of micro-batches, as curves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpgo.draw import palette
+from hpgo.errors import HpgoError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Okabe and Ito's colours, told apart by colour-blind readers; markers tell more.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_MARKERS = "os^Dv*P"
+
+
+def save_sweep(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
+    """Writes the curves of `rows` to a `.png`, `.svg` or `.pdf` and returns its path.
+
+    A row has `schedule`, `micro_batches`, `makespan_s`, `idle_over_total`, `peak_in_flight`, `stages_a_rank` and
+    `peak_memory_bytes` (or None: then memory is counted in activations of a rank's whole part of the model).
+
+    Raises HpgoError where matplotlib is missing or the file can't be written.
+    """
+    path = Path(path)
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+    except ImportError as error:
+        raise HpgoError(
+            "sweeps are drawn by matplotlib, which is not installed",
+            "`pip install 'hpgo[plot]'`, or leave out `--output`",
+        ) from error
+    names = list(dict.fromkeys(row["schedule"] for row in rows))
+    with_bytes = all(row["peak_memory_bytes"] is not None for row in rows)
+    figure = Figure(figsize=(7.5, 8), layout="constrained")
+    figure.set_facecolor(palette.PAPER[0])
+    step, idle, memory = figure.subplots(3, 1, sharex=True)
+    for at, name in enumerate(names):
+        mine = [row for row in rows if row["schedule"] == name]
+        counts = [row["micro_batches"] for row in mine]
+        look = {"color": _COLOURS[at % 7], "marker": _MARKERS[at % 7], "markersize": 4.5, "linewidth": 1.6}
+        step.plot(counts, [row["makespan_s"] / row["micro_batches"] for row in mine], label=name, **look)
+        idle.plot(counts, [row["idle_over_total"] for row in mine], **look)
+        memory.plot(counts, [_memory(row) for row in mine], **look)
+    step.set_ylabel("step time / micro-batches (s)")
+    idle.set_ylabel("idle share of all ranks")
+    idle.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    memory.set_ylabel(
+        "peak memory (GB)" if with_bytes else "most activations held by a rank\n(micro-batches × its layers)"
+    )
+    memory.set_xlabel("micro-batches")
+    for axes in (step, idle, memory):
+        axes.set_ylim(bottom=0)
+        axes.set_xscale("log", base=2)
+        axes.grid(visible=True, color="#d8dde3", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    memory.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+    step.legend(frameon=False, ncols=min(4, len(names)), loc="upper right")
+    kind = path.suffix.lower()
+    dates: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind, {"Software": None})
+    try:
+        with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "hpgo"}):
+            figure.savefig(path, dpi=160, metadata=dates)
+    except OSError as error:
+        raise HpgoError(
+            f"can't write `{path}`: {error.strerror}", "choose a folder that exists and is yours"
+        ) from error
+    return path
+
+
+def _memory(row: dict[str, Any]) -> float:
+    if row["peak_memory_bytes"] is None:
+        return float(row["peak_in_flight"]) / float(row["stages_a_rank"])
+    return float(row["peak_memory_bytes"]) / 1e9
