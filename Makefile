@@ -1,0 +1,64 @@
+# The only list of checks. `make ci` is all of them; it makes its own environment in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+
+.PHONY: build lint test test-slow wheel bench docs reproduce fuzz ci clean
+
+ci: lint test test-slow wheel
+
+# Tools and dependencies, pinned by constraints.txt.
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt maturin
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,browser]'
+	touch $@
+
+build: $(BIN)/.installed
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet
+
+lint: build
+	cargo fmt --check
+	cargo clippy --all-targets -- -D warnings
+	cargo clippy --all-targets --features python -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest hpgo._core
+
+test: build
+	cargo test
+	cargo build --benches
+	$(BIN)/pytest -m "not slow"
+
+test-slow: build
+	$(BIN)/pytest -m slow
+
+# What is published: it must build from the sdist alone, and carry the old import name.
+wheel: $(BIN)/.installed
+	rm -rf target/dist
+	$(BIN)/maturin build --release --sdist --quiet --out target/dist
+	$(PYTHON) -m venv --clear target/dist/venv
+	target/dist/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt target/dist/*.tar.gz
+	cd target/dist && venv/bin/python -c "import HPGO; HPGO.devices_from_seps([8, 16])"
+	cd target/dist && venv/bin/hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
+	$(BIN)/python -m zipfile --list $$(ls target/dist/*-abi3-*.whl) | grep -q '^HPGO.py '
+
+bench: build
+	cargo bench
+	$(BIN)/pytest --override-ini addopts= --benchmark-only tests/bench_*.py
+
+# Rust's pages, and what the commands in docs/ and README.md print now.
+docs: build
+	cargo doc --no-deps --quiet
+	$(BIN)/python docs/refresh.py
+
+reproduce: build
+	$(BIN)/hpgo reproduce
+
+fuzz: build
+	$(BIN)/python fuzz/readers.py 60
+
+clean:
+	cargo clean
+	rm -rf .venv
