@@ -22,7 +22,7 @@ def megatron(plan: Plan) -> str:
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
     >>> print(megatron(plan).splitlines()[-1])
-    --pipeline-model-parallel-layout Et*29|t*19L
+    --pipeline-model-parallel-layout Et*28|t*20L
     """
     stages, _, share = grid(plan, "Megatron-LM")
     comments = notes(plan, "Megatron-LM", {"1f1b": "1F1B", "eager_1f1b": "1F1B"})

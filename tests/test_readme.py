@@ -1,0 +1,70 @@
+"""README.md and the pages of docs/ say what is true: their commands and examples run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
+_spec = importlib.util.spec_from_file_location("refresh", ROOT / "docs/refresh.py")
+assert _spec is not None
+assert _spec.loader is not None
+refresh = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(refresh)
+
+
+@pytest.mark.parametrize("page", refresh.PAGES, ids=lambda page: page.name)
+def test_commands_print_what_the_page_shows(page: Path) -> None:
+    """`make docs` renews a page; read the diff."""
+    assert refresh.same(page.read_text(encoding="utf-8"), refresh.refreshed(page))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/plan.md"])
+def test_python_examples_run_one_after_the_other(page: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "\n".join(blocks)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_picture_of_the_readme_is_what_the_command_draws(tmp_path: Path) -> None:
+    for words in (
+        ["plan", "bert-48", "--cluster", "dapple-a", "--global-batch-size", "64", "-o", "plan.json"],
+        ["draw", "plan.json", "-o", "bert-48.svg"],
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "hpgo", *words], cwd=tmp_path, timeout=120, check=True, stdout=subprocess.DEVNULL
+        )
+    assert (tmp_path / "bert-48.svg").read_bytes() == (ROOT / "docs/pictures/bert-48.svg").read_bytes()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_command_is_in_the_changelog_or_the_pages() -> None:
+    from hpgo.cli.main import COMMANDS
+
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert {name for name in COMMANDS if f"hpgo {name}" not in text} == set()
