@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from hpgo._core import __version__
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
+    from hpgo import draw as draw
+    from hpgo import export as export
     from hpgo.chain import ChainHop as ChainHop
     from hpgo.chain import ChainPlan as ChainPlan
     from hpgo.chain import ChainStage as ChainStage
@@ -77,10 +79,15 @@ _PUBLIC: dict[str, str] = {
     "write_profile": "hpgo.formats",
 }
 
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 -- the names are strings
+# public modules, used as `hpgo.draw.save`
+_MODULES = ("draw", "export")
+
+__all__ = ["__version__", *_MODULES, *_PUBLIC]  # noqa: PLE0604 -- the names are strings
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"hpgo.{name}")
     if name in _PUBLIC:
         value = getattr(importlib.import_module(_PUBLIC[name]), name)
         globals()[name] = value
