@@ -2,9 +2,9 @@
 
 #![allow(missing_docs)]
 
-use hpgo::Error;
 use hpgo::graph::{Graph, Layer, Measurement};
 use hpgo::planner::legacy::{Devices, Model, best, columns, plans};
+use hpgo::{Control, Error};
 
 fn close(one: f64, two: f64) -> bool {
     (one - two).abs() <= 1e-9 * two.abs()
@@ -50,7 +50,7 @@ fn a_transfer_takes_what_the_original_says() {
 fn data_parallelism_pays_the_all_reduce_after_one_micro_batch_per_pipeline() {
     // 2 devices, 4 samples of 1 s, 25 GB of weights: 2 s of work on each, then 1 s for the gradients.
     let model = Model::of(&chain(&[(1.0, 0.0, 25e9)]), 4).unwrap();
-    let found = plans(&model, &Devices::new(&[2]).unwrap(), 1).unwrap();
+    let found = plans(&model, &Devices::new(&[2]).unwrap(), 1, &Control::default()).unwrap();
     assert_eq!(found.len(), 1);
     // As two halves of one pipeline: blocks of 0.5 s, three of them before the last sample's full second.
     assert!(close(found[0].speedup, 4.0 / (1.5 + 1.0 + 1.0)));
@@ -61,7 +61,7 @@ fn a_stage_that_is_not_the_last_sums_the_gradients_of_one_state_too_many() {
     // 4 samples of 8 + 1 s on 2:1 devices: blocks of 4 s, three before the last sample's 9 s; then 2 s for the weights
     // of both states between devices 0 and 1, where the first state's alone would take 1 s.
     let model = Model::of(&chain(&[(8.0, 0.0, 25e9), (1.0, 0.0, 25e9)]), 4).unwrap();
-    let found = plans(&model, &Devices::new(&[3]).unwrap(), 1).unwrap();
+    let found = plans(&model, &Devices::new(&[3]).unwrap(), 1, &Control::default()).unwrap();
     let split = best(&found[2..]).unwrap();
     assert_eq!(split.stages[0].devices, [0, 1]);
     assert!(close(split.speedup, 36.0 / (12.0 + 9.0 + 2.0)));
@@ -80,7 +80,7 @@ fn too_many_antichains_leave_another_list_of_cuts() {
     }
     let model = Model::of(&graph, 1).unwrap();
     assert_eq!(model.states.len(), 92);
-    let found = plans(&model, &Devices::new(&[2, 4]).unwrap(), 1).unwrap();
+    let found = plans(&model, &Devices::new(&[2, 4]).unwrap(), 1, &Control::default()).unwrap();
     assert!(best(&found).unwrap().speedup > 0.0);
 }
 

@@ -238,6 +238,13 @@ def test_more_devices_than_layers_still_get_an_answer():
     assert stages[-1][1] == 1
 
 
+@pytest.mark.parametrize("seps", [list(range(8, 1025, 8)), list(range(1, 1025))])
+def test_a_thousand_devices_get_an_answer(seps):
+    speedup, stages = conductor(hpgo.read_profile("xlnet-36"), 4096, seps).py_orchestrate()
+    assert 16 < speedup < 1024
+    assert stages[-1][3][-1] == 1023
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.integers(1, 9), min_size=2, max_size=9).map(lambda layers: [float(layer) for layer in layers]),

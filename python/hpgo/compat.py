@@ -238,9 +238,9 @@ def devices_from_seps(seps: Sequence[int]) -> Devices:
     2
     """
     cluster = Cluster.from_seps(seps)
-    if cluster.devices > 4096:
+    if cluster.devices > 1024:
         raise ClusterError(
-            f"seps end at {cluster.devices}", "the compatible planner takes 4096 devices; use `hpgo.plan`"
+            f"seps end at {cluster.devices}", "the compatible planner takes 1024 devices; use `hpgo.plan`"
         )
     return Devices(tuple(seps))
 

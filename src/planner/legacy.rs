@@ -13,6 +13,7 @@ pub use devices::Devices;
 pub use guide::{Columns, columns};
 pub use model::{Model, State};
 
+use crate::control::Control;
 use crate::error::{Error, Result};
 
 /// Consecutive states on some devices.
@@ -42,8 +43,9 @@ pub struct Plan {
 /// The best plan of each family, in the original's order: data parallel, straight, two stages.
 ///
 /// # Errors
-/// [`Error::Argument`] if `min_micro_batch_size` is 0 or above the global batch size, so no plan has a micro-batch.
-pub fn plans(model: &Model, devices: &Devices, min_micro_batch_size: u32) -> Result<Vec<Plan>> {
+/// [`Error::Argument`] if `min_micro_batch_size` is 0 or above the global batch size, so no plan has a micro-batch;
+/// [`Error::Cancelled`] if `control` asks to stop.
+pub fn plans(model: &Model, devices: &Devices, min_micro_batch_size: u32, control: &Control) -> Result<Vec<Plan>> {
     if min_micro_batch_size == 0 || min_micro_batch_size > model.global_batch_size {
         return Err(Error::argument(
             format!(
@@ -60,7 +62,7 @@ pub fn plans(model: &Model, devices: &Devices, min_micro_batch_size: u32) -> Res
         plans.extend(question.two_halves());
     }
     if count > 1 {
-        plans.extend(question.one_device_a_stage());
+        plans.extend(question.one_device_a_stage(control)?);
         plans.extend(question.two_stages());
     }
     Ok(plans)
@@ -124,14 +126,14 @@ impl Question<'_> {
     }
 
     /// One stage on each device; None if fewer states are nested in each other than there are devices.
-    fn one_device_a_stage(&self) -> Option<Plan> {
-        let chain = chain::best(self.model, self.devices)?;
+    fn one_device_a_stage(&self, control: &Control) -> Result<Option<Plan>> {
+        let Some(chain) = chain::best(self.model, self.devices, control)? else { return Ok(None) };
         let last = chain.stages.len() - 1;
         let stages = chain.stages.iter().enumerate().map(|(index, &(to, device))| {
             let start = if index == 0 { 0 } else { chain.stages[index - 1].0 + 1 };
             Stage { start, end: if index == last { to } else { to + 1 }, replicas: 1, devices: vec![device] }
         });
-        Some(self.scored(chain.bottleneck_s, stages.collect(), 1))
+        Ok(Some(self.scored(chain.bottleneck_s, stages.collect(), 1)))
     }
 
     /// The best of all splits of states and devices in two.
@@ -143,19 +145,20 @@ impl Question<'_> {
             let mut placements = vec![self.devices.scattered(first_count), in_order];
             placements.dedup();
             for first in placements {
-                let second: Vec<u32> = (0..count).filter(|device| !first.contains(device)).collect();
+                let second: Vec<u32> = (0..count).filter(|device| first.binary_search(device).is_err()).collect();
                 let (in_first, in_second) = (f64::from(first_count), f64::from(count - first_count));
                 let mut stages = vec![
                     Stage { start: 0, end: 0, replicas: first_count, devices: first },
                     Stage { start: 0, end: self.last(), replicas: count - first_count, devices: second },
                 ];
+                let prices = self.prices(&stages);
                 for cut in 0..self.last() {
                     let bytes = self.model.states[cut].output_activation_bytes;
                     let bottleneck_s = (self.compute_s(0, cut) / in_first)
                         .max(self.compute_s(cut + 1, self.last()) / in_second)
-                        .max(self.devices.split_concat_s(&stages[0].devices, &stages[1].devices, bytes));
+                        .max(bytes * prices[0].send_s);
                     (stages[0].end, stages[1].start) = (cut + 1, cut + 1);
-                    let speedup = self.speedup(bottleneck_s, &stages, 1);
+                    let speedup = self.speedup(bottleneck_s, &stages, &prices, 1);
                     if best.as_ref().is_none_or(|best| speedup >= best.speedup) {
                         best = Some(Plan { speedup, stages: stages.clone(), replicas: 1 });
                     }
@@ -166,11 +169,21 @@ impl Question<'_> {
     }
 
     fn scored(&self, bottleneck_s: f64, stages: Vec<Stage>, replicas: u32) -> Plan {
-        Plan { speedup: self.speedup(bottleneck_s, &stages, replicas), stages, replicas }
+        let speedup = self.speedup(bottleneck_s, &stages, &self.prices(&stages), replicas);
+        Plan { speedup, stages, replicas }
+    }
+
+    fn prices(&self, stages: &[Stage]) -> Vec<Price> {
+        let receivers = |index: usize| stages.get(index + 1).map(|next| next.devices.as_slice());
+        let price = |(index, stage): (usize, &Stage)| Price {
+            all_reduce_s: self.devices.all_reduce_s(&stage.devices, 1.0),
+            send_s: receivers(index).map_or(0.0, |next| self.devices.split_concat_s(&stage.devices, next, 1.0)),
+        };
+        stages.iter().enumerate().map(price).collect()
     }
 
     /// The score: 0 if a pipeline gets no micro-batch.
-    fn speedup(&self, bottleneck_s: f64, stages: &[Stage], replicas: u32) -> f64 {
+    fn speedup(&self, bottleneck_s: f64, stages: &[Stage], prices: &[Price], replicas: u32) -> f64 {
         let micro_batches = self.model.global_batch_size / replicas / self.min_micro_batch_size;
         if micro_batches == 0 {
             return 0.0;
@@ -179,16 +192,24 @@ impl Question<'_> {
         let block_s = bottleneck_s / count;
         let total_s = self.compute_s(0, self.last());
         let mut length_s = block_s * (count - 1.0) + total_s / f64::from(replicas) / count;
-        for pair in stages.windows(2) {
-            let cut_bytes = self.model.states[pair[0].end - 1].output_activation_bytes / f64::from(replicas) / count;
-            length_s += self.devices.split_concat_s(&pair[0].devices, &pair[1].devices, cut_bytes);
-        }
-        let late_s = stages.iter().enumerate().map(|(index, stage)| {
+        let mut tail_s = 0.0_f64;
+        for (index, (stage, price)) in stages.iter().zip(prices).enumerate() {
+            if index + 1 < stages.len() {
+                let cut_bytes = self.model.states[stage.end - 1].output_activation_bytes / f64::from(replicas) / count;
+                length_s += cut_bytes * price.send_s;
+            }
             // `end` is exclusive for all stages but the last: this counts one state too many, as the original does.
             let bytes = self.parameter_bytes(stage.start, stage.end);
-            self.devices.all_reduce_s(&stage.devices, bytes) - index as f64 * block_s
-        });
-        let tail_s = late_s.fold(0.0, f64::max);
+            tail_s = tail_s.max(bytes * price.all_reduce_s - index as f64 * block_s);
+        }
         total_s / (length_s + tail_s)
     }
+}
+
+/// Seconds for each byte.
+struct Price {
+    /// To sum gradients among a stage's devices.
+    all_reduce_s: f64,
+    /// To hand outputs to the next stage.
+    send_s: f64,
 }

@@ -3,7 +3,8 @@
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
 
-use super::{records, to_py_err};
+use super::{records, to_py_err, watched};
+use crate::control::Control;
 use crate::error::Error;
 use crate::planner::legacy::{Devices, Model, Plan, Stage, State, columns, plans};
 
@@ -38,9 +39,10 @@ fn legacy_plans(
     min_micro_batch_size: u32,
 ) -> PyResult<Vec<(f64, Vec<StageTuple>, u32)>> {
     let graph = records::graph(profile)?;
-    let found = py
-        .detach(|| plans(&Model::of(&graph, global_batch_size)?, &Devices::new(&seps)?, min_micro_batch_size))
-        .map_err(raised(py))?;
+    let control = Control::default();
+    let found = watched(py, &control, None, false, || {
+        plans(&Model::of(&graph, global_batch_size)?, &Devices::new(&seps)?, min_micro_batch_size, &control)
+    })?;
     let stage = |Stage { start, end, replicas, devices }| (start, end, replicas, devices);
     let plan = |Plan { speedup, stages, replicas }| (speedup, stages.into_iter().map(stage).collect(), replicas);
     Ok(found.into_iter().map(plan).collect())

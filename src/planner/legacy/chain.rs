@@ -5,6 +5,11 @@
 //! each such pair and last state, as the original does.
 
 use super::{Devices, Model};
+use crate::control::Control;
+use crate::error::{Error, Result};
+
+/// Extensions of a pipeline by a stage that are looked at; the original takes days for so many.
+const MOST_EXTENSIONS: usize = 1_000_000_000;
 
 /// A pipeline with one device a stage.
 pub(super) struct Chain {
@@ -19,85 +24,105 @@ struct Cell {
     bottleneck_s: f64,
     /// Device of the last stage.
     device: u32,
-    /// Last state and begun machines one stage earlier.
+    /// Last state, and index of the occupancy, one stage earlier.
     before: (usize, usize),
 }
 
 const NONE: Cell = Cell { bottleneck_s: f64::INFINITY, device: 0, before: (0, 0) };
 
-/// The best pipeline over all devices; None if fewer states are nested in each other.
-pub(super) fn best(model: &Model, devices: &Devices) -> Option<Chain> {
+/// One more device: indices of the occupancies before and behind, and which device.
+struct Move {
+    before: usize,
+    behind: usize,
+    device: u32,
+}
+
+/// The best pipeline over all devices; None if fewer states are nested in each other, or if the search is too long.
+pub(super) fn best(model: &Model, devices: &Devices, control: &Control) -> Result<Option<Chain>> {
     let states = model.states.len();
-    let machines = devices.machines();
-    // cells[used - 1][state * machines + begun - 1]
-    let mut cells: Vec<Vec<Cell>> = Vec::with_capacity(devices.count() as usize);
-    let mut first = vec![NONE; states * machines];
-    for (state, sums) in model.states.iter().enumerate() {
-        first[state * machines] = Cell { bottleneck_s: sums.compute_s, ..NONE };
+    let count = devices.count() as usize;
+    if count > model.depth() {
+        return Ok(None);
     }
-    cells.push(first);
-    for used in 1..devices.count() as usize {
-        let before = &cells[used - 1];
-        let moves = moves(devices, used);
-        let mut now = vec![NONE; states * machines];
+    let begun: Vec<Vec<usize>> = (1..=count).map(|used| occupancies(devices, used)).collect();
+    let moves: Vec<Vec<Move>> = (1..count).map(|used| moves(devices, used, &begun)).collect();
+    let pairs: usize = model.inside.iter().map(Vec::len).sum();
+    if moves.iter().map(Vec::len).sum::<usize>().saturating_mul(pairs) > MOST_EXTENSIONS {
+        return Ok(None);
+    }
+    // cells[used - 1][state * occupancies + occupancy]
+    let first = model.states.iter().map(|sums| Cell { bottleneck_s: sums.compute_s, ..NONE }).collect();
+    let mut cells: Vec<Vec<Cell>> = vec![first];
+    for (moves, begun) in moves.iter().zip(begun.windows(2)) {
+        if control.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        let (widths, before) = ((begun[0].len(), begun[1].len()), &cells[cells.len() - 1]);
+        let mut now = vec![NONE; states * widths.1];
         for state in 1..states {
             let compute_s = model.states[state].compute_s;
             for cut in model.inside[state].iter().map(|&cut| cut as usize) {
                 let stage_s = compute_s - model.states[cut].compute_s;
                 let bytes = 2.0 * model.states[cut].output_activation_bytes;
-                for &(begun, now_begun, device) in &moves {
-                    let from = &before[cut * machines + begun - 1];
+                for step in moves {
+                    let from = &before[cut * widths.0 + step.before];
                     if from.bottleneck_s == f64::INFINITY {
                         continue;
                     }
-                    let transfer_s = devices.split_concat_s(&[from.device], &[device], bytes);
+                    let transfer_s = devices.split_concat_s(&[from.device], &[step.device], bytes);
                     let bottleneck_s = from.bottleneck_s.max(stage_s).max(transfer_s);
-                    let cell = &mut now[state * machines + now_begun - 1];
+                    let cell = &mut now[state * widths.1 + step.behind];
                     if bottleneck_s < cell.bottleneck_s {
-                        *cell = Cell { bottleneck_s, device, before: (cut, begun) };
+                        *cell = Cell { bottleneck_s, device: step.device, before: (cut, step.before) };
                     }
                 }
             }
         }
         cells.push(now);
     }
-    let (mut state, mut begun) = (states - 1, machines);
-    let bottleneck_s = cells.last()?[state * machines + begun - 1].bottleneck_s;
-    if bottleneck_s == f64::INFINITY {
-        return None;
-    }
-    let mut stages = Vec::with_capacity(cells.len());
-    for level in cells.iter().rev() {
-        let cell = &level[state * machines + begun - 1];
-        stages.push((state, cell.device));
-        (state, begun) = (cell.before.0, cell.before.1.max(1));
-    }
-    stages.reverse();
-    Some(Chain { bottleneck_s, stages })
+    Ok(traced(&cells, &begun, states - 1))
 }
 
-/// Ways to take one more device than `used`: machines begun before, machines begun then, and the device.
-fn moves(devices: &Devices, used: usize) -> Vec<(usize, usize, u32)> {
-    let machines = devices.machines();
+/// The pipeline that ends with state `last` and all devices.
+fn traced(cells: &[Vec<Cell>], begun: &[Vec<usize>], last: usize) -> Option<Chain> {
+    let bottleneck_s = cells.last()?[last].bottleneck_s; // all devices in use is one occupancy
+    let (mut state, mut occupancy) = (last, 0);
+    let mut stages = Vec::with_capacity(cells.len());
+    for (level, begun) in cells.iter().zip(begun).rev() {
+        let cell = &level[state * begun.len() + occupancy];
+        stages.push((state, cell.device));
+        (state, occupancy) = cell.before;
+    }
+    stages.reverse();
+    bottleneck_s.is_finite().then_some(Chain { bottleneck_s, stages })
+}
+
+/// Numbers of begun machines that `used` devices may be on, the most first.
+fn occupancies(devices: &Devices, used: usize) -> Vec<usize> {
+    let holds = |begun: usize| (0..begun).map(|machine| devices.machine(machine).len()).sum::<usize>();
+    (1..=devices.machines().min(used)).rev().filter(|&begun| holds(begun) >= used).collect()
+}
+
+/// Ways to take one more device than `used`, fresh machines first.
+fn moves(devices: &Devices, used: usize, begun: &[Vec<usize>]) -> Vec<Move> {
     let mut moves = Vec::new();
-    for begun in (1..=machines.min(used)).rev() {
+    for (before, &machines) in begun[used - 1].iter().enumerate() {
+        let behind = |machines: usize| begun[used].iter().position(|&begun| begun == machines);
+        if machines < devices.machines()
+            && let Some(behind) = behind(machines + 1)
+        {
+            moves.push(Move { before, behind, device: devices.machine(machines).start });
+        }
         // One device in each begun machine, the others filled up in order.
-        let mut filled = used - begun;
-        let mut open = None;
-        for machine in 0..begun {
-            let mut free = devices.machine(machine);
-            let here = 1 + filled.min(free.len() - 1);
+        let mut filled = used - machines;
+        let open = (0..machines).find_map(|machine| {
+            let mut range = devices.machine(machine);
+            let here = 1 + filled.min(range.len() - 1);
             filled -= here - 1;
-            open = open.or_else(|| free.nth(here));
-        }
-        if filled > 0 {
-            continue; // more than these machines hold
-        }
-        if begun < machines {
-            moves.push((begun, begun + 1, devices.machine(begun).start));
-        }
-        if let Some(device) = open {
-            moves.push((begun, begun, device));
+            range.nth(here)
+        });
+        if let (Some(device), Some(behind)) = (open, behind(machines)) {
+            moves.push(Move { before, behind, device });
         }
     }
     moves

@@ -11,7 +11,7 @@ const INTER_COLLECTIVE_BYTES_PER_S: f64 = 3e9;
 /// Between two devices of a machine.
 const INTRA_BYTES_PER_S: f64 = 25e9;
 /// More devices than the search was ever meant for; keeps its tables in memory.
-const MOST_DEVICES: u32 = 4096;
+const MOST_DEVICES: u32 = 1024;
 
 /// Devices numbered from 0, machine by machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl Devices {
     /// Machines whose last devices are `seps - 1`: `[8, 16]` is two machines of eight.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `seps` is empty, does not ascend from above 0, or ends beyond 4096.
+    /// [`Error::Argument`] if `seps` is empty, does not ascend from above 0, or ends beyond 1024.
     pub fn new(seps: &[u32]) -> Result<Self> {
         let hint = "give the cumulative ends of the machines: [8, 16] is two machines of eight devices";
         let ascends = seps.is_sorted_by(|one, two| one < two);

@@ -80,6 +80,11 @@ impl Model {
         Ok(Self { states, inside, sets, kept, global_batch_size })
     }
 
+    /// At least as many as states can be nested in each other.
+    pub(super) fn depth(&self) -> usize {
+        self.kept.len().min(self.states.len())
+    }
+
     /// Layers of each stage, if stages end with the states `last` and `graph` is the one that the states are of.
     ///
     /// What the states leave out goes with its first reader, or else with its feeder.
