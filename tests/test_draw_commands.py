@@ -64,7 +64,9 @@ def test_view_prints_the_path_of_the_page(files: Path) -> None:
         (("draw",), 2, "Missing argument"),
         (("draw", "planned.timeline.json"), 2, "Missing option '-o'"),
         (("draw", "nowhere.json", "-o", "x.svg"), 1, "error: can't read `nowhere.json`"),
-        (("draw", "broken.json", "-o", "x.svg"), 1, "error: `broken.json` holds no timeline"),
+        (("draw", "broken.json", "-o", "x.svg"), 1, "error: `broken.json` is neither a plan nor a timeline"),
+        (("draw", "broken.npz", "-o", "x.svg"), 1, "error: `broken.npz` holds no timeline"),
+        (("draw", ".", "-o", "x.svg"), 1, "error: can't read `.`"),
         (("draw", "planned.timeline.json", "-o", "x.gif"), 1, "error: no picture format ends in `.gif`"),
         (("draw", "planned.timeline.json", "-o", "no/x.svg"), 1, "error: can't write `no/x.svg`"),
         (("draw", "planned.timeline.json", "-o", "x.svg", "--width", "1"), 2, "Invalid value for '--width'"),
@@ -78,6 +80,7 @@ def test_view_prints_the_path_of_the_page(files: Path) -> None:
 )
 def test_mistakes_are_told_without_a_traceback(files: Path, args: tuple[str, ...], code: int, said: str) -> None:
     (files / "broken.json").write_text('{"a": 1}')
+    (files / "broken.npz").write_bytes(b"not a timeline")
     done = run(*args, cwd=files)
     assert done.returncode == code, done.stderr
     assert said in done.stderr

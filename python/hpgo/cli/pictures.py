@@ -38,17 +38,27 @@ def picture_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def timelines_in(inputs: Sequence[str], schedule: str | None) -> list[Timeline]:
     """The timelines in the named files, plans simulated, on `schedule` if given."""
+    return [_timeline_in(path, schedule) for path in inputs]
+
+
+def _timeline_in(path: str, schedule: str | None) -> Timeline:
+    """What the file's own words at its beginning say it is."""
+    from hpgo.errors import ArgumentError
     from hpgo.plans import Plan
     from hpgo.simulation import simulate
     from hpgo.timeline import Timeline
 
-    return [simulate(Plan.read(path), schedule=schedule) if _is_plan(path) else Timeline.load(path) for path in inputs]
-
-
-def _is_plan(path: str) -> bool:
-    """Whether the file says so; what can't be read is left to the reader of timelines, who says why."""
     try:
         with Path(path).open("rb") as file:
-            return b'"hpgo.plan"' in file.read(200)
-    except OSError:
-        return False
+            head = file.read(200)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ArgumentError(f"can't read `{path}`: {reason}", "name a plan or a timeline") from None
+    if b'"hpgo.plan"' in head:
+        return simulate(Plan.read(path), schedule=schedule)
+    if b'"hpgo-timeline' in head or path.lower().endswith(".npz"):
+        return Timeline.load(path)
+    raise ArgumentError(
+        f"`{path}` is neither a plan nor a timeline",
+        "`hpgo plan -o plan.json` makes plans, `Timeline.save` makes timelines (.npz or .timeline.json)",
+    )
