@@ -171,33 +171,44 @@ impl Model {
     }
 }
 
-/// Seconds by which gradient synchronisation outlasts the backward pass, extended by one layer towards the input.
+/// Seconds by which gradient synchronisation outlasts the backward pass of a stage, extended by `layers` towards the
+/// input; `left_s` is what it was before.
 ///
-/// Each layer's gradients are one message. With overlap, messages go out one after another as soon as the layer's last
-/// gradient is ready, in the order of the backward pass; `left_s` is what the later layers still have to send when
-/// this layer's backward pass begins.
+/// Each layer's gradients are one message, and messages go out one after another in the order of the backward pass. With
+/// overlap, a message may go as soon as its layer's last gradient is ready; else when the whole pass has ended.
 #[must_use]
-pub fn extend_sync(left_s: f64, layer_backward_s: f64, message_s: f64, overlap: bool) -> f64 {
-    message_s + if overlap { (left_s - layer_backward_s).max(0.0) } else { left_s }
+pub fn extend_sync(
+    model: &Model,
+    totals: &Totals,
+    speed: f64,
+    layers: impl Iterator<Item = u32>,
+    rate: Rate,
+    overlap: bool,
+    left_s: f64,
+) -> f64 {
+    if rate == Rate::default() {
+        return 0.0;
+    }
+    layers.fold(left_s, |left_s, layer| {
+        let layer = layer as usize;
+        let bytes = model.layer_parameter_bytes[layer];
+        let message_s = if bytes > 0.0 { bytes * rate.s_per_byte + rate.latency_s } else { 0.0 };
+        let left_s = if overlap { (left_s - totals.layer_backward_s[layer] / speed).max(0.0) } else { left_s };
+        left_s + message_s
+    })
 }
 
 /// Gradient synchronisation left after the last backward pass of the stage between two cuts.
 #[must_use]
-pub fn sync_s(model: &Model, totals: &Totals, speed: f64, begin: usize, end: usize, rate: Rate, overlap: bool) -> f64 {
-    if rate == Rate::default() {
-        return 0.0;
-    }
-    model.layers_between(begin, end).fold(0.0, |left_s, layer| {
-        let layer = layer as usize;
-        let message_s = message_s(model.layer_parameter_bytes[layer], rate);
-        extend_sync(left_s, totals.layer_backward_s[layer] / speed, message_s, overlap)
-    })
-}
-
-/// Seconds of one layer's gradient message; a layer without parameters sends none.
-#[must_use]
-pub fn message_s(bytes: f64, rate: Rate) -> f64 {
-    if bytes > 0.0 { bytes * rate.s_per_byte + rate.latency_s } else { 0.0 }
+pub fn sync_s(
+    model: &Model,
+    totals: &Totals,
+    speed: f64,
+    (begin, end): (usize, usize),
+    rate: Rate,
+    overlap: bool,
+) -> f64 {
+    extend_sync(model, totals, speed, model.layers_between(begin, end), rate, overlap, 0.0)
 }
 
 /// What one device of the stage between two cuts holds with `window` micro-batches in flight.

@@ -13,6 +13,7 @@ mod evaluate;
 mod exhaustive;
 mod improve;
 mod paths;
+mod prefixes;
 mod price;
 mod search;
 mod settings;

@@ -162,7 +162,7 @@ impl<'a> Pricer<'a> {
             } else {
                 Rate::default()
             };
-            let sync_tail = |overlap| cost::sync_s(model, totals, speed, stage.begin, stage.end, sync, overlap);
+            let sync_tail = |overlap| cost::sync_s(model, totals, speed, (stage.begin, stage.end), sync, overlap);
             prices.push(StagePrice {
                 share,
                 forward_s,

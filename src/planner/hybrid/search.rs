@@ -11,6 +11,7 @@
 use rustc_hash::FxHashMap;
 
 use super::paths::{Link, Paths};
+use super::prefixes::Prefixes;
 use super::price::{Candidate, StageChoice};
 use super::settings::Settings;
 use super::space::{Move, Space};
@@ -20,16 +21,16 @@ use crate::cost::{self, Model, Totals};
 
 /// One micro-batch size, with or without recomputation: everything that a pass needs again.
 pub(super) struct Task<'a> {
-    model: &'a Model,
-    cluster: &'a Cluster,
-    settings: &'a Settings,
+    pub model: &'a Model,
+    pub cluster: &'a Cluster,
+    pub settings: &'a Settings,
     pub micro_batch: u32,
     pub recompute: bool,
-    micro_batches: u32,
+    pub micro_batches: u32,
     /// For each number of replicas, its totals, if that split is allowed.
-    share: Vec<Option<u32>>,
-    totals: Vec<Totals>,
-    cut_bytes: Vec<f64>,
+    pub share: Vec<Option<u32>>,
+    pub totals: Vec<Totals>,
+    pub cut_bytes: Vec<f64>,
     space: Space<'a>,
 }
 
@@ -209,6 +210,7 @@ impl<'a> Task<'a> {
             return;
         }
         let (least, most) = self.settings.windows(stages, self.micro_batches);
+        let micro = f64::from(self.micro_batches);
         let cut_bytes = if label.stages == 0 { 0.0 } else { self.cut_bytes[end] };
         for (step, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
             let Some(share) = self.share[choice.replicas as usize] else { continue };
@@ -227,18 +229,24 @@ impl<'a> Task<'a> {
                 if self.recompute {
                     backward_s += forward_s;
                 }
-                let work_s = f64::from(self.micro_batches) * (forward_s + backward_s);
-                if work_s >= threshold_s {
+                let stage_s = forward_s + backward_s;
+                if micro * stage_s >= threshold_s {
                     if model.is_chain {
                         break;
                     }
                     continue;
                 }
+                let overlap = self.settings.overlap_sync;
                 if model.is_chain {
-                    sync_s = self.sync_s(totals, choice, model.layers_between(begin, begun), sync_s);
+                    let layers = model.layers_between(begin, begun);
+                    sync_s = cost::extend_sync(model, totals, choice.speed, layers, choice.sync, overlap, sync_s);
                     begun = begin;
                 } else {
-                    sync_s = self.sync_s(totals, choice, model.layers_between(begin, end), 0.0);
+                    sync_s = cost::sync_s(model, totals, choice.speed, (begin, end), choice.sync, overlap);
+                }
+                let ahead_s = prefixes.trip_s(begin, free);
+                if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
+                    continue;
                 }
                 let bytes = |window| {
                     let stage = (begin, end);
@@ -281,18 +289,6 @@ impl<'a> Task<'a> {
         }
     }
 
-    fn sync_s(&self, totals: &Totals, choice: &Move, layers: impl Iterator<Item = u32>, left_s: f64) -> f64 {
-        if choice.replicas == 1 {
-            return 0.0;
-        }
-        layers.fold(left_s, |left_s, layer| {
-            let layer = layer as usize;
-            let message_s = cost::message_s(self.model.layer_parameter_bytes[layer], choice.sync);
-            let backward_s = totals.layer_backward_s[layer] / choice.speed;
-            cost::extend_sync(left_s, backward_s, message_s, self.settings.overlap_sync)
-        })
-    }
-
     fn candidate(&mut self, labels: &[Label], complete: u32) -> Candidate {
         let mut moves: Vec<Move> = Vec::new();
         let mut stages: Vec<StageChoice> = Vec::new();
@@ -315,122 +311,4 @@ impl<'a> Task<'a> {
         }
         Candidate { micro_batch: self.micro_batch, recompute: self.recompute, stages }
     }
-}
-
-/// The least that any stages in front of a cut add to the paths of a suffix, were every stage placed at its best.
-struct Prefixes {
-    /// Numbers of devices that the tables below are made for, ascending.
-    levels: Vec<u32>,
-    /// `[cut][level]`: forwards, backwards and transfers both ways of one micro-batch.
-    trip_s: Vec<Vec<f64>>,
-    /// `[cut][level]`: forwards and transfers of one micro-batch.
-    fill_s: Vec<Vec<f64>>,
-}
-
-/// More devices than this are rounded up to one of as many levels.
-const LEVELS: u32 = 192;
-
-impl Prefixes {
-    /// Leaves out stages that alone reach the threshold.
-    fn new(task: &Task<'_>, threshold_s: f64) -> Self {
-        let (model, cluster) = (task.model, task.cluster);
-        let devices = cluster.devices();
-        let levels: Vec<u32> = if devices <= LEVELS {
-            (0..=devices).collect()
-        } else {
-            (0..=LEVELS)
-                .map(|level| (u64::from(devices) * u64::from(level)).div_ceil(u64::from(LEVELS)) as u32)
-                .collect()
-        };
-        let speed = cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
-        let memory_bytes = cluster.machines.iter().map(|machine| machine.memory_bytes).fold(0.0, f64::max)
-            - task.settings.memory.reserved_bytes;
-        let widest = cluster.machines.iter().map(|machine| machine.devices).max().unwrap_or(1);
-        let port = cluster.inter.bytes_per_s + if widest > 1 { cluster.intra.bytes_per_s } else { 0.0 };
-        let latency_s =
-            if widest > 1 { cluster.inter.latency_s.min(cluster.intra.latency_s) } else { cluster.inter.latency_s };
-        // The fewest and the most replicas for each share: the fewest leave most devices to other stages, the most
-        // have the smallest part of a sharded optimizer.
-        let mut splits: Vec<(u32, u32, u32)> = Vec::new();
-        for (count, share) in (0_u32..).zip(&task.share) {
-            match (*share, splits.last_mut()) {
-                (Some(share), Some((_, most, last))) if *last == share => *most = count,
-                (Some(share), _) => splits.push((count, count, share)),
-                (None, _) => {}
-            }
-        }
-        let micro_batches = f64::from(task.micro_batches);
-        let count = model.cuts();
-        let mut trip_s = vec![vec![f64::INFINITY; levels.len()]; count];
-        let mut fill_s = trip_s.clone();
-        trip_s[0].fill(0.0);
-        fill_s[0].fill(0.0);
-        let every = devices <= LEVELS;
-        let level_of = |devices: u32| {
-            if every { devices as usize } else { levels.partition_point(|&level| level < devices) }
-        };
-        for end in 1..count {
-            let is_last = end + 1 == count;
-            let window = task.settings.windows(if is_last { 1 } else { 2 }, task.micro_batches).0;
-            for &begin in &model.begins[end] {
-                let begin = begin as usize;
-                let weights_bytes = model.parameter_bytes[end] - model.parameter_bytes[begin];
-                for &(replicas, most_replicas, share) in &splits {
-                    let totals = &task.totals[share as usize];
-                    let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / speed;
-                    let backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / speed;
-                    let work_s = forward_s + backward_s + if task.recompute { forward_s } else { 0.0 };
-                    if micro_batches * work_s >= threshold_s {
-                        continue;
-                    }
-                    let memory = cost::memory(
-                        model,
-                        totals,
-                        &task.settings.memory,
-                        (begin, end),
-                        most_replicas,
-                        window,
-                        task.recompute,
-                    );
-                    if memory.total_bytes() > memory_bytes {
-                        continue;
-                    }
-                    let all_s = micro_batches * work_s;
-                    let hidden_s = if task.settings.overlap_sync { backward_s } else { 0.0 };
-                    let sync_s = weights_bytes * least_sync_s_per_byte(cluster, widest, replicas) - hidden_s;
-                    let transfer_s =
-                        if is_last { 0.0 } else { task.cut_bytes[end] / (f64::from(most_replicas) * port) + latency_s };
-                    for level in level_of(replicas)..levels.len() {
-                        let rest = level_of(levels[level] - replicas);
-                        let (trip_before_s, fill_before_s) = (trip_s[begin][rest], fill_s[begin][rest]);
-                        // The stage's gradients are summed while earlier stages drain.
-                        if all_s + trip_before_s.max(fill_before_s + sync_s) < threshold_s {
-                            let trip = trip_before_s + work_s + 2.0 * transfer_s;
-                            trip_s[end][level] = trip_s[end][level].min(trip);
-                            let fill = fill_before_s + forward_s + transfer_s;
-                            fill_s[end][level] = fill_s[end][level].min(fill);
-                        }
-                    }
-                }
-            }
-        }
-        Self { levels, trip_s, fill_s }
-    }
-
-    /// No plan that ends in a suffix with these paths is shorter.
-    fn bound_s(&self, paths: &Paths, cut: usize, free: u32) -> f64 {
-        let level = self.levels.partition_point(|&level| level < free);
-        (paths.drained_s + self.trip_s[cut][level]).max(paths.synced_s + self.fill_s[cut][level])
-    }
-}
-
-/// The least that summing a byte over so many replicas takes, however they are placed.
-fn least_sync_s_per_byte(cluster: &Cluster, widest: u32, replicas: u32) -> f64 {
-    let ring = |members: u32| 2.0 * f64::from(members - 1) / f64::from(members);
-    let machines = replicas.div_ceil(widest);
-    if machines > 1 {
-        return ring(machines) / cluster.inter.collective_bytes_per_s;
-    }
-    let inside = ring(replicas) / cluster.intra.collective_bytes_per_s;
-    if replicas > 1 { inside.min(ring(2) / cluster.inter.collective_bytes_per_s) } else { 0.0 }
 }
