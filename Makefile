@@ -54,7 +54,7 @@ docs: build
 	$(BIN)/python docs/refresh.py
 
 reproduce: build
-	$(BIN)/hpgo reproduce
+	$(BIN)/hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction
 
 fuzz: build
 	$(BIN)/python fuzz/readers.py 60

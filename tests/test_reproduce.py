@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "PLANNER_REPRODUCTION.md"
 
 
+@pytest.mark.slow
 def test_the_committed_tables_and_figures_are_current(tmp_path):
     text = DOCUMENT.read_text(encoding="utf-8")
     made = document.make(tmp_path)
