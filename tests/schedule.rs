@@ -155,6 +155,14 @@ fn hanayo_waves_shrink_the_bubble() {
 }
 
 #[test]
+fn zb_leaves_only_the_fill_when_memory_allows() {
+    for (ranks, micro_batches) in [(1, 3), (2, 4), (4, 8), (6, 30), (8, 16)] {
+        let schedule = build("zb", &Request::new(ranks, micro_batches)).unwrap();
+        assert!((simulated_bubble_s(&schedule, EQUAL) - f64::from(ranks - 1)).abs() < 1e-9, "{ranks} {micro_batches}");
+    }
+}
+
+#[test]
 fn one_unit_of_chimera_leaves_p_minus_2_slots() {
     let slots = Uniform { forward_s: 1.0, input_gradient_s: 0.5, weight_gradient_s: 0.5, overlapped_s: 2.0 };
     for ranks in [2, 4, 8, 16] {

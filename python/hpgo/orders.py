@@ -173,7 +173,7 @@ class Family:
     limits: str
     """What it asks of the sizes; empty if nothing."""
     options: tuple[str, ...]
-    """Options of `hpgo.schedule` that it takes besides the sizes."""
+    """Options of `hpgo.schedule` that it takes besides the sizes; only those with `durations` look at these."""
     chunks: str
     chains: int
     """Copies of the model."""

@@ -122,7 +122,7 @@ pub struct Family {
     pub source: &'static str,
     /// What it asks of the sizes; empty if nothing.
     pub limits: &'static str,
-    /// Options of [`Request`] that it takes besides the sizes and the durations.
+    /// Options of [`Request`] that it takes besides the sizes; others are refused, but durations are never wrong.
     pub options: &'static [&'static str],
     /// Chunks a rank.
     pub chunks: Chunks,
@@ -378,7 +378,7 @@ pub const FAMILIES: &[Family] = &[
         name: "zb",
         summary: "weight gradients fill gaps greedily, under any cap and for stages of any durations",
         source: "Zero bubble pipeline parallelism (Qi et al., 2023), section 3.1",
-        options: &["cap"],
+        options: &["cap", "durations"],
         splits_backward: true,
         peak: "at most cap, 2 p if not given",
         bubble: "found by search; (p - 1) F with a cap of 2 p",
@@ -410,6 +410,7 @@ pub const FAMILIES: &[Family] = &[
         name: "zb_v",
         summary: "split backwards on a V: no bubble inside a rank, with 1F1B's memory",
         source: "Pipeline parallelism with controllable memory (Qi et al., 2024), ZB-V",
+        options: &["durations"],
         chunks: Chunks::Exactly(2),
         splits_backward: true,
         peak: "min(2 M, 2 p)",
@@ -426,6 +427,7 @@ pub const FAMILIES: &[Family] = &[
         name: "v_half",
         summary: "split backwards on a V with half of 1F1B's memory",
         source: "Pipeline parallelism with controllable memory (Qi et al., 2024), V-Half",
+        options: &["durations"],
         chunks: Chunks::Exactly(2),
         splits_backward: true,
         peak: "at most 2 ⌊(p + 2) / 2⌋",
@@ -437,6 +439,7 @@ pub const FAMILIES: &[Family] = &[
         name: "v_min",
         summary: "split backwards on a V with a third of 1F1B's memory",
         source: "Pipeline parallelism with controllable memory (Qi et al., 2024), V-Min",
+        options: &["durations"],
         chunks: Chunks::Exactly(2),
         splits_backward: true,
         peak: "at most 2 ⌊(p + 4) / 3⌋",
@@ -483,7 +486,8 @@ pub const FAMILIES: &[Family] = &[
         source: "Chimera (Li & Hoefler, 2021), direct concatenation",
         limits: "p even, M a multiple of p",
         chains: 2,
-        peak: "from p / 2 + 1 in the middle to p at the ends",
+        peak: "min(p, p / 2 + 1 + the distance to the nearer end)",
+        peak_of: Some(|sizes, rank| sizes.ranks.min(sizes.ranks / 2 + 1 + rank.min(sizes.ranks - 1 - rank))),
         bubble: "(p / 2 - 1) (F + B) if M = p and F = B",
         accepts: |sizes| sizes.ranks.is_multiple_of(2) && sizes.micro_batches.is_multiple_of(sizes.ranks),
         build: |sizes, _| Ok(bidirectional::chimera(sizes.ranks, sizes.micro_batches)),

@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 use super::{Action, Durations, Kind, Schedule};
 
 /// How far a rank looks ahead for something that is ready.
-const LOOK_AHEAD: usize = 256;
+const LOOK_AHEAD: usize = 64;
 
 /// Times that differ by less are the same: sums of durations in different order.
 const SAME_S: f64 = 1e-9;
@@ -50,6 +50,8 @@ struct Run<'a> {
     forward_ready_s: Vec<f64>,
     input_ready_s: Vec<f64>,
     micro_batches: usize,
+    /// Input gradients that each stage has run; they come in the order of the micro-batches.
+    inputs_done: Vec<u32>,
     ranks: Vec<Rank>,
     /// Ranks and when they may have something to do, earliest first.
     queue: BinaryHeap<Reverse<(Instant, usize)>>,
@@ -94,6 +96,7 @@ impl<'a> Run<'a> {
             forward_ready_s,
             input_ready_s: vec![f64::INFINITY; cells],
             micro_batches,
+            inputs_done: vec![0; schedule.rank_of_stage.len()],
             ranks: ranks.collect(),
             queue: (0..schedule.orders.len()).map(|rank| Reverse((Instant(0.0), rank))).collect(),
         }
@@ -114,13 +117,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Place in `todo` of what the rank runs now; a weight gradient's input gradient stands before it there.
+    /// Place in `todo` of what the rank runs now.
     fn choose(&self, rank: usize, now_s: f64) -> Option<usize> {
         let Rank { todo, first, held, .. } = &self.ranks[rank];
         let (mut held, mut most_held) = (*held, *held);
         let mut weight = None;
         let mut soonest_s = f64::INFINITY;
-        let mut unready_inputs: Vec<(u32, u32)> = Vec::new();
         let waiting =
             todo[*first..].iter().enumerate().filter_map(|(at, action)| action.map(|action| (*first + at, action)));
         for (turn, (place, action)) in waiting.take(LOOK_AHEAD).enumerate() {
@@ -134,7 +136,7 @@ impl<'a> Run<'a> {
                     most_held = most_held.max(held);
                 }
                 Kind::WeightGradient => {
-                    if weight.is_none() && !unready_inputs.contains(&(action.stage, action.micro_batch)) {
+                    if weight.is_none() && action.micro_batch < self.inputs_done[action.stage as usize] {
                         weight = Some(place);
                     }
                     held = held.saturating_sub(1);
@@ -145,7 +147,6 @@ impl<'a> Run<'a> {
                         return Some(place);
                     }
                     soonest_s = soonest_s.min(ready_s);
-                    unready_inputs.push((action.stage, action.micro_batch));
                 }
             }
         }
@@ -183,11 +184,13 @@ impl<'a> Run<'a> {
                 }
             }
             Kind::WeightGradient => self.ranks[rank].held -= 1,
-            _ if stage > 0 => {
-                let ready_s = self.deliver(rank, stage - 1, end_s);
-                self.input_ready_s[cell - self.micro_batches] = ready_s;
+            _ => {
+                self.inputs_done[stage] += 1;
+                if stage > 0 {
+                    let ready_s = self.deliver(rank, stage - 1, end_s);
+                    self.input_ready_s[cell - self.micro_batches] = ready_s;
+                }
             }
-            _ => {}
         }
     }
 

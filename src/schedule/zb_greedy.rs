@@ -12,7 +12,7 @@ use super::squeeze::Instant;
 use super::{Action, Durations, Schedule, one_stage_each};
 
 /// Actions that may be tried over all combinations; the most promising ones come first.
-const MOST_TRIALS: usize = 100_000_000;
+const MOST_TRIALS: usize = 20_000_000;
 
 /// Times that differ by less are the same: sums of durations in different order.
 const SAME_S: f64 = 1e-9;

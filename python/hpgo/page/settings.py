@@ -184,18 +184,18 @@ def _simulated(settings: Settings, name: str) -> Timeline:
     backward = settings.backward_times
     input_gradient = settings.input_gradient_times or tuple(time_s / 2 for time_s in backward)
     weight_gradient = settings.weight_gradient_times or tuple(time_s / 2 for time_s in backward)
-    if "durations" in taken:
-        # Such schedules have one chunk a rank, so ranks and stages agree.
-        forward, inputs, weights = (
-            times if len(times) > 1 else times * settings.num_stages
-            for times in (settings.forward_times, input_gradient, weight_gradient)
-        )
-        options["durations"] = Durations(forward, inputs, weights, settings.p2p_time + settings.link_time)
     order = schedule(name, ranks=settings.num_stages, micro_batches=settings.num_batches, **options)
     parts = order.chain_length // order.ranks
 
     def of_stages(times: tuple[float, ...]) -> Any:
         return np.broadcast_to(times, order.ranks)[np.array(order.rank_of_stage)] / parts
+
+    if "durations" in taken:
+        times = (of_stages(row) for row in (settings.forward_times, input_gradient, weight_gradient))
+        durations = Durations(*(tuple(map(float, row)) for row in times), settings.p2p_time + settings.link_time)
+        order = schedule(
+            name, ranks=settings.num_stages, micro_batches=settings.num_batches, durations=durations, **options
+        )
 
     def shared(size_bytes: float | None) -> float:
         return (size_bytes or 0.0) / parts
