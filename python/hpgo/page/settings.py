@@ -191,8 +191,10 @@ def _simulated(settings: Settings, name: str) -> Timeline:
         return np.broadcast_to(times, order.ranks)[np.array(order.rank_of_stage)] / parts
 
     if "durations" in taken:
-        times = (of_stages(row) for row in (settings.forward_times, input_gradient, weight_gradient))
-        durations = Durations(*(tuple(map(float, row)) for row in times), settings.p2p_time + settings.link_time)
+        forward, inputs, weights = (
+            tuple(map(float, of_stages(times))) for times in (settings.forward_times, input_gradient, weight_gradient)
+        )
+        durations = Durations(forward, inputs, weights, settings.p2p_time + settings.link_time)
         order = schedule(
             name, ranks=settings.num_stages, micro_batches=settings.num_batches, durations=durations, **options
         )
