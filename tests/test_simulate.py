@@ -6,18 +6,17 @@ import dataclasses
 import json
 import pickle
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import hpgo
 from hpgo import _core
+from hpgo.cli.main import group, run
 from hpgo.errors import ArgumentError, ScheduleError
 from hpgo.timeline import CAUSES, KINDS, Timeline
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -296,3 +295,18 @@ def test_files_that_hold_no_timeline_are_named(tmp_path: Path, content: bytes, e
         Timeline.load(path)
     with pytest.raises(ArgumentError, match="absent"):
         Timeline.load(tmp_path / f"absent{ending}")
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parent.parent / "docs/simulation.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "docs/simulation.md", "exec"), {})
+    assert (tmp_path / "1f1b.svg").exists()
+    configuration = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)[0]
+    (tmp_path / "config.yaml").write_text(configuration)
+    with pytest.raises(SystemExit) as stopped:
+        run(group, ["simulate", "--config", "config.yaml", "--json", "--no-visualization"], prog_name="hpgo")
+    assert stopped.value.code == 0
