@@ -101,6 +101,7 @@ def test_evaluate_reports_the_plan_that_was_asked_for() -> None:
         ([*BERT, "--optimizer-per-weight", "nan"], 1, "optimizer state per weight is NaN"),
         ([*BERT, "--max-stages", "0"], 1, "--max-stages is 0"),
         ([*BERT, "-o", "no/such/folder/plan.json"], 1, "can't write"),
+        ([*BERT, "-o", ""], 1, "can't write"),
         ([*BERT, "--plot", "x.svg"], 2, "several batch sizes"),
         ([*BERT, "--json", "--markdown"], 2, "choose one"),
         ([*BERT, "--frobnicate"], 2, "No such option"),
@@ -118,6 +119,36 @@ def test_mistakes_end_with_an_error_a_way_out_and_the_right_code(words: list[str
     assert "error: " in done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "message"),
+    [(">&-", 0, ""), ("> /dev/full", 1, "error: can't write the output"), ("| head -1 > /dev/null", 0, "")],
+)
+def test_an_output_that_takes_nothing_is_no_traceback(redirection: str, code: int, message: str) -> None:
+    done = subprocess.run(
+        f"{' '.join([*COMMAND, *BERT])} {redirection}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code
+    assert done.stderr.startswith(message)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_mistyped_command_is_named_with_the_nearest() -> None:
+    done = run("plna")
+    assert done.returncode == 2
+    assert "did you mean `plan`?" in done.stderr
+
+
+def test_no_command_shows_the_help() -> None:
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Commands:" in done.stdout
 
 
 def test_ctrl_c_ends_a_long_search_with_the_best_plan_and_its_gap() -> None:

@@ -144,14 +144,30 @@ def test_devices_are_written_as_ranges(devices: list[int], text: str) -> None:
     assert report.device_ranges(devices) == text
 
 
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_a_damaged_plan_is_an_error_or_a_plan_that_prints(bert: hpgo.Plan, data: st.DataObject) -> None:
+    document = json.loads(bert.to_json())
+    junk = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just([]) | st.just({})
+    records = [document, document["stages"][0], document["stages"][0]["memory"], document["alternatives"][0]]
+    for _ in range(data.draw(st.integers(1, 2))):
+        record = data.draw(st.sampled_from(records))
+        record[data.draw(st.sampled_from(sorted(record)))] = data.draw(junk)
+    try:
+        plan = hpgo.Plan.from_json(json.dumps(document))
+    except hpgo.ArgumentError:
+        return
+    assert str(plan)
+    assert report.markdown(plan)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"format": "hpgo.plan", "version": 2}', '{"format": "hpgo.plan", "version": 1}', "\x00"],
 )
-def test_what_is_no_plan_is_refused_with_a_hint(text: str, tmp_path: Path) -> None:
+def test_what_is_no_plan_is_refused_by_name(text: str, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(hpgo.ArgumentError) as caught:
         hpgo.Plan.read(file)
     assert str(file) in caught.value.message
-    assert caught.value.hint

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
+from hpgo.documents import Section, parse
 from hpgo.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.units import format_bytes, parse_bytes
+from hpgo.wording import shown
 
 if TYPE_CHECKING:
     import os
@@ -277,33 +279,25 @@ class Plan:
     @classmethod
     def from_json(cls, text: str, *, source: str = "the plan") -> Plan:
         """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it."""
-        try:
-            document = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ArgumentError(f"{source} is not JSON: {error}", "save plans with `-o plan.json`") from None
-        if not isinstance(document, dict) or document.pop("format", None) != "hpgo.plan":
+        if not text.lstrip().startswith("{"):
             raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
-        version = document.pop("version", None)
+        top = Section(parse(text, source, ArgumentError), source, ArgumentError)
+        if top.get("format", None) != "hpgo.plan":
+            raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
+        version = top.get("version", None)
         if version != _VERSION:
-            raise ArgumentError(f"{source} is a plan of version {version}, not {_VERSION}", "make it again")
-        try:
-            document["stages"] = tuple(
-                Stage(
-                    **stage
-                    | {
-                        "layers": tuple(stage["layers"]),
-                        "devices": tuple(stage["devices"]),
-                        "memory": Memory(**stage["memory"]),
-                    }
-                )
-                for stage in document["stages"]
+            raise ArgumentError(f"{source} is a plan of version {shown(version)}, not {_VERSION}", "make it again")
+        plan: Plan = _read(cls, top)
+        for index, stage in enumerate(plan.stages):
+            if not (stage.layers and stage.devices and stage.share):
+                raise ArgumentError(f"{source}: stage {index} has no layers, devices or samples", "make it again")
+        if not plan.stages or plan.step_s <= 0:
+            raise ArgumentError(f"{source} has no stages, or a step without time", "make it again")
+        if not plan.micro_batch_size or plan.global_batch_size % plan.micro_batch_size:
+            raise ArgumentError(
+                f"{source}: micro-batches of {plan.micro_batch_size} don't make a batch of {plan.global_batch_size}",
+                "make it again",
             )
-            document["alternatives"] = tuple(Alternative(**row) for row in document["alternatives"])
-            plan = cls(**document)
-        except (KeyError, TypeError) as error:
-            raise ArgumentError(f"{source} is not a whole plan: {error}", "make it again") from None
-        if not plan.stages:
-            raise ArgumentError(f"{source} has no stages", "make it again")
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -628,6 +622,46 @@ def exhaustive(
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _NO_LIMIT:
         raise ArgumentError(f"{name} is {value!r}", "give a whole number, at least 1")
+
+
+def _read(record: Any, section: Section) -> Any:
+    """A record of this module from a section of JSON, by its fields' annotations; numbers are finite."""
+    values: dict[str, object] = {}
+    for field in fields(record):
+        name, kind = field.name, str(field.type)
+        value = section.get(name)
+        if kind == "str":
+            values[name] = section.text(name)
+        elif kind == "int":
+            values[name] = section.whole(name)
+        elif kind == "bool":
+            values[name] = value if isinstance(value, bool) else section.wrong(name, "true or false", value)
+        elif kind == "float" or (kind == "float | None" and value is not None):
+            values[name] = number = section.number(name)
+            if not math.isfinite(number):
+                section.wrong(name, "a finite number", value)
+        elif kind == "float | None":
+            values[name] = None
+        elif kind == "Memory":
+            values[name] = _read(Memory, Section(value, f"{section.where}, {name}", ArgumentError))
+        elif kind in {"tuple[Stage, ...]", "tuple[Alternative, ...]"}:
+            values[name] = tuple(
+                _read(
+                    Stage if "Stage" in kind else Alternative,
+                    Section(row, f"{section.where}, {name} {at}", ArgumentError),
+                )
+                for at, row in enumerate(section.items(name))
+            )
+        else:
+            item = str if kind == "tuple[str, ...]" else int
+            entries = section.items(name)
+            if not all(isinstance(entry, item) and entry is not True and entry is not False for entry in entries):
+                section.fail(
+                    f"`{name}` must be a list of {'text' if item is str else 'whole numbers'}", "make it again"
+                )
+            values[name] = tuple(entries)
+    section.done()
+    return record(**values)
 
 
 def _divisors(number: int) -> list[int]:

@@ -27,7 +27,7 @@ def command(plan: str, launcher: str, output: str | None) -> None:
     from hpgo.plans import Plan
 
     read = Plan.read(plan)
-    if output:
+    if output is not None:
         export.save(read, launcher, output)
     else:
         click.echo(export.LAUNCHERS[launcher](read), nl=False)

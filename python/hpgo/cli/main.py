@@ -6,12 +6,15 @@ Exit codes: 0 done, 1 the request can't be met (bad file, infeasible), 2 usage, 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from hpgo.errors import HpgoError
+from hpgo.wording import near, shorten
 
 # sub-command -> (module whose attribute `command` it is, one line of help); modules load when called
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -40,23 +43,36 @@ class _Commands(click.Group):
         command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"there is no command `{shorten(args[0])}`; {near(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # From the table: listing must not import every command.
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(package_name="hpgo")
-def group() -> None:
+@click.pass_context
+def group(ctx: click.Context) -> None:
     """Plan, simulate and draw hybrid-parallel training.
 
     Data goes to stdout, everything else to stderr.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def run(command: click.Command, args: list[str] | None = None, prog_name: str | None = None) -> NoReturn:
     """Runs `command` as a process would: prints errors and exits with the documented code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: `>&-`
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 -- until the end
     try:
         code = command.main(args, prog_name=prog_name, standalone_mode=False)
     except HpgoError as error:
@@ -76,6 +92,8 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
         # The reader (`| head`) has what it wanted; keep the interpreter from complaining while it closes stdout.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:  # a full disk below stdout; files of arguments have been dealt with
+        fail(HpgoError(f"can't write the output: {error.strerror or error}"))
     sys.exit(code if isinstance(code, int) else 0)
 
 

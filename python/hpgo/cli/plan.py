@@ -71,7 +71,7 @@ def command(
     if as_json and as_markdown:
         raise click.UsageError("choose one of --json and --markdown")
     several = len(global_batch_size) * len(devices or (0,)) > 1
-    if plot and not several:
+    if plot is not None and not several:
         raise click.UsageError("--plot draws several plans: give several batch sizes or device counts")
     keywords = settings(options) | {"max_stages": max_stages, "deadline_s": deadline}
     read = read_profile(profile, batch_size=profile_batch_size)
@@ -83,7 +83,7 @@ def command(
         return
     with as_options():
         best, _ = _search(read, *questions[0], keywords)
-    if output:
+    if output is not None:
         best.save(output)
     show(best, as_json=as_json, as_markdown=as_markdown)
 
@@ -155,12 +155,12 @@ def _sweep(
         },
         indent=2,
     )
-    if output:
+    if output is not None:
         try:
             Path(output).write_text(document + "\n", encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ArgumentError(f"can't write `{output}`: {error}", "name a file in a folder that exists") from None
-    if plot:
+    if plot is not None:
         from hpgo.figures import draw_sweep
 
         draw_sweep(plans, plot)
