@@ -174,7 +174,7 @@ _MOST_ACTIONS = 200_000_000
 
 def _schedule_of(plan: Plan, name: str | None) -> Schedule:
     """The orders of a plan's stages: as it was planned, or of another family with one stage a rank."""
-    from hpgo.orders import schedule
+    from hpgo.orders import Durations, schedule
 
     if name is not None and name != plan.schedule:
         built = schedule(name, ranks=len(plan.stages), micro_batches=plan.micro_batches)
@@ -183,7 +183,11 @@ def _schedule_of(plan: Plan, name: str | None) -> Schedule:
                 f"`{name}` runs {built.stages} stages on {built.ranks} ranks, but the plan has one stage a rank",
                 "choose a schedule with one stage a rank",
             )
-        return built
+        # Schedules that look at durations may now be fitted to the plan's; the others come out as before.
+        halves = tuple(stage.backward_s / 2 for stage in plan.stages)
+        transfer_s = max((stage.transfer_s for stage in plan.stages[:-1]), default=0.0)
+        durations = Durations(tuple(stage.forward_s for stage in plan.stages), halves, halves, transfer_s)
+        return schedule(name, ranks=len(plan.stages), micro_batches=plan.micro_batches, durations=durations)
     windows = None if plan.schedule == "gpipe" else [stage.in_flight for stage in plan.stages]
     return schedule(plan.schedule, ranks=len(plan.stages), micro_batches=plan.micro_batches, windows=windows)
 
