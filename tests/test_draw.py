@@ -164,6 +164,15 @@ def test_a_rank_above_its_cap_is_named() -> None:
     assert "dualpipe_v: 4 ranks above the memory cap, rank 0 most: 17 GB of 16 GB." in said
 
 
+def test_a_cap_far_above_is_told_and_does_not_flatten_the_curve() -> None:
+    order = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    roomy = hpgo.simulate(order, memory=hpgo.StageBytes(activation_bytes=1e9), memory_cap_bytes=80e9)
+    said = texts(tree(roomy, memory=True))
+    assert "1f1b: the memory cap, 80 GB, is far above what is in use and not drawn." in said
+    assert "memory in use (strip height 2 GB)" in said
+    assert not any(text.startswith("memory cap") for text in said)
+
+
 def test_dark_mode_follows_the_reader_unless_a_theme_is_chosen() -> None:
     one = timeline("1f1b")
     assert "prefers-color-scheme:dark" in drawn(one)

@@ -47,6 +47,24 @@ def peak_bytes(timeline: Timeline) -> float | None:
     return None if peaks is None else max(peaks)
 
 
+def drawn_caps(timeline: Timeline) -> tuple[float, ...] | None:
+    """The ranks' memory caps, or None where there are none, or where curves would be flat beside them."""
+    caps = timeline.memory_cap_bytes
+    return caps if caps and max(caps) <= 3 * (peak_bytes(timeline) or 0.0) else None
+
+
+def far_cap(timeline: Timeline, label: str) -> str:
+    """The note on caps that are not drawn."""
+    caps = range_text(timeline.memory_cap_bytes or (0.0,))
+    return f"{label}: the memory cap, {caps}, is far above what is in use and not drawn."
+
+
+def range_text(values: Sequence[float]) -> str:
+    """Least and greatest of some sizes."""
+    least, most = format_bytes(min(values)), format_bytes(max(values))
+    return least if least == most else f"{least} to {most}"
+
+
 def counted(number: int, noun: str) -> str:
     """A count with its noun.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpgo.draw import palette
-from hpgo.draw.facts import chunk_of_stage, comparison, counted, definitions, names, summary
+from hpgo.draw.facts import chunk_of_stage, comparison, counted, definitions, drawn_caps, far_cap, names, summary
 from hpgo.draw.scene import staircase
 from hpgo.timeline import CAUSES, KINDS, TRANSFER_KINDS
 
@@ -143,10 +143,12 @@ def _packed(timeline: Timeline, label: str, notes: list[str]) -> tuple[dict[str,
         "tick_s": tick_s,
         "actions": len(timeline.rank),
         "fused": fused,
-        "caps": list(timeline.memory_cap_bytes) if timeline.memory_cap_bytes else None,
+        "caps": drawn_caps(timeline),
     }
     if timeline.memory is not None:
         facts, curves = _memory_columns(timeline, ticks, label, notes)
+        if timeline.memory_cap_bytes and not meta["caps"]:
+            notes.append(far_cap(timeline, label))
         meta |= facts
         columns |= curves
     return meta, columns
@@ -177,7 +179,7 @@ def _memory_columns(
         curves.append((edges_s[:-1], thinned))
     if any(len(times_s) > at_most for times_s, _ in timeline.memory):
         notes.append(f"{label}: memory curves show the maximum of each of {at_most:,} columns.")
-    most_bytes = max([float(sizes.max(initial=0)) for _, sizes in curves] + list(timeline.memory_cap_bytes or ()))
+    most_bytes = max([float(sizes.max(initial=0)) for _, sizes in curves] + list(drawn_caps(timeline) or ()))
     unit_bytes = 2.0 ** max(0, math.ceil(math.log2(max(most_bytes, 1) / 2**31)))
     sizes = np.concatenate([sizes for _, sizes in curves])
     return (
@@ -246,7 +248,7 @@ def _present(timelines: Sequence[Timeline]) -> dict[str, Any]:
         "transfers": [name for name in TRANSFER_KINDS if name in sent],
         "chunks": any(timeline.chunks > 1 for timeline in timelines),
         "memory": any(timeline.memory is not None for timeline in timelines),
-        "caps": any(timeline.memory_cap_bytes for timeline in timelines),
+        "caps": any(drawn_caps(timeline) for timeline in timelines),
         "critical": any(bool(timeline.critical.any()) for timeline in timelines),
         "sync": any(len(timeline.sync_stage) for timeline in timelines),
     }

@@ -15,7 +15,17 @@ import numpy as np
 from hpgo.draw import palette
 from hpgo.draw.axis import number_text, ticks, time_unit
 from hpgo.draw.density import Intervals, shares
-from hpgo.draw.facts import chunk_of_stage, comparison, counted, definitions, names, summary
+from hpgo.draw.facts import (
+    chunk_of_stage,
+    comparison,
+    counted,
+    definitions,
+    drawn_caps,
+    far_cap,
+    names,
+    range_text,
+    summary,
+)
 from hpgo.timeline import CAUSES, KINDS, TRANSFER_KINDS
 from hpgo.units import format_bytes, format_seconds
 
@@ -410,11 +420,13 @@ def _curves(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> Non
     if curves is None:
         canvas.notes.append(f"{label}: memory is unknown, so no curve is drawn.")
         return
-    caps = timeline.memory_cap_bytes
+    caps = drawn_caps(timeline)
     top_bytes = max([float(sizes.max(initial=0)) for _, sizes in curves] + list(caps or ()))
     if top_bytes <= 0:
         canvas.notes.append(f"{label}: no memory in use.")
         return
+    if timeline.memory_cap_bytes and not caps:
+        canvas.notes.append(far_cap(timeline, label))
     if caps:
         peaks = [float(sizes.max(initial=0)) for _, sizes in curves]
         over = [rank for rank, peak in enumerate(peaks) if peak > caps[rank]]
@@ -437,7 +449,7 @@ def _curves(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> Non
             y = base - caps[fullest] / top_bytes * usable_px
             x_end = canvas.x0 + timeline.makespan_s * canvas.px_per_s
             canvas.items.append(Line("cap", ((canvas.x0, y), (x_end, y))))
-            canvas.legend["cap"] = f"memory cap ({_range_text(caps)})"
+            canvas.legend["cap"] = f"memory cap ({range_text(caps)})"
         if row % every == 0:
             x = canvas.x0 + timeline.makespan_s * canvas.px_per_s + 4
             canvas.word("small", x, base - 1, f"peak {format_bytes(float(sizes.max(initial=0)))}")
@@ -550,11 +562,6 @@ def _by(members: Sequence[str], codes: NDArray[np.integer]) -> Iterator[tuple[st
         chosen = codes == code
         if chosen.any():
             yield member, chosen
-
-
-def _range_text(values: Sequence[float]) -> str:
-    least, most = format_bytes(min(values)), format_bytes(max(values))
-    return least if least == most else f"{least} to {most}"
 
 
 def _text_px(text: str, size_px: float) -> float:
