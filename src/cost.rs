@@ -160,14 +160,16 @@ impl Model {
 
     /// Layers between two nested cuts as positions in topological order, last first.
     pub fn layers_between(&self, begin: usize, end: usize) -> impl Iterator<Item = u32> {
-        let inner = &self.below[begin];
+        let (inner, outer) = (&self.below[begin], &self.below[end]);
         let mut skip = inner.len();
-        self.below[end].iter().rev().copied().filter(move |layer| {
+        let is_between = move |layer: &u32| {
             while skip > 0 && inner[skip - 1] > *layer {
                 skip -= 1;
             }
             !(skip > 0 && inner[skip - 1] == *layer)
-        })
+        };
+        // Where the cuts are prefixes of one order, these are simply the last layers.
+        outer.iter().rev().copied().filter(is_between).take(outer.len() - inner.len())
     }
 }
 

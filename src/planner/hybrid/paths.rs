@@ -103,7 +103,10 @@ impl Paths {
     }
 
     /// Whether no path is longer than `other`'s: then nothing that goes in front can make this suffix the worse one.
-    pub(super) fn dominates(&self, other: &Self) -> bool {
+    ///
+    /// Loops take the place of some of the first stage's work, so what is left without any of it counts as well.
+    pub(super) fn dominates(&self, other: &Self, micro_batches: u32) -> bool {
+        let idle = |paths: &Self, path_s: f64| path_s - f64::from(micro_batches) * paths.work_s;
         self.synced_s <= other.synced_s
             && self.drained_s <= other.drained_s
             && self.busy_s <= other.busy_s
@@ -112,6 +115,23 @@ impl Paths {
             && self.last_back_s <= other.last_back_s
             && self.last_synced_s <= other.last_synced_s
             && self.last_start_s <= other.last_start_s
-            && self.work_s <= other.work_s
+            && idle(self, self.busy_s) <= idle(other, other.busy_s)
+            && idle(self, self.last_start_s) <= idle(other, other.last_start_s)
+    }
+
+    /// All paths in whole steps of a grid, not longer than before: suffixes that hardly differ become equal.
+    pub(super) fn rounded_down(&self, grid_s: f64) -> Self {
+        let down = |path_s: f64| (path_s / grid_s).floor() * grid_s;
+        Self {
+            trip_s: down(self.trip_s),
+            first_back_s: down(self.first_back_s),
+            last_back_s: down(self.last_back_s),
+            last_synced_s: down(self.last_synced_s),
+            last_start_s: down(self.last_start_s),
+            busy_s: down(self.busy_s),
+            drained_s: down(self.drained_s),
+            synced_s: down(self.synced_s),
+            work_s: self.work_s,
+        }
     }
 }

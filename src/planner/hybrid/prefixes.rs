@@ -39,6 +39,7 @@ pub(super) struct Prefixes {
 
 impl Prefixes {
     /// Leaves out stages that alone reach the threshold.
+    #[expect(clippy::too_many_lines, reason = "one loop nest; its parts share every name")]
     pub(super) fn new(task: &Task<'_>, threshold_s: f64) -> Self {
         let (model, cluster) = (task.model, task.cluster);
         let devices = cluster.devices();
@@ -158,6 +159,12 @@ impl Prefixes {
             self.levels.partition_point(|&level| level < free)
         };
         &self.least[cut * self.levels.len() + level]
+    }
+
+    /// The least that any plan takes from its first forward to its last backward.
+    pub(super) fn least_s(&self) -> f64 {
+        let last = self.least.last().expect("there is a level for all devices");
+        last.trip_s.max(last.backwards_s).max(last.forwards_s)
     }
 
     /// The least that stages in front of a cut add to one micro-batch on its way through; infinite if none fit there.

@@ -1,7 +1,7 @@
 //! Prices a whole plan: every stage's seconds and bytes, then the simulated step.
 
 use super::paths::{Link, Paths};
-use super::settings::Settings;
+use super::settings::{Settings, largest_window};
 use crate::cluster::{Cluster, Rate};
 use crate::cost::{self, Memory, Model, Totals};
 use crate::error::{Error, Result};
@@ -210,7 +210,7 @@ impl<'a> Pricer<'a> {
                     .total_bytes()
             };
             let most = if eager[index] { most.max(least) } else { least };
-            let Some(window) = (least..=most).rev().find(|&window| bytes(window) <= price.capacity_bytes) else {
+            let Some(window) = largest_window(least, most, |window| bytes(window) <= price.capacity_bytes) else {
                 return Ok(None);
             };
             windows[index] = window;

@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use super::paths::{Link, Paths};
 use super::prefixes::Prefixes;
 use super::price::{Candidate, StageChoice};
-use super::settings::Settings;
+use super::settings::{Settings, largest_window};
 use super::space::{Move, Space};
 use crate::cluster::Cluster;
 use crate::control::Control;
@@ -58,6 +58,11 @@ struct Label {
     step: u32,
 }
 
+/// Up to this many devices, suffixes are told apart however little they differ.
+const EXACT_DEVICES: u32 = 16;
+/// Beyond, paths are rounded down to this part of the least conceivable step: a pipeline of thirty stages loses 0.4 %.
+const GRID: f64 = 8192.0;
+
 /// Index of the empty suffix.
 const ROOT: u32 = 0;
 /// Complete plans that a pass hands on.
@@ -72,10 +77,12 @@ struct Labels {
     all: Vec<Label>,
     waiting: Vec<FxHashMap<Bucket, Vec<u32>>>,
     complete: Vec<u32>,
+    micro_batches: u32,
 }
 
 impl Labels {
     fn add(&mut self, label: Label) {
+        let count = self.micro_batches;
         let id = self.all.len() as u32;
         if label.cut == 0 {
             self.complete.push(id);
@@ -86,10 +93,10 @@ impl Labels {
             return;
         }
         let rivals = self.waiting[label.cut as usize].entry((label.situation, label.stages, label.window)).or_default();
-        if rivals.iter().any(|&rival| self.all[rival as usize].paths.dominates(&label.paths)) {
+        if rivals.iter().any(|&rival| self.all[rival as usize].paths.dominates(&label.paths, count)) {
             return;
         }
-        rivals.retain(|&rival| !label.paths.dominates(&self.all[rival as usize].paths));
+        rivals.retain(|&rival| !label.paths.dominates(&self.all[rival as usize].paths, count));
         rivals.push(id);
         self.all.push(label);
     }
@@ -174,7 +181,11 @@ impl<'a> Task<'a> {
         let last = self.model.cuts() - 1;
         let mut found = Found { plans: Vec::new(), bound_s: f64::INFINITY, labels: 0 };
         let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free(0));
-        let mut labels = Labels { waiting: vec![FxHashMap::default(); last + 1], ..Labels::default() };
+        let mut labels = Labels {
+            waiting: vec![FxHashMap::default(); last + 1],
+            micro_batches: self.micro_batches,
+            ..Labels::default()
+        };
         if root_bound_s < threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
             let bound_s = root_bound_s;
@@ -211,6 +222,7 @@ impl<'a> Task<'a> {
         }
         let (least, most) = self.settings.windows(stages, self.micro_batches);
         let micro = f64::from(self.micro_batches);
+        let grid_s = if self.cluster.devices() > EXACT_DEVICES { prefixes.least_s() / GRID } else { 0.0 };
         let cut_bytes = if label.stages == 0 { 0.0 } else { self.cut_bytes[end] };
         for (step, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
             let Some(share) = self.share[choice.replicas as usize] else { continue };
@@ -236,6 +248,10 @@ impl<'a> Task<'a> {
                     }
                     continue;
                 }
+                let ahead_s = prefixes.trip_s(begin, free);
+                if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
+                    continue;
+                }
                 let overlap = self.settings.overlap_sync;
                 if model.is_chain {
                     let layers = model.layers_between(begin, begun);
@@ -244,20 +260,14 @@ impl<'a> Task<'a> {
                 } else {
                     sync_s = cost::sync_s(model, totals, choice.speed, (begin, end), choice.sync, overlap);
                 }
-                let ahead_s = prefixes.trip_s(begin, free);
-                if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
-                    continue;
-                }
                 let bytes = |window| {
                     let stage = (begin, end);
                     let memory = &self.settings.memory;
                     cost::memory(model, totals, memory, stage, choice.replicas, window, self.recompute).total_bytes()
                 };
                 let least = least.max(label.window);
-                let Some(largest) = (least..=most.max(least)).rev().find(|&window| bytes(window) <= capacity_bytes)
-                else {
-                    continue;
-                };
+                let fits = |window| bytes(window) <= capacity_bytes;
+                let Some(largest) = largest_window(least, most.max(least), fits) else { continue };
                 for window in [largest, least] {
                     let stage = Link {
                         forward_s,
@@ -268,6 +278,7 @@ impl<'a> Task<'a> {
                         latency_s: choice.transfer.latency_s,
                     };
                     let paths = label.paths.extend(&stage, label.window, self.micro_batches);
+                    let paths = if grid_s > 0.0 { paths.rounded_down(grid_s) } else { paths };
                     let bound_s = prefixes.bound_s(&paths, begin, free);
                     if bound_s < threshold_s {
                         labels.add(Label {

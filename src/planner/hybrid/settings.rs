@@ -91,3 +91,19 @@ impl Settings {
         }
     }
 }
+
+/// The largest window from `least` to `most` that fits, if `least` does; whatever fits, smaller ones fit too.
+pub(super) fn largest_window(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
+    if fits(most) {
+        return Some(most);
+    }
+    if !fits(least) {
+        return None;
+    }
+    let (mut low, mut high) = (least, most);
+    while high - low > 1 {
+        let middle = low.midpoint(high);
+        if fits(middle) { low = middle } else { high = middle }
+    }
+    Some(low)
+}

@@ -11,7 +11,7 @@ use crate::cluster::{Cluster, Rate};
 /// Beyond this many situations, placement is restricted to compact moves.
 const EXACT_SITUATIONS: f64 = 4_000.0;
 /// Up to this many devices, compact moves may leave two machines partly used and end a stage inside a machine.
-const FINE_DEVICES: u32 = 128;
+const FINE_DEVICES: u32 = 64;
 
 /// `count` machines alike: `(class, free devices, devices of the stage placed last)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
