@@ -5,12 +5,18 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What a search knows about itself while it runs.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
     /// Objective of the best answer so far; infinite before there is one.
     pub best_s: f64,
     /// No answer can be below this.
     pub lower_bound_s: f64,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self { best_s: f64::INFINITY, lower_bound_s: 0.0 }
+    }
 }
 
 /// Shared between the thread that searches and the one that waits for it.

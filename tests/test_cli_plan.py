@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -149,6 +152,29 @@ def test_no_command_shows_the_help() -> None:
     done = run()
     assert (done.returncode, done.stderr) == (0, "")
     assert "Commands:" in done.stdout
+
+
+def test_a_long_search_shows_its_best_step_and_bound_on_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "plan", "gnmt-32", "-c", "dapple-c", "-b", "5040", "--deadline", "6s"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+    ) as process:
+        os.close(theirs)
+        drawn = b""
+        with contextlib.suppress(OSError):  # the other end closes
+            while piece := os.read(ours, 65536):
+                drawn += piece
+        output = process.communicate(timeout=60)[0]
+    os.close(ours)
+    shown = drawn.decode()
+    assert "Traceback" not in shown
+    if "proven optimal" not in output:  # a fast machine has nothing to show
+        assert "batch 5040 on dapple-c" in shown
+    if process.returncode == 0:
+        assert "a step of 5040 samples" in output
 
 
 def test_ctrl_c_ends_a_long_search_with_the_best_plan_and_its_gap() -> None:

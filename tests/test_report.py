@@ -102,6 +102,18 @@ def test_a_report_names_every_stage_and_every_fact(bert: hpgo.Plan) -> None:
         assert words in text
 
 
+def test_progress_tells_no_step_before_there_is_one() -> None:
+    told: list[tuple[float, float]] = []
+    hpgo.plan(
+        hpgo.read_profile("gnmt-16"),
+        hpgo.Cluster.preset("dapple-a"),
+        global_batch_size=1024,
+        deadline_s=3,
+        progress=lambda best_s, bound_s: told.append((best_s, bound_s)),
+    )
+    assert all(best_s > 0 and 0 <= bound_s <= best_s * (1 + 1e-9) for best_s, bound_s in told)
+
+
 def test_a_gap_is_told_as_a_percentage_with_the_bound(bert: hpgo.Plan) -> None:
     assert "at most 25 % above the best" in report.proof(replace(bert, lower_bound_s=bert.step_s / 1.25))
     assert "takes less than 670 ms" in report.proof(replace(bert, lower_bound_s=bert.step_s / 1.25))

@@ -76,5 +76,8 @@ def describe(plan: Plan) -> str:
 def advice(plan: Plan) -> str:
     """What would shorten the step most: against its longest part, computing aside if anything else takes a tenth."""
     work, *others = parts(plan)
+    idle = plan.cluster_devices - plan.devices
+    if idle and work.seconds >= 0.9 * plan.step_s:
+        return f"a larger global batch, for the {idle} idle devices, or faster ones"
     longest = max(others, key=lambda part: part.seconds)
     return (longest if longest.seconds >= 0.1 * plan.step_s else work).remedy

@@ -167,6 +167,8 @@ class Plan:
     step_s: float
     one_device_step_s: float
     """The same step on one device that has memory enough."""
+    cluster_devices: int
+    """Devices of the cluster, idle ones included."""
     lower_bound_s: float | None = None
     """None for a plan that was priced, not searched for."""
     alternatives: tuple[Alternative, ...] = ()
@@ -693,6 +695,7 @@ def _plan_of(profile: Profile, cluster: Cluster, settings: _Settings, found: dic
         stages=tuple(stages),
         step_s=found["step_s"],
         one_device_step_s=one_device_s,
+        cluster_devices=cluster.devices,
     )
 
 

@@ -131,8 +131,10 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         f"{_SCHEDULES.get(plan.schedule, plan.schedule)}, {count} micro-batch{'es' if count > 1 else ''} of"
         f" {plan.micro_batch_size} samples, activations {'recomputed' if plan.recompute else 'kept'}"
     )
+    idle = plan.cluster_devices - plan.devices
+    used = f"{plan.devices} of {plan.cluster_devices}" if idle else str(plan.devices)
     throughput = (
-        f"{plan.samples_per_s:.4g} samples/s on {plan.devices} device{'s' if plan.devices > 1 else ''},"
+        f"{plan.samples_per_s:.4g} samples/s on {used} device{'s' if plan.cluster_devices > 1 else ''},"
         f" {plan.speed_up:.4g} × one device with memory enough"
     )
     return [
