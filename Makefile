@@ -46,7 +46,7 @@ wheel: $(BIN)/.installed
 
 bench: build
 	cargo bench
-	$(BIN)/pytest --override-ini addopts= --benchmark-only tests/bench_*.py
+	$(BIN)/pytest --override-ini addopts= --benchmark-only --benchmark-columns=median,min,rounds tests/bench_*.py
 
 # Rust's pages, and what the commands in docs/ and README.md print now.
 docs: build
