@@ -158,6 +158,16 @@ impl<'a> Costs<'a> {
         barred[end] == barred[first]
     }
 
+    /// The last end that a stage from `first` can have without its layers and input alone filling the memory.
+    pub(super) fn furthest_by_memory(&self, crew: usize, first: usize) -> usize {
+        let kind = self.crews[crew].kind;
+        if self.roomy[kind] {
+            return self.layers;
+        }
+        let room = self.memory[kind] - self.received[first] + self.held[first];
+        self.held.partition_point(|&held| held < room).saturating_sub(1)
+    }
+
     /// Whether the stage fits into the memory of the crew's hosts.
     pub(super) fn fits(&self, crew: usize, first: usize, end: usize) -> bool {
         let kind = self.crews[crew].kind;

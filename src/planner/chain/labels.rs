@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 
 use super::cost::Step;
 use super::prices::Prices;
+use super::question::{HostType, Objective};
 use super::roads::Roads;
 use crate::control::Control;
 
@@ -80,6 +81,8 @@ struct Label<const W: usize> {
     value: f64,
     /// No plan that continues this has a smaller value.
     bound: f64,
+    /// What a bucket sorts by: the bound, and how unevenly types are used up.
+    rank: f64,
     position: u32,
     crew: u32,
     /// Where it came from: index into `Search::trail`.
@@ -139,7 +142,16 @@ impl<'a, const W: usize> Search<'a, W> {
     }
 
     fn run(mut self, control: &Control) -> Found {
-        let start = Label { used: [0; W], value: 0.0, bound: 0.0, position: 0, crew: NONE, parent: NONE, next: NONE };
+        let start = Label {
+            used: [0; W],
+            value: 0.0,
+            bound: 0.0,
+            rank: 0.0,
+            position: 0,
+            crew: NONE,
+            parent: NONE,
+            next: NONE,
+        };
         self.expand(&start, NONE, 0);
         let mut hosts = 0;
         'buckets: while hosts < self.buckets.len() {
@@ -170,14 +182,14 @@ impl<'a, const W: usize> Search<'a, W> {
         }
     }
 
-    /// Labels that are alive, the `width` with the smallest bounds.
+    /// Labels that are alive, the `width` of the first ranks.
     fn most_promising(&mut self, mut labels: Vec<Label<W>>) -> Vec<Label<W>> {
         labels.retain(|label| label.position != DEAD && label.bound <= self.below);
         if labels.len() > self.width {
             self.complete = false;
             labels.select_nth_unstable_by(self.width, |one, other| {
-                one.bound
-                    .total_cmp(&other.bound)
+                one.rank
+                    .total_cmp(&other.rank)
                     .then(other.position.cmp(&one.position))
                     .then(one.used.cmp(&other.used))
                     .then(one.crew.cmp(&other.crew))
@@ -210,6 +222,7 @@ impl<'a, const W: usize> Search<'a, W> {
             let (word, shift, _) = self.layout.fields[kind];
             let mut used = label.used;
             used[word] += (replicas as u64) << shift;
+            let uneven = self.unevenness(&used);
             for end in roads.ends(crew, first) {
                 self.looked_at += 1;
                 let value = label.value + hop + roads.stage_value(crew, first, end);
@@ -233,9 +246,24 @@ impl<'a, const W: usize> Search<'a, W> {
                 }
                 let position = u32::try_from(end).expect("layers are checked to be at most a million");
                 let crew = u32::try_from(crew).expect("crews are as many as hosts");
-                self.arrive(hosts + replicas, Label { used, value, bound, position, crew, parent, next: NONE });
+                self.arrive(
+                    hosts + replicas,
+                    Label { used, value, bound, rank: bound + uneven, position, crew, parent, next: NONE },
+                );
             }
         }
+    }
+
+    /// How far single types are used up: among labels of one bound, those that leave some of every type go further.
+    fn unevenness(&self, used: &[u64; W]) -> f64 {
+        let types = &self.roads.costs.chain.types;
+        if self.roads.objective != Objective::Throughput {
+            return 0.0; // there, bounds are values of plans, not shares of the hosts
+        }
+        let share = |(kind, host): (usize, &HostType)| {
+            1.0 - self.layout.free(self.roads, used, kind) as f64 / (host.hosts as f64).max(1.0)
+        };
+        0.2 * types.iter().enumerate().map(share).map(|share| share * share).sum::<f64>() / types.len() as f64
     }
 
     fn finish(&mut self, parent: u32, crew: usize, value: f64) {

@@ -107,20 +107,25 @@ pub(super) enum Haggled {
     NoWay,
 }
 
-/// Improves the bound by `rounds` of Polyak's subgradient method, starting at `start`.
+/// Improves the bound in at most `rounds` steps from `start`; stops as soon as it exceeds `enough`.
+pub(super) fn haggle(roads: &Roads<'_>, start: Vec<f64>, enough: f64, rounds: usize, control: &Control) -> Haggled {
+    let prices = Prices::new(roads, start);
+    if prices.bound == f64::INFINITY {
+        Haggled::NoWay
+    } else if roads.objective == Objective::Throughput {
+        by_simplex(roads, prices, enough, rounds, control)
+    } else {
+        by_slopes(roads, prices, enough, rounds, control)
+    }
+}
+
+/// Polyak's subgradient method, for values that differ from path to path.
 ///
 /// Steps go along (uses / hosts − 1) in total prices `μ_t = λ_t n_t`, so types of one host and of many move alike.
-/// Stops as soon as the bound exceeds `enough`.
-pub(super) fn haggle(roads: &Roads<'_>, start: Vec<f64>, enough: f64, rounds: usize, control: &Control) -> Haggled {
+fn by_slopes(roads: &Roads<'_>, mut prices: Prices, enough: f64, rounds: usize, control: &Control) -> Haggled {
     let hosts: Vec<f64> = roads.costs.chain.types.iter().map(|host| (host.hosts as f64).max(1.0)).collect();
-    // Where every path has the value 0 only the ratios of prices matter: keep their total at 1.
-    let homogeneous = roads.objective == Objective::Throughput;
-    let mut prices = Prices::new(roads, start);
-    if prices.bound == f64::INFINITY {
-        return Haggled::NoWay;
-    }
     let mut best = prices.clone();
-    let mut ambition = if homogeneous { 0.2 } else { (0.1 * prices.bound.abs()).max(1e-3) };
+    let mut ambition = (0.1 * prices.bound.abs()).max(1e-3);
     let mut idle = 0;
     for _ in 0..rounds {
         if best.bound > enough || control.should_stop() {
@@ -130,8 +135,7 @@ pub(super) fn haggle(roads: &Roads<'_>, start: Vec<f64>, enough: f64, rounds: us
         let slack = |(kind, host): (usize, &HostType)| uses[kind] <= host.hosts;
         if roads.costs.chain.types.iter().enumerate().all(slack) {
             let value = roads.path_value(&path).unwrap_or(f64::INFINITY);
-            let optimal = value <= prices.bound.max(best.bound) + 1e-12 * value.abs();
-            if homogeneous || optimal {
+            if value <= prices.bound.max(best.bound) + 1e-12 * value.abs() {
                 return Haggled::Plan(path, best);
             }
         }
@@ -149,19 +153,13 @@ pub(super) fn haggle(roads: &Roads<'_>, start: Vec<f64>, enough: f64, rounds: us
             break;
         }
         let step = (best.bound + ambition - prices.bound).max(0.0) / steepness;
-        let mut of_host: Vec<f64> = prices
+        let of_host = prices
             .of_host
             .iter()
             .zip(&slope)
             .zip(&hosts)
             .map(|((price, slope), hosts)| (price + step * slope / hosts).max(0.0))
             .collect();
-        if homogeneous {
-            let total: f64 = of_host.iter().zip(&hosts).map(|(price, hosts)| price * hosts).sum();
-            for price in &mut of_host {
-                *price /= total;
-            }
-        }
         prices = Prices::new(roads, of_host);
         if prices.bound > best.bound + 0.05 * ambition {
             idle = 0;
@@ -177,6 +175,89 @@ pub(super) fn haggle(roads: &Roads<'_>, start: Vec<f64>, enough: f64, rounds: us
         }
     }
     Haggled::Prices(best)
+}
+
+/// Column generation, for values that are 0 on every path: only the ratios of prices matter, and their total is 1.
+///
+/// A mixture of paths uses each type at some share of its hosts; the mixture whose largest share is smallest and the
+/// prices that prove it are the two sides of a matrix game. Solved as max Σy with Σ y·share ≤ 1 by the revised simplex
+/// method, whose next column is the cheapest path at the present prices (Gilmore & Gomory, 1961). Asking half way
+/// towards the best prices so far keeps early steps from jumping (Wentges, 1997).
+fn by_simplex(roads: &Roads<'_>, start: Prices, enough: f64, rounds: usize, control: &Control) -> Haggled {
+    let types = &roads.costs.chain.types;
+    let size = types.len();
+    let hosts: Vec<f64> = types.iter().map(|host| (host.hosts as f64).max(1.0)).collect();
+    // Rows of the basis inverse, each with its right side behind it: a little uneven, so that no step is of length 0.
+    let mut rows: Vec<Vec<f64>> = (0..size)
+        .map(|row| {
+            let mut cells = vec![0.0; size + 1];
+            cells[row] = 1.0;
+            cells[size] = 1.0 + 1e-7 * (row + 1) as f64;
+            cells
+        })
+        .collect();
+    let mut is_path = vec![false; size];
+    let (mut best, mut asked, mut half_way) = (start.clone(), start, true);
+    for _ in 0..rounds {
+        if best.bound > enough || control.should_stop() {
+            break;
+        }
+        let Some((path, uses)) = asked.cheapest_path(roads) else { break };
+        if uses.iter().zip(types).all(|(&uses, host)| uses <= host.hosts) {
+            return Haggled::Plan(path, best);
+        }
+        let shares: Vec<f64> = uses.iter().zip(&hosts).map(|(&uses, hosts)| uses as f64 / hosts).collect();
+        let worth = |rows: &[Vec<f64>], is_path: &[bool]| -> Vec<f64> {
+            let paths = || rows.iter().zip(is_path).filter(|(_, is_path)| **is_path);
+            (0..size).map(|kind| paths().map(|(row, _)| row[kind]).sum::<f64>().max(0.0)).collect()
+        };
+        let price: f64 = worth(&rows, &is_path).iter().zip(&shares).map(|(worth, share)| worth * share).sum();
+        if price < 1.0 - 1e-9 {
+            enter(&mut rows, &mut is_path, &shares);
+            half_way = true;
+        } else if half_way {
+            half_way = false; // this path is known: ask at the simplex's own prices
+        } else {
+            break; // optimal
+        }
+        let worth = worth(&rows, &is_path);
+        let total: f64 = worth.iter().sum();
+        if total <= 0.0 {
+            break;
+        }
+        let pull = if half_way { 0.5 } else { 0.0 };
+        let of_host = (0..size)
+            .map(|kind| pull * best.of_host[kind] + (1.0 - pull) * worth[kind] / total / hosts[kind])
+            .collect();
+        asked = Prices::new(roads, of_host);
+        if asked.bound > best.bound {
+            best = asked.clone();
+        }
+    }
+    Haggled::Prices(best)
+}
+
+/// One step of the simplex method: the path with these `shares` takes the place of the row that gives out first.
+fn enter(rows: &mut [Vec<f64>], is_path: &mut [bool], shares: &[f64]) {
+    let size = shares.len();
+    let column: Vec<f64> =
+        rows.iter().map(|row| row.iter().zip(shares).map(|(cell, share)| cell * share).sum()).collect();
+    let reach = |row: usize| rows[row][size] / column[row];
+    let leaving =
+        (0..size).filter(|&row| column[row] > 1e-9).min_by(|&one, &other| reach(one).total_cmp(&reach(other)));
+    let Some(leaving) = leaving else { return };
+    for cell in &mut rows[leaving] {
+        *cell /= column[leaving];
+    }
+    let pivot = rows[leaving].clone();
+    for (row, factor) in
+        rows.iter_mut().zip(&column).enumerate().filter(|(row, _)| *row != leaving).map(|(_, pair)| pair)
+    {
+        for (cell, pivot) in row.iter_mut().zip(&pivot) {
+            *cell -= factor * pivot;
+        }
+    }
+    is_path[leaving] = true;
 }
 
 /// Prices in proportion to speed: what part of the whole chain a host does in a given time.

@@ -8,7 +8,7 @@ pub(super) struct Roads<'a> {
     pub(super) costs: &'a Costs<'a>,
     pub(super) objective: Objective,
     pub(super) limit_s: f64,
-    /// The last position that each crew may reach from each position, memory aside: `[crew][position]`.
+    /// The last position that each crew may reach from each position, buffers to send aside: `[crew][position]`.
     furthest: Vec<Vec<u32>>,
     /// Every hop over this position is passable and adds nothing (between two hosts of a type that has one, too).
     open: Vec<bool>,
@@ -28,6 +28,7 @@ impl<'a> Roads<'a> {
                         {
                             end += 1;
                         }
+                        let end = end.min(costs.furthest_by_memory(crew, first));
                         u32::try_from(end).expect("layers are checked to be at most a million")
                     })
                     .collect()

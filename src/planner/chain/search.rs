@@ -7,8 +7,22 @@ use super::question::Objective;
 use super::roads::Roads;
 use crate::control::{Control, Progress};
 
-/// Labels a bucket may keep, one pass after the other; the last drops none unless memory ends, so it proves.
-const WIDTHS: [usize; 4] = [24, 400, 6_000, usize::MAX];
+/// How hard a pass of the search tries.
+#[derive(Clone, Copy)]
+struct Effort {
+    /// Steps towards better prices.
+    rounds: usize,
+    /// Labels that a bucket may keep.
+    width: usize,
+}
+
+/// One pass after the other; the last drops no label unless memory ends, so it proves.
+const EFFORTS: [Effort; 4] = [
+    Effort { rounds: 60, width: 24 },
+    Effort { rounds: 200, width: 400 },
+    Effort { rounds: 600, width: 6_000 },
+    Effort { rounds: 600, width: usize::MAX },
+];
 
 /// Bounds within this share of each other count as equal: sums of times round.
 const ROUNDING: f64 = 1e-9;
@@ -51,9 +65,9 @@ pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, control: &Control) -> A
             (0..costs.crews.len()).map(|crew| costs.interval_s(crew, layer, layer + 1)).fold(f64::INFINITY, f64::min)
         })
         .fold(0.0, f64::max);
-    for width in WIDTHS {
+    for effort in EFFORTS {
         if best.is_none() {
-            match trial.reach(longest_s, width) {
+            match trial.reach(longest_s, effort) {
                 Verdict::Reached(path) => best = Some((path.clone(), costs.bottleneck_s(&path, longest_s))),
                 Verdict::OutOfReach => return Answer::Nothing,
                 Verdict::Unknown => {}
@@ -66,7 +80,7 @@ pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, control: &Control) -> A
             control.report(Progress { best_s: *upper_s, lower_bound_s: lower_s });
             let close = *upper_s - provisional_s <= 1e-4 * *upper_s;
             let limit_s = if close { upper_s.next_down() } else { f64::midpoint(provisional_s, *upper_s) };
-            match trial.reach(limit_s, width) {
+            match trial.reach(limit_s, effort) {
                 Verdict::Reached(shorter) => {
                     *upper_s = costs.bottleneck_s(&shorter, limit_s);
                     *path = shorter;
@@ -100,7 +114,7 @@ fn with_fewer_hosts(costs: &Costs<'_>, path: Vec<Step>, limit_s: f64, control: &
     match prices::haggle(&roads, start, hosts - 1.0 + ROUNDING, 20, control) {
         Haggled::Plan(shorter, _) => shorter,
         Haggled::Prices(prices) => {
-            let found = labels::search(&roads, &[prices], hosts - 1.0, FEWER_BY_ONE, WIDTHS[0], control);
+            let found = labels::search(&roads, &[prices], hosts - 1.0, FEWER_BY_ONE, EFFORTS[0].width, control);
             found.best.map_or(path, |(shorter, _)| shorter)
         }
         Haggled::NoWay => path,
@@ -110,7 +124,7 @@ fn with_fewer_hosts(costs: &Costs<'_>, path: Vec<Step>, limit_s: f64, control: &
 /// Whether a plan was found at all, however slow; a narrow search, so "no" is no proof.
 pub(super) fn is_possible(costs: &Costs<'_>, control: &Control) -> bool {
     let mut trial = Trial { costs, of_host: None, looked_at: 0, control };
-    matches!(trial.reach(f64::MAX, WIDTHS[1]), Verdict::Reached(_))
+    matches!(trial.reach(f64::MAX, EFFORTS[1]), Verdict::Reached(_))
 }
 
 /// Decides one limit after the other, each starting from the prices of the last.
@@ -122,10 +136,10 @@ struct Trial<'a> {
 }
 
 impl Trial<'_> {
-    fn reach(&mut self, limit_s: f64, width: usize) -> Verdict {
+    fn reach(&mut self, limit_s: f64, effort: Effort) -> Verdict {
         let roads = Roads::new(self.costs, Objective::Throughput, limit_s);
         let start = self.of_host.take().unwrap_or_else(|| prices::by_speed(&roads));
-        let prices = match prices::haggle(&roads, start, ROUNDING, 40, self.control) {
+        let prices = match prices::haggle(&roads, start, ROUNDING, effort.rounds, self.control) {
             Haggled::Prices(prices) => prices,
             Haggled::Plan(path, prices) => {
                 self.of_host = Some(prices.of_host);
@@ -137,7 +151,7 @@ impl Trial<'_> {
         if prices.bound > ROUNDING {
             return Verdict::OutOfReach;
         }
-        let found = labels::search(&roads, &[prices], ROUNDING, |_| f64::NEG_INFINITY, width, self.control);
+        let found = labels::search(&roads, &[prices], ROUNDING, |_| f64::NEG_INFINITY, effort.width, self.control);
         self.looked_at += found.looked_at;
         match found.best {
             Some((path, _)) => Verdict::Reached(path),
@@ -165,9 +179,9 @@ pub(super) fn cheapest(costs: &Costs<'_>, objective: Objective, limit_s: f64, co
     let pool = [prices];
     let mut best: Option<(Vec<Step>, f64)> = None;
     let mut looked_at = 0;
-    for width in WIDTHS {
+    for effort in EFFORTS {
         let below = best.as_ref().map_or(f64::MAX, |(_, value)| better(*value));
-        let found = labels::search(&roads, &pool, below, better, width, control);
+        let found = labels::search(&roads, &pool, below, better, effort.width, control);
         looked_at += found.looked_at;
         best = found.best.or(best);
         if found.complete {
