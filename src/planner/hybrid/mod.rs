@@ -74,6 +74,7 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
     settings.check()?;
     cluster.check()?;
     let mut search = Search::new(model, cluster, settings, control);
+    search.is_watched = true;
     search.reach()?;
     for beam in WIDE {
         if search.is_proved() || control.should_stop() {
@@ -100,6 +101,8 @@ struct Search<'a> {
     pricer: Pricer<'a>,
     best: Option<(f64, Candidate)>,
     labels: u64,
+    /// Whether whoever watches `control` wants to hear of this search.
+    is_watched: bool,
 }
 
 impl<'a> Search<'a> {
@@ -115,7 +118,7 @@ impl<'a> Search<'a> {
             })
             .collect();
         let pricer = Pricer::new(model, cluster, settings);
-        Self { model, control, known, pricer, best: None, labels: 0 }
+        Self { model, control, known, pricer, best: None, labels: 0, is_watched: false }
     }
 
     fn step_s(&self) -> f64 {
@@ -178,8 +181,9 @@ impl<'a> Search<'a> {
             self.best =
                 self.best.take().map(|best| improve::improve(self.model, &mut self.pricer, best, IMPROVED, control));
         }
-        let (best_s, lower_bound_s) = (self.step_s(), self.lower_bound_s());
-        control.report(Progress { best_s, lower_bound_s });
+        if self.is_watched {
+            control.report(Progress { best_s: self.step_s(), lower_bound_s: self.lower_bound_s() });
+        }
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use super::paths::{Link, Paths};
 use super::prefixes::Prefixes;
 use super::price::{Candidate, StageChoice};
 use super::settings::{Settings, largest_window};
-use super::space::{Move, Space};
+use super::space::{self, Move, Space};
 use crate::cluster::Cluster;
 use crate::control::Control;
 use crate::cost::{self, Model, Totals};
@@ -65,6 +65,8 @@ const GRID: f64 = 8192.0;
 
 /// Index of the empty suffix.
 const ROOT: u32 = 0;
+/// Labels that a pass makes at most, a gigabyte of them: then it goes on with none, and the bound says so.
+const MOST_LABELS: usize = 6_000_000;
 /// Complete plans that a pass hands on.
 const PLANS: usize = 400;
 
@@ -134,7 +136,7 @@ impl<'a> Task<'a> {
                 }))
             })
             .collect();
-        let allowed = share.iter().map(Option::is_some).collect();
+        let allowed = (0..share.len()).map(|replicas| space::is_useful(cluster, &share, replicas)).collect();
         Self {
             model,
             cluster,
@@ -194,12 +196,12 @@ impl<'a> Task<'a> {
         for cut in (1..=last).rev() {
             let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
             labels.sort(&mut waiting);
-            let go_on = if control.should_stop() { 0 } else { beam };
-            if let Some(&first_left) = waiting.get(go_on) {
-                found.bound_s = found.bound_s.min(labels.all[first_left as usize].bound_s);
-                waiting.truncate(go_on);
-            }
-            for id in waiting {
+            for (index, id) in waiting.into_iter().enumerate() {
+                if index >= beam || labels.all.len() >= MOST_LABELS || control.should_stop() {
+                    // The most promising of those that don't go on.
+                    found.bound_s = found.bound_s.min(labels.all[id as usize].bound_s);
+                    break;
+                }
                 self.expand(id, &mut labels, &prefixes, threshold_s);
             }
         }

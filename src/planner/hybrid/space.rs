@@ -11,7 +11,16 @@ use crate::cluster::{Cluster, Rate};
 /// Beyond this many situations, placement is restricted to compact moves.
 const EXACT_SITUATIONS: f64 = 4_000.0;
 /// Up to this many devices, compact moves may leave two machines partly used and end a stage inside a machine.
-const FINE_DEVICES: u32 = 64;
+const FINE_DEVICES: u32 = 32;
+
+/// Whether a stage may have so many replicas, given the share of each number of replicas.
+///
+/// On large clusters a stage of whole machines only takes as many as give its devices a smaller share.
+pub(super) fn is_useful(cluster: &Cluster, share: &[Option<u32>], replicas: usize) -> bool {
+    let size = cluster.machines.iter().map(|machine| machine.devices as usize).max().unwrap_or(1);
+    let is_large = cluster.devices() > FINE_DEVICES && replicas > size;
+    share[replicas].is_some() && !(is_large && share[replicas] == share[replicas - size])
+}
 
 /// `count` machines alike: `(class, free devices, devices of the stage placed last)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
