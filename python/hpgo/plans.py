@@ -180,6 +180,8 @@ class Plan:
     """Whether the search ran to its end; else a deadline or Ctrl-C stopped it."""
     labels: int = 0
     """Partial plans that the search looked at."""
+    loading_s: float = 0.0
+    """Seconds in which the profile's slowest input layer loads one batch of the profile; not part of the step."""
     simulated: int = 0
     """Plans that it simulated."""
 
@@ -344,6 +346,7 @@ class _Settings:
     reserved_bytes: float
     most_stages: int = _NO_LIMIT
     most_replicas: int = _NO_LIMIT
+    loading_s: float = 0.0
 
     @classmethod
     def of(
@@ -359,6 +362,7 @@ class _Settings:
         overlap: bool,
         memory: MemoryModel | None,
         max_stages: int | None,
+        count_loading: bool,
     ) -> _Settings:
         _check_count("global_batch_size", global_batch_size)
         if schedule not in SCHEDULES:
@@ -413,6 +417,7 @@ class _Settings:
             if isinstance(memory.reserved_bytes, str)
             else float(memory.reserved_bytes),
             most_stages=max_stages or _NO_LIMIT,
+            loading_s=0.0 if count_loading else max((layer.forward_s[0] for layer in profile.loading), default=0.0),
         )
 
 
@@ -428,6 +433,7 @@ def plan(
     uneven: bool = True,
     overlap: bool = True,
     memory: MemoryModel | None = None,
+    count_loading: bool = False,
     max_stages: int | None = None,
     deadline_s: float | None = None,
     progress: Callable[[float, float], object] | None = None,
@@ -448,6 +454,8 @@ def plan(
         uneven: let replicas of a stage get shares that differ by one sample; the largest share counts.
         overlap: let gradient synchronisation start before the backward pass has ended, layer by layer.
         memory: what a device holds besides activations.
+        count_loading: count the time of layers that load data (`Profile.loading`) as part of the step; by default a
+            loader is taken to work ahead.
         max_stages: stages at most.
         deadline_s: return the best plan found so far after this many seconds, with its gap. Ctrl-C does the same.
         progress: called about ten times a second with the best step so far, infinite before there is one, and
@@ -475,7 +483,9 @@ def plan(
         overlap=overlap,
         memory=memory,
         max_stages=max_stages,
+        count_loading=count_loading,
     )
+    profile = profile if count_loading else profile.without_loading()
     if deadline_s is not None and not deadline_s > 0:
         raise ArgumentError(f"deadline_s is {deadline_s}", "give a positive number of seconds")
     started_s = time.monotonic()
@@ -513,6 +523,7 @@ def evaluate(
     uneven: bool = True,
     overlap: bool = True,
     memory: MemoryModel | None = None,
+    count_loading: bool = False,
 ) -> Plan:
     """Prices a plan that you give, as `plan` would: the same model, the same report, no search.
 
@@ -529,6 +540,7 @@ def evaluate(
         uneven: see `plan`.
         overlap: see `plan`.
         memory: see `plan`.
+        count_loading: see `plan`.
 
     A plan that doesn't fit memory is priced all the same: see `Plan.fits` and `Stage.headroom_bytes`.
 
@@ -551,7 +563,9 @@ def evaluate(
         overlap=overlap,
         memory=memory,
         max_stages=None,
+        count_loading=count_loading,
     )
+    profile = profile if count_loading else profile.without_loading()
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     rows: list[tuple[list[int], list[int]]] = []
     taken = 0
@@ -592,6 +606,7 @@ def exhaustive(
     uneven: bool = True,
     overlap: bool = True,
     memory: MemoryModel | None = None,
+    count_loading: bool = False,
 ) -> Plan:
     """The best of all plans, each of them simulated: at most 12 layers in a row on 8 devices. Arguments as for `plan`.
 
@@ -615,7 +630,9 @@ def exhaustive(
         overlap=overlap,
         memory=memory,
         max_stages=None,
+        count_loading=count_loading,
     )
+    profile = profile if count_loading else profile.without_loading()
     found, plans = _core.exhaustive(profile, cluster, settings)
     best = _plan_of(profile, cluster, settings, found)
     return replace(best, lower_bound_s=best.step_s, simulated=plans)
@@ -695,6 +712,7 @@ def _plan_of(profile: Profile, cluster: Cluster, settings: _Settings, found: dic
         stages=tuple(stages),
         step_s=found["step_s"],
         one_device_step_s=one_device_s,
+        loading_s=settings.loading_s,
         cluster_devices=cluster.devices,
     )
 

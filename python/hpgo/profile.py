@@ -5,7 +5,7 @@ Times are seconds, sizes are bytes. The records check themselves: a `Profile` th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING
@@ -180,6 +180,38 @@ class Profile:
     def parameter_bytes(self) -> float:
         """Weights of the whole model."""
         return sum(layer.parameter_bytes for layer in self.layers)
+
+    @property
+    def loading(self) -> tuple[Layer, ...]:
+        """Layers that load data and compute nothing: no inputs, no backward time, no weights, a name in `Input…`.
+
+        Profilers time them like layers, but loaders work ahead: PipeDream's optimizer and HPGO leave them out too.
+        """
+        fed = {to for _, to in self.edges}
+        return tuple(
+            layer
+            for layer in self.layers
+            if layer.name.lower().startswith("input")
+            and layer.id not in fed
+            and not layer.parameter_bytes
+            and not any(layer.backward_s)
+        )
+
+    def without_loading(self) -> Profile:
+        """The same profile, but `loading` layers take no time.
+
+        >>> toy = Profile.chain(
+        ...     "toy", batch_size=1, forward_s=[5, 1], backward_s=[0, 2], activation_bytes=[8, 8],
+        ...     parameter_bytes=[0, 4], names=["Input", "linear"])
+        >>> [layer.forward_s for layer in toy.without_loading().layers]
+        [(0.0,), (1,)]
+        """
+        loading = self.loading
+        layers = (
+            replace(layer, forward_s=(0.0,) * len(self.batch_sizes)) if layer in loading else layer
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers)) if loading else self
 
     def networkx(self) -> networkx.DiGraph[str]:
         """The graph for networkx: layer ids as nodes, each with its `Layer` as attribute `layer`.

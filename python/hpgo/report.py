@@ -142,6 +142,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("throughput", throughput),
         ("bubble", f"devices don't compute for {100 * plan.bubble:.1f} % of the step"),
         *([] if plan.fits else [("memory", _shortage(plan))]),
+        *([("left out", _loading(plan))] if plan.loading_s else []),
         ("proof", proof(plan)),
         *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
         ("limited by", plan.limit),
@@ -249,6 +250,10 @@ def _instead(plan: Plan, other: Alternative) -> str:
     longer = f"{100 * (ratio - 1):.0f} % longer" if ratio < 2 else f"{ratio:.1f} × as long"
     stages = f"{other.stages} stages, " if other.stages > 1 else ""
     return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.why}"
+
+
+def _loading(plan: Plan) -> str:
+    return f"{format_seconds(plan.loading_s)} of loading data a profiled batch, which loaders do ahead of the step"
 
 
 def _shortage(plan: Plan) -> str:

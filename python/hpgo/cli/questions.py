@@ -105,6 +105,10 @@ def question(command: _Command) -> _Command:
             ),
             click.option("--no-uneven", is_flag=True, help="Replicas of a stage get equal shares only."),
             click.option("--no-overlap", is_flag=True, help="Gradients synchronise after the backward pass only."),
+            click.option(
+                "--count-loading", is_flag=True,
+                help="Count the time of layers that only load data; by default a loader works ahead of the step.",
+            ),
         )
     ):  # fmt: skip
         command = option(command)
@@ -122,6 +126,7 @@ def settings(options: dict[str, Any]) -> dict[str, Any]:
         "recompute": _RECOMPUTE[options.pop("recompute")],
         "uneven": not options.pop("no_uneven"),
         "overlap": not options.pop("no_overlap"),
+        "count_loading": options.pop("count_loading"),
         "memory": MemoryModel(
             gradients_per_weight=options.pop("gradients_per_weight"),
             optimizer_per_weight=options.pop("optimizer_per_weight"),
