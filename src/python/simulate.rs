@@ -161,7 +161,7 @@ impl Simulation {
             for stage in 0..self.schedule.rank_of_stage.len() {
                 let from_s = self.times.synchronised_from_s(&self.schedule, iteration, stage);
                 let (sync_s, step_s) = (self.costs.gradient_sync_s[stage], self.costs.optimizer_s[stage]);
-                if from_s > 0.0 && sync_s + step_s > 0.0 {
+                if from_s >= 0.0 && sync_s + step_s > 0.0 {
                     stages.push(u32::try_from(stage).unwrap_or(u32::MAX));
                     start_s.push(from_s);
                     end_s.push(from_s + sync_s);

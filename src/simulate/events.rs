@@ -179,7 +179,7 @@ impl<'a> Machine<'a> {
                 start_s: vec![0.0; actions],
                 end_s: vec![0.0; actions],
                 arrival_s,
-                last_backward_s: vec![0.0; iterations * stages],
+                last_backward_s: vec![f64::NEG_INFINITY; iterations * stages],
                 step_s: 0.0,
             },
         })

@@ -204,7 +204,7 @@ fn released_s(schedule: &Schedule, costs: &Costs, times: &Times, rank: usize, it
         .filter(|&stage| schedule.rank_of_stage[stage] as usize == rank)
         .map(|stage| {
             let last_s = times.synchronised_from_s(schedule, iteration, stage);
-            if last_s > 0.0 { last_s + costs.gradient_sync_s[stage] + costs.optimizer_s[stage] } else { 0.0 }
+            if last_s >= 0.0 { last_s + costs.gradient_sync_s[stage] + costs.optimizer_s[stage] } else { 0.0 }
         })
         .fold(0.0, f64::max)
 }

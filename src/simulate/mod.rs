@@ -209,7 +209,7 @@ pub struct Times {
     /// When the input of each action came to its rank, by [`Inputs`], iteration after iteration; a stream may receive it
     /// later.
     pub arrival_s: Vec<f64>,
-    /// When the last backward of each stage ended, `[iteration][stage]`; 0 if it has none.
+    /// When the last backward of each stage ended, `[iteration][stage]`; negative infinity if it has none.
     pub last_backward_s: Vec<f64>,
     /// The end of everything: the last action, or the last optimizer step behind its synchronisation.
     pub step_s: f64,
@@ -217,12 +217,12 @@ pub struct Times {
 
 impl Times {
     /// From when the gradients of a stage are synchronised: the last backward of it and of its copies in other chains.
-    /// 0 if there is none.
+    /// Negative infinity if there is none.
     #[must_use]
     pub fn synchronised_from_s(&self, schedule: &Schedule, iteration: usize, stage: usize) -> f64 {
         let (chain, stages) = (schedule.chain_length as usize, schedule.rank_of_stage.len());
         let copies = (stage % chain..stages).step_by(chain);
-        copies.map(|copy| self.last_backward_s[iteration * stages + copy]).fold(0.0, f64::max)
+        copies.map(|copy| self.last_backward_s[iteration * stages + copy]).fold(f64::NEG_INFINITY, f64::max)
     }
 }
 

@@ -117,7 +117,7 @@ impl Sweep {
         self.lanes.clear();
         self.lanes.resize(ranks, Lane { next: 0, free_s: 0.0, waits_for: NOTHING });
         self.last_backward_s.clear();
-        self.last_backward_s.resize(stages, 0.0);
+        self.last_backward_s.resize(stages, f64::NEG_INFINITY);
         self.ready_s.clear();
         self.ready_s.resize(2 * slots, ABSENT);
 
@@ -275,8 +275,8 @@ impl Sweep {
         let mut tail_s: f64 = 0.0;
         for stage in 0..stages {
             let copies = (stage % chain..stages).step_by(chain);
-            let last_s = copies.map(|copy| self.last_backward_s[copy]).fold(0.0, f64::max);
-            if last_s > 0.0 {
+            let last_s = copies.map(|copy| self.last_backward_s[copy]).fold(f64::NEG_INFINITY, f64::max);
+            if last_s >= 0.0 {
                 tail_s = tail_s.max(last_s + costs.gradient_sync_s[stage] + costs.optimizer_s[stage]);
             }
         }
