@@ -160,10 +160,7 @@ fn the_bound_holds_and_the_plan_is_nearly_always_the_best_of_all() {
             best.step_s
         );
         assert!(answer.priced.step_s >= best.step_s - rounding_s, "the oracle missed {:?}\n{question:?}", answer.plan);
-        assert!(
-            best.path_s <= best.step_s + rounding_s,
-            "a path is longer than the step: {best_plan:?}\n{question:?}"
-        );
+        assert!(best.path_s <= best.step_s + rounding_s, "a path is longer than the step: {best_plan:?}\n{question:?}");
         missed += u32::from(answer.priced.step_s > best.step_s + rounding_s);
         let gap = answer.priced.step_s / answer.lower_bound_s - 1.0;
         proved += u32::from(gap < ROUNDING || best.step_s == 0.0);

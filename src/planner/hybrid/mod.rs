@@ -12,12 +12,14 @@ mod classics;
 mod evaluate;
 mod exhaustive;
 mod improve;
+mod labels;
 mod paths;
 mod prefixes;
 mod price;
 mod search;
 mod settings;
 mod space;
+mod task;
 
 use rayon::prelude::*;
 
@@ -32,7 +34,9 @@ pub use exhaustive::exhaustive;
 pub use price::{Candidate, Priced, Pricer, StageChoice, StagePrice};
 pub use settings::{Settings, WarmUp};
 
-use search::{Found, Task};
+use prefixes::least_step_s;
+use search::{Found, Suffixes};
+use task::Task;
 
 /// How far above the least conceivable step plans are looked for, pass by pass, until one is found. A pass costs little
 /// while its threshold is low: nearly every label is dropped at once.
@@ -55,7 +59,7 @@ pub struct Answer {
     pub priced: Priced,
     /// No plan of the search space has a shorter step.
     pub lower_bound_s: f64,
-    /// The shortest path model of any plan; the bound, unless the search was stopped.
+    /// Whether every placement on the machines is in the search space, not only compact ones.
     pub exact_placement: bool,
     /// Whether every pass ran to its end.
     pub finished: bool,
@@ -85,9 +89,9 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
     search.answer()
 }
 
-/// A task and what is known of it.
+/// One micro-batch size and what is known of it.
 struct Known<'a> {
-    task: Task<'a>,
+    suffixes: Suffixes<'a>,
     /// None of its plans has a shorter step.
     bound_s: f64,
     /// Up to this length of paths, no pass will find more.
@@ -114,7 +118,7 @@ impl<'a> Search<'a> {
             .into_par_iter()
             .map(|(micro_batch, recompute)| {
                 let task = Task::new(model, cluster, settings, micro_batch, recompute);
-                Known { bound_s: task.least_s(), searched_s: 0.0, task }
+                Known { bound_s: least_step_s(&task), searched_s: 0.0, suffixes: Suffixes::new(task) }
             })
             .collect();
         let pricer = Pricer::new(model, cluster, settings);
@@ -129,7 +133,7 @@ impl<'a> Search<'a> {
         self.known.iter().map(|known| known.bound_s).fold(self.step_s(), f64::min)
     }
 
-    /// Whether more searching can raise the bound of no task.
+    /// Whether more searching can raise no bound.
     fn is_proved(&self) -> bool {
         let step_s = self.step_s();
         self.known.iter().all(|known| known.bound_s >= step_s || known.searched_s >= step_s)
@@ -153,8 +157,8 @@ impl<'a> Search<'a> {
         let control = self.control;
         let found: Vec<Option<Found>> = (self.known.par_iter_mut())
             .map(|known| {
-                let open = known.bound_s < limit_s && known.searched_s < limit_s;
-                open.then(|| known.task.pass(limit_s, beam, control))
+                let is_open = known.bound_s < limit_s && known.searched_s < limit_s;
+                is_open.then(|| known.suffixes.pass(limit_s, beam, control))
             })
             .collect();
         let mut plans = Vec::new();
@@ -169,7 +173,7 @@ impl<'a> Search<'a> {
         plans.sort_by(|a, b| a.0.total_cmp(&b.0));
         let before_s = self.step_s();
         for (path_s, plan) in plans {
-            if path_s >= self.step_s() {
+            if path_s >= self.step_s() || (self.best.is_some() && control.should_stop()) {
                 break;
             }
             let priced = self.pricer.price(&plan)?;
@@ -201,7 +205,7 @@ impl<'a> Search<'a> {
             priced: self.pricer.price(&plan)?,
             plan,
             lower_bound_s,
-            exact_placement: self.known.iter().all(|known| known.task.exact_placement()),
+            exact_placement: self.known.iter().all(|known| known.suffixes.exact_placement()),
             finished,
             labels: self.labels,
             simulated: self.pricer.simulated,

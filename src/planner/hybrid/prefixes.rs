@@ -5,9 +5,9 @@
 //! so together they never exceed what a real plan adds.
 
 use super::paths::Paths;
-use super::search::Task;
+use super::task::Task;
 use crate::cluster::{Cluster, Rate};
-use crate::cost;
+use crate::cost::{self, Totals};
 
 /// More devices than this are rounded up to one of as many levels.
 const LEVELS: u32 = 192;
@@ -181,6 +181,27 @@ impl Prefixes {
             .max(paths.last_back_s + least.forwards_s)
             .max(paths.last_synced_s + least.starts_s)
     }
+}
+
+/// No plan has a shorter step: all devices at work all the time, or one micro-batch on its way through.
+pub(super) fn least_step_s(task: &Task<'_>) -> f64 {
+    let last = task.model.cuts() - 1;
+    let prefixes = Prefixes::new(task, f64::INFINITY);
+    let alone_s = prefixes.bound_s(&Paths::default(), last, task.cluster.devices());
+    let speed: f64 = task.cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
+    // For each layer the split that costs all its replicas together the least.
+    let forwards = if task.recompute { 2.0 } else { 1.0 };
+    let splits: Vec<(f64, &Totals)> = (task.share.iter().zip(0_u32..))
+        .filter_map(|(share, replicas)| share.map(|share| (f64::from(replicas), &task.totals[share as usize])))
+        .collect();
+    let work_s: f64 = (0..task.model.layer_parameter_bytes.len())
+        .map(|layer| {
+            (splits.iter())
+                .map(|(replicas, t)| replicas * (forwards * t.layer_forward_s[layer] + t.layer_backward_s[layer]))
+                .fold(f64::INFINITY, f64::min)
+        })
+        .sum();
+    alone_s.max(f64::from(task.micro_batches) * work_s / speed)
 }
 
 /// The least that summing a byte over so many replicas takes, however they are placed.

@@ -1,6 +1,6 @@
 //! The label search: from the last stage to the first, over cuts, devices, machines and warm-up windows.
 //!
-//! A *label* is a suffix of the pipeline: the cut where it begins, the situation of the machines, the number of stages
+//! A [`Label`] is a suffix of the pipeline: the cut where it begins, the situation of the machines, the number of stages
 //! and the window of its first one. Among labels that agree in these, one whose [`Paths`] are nowhere longer makes the
 //! other superfluous. Labels whose bound reaches the threshold are dropped; a relaxed pass over prefixes
 //! ([`Prefixes`]) gives each label the least that any completion adds.
@@ -8,32 +8,25 @@
 //! With a beam only the most promising labels of each cut go on; the smallest bound among the rest then limits what the
 //! pass has proved.
 
-use rustc_hash::FxHashMap;
-
+use super::labels::{Label, Labels};
 use super::paths::{Link, Paths};
 use super::prefixes::Prefixes;
 use super::price::{Candidate, StageChoice};
-use super::settings::{Settings, largest_window};
-use super::space::{self, Move, Space};
-use crate::cluster::Cluster;
+use super::settings::largest_window;
+use super::space::{Move, Space, is_useful};
+use super::task::Task;
 use crate::control::Control;
-use crate::cost::{self, Model, Totals};
+use crate::cost;
 
-/// One micro-batch size, with or without recomputation: everything that a pass needs again.
-pub(super) struct Task<'a> {
-    pub model: &'a Model,
-    pub cluster: &'a Cluster,
-    pub settings: &'a Settings,
-    pub micro_batch: u32,
-    pub recompute: bool,
-    pub micro_batches: u32,
-    /// For each number of replicas, its totals, if that split is allowed.
-    pub share: Vec<Option<u32>>,
-    pub totals: Vec<Totals>,
-    pub cut_bytes: Vec<f64>,
-    space: Space<'a>,
-}
+/// Up to this many devices, suffixes are told apart however little they differ.
+const EXACT_DEVICES: u32 = 16;
+/// Beyond, paths are rounded down to this part of the least conceivable step: a pipeline of thirty stages loses 0.4 %.
+const GRID: f64 = 8192.0;
 
+/// Index of the empty suffix.
+const ROOT: u32 = 0;
+/// Labels that a pass makes at most, a gigabyte of them: then it goes on with none, and the bound says so.
+const MOST_LABELS: usize = 6_000_000;
 /// What a pass found.
 #[derive(Debug, Default)]
 pub(super) struct Found {
@@ -45,110 +38,17 @@ pub(super) struct Found {
     pub labels: u64,
 }
 
-#[derive(Debug, Clone)]
-struct Label {
-    paths: Paths,
-    bound_s: f64,
-    cut: u32,
-    situation: u32,
-    stages: u32,
-    window: u32,
-    /// The label it was made from, and the index of the move that made it.
-    parent: u32,
-    step: u32,
+/// All suffixes for one micro-batch size.
+pub(super) struct Suffixes<'a> {
+    pub task: Task<'a>,
+    space: Space<'a>,
 }
 
-/// Up to this many devices, suffixes are told apart however little they differ.
-const EXACT_DEVICES: u32 = 16;
-/// Beyond, paths are rounded down to this part of the least conceivable step: a pipeline of thirty stages loses 0.4 %.
-const GRID: f64 = 8192.0;
-
-/// Index of the empty suffix.
-const ROOT: u32 = 0;
-/// Labels that a pass makes at most, a gigabyte of them: then it goes on with none, and the bound says so.
-const MOST_LABELS: usize = 6_000_000;
-/// Complete plans that a pass hands on.
-const PLANS: usize = 400;
-
-/// `(situation, stages, window)`: labels that agree in these compete.
-type Bucket = (u32, u32, u32);
-
-/// Labels of a pass; those still of use are in `waiting`, by cut.
-#[derive(Default)]
-struct Labels {
-    all: Vec<Label>,
-    waiting: Vec<FxHashMap<Bucket, Vec<u32>>>,
-    complete: Vec<u32>,
-    micro_batches: u32,
-}
-
-impl Labels {
-    fn add(&mut self, label: Label) {
-        let count = self.micro_batches;
-        let id = self.all.len() as u32;
-        if label.cut == 0 {
-            self.complete.push(id);
-            self.all.push(label);
-            if self.complete.len() >= 16 * PLANS {
-                self.keep_best_plans();
-            }
-            return;
-        }
-        let rivals = self.waiting[label.cut as usize].entry((label.situation, label.stages, label.window)).or_default();
-        if rivals.iter().any(|&rival| self.all[rival as usize].paths.dominates(&label.paths, count)) {
-            return;
-        }
-        rivals.retain(|&rival| !label.paths.dominates(&self.all[rival as usize].paths, count));
-        rivals.push(id);
-        self.all.push(label);
-    }
-
-    /// Most promising first; equal ones in the order in which they were made.
-    fn sort(&self, ids: &mut [u32]) {
-        ids.sort_by(|&a, &b| self.all[a as usize].bound_s.total_cmp(&self.all[b as usize].bound_s).then(a.cmp(&b)));
-    }
-
-    fn keep_best_plans(&mut self) {
-        let mut complete = std::mem::take(&mut self.complete);
-        self.sort(&mut complete);
-        complete.truncate(PLANS);
-        self.complete = complete;
-    }
-}
-
-impl<'a> Task<'a> {
-    pub(super) fn new(
-        model: &'a Model,
-        cluster: &'a Cluster,
-        settings: &'a Settings,
-        micro_batch: u32,
-        recompute: bool,
-    ) -> Self {
-        let devices = cluster.devices();
-        let mut totals = Vec::new();
-        let mut known: FxHashMap<u32, u32> = FxHashMap::default();
-        let share: Vec<Option<u32>> = (0..=devices)
-            .map(|replicas| {
-                let share = if replicas == 0 { None } else { settings.share(micro_batch, replicas) }?;
-                Some(*known.entry(share).or_insert_with(|| {
-                    totals.push(model.totals(share));
-                    totals.len() as u32 - 1
-                }))
-            })
-            .collect();
-        let allowed = (0..share.len()).map(|replicas| space::is_useful(cluster, &share, replicas)).collect();
-        Self {
-            model,
-            cluster,
-            settings,
-            micro_batch,
-            recompute,
-            micro_batches: settings.global_batch / micro_batch,
-            share,
-            totals,
-            cut_bytes: model.totals(micro_batch).boundary_bytes,
-            space: Space::new(cluster, allowed),
-        }
+impl<'a> Suffixes<'a> {
+    pub(super) fn new(task: Task<'a>) -> Self {
+        let allowed = |replicas| is_useful(task.cluster, &task.share, replicas);
+        let space = Space::new(task.cluster, (0..task.share.len()).map(allowed).collect());
+        Self { task, space }
     }
 
     /// Whether every placement is in the search space, not only compact ones.
@@ -156,38 +56,13 @@ impl<'a> Task<'a> {
         self.space.exact
     }
 
-    /// No plan has a shorter step: all devices at work all the time, or one micro-batch on its way through.
-    pub(super) fn least_s(&self) -> f64 {
-        let last = self.model.cuts() - 1;
-        let prefixes = Prefixes::new(self, f64::INFINITY);
-        let alone_s = prefixes.bound_s(&Paths::default(), last, self.cluster.devices());
-        let speed: f64 = self.cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
-        // For each layer the split that costs all its replicas together the least.
-        let forwards = if self.recompute { 2.0 } else { 1.0 };
-        let splits: Vec<(f64, &Totals)> = (self.share.iter().zip(0_u32..))
-            .filter_map(|(share, replicas)| share.map(|share| (f64::from(replicas), &self.totals[share as usize])))
-            .collect();
-        let work_s: f64 = (0..self.model.layer_parameter_bytes.len())
-            .map(|layer| {
-                (splits.iter())
-                    .map(|(replicas, t)| replicas * (forwards * t.layer_forward_s[layer] + t.layer_backward_s[layer]))
-                    .fold(f64::INFINITY, f64::min)
-            })
-            .sum();
-        alone_s.max(f64::from(self.micro_batches) * work_s / speed)
-    }
-
     /// Finds plans whose paths are shorter than `threshold_s`, keeping `beam` labels a cut.
     pub(super) fn pass(&mut self, threshold_s: f64, beam: usize, control: &Control) -> Found {
-        let prefixes = Prefixes::new(self, threshold_s);
-        let last = self.model.cuts() - 1;
+        let prefixes = Prefixes::new(&self.task, threshold_s);
+        let last = self.task.model.cuts() - 1;
         let mut found = Found { plans: Vec::new(), bound_s: f64::INFINITY, labels: 0 };
         let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free(0));
-        let mut labels = Labels {
-            waiting: vec![FxHashMap::default(); last + 1],
-            micro_batches: self.micro_batches,
-            ..Labels::default()
-        };
+        let mut labels = Labels::new(last + 1, self.task.micro_batches);
         if root_bound_s < threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
             let bound_s = root_bound_s;
@@ -215,21 +90,21 @@ impl<'a> Task<'a> {
 
     /// Puts every stage that may stand there in front of a label.
     fn expand(&mut self, id: u32, labels: &mut Labels, prefixes: &Prefixes, threshold_s: f64) {
-        let model = self.model;
+        let model = self.task.model;
         let label = labels.all[id as usize].clone();
         let end = label.cut as usize;
         let stages = label.stages + 1;
-        if stages > self.settings.most_stages {
+        if stages > self.task.settings.most_stages {
             return;
         }
-        let (least, most) = self.settings.windows(stages, self.micro_batches);
-        let micro = f64::from(self.micro_batches);
-        let grid_s = if self.cluster.devices() > EXACT_DEVICES { prefixes.least_s() / GRID } else { 0.0 };
-        let cut_bytes = if label.stages == 0 { 0.0 } else { self.cut_bytes[end] };
+        let (least, most) = self.task.settings.windows(stages, self.task.micro_batches);
+        let micro = f64::from(self.task.micro_batches);
+        let grid_s = if self.task.cluster.devices() > EXACT_DEVICES { prefixes.least_s() / GRID } else { 0.0 };
+        let cut_bytes = if label.stages == 0 { 0.0 } else { self.task.cut_bytes[end] };
         for (step, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
-            let Some(share) = self.share[choice.replicas as usize] else { continue };
-            let totals = &self.totals[share as usize];
-            let capacity_bytes = choice.memory_bytes - self.settings.memory.reserved_bytes;
+            let Some(share) = self.task.share[choice.replicas as usize] else { continue };
+            let totals = &self.task.totals[share as usize];
+            let capacity_bytes = choice.memory_bytes - self.task.settings.memory.reserved_bytes;
             let free = self.space.free(choice.next);
             // In a chain the stage grows by one cut at a time, and so does its synchronisation.
             let (mut sync_s, mut begun) = (0.0, end);
@@ -240,7 +115,7 @@ impl<'a> Task<'a> {
                 }
                 let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / choice.speed;
                 let mut backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / choice.speed;
-                if self.recompute {
+                if self.task.recompute {
                     backward_s += forward_s;
                 }
                 let stage_s = forward_s + backward_s;
@@ -254,7 +129,7 @@ impl<'a> Task<'a> {
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }
-                let overlap = self.settings.overlap_sync;
+                let overlap = self.task.settings.overlap_sync;
                 if model.is_chain {
                     let layers = model.layers_between(begin, begun);
                     sync_s = cost::extend_sync(model, totals, choice.speed, layers, choice.sync, overlap, sync_s);
@@ -264,8 +139,9 @@ impl<'a> Task<'a> {
                 }
                 let bytes = |window| {
                     let stage = (begin, end);
-                    let memory = &self.settings.memory;
-                    cost::memory(model, totals, memory, stage, choice.replicas, window, self.recompute).total_bytes()
+                    let memory = &self.task.settings.memory;
+                    cost::memory(model, totals, memory, stage, choice.replicas, window, self.task.recompute)
+                        .total_bytes()
                 };
                 let least = least.max(label.window);
                 let fits = |window| bytes(window) <= capacity_bytes;
@@ -279,7 +155,7 @@ impl<'a> Task<'a> {
                         busy_s: cut_bytes * choice.transfer.s_per_byte,
                         latency_s: choice.transfer.latency_s,
                     };
-                    let paths = label.paths.extend(&stage, label.window, self.micro_batches);
+                    let paths = label.paths.extend(&stage, label.window, self.task.micro_batches);
                     let paths = if grid_s > 0.0 { paths.rounded_down(grid_s) } else { paths };
                     let bound_s = prefixes.bound_s(&paths, begin, free);
                     if bound_s < threshold_s {
@@ -322,6 +198,6 @@ impl<'a> Task<'a> {
         for (stage, footprint) in stages.iter_mut().zip(self.space.devices(&moves)) {
             stage.footprint = footprint;
         }
-        Candidate { micro_batch: self.micro_batch, recompute: self.recompute, stages }
+        Candidate { micro_batch: self.task.micro_batch, recompute: self.task.recompute, stages }
     }
 }

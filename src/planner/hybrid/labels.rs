@@ -1,0 +1,81 @@
+//! Labels of a pass: suffixes of the pipeline, and which of them are still of use.
+
+use rustc_hash::FxHashMap;
+
+use super::paths::Paths;
+
+/// A suffix of the pipeline.
+#[derive(Debug, Clone)]
+pub(super) struct Label {
+    /// Lengths of its paths.
+    pub paths: Paths,
+    /// No plan that ends in it has a shorter step.
+    pub bound_s: f64,
+    /// Where it begins.
+    pub cut: u32,
+    /// Of the machines, with its stages placed.
+    pub situation: u32,
+    /// How many it has.
+    pub stages: u32,
+    /// Of its first stage.
+    pub window: u32,
+    /// The label it was made from, and the index of the move that made it.
+    pub parent: u32,
+    pub step: u32,
+}
+
+/// Complete plans that a pass hands on.
+const PLANS: usize = 400;
+
+/// `(situation, stages, window)`: labels that agree in these compete.
+type Bucket = (u32, u32, u32);
+
+/// Labels of a pass; those still of use are in `waiting` and `complete`.
+pub(super) struct Labels {
+    /// In the order in which they were made.
+    pub all: Vec<Label>,
+    /// By cut.
+    pub waiting: Vec<FxHashMap<Bucket, Vec<u32>>>,
+    /// Whole plans.
+    pub complete: Vec<u32>,
+    micro_batches: u32,
+}
+
+impl Labels {
+    pub(super) fn new(cuts: usize, micro_batches: u32) -> Self {
+        Self { all: Vec::new(), waiting: vec![FxHashMap::default(); cuts], complete: Vec::new(), micro_batches }
+    }
+
+    /// Takes a label in, unless a rival has no longer paths; rivals with longer ones go.
+    pub(super) fn add(&mut self, label: Label) {
+        let count = self.micro_batches;
+        let id = self.all.len() as u32;
+        if label.cut == 0 {
+            self.complete.push(id);
+            self.all.push(label);
+            if self.complete.len() >= 16 * PLANS {
+                self.keep_best_plans();
+            }
+            return;
+        }
+        let rivals = self.waiting[label.cut as usize].entry((label.situation, label.stages, label.window)).or_default();
+        if rivals.iter().any(|&rival| self.all[rival as usize].paths.dominates(&label.paths, count)) {
+            return;
+        }
+        rivals.retain(|&rival| !label.paths.dominates(&self.all[rival as usize].paths, count));
+        rivals.push(id);
+        self.all.push(label);
+    }
+
+    /// Most promising first; equal ones in the order in which they were made.
+    pub(super) fn sort(&self, ids: &mut [u32]) {
+        ids.sort_by(|&a, &b| self.all[a as usize].bound_s.total_cmp(&self.all[b as usize].bound_s).then(a.cmp(&b)));
+    }
+
+    pub(super) fn keep_best_plans(&mut self) {
+        let mut complete = std::mem::take(&mut self.complete);
+        self.sort(&mut complete);
+        complete.truncate(PLANS);
+        self.complete = complete;
+    }
+}

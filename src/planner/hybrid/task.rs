@@ -1,0 +1,57 @@
+//! One micro-batch size, with or without recomputation: what the passes over it share.
+
+use rustc_hash::FxHashMap;
+
+use super::settings::Settings;
+use crate::cluster::Cluster;
+use crate::cost::{Model, Totals};
+
+/// The question for one micro-batch size.
+pub(super) struct Task<'a> {
+    pub model: &'a Model,
+    pub cluster: &'a Cluster,
+    pub settings: &'a Settings,
+    pub micro_batch: u32,
+    pub recompute: bool,
+    pub micro_batches: u32,
+    /// For each number of replicas the index of its totals, if that split is allowed.
+    pub share: Vec<Option<u32>>,
+    /// One entry for each share that a replica may get.
+    pub totals: Vec<Totals>,
+    /// What crosses each cut, of a whole micro-batch.
+    pub cut_bytes: Vec<f64>,
+}
+
+impl<'a> Task<'a> {
+    pub(super) fn new(
+        model: &'a Model,
+        cluster: &'a Cluster,
+        settings: &'a Settings,
+        micro_batch: u32,
+        recompute: bool,
+    ) -> Self {
+        let devices = cluster.devices();
+        let mut totals = Vec::new();
+        let mut known: FxHashMap<u32, u32> = FxHashMap::default();
+        let share: Vec<Option<u32>> = (0..=devices)
+            .map(|replicas| {
+                let share = if replicas == 0 { None } else { settings.share(micro_batch, replicas) }?;
+                Some(*known.entry(share).or_insert_with(|| {
+                    totals.push(model.totals(share));
+                    totals.len() as u32 - 1
+                }))
+            })
+            .collect();
+        Self {
+            model,
+            cluster,
+            settings,
+            micro_batch,
+            recompute,
+            micro_batches: settings.global_batch / micro_batch,
+            share,
+            totals,
+            cut_bytes: model.totals(micro_batch).boundary_bytes,
+        }
+    }
+}
