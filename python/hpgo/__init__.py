@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.orders import schedules as schedules
     from hpgo.plans import MemoryModel as MemoryModel
     from hpgo.plans import Plan as Plan
+    from hpgo.plans import ScheduleChoice as ScheduleChoice
     from hpgo.plans import Stage as Stage
     from hpgo.plans import evaluate as evaluate
     from hpgo.plans import exhaustive as exhaustive
@@ -64,6 +65,7 @@ _PUBLIC: dict[str, str] = {
     "Profile": "hpgo.profile",
     "ProfileError": "hpgo.errors",
     "Schedule": "hpgo.orders",
+    "ScheduleChoice": "hpgo.plans",
     "ScheduleError": "hpgo.errors",
     "Stage": "hpgo.plans",
     "StageBytes": "hpgo.simulation",

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from hpgo.chain import _Chain
 from hpgo.cluster import Cluster
 from hpgo.orders import Schedule, _Request
-from hpgo.plans import _Settings
+from hpgo.plans import Settings
 from hpgo.profile import Profile
 from hpgo.simulation import _Costs
 
@@ -51,14 +51,14 @@ def schedule_peaks(name: str, request: _Request) -> list[int] | None: ...
 def plan(
     profile: Profile,
     cluster: Cluster,
-    settings: _Settings,
+    settings: Settings,
     deadline_s: float | None,
     progress: Callable[[float, float], object] | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]: ...
-def closest_plan(profile: Profile, cluster: Cluster, settings: _Settings) -> dict[str, Any]: ...
-def exhaustive(profile: Profile, cluster: Cluster, settings: _Settings) -> tuple[dict[str, Any], int]: ...
+def closest_plan(profile: Profile, cluster: Cluster, settings: Settings) -> dict[str, Any]: ...
+def exhaustive(profile: Profile, cluster: Cluster, settings: Settings) -> tuple[dict[str, Any], int]: ...
 def evaluate(
-    profile: Profile, cluster: Cluster, settings: _Settings, stages: list[tuple[list[int], list[int]]]
+    profile: Profile, cluster: Cluster, settings: Settings, stages: list[tuple[list[int], list[int]]]
 ) -> dict[str, Any]: ...
 def simulate(
     schedule: Schedule,

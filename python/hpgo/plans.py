@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
     from hpgo.cluster import Cluster
     from hpgo.profile import Profile
+    from hpgo.timeline import Timeline
 
 SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
-"""What `plan` can plan for. `1f1b` warms up as little as keeps all stages busy; `eager_1f1b` runs stages ahead where
-memory allows, which hides transfers; `gpipe` runs all forwards first."""
+"""What the search plans for, with a proof; `hpgo.choose` runs other schedules on what it finds.
+
+`1f1b` warms up as little as keeps all stages busy; `eager_1f1b` runs stages ahead where memory allows, which hides
+transfers; `gpipe` runs all forwards first."""
 
 _VERSION = 1
 _NO_LIMIT = 2**31
@@ -86,7 +89,7 @@ class Stage:
     share: int
     """Samples of a micro-batch on the device that gets most."""
     in_flight: int
-    """Micro-batches whose activations it holds at once, at most; also the forwards ahead of its first backward."""
+    """Micro-batches whose activations it holds at once, at most; under 1F1B also the forwards before a backward."""
     forward_s: float
     """One micro-batch."""
     backward_s: float
@@ -127,6 +130,27 @@ class Alternative:
     """Memory that a device lacks for it; 0 if it fits."""
     why: str
     """Why it is worse, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleChoice:
+    """What a schedule would give for a question."""
+
+    name: str
+    step_s: float | None
+    """Of the best plan that fits; None if none does."""
+    peak_bytes: float | None
+    """On the fullest device; None if no plan was found."""
+    missing_bytes: float
+    """Memory that a device lacks for it; 0 if it fits."""
+    stages: int
+    chunks: int
+    """Stages on each device."""
+    micro_batch_size: int
+    planned: bool
+    """Whether `hpgo.plan(schedule=name)` makes the plan; else the step is only there to compare."""
+    why: str
+    """What keeps its step from being shorter, or why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +196,8 @@ class Plan:
     lower_bound_s: float | None = None
     """None for a plan that was priced, not searched for."""
     alternatives: tuple[Alternative, ...] = ()
+    schedules: tuple[ScheduleChoice, ...] = ()
+    """What each schedule would give, best first; empty unless `auto` compared them."""
     cuts: str = "all"
     """Which cut points were tried: all, or why only those of one order of the layers."""
     placements: str = "all"
@@ -227,6 +253,12 @@ class Plan:
         from hpgo.limits import describe  # it reads plans
 
         return describe(self)
+
+    def timeline(self) -> Timeline:
+        """The simulated step: `hpgo.simulate` of this plan."""
+        from hpgo.simulation import simulate  # it runs plans
+
+        return simulate(self)
 
     def for_rank(self, rank: int) -> RankPlan:
         """What the process with this rank does, if rank r runs on device r.
@@ -330,8 +362,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
-    """What the native planner reads, checked."""
+class Settings:
+    """What the native planner reads, checked: the arguments of `plan`."""
 
     global_batch_size: int
     micro_batch_sizes: tuple[int, ...]
@@ -363,7 +395,8 @@ class _Settings:
         memory: MemoryModel | None,
         max_stages: int | None,
         count_loading: bool,
-    ) -> _Settings:
+    ) -> Settings:
+        """Raises ArgumentError for arguments that make no sense."""
         _check_count("global_batch_size", global_batch_size)
         if schedule not in SCHEDULES:
             raise ArgumentError(f"can't plan for schedule {schedule!r}", f"choose one of {', '.join(SCHEDULES)}")
@@ -444,7 +477,9 @@ def plan(
         profile: what each layer costs.
         cluster: what is connected to what.
         global_batch_size: samples in a step, over all devices and micro-batches.
-        schedule: one of `SCHEDULES`.
+        schedule: one of `SCHEDULES`; `zb_h1`, `zb_h2`, `zb` or `sequential`, which are simulated on cuts that the
+            search finds, without a bound; or `auto`, which takes the one with the shortest step, and says in
+            `Plan.schedules` what each would give.
         micro_batch_size: samples that enter the pipeline at once; by default every divisor of the batch is tried
             that makes at most 65,536 micro-batches.
         min_micro_batch_size: the smallest share of a micro-batch that a device may get, in samples; by default the
@@ -472,10 +507,14 @@ def plan(
     >>> [(len(stage.layers), stage.replicas) for stage in best.stages], round(best.gap, 9)
     ([(32, 8), (21, 8)], 0.0)
     """
-    settings = _Settings.of(
+    from hpgo import choose  # it runs schedules on plans
+
+    if schedule not in SCHEDULES:
+        choose.check(schedule)
+    settings = Settings.of(
         profile,
         global_batch_size=global_batch_size,
-        schedule=schedule,
+        schedule=schedule if schedule in SCHEDULES else "1f1b",
         micro_batch_size=micro_batch_size,
         min_micro_batch_size=min_micro_batch_size,
         recompute=recompute,
@@ -488,25 +527,40 @@ def plan(
     profile = profile if count_loading else profile.without_loading()
     if deadline_s is not None and not deadline_s > 0:
         raise ArgumentError(f"deadline_s is {deadline_s}", "give a positive number of seconds")
+    if schedule in SCHEDULES:
+        return search(profile, cluster, settings, deadline_s, progress)
+    if schedule == "auto":
+        return choose.best_of_all(profile, cluster, settings, deadline_s=deadline_s, progress=progress)
+    return choose.best(profile, cluster, settings, schedule, deadline_s=deadline_s, progress=progress)
+
+
+def search(
+    profile: Profile,
+    cluster: Cluster,
+    settings: Settings,
+    deadline_s: float | None,
+    progress: Callable[[float, float], object] | None,
+) -> Plan:
+    """The native search for one of `SCHEDULES`, as `plan` describes it."""
     started_s = time.monotonic()
     try:
-        found, search = _core.plan(profile, cluster, settings, deadline_s, progress)
+        found, facts = _core.plan(profile, cluster, settings, deadline_s, progress)
     except KeyboardInterrupt:
         if deadline_s is None or time.monotonic() - started_s < deadline_s:
             raise
         raise HpgoError(f"{deadline_s:g} s passed before there was any plan", "give it more time") from None
     except InfeasibleError as error:
         raise _explained(error, profile, cluster, settings) from None
-    best = _plan_of(profile, cluster, settings, found)
+    best = plan_of(profile, cluster, settings, found)
     return replace(
         best,
-        lower_bound_s=min(search["lower_bound_s"], best.step_s),
-        alternatives=_alternatives(profile, cluster, settings, best, search),
-        cuts=search["one_order"] or "all",
-        placements="all" if search["exact_placement"] else "compact",
-        finished=search["finished"],
-        labels=search["labels"],
-        simulated=search["simulated"],
+        lower_bound_s=min(facts["lower_bound_s"], best.step_s),
+        alternatives=_alternatives(profile, cluster, settings, best, facts),
+        cuts=facts["one_order"] or "all",
+        placements="all" if facts["exact_placement"] else "compact",
+        finished=facts["finished"],
+        labels=facts["labels"],
+        simulated=facts["simulated"],
     )
 
 
@@ -552,10 +606,16 @@ def evaluate(
     >>> plan.gap is None, plan.step_s > hpgo.plan(profile, cluster, global_batch_size=64).step_s
     (True, True)
     """
-    settings = _Settings.of(
+    from hpgo import choose  # it runs schedules on plans
+
+    if schedule not in SCHEDULES:
+        choose.check(schedule)
+    if schedule == "auto":
+        raise ArgumentError("can't price a plan for schedule 'auto'", "it chooses a schedule for `plan`")
+    settings = Settings.of(
         profile,
         global_batch_size=global_batch_size,
-        schedule=schedule,
+        schedule=schedule if schedule in SCHEDULES else "1f1b",
         micro_batch_size=micro_batch_size,
         min_micro_batch_size=min_micro_batch_size,
         recompute=recompute,
@@ -591,7 +651,8 @@ def evaluate(
     found = _core.evaluate(profile, cluster, settings, rows)
     for stage, (_, devices) in zip(found["stages"], rows, strict=True):
         stage["devices"] = devices
-    return _plan_of(profile, cluster, settings, found)
+    priced = plan_of(profile, cluster, settings, found)
+    return priced if schedule in SCHEDULES else choose.run_on(priced, schedule)
 
 
 def exhaustive(
@@ -619,7 +680,7 @@ def exhaustive(
     >>> hpgo.exhaustive(profile, cluster, global_batch_size=4).step_s.__round__(2)
     24.0
     """
-    settings = _Settings.of(
+    settings = Settings.of(
         profile,
         global_batch_size=global_batch_size,
         schedule=schedule,
@@ -634,7 +695,7 @@ def exhaustive(
     )
     profile = profile if count_loading else profile.without_loading()
     found, plans = _core.exhaustive(profile, cluster, settings)
-    best = _plan_of(profile, cluster, settings, found)
+    best = plan_of(profile, cluster, settings, found)
     return replace(best, lower_bound_s=best.step_s, simulated=plans)
 
 
@@ -643,11 +704,18 @@ def _check_count(name: str, value: object) -> None:
         raise ArgumentError(f"{name} is {value!r}", "give a whole number, at least 1")
 
 
+_RECORDS = {
+    f"tuple[{record.__name__}, ...]": record for record in (Stage, Alternative, ScheduleChoice)
+}  # annotations of fields that hold records
+
+
 def _read(record: Any, section: Section) -> Any:
     """A record of this module from a section of JSON, by its fields' annotations; numbers are finite."""
     values: dict[str, object] = {}
     for field in fields(record):
         name, kind = field.name, str(field.type)
+        if name == "schedules" and name not in section:  # added within version 1
+            continue
         value = section.get(name)
         if kind == "str":
             values[name] = section.text(name)
@@ -663,12 +731,9 @@ def _read(record: Any, section: Section) -> Any:
             values[name] = None
         elif kind == "Memory":
             values[name] = _read(Memory, Section(value, f"{section.where}, {name}", ArgumentError))
-        elif kind in {"tuple[Stage, ...]", "tuple[Alternative, ...]"}:
+        elif kind in _RECORDS:
             values[name] = tuple(
-                _read(
-                    Stage if "Stage" in kind else Alternative,
-                    Section(row, f"{section.where}, {name} {at}", ArgumentError),
-                )
+                _read(_RECORDS[kind], Section(row, f"{section.where}, {name} {at}", ArgumentError))
                 for at, row in enumerate(section.items(name))
             )
         else:
@@ -688,7 +753,8 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def _plan_of(profile: Profile, cluster: Cluster, settings: _Settings, found: dict[str, Any]) -> Plan:
+def plan_of(profile: Profile, cluster: Cluster, settings: Settings, found: dict[str, Any]) -> Plan:
+    """What the native planner found or priced."""
     stages = []
     for record in found["stages"]:
         price = record["price"]
@@ -730,7 +796,7 @@ def profile_step_s(profile: Profile, batch_size: int) -> float:
 
 
 def _alternatives(
-    profile: Profile, cluster: Cluster, settings: _Settings, best: Plan, search: dict[str, Any]
+    profile: Profile, cluster: Cluster, settings: Settings, best: Plan, search: dict[str, Any]
 ) -> tuple[Alternative, ...]:
     alternatives = []
     for name, key in (("data parallelism", "data_parallel"), ("straight pipeline", "straight")):
@@ -741,7 +807,7 @@ def _alternatives(
                 why = "no plan of this kind fits" if search["finished"] else "not searched, as the search was stopped"
             alternatives.append(Alternative(name, None, 0, 0, 0.0, why))
             continue
-        other = _plan_of(profile, cluster, settings, search[key])
+        other = plan_of(profile, cluster, settings, search[key])
         missing = max(0.0, -min(stage.headroom_bytes for stage in other.stages))
         slower = other.step_s / best.step_s - 1
         if missing:
@@ -755,10 +821,10 @@ def _alternatives(
     return tuple(alternatives)
 
 
-def _explained(error: InfeasibleError, profile: Profile, cluster: Cluster, settings: _Settings) -> HpgoError:
+def _explained(error: InfeasibleError, profile: Profile, cluster: Cluster, settings: Settings) -> HpgoError:
     """Names the stage that lacks memory in the plan that comes closest, and what would make some plan fit."""
     try:
-        closest = _plan_of(profile, cluster, settings, _core.closest_plan(profile, cluster, settings))
+        closest = plan_of(profile, cluster, settings, _core.closest_plan(profile, cluster, settings))
     except HpgoError:
         return error
     index, stage = min(enumerate(closest.stages), key=lambda row: row[1].headroom_bytes)

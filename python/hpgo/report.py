@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from hpgo.plans import Alternative, Plan, Stage
 
 WIDTH = 80
-_SCHEDULES = {"1f1b": "1F1B", "eager_1f1b": "eager 1F1B", "gpipe": "GPipe"}
+_SCHEDULES = {
+    "1f1b": "1F1B",
+    "eager_1f1b": "eager 1F1B",
+    "gpipe": "GPipe",
+    "zb_h1": "ZB-H1",
+    "zb_h2": "ZB-H2",
+    "zb": "greedy zero-bubble",
+}
 _MEASURE = re.compile(r"(?<=[0-9]) (?=(%|×|[munkMGT]?[sB])\b|[%×])")
 _PROVEN = 5e-7  # a gap that is nothing but rounding
 
@@ -65,7 +72,7 @@ def headline(plan: Plan) -> str:
 
 
 def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
-    """Columns and rows of the three tables: who runs what, what a micro-batch takes, what a device holds."""
+    """Columns and rows of the tables: who runs what, what a micro-batch takes, what a device holds, other schedules."""
     stages = list(enumerate(plan.stages))
     return [
         (
@@ -121,6 +128,23 @@ def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
                 for index, stage in stages
             ],
         ),
+        *([_compared(plan)] if plan.schedules else []),
+    ]
+
+
+def _compared(plan: Plan) -> tuple[list[str], list[tuple[object, ...]]]:
+    """What each schedule would give."""
+    return ["schedule", "step", "to this", "fullest device", "stages", "micro-batch", ""], [
+        (
+            choice.name,
+            "-" if choice.step_s is None else _seconds(choice.step_s),
+            "-" if choice.step_s is None else f"{100 * (choice.step_s / plan.step_s - 1):+.1f} %",
+            "-" if choice.peak_bytes is None else _bytes(choice.peak_bytes),
+            f"{choice.stages}, {choice.chunks} a device" if choice.chunks > 1 else choice.stages or "-",
+            choice.micro_batch_size or "-",
+            f"lacks {_bytes(choice.missing_bytes)}" if choice.missing_bytes else "",
+        )
+        for choice in plan.schedules
     ]
 
 
@@ -145,6 +169,11 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         *([("left out", _loading(plan))] if plan.loading_s else []),
         ("proof", proof(plan)),
         *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
+        *(
+            [("to compare", "schedules with several stages a device, on balanced cuts: a plan has one stage a device")]
+            if any(choice.chunks > 1 for choice in plan.schedules)
+            else []
+        ),
         ("limited by", plan.limit),
         ("would help", limits.advice(plan)),
         *((f"or {other.name}", _instead(plan, other)) for other in plan.alternatives),
@@ -154,14 +183,22 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 def proof(plan: Plan) -> str:
     """How sure it is that no plan is better, in words."""
     if plan.lower_bound_s is None or plan.gap is None:
+        if plan.simulated:
+            stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
+            return f"none: the best of {plan.simulated:,} cuts that were simulated under this schedule{stopped}"
         return "none: this is the price of a given plan, nothing was searched"
     if plan.gap <= _PROVEN:
-        return "proven optimal: no plan of the search space has a shorter step"
+        return f"proven optimal{_whose(plan)}: no plan of the search space has a shorter step"
     stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
     return (
-        f"at most {100 * plan.gap:.2g} % above the best: no plan of the search space takes less than"
+        f"at most {100 * plan.gap:.2g} % above the best{_whose(plan)}: no plan of the search space takes less than"
         f" {_seconds(plan.lower_bound_s)}{stopped}"
     )
+
+
+def _whose(plan: Plan) -> str:
+    """Whose plans a bound is about, where several schedules were compared."""
+    return f" for {_SCHEDULES[plan.schedule]}" if plan.schedules else ""
 
 
 def search_space(plan: Plan) -> str:

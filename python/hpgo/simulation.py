@@ -108,13 +108,13 @@ def simulate(
         )
     if not isinstance(plan_or_schedule, Schedule):
         return simulate(
-            _schedule_of(plan_or_schedule, schedule),
+            schedule_of(plan_or_schedule, schedule),
             input_gradient_s=input_gradient_s,
             weight_gradient_s=weight_gradient_s,
             overlapped_s=overlapped_s,
             communication=communication,
             iterations=iterations,
-            **_costs_of(plan_or_schedule),
+            **costs_of(plan_or_schedule),
         )
     if schedule is not None:
         raise ArgumentError(f"`schedule` is {schedule!r} beside a schedule", "it chooses how a plan is run")
@@ -172,27 +172,31 @@ def simulate(
 _MOST_ACTIONS = 200_000_000
 
 
-def _schedule_of(plan: Plan, name: str | None) -> Schedule:
+def schedule_of(plan: Plan, name: str | None) -> Schedule:
     """The orders of a plan's stages: as it was planned, or of another family with one stage a rank."""
     from hpgo.orders import Durations, schedule
 
-    if name is not None and name != plan.schedule:
-        built = schedule(name, ranks=len(plan.stages), micro_batches=plan.micro_batches)
-        if built.stages != len(plan.stages):
-            raise ArgumentError(
-                f"`{name}` runs {built.stages} stages on {built.ranks} ranks, but the plan has one stage a rank",
-                "choose a schedule with one stage a rank",
-            )
-        # Schedules that look at durations may now be fitted to the plan's; the others come out as before.
-        halves = tuple(stage.backward_s / 2 for stage in plan.stages)
-        transfer_s = max((stage.transfer_s for stage in plan.stages[:-1]), default=0.0)
-        durations = Durations(tuple(stage.forward_s for stage in plan.stages), halves, halves, transfer_s)
-        return schedule(name, ranks=len(plan.stages), micro_batches=plan.micro_batches, durations=durations)
-    windows = None if plan.schedule == "gpipe" else [stage.in_flight for stage in plan.stages]
-    return schedule(plan.schedule, ranks=len(plan.stages), micro_batches=plan.micro_batches, windows=windows)
+    name = name or plan.schedule
+    ranks, micro_batches = len(plan.stages), plan.micro_batches
+    planned = name == plan.schedule
+    in_flight = [stage.in_flight for stage in plan.stages]
+    if planned and name in {"1f1b", "eager_1f1b"}:
+        return schedule(name, ranks=ranks, micro_batches=micro_batches, windows=in_flight)
+    if not planned and (built := schedule(name, ranks=ranks, micro_batches=micro_batches)).stages != ranks:
+        raise ArgumentError(
+            f"`{name}` runs {built.stages} stages on {built.ranks} ranks, but the plan has one stage a rank",
+            "choose a schedule with one stage a rank",
+        )
+    # Schedules that look at durations may now be fitted to the plan's; the others come out as before.
+    halves = tuple(stage.backward_s / 2 for stage in plan.stages)
+    transfer_s = max((stage.transfer_s for stage in plan.stages[:-1]), default=0.0)
+    durations = Durations(tuple(stage.forward_s for stage in plan.stages), halves, halves, transfer_s)
+    cap = max(in_flight) if planned and name == "zb" else None
+    return schedule(name, ranks=ranks, micro_batches=micro_batches, cap=cap, durations=durations)
 
 
-def _costs_of(plan: Plan) -> dict[str, Any]:
+def costs_of(plan: Plan) -> dict[str, Any]:
+    """Times and memory of a plan, as arguments of `simulate`."""
     stages = plan.stages
     edges = stages[:-1]
     held = [stage.memory for stage in stages]

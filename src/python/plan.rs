@@ -62,7 +62,7 @@ impl From<ClusterRecord> for Cluster {
     }
 }
 
-/// `hpgo.plans._Settings`.
+/// `hpgo.plans.Settings`.
 #[derive(FromPyObject)]
 struct SettingsRecord {
     global_batch_size: u32,

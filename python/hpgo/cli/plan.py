@@ -61,6 +61,7 @@ def command(
     Examples:
       hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
       hpgo plan my-model.yaml --cluster h100:4 -b 1024 --recompute auto --reserve 2GB -o plan.json
+      hpgo plan bert-48 -c dapple-a -b 64 --schedule auto
       hpgo plan vgg-19 -c dapple-c -b 256,512,1024,2048 --plot vgg-19.svg
       hpgo plan xlnet-36 -c h100:8 -b 1024 --devices 8,16,32,64
       hpgo plan gnmt-16 -c dapple-a -b 1024 --deadline 2s --json | jq .step_s
@@ -187,9 +188,8 @@ def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords
     taken_s = time.monotonic() - started_s
     interrupted = keywords["deadline_s"] is None or taken_s < keywords["deadline_s"]
     why = "interrupted" if interrupted else "deadline reached"
-    click.echo(
-        f"note: {why} after {taken_s:.1f} s; the best plan so far is within {best.gap:.2%} of the best", err=True
-    )
+    proven = "" if best.gap is None else f" is within {best.gap:.2%} of the best"
+    click.echo(f"note: {why} after {taken_s:.1f} s; the best plan so far{proven or ' follows'}", err=True)
     return best, interrupted
 
 

@@ -19,7 +19,8 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 _ARGUMENTS = re.compile(
     r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|max_stages|recompute|deadline_s|reserved_bytes)\b=?"
 )
-_SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")  # hpgo.plans.SCHEDULES, which `--help` need not load
+# hpgo.plans.SCHEDULES and hpgo.choose.RUN_ON_PLANS, which `--help` need not load
+_SCHEDULES = ("1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "sequential")
 _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
 
@@ -76,8 +77,8 @@ def question(command: _Command) -> _Command:
                 help="Samples that PipeDream text was measured with, if its name doesn't say.",
             ),
             click.option(
-                "--schedule", type=click.Choice(_SCHEDULES), default="eager_1f1b", show_default=True,
-                help="How far forwards run ahead of backwards.",
+                "--schedule", default="eager_1f1b", show_default=True, metavar="NAME",
+                help=f"The order of forwards and backwards: {', '.join(_SCHEDULES)}; or auto, for the best.",
             ),
             click.option(
                 "--micro-batch-size", type=int, metavar="N", help="Samples in a micro-batch; by default the best."

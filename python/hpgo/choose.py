@@ -1,0 +1,462 @@
+"""Plans for schedules beyond 1F1B and GPipe, and which schedule is best for a question.
+
+The planner's search knows the step of 1F1B, eager 1F1B and GPipe. Other schedules are run on plans that it finds:
+1F1B's best cuts for each depth of the pipeline and each micro-batch size worth trying, or balanced cuts into several
+stages a device. Each is simulated, and the shortest step within memory is taken. Nothing is proven of it: there may be
+better cuts, so such plans have no lower bound.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hpgo import _core
+from hpgo.errors import ArgumentError, HpgoError, InfeasibleError
+from hpgo.orders import Durations, schedule, schedules
+from hpgo.plans import SCHEDULES, ScheduleChoice, plan_of, search
+from hpgo.simulation import costs_of, schedule_of, simulate
+from hpgo.states import cut_points
+from hpgo.units import format_bytes
+from hpgo.wording import near
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hpgo.cluster import Cluster
+    from hpgo.orders import Family, Schedule
+    from hpgo.plans import Plan, Settings, Stage
+    from hpgo.profile import Profile
+
+RUN_ON_PLANS = ("zb_h1", "zb_h2", "zb", "sequential")
+"""Schedules with one stage a device that are planned by running them on the planner's cuts."""
+
+_SPLIT = {"zb_h1", "zb_h2", "zb", "interleaved_zb", "zb_v", "v_half", "v_min"}
+
+COMPARED = {
+    "interleaved": (2, 4),
+    "looped_bfs": (2, 4),
+    "hanayo": (2,),
+    "interleaved_zb": (2, 4),
+    "zb_v": (2,),
+    "v_half": (2,),
+    "v_min": (2,),
+}
+"""Schedules with several stages a device, and how many are tried: `auto` says what they would give."""
+
+_SIZES = 6  # micro-batch sizes tried, those nearest to the best of eager 1F1B
+_PATIENCE_S = 0.5  # for one depth and micro-batch size
+_MOST_ACTIONS = 50_000  # simulated for one candidate; a larger one would take more than a few hundredths of a second
+
+
+def check(name: object) -> None:
+    """Raises ArgumentError, with the reason, for a schedule that no plan can be made for."""
+    known = {family.name: family for family in schedules()}
+    plannable = (*SCHEDULES, *RUN_ON_PLANS)
+    if name == "auto" or name in plannable:
+        return
+    if not isinstance(name, str) or name not in known:
+        raise ArgumentError(f"there is no schedule {name!r}", near(str(name), ["auto", *plannable]))
+    why, hint = _refusal(known[name])
+    raise ArgumentError(f"can't plan for schedule {name!r}: {why}", hint)
+
+
+def _refusal(family: Family) -> tuple[str, str]:
+    plannable = f"choose auto or one of {', '.join((*SCHEDULES, *RUN_ON_PLANS))}"
+    if family.pace == "asynchronous":
+        return "it updates weights while micro-batches are under way, so no step of it ends", plannable
+    if family.name in {"forward_only", "staggered"}:
+        return "it has no backward passes", plannable
+    if family.chains > 1:
+        return "it keeps two copies of the model", plannable
+    if "overlap" in family.name or family.name == "dualpipe_v":
+        return "it runs a forward and a backward as one, and profiles don't tell how long that takes", plannable
+    return (
+        "it runs several stages on a device, and a plan has one",
+        "`auto` says what it would give; `hpgo.simulate` runs it",
+    )
+
+
+def run_on(plan: Plan, name: str) -> Plan:
+    """`plan` with its stages run by the schedule `name` of `RUN_ON_PLANS`: simulated, with the memory that this takes.
+
+    A backward pass is halved into I and W where the schedule splits it, and activations are held until W. `zb` takes
+    the cap on activations that gives the shortest step within memory. Raises ArgumentError for a plan that recomputes
+    activations: what I recomputes would be held until W too, which the cost model does not know.
+    """
+    if plan.recompute:
+        raise ArgumentError(
+            f"`{name}` is planned with activations kept", "leave recomputation to 1f1b, eager_1f1b or gpipe"
+        )
+    if name != "zb":
+        return _run_with(plan, name, None)
+    depth = len(plan.stages)
+    caps = sorted({max(1, depth // 2), depth, depth + depth // 2, 2 * depth})
+    runs = [_run_with(plan, name, cap) for cap in caps]
+    fitting = [run for run in runs if run.fits]
+    return min(fitting, key=lambda run: run.step_s) if fitting else runs[0]
+
+
+def _run_with(plan: Plan, name: str, cap: int | None) -> Plan:
+    """As `run_on`, with at most `cap` activations on each device; the peak that comes out is a cap that gives it."""
+    each = [stage.memory.activations_bytes / max(1, stage.in_flight) for stage in plan.stages]
+    while True:
+        peaks = [cap or 1] * len(plan.stages)
+        orders = schedule_of(_held(plan, name, peaks, each), name)
+        peaks = orders.peak_in_flight
+        if cap is None or max(peaks) >= cap:
+            break
+        cap = max(peaks)
+    run = _held(plan, name, peaks, each)
+    return replace(run, step_s=simulate(run).makespan_s)
+
+
+def _held(plan: Plan, name: str, in_flight: list[int], each_bytes: list[float]) -> Plan:
+    """The plan run by `name`, with so many activations on each stage; the step is still the old one."""
+    split = name in _SPLIT
+    stages = tuple(
+        replace(
+            stage,
+            in_flight=count,
+            sync_tail_s=_tail_s(stage) if split else stage.sync_tail_s,
+            memory=replace(stage.memory, activations_bytes=count * each),
+        )
+        for stage, count, each in zip(plan.stages, in_flight, each_bytes, strict=True)
+    )
+    return replace(plan, schedule=name, stages=stages, lower_bound_s=None, alternatives=(), schedules=())
+
+
+def _tail_s(stage: Stage) -> float:
+    """Synchronisation after the last W, at most: W is the half of the backward that the sums can hide behind."""
+    return min(stage.sync_s, stage.sync_tail_s + stage.backward_s / 2)
+
+
+@dataclass(slots=True)
+class _Clock:
+    """When to stop trying."""
+
+    end_s: float
+    stopped: bool = False
+
+    @classmethod
+    def of(cls, deadline_s: float | None) -> _Clock:
+        return cls(float("inf") if deadline_s is None else time.monotonic() + deadline_s)
+
+    def over(self) -> bool:
+        self.stopped = self.stopped or time.monotonic() >= self.end_s
+        return self.stopped
+
+
+def best(
+    profile: Profile,
+    cluster: Cluster,
+    settings: Settings,
+    name: str,
+    *,
+    deadline_s: float | None,
+    progress: Callable[[float, float], object] | None,
+) -> Plan:
+    """The shortest step of the schedule `name` of `RUN_ON_PLANS` among the plans tried, as `hpgo.plan` gives it.
+
+    Raises InfeasibleError if none of them fits.
+    """
+    if settings.recompute == (True,):
+        raise ArgumentError(
+            f"`{name}` is planned with activations kept", "leave recomputation to 1f1b, eager_1f1b or gpipe"
+        )
+    clock = _Clock.of(deadline_s)
+    kept = replace(settings, schedule="1f1b", recompute=(False,))
+    first = search(profile, cluster, kept, None if deadline_s is None else deadline_s / 2, progress)
+    clock.stopped = not first.finished and not clock.over()  # Ctrl-C
+    winner, choice = _shortest(list(_candidates(profile, cluster, kept, [first], clock)), name)
+    if winner is None:
+        raise InfeasibleError(
+            f"no plan that was tried fits `{name}`: the one that comes closest {choice.why}",
+            "choose schedule='auto', a smaller micro-batch, or devices with more memory",
+        )
+    return replace(winner, cuts=first.cuts, placements=first.placements, finished=not clock.stopped)
+
+
+def best_of_all(
+    profile: Profile,
+    cluster: Cluster,
+    settings: Settings,
+    *,
+    deadline_s: float | None,
+    progress: Callable[[float, float], object] | None,
+) -> Plan:
+    """The shortest step over all schedules that can be planned; `Plan.schedules` says what each would give.
+
+    Raises InfeasibleError if no schedule fits, with what eager 1F1B lacks.
+    """
+    clock = _Clock.of(deadline_s)
+    share_s = None if deadline_s is None else deadline_s / 6
+    found = [search(profile, cluster, replace(settings, schedule="eager_1f1b"), share_s, progress)]
+    clock.stopped = not found[0].finished and deadline_s is None  # Ctrl-C
+    choices = [_choice(found[0], found[0].limit)]
+    for name in ("1f1b", "gpipe"):  # they hold as much as eager 1F1B, or more
+        if clock.over():
+            choices.append(_unknown(name, "not searched, as the search was stopped"))
+            continue
+        try:
+            plan = search(profile, cluster, replace(settings, schedule=name), share_s, progress)
+        except HpgoError as error:
+            choices.append(_unknown(name, error.message))
+            continue
+        clock.stopped = not plan.finished and deadline_s is None
+        found.append(plan)
+        choices.append(_choice(plan, plan.limit))
+    if settings.recompute == (True,):
+        choices += [_unknown(name, "is planned with activations kept") for name in (*RUN_ON_PLANS, *COMPARED)]
+    else:
+        kept = replace(settings, schedule="1f1b", recompute=(False,))
+        cuts = list(_candidates(profile, cluster, kept, [plan for plan in found if not plan.recompute], clock))
+        for name in RUN_ON_PLANS:
+            shortest, choice = _shortest(cuts, name)
+            choices.append(choice)
+            if shortest is not None:
+                found.append(shortest)
+        choices += _compared(profile, cluster, kept, found[0].micro_batch_size, clock)
+    winner = min(found, key=lambda plan: plan.step_s)
+    choices.sort(key=lambda choice: (choice.step_s is None, choice.step_s or 0.0))
+    return replace(winner, schedules=tuple(choices), finished=winner.finished and not clock.stopped)
+
+
+def _shortest(plans: list[Plan], name: str) -> tuple[Plan | None, ScheduleChoice]:
+    """Of `plans` run by `name` the one with the shortest step that fits, and what to say of it."""
+    runs = [run_on(plan, name) for plan in plans if _small(plan)]
+    fitting = [run for run in runs if run.fits]
+    if not fitting:
+        return None, _lacking(name, runs)
+    shortest = replace(min(fitting, key=lambda run: run.step_s), labels=0, simulated=len(runs), finished=True)
+    return shortest, _choice(shortest, shortest.limit)
+
+
+def _candidates(
+    profile: Profile, cluster: Cluster, settings: Settings, first: list[Plan], clock: _Clock
+) -> Iterator[Plan]:
+    """Plans to run other schedules on: `first`, and 1F1B's best for every depth and micro-batch size worth trying."""
+    seen = set()
+    for plan in first:
+        seen.add(_cut(plan))
+        yield plan
+    near_size = first[0].micro_batch_size if first else settings.micro_batch_sizes[0]
+    for size in _sizes(settings, near_size):
+        for depth in _depths(cluster, min(settings.most_stages, len(profile.layers))):
+            if clock.over():
+                return
+            asked = replace(
+                settings,
+                micro_batch_sizes=(size,),
+                most_stages=depth,
+                most_replicas=-(-cluster.devices // depth),
+            )
+            started_s = time.monotonic()
+            try:
+                found, _ = _core.plan(profile, cluster, asked, _PATIENCE_S, None)
+            except InfeasibleError:
+                continue
+            except KeyboardInterrupt:
+                if time.monotonic() - started_s < _PATIENCE_S:
+                    raise
+                continue
+            plan = plan_of(profile, cluster, asked, found)
+            if _cut(plan) not in seen:
+                seen.add(_cut(plan))
+                yield plan
+
+
+def _cut(plan: Plan) -> tuple[object, ...]:
+    return plan.micro_batch_size, tuple((stage.layers, stage.devices) for stage in plan.stages)
+
+
+def _sizes(settings: Settings, near_size: int) -> list[int]:
+    """Micro-batch sizes worth trying: the nearest by ratio."""
+    return sorted(settings.micro_batch_sizes, key=lambda size: max(size / near_size, near_size / size))[:_SIZES]
+
+
+def _depths(cluster: Cluster, most: int) -> list[int]:
+    """Stages of a pipeline worth trying: powers of two, and as many as there are devices."""
+    powers = {2**power for power in range(cluster.devices.bit_length())}
+    return sorted(depth for depth in powers | {cluster.devices} if depth <= min(most, cluster.devices))
+
+
+def _small(plan: Plan) -> bool:
+    return 3 * plan.micro_batches * len(plan.stages) <= _MOST_ACTIONS
+
+
+def _compared(
+    profile: Profile, cluster: Cluster, settings: Settings, near_size: int, clock: _Clock
+) -> list[ScheduleChoice]:
+    """What the schedules with several stages a device would give on balanced cuts."""
+    priced: dict[tuple[object, ...], Plan] = {}
+    tried: dict[str, list[ScheduleChoice]] = {name: [] for name in COMPARED}
+    refused: dict[str, str] = {}
+    options = {family.name: family.options for family in schedules()}
+    row = _row_of_cuts(profile)
+    for size in _sizes(settings, near_size):
+        for depth in _depths(cluster, min(settings.most_stages, cluster.devices)):
+            if depth == 1 or cluster.devices % depth or size < cluster.devices // depth * settings.smallest_share:
+                continue
+            for name, counts in COMPARED.items():
+                for chunks in counts:
+                    micro_batches = settings.global_batch_size // size
+                    stages = depth * chunks
+                    if clock.over() or 3 * micro_batches * stages > _MOST_ACTIONS or stages > len(row) - 1:
+                        continue
+                    try:
+                        orders = schedule(name, ranks=depth, micro_batches=micro_batches, chunks=chunks)
+                    except ArgumentError as error:
+                        refused[name] = error.message
+                        continue
+                    key = (size, depth, orders.rank_of_stage)
+                    if key not in priced:
+                        priced[key] = _priced(
+                            profile, cluster, replace(settings, micro_batch_sizes=(size,)), row, orders
+                        )
+                    plan = priced[key]
+                    if "durations" in options[name]:
+                        orders = schedule(
+                            name, ranks=depth, micro_batches=micro_batches, chunks=chunks, durations=_durations(plan)
+                        )
+                    tried[name].append(_simulated(name, plan, orders, chunks))
+    choices = []
+    for name, runs in tried.items():
+        if not runs:
+            why = "no cut was tried, as the search was stopped" if clock.stopped else "no cut into so many stages"
+            choices.append(_unknown(name, refused.get(name, why)))
+            continue
+        choices.append(min(runs, key=lambda run: (run.missing_bytes, run.step_s or 0.0)))
+    return choices
+
+
+def _durations(plan: Plan) -> Durations:
+    halves = tuple(stage.backward_s / 2 for stage in plan.stages)
+    transfer_s = max((stage.transfer_s for stage in plan.stages[:-1]), default=0.0)
+    return Durations(tuple(stage.forward_s for stage in plan.stages), halves, halves, transfer_s)
+
+
+def _simulated(name: str, plan: Plan, orders: Schedule, chunks: int) -> ScheduleChoice:
+    """What `orders` gives on a plan with all chunks' stages priced, each on devices of its own."""
+    costs = costs_of(plan)
+    del costs["memory_cap_bytes"]
+    if name in _SPLIT:
+        costs["gradient_sync_s"] = [_tail_s(stage) for stage in plan.stages]
+    timeline = simulate(orders, **costs)
+    peaks = [float(peak) for peak in timeline.measures.peak_memory_bytes or ()]
+    room = [float("inf")] * orders.ranks
+    for stage, rank in zip(plan.stages, orders.rank_of_stage, strict=True):
+        room[rank] = min(room[rank], stage.capacity_bytes)
+    missing = max(0.0, *(peak - capacity for peak, capacity in zip(peaks, room, strict=True)))
+    lacking = f"lacks {format_bytes(missing)} on a device; " if missing else ""
+    return ScheduleChoice(
+        name=name,
+        step_s=None if missing else timeline.makespan_s,
+        peak_bytes=max(peaks),
+        missing_bytes=missing,
+        stages=orders.stages,
+        chunks=chunks,
+        micro_batch_size=plan.micro_batch_size,
+        planned=False,
+        why=f"{lacking}runs {chunks} stages on a device, and a plan has one: this is what balanced cuts would give",
+    )
+
+
+def _priced(
+    profile: Profile, cluster: Cluster, settings: Settings, row: list[tuple[int, ...]], orders: Schedule
+) -> Plan:
+    """Balanced stages for the placement of `orders`, priced on a cluster that has each device once for each chunk.
+
+    Links join machines and the devices inside them as before, so that transfers and sums take what they do on it.
+    """
+    chunks = orders.stages // orders.ranks
+    machines = tuple(replace(machine, count=machine.count * chunks) for machine in cluster.machines)
+    copies = []  # of each device: the number of its copy for each chunk
+    begin = 0
+    for machine in cluster.machines:
+        copies += [[begin + chunk * machine.count + at for chunk in range(chunks)] for at in range(machine.count)]
+        begin += machine.count * chunks
+    replicas = cluster.devices // orders.ranks
+    share = settings.micro_batch_sizes[0] / replicas
+    at = min(range(len(profile.batch_sizes)), key=lambda index: abs(profile.batch_sizes[index] - share))
+    seconds = [layer.forward_s[at] + layer.backward_s[at] for layer in profile.layers]
+    ends = _balanced([sum(seconds[layer] for layer in layers) for layers in row], orders.stages)
+    used = [0] * orders.ranks
+    rows = []
+    for stage, rank in enumerate(orders.rank_of_stage):
+        devices = [copies[rank * replicas + replica][used[rank]] for replica in range(replicas)]
+        used[rank] += 1
+        rows.append((sorted(set(row[ends[stage + 1]]) - set(row[ends[stage]])), devices))
+    asked = replace(settings, schedule="gpipe")
+    whole = replace(cluster, machines=machines)
+    found = _core.evaluate(profile, whole, asked, rows)
+    for record, (_, devices) in zip(found["stages"], rows, strict=True):
+        record["devices"] = devices
+    return plan_of(profile, whole, asked, found)
+
+
+def _row_of_cuts(profile: Profile) -> list[tuple[int, ...]]:
+    """Cut points one behind the other: all of a chain, and of a branching model those that each hold the last."""
+    row: list[tuple[int, ...]] = [()]
+    for state in cut_points(profile).states:
+        if len(state.layers) > len(row[-1]) and set(row[-1]) <= set(state.layers):
+            row.append(state.layers)
+    return row
+
+
+def _balanced(seconds_before: list[float], stages: int) -> list[int]:
+    """Indices of the cuts around each of `stages` stages whose longest is as short as it can be.
+
+    >>> _balanced([0.0, 1.0, 3.0, 4.0, 6.0], 2)
+    [0, 2, 4]
+    """
+    last = len(seconds_before) - 1
+
+    def ends(limit_s: float) -> list[int]:
+        cuts = [0]
+        for stage in range(stages):
+            full = bisect_right(seconds_before, seconds_before[cuts[-1]] + limit_s) - 1
+            cuts.append(max(cuts[-1] + 1, min(full, last - (stages - 1 - stage))))
+        return cuts
+
+    low_s, high_s = 0.0, seconds_before[-1]
+    for _ in range(50):
+        middle_s = (low_s + high_s) / 2
+        if ends(middle_s)[-1] >= last and _longest(seconds_before, ends(middle_s)) <= middle_s:
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    return [*ends(high_s)[:-1], last]
+
+
+def _longest(seconds_before: list[float], cuts: list[int]) -> float:
+    return max(seconds_before[end] - seconds_before[begin] for begin, end in pairwise(cuts))
+
+
+def _choice(plan: Plan, why: str) -> ScheduleChoice:
+    return ScheduleChoice(
+        name=plan.schedule,
+        step_s=plan.step_s if plan.fits else None,
+        peak_bytes=max(stage.memory.total_bytes for stage in plan.stages),
+        missing_bytes=max(0.0, -min(stage.headroom_bytes for stage in plan.stages)),
+        stages=len(plan.stages),
+        chunks=1,
+        micro_batch_size=plan.micro_batch_size,
+        planned=True,
+        why=why,
+    )
+
+
+def _lacking(name: str, runs: list[Plan]) -> ScheduleChoice:
+    if not runs:
+        return _unknown(name, "no cut was tried: there are too many micro-batches to simulate")
+    closest = max(runs, key=lambda run: min(stage.headroom_bytes for stage in run.stages))
+    choice = _choice(closest, "")
+    return replace(choice, why=f"lacks {format_bytes(choice.missing_bytes)} on a device")
+
+
+def _unknown(name: str, why: str) -> ScheduleChoice:
+    return ScheduleChoice(name, None, None, 0.0, 0, 0, 0, name not in COMPARED, why)

@@ -1,0 +1,264 @@
+"""Plans for schedules beyond 1F1B and GPipe, and `auto`, which compares them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo import choose, plans
+
+NAMES = ("1f1b", "eager_1f1b", "gpipe", *choose.RUN_ON_PLANS)
+GB = 1e9
+
+
+def chain(forward_s: list[float], *, activation_bytes: float = 0.0, parameter_bytes: float = 0.0) -> hpgo.Profile:
+    return hpgo.Profile.chain(
+        "toy",
+        batch_size=1,
+        forward_s=forward_s,
+        backward_s=[2 * seconds for seconds in forward_s],
+        activation_bytes=[activation_bytes] * len(forward_s),
+        parameter_bytes=[parameter_bytes] * len(forward_s),
+    )
+
+
+def cluster(devices: int, memory: str = "16 GB", gbit_s: float = 100) -> hpgo.Cluster:
+    return hpgo.Cluster.of(nodes=devices, devices_per_node=1, intra_gbit_s=gbit_s, inter_gbit_s=gbit_s, memory=memory)
+
+
+@pytest.fixture(scope="module")
+def auto() -> hpgo.Plan:
+    return hpgo.plan(
+        hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64, schedule="auto"
+    )
+
+
+def test_auto_lists_every_synchronous_schedule_best_first(auto: hpgo.Plan) -> None:
+    steps = [choice.step_s for choice in auto.schedules if choice.step_s is not None]
+    assert steps == sorted(steps)
+    assert {choice.name for choice in auto.schedules} == {*NAMES, *choose.COMPARED}
+
+
+def test_auto_takes_the_shortest_step_that_can_be_planned(auto: hpgo.Plan) -> None:
+    planned = {choice.name: choice.step_s for choice in auto.schedules if choice.planned and choice.step_s is not None}
+    assert auto.step_s == min(planned.values()) == planned[auto.schedule]
+    assert (
+        auto.step_s
+        <= hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64).step_s
+    )
+
+
+def test_a_plan_of_auto_survives_json_and_reads_plans_without_a_comparison(auto: hpgo.Plan) -> None:
+    assert hpgo.Plan.from_json(auto.to_json()) == auto
+    older = json.loads(auto.to_json())
+    del older["schedules"]
+    assert hpgo.Plan.from_json(json.dumps(older)) == replace(auto, schedules=())
+
+
+def test_the_published_schema_describes_the_comparison(auto: hpgo.Plan) -> None:
+    schema = json.loads((Path(__file__).parent.parent / "docs/plan.schema.json").read_text(encoding="utf-8"))
+    document = json.loads(auto.to_json())
+    jsonschema.validate(document, schema)
+    assert set(schema["$defs"]["schedule_choice"]["properties"]) == set(document["schedules"][0])
+    assert set(schema["properties"]["schedule"]["enum"]) == set(NAMES)
+
+
+def test_help_names_every_schedule_that_can_be_planned() -> None:
+    from click.testing import CliRunner
+
+    from hpgo.cli.plan import command
+
+    words = CliRunner().invoke(command, ["--help"]).output.replace(",", " ").replace(";", " ").split()
+    assert {*NAMES, "auto"} <= set(words)
+
+
+def test_the_report_shows_what_each_schedule_would_give(auto: hpgo.Plan) -> None:
+    text = str(auto)
+    assert all(choice.name in text for choice in auto.schedules)
+    assert "2 a device" in text
+    assert "to compare" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_planned_step_and_memory_are_the_simulated_ones(name: str) -> None:
+    plan = hpgo.plan(
+        chain([1.0, 2.0, 1.5, 1.0, 0.5], activation_bytes=1e8, parameter_bytes=1e8),
+        cluster(4, gbit_s=10),
+        global_batch_size=16,
+        schedule=name,
+    )
+    timeline = plan.timeline()
+    assert plan.schedule == name
+    assert timeline.makespan_s == pytest.approx(plan.step_s, rel=1e-12)
+    assert list(timeline.measures.peak_in_flight) == [stage.in_flight for stage in plan.stages]
+    assert timeline.measures.peak_memory_bytes == pytest.approx([stage.memory.total_bytes for stage in plan.stages])
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    forward_s=st.lists(st.floats(0.2, 2.0), min_size=2, max_size=6),
+    batch=st.sampled_from([4, 8, 12]),
+    devices=st.integers(2, 4),
+    activation_gb=st.floats(0.0, 2.0),
+)
+def test_every_plan_fits_and_auto_is_never_worse(
+    forward_s: list[float], batch: int, devices: int, activation_gb: float
+) -> None:
+    question = (chain(forward_s, activation_bytes=activation_gb * GB), cluster(devices, "16 GB"))
+    default = hpgo.plan(*question, global_batch_size=batch)
+    auto = hpgo.plan(*question, global_batch_size=batch, schedule="auto")
+    assert auto.fits
+    assert auto.step_s <= default.step_s
+    for choice in auto.schedules:
+        if choice.planned and choice.step_s is not None:
+            assert auto.step_s <= choice.step_s
+            assert choice.peak_bytes is not None
+            assert choice.peak_bytes <= 16 * GB
+
+
+def test_no_schedule_beats_the_work_of_its_devices(auto: hpgo.Plan) -> None:
+    profile = chain([1.0] * 8)
+    plan = hpgo.plan(profile, cluster(4), global_batch_size=8, micro_batch_size=1, schedule="auto")
+    work_s = 8 * 8 * 3.0 / 4
+    assert all(choice.step_s >= work_s - 1e-9 for choice in plan.schedules if choice.step_s is not None)
+    # F + I - W is a third of F + B: the bubble of ZB-H1 is a third of 1F1B's, interleaving halves it
+    by_name = {choice.name: choice.step_s for choice in plan.schedules if choice.stages == 4 * choice.chunks}
+    assert by_name["1f1b"] == pytest.approx(work_s + 3 * 6.0)
+    assert by_name["zb_h1"] == pytest.approx(work_s + 3 * 2.0)
+    assert by_name["interleaved"] == pytest.approx(work_s + 3 * 6.0 / 2)
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_zb_h1_is_not_longer_than_1f1b_on_balanced_stages_with_free_transfers(depth: int) -> None:
+    stages = [(1, [device]) for device in range(depth)]
+    questions = {"global_batch_size": 12, "micro_batch_size": 1}
+    steps = [
+        hpgo.evaluate(chain([1.0] * depth), cluster(depth), stages, schedule=name, **questions).step_s
+        for name in ("zb_h1", "1f1b")
+    ]
+    assert steps[0] < steps[1]
+
+
+def test_a_tight_memory_excludes_gpipe_and_says_so() -> None:
+    question = (chain([1.0] * 4, activation_bytes=0.5 * GB), cluster(2, "6 GB"))
+    plan = hpgo.plan(*question, global_batch_size=32, micro_batch_size=1, schedule="auto")
+    gpipe = next(choice for choice in plan.schedules if choice.name == "gpipe")
+    assert plan.fits
+    assert gpipe.step_s is None
+    assert "short" in gpipe.why
+    assert plan.schedules.index(gpipe) > 0
+
+
+def test_zb_takes_a_cap_that_memory_allows() -> None:
+    profile = chain([1.0] * 4, activation_bytes=GB)
+    tight, roomy = (
+        hpgo.evaluate(
+            profile,
+            cluster(4, memory),
+            [(1, [device]) for device in range(4)],
+            global_batch_size=16,
+            micro_batch_size=1,
+            schedule="zb",
+        )
+        for memory in ("9 GB", "64 GB")
+    )
+    assert tight.fits
+    assert max(stage.in_flight for stage in tight.stages) < max(s.in_flight for s in roomy.stages)
+    assert roomy.step_s < tight.step_s
+
+
+def test_gradients_have_only_the_last_w_to_hide_behind() -> None:
+    profile, machines = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
+    stages = [(26, range(8)), (27, range(8, 16))]
+    whole, split = (
+        hpgo.evaluate(profile, machines, stages, global_batch_size=64, schedule=name) for name in ("1f1b", "zb_h1")
+    )
+    for before, after in zip(whole.stages, split.stages, strict=True):
+        assert before.sync_tail_s <= after.sync_tail_s <= after.sync_s
+
+
+def test_plans_of_other_schedules_claim_no_bound(auto: hpgo.Plan) -> None:
+    plan = hpgo.plan(chain([1.0] * 4), cluster(4), global_batch_size=8, schedule="zb_h1")
+    assert plan.lower_bound_s is None
+    assert plan.gap is None
+    assert "none" in hpgo.plans.Plan.__str__(plan)
+    if auto.schedule not in plans.SCHEDULES:
+        assert auto.lower_bound_s is None
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("zb_h3", "did you mean `zb_h"),
+        ("autto", "did you mean `auto`"),
+        ("pipedream", "no step of it ends"),
+        ("pipedream_2bw", "no step of it ends"),
+        ("forward_only", "no backward"),
+        ("staggered", "no backward"),
+        ("chimera", "two copies"),
+        ("dualpipe", "two copies"),
+        ("dualpipe_v", "as one"),
+        ("1f1b_overlap", "as one"),
+        ("interleaved", "several stages on a device"),
+        ("zb_v", "several stages on a device"),
+    ],
+)
+def test_schedules_that_cannot_be_planned_are_refused_with_the_reason(name: str, reason: str) -> None:
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.plan(chain([1.0] * 4), cluster(2), global_batch_size=8, schedule=name)
+    assert reason in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_every_family_is_planned_compared_or_refused() -> None:
+    refused = set()
+    for family in hpgo.schedules():
+        if family.name in {*NAMES, *choose.COMPARED}:
+            continue
+        with pytest.raises(hpgo.ArgumentError, match="can't plan"):
+            choose.check(family.name)
+        refused.add(family.name)
+    assert len(refused) + len(NAMES) + len(choose.COMPARED) == len(hpgo.schedules())
+
+
+def test_recomputation_is_left_to_schedules_that_know_it() -> None:
+    question = (chain([1.0] * 4, activation_bytes=1e8), cluster(2))
+    with pytest.raises(hpgo.ArgumentError, match="activations kept"):
+        hpgo.plan(*question, global_batch_size=8, schedule="zb_h1", recompute=True)
+    plan = hpgo.plan(*question, global_batch_size=8, schedule="auto", recompute=True)
+    assert plan.recompute
+    assert all(choice.step_s is None for choice in plan.schedules if choice.name not in plans.SCHEDULES)
+
+
+def test_a_deadline_ends_the_comparison(auto: hpgo.Plan) -> None:
+    plan = hpgo.plan(
+        hpgo.read_profile("bert-48"),
+        hpgo.Cluster.preset("dapple-a"),
+        global_batch_size=64,
+        schedule="auto",
+        deadline_s=0.3,
+    )
+    assert plan.fits
+    assert len(plan.schedules) == len(auto.schedules)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_balanced_cuts_have_the_shortest_longest_stage(stages: int) -> None:
+    from itertools import accumulate, combinations, pairwise
+
+    seconds = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
+    before = [0.0, *accumulate(seconds)]
+    longest = [
+        max(before[end] - before[begin] for begin, end in pairwise((0, *inner, 8)))
+        for inner in combinations(range(1, 8), stages - 1)
+    ]
+    cuts = choose._balanced(before, stages)
+    assert len(cuts) == stages + 1
+    assert all(begin < end for begin, end in pairwise(cuts))
+    assert max(before[end] - before[begin] for begin, end in pairwise(cuts)) == pytest.approx(min(longest))
