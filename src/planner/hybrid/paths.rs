@@ -19,6 +19,10 @@
 //! forwards in between; one that waits after F(M-1) for B(M-1) skips `w - 1` backwards; one that waits in between skips
 //! `w - 1` of both. A stage may also wait for the one above: after its B(i), for that stage's B(i) and F(i + w above),
 //! and so for its own F(i + w above). Such a *loop* skips as many forwards and backwards as the two windows differ by.
+//!
+//! A busy stage needs not be busy at both ends: its first `w - 1` forwards may be those of a slower stage above it, from
+//! which its micro-batch `w - 1` comes, and its last `w - 1` backwards those of one to which its micro-batch `M - w`
+//! goes. One such [`Middle`] is kept, that of the longest path.
 
 /// Lengths of the paths above, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -33,6 +37,33 @@ pub(super) struct Paths {
     pub synced_s: f64,
     /// Forward and backward of the first stage.
     pub work_s: f64,
+    pub middle: Middle,
+}
+
+/// A stage that is busy from its F(w - 1) to its B(M - w).
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Middle {
+    /// From F(w - 1) of the suffix's first stage to its B(M - w).
+    through_s: f64,
+    /// `w - 1`.
+    ends: f64,
+    /// The longest forward, and the longest backward, of it and the stages above.
+    forward_s: f64,
+    backward_s: f64,
+}
+
+impl Middle {
+    /// From F(0) to the end of B(M - 1).
+    fn path_s(&self) -> f64 {
+        self.through_s + self.ends * (self.forward_s + self.backward_s)
+    }
+
+    fn dominates(&self, other: &Self) -> bool {
+        self.through_s <= other.through_s
+            && self.ends <= other.ends
+            && self.forward_s <= other.forward_s
+            && self.backward_s <= other.backward_s
+    }
 }
 
 /// A stage as the paths see it.
@@ -81,7 +112,16 @@ impl Paths {
         let loops_s = f64::from(loops) * (below(work_s) - f64::from(difference) * self.work_s).max(0.0);
         let next_start_s = forward_s + transfer_s + self.last_start_s + loops_s;
 
+        // A stage further below is, but for its first forwards and last backwards.
+        let below_us = Middle {
+            through_s: below(self.middle.through_s) + work_s,
+            ends: self.middle.ends,
+            forward_s: self.middle.forward_s.max(forward_s),
+            backward_s: self.middle.backward_s.max(backward_s),
+        };
+        let ourselves = Middle { through_s: (count - skipped) * work_s, ends: skipped, forward_s, backward_s };
         let drained_s = (below(self.drained_s) + work_s)
+            .max(below_us.path_s())
             .max(count * work_s + waits_s)
             .max(link_start_s + self.trip_s + transfer_s + backward_s)
             .max(below(self.busy_s) + work_s + loops_s);
@@ -99,6 +139,7 @@ impl Paths {
             drained_s,
             synced_s,
             work_s,
+            middle: if below_us.path_s() > ourselves.path_s() { below_us } else { ourselves },
         }
     }
 
@@ -117,6 +158,7 @@ impl Paths {
             && self.last_start_s <= other.last_start_s
             && idle(self, self.busy_s) <= idle(other, other.busy_s)
             && idle(self, self.last_start_s) <= idle(other, other.last_start_s)
+            && self.middle.dominates(&other.middle)
     }
 
     /// All paths in whole steps of a grid, not longer than before: suffixes that hardly differ become equal.
@@ -131,6 +173,12 @@ impl Paths {
             busy_s: down(self.busy_s),
             drained_s: down(self.drained_s),
             synced_s: down(self.synced_s),
+            middle: Middle {
+                through_s: down(self.middle.through_s),
+                forward_s: down(self.middle.forward_s),
+                backward_s: down(self.middle.backward_s),
+                ..self.middle
+            },
             work_s: self.work_s,
         }
     }
