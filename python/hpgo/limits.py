@@ -68,6 +68,8 @@ def describe(plan: Plan) -> str:
     >>> print(describe(plan))
     stage 0 computes for 95.8 % of the step, waits for other stages and transfers for 3.9 %
     """
+    if not plan.step_s:
+        return "nothing takes time"
     shown = [part for part in parts(plan) if part.seconds >= _NOTABLE * plan.step_s]
     first, *others = (f"{part.what} {100 * part.seconds / plan.step_s:.1f} %" for part in shown)
     return ", ".join([f"{first} of the step", *others])

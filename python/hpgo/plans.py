@@ -11,12 +11,15 @@ import math
 import time
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
+from hpgo.cluster import Cluster
 from hpgo.documents import Section, parse
 from hpgo.errors import ArgumentError, HpgoError, InfeasibleError
+from hpgo.profile import Profile
 from hpgo.units import format_bytes, parse_bytes
 from hpgo.wording import shown
 
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Sequence
 
-    from hpgo.cluster import Cluster
-    from hpgo.profile import Profile
     from hpgo.timeline import Timeline
 
 SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
@@ -224,23 +225,25 @@ class Plan:
     @property
     def gap(self) -> float | None:
         """How much longer than the lower bound the step may be: 0.02 is two percent; 0 proves the plan optimal."""
-        return None if self.lower_bound_s is None else max(0.0, self.step_s / self.lower_bound_s - 1)
+        if self.lower_bound_s is None:
+            return None
+        return max(0.0, _ratio(self.step_s, self.lower_bound_s) - 1)
 
     @property
     def samples_per_s(self) -> float:
-        """Throughput."""
-        return self.global_batch_size / self.step_s
+        """Throughput; infinite if nothing takes time."""
+        return _ratio(self.global_batch_size, self.step_s)
 
     @property
     def speed_up(self) -> float:
         """Over one device with memory enough."""
-        return self.one_device_step_s / self.step_s
+        return _ratio(self.one_device_step_s, self.step_s)
 
     @property
     def bubble(self) -> float:
         """Share of the step in which the plan's devices don't compute."""
         busy_s = sum(s.replicas * (s.forward_s + s.backward_s) for s in self.stages) * self.micro_batches
-        return 1 - busy_s / (self.devices * self.step_s)
+        return 1 - _ratio(busy_s, self.devices * self.step_s)
 
     @property
     def fits(self) -> bool:
@@ -271,6 +274,8 @@ class Plan:
         >>> mine.stage, mine.replica, mine.rows
         (0, 3, range(104, 138))
         """
+        if isinstance(rank, bool) or not isinstance(rank, int):
+            raise ArgumentError(f"rank is {rank!r}", "give a whole number, as the launcher's RANK")
         for index, stage in enumerate(self.stages):
             if rank in stage.devices:
                 replica = stage.devices.index(rank)
@@ -315,6 +320,13 @@ class Plan:
     @classmethod
     def from_json(cls, text: str, *, source: str = "the plan") -> Plan:
         """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it."""
+        try:
+            return cls._of_text(text, source)
+        except ArgumentError as error:
+            raise ArgumentError(error.message, error.hint or "make it again") from None
+
+    @classmethod
+    def _of_text(cls, text: str, source: str) -> Plan:
         if not text.lstrip().startswith("{"):
             raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
         top = Section(parse(text, source, ArgumentError), source, ArgumentError)
@@ -322,17 +334,16 @@ class Plan:
             raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
         version = top.get("version", None)
         if version != _VERSION:
-            raise ArgumentError(f"{source} is a plan of version {shown(version)}, not {_VERSION}", "make it again")
+            raise ArgumentError(f"{source} is a plan of version {shown(version)}, not {_VERSION}")
         plan: Plan = _read(cls, top)
         for index, stage in enumerate(plan.stages):
             if not (stage.layers and stage.devices and stage.share):
-                raise ArgumentError(f"{source}: stage {index} has no layers, devices or samples", "make it again")
-        if not plan.stages or plan.step_s <= 0:
-            raise ArgumentError(f"{source} has no stages, or a step without time", "make it again")
+                raise ArgumentError(f"{source}: stage {index} has no layers, devices or samples")
+        if not plan.stages or plan.step_s < 0:
+            raise ArgumentError(f"{source} has no stages, or a step of negative time")
         if not plan.micro_batch_size or plan.global_batch_size % plan.micro_batch_size:
             raise ArgumentError(
-                f"{source}: micro-batches of {plan.micro_batch_size} don't make a batch of {plan.global_batch_size}",
-                "make it again",
+                f"{source}: micro-batches of {plan.micro_batch_size} don't make a batch of {plan.global_batch_size}"
             )
         return plan
 
@@ -384,6 +395,7 @@ class Settings:
     def of(
         cls,
         profile: Profile,
+        cluster: Cluster,
         *,
         global_batch_size: int,
         schedule: str,
@@ -397,6 +409,10 @@ class Settings:
         count_loading: bool,
     ) -> Settings:
         """Raises ArgumentError for arguments that make no sense."""
+        if not isinstance(profile, Profile):
+            raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
+        if not isinstance(cluster, Cluster):
+            raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.parse` say")
         _check_count("global_batch_size", global_batch_size)
         if schedule not in SCHEDULES:
             raise ArgumentError(f"can't plan for schedule {schedule!r}", f"choose one of {', '.join(SCHEDULES)}")
@@ -430,25 +446,38 @@ class Settings:
                 f"raise the batch size, or trust the profile below that with min_micro_batch_size="
                 f"{sizes[-1] if sizes else global_batch_size}",
             )
-        if recompute not in (False, True, "auto"):
+        if not isinstance(recompute, bool) and recompute != "auto":
             raise ArgumentError(f"recompute is {recompute!r}", "choose True, False or 'auto'")
         if max_stages is not None:
             _check_count("max_stages", max_stages)
-        memory = memory or MemoryModel()
+        _check_bool("uneven", uneven)
+        _check_bool("overlap", overlap)
+        memory = MemoryModel() if memory is None else memory
+        if not isinstance(memory, MemoryModel):
+            raise ArgumentError(f"memory is {shown(memory)}", "make a `hpgo.MemoryModel`")
+        _check_bool("shard_optimizer", memory.shard_optimizer)
+        reserved_bytes = memory.reserved_bytes
+        if isinstance(reserved_bytes, str):
+            reserved_bytes = parse_bytes(reserved_bytes)
+        for name, value in (
+            ("gradients_per_weight", memory.gradients_per_weight),
+            ("optimizer_per_weight", memory.optimizer_per_weight),
+            ("reserved_bytes", reserved_bytes),
+        ):
+            if not _is_number(value):
+                raise ArgumentError(f"{name} is {value!r}", "it must be a number, zero or more")
         return cls(
             global_batch_size=global_batch_size,
             micro_batch_sizes=sizes,
             smallest_share=smallest,
             uneven_shares=uneven,
             overlap_sync=overlap,
-            recompute=(False, True) if recompute == "auto" else (bool(recompute),),
+            recompute=(recompute,) if isinstance(recompute, bool) else (False, True),
             schedule=schedule,
             gradients_per_weight=float(memory.gradients_per_weight),
             optimizer_per_weight=float(memory.optimizer_per_weight),
-            shard_optimizer=bool(memory.shard_optimizer),
-            reserved_bytes=parse_bytes(memory.reserved_bytes)
-            if isinstance(memory.reserved_bytes, str)
-            else float(memory.reserved_bytes),
+            shard_optimizer=memory.shard_optimizer,
+            reserved_bytes=float(reserved_bytes),
             most_stages=max_stages or _NO_LIMIT,
             loading_s=0.0 if count_loading else max((layer.forward_s[0] for layer in profile.loading), default=0.0),
         )
@@ -513,6 +542,7 @@ def plan(
         choose.check(schedule)
     settings = Settings.of(
         profile,
+        cluster,
         global_batch_size=global_batch_size,
         schedule=schedule if schedule in SCHEDULES else "1f1b",
         micro_batch_size=micro_batch_size,
@@ -525,8 +555,10 @@ def plan(
         count_loading=count_loading,
     )
     profile = profile if count_loading else profile.without_loading()
-    if deadline_s is not None and not deadline_s > 0:
-        raise ArgumentError(f"deadline_s is {deadline_s}", "give a positive number of seconds")
+    if deadline_s is not None and not (_is_number(deadline_s) and deadline_s > 0):
+        raise ArgumentError(f"deadline_s is {deadline_s!r}", "give a positive number of seconds")
+    if progress is not None and not callable(progress):
+        raise ArgumentError(f"progress is {progress!r}", "give a function of the best step and the lower bound")
     if schedule in SCHEDULES:
         return search(profile, cluster, settings, deadline_s, progress)
     if schedule == "auto":
@@ -542,13 +574,8 @@ def search(
     progress: Callable[[float, float], object] | None,
 ) -> Plan:
     """The native search for one of `SCHEDULES`, as `plan` describes it."""
-    started_s = time.monotonic()
     try:
-        found, facts = _core.plan(profile, cluster, settings, deadline_s, progress)
-    except KeyboardInterrupt:
-        if deadline_s is None or time.monotonic() - started_s < deadline_s:
-            raise
-        raise HpgoError(f"{deadline_s:g} s passed before there was any plan", "give it more time") from None
+        found, facts = _native(profile, cluster, settings, deadline_s, progress)
     except InfeasibleError as error:
         raise _explained(error, profile, cluster, settings) from None
     best = plan_of(profile, cluster, settings, found)
@@ -614,6 +641,7 @@ def evaluate(
         raise ArgumentError("can't price a plan for schedule 'auto'", "it chooses a schedule for `plan`")
     settings = Settings.of(
         profile,
+        cluster,
         global_batch_size=global_batch_size,
         schedule=schedule if schedule in SCHEDULES else "1f1b",
         micro_batch_size=micro_batch_size,
@@ -629,7 +657,10 @@ def evaluate(
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     rows: list[tuple[list[int], list[int]]] = []
     taken = 0
-    for number, (layers, devices) in enumerate(stages):
+    for number, stage in enumerate(_listed("stages", stages)):
+        if not isinstance(stage, tuple | list) or len(stage) != 2:
+            raise ArgumentError(f"stage {number} is {shown(stage)}", "give each stage its layers and its devices")
+        layers, devices = stage[0], _listed(f"the devices of stage {number}", stage[1])
         if isinstance(layers, int):
             _check_count(f"the number of layers of stage {number}", layers)
             if taken + layers > len(profile.layers):
@@ -640,17 +671,20 @@ def evaluate(
             indices = list(range(taken, taken + layers))
         else:
             indices = []
-            for layer in layers:
-                if layer not in index_of:
-                    raise ArgumentError(f"profile `{profile.name}` has no layer `{layer}`", "stages name layer ids")
+            for layer in _listed(f"the layers of stage {number}", layers):
+                if not isinstance(layer, str) or layer not in index_of:
+                    raise ArgumentError(
+                        f"profile `{profile.name}` has no layer {shown(layer)}", "stages name layer ids"
+                    )
                 indices.append(index_of[layer])
         taken += len(indices)
-        if any(device < 0 for device in devices):
-            raise ArgumentError(f"stage {number} names device {min(devices)}", "devices are numbered from 0")
-        rows.append((indices, list(devices)))
+        for device in devices:
+            if isinstance(device, bool) or not isinstance(device, int) or not 0 <= device < _NO_LIMIT:
+                raise ArgumentError(f"stage {number} names device {device!r}", "devices are numbered from 0")
+        rows.append((indices, devices))
     found = _core.evaluate(profile, cluster, settings, rows)
-    for stage, (_, devices) in zip(found["stages"], rows, strict=True):
-        stage["devices"] = devices
+    for record, (_, devices) in zip(found["stages"], rows, strict=True):
+        record["devices"] = devices
     priced = plan_of(profile, cluster, settings, found)
     return priced if schedule in SCHEDULES else choose.run_on(priced, schedule)
 
@@ -682,6 +716,7 @@ def exhaustive(
     """
     settings = Settings.of(
         profile,
+        cluster,
         global_batch_size=global_batch_size,
         schedule=schedule,
         micro_batch_size=micro_batch_size,
@@ -699,9 +734,34 @@ def exhaustive(
     return replace(best, lower_bound_s=best.step_s, simulated=plans)
 
 
+def _ratio(value: float, base: float) -> float:
+    """`value / base`, for times that may be zero: one if both are."""
+    if base:
+        return value / base
+    return math.inf if value else 1.0
+
+
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _NO_LIMIT:
-        raise ArgumentError(f"{name} is {value!r}", "give a whole number, at least 1")
+        raise ArgumentError(f"{name} is {value!r}", f"give a whole number, at least 1 and below {_NO_LIMIT}")
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} is {value!r}", "choose True or False")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    if isinstance(values, str):
+        raise ArgumentError(f"{name} are {shown(values)}", "give a list")
+    try:
+        return list(values)
+    except TypeError:
+        raise ArgumentError(f"{name} are {shown(values)}", "give a list") from None
 
 
 _RECORDS = {
@@ -746,6 +806,23 @@ def _read(record: Any, section: Section) -> Any:
             values[name] = tuple(entries)
     section.done()
     return record(**values)
+
+
+def _native(
+    profile: Profile,
+    cluster: Cluster,
+    settings: Settings,
+    deadline_s: float | None,
+    progress: Callable[[float, float], object] | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The native planner's answer. HpgoError, and not Ctrl-C, tells a deadline that came before any plan."""
+    started_s = time.monotonic()
+    try:
+        return _core.plan(profile, cluster, settings, deadline_s, progress)
+    except KeyboardInterrupt:
+        if deadline_s is None or time.monotonic() - started_s < deadline_s:
+            raise
+        raise HpgoError(f"{deadline_s:g} s passed before there was any plan", "give it more time") from None
 
 
 def _divisors(number: int) -> list[int]:
@@ -809,7 +886,7 @@ def _alternatives(
             continue
         other = plan_of(profile, cluster, settings, search[key])
         missing = max(0.0, -min(stage.headroom_bytes for stage in other.stages))
-        slower = other.step_s / best.step_s - 1
+        slower = _ratio(other.step_s, best.step_s) - 1
         if missing:
             why = f"lacks {format_bytes(missing)} on each device"
         elif slower <= 1e-9:
@@ -839,7 +916,7 @@ def _explained(error: InfeasibleError, profile: Profile, cluster: Cluster, setti
         if helps and words == "recompute and shard":
             continue
         try:
-            _core.plan(profile, changed_cluster, changed_settings, 5.0, None)
+            _native(profile, changed_cluster, changed_settings, 5.0)
         except HpgoError:
             continue
         helps.append(words)

@@ -6,6 +6,7 @@ summary of named facts. `hpgo.plans` computes; this module only says it.
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from itertools import groupby
@@ -281,9 +282,9 @@ def _instead(plan: Plan, other: Alternative) -> str:
         if not other.missing_bytes:
             return other.why
         return f"{other.stages} stage{'s' if other.stages > 1 else ''}: {other.why}"
-    ratio = other.step_s / plan.step_s
-    if ratio < 1 + 1e-9:
+    if other.step_s <= plan.step_s * (1 + 1e-9):
         return other.why
+    ratio = other.step_s / plan.step_s if plan.step_s else math.inf
     longer = f"{100 * (ratio - 1):.0f} % longer" if ratio < 2 else f"{ratio:.1f} × as long"
     stages = f"{other.stages} stages, " if other.stages > 1 else ""
     return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.why}"

@@ -1,0 +1,68 @@
+"""How much longer than the proven bound the planner's steps may be, for every built-in model on every preset cluster.
+
+    python benches/gaps.py                      # prints the table; about a minute
+    python benches/gaps.py docs/benchmarks.md   # fills it in between its markers
+
+The gaps are the same on every machine: the search is deterministic and runs to its end.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import hpgo
+from hpgo.models import MODELS
+from hpgo.presets import PRESETS
+from hpgo.reproduce.document import fill
+from hpgo.tables import markdown
+
+BATCHES = (32, 64, 256)
+"""Global batch sizes, in batches of the profile."""
+
+
+def gaps(model: str, preset: str) -> list[float | None]:
+    """The gap for each of `BATCHES`; None where no plan fits."""
+    profile, cluster = hpgo.read_profile(model), hpgo.Cluster.preset(preset)
+    found: list[float | None] = []
+    for batches in BATCHES:
+        try:
+            best = hpgo.plan(profile, cluster, global_batch_size=batches * profile.batch_sizes[0])
+        except hpgo.InfeasibleError:
+            found.append(None)
+        else:
+            found.append(best.gap)
+    return found
+
+
+def percent(gap: float | None) -> str:
+    """As the table shows it."""
+    if gap is None:
+        return "-"
+    return "0 %" if gap < 5e-7 else f"{100 * gap:.2f} %"
+
+
+def table() -> str:
+    """One row for each model and cluster; below it the mean, the largest, and how many plans are proven optimal."""
+    rows, known = [], []
+    for model in MODELS:
+        for preset in PRESETS:
+            row = gaps(model, preset)
+            known += [gap for gap in row if gap is not None]
+            rows.append([model, preset, *map(percent, row)])
+    proven = sum(percent(gap) == "0 %" for gap in known)
+    lines = markdown(["model", "cluster", *(f"{batches} batches" for batches in BATCHES)], rows)
+    summary = (
+        f"{len(known)} plans: mean {percent(sum(known) / len(known))}, largest {percent(max(known))}; "
+        f"{proven} are proven optimal."
+    )
+    return "\n".join([*lines, "", summary])
+
+
+if __name__ == "__main__":
+    made = table()
+    if len(sys.argv) > 1:
+        document = Path(sys.argv[1])
+        document.write_text(fill(document.read_text(encoding="utf-8"), {"gaps": made}), encoding="utf-8")
+    else:
+        print(made)

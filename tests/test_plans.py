@@ -1,0 +1,637 @@
+"""`hpgo.plan` against everything that could beat it, and against everything that could break it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo.compat import Conductor, devices_from_seps, model_of
+from hpgo.models import MODELS
+from hpgo.plans import SCHEDULES
+
+ROUNDING = 1 + 1e-9
+BATCHES = (32, 64, 256)
+MODERN = ("a100", "h100", "h200", "b200")
+SMALL = [
+    ("bert-48", "dapple-a", 32),
+    ("bert-48", "dapple-b", 32),
+    ("bert-48", "h100", 64),
+    ("vgg-19", "dapple-c", 64),
+    ("amoebanet-36", "dapple-c", 64),
+    ("gnmt-16", "dapple-b", 32),
+    ("xlnet-36", "dapple-b", 64),
+    ("resnet-50", "dapple-c", 256),
+]
+GRID = [
+    (model, preset, batches)
+    for model in MODELS
+    for preset in ("dapple-a", "dapple-b", "dapple-c", *(MODERN if model in {"bert-48", "gnmt-16"} else ()))
+    for batches in BATCHES
+]
+
+
+def model_of_size(name: str, preset: str, batches: int) -> tuple[hpgo.Profile, hpgo.Cluster, int]:
+    profile = hpgo.read_profile(name)
+    return profile, hpgo.Cluster.preset(preset), batches * profile.batch_sizes[0]
+
+
+@pytest.fixture(scope="module")
+def bert() -> hpgo.Profile:
+    return hpgo.read_profile("bert-48")
+
+
+@pytest.fixture(scope="module")
+def dapple() -> hpgo.Cluster:
+    return hpgo.Cluster.preset("dapple-a")
+
+
+@pytest.fixture(scope="module")
+def uneven() -> hpgo.Plan:
+    """Several stages with unequal numbers of replicas."""
+    return hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-b"), global_batch_size=64)
+
+
+def toy(**columns: list[float]) -> hpgo.Profile:
+    count = len(next(iter(columns.values()), [0] * 4))
+    usual = {
+        "forward_s": [0.01 * (1 + index % 3) for index in range(count)],
+        "backward_s": [0.02 * (1 + index % 2) for index in range(count)],
+        "activation_bytes": [2e6] * count,
+        "parameter_bytes": [1e8] * count,
+    }
+    return hpgo.Profile.chain("toy", batch_size=1, **usual | columns)
+
+
+def pair(memory: str = "16 GB") -> hpgo.Cluster:
+    return hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10, memory=memory)
+
+
+def rivals(profile: hpgo.Profile, cluster: hpgo.Cluster, size: int) -> dict[str, hpgo.Plan]:
+    """Data parallelism, and the compatible planner's best and straightest plans, in the planner's own simulation."""
+    conductor = Conductor(
+        model_of(profile, size), devices_from_seps(list(accumulate(machine.count for machine in cluster.machines)))
+    )
+    _, compatible = conductor.py_orchestrate()
+    straight = max((result.stages for result in conductor.res), key=len)
+    stages: dict[str, list[tuple[Any, Any]]] = {"data parallel": [(len(profile.layers), range(cluster.devices))]}
+    for name, rows in (("compatible", compatible), ("straight", straight)):
+        devices = [row[3] if name == "compatible" else [index] for index, row in enumerate(rows)]
+        stages[name] = list(zip(conductor.layers(rows), devices, strict=True))
+    priced = {}
+    for name, rows in stages.items():
+        try:
+            priced[name] = hpgo.evaluate(profile, cluster, rows, global_batch_size=size)
+        except hpgo.HpgoError as error:
+            if "sample" not in error.message:  # no micro-batch has one for each replica
+                raise
+    return priced
+
+
+def check_unbeaten(name: str, preset: str, batches: int) -> None:
+    profile, cluster, size = model_of_size(name, preset, batches)
+    best = hpgo.plan(profile, cluster, global_batch_size=size)
+    others = rivals(profile, cluster, size)
+    assert others, "nothing to compare with"
+    for rival, other in others.items():
+        if other.fits:
+            assert best.step_s <= other.step_s * ROUNDING, rival
+            assert best.lower_bound_s is not None
+            assert best.lower_bound_s <= other.step_s * ROUNDING, rival
+    assert best.fits
+    assert best.lower_bound_s <= best.step_s
+    assert best.gap == pytest.approx(best.step_s / best.lower_bound_s - 1, abs=1e-12)
+    assert sorted(layer for stage in best.stages for layer in stage.layers) == sorted(
+        layer.id for layer in profile.layers
+    )
+    used = [device for stage in best.stages for device in stage.devices]
+    assert len(set(used)) == len(used) <= cluster.devices
+    assert max(used) < cluster.devices
+    assert hpgo.simulate(best).makespan_s == pytest.approx(best.step_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "preset", "batches"), SMALL)
+def test_no_classic_plan_beats_the_plan_and_its_simulation_agrees(name: str, preset: str, batches: int) -> None:
+    check_unbeaten(name, preset, batches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "preset", "batches"), GRID)
+def test_no_classic_plan_beats_the_plan_on_the_whole_grid(name: str, preset: str, batches: int) -> None:
+    check_unbeaten(name, preset, batches)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_alternatives_are_what_evaluate_says_of_them(
+    schedule: str, bert: hpgo.Profile, dapple: hpgo.Cluster
+) -> None:
+    best = hpgo.plan(bert, dapple, global_batch_size=64, schedule=schedule)
+    data_parallel, straight = best.alternatives
+    alone = hpgo.evaluate(bert, dapple, [(53, range(16))], global_batch_size=64, schedule=schedule)
+    if alone.fits:
+        assert data_parallel.step_s == pytest.approx(alone.step_s, rel=1e-9)
+    else:
+        assert data_parallel.missing_bytes == pytest.approx(-alone.stages[0].headroom_bytes)
+    for other in (data_parallel, straight):
+        assert other.step_s is None or other.step_s >= best.step_s / ROUNDING
+        assert other.why
+
+
+def test_evaluating_a_found_plan_gives_its_step_and_its_memory(uneven: hpgo.Plan, bert: hpgo.Profile) -> None:
+    again = hpgo.evaluate(
+        bert,
+        hpgo.Cluster.preset("dapple-b"),
+        [(stage.layers, stage.devices) for stage in uneven.stages],
+        global_batch_size=64,
+    )
+    assert again.step_s <= uneven.step_s * ROUNDING
+    assert again.lower_bound_s is None
+    assert again.gap is None
+    assert (again.micro_batch_size, again.recompute) == (uneven.micro_batch_size, uneven.recompute)
+    for mine, theirs in zip(again.stages, uneven.stages, strict=True):
+        assert mine.devices == theirs.devices
+        assert mine.memory.total_bytes == pytest.approx(theirs.memory.total_bytes)
+        assert mine.capacity_bytes == theirs.capacity_bytes
+
+
+THREADS = """
+import hpgo
+questions = (("bert-48", "dapple-b", 64), ("amoebanet-36", "dapple-c", 64), ("gnmt-16", "dapple-c", 2048))
+for name, preset, size in questions:
+    print(hpgo.plan(hpgo.read_profile(name), hpgo.Cluster.preset(preset), global_batch_size=size).to_json())
+"""
+
+
+def test_the_answer_does_not_depend_on_the_number_of_threads() -> None:
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", THREADS],
+            env=os.environ | {"RAYON_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+        for threads in ("1", "2", "5")
+    ]
+    assert answers[0].count('"format": "hpgo.plan"') == 3
+    assert answers[0] == answers[1] == answers[2]
+
+
+# --- Stopping ---------------------------------------------------------------------------------------------------------
+
+
+def long_question() -> tuple[hpgo.Profile, hpgo.Cluster, int]:
+    """Minutes of search, but a first plan within a second."""
+    return hpgo.read_profile("vgg-16"), hpgo.Cluster.preset("dapple-a:16"), 2**15
+
+
+def test_a_deadline_returns_early_with_an_honest_gap_and_progress_until_then() -> None:
+    profile, cluster, size = long_question()
+    heard: list[tuple[float, float]] = []
+    started_s = time.monotonic()
+    early = hpgo.plan(profile, cluster, global_batch_size=size, deadline_s=5, progress=lambda *now: heard.append(now))
+    assert time.monotonic() - started_s < 20
+    assert not early.finished
+    assert early.fits
+    assert early.lower_bound_s is not None
+    assert 0 < early.lower_bound_s < early.step_s
+    assert early.gap == pytest.approx(early.step_s / early.lower_bound_s - 1)
+    assert hpgo.simulate(early).makespan_s == pytest.approx(early.step_s, rel=1e-9)
+    steps, bounds = zip(*heard, strict=True)
+    assert list(steps) == sorted(steps, reverse=True), "only better plans"
+    assert list(bounds) == sorted(bounds), "only higher bounds"
+    assert all(0 <= bound <= step * ROUNDING for step, bound in heard)
+    assert early.step_s <= steps[-1] * ROUNDING
+    assert early.lower_bound_s >= bounds[-1] / ROUNDING
+
+
+def test_no_later_plan_undercuts_an_earlier_bound() -> None:
+    profile, cluster = hpgo.read_profile("vgg-16"), hpgo.Cluster.preset("dapple-a")
+    whole = hpgo.plan(profile, cluster, global_batch_size=4096)
+    early = hpgo.plan(profile, cluster, global_batch_size=4096, deadline_s=0.3)
+    assert early.lower_bound_s is not None
+    assert early.lower_bound_s <= whole.step_s * ROUNDING
+    assert whole.step_s <= early.step_s * ROUNDING
+
+
+def test_a_deadline_before_any_plan_says_so(bert: hpgo.Profile, dapple: hpgo.Cluster) -> None:
+    with pytest.raises(hpgo.HpgoError, match="passed before there was any plan") as caught:
+        hpgo.plan(bert, dapple, global_batch_size=64, deadline_s=1e-9)
+    assert "more time" in caught.value.hint
+
+
+def test_an_exception_in_progress_stops_the_search_and_arrives() -> None:
+    profile, cluster, size = long_question()
+
+    class EnoughError(Exception):
+        pass
+
+    def progress(best_s: float, bound_s: float) -> None:
+        raise EnoughError
+
+    started_s = time.monotonic()
+    with pytest.raises(EnoughError):
+        hpgo.plan(profile, cluster, global_batch_size=size, deadline_s=60, progress=progress)
+    assert time.monotonic() - started_s < 30
+
+
+INTERRUPTED = """
+import sys
+sys.path.insert(0, {folder!r})
+import hpgo
+from test_plans import long_question
+profile, cluster, size = long_question()
+def progress(best_s, bound_s):
+    if best_s < float("inf"):
+        print("searching", flush=True)
+best = hpgo.plan(profile, cluster, global_batch_size=size, progress=progress, deadline_s=90)
+print("gap", best.gap, best.finished, flush=True)
+"""
+
+
+def test_ctrl_c_returns_the_best_plan_so_far() -> None:
+    script = INTERRUPTED.format(folder=os.path.dirname(__file__))  # noqa: PTH120
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "searching\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    last = out.splitlines()[-1].split()
+    assert last[0] == "gap"
+    assert float(last[1]) >= 0
+    assert last[2] == "False"
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_told_with_stage_device_and_bytes(bert: hpgo.Profile) -> None:
+    cluster = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=25, memory="1 GB")
+    with pytest.raises(hpgo.InfeasibleError) as caught:
+        hpgo.plan(bert, cluster, global_batch_size=64)
+    message = caught.value.message
+    assert re.search(r"stage \d of \d \(\d+ layers, micro-batch \d+\) needs [\d.]+ GB on each device", message)
+    assert "`device` has 1 GB" in message
+    assert re.search(r"[\d.]+ [GM]B short", message)
+    assert caught.value.hint
+
+
+HELPS = {
+    "recompute activations": {"recompute": True},
+    "shard the optimizer state": {"memory": hpgo.MemoryModel(shard_optimizer=True)},
+    "recompute and shard": {"recompute": True, "memory": hpgo.MemoryModel(shard_optimizer=True)},
+}
+
+
+@pytest.mark.parametrize(
+    ("memory", "activation_bytes", "parameter_bytes"),
+    [
+        ("1.35 GB", 1.2e8, [1e8] * 4),
+        ("2 GB", 4e8, [1e8] * 4),
+        ("1.5 GB", 1e6, [2e8] * 4),
+        ("1.5 GB", 1e6, [4e8, 0, 0, 0]),
+        ("1.4 GB", 8e7, [4e8, 0, 0, 0]),
+        ("900 MB", 2e8, [2e8] * 4),
+    ],
+)
+def test_advice_for_too_little_memory_works_when_followed(
+    memory: str, activation_bytes: float, parameter_bytes: list[float]
+) -> None:
+    profile = toy(activation_bytes=[activation_bytes] * 4, parameter_bytes=parameter_bytes)
+    cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100, memory=memory)
+    with pytest.raises(hpgo.InfeasibleError) as caught:
+        hpgo.plan(profile, cluster, global_batch_size=8)
+    hint = caught.value.hint
+    if "some plan fits" not in hint:
+        assert hint == "use devices with more memory"
+        for options in HELPS.values():
+            with pytest.raises(hpgo.InfeasibleError):
+                hpgo.plan(profile, cluster, global_batch_size=8, **options)
+        return
+    followed = 0
+    for words, options in HELPS.items():
+        if words in hint:
+            assert hpgo.plan(profile, cluster, global_batch_size=8, **options).fits
+            followed += 1
+    if devices := re.search(r"use (\d+) devices", hint):
+        machines = int(devices[1]) // cluster.devices
+        more = replace(cluster, machines=cluster.machines * machines)
+        assert hpgo.plan(profile, more, global_batch_size=8).fits
+        followed += 1
+    assert followed
+
+
+# --- Arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        *(
+            ({"global_batch_size": size}, "global_batch_size")
+            for size in (0, -8, True, 8.0, math.nan, "8", None, 2**31)
+        ),
+        *(({"micro_batch_size": size}, "micro_batch_size") for size in (0, -2, 3, True, 2.0, "2", 10**9)),
+        *(({"min_micro_batch_size": size}, "min_micro_batch_size") for size in (0, -2, True, 2.0, "2")),
+        ({"min_micro_batch_size": 9}, "smaller than the 9"),
+        *(({"recompute": value}, "recompute") for value in ("yes", None, 2, math.nan, [])),
+        *(({name: value}, name) for name in ("uneven", "overlap") for value in ("yes", None, 2)),
+        *(({"schedule": name}, "schedule") for name in ("nope", "dualpipe", "", None, 3, [])),
+        *(({"deadline_s": value}, "deadline_s") for value in (0, -1, math.nan, "1", True)),
+        *(({"max_stages": value}, "max_stages") for value in (0, -1, True, 1.5, "2")),
+        *(({"progress": value}, "progress") for value in (0, "bar")),
+        *(({"memory": value}, "memory") for value in (0, "16 GB")),
+        ({"memory": hpgo.MemoryModel(gradients_per_weight=math.nan)}, "gradients per weight"),
+        ({"memory": hpgo.MemoryModel(optimizer_per_weight=-1)}, "optimizer state per weight"),
+        ({"memory": hpgo.MemoryModel(reserved_bytes=math.nan)}, "reserved memory"),
+        ({"memory": hpgo.MemoryModel(reserved_bytes=-1)}, "reserved memory"),
+        ({"memory": hpgo.MemoryModel(reserved_bytes="much")}, "`much` is no size"),
+        ({"memory": hpgo.MemoryModel(gradients_per_weight="a")}, "gradients_per_weight"),
+        ({"memory": hpgo.MemoryModel(shard_optimizer="yes")}, "shard_optimizer"),
+        ({"profile": "bert-48"}, "profile"),
+        ({"profile": None}, "profile"),
+        ({"cluster": "dapple-a"}, "cluster"),
+        ({"cluster": None}, "cluster"),
+    ],
+    ids=repr,
+)
+def test_a_bad_argument_is_named_with_a_way_out(arguments: dict[str, Any], named: str) -> None:
+    good: dict[str, Any] = {"profile": toy(), "cluster": pair(), "global_batch_size": 8}
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.plan(**good | arguments)
+    assert named in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("stages", "named"),
+    [
+        ([], "layer `layer0` is in no stage"),
+        ([(3, [0])], "is in no stage"),
+        ([(5, [0])], "5 layers"),
+        ([(0, [0])], "layers of stage 0 is 0"),
+        ([(True, [0]), (3, [1])], "layers of stage 0 is True"),
+        ([(4.0, [0])], "layers of stage 0"),
+        ([(4, [])], "no devices"),
+        ([(4, 0)], "devices of stage 0"),
+        ([(4, [2])], "device 2"),
+        ([(4, [-1])], "device -1"),
+        ([(4, [0.5])], "device 0.5"),
+        ([(4, [2**40])], "device 1099511627776"),
+        ([(4, ["a"])], "device 'a'"),
+        ([(4, "0")], "devices of stage 0"),
+        ([(4, [0, 0])], "device 0"),
+        ([(2, [0]), (2, [0])], "device 0"),
+        ([(["layer0", "layer9"], [0])], "`layer9`"),
+        ([([["layer0"]], [0])], "a list"),
+        ([(["layer0", "layer1"], [0]), (["layer1", "layer2", "layer3"], [1])], "layer1"),
+        ([(["layer2", "layer3"], [0]), (["layer0", "layer1"], [1])], "layer"),
+        ([(4,)], "stage 0"),
+        (None, "stages"),
+        (4, "stages"),
+    ],
+    ids=repr,
+)
+def test_stages_that_make_no_plan_are_named(stages: Any, named: str) -> None:
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.evaluate(toy(), pair(), stages, global_batch_size=8)
+    assert named in caught.value.message
+    assert caught.value.hint
+
+
+def test_one_device_needs_no_pipeline() -> None:
+    best = hpgo.plan(toy(), hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=100), global_batch_size=8)
+    assert [(stage.layers, stage.devices) for stage in best.stages] == [
+        (("layer0", "layer1", "layer2", "layer3"), (0,))
+    ]
+    assert best.step_s == pytest.approx(best.one_device_step_s)
+    assert best.gap == 0
+
+
+def test_more_devices_than_layers_and_samples_leave_some_idle() -> None:
+    cluster = hpgo.Cluster.of(nodes=8, devices_per_node=8, intra_gbit_s=100, inter_gbit_s=1)
+    best = hpgo.plan(toy(), cluster, global_batch_size=2)
+    assert best.devices < best.cluster_devices == 64
+    assert best.fits
+    assert str(best)
+
+
+@pytest.mark.parametrize("sizes", [0.0, 1e6])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_model_that_takes_no_time_is_planned_and_reported(sizes: float, devices: int, tmp_path: Any) -> None:
+    nothing = toy(forward_s=[0.0] * 3, backward_s=[0.0] * 3, activation_bytes=[sizes] * 3, parameter_bytes=[sizes] * 3)
+    cluster = hpgo.Cluster.of(nodes=devices, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10, latency="1 ms")
+    best = hpgo.plan(nothing, cluster, global_batch_size=8)
+    assert (best.step_s, best.gap, best.speed_up, best.bubble) == (0, 0, 1, 0)
+    assert best.samples_per_s == math.inf
+    assert best.limit == "nothing takes time"
+    assert "takes 0 s" in str(best)
+    assert hpgo.Plan.from_json(best.to_json()) == best
+    assert hpgo.simulate(best).makespan_s == 0
+    assert hpgo.exhaustive(nothing, cluster, global_batch_size=8).step_s == 0
+
+
+def test_layers_without_time_beside_others_do_no_harm() -> None:
+    profile = toy(forward_s=[0.0, 0.01, 0.0, 0.02], backward_s=[0.0, 0.02, 0.0, 0.04])
+    best = hpgo.plan(profile, pair(), global_batch_size=8)
+    assert best.step_s == pytest.approx(hpgo.exhaustive(profile, pair(), global_batch_size=8).step_s)
+
+
+# --- Ranks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "size"),
+    [("bert-48", "dapple-b", 64), ("vgg-19", "dapple-c", 2048), ("bert-24", "dapple-c", 384)],
+)
+def test_every_rank_knows_its_part_and_neighbours_agree(name: str, preset: str, size: int) -> None:
+    best = hpgo.plan(hpgo.read_profile(name), hpgo.Cluster.preset(preset), global_batch_size=size)
+    ranks = {device: best.for_rank(device) for stage in best.stages for device in stage.devices}
+    assert len(ranks) == best.devices
+    for index, stage in enumerate(best.stages):
+        rows = [row for device in stage.devices for row in ranks[device].rows]
+        assert rows == list(range(best.micro_batch_size)), "the rows of a stage partition the micro-batch"
+        assert max(len(ranks[device].rows) for device in stage.devices) == stage.share
+        for replica, device in enumerate(stage.devices):
+            mine = ranks[device]
+            assert (mine.rank, mine.stage, mine.replica) == (device, index, replica)
+            assert (mine.layers, mine.peers, mine.in_flight) == (stage.layers, stage.devices, stage.in_flight)
+            assert mine.micro_batches * best.micro_batch_size == size
+            for way, is_end in ((mine.receives, index == 0), (mine.sends, index == len(best.stages) - 1)):
+                moved = sorted(row for _, part in way for row in part)
+                assert moved == ([] if is_end else list(mine.rows))
+            for other, part in mine.sends:
+                assert (device, part) in ranks[other].receives
+            for other, part in mine.receives:
+                assert (device, part) in ranks[other].sends
+
+
+@pytest.mark.parametrize("rank", [-1, 16, 10**9])
+def test_an_idle_rank_is_told_so(rank: int, uneven: hpgo.Plan) -> None:
+    with pytest.raises(hpgo.ArgumentError, match=f"rank {rank} idle"):
+        uneven.for_rank(rank)
+
+
+@pytest.mark.parametrize("rank", [True, 1.0, "0", None])
+def test_a_rank_that_is_no_number_is_refused(rank: Any, uneven: hpgo.Plan) -> None:
+    with pytest.raises(hpgo.ArgumentError, match="rank is"):
+        uneven.for_rank(rank)
+
+
+# --- Against every plan -----------------------------------------------------------------------------------------------
+
+_TIMES = st.one_of(st.just(0.0), st.floats(0.1, 10.0), st.sampled_from([1.0, 2.0]))
+_BYTES = st.one_of(st.just(0.0), st.floats(1.0, 1_000.0))
+
+
+@st.composite
+def _questions(draw: st.DrawFn) -> tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]]:
+    count = draw(st.integers(1, 5))
+
+    def column(values: st.SearchStrategy[float]) -> list[float]:
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    profile = hpgo.Profile.chain(
+        "random",
+        batch_size=1,
+        forward_s=column(_TIMES),
+        backward_s=column(_TIMES),
+        activation_bytes=column(_BYTES),
+        parameter_bytes=column(_BYTES),
+    )
+    if count > 2 and draw(st.booleans()):
+        kept = draw(st.integers(0, count - 2))  # a branch: one layer feeds the last one instead of its successor
+        edges = {edge for at, edge in enumerate(profile.edges) if at != kept}
+        edges.add((f"layer{kept}", f"layer{count - 1}"))
+        profile = replace(profile, edges=tuple(sorted(edges)))
+    nodes, devices = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 4)]))
+    cluster = hpgo.Cluster.of(
+        nodes=nodes,
+        devices_per_node=devices,
+        intra_gbit_s=draw(st.floats(1e-7, 1e-3)),
+        inter_gbit_s=draw(st.floats(1e-7, 1e-4)),
+        memory=draw(st.sampled_from([1e9, 20_000.0, 8_000.0])),
+        latency=draw(st.sampled_from([0.0, 0.1])),
+    )
+    options = {
+        "global_batch_size": draw(st.sampled_from([1, 2, 4, 6, 8])),
+        "schedule": draw(st.sampled_from(SCHEDULES)),
+        "recompute": draw(st.sampled_from([False, True, "auto"])),
+        "uneven": draw(st.booleans()),
+        "overlap": draw(st.booleans()),
+    }
+    return profile, cluster, options
+
+
+@settings(max_examples=150, deadline=None)
+@given(_questions())
+def test_no_plan_of_all_beats_the_bound_or_the_plan_by_more_than_its_gap(
+    question: tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]],
+) -> None:
+    profile, cluster, options = question
+    try:
+        truth = hpgo.exhaustive(profile, cluster, **options)
+    except hpgo.InfeasibleError:
+        with pytest.raises(hpgo.InfeasibleError):
+            hpgo.plan(profile, cluster, **options)
+        return
+    best = hpgo.plan(profile, cluster, **options)
+    assert best.fits
+    assert best.gap is not None
+    assert best.lower_bound_s is not None
+    assert best.lower_bound_s <= truth.step_s * ROUNDING
+    assert truth.step_s <= best.step_s * ROUNDING
+    assert best.step_s <= truth.step_s * (1 + best.gap) * ROUNDING
+    assert hpgo.simulate(best).makespan_s == pytest.approx(best.step_s, rel=1e-9)
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_survives_its_file(uneven: hpgo.Plan, tmp_path: Any) -> None:
+    uneven.save(tmp_path / "plan.json")
+    again = hpgo.Plan.read(tmp_path / "plan.json")
+    assert again == uneven
+    assert str(again) == str(uneven)
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    return [path, *(leaf for key, child in items for leaf in _leaves(child, (*path, key)))]
+
+
+def _refusal(document: Any) -> hpgo.ArgumentError | None:
+    try:
+        plan = hpgo.Plan.from_json(json.dumps(document), source="plan.json")
+    except hpgo.ArgumentError as error:
+        return error
+    assert str(plan)
+    return None
+
+
+def test_every_break_of_a_plan_file_is_refused_or_harmless(uneven: hpgo.Plan) -> None:
+    text = uneven.to_json()
+    refused = 0
+    for path in _leaves(json.loads(text))[1:]:
+        for wrong in (None, "x", -1, 0, 1.5, 1e400, math.nan, [], {}, True, "drop", [[]]):
+            document = json.loads(text)
+            place = document
+            for key in path[:-1]:
+                place = place[key]
+            if wrong == "drop":
+                del place[path[-1]]
+            else:
+                place[path[-1]] = wrong
+            if refusal := _refusal(document):
+                assert "plan.json" in refusal.message, (path, wrong)
+                assert refusal.hint, (path, wrong)
+                refused += 1
+    assert refused > 300
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"[]", b"null", b"{}", b"\xff\xfe\x00", b"{" * 100_000),
+        b'{"format": "hpgo.plan"}',
+        b'{"format": "hpgo.plan", "version": 1}',
+        b'{"format": "hpgo.plan", "version": 99}',
+    ],
+    ids=lambda content: f"{content[:40]!r}",
+)
+def test_a_file_that_is_no_plan_is_named(content: bytes, tmp_path: Any) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.Plan.read(path)
+    assert "broken.json" in caught.value.message
+    assert caught.value.hint
+
+
+def test_files_that_cannot_be_read_or_written_are_named(uneven: hpgo.Plan, tmp_path: Any) -> None:
+    for attempt in (
+        lambda: hpgo.Plan.read(tmp_path / "missing.json"),
+        lambda: hpgo.Plan.read(tmp_path),
+        lambda: uneven.save(tmp_path / "no" / "folder.json"),
+        lambda: uneven.save(f"{tmp_path}/a\0b"),
+    ):
+        with pytest.raises(hpgo.ArgumentError) as caught:
+            attempt()
+        assert caught.value.hint
