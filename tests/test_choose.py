@@ -154,6 +154,7 @@ def test_a_tight_memory_excludes_gpipe_and_says_so() -> None:
     assert gpipe.step_s is None
     assert "short" in gpipe.why
     assert plan.schedules.index(gpipe) > 0
+    assert "gpipe: no plan fits" in " ".join(str(plan).split())
 
 
 def test_zb_takes_a_cap_that_memory_allows() -> None:

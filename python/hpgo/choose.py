@@ -48,7 +48,8 @@ COMPARED = {
 """Schedules with several stages a device, and how many are tried: `auto` says what they would give."""
 
 _SIZES = 6  # micro-batch sizes tried, those nearest to the best of eager 1F1B
-_PATIENCE_S = 0.5  # for one depth and micro-batch size
+_STOPPED = "not tried, as the search was stopped"
+_PATIENCE_S = 0.2  # for one depth and micro-batch size
 _MOST_ACTIONS = 50_000  # simulated for one candidate; a larger one would take more than a few hundredths of a second
 
 
@@ -145,6 +146,38 @@ class _Clock:
     def of(cls, deadline_s: float | None) -> _Clock:
         return cls(float("inf") if deadline_s is None else time.monotonic() + deadline_s)
 
+    def search(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        settings: Settings,
+        progress: Callable[[float, float], object] | None,
+    ) -> Plan:
+        """The planner's search, in half of the time left; if Ctrl-C ended it, nothing more is to be tried."""
+        started_s = time.monotonic()
+        allowed_s = None if self.end_s == float("inf") else max(1e-3, (self.end_s - started_s) / 2)
+        plan = search(profile, cluster, settings, allowed_s, progress)
+        self.stopped = self._interrupted(started_s, allowed_s, finished=plan.finished)
+        return plan
+
+    def glance(self, profile: Profile, cluster: Cluster, settings: Settings) -> Plan | None:
+        """What the planner finds at a glance, if anything."""
+        started_s = time.monotonic()
+        try:
+            found, facts = _core.plan(profile, cluster, settings, _PATIENCE_S, None)
+        except InfeasibleError:
+            return None
+        except KeyboardInterrupt:  # also how the search says that it found nothing in time
+            if self._interrupted(started_s, _PATIENCE_S, finished=False):
+                raise
+            return None
+        self.stopped = self._interrupted(started_s, _PATIENCE_S, finished=facts["finished"])
+        return plan_of(profile, cluster, settings, found)
+
+    @staticmethod
+    def _interrupted(started_s: float, allowed_s: float | None, *, finished: bool) -> bool:
+        return not finished and (allowed_s is None or time.monotonic() - started_s < allowed_s)
+
     def over(self) -> bool:
         self.stopped = self.stopped or time.monotonic() >= self.end_s
         return self.stopped
@@ -169,9 +202,8 @@ def best(
         )
     clock = _Clock.of(deadline_s)
     kept = replace(settings, schedule="1f1b", recompute=(False,))
-    first = search(profile, cluster, kept, None if deadline_s is None else deadline_s / 2, progress)
-    clock.stopped = not first.finished and not clock.over()  # Ctrl-C
-    winner, choice = _shortest(list(_candidates(profile, cluster, kept, [first], clock)), name)
+    first = clock.search(profile, cluster, kept, progress)
+    winner, choice = _shortest(list(_candidates(profile, cluster, kept, [first], clock)), name, clock)
     if winner is None:
         raise InfeasibleError(
             f"no plan that was tried fits `{name}`: the one that comes closest {choice.why}",
@@ -193,41 +225,60 @@ def best_of_all(
     Raises InfeasibleError if no schedule fits, with what eager 1F1B lacks.
     """
     clock = _Clock.of(deadline_s)
-    share_s = None if deadline_s is None else deadline_s / 6
-    found = [search(profile, cluster, replace(settings, schedule="eager_1f1b"), share_s, progress)]
-    clock.stopped = not found[0].finished and deadline_s is None  # Ctrl-C
-    choices = [_choice(found[0], found[0].limit)]
-    for name in ("1f1b", "gpipe"):  # they hold as much as eager 1F1B, or more
-        if clock.over():
-            choices.append(_unknown(name, "not searched, as the search was stopped"))
-            continue
-        try:
-            plan = search(profile, cluster, replace(settings, schedule=name), share_s, progress)
-        except HpgoError as error:
-            choices.append(_unknown(name, error.message))
-            continue
-        clock.stopped = not plan.finished and deadline_s is None
-        found.append(plan)
-        choices.append(_choice(plan, plan.limit))
-    if settings.recompute == (True,):
-        choices += [_unknown(name, "is planned with activations kept") for name in (*RUN_ON_PLANS, *COMPARED)]
-    else:
-        kept = replace(settings, schedule="1f1b", recompute=(False,))
-        cuts = list(_candidates(profile, cluster, kept, [plan for plan in found if not plan.recompute], clock))
-        for name in RUN_ON_PLANS:
-            shortest, choice = _shortest(cuts, name)
-            choices.append(choice)
-            if shortest is not None:
-                found.append(shortest)
-        choices += _compared(profile, cluster, kept, found[0].micro_batch_size, clock)
-    winner = min(found, key=lambda plan: plan.step_s)
+    first = clock.search(profile, cluster, replace(settings, schedule="eager_1f1b"), progress)
+    tries: list[tuple[Plan | None, ScheduleChoice]] = [(first, _choice(first, first.limit))]
+    try:
+        for tried in _tries(profile, cluster, settings, first, clock=clock, progress=progress):
+            tries.append(tried)  # noqa: PERF402 -- those before Ctrl-C stay
+    except KeyboardInterrupt:
+        clock.stopped = True
+    winner = min((plan for plan, _ in tries if plan is not None), key=lambda plan: plan.step_s)
+    choices = [choice for _, choice in tries]
+    listed = {choice.name for choice in choices}
+    choices += [_unknown(name, _STOPPED) for name in (*SCHEDULES, *RUN_ON_PLANS, *COMPARED) if name not in listed]
     choices.sort(key=lambda choice: (choice.step_s is None, choice.step_s or 0.0))
     return replace(winner, schedules=tuple(choices), finished=winner.finished and not clock.stopped)
 
 
-def _shortest(plans: list[Plan], name: str) -> tuple[Plan | None, ScheduleChoice]:
+def _tries(
+    profile: Profile,
+    cluster: Cluster,
+    settings: Settings,
+    first: Plan,
+    *,
+    clock: _Clock,
+    progress: Callable[[float, float], object] | None,
+) -> Iterator[tuple[Plan | None, ScheduleChoice]]:
+    """The best plan of each schedule but eager 1F1B's, `first`; and what to say of it."""
+    found = [first]
+    for name in ("1f1b", "gpipe"):  # they hold as much as eager 1F1B, or more
+        if clock.over():
+            return
+        try:
+            plan = clock.search(profile, cluster, replace(settings, schedule=name), progress)
+        except HpgoError as error:
+            yield None, _unknown(name, error.message)
+            continue
+        found.append(plan)
+        yield plan, _choice(plan, plan.limit)
+    if settings.recompute == (True,):
+        for name in (*RUN_ON_PLANS, *COMPARED):
+            yield None, _unknown(name, "is planned with activations kept")
+        return
+    kept = replace(settings, schedule="1f1b", recompute=(False,))
+    cuts = list(_candidates(profile, cluster, kept, [plan for plan in found if not plan.recompute], clock))
+    for name in RUN_ON_PLANS:
+        yield _shortest(cuts, name, clock)
+    for choice in _compared(profile, cluster, kept, first.micro_batch_size, clock):
+        yield None, choice
+
+
+def _shortest(plans: list[Plan], name: str, clock: _Clock) -> tuple[Plan | None, ScheduleChoice]:
     """Of `plans` run by `name` the one with the shortest step that fits, and what to say of it."""
-    runs = [run_on(plan, name) for plan in plans if _small(plan)]
+    runs: list[Plan] = []
+    for plan in plans:
+        if _small(plan) and not (runs and clock.over()):
+            runs.append(run_on(plan, name))
     fitting = [run for run in runs if run.fits]
     if not fitting:
         return None, _lacking(name, runs)
@@ -254,19 +305,10 @@ def _candidates(
                 most_stages=depth,
                 most_replicas=-(-cluster.devices // depth),
             )
-            started_s = time.monotonic()
-            try:
-                found, _ = _core.plan(profile, cluster, asked, _PATIENCE_S, None)
-            except InfeasibleError:
-                continue
-            except KeyboardInterrupt:
-                if time.monotonic() - started_s < _PATIENCE_S:
-                    raise
-                continue
-            plan = plan_of(profile, cluster, asked, found)
-            if _cut(plan) not in seen:
-                seen.add(_cut(plan))
-                yield plan
+            found = clock.glance(profile, cluster, asked)
+            if found is not None and _cut(found) not in seen:
+                seen.add(_cut(found))
+                yield found
 
 
 def _cut(plan: Plan) -> tuple[object, ...]:
@@ -326,7 +368,7 @@ def _compared(
     choices = []
     for name, runs in tried.items():
         if not runs:
-            why = "no cut was tried, as the search was stopped" if clock.stopped else "no cut into so many stages"
+            why = _STOPPED if clock.stopped else "no cut into so many stages"
             choices.append(_unknown(name, refused.get(name, why)))
             continue
         choices.append(min(runs, key=lambda run: (run.missing_bytes, run.step_s or 0.0)))

@@ -149,6 +149,15 @@ def _compared(plan: Plan) -> tuple[list[str], list[tuple[object, ...]]]:
     ]
 
 
+def _without(plan: Plan) -> list[tuple[str, str]]:
+    """Why schedules have no step, those with the same reason together."""
+    names: dict[str, list[str]] = {}
+    for choice in plan.schedules:
+        if choice.step_s is None:
+            names.setdefault(choice.why, []).append(choice.name)
+    return [("no step", f"{', '.join(those)}: {why}") for why, those in names.items()]
+
+
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """Named facts about the whole plan."""
     count = plan.micro_batches
@@ -170,6 +179,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         *([("left out", _loading(plan))] if plan.loading_s else []),
         ("proof", proof(plan)),
         *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
+        *_without(plan),
         *(
             [("to compare", "schedules with several stages a device, on balanced cuts: a plan has one stage a device")]
             if any(choice.chunks > 1 for choice in plan.schedules)
