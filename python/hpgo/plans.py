@@ -536,9 +536,9 @@ def plan(
     >>> [(len(stage.layers), stage.replicas) for stage in best.stages], round(best.gap, 9)
     ([(32, 8), (21, 8)], 0.0)
     """
-    from hpgo import choose  # it runs schedules on plans
-
     if schedule not in SCHEDULES:
+        from hpgo import choose  # loads what simulates, which the search does without
+
         choose.check(schedule)
     settings = Settings.of(
         profile,
@@ -633,9 +633,9 @@ def evaluate(
     >>> plan.gap is None, plan.step_s > hpgo.plan(profile, cluster, global_batch_size=64).step_s
     (True, True)
     """
-    from hpgo import choose  # it runs schedules on plans
-
     if schedule not in SCHEDULES:
+        from hpgo import choose  # loads what simulates, which the search does without
+
         choose.check(schedule)
     if schedule == "auto":
         raise ArgumentError("can't price a plan for schedule 'auto'", "it chooses a schedule for `plan`")
