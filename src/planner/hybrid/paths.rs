@@ -22,7 +22,7 @@
 //!
 //! A busy stage needs not be busy at both ends: its first `w - 1` forwards may be those of a slower stage above it, from
 //! which its micro-batch `w - 1` comes, and its last `w - 1` backwards those of one to which its micro-batch `M - w`
-//! goes. One such [`Middle`] is kept, that of the longest path.
+//! goes. One such [`Middle`] is kept, that whose path promises to be the longest.
 
 /// Lengths of the paths above, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -52,10 +52,18 @@ pub(super) struct Middle {
     backward_s: f64,
 }
 
+/// How much slower than a stage in the middle those above it are guessed to be, where one of two must be kept.
+const SLOWER: f64 = 1.15;
+
 impl Middle {
     /// From F(0) to the end of B(M - 1).
     fn path_s(&self) -> f64 {
         self.through_s + self.ends * (self.forward_s + self.backward_s)
+    }
+
+    /// How long the path may become: stages still to come may be slower at both ends.
+    fn promise_s(&self) -> f64 {
+        self.through_s + self.ends * (self.forward_s + self.backward_s) * SLOWER
     }
 
     fn dominates(&self, other: &Self) -> bool {
@@ -139,7 +147,7 @@ impl Paths {
             drained_s,
             synced_s,
             work_s,
-            middle: if below_us.path_s() > ourselves.path_s() { below_us } else { ourselves },
+            middle: if below_us.promise_s() > ourselves.promise_s() { below_us } else { ourselves },
         }
     }
 
