@@ -1,7 +1,7 @@
 //! The simulator against closed forms, laws, and itself: two independent engines must agree.
 
 use hpgo::Control;
-use hpgo::schedule::{Action, Kind, Request, Schedule, build};
+use hpgo::schedule::{Action, Kind, Pace, Request, Schedule, build};
 use hpgo::simulate::communication::with_communication;
 use hpgo::simulate::{
     Cause, Communication, Costs, Inputs, Links, StageBytes, StageTimes, Sweep, Times, Transfer, events, idle, measure,
@@ -66,6 +66,8 @@ fn grow(
         micro_batches: (0..chains).map(|chain| chain * micro_batches..(chain + 1) * micro_batches).collect(),
         rank_of_stage,
         orders: vec![Vec::new(); ranks as usize],
+        pace: Pace::Flush,
+        weight_versions: vec![1; ranks as usize],
     };
     let mut choices = choices.iter().copied().cycle();
     let mut choose = move |below: usize| choices.next().expect("endless") as usize % below;
@@ -428,6 +430,79 @@ fn iterations_follow_each_other_behind_synchronisation_and_optimizer() {
         assert_eq!(all.start_s.len(), schedule.action_count() * iterations as usize);
         assert_eq!(all.last_backward_s.len(), 4 * iterations as usize);
     }
+}
+
+proptest! {
+    #[test]
+    fn lock_step_takes_the_slowest_active_stage_of_every_step(
+        stages in 1_u32..6,
+        micro_batches in 1_u32..8,
+        times_s in proptest::collection::vec(0.1..5.0_f64, 6),
+        latency_s in 0.0..3.0_f64,
+        communication in proptest::sample::select(&ALL[..]),
+    ) {
+        let schedule = schedule("staggered", stages, micro_batches);
+        let mut costs = uniform(&schedule, latency_s);
+        costs.compute = times_s[..stages as usize].iter().map(|&time_s| StageTimes::new(time_s, 0.0)).collect();
+        let times = simulate(&schedule, &costs, communication, 1).expect("valid");
+        let mut begin_s = 0.0;
+        for step in 0..stages + micro_batches - 1 {
+            // In step t, stage s works on micro-batch t - s; all but the last stage pass their output on.
+            let mut longest_s = 0.0_f64;
+            for stage in (0..stages).filter(|&stage| stage <= step && step - stage < micro_batches) {
+                let place = times.offsets[stage as usize] + (step - stage) as usize;
+                prop_assert!(close(times.start_s[place], begin_s));
+                let transfer_s = if stage + 1 < stages { latency_s } else { 0.0 };
+                longest_s = longest_s.max(times_s[stage as usize] + transfer_s);
+            }
+            begin_s += longest_s;
+        }
+        prop_assert!(close(times.step_s, begin_s), "{} against {begin_s}", times.step_s);
+        let twice = simulate(&schedule, &costs, communication, 2).expect("valid");
+        prop_assert!(close(twice.step_s, 2.0 * begin_s));
+        let slack_s = slack_s(&schedule, &costs, &times);
+        let on_path = (0..slack_s.len()).filter(|&place| slack_s[place] < 1e-9);
+        let steps: std::collections::BTreeSet<u64> = on_path.map(|place| times.start_s[place].to_bits()).collect();
+        prop_assert_eq!(steps.len(), (stages + micro_batches - 1) as usize, "each step has an action that sets its length");
+    }
+}
+
+#[test]
+fn lock_step_waits_for_the_slowest_where_forwards_alone_run_ahead() {
+    let times = [3.0, 1.0, 3.0].map(|time_s| StageTimes::new(time_s, 0.0)).to_vec();
+    let step_s = |name| {
+        let schedule = schedule(name, 3, 4);
+        let costs = Costs::of_stages(times.clone());
+        let times = simulate(&schedule, &costs, Communication::Link, 1).expect("valid");
+        (times.step_s, measure(&schedule, &costs, &times).idle_by_cause_s)
+    };
+    // Six steps of 3 seconds; stage 1 waits two of them in each, its last one aside.
+    assert_eq!(step_s("staggered"), (18.0, [3.0 + 6.0, 6.0 + 5.0, 0.0, 0.0, 3.0 * 2.0]));
+    assert!(close(step_s("forward_only").0, 16.0));
+}
+
+#[test]
+fn asynchronous_iterations_add_no_idle_time() {
+    for name in ["pipedream", "pipedream_2bw"] {
+        let one = schedule(name, 4, 8);
+        let idle_s = |schedule: &Schedule| {
+            let costs = uniform(schedule, 0.0);
+            let times = simulate(schedule, &costs, Communication::Link, 1).expect("valid");
+            (times.step_s, idle(schedule, &costs, &times).iter().map(|stretch| stretch.end_s - stretch.start_s).sum())
+        };
+        let (one_s, one_idle_s): (f64, f64) = idle_s(&one);
+        for iterations in [2, 5] {
+            let several = one.without_flush(iterations).expect("few actions");
+            several.validate().expect("still valid");
+            assert_eq!(several.peak_in_flight(), one.peak_in_flight());
+            let (several_s, several_idle_s) = idle_s(&several);
+            assert!(close(several_s, one_s + 24.0 * f64::from(iterations - 1)), "{name}: {several_s}");
+            assert!(close(several_idle_s, one_idle_s), "{name}: {several_idle_s} against {one_idle_s}");
+        }
+    }
+    let flushed = schedule("1f1b", 4, 8);
+    assert_eq!(flushed.without_flush(3), Ok(flushed.clone()));
+    assert!(flushed.without_flush(0).is_err() && flushed.without_flush(u32::MAX).is_err());
 }
 
 #[test]

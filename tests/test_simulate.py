@@ -228,6 +228,35 @@ def test_peak_memory_counts_what_stages_keep_and_what_is_in_flight() -> None:
     assert textbook().memory is None
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("1f1b", (13, 12, 11, 10)),
+        ("pipedream", (4 * 5 + 4 + 4, 3 * 5 + 4 + 3, 2 * 5 + 4 + 2, 5 + 4 + 1)),
+        ("pipedream_2bw", (18, 17, 16, 15)),
+        ("chimera", (2 * 9 + 3, 2 * 9 + 4, 2 * 9 + 4, 2 * 9 + 3)),
+    ],
+)
+def test_memory_counts_every_version_and_copy_of_the_weights(name: str, kept: tuple[int, ...]) -> None:
+    """One version of a stage's weights is 5 bytes, its gradients 4, an activation 1."""
+    memory = hpgo.StageBytes(weights_bytes=5, gradients_bytes=4, activation_bytes=1)
+    timeline = hpgo.simulate(hpgo.schedule(name, ranks=4, micro_batches=8), memory=memory)
+    assert timeline.measures.peak_memory_bytes == kept
+
+
+def test_asynchronous_iterations_run_on_without_a_flush() -> None:
+    asynchronous, flushed = (hpgo.schedule(name, ranks=4, micro_batches=8) for name in ("pipedream", "1f1b"))
+    assert (asynchronous.pace, asynchronous.weight_versions) == ("asynchronous", (4, 3, 2, 1))
+    one, several = (hpgo.simulate(asynchronous, iterations=iterations) for iterations in (1, 10))
+    assert (several.iterations, several.micro_batches) == (10, 8)
+    assert several.makespan_s == one.makespan_s + 9 * 8 * 3
+    inside = (several.idle_start_s > 12) & (several.idle_end_s < several.makespan_s - 12)
+    assert not inside.any()
+    assert hpgo.simulate(flushed, iterations=10).makespan_s == 10 * one.makespan_s
+    by_micro_batch = np.ones((8, 4))
+    assert hpgo.simulate(asynchronous, forward_s=by_micro_batch, iterations=10).makespan_s == several.makespan_s
+
+
 def test_times_may_differ_by_micro_batch() -> None:
     schedule = hpgo.schedule("forward_only", ranks=2, micro_batches=3)
     times = np.array([[1.0, 1.0], [1.0, 5.0], [1.0, 1.0]])

@@ -43,6 +43,11 @@ class Schedule:
     fused pair (elsewhere the same two again). Rank by rank, each in its order; not writable."""
     rank_starts: tuple[int, ...]
     """Rank `r` runs rows `rank_starts[r]` to `rank_starts[r + 1]` of `actions`."""
+    pace: str = "flush"
+    """`flush`: each iteration ends with one; `asynchronous`: none does; `lock step`: all ranks step together, and a
+    step takes as long as its slowest rank. Text doesn't say it, so orders that were read have a flush."""
+    weight_versions: tuple[int, ...] = ()
+    """For each rank, how many versions of its weights it keeps; empty if one everywhere."""
 
     @property
     def ranks(self) -> int:
@@ -84,6 +89,18 @@ class Schedule:
     def peak_in_flight(self) -> list[int]:
         """For each rank the most chunk activations that it holds at once: from F to B, or to W of a split backward."""
         return _core.peak_in_flight(self)
+
+    def without_flush(self, iterations: int) -> Schedule:
+        """Several iterations as one, if the schedule is asynchronous; itself otherwise.
+
+        Raises ArgumentError for no iteration, or too many.
+
+        >>> import hpgo
+        >>> print(hpgo.schedule("pipedream", ranks=2, micro_batches=4).without_flush(3))
+        pipedream: 2 ranks, 2 stages, 12 micro-batches, 48 actions
+        """
+        _check("iterations", iterations)
+        return _of(_core.without_flush(self, iterations))
 
     @classmethod
     def from_text(cls, text: str, *, name: str = "custom") -> Schedule:
@@ -271,6 +288,6 @@ def _check(what: str, number: object) -> None:
 
 def _of(record: dict[str, Any]) -> Schedule:
     record["actions"].flags.writeable = False
-    for field in ("micro_batches", "rank_of_stage", "rank_starts"):
+    for field in ("micro_batches", "rank_of_stage", "rank_starts", "weight_versions"):
         record[field] = tuple(record[field])
     return Schedule(**record)

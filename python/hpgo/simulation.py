@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
@@ -36,6 +36,7 @@ class StageBytes:
     """
 
     weights_bytes: ArrayLike = 0.0
+    """Of one version; a rank keeps as many as the schedule's `weight_versions`."""
     gradients_bytes: ArrayLike = 0.0
     optimizer_bytes: ArrayLike = 0.0
     buffers_bytes: ArrayLike = 0.0
@@ -90,7 +91,8 @@ def simulate(
     A message between ranks occupies its link for `transfer_s` and arrives `latency_s` later: one number, or one for
     each edge from a stage to the next. Gradients take the same way back unless given. `gradient_sync_s` and
     `optimizer_s` of a stage follow its last backward. `communication` is one of `COMMUNICATION`; `iterations` steps
-    run back to back. `memory_cap_bytes` (one number, or one a rank) is drawn beside the memory.
+    run back to back, without a break if the schedule has no flush; in lock step the ranks communicate between
+    steps, whatever `communication` says. `memory_cap_bytes` (one number, or one a rank) is drawn beside the memory.
 
     Ctrl-C ends a long simulation. Raises ArgumentError for numbers that don't fit, ScheduleError for an order that
     can't be run.
@@ -158,15 +160,20 @@ def simulate(
     )
     stage_bytes = None if memory is None else shape.bytes(memory)
     cap = None if memory_cap_bytes is None else shape.caps(memory_cap_bytes)
-    simulated = _core.simulate(plan_or_schedule, costs, communication, iterations)
-    return of_simulation(
-        simulated,
-        plan_or_schedule,
+    run, rounds = plan_or_schedule, iterations
+    if run.pace == "asynchronous" and iterations > 1:
+        run, rounds = run.without_flush(iterations), 1
+        if rows > 1:
+            costs = replace(costs, compute_s=np.tile(costs.compute_s, (iterations, 1)))
+    timeline = of_simulation(
+        _core.simulate(run, costs, communication, rounds),
+        run,
         communication=communication,
-        iterations=iterations,
+        iterations=rounds,
         stage_bytes=stage_bytes,
         memory_cap_bytes=cap,
     )
+    return replace(timeline, micro_batches=plan_or_schedule.total_micro_batches, iterations=iterations)
 
 
 _MOST_ACTIONS = 200_000_000

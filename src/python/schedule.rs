@@ -18,6 +18,16 @@ pub(super) struct Record<'py> {
     rank_of_stage: Vec<u32>,
     actions: PyReadonlyArray2<'py, u32>,
     rank_starts: Vec<usize>,
+    pace: String,
+    /// One a rank, or none at all for one version everywhere.
+    weight_versions: Vec<u32>,
+}
+
+const PACES: [(Pace, &str); 3] =
+    [(Pace::Flush, "flush"), (Pace::Asynchronous, "asynchronous"), (Pace::LockStep, "lock step")];
+
+fn pace_name(pace: Pace) -> &'static str {
+    PACES.iter().find(|known| known.0 == pace).expect("all three are there").1
 }
 
 const KINDS: [Kind; 5] = [Kind::Forward, Kind::Backward, Kind::InputGradient, Kind::WeightGradient, Kind::Overlapped];
@@ -46,12 +56,21 @@ impl Record<'_> {
             };
             (part[0]..part[1]).map(action).collect()
         };
+        let ranks = self.rank_starts.len() - 1;
+        let weight_versions = match self.weight_versions.len() {
+            0 => vec![1; ranks],
+            count if count == ranks => self.weight_versions.clone(),
+            _ => return Err(malformed()),
+        };
+        let pace = PACES.iter().find(|known| known.1 == self.pace).ok_or_else(malformed)?.0;
         Ok(Schedule {
             name: self.name.clone(),
             chain_length: self.chain_length,
             micro_batches: self.micro_batches.iter().map(|&(start, end)| start..end).collect(),
             rank_of_stage: self.rank_of_stage.clone(),
             orders: self.rank_starts.windows(2).map(order).collect::<Result<_>>()?,
+            pace,
+            weight_versions,
         })
     }
 }
@@ -65,6 +84,8 @@ struct Built<'py> {
     rank_of_stage: Vec<u32>,
     actions: Bound<'py, PyArray2<u32>>,
     rank_starts: Vec<usize>,
+    pace: &'static str,
+    weight_versions: Vec<u32>,
 }
 
 fn to_python(py: Python<'_>, schedule: Schedule) -> Built<'_> {
@@ -85,6 +106,8 @@ fn to_python(py: Python<'_>, schedule: Schedule) -> Built<'_> {
         rank_of_stage: schedule.rank_of_stage,
         actions: actions.into_pyarray(py),
         rank_starts,
+        pace: pace_name(schedule.pace),
+        weight_versions: schedule.weight_versions,
     }
 }
 
@@ -92,6 +115,13 @@ fn to_python(py: Python<'_>, schedule: Schedule) -> Built<'_> {
 fn build_schedule<'py>(py: Python<'py>, name: &str, request: Request) -> PyResult<Built<'py>> {
     let schedule = py.detach(|| build(name, &request)).map_err(|error| to_py_err(py, &error))?;
     Ok(to_python(py, schedule))
+}
+
+#[pyfunction]
+fn without_flush<'py>(py: Python<'py>, schedule: Record<'_>, iterations: u32) -> PyResult<Built<'py>> {
+    let schedule = schedule.to_schedule();
+    let longer = py.detach(|| schedule?.without_flush(iterations)).map_err(|error| to_py_err(py, &error))?;
+    Ok(to_python(py, longer))
 }
 
 #[pyfunction]
@@ -155,11 +185,7 @@ fn schedule_families() -> Vec<Row> {
         },
         chains: family.chains,
         splits_backward: family.splits_backward,
-        pace: match family.pace {
-            Pace::Flush => "flush",
-            Pace::Asynchronous => "asynchronous",
-            Pace::LockStep => "lock step",
-        },
+        pace: pace_name(family.pace),
         weight_versions: family.weight_versions,
         peak: family.peak,
         bubble: family.bubble,
@@ -178,6 +204,7 @@ fn schedule_peaks(py: Python<'_>, name: &str, request: Request) -> PyResult<Opti
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(build_schedule, module)?)?;
+    module.add_function(wrap_pyfunction!(without_flush, module)?)?;
     module.add_function(wrap_pyfunction!(read_schedule, module)?)?;
     module.add_function(wrap_pyfunction!(write_schedule, module)?)?;
     module.add_function(wrap_pyfunction!(validate_schedule, module)?)?;

@@ -7,7 +7,7 @@
 //! 1. `F0` × 2e; 2. `F0 F1` × (d+1); 3. `I1 W F1` × e; 4. `F0‖B1, F1‖B0` as often as there are micro-batches left;
 //! 5. `B1, F1‖B0` × e; 6. `B1 B0` × (d+1), the second half of them `I` only; 7. `W I0` × e; 8. `W` × (d+1).
 
-use super::{Action, Kind, Schedule, snake_placement};
+use super::{Action, Kind, Pace, Schedule, snake_placement};
 use std::collections::VecDeque;
 
 /// Appends actions of one rank; `side` 0 enters the pipeline nearer than side 1.
@@ -156,6 +156,8 @@ fn two_chains(name: &str, ranks: u32, micro_batches: u32, orders: Vec<Vec<Action
         chain_length: ranks,
         micro_batches: vec![0..micro_batches / 2, micro_batches / 2..micro_batches],
         rank_of_stage: snake_placement(ranks, 2),
+        weight_versions: vec![1; orders.len()],
         orders,
+        pace: Pace::Flush,
     }
 }

@@ -132,12 +132,14 @@ pub struct Family {
     pub splits_backward: bool,
     /// What ranks wait for.
     pub pace: Pace,
-    /// Versions of the weights that rank `r` keeps, as a formula.
+    /// Versions of the weights that rank `r` keeps, as a formula. Copies of the model are counted by `chains`.
     pub weight_versions: &'static str,
     /// Most chunk activations that rank `r` holds, as a formula.
     pub peak: &'static str,
     /// Seconds from start to end that a rank is not busy, as a formula.
     pub bubble: &'static str,
+    /// The same, from the most activations that the rank holds.
+    versions_of: fn(u32) -> u32,
     peak_of: Option<fn(Sizes, u32) -> u32>,
     bubble_of: Option<fn(Sizes, Uniform) -> f64>,
     accepts: fn(Sizes) -> bool,
@@ -156,6 +158,7 @@ const PLAIN: Family = Family {
     splits_backward: false,
     pace: Pace::Flush,
     weight_versions: "1",
+    versions_of: |_| 1,
     peak: "",
     bubble: "",
     peak_of: None,
@@ -260,7 +263,8 @@ pub const FAMILIES: &[Family] = &[
         source: "PipeDream (Narayanan et al., 2019)",
         options: &["windows"],
         pace: Pace::Asynchronous,
-        weight_versions: "p - r",
+        weight_versions: "min(M, p - r)",
+        versions_of: |in_flight| in_flight,
         peak: "min(M, p - r)",
         bubble: "0 in the steady state",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank)),
@@ -274,6 +278,7 @@ pub const FAMILIES: &[Family] = &[
         options: &["windows"],
         pace: Pace::Asynchronous,
         weight_versions: "2",
+        versions_of: |_| 2,
         peak: "min(M, p - r)",
         bubble: "0 in the steady state",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank)),
@@ -661,7 +666,12 @@ impl Family {
     /// # Errors
     /// As [`Family::sizes`].
     pub fn build(&self, request: &Request) -> Result<Schedule> {
-        (self.build)(self.sizes(request)?, request)
+        let schedule = (self.build)(self.sizes(request)?, request)?;
+        if self.pace == Pace::Flush {
+            return Ok(schedule);
+        }
+        let weight_versions = schedule.peak_in_flight().into_iter().map(self.versions_of).collect();
+        Ok(Schedule { pace: self.pace, weight_versions, ..schedule })
     }
 
     /// Most chunk activations that `rank` holds, by the closed form; `None` if there is none.

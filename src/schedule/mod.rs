@@ -10,6 +10,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use crate::error::{Error, Result};
+
 mod bidirectional;
 mod families;
 mod fill_drain;
@@ -149,10 +151,14 @@ pub struct Schedule {
     pub rank_of_stage: Vec<u32>,
     /// For each rank, its actions in order.
     pub orders: Vec<Vec<Action>>,
+    /// What ranks wait for beyond the data they exchange.
+    pub pace: Pace,
+    /// For each rank, how many versions of its weights it keeps.
+    pub weight_versions: Vec<u32>,
 }
 
 impl Schedule {
-    /// A schedule of one chain, through which micro-batches `0..micro_batches` run.
+    /// A schedule of one chain, through which micro-batches `0..micro_batches` run, with a flush behind them.
     #[must_use]
     pub fn of_one_chain(name: &str, micro_batches: u32, rank_of_stage: Vec<u32>, orders: Vec<Vec<Action>>) -> Self {
         Self {
@@ -160,8 +166,32 @@ impl Schedule {
             chain_length: to_u32(rank_of_stage.len()),
             micro_batches: std::iter::once(0..micro_batches).collect(),
             rank_of_stage,
+            weight_versions: vec![1; orders.len()],
             orders,
+            pace: Pace::Flush,
         }
+    }
+
+    /// `iterations` iterations as one: without a flush a rank goes on with the next micro-batch at once.
+    ///
+    /// The warm-up of each rank is that of its order; a schedule that does flush stays as it is. Only 1F1B has families
+    /// without a flush.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if there is no iteration, or there are more actions than [`MOST_ACTIONS`].
+    pub fn without_flush(&self, iterations: u32) -> Result<Self> {
+        let actions = self.action_count() as u64 * u64::from(iterations);
+        if iterations == 0 || actions > MOST_ACTIONS {
+            return Err(Error::argument(
+                format!("{iterations} iterations have {actions} actions"),
+                format!("ask for at least one iteration and at most {MOST_ACTIONS} actions"),
+            ));
+        }
+        if self.pace != Pace::Asynchronous {
+            return Ok(self.clone());
+        }
+        let longer = one_f_one_b(&self.peak_in_flight(), self.total_micro_batches() * iterations);
+        Ok(Self { micro_batches: longer.micro_batches, orders: longer.orders, ..self.clone() })
     }
 
     /// Number of ranks.

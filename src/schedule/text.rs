@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use super::{Action, Kind, Schedule, to_u32};
+use super::{Action, Kind, Pace, Schedule, to_u32};
 use crate::error::{Error, Result};
 
 /// One entry of a line.
@@ -164,7 +164,9 @@ impl Schedule {
             chain_length: to_u32(rank_of_stage.len() / micro_batches.len()),
             micro_batches,
             rank_of_stage,
+            weight_versions: vec![1; orders.len()],
             orders,
+            pace: Pace::Flush,
         };
         schedule.validate()?;
         Ok(schedule)

@@ -4,7 +4,7 @@
 //! rank `r` of `p`.
 
 use super::{Costs, Inputs, Times};
-use crate::schedule::{Action, Kind, Schedule};
+use crate::schedule::{Action, Kind, Pace, Schedule};
 
 /// Why a rank stands idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub struct Measures {
 /// What one stage keeps in memory and sends. Bytes; activations, stash and output are those of one micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StageBytes {
-    /// Weights.
+    /// One version of the weights.
     pub weights: f64,
     /// Accumulated gradients.
     pub gradients: f64,
@@ -188,7 +188,13 @@ pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<Idle> {
                 } else {
                     push(free_s, computed_s, Cause::Dependency);
                 }
-                push(computed_s, start_s, Cause::Communication);
+                let there_s = match (schedule.pace, latest) {
+                    (Pace::LockStep, Some(input)) => times.arrival_s[base + input].clamp(computed_s, start_s),
+                    _ => start_s,
+                };
+                push(computed_s, there_s, Cause::Communication);
+                // In lock step it waits for the slowest rank.
+                push(there_s, start_s, Cause::Imbalance);
             }
             free_s = times.end_s[place];
         }
@@ -254,6 +260,9 @@ fn placed<'a>(schedule: &'a Schedule, times: &'a Times) -> impl Iterator<Item = 
 #[must_use]
 pub fn slack_s(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<f64> {
     const NONE: usize = usize::MAX;
+    if schedule.pace == Pace::LockStep {
+        return super::lock_step::slack_s(schedule, times);
+    }
     let inputs = Inputs::of(schedule);
     let all: Vec<Placed> = placed(schedule, times).collect();
     let taken =
@@ -319,14 +328,16 @@ fn limit_last_backwards(schedule: &Schedule, costs: &Costs, times: &Times, lates
 
 /// Memory of each rank as a step curve: times, and bytes from each of them to the next.
 ///
-/// A schedule without backwards frees an activation at the end of its forward.
+/// A rank keeps its weights in as many versions as the schedule says. A schedule without backwards frees an activation at the end of its forward.
 #[must_use]
 pub fn memory(schedule: &Schedule, times: &Times, stages: &[StageBytes]) -> Vec<(Vec<f64>, Vec<f64>)> {
     let trains = schedule.orders.iter().flatten().any(|action| action.kind != Kind::Forward);
     let curve = |(rank, order): (usize, &Vec<Action>)| {
         let kept = (0..stages.len()).filter(|&stage| schedule.rank_of_stage[stage] as usize == rank);
-        let fixed: f64 =
-            kept.map(|stage| stages[stage].weights + stages[stage].gradients + stages[stage].optimizer).sum();
+        let versions = f64::from(schedule.weight_versions[rank]);
+        let fixed: f64 = kept
+            .map(|stage| versions * stages[stage].weights + stages[stage].gradients + stages[stage].optimizer)
+            .sum();
         let (mut time_s, mut bytes) = (vec![0.0], vec![fixed]);
         let mut now = fixed;
         let mut change = |at_s: f64, by: f64| {

@@ -5,12 +5,13 @@
 
 pub mod communication;
 pub mod events;
+mod lock_step;
 pub mod measures;
 pub mod sweep;
 
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::schedule::{Action, Kind, Schedule};
+use crate::schedule::{Action, Kind, Pace, Schedule};
 
 pub use measures::{Cause, Idle, Measures, StageBytes, idle, measure, memory, slack_s};
 pub use sweep::{Links, Sweep};
@@ -164,7 +165,8 @@ pub enum Communication {
 
 /// Runs `iterations` steps of `schedule` one after the other.
 ///
-/// A rank starts its next step when the optimizer steps of all its stages have ended.
+/// A rank starts its next step when the optimizer steps of all its stages have ended; see [`Schedule::without_flush`]
+/// for schedules that don't wait. A schedule in lock step communicates between its steps, whatever `communication` says.
 ///
 /// ```
 /// use hpgo::schedule::{Request, build};
@@ -188,6 +190,9 @@ pub fn simulate(
     iterations: u32,
     control: &Control,
 ) -> Result<Times> {
+    if schedule.pace == Pace::LockStep {
+        return lock_step::times(schedule, costs, iterations);
+    }
     match (communication, iterations) {
         (Communication::Latency, 1) => Sweep::default().times(schedule, costs, Links::Free),
         (Communication::Link, 1) => Sweep::default().times(schedule, costs, Links::Queued),

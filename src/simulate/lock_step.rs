@@ -1,0 +1,126 @@
+//! Lock step: all ranks step together, compute one action each and pass it on; the slowest ends the step.
+//!
+//! A rank takes part in a step if the input of its next action was there when the step began. A step lasts until all
+//! its actions have ended and all their messages have arrived, so links never queue and nothing is received early.
+
+use super::communication::Message;
+use super::{Costs, Inputs, Times, Transfer};
+use crate::error::{Error, Result};
+use crate::schedule::{Action, Kind, Schedule};
+
+/// Runs `iterations` steps of training or inference, each from the end of the last optimizer step before it.
+///
+/// # Errors
+/// [`Error::Argument`] if `costs` doesn't fit the schedule or `iterations` is 0, [`Error::Schedule`] if actions wait for
+/// each other for ever.
+pub(super) fn times(schedule: &Schedule, costs: &Costs, iterations: u32) -> Result<Times> {
+    costs.check(schedule)?;
+    if iterations == 0 {
+        return Err(Error::argument("`iterations` is 0", "simulate at least one step"));
+    }
+    let inputs = Inputs::of(schedule);
+    let stages = schedule.rank_of_stage.len();
+    let rounds = iterations as usize;
+    let mut offsets = vec![0];
+    offsets.extend(schedule.orders.iter().scan(0, |sum, order| {
+        *sum += order.len() * rounds;
+        Some(*sum)
+    }));
+    let actions = schedule.action_count() * rounds;
+    let mut times = Times {
+        iterations,
+        offsets,
+        start_s: vec![0.0; actions],
+        end_s: vec![0.0; actions],
+        arrival_s: Vec::with_capacity(rounds * inputs.count()),
+        last_backward_s: vec![f64::NEG_INFINITY; rounds * stages],
+        step_s: 0.0,
+    };
+    for iteration in 0..rounds {
+        run_iteration(schedule, costs, inputs, iteration, &mut times)?;
+    }
+    Ok(times)
+}
+
+fn run_iteration(
+    schedule: &Schedule,
+    costs: &Costs,
+    inputs: Inputs,
+    iteration: usize,
+    times: &mut Times,
+) -> Result<()> {
+    let stages = schedule.rank_of_stage.len();
+    let mut arrival_s = vec![f64::INFINITY; inputs.count()];
+    for (chain, ids) in (0..).zip(&schedule.micro_batches) {
+        let first_stage = chain * schedule.chain_length;
+        for input in ids.clone().flat_map(|id| inputs.of_action(Action::forward(first_stage, id))) {
+            arrival_s[input] = times.step_s;
+        }
+    }
+    let mut next = vec![0; schedule.orders.len()];
+    let mut left = schedule.action_count();
+    let mut begin_s = times.step_s;
+    while left > 0 {
+        let mut over_s = begin_s;
+        let is_ready = |action: Action| inputs.of_action(action).all(|input| arrival_s[input] <= begin_s);
+        let running: Vec<(usize, Action)> = schedule
+            .orders
+            .iter()
+            .enumerate()
+            .filter_map(|(rank, order)| order.get(next[rank]).map(|&action| (rank, action)))
+            .filter(|&(_, action)| is_ready(action))
+            .collect();
+        if running.is_empty() {
+            return Err(Error::schedule(
+                format!("the orders of `{}` wait for each other: no rank can take the next step", schedule.name),
+                "validate the schedule to see the cycle of waiting actions",
+            ));
+        }
+        left -= running.len();
+        for (rank, action) in running {
+            let end_s = begin_s + costs.duration_s(action);
+            let place = times.offsets[rank] + iteration * schedule.orders[rank].len() + next[rank];
+            (times.start_s[place], times.end_s[place]) = (begin_s, end_s);
+            next[rank] += 1;
+            over_s = over_s.max(end_s);
+            for half in action.halves() {
+                if half.kind != Kind::Forward {
+                    times.last_backward_s[iteration * stages + half.stage as usize] = end_s;
+                }
+                let Some(input) = inputs.made_ready_by(half) else { continue };
+                let cost =
+                    Message::sent_by(half, schedule, inputs).map_or(Transfer::default(), |message| message.cost(costs));
+                arrival_s[input] = end_s + cost.busy_s + cost.latency_s;
+                over_s = over_s.max(arrival_s[input]);
+            }
+        }
+        begin_s = over_s;
+    }
+    times.arrival_s.extend(arrival_s);
+    let optimized_s = (0..stages).map(|stage| {
+        times.synchronised_from_s(schedule, iteration, stage) + costs.gradient_sync_s[stage] + costs.optimizer_s[stage]
+    });
+    times.step_s = optimized_s.fold(begin_s, f64::max);
+    Ok(())
+}
+
+/// How much later each action could end without making its step longer.
+pub(super) fn slack_s(schedule: &Schedule, times: &Times) -> Vec<f64> {
+    let inputs = Inputs::of(schedule);
+    let mut begins_s = times.start_s.clone();
+    begins_s.push(times.step_s);
+    begins_s.sort_by(f64::total_cmp);
+    begins_s.dedup();
+    let mut slack_s = Vec::with_capacity(times.start_s.len());
+    for (rank, order) in schedule.orders.iter().enumerate() {
+        for place in times.offsets[rank]..times.offsets[rank + 1] {
+            let count = place - times.offsets[rank];
+            let (base, action) = (count / order.len() * inputs.count(), order[count % order.len()]);
+            let made = action.halves().filter_map(|half| inputs.made_ready_by(half));
+            let through_s = made.map(|input| times.arrival_s[base + input]).fold(times.end_s[place], f64::max);
+            let step_ends_s = begins_s.get(begins_s.partition_point(|&begin_s| begin_s <= times.start_s[place]));
+            slack_s.push((step_ends_s.copied().unwrap_or(times.step_s) - through_s).max(0.0));
+        }
+    }
+    slack_s
+}
