@@ -14,7 +14,6 @@ from hpgo.plans import Plan, evaluate, plan
 from hpgo.reproduce.questions import (
     CONFIGS,
     DEVICE_COUNTS,
-    MOST_MODERN_DEVICES,
     RIVALS,
     SEPS,
     STRATEGIES,
@@ -193,11 +192,9 @@ def _point(sweep: Sweep, size: int, devices: int) -> SweepPoint:
     cluster = Cluster.preset(f"dapple-a:{max(1, devices // 8)}")
     if devices < 8:
         cluster = replace(cluster, machines=tuple(replace(machine, count=devices) for machine in cluster.machines))
-    best = None
-    if devices <= MOST_MODERN_DEVICES:
-        try:
-            best = plan(profile, cluster, global_batch_size=size, min_micro_batch_size=sweep.micro_batch_size)
-        except InfeasibleError:
-            best = None
+    try:
+        best = plan(profile, cluster, global_batch_size=size, min_micro_batch_size=sweep.micro_batch_size)
+    except InfeasibleError:
+        best = None
     answer = _compatible(profile, None, size, seps, least=sweep.micro_batch_size)
     return SweepPoint(sweep.model, size, devices, columns(model, devices_from_seps(seps)), answer, best)

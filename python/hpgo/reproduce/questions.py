@@ -102,6 +102,3 @@ SWEEPS = (
 
 DEVICE_COUNTS = (2, 4, 8, 16, 32, 64)
 """In machines of eight with configuration A's links."""
-
-MOST_MODERN_DEVICES = 64
-"""For the sweeps; with more machines the modern search runs for minutes on the deepest models."""
