@@ -94,6 +94,8 @@ def test_evaluate_reports_the_plan_that_was_asked_for() -> None:
         (["plan", "bert-48", "-c", "dapple-a", "-b", "999999999", "--micro-batch-size", "3"], 1, "more than 65536"),
         (["plan", "bert-48", "-c", "dapple-a", "-b", "1"], 1, "--min-micro-batch-size 1"),
         (["plan", "bert-48", "-c", "dapple-a"], 2, "Missing option"),
+        (["plan", "bert-48", "-c", "dapple-a", "-b", "4294967296"], 2, "from 1 to 999,999,999"),
+        (["plan", "/dev/zero", "-c", "dapple-a", "-b", "64"], 1, "/dev/zero has more than 64 MiB"),
         ([*BERT, "--micro-batch-size", "7"], 1, "--micro-batch-size 7 does not divide"),
         ([*BERT, "--micro-batch-size", "-1"], 1, "--micro-batch-size is -1"),
         ([*BERT, "--deadline", "soon"], 2, "`soon` is no time"),
@@ -122,6 +124,33 @@ def test_mistakes_end_with_an_error_a_way_out_and_the_right_code(words: list[str
     assert "error: " in done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_profile_that_takes_no_time_is_an_error() -> None:
+    idle = hpgo.Profile.chain(
+        "idle", batch_size=8, forward_s=[0, 0], backward_s=[0, 0], activation_bytes=[1, 1], parameter_bytes=[1, 1]
+    )
+    with pytest.raises(hpgo.errors.ArgumentError, match="`idle` takes no time"):
+        hpgo.plan(idle, hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+
+
+def test_what_would_help_a_large_cluster_without_memory_is_found_in_seconds() -> None:
+    cluster = hpgo.Cluster.of(nodes=512, devices_per_node=8, intra_gbit_s=200, inter_gbit_s=25, memory="200 MB")
+    begun_s = time.monotonic()
+    with pytest.raises(hpgo.InfeasibleError, match="no plan fits") as caught:
+        hpgo.plan(hpgo.read_profile("xlnet-36"), cluster, global_batch_size=4096)
+    assert caught.value.hint
+    assert time.monotonic() - begun_s < 60  # never minutes; seconds on an idle machine
+
+
+def test_ctrl_c_ends_the_search_for_what_would_help() -> None:
+    command = [*COMMAND, "plan", "gnmt-16", "-c", "dapple-a:512", "-b", "4096", "--reserve", "15.9 GB"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said.strip() == "interrupted"
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,7 @@ def _from_files(
             if not ignore_unknown_types:
                 raise ClusterError(
                     f"{devices}: type `{shorten(type_name)}` ({listed}) is not in {device_types}",
-                    f"{near(type_name, types)}; `--ignore-unknown-types` plans without these hosts",
+                    f"{near(type_name, types)} (`--ignore-unknown-types` plans without these hosts)".lstrip(),
                 )
             notes.append(f"type `{shorten(type_name)}` is not in {device_types}: {listed} not used")
             continue

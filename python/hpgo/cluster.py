@@ -293,7 +293,12 @@ class Cluster:
 
 def _from_document(document: object, path: Path) -> Cluster:
     top = Section(document, str(path), ClusterError)
-    version = top.get("hpgo_cluster")
+    version = top.get("hpgo_cluster", None)
+    if version is None:
+        top.fail(
+            "`hpgo_cluster` is missing",
+            f"is it a cluster? Then begin with `hpgo_cluster: {_VERSION}` (docs/clusters.md)",
+        )
     if version != _VERSION:
         top.fail(f"`hpgo_cluster` is {shown(version)}", f"this hpgo reads version {_VERSION}")
     machines: list[Machine] = []

@@ -22,6 +22,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _DEEPEST = 32
+_MOST_BYTES = 2**26  # of a file; a device such as /dev/zero never ends
 _WORDS: dict[str, object] = {"true": True, "false": False, "null": None, "~": None, "": None} | {
     ".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
 }  # fmt: skip
@@ -34,13 +35,16 @@ def read_text(path: str | os.PathLike[str], error: type[HpgoError]) -> str:
     """The text in the file `path`; raises `error` naming the file if there is none."""
     path = Path(path)
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         raise error(f"there is no file `{path}`", near(path.name, beside) if beside else "") from None
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         reason = failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
         raise error(f"can't read `{path}`: {reason}", "name a text file") from None
+    if len(data) > _MOST_BYTES:
+        raise error(f"{path} has more than {_MOST_BYTES >> 20} MiB", "name a smaller file")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as failure:

@@ -554,7 +554,7 @@ def plan(
         max_stages=max_stages,
         count_loading=count_loading,
     )
-    profile = profile if count_loading else profile.without_loading()
+    profile = _timed(profile, count_loading)
     if deadline_s is not None and not (_is_number(deadline_s) and deadline_s > 0):
         raise ArgumentError(f"deadline_s is {deadline_s!r}", "give a positive number of seconds")
     if progress is not None and not callable(progress):
@@ -653,7 +653,7 @@ def evaluate(
         max_stages=None,
         count_loading=count_loading,
     )
-    profile = profile if count_loading else profile.without_loading()
+    profile = _timed(profile, count_loading)
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     rows: list[tuple[list[int], list[int]]] = []
     taken = 0
@@ -728,7 +728,7 @@ def exhaustive(
         max_stages=None,
         count_loading=count_loading,
     )
-    profile = profile if count_loading else profile.without_loading()
+    profile = _timed(profile, count_loading)
     found, plans = _core.exhaustive(profile, cluster, settings)
     best = plan_of(profile, cluster, settings, found)
     return replace(best, lower_bound_s=best.step_s, simulated=plans)
@@ -898,11 +898,32 @@ def _alternatives(
     return tuple(alternatives)
 
 
+def _timed(profile: Profile, count_loading: bool) -> Profile:
+    """The profile to plan with; raises ArgumentError if a step would take no time, which no ratio survives."""
+    timed = profile if count_loading else profile.without_loading()
+    if not any(seconds for layer in timed.layers for seconds in (*layer.forward_s, *layer.backward_s)):
+        raise ArgumentError(
+            f"profile `{profile.name}` takes no time: forward_s and backward_s are 0 in every layer that computes",
+            "measure them",
+        )
+    return timed
+
+
+# Seconds to look for the closest plan, and for whether a change would make some plan fit.
+_EXPLAINED_S = 4.0
+_HINT_S = 1.5
+
+
 def _explained(error: InfeasibleError, profile: Profile, cluster: Cluster, settings: Settings) -> HpgoError:
     """Names the stage that lacks memory in the plan that comes closest, and what would make some plan fit."""
+    until_s = time.monotonic() + _EXPLAINED_S
     try:
-        closest = plan_of(profile, cluster, settings, _core.closest_plan(profile, cluster, settings))
+        closest = plan_of(profile, cluster, settings, _core.closest_plan(profile, cluster, settings, _EXPLAINED_S))
     except HpgoError:
+        return error
+    except KeyboardInterrupt:  # nothing found in time, or Ctrl-C
+        if time.monotonic() < until_s:
+            raise
         return error
     index, stage = min(enumerate(closest.stages), key=lambda row: row[1].headroom_bytes)
     device = _device_name(cluster, stage.devices[0])
@@ -916,10 +937,10 @@ def _explained(error: InfeasibleError, profile: Profile, cluster: Cluster, setti
         if helps and words == "recompute and shard":
             continue
         try:
-            _native(profile, changed_cluster, changed_settings, 5.0)
-        except HpgoError:
+            if _core.fits(profile, changed_cluster, changed_settings, _HINT_S):
+                helps.append(words)
+        except HpgoError:  # twice as many devices may be more than there can be
             continue
-        helps.append(words)
     smaller = " or a smaller micro-batch" if len(settings.micro_batch_sizes) == 1 else ""
     hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
     return InfeasibleError(

@@ -207,10 +207,11 @@ fn closest_plan(
     profile: &Bound<'_, PyAny>,
     cluster: ClusterRecord,
     settings: SettingsRecord,
+    deadline_s: Option<f64>,
 ) -> PyResult<PlanRecord> {
     let graph = records::graph(profile)?;
     let (cluster, settings) = (Cluster::from(cluster), Settings::from(settings));
-    let control = control(None);
+    let control = control(deadline_s);
     watched(py, &control, None, false, || {
         let states = States::of(&graph, DEFAULT_BOUND)?;
         let model = Model::new(&graph, &states);
@@ -218,6 +219,29 @@ fn closest_plan(
         // Priced again, against the memory that there is.
         let priced = Pricer::new(&model, &cluster, &settings).price(&answer.plan)?;
         Ok(plan_record(&states, &cluster, &answer.plan, priced))
+    })
+}
+
+/// Whether some plan fits the devices' memory; not known to fit when the deadline passes.
+#[pyfunction]
+fn fits(
+    py: Python<'_>,
+    profile: &Bound<'_, PyAny>,
+    cluster: ClusterRecord,
+    settings: SettingsRecord,
+    deadline_s: Option<f64>,
+) -> PyResult<bool> {
+    let graph = records::graph(profile)?;
+    let (cluster, settings) = (Cluster::from(cluster), Settings::from(settings));
+    let control = control(deadline_s);
+    watched(py, &control, None, false, || {
+        let states = States::of(&graph, DEFAULT_BOUND)?;
+        let model = Model::new(&graph, &states);
+        match hybrid::fitting(&model, &cluster, &settings, &control) {
+            Ok(_) => Ok(true),
+            Err(Error::Infeasible { .. } | Error::Cancelled) => Ok(false),
+            Err(other) => Err(other),
+        }
     })
 }
 
@@ -264,6 +288,7 @@ fn evaluate(
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(closest_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(fits, module)?)?;
     module.add_function(wrap_pyfunction!(exhaustive, module)?)?;
     module.add_function(wrap_pyfunction!(evaluate, module)?)
 }

@@ -54,7 +54,11 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
         for word in str(value).split(","):
             text = word.strip().replace("_", "")
             if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text)):
-                self.fail(f"`{word[:40]}` is no whole number from 1; write it like 64 or 64,128,256", param, ctx)
+                self.fail(
+                    f"`{word[:40]}` is no whole number from 1 to 999,999,999; write it like 64 or 64,128,256",
+                    param,
+                    ctx,
+                )
             counts.append(int(text))
         return tuple(dict.fromkeys(counts))
 

@@ -56,21 +56,27 @@ pub fn straight(model: &Model, cluster: &Cluster, settings: &Settings, control: 
     search.answer()
 }
 
-/// The plan that comes closest to fitting, and the memory it would need: found by growing every device until one fits.
+/// Some plan that fits, found without a proof: whether there is one.
 ///
 /// # Errors
-/// [`Error::Infeasible`] if no plan would fit any memory: no micro-batch can be shared.
+/// [`Error::Infeasible`] if none fits, [`Error::Cancelled`] if it was stopped before it knew.
+pub fn fitting(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
+    let mut search = Search::new(model, cluster, settings, control);
+    search.reach()?;
+    search.answer()
+}
+
+/// The plan that comes closest to fitting, and the memory it would need: found by growing every device until one fits.
+/// Stopped early, it is the closest so far.
+///
+/// # Errors
+/// [`Error::Infeasible`] if no plan would fit any memory: no micro-batch can be shared. [`Error::Cancelled`] if it was
+/// stopped before there was any plan.
 pub fn closest(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
-    let with_memory = |factor: f64| {
+    let try_memory = |factor: f64| {
         let mut cluster = cluster.clone();
         cluster.machines.iter_mut().for_each(|machine| machine.memory_bytes *= factor);
-        cluster
-    };
-    let try_memory = |factor: f64| {
-        let cluster = with_memory(factor);
-        let mut search = Search::new(model, &cluster, settings, control);
-        search.reach()?;
-        search.answer()
+        fitting(model, &cluster, settings, control)
     };
     let (mut low, mut high) = (0_i32, 1_i32);
     // Powers of 2^(1/16), so that the answer is within 5 % of the least memory.
@@ -86,6 +92,7 @@ pub fn closest(model: &Model, cluster: &Cluster, settings: &Settings, control: &
         match try_memory(factor(middle)) {
             Ok(found) => (high, answer) = (middle, found),
             Err(Error::Infeasible { .. }) => low = middle,
+            Err(Error::Cancelled) => break,
             Err(other) => return Err(other),
         }
     }

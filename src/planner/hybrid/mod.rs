@@ -28,7 +28,7 @@ use crate::control::{Control, Progress};
 use crate::cost::Model;
 use crate::error::{Error, Result};
 
-pub use classics::{closest, data_parallel, straight};
+pub use classics::{closest, data_parallel, fitting, straight};
 pub use evaluate::evaluate;
 pub use exhaustive::exhaustive;
 pub use price::{Candidate, Priced, Pricer, StageChoice, StagePrice};
