@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -80,3 +84,20 @@ def test_a_missing_document_is_named(tmp_path):
     result = CliRunner().invoke(command, ["--check", str(tmp_path / "missing.md")])
     assert isinstance(result.exception, hpgo.ArgumentError)
     assert "missing.md" in str(result.exception)
+
+
+@pytest.mark.parametrize("after_s", [3, 6])
+def test_ctrl_c_ends_it_and_writes_no_unfinished_answer(tmp_path, after_s):
+    path = tmp_path / "document.md"
+    before = (Path(__file__).parent.parent / "PLANNER_REPRODUCTION.md").read_bytes()
+    path.write_bytes(before)
+    command = [sys.executable, "-m", "hpgo", "reproduce", "--write", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(after_s)
+        process.send_signal(signal.SIGINT)
+        try:
+            _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert (process.returncode, said.strip()) == (130, "interrupted")
+    assert path.read_bytes() == before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -28,7 +30,12 @@ def command(write: Path | None, check: Path | None, figures: Path | None) -> Non
     from hpgo.reproduce.document import fill, make
 
     documents = {path: _read(path) for path in (write, check) if path is not None}
-    tables = make(figures)
+    # On KeyboardInterrupt a search returns its best plan so far, which would be written down as the answer.
+    before = signal.signal(signal.SIGINT, _abort)
+    try:
+        tables = make(figures)
+    finally:
+        signal.signal(signal.SIGINT, before)
     filled = {path: fill(document, tables) for path, document in documents.items()}
     if write is not None:
         write.write_text(filled[write], encoding="utf-8")
@@ -40,6 +47,10 @@ def command(write: Path | None, check: Path | None, figures: Path | None) -> Non
     if not documents:
         for name, table in tables.items():
             click.echo(f"## {name}\n\n{table}\n")
+
+
+def _abort(_signal: int, _frame: object) -> NoReturn:
+    raise click.Abort
 
 
 def _read(path: Path) -> str:
