@@ -126,14 +126,6 @@ def test_mistakes_end_with_an_error_a_way_out_and_the_right_code(words: list[str
     assert "Traceback" not in done.stderr
 
 
-def test_a_profile_that_takes_no_time_is_an_error() -> None:
-    idle = hpgo.Profile.chain(
-        "idle", batch_size=8, forward_s=[0, 0], backward_s=[0, 0], activation_bytes=[1, 1], parameter_bytes=[1, 1]
-    )
-    with pytest.raises(hpgo.errors.ArgumentError, match="`idle` takes no time"):
-        hpgo.plan(idle, hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-
-
 def test_what_would_help_a_large_cluster_without_memory_is_found_in_seconds() -> None:
     cluster = hpgo.Cluster.of(nodes=512, devices_per_node=8, intra_gbit_s=200, inter_gbit_s=25, memory="200 MB")
     begun_s = time.monotonic()
