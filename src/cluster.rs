@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 
 /// A kind of link. All rates are bytes per second in one direction.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct Link {
     /// Point-to-point rate of one port.
     pub bytes_per_s: f64,

@@ -9,6 +9,7 @@ use crate::states::{self, States};
 
 /// What a device must hold besides activations, and what the search may assume about it.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct MemoryModel {
     /// Bytes of gradients for each byte of weights.
     pub gradients_per_weight: f64,

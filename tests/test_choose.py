@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
-from hpgo import choose, plans
+from hpgo import choose
+from hpgo.question import SCHEDULES
 
 NAMES = ("1f1b", "eager_1f1b", "gpipe", *choose.RUN_ON_PLANS)
 GB = 1e9
@@ -189,8 +190,8 @@ def test_plans_of_other_schedules_claim_no_bound(auto: hpgo.Plan) -> None:
     plan = hpgo.plan(chain([1.0] * 4), cluster(4), global_batch_size=8, schedule="zb_h1")
     assert plan.lower_bound_s is None
     assert plan.gap is None
-    assert "none" in hpgo.plans.Plan.__str__(plan)
-    if auto.schedule not in plans.SCHEDULES:
+    assert "none" in hpgo.Plan.__str__(plan)
+    if auto.schedule not in SCHEDULES:
         assert auto.lower_bound_s is None
 
 
@@ -234,7 +235,7 @@ def test_recomputation_is_left_to_schedules_that_know_it() -> None:
         hpgo.plan(*question, global_batch_size=8, schedule="zb_h1", recompute=True)
     plan = hpgo.plan(*question, global_batch_size=8, schedule="auto", recompute=True)
     assert plan.recompute
-    assert all(choice.step_s is None for choice in plan.schedules if choice.name not in plans.SCHEDULES)
+    assert all(choice.step_s is None for choice in plan.schedules if choice.name not in SCHEDULES)
 
 
 def test_a_deadline_ends_the_comparison(auto: hpgo.Plan) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "python/hpgo"
-# Inside functions, because these things describe themselves.
-UPWARDS = {("plans", "report"), ("plans", "limits"), ("timeline", "draw")}
+# Inside functions, because these things show themselves.
+UPWARDS = {("plans", "report"), ("plans", "simulation"), ("timeline", "draw")}
 
 
 def table() -> tuple[dict[str, int], dict[str, int]]:
@@ -92,8 +92,8 @@ def test_only_the_border_knows_python() -> None:
 @pytest.mark.parametrize(
     ("statement", "heavy"),
     [
-        ("import hpgo", {"numpy", "networkx", "matplotlib", "rich", "yaml", "click", "torch", "hpgo.plans"}),
-        ("import hpgo.plans, hpgo.report", {"numpy", "networkx", "matplotlib", "rich", "yaml", "click", "torch"}),
+        ("import hpgo", {"numpy", "networkx", "matplotlib", "rich", "yaml", "click", "torch", "hpgo.planner"}),
+        ("import hpgo.planner, hpgo.report", {"numpy", "networkx", "matplotlib", "rich", "yaml", "click", "torch"}),
         (
             (
                 "from hpgo.cli.main import group\n"

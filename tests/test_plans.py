@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 import hpgo
 from hpgo.compat import Conductor, devices_from_seps, model_of
 from hpgo.models import MODELS
-from hpgo.plans import SCHEDULES
+from hpgo.question import SCHEDULES, Options, Question
 
 ROUNDING = 1 + 1e-9
 BATCHES = (32, 64, 256)
@@ -378,6 +379,20 @@ def test_a_bad_argument_is_named_with_a_way_out(arguments: dict[str, Any], named
         hpgo.plan(**good | arguments)
     assert named in caught.value.message
     assert caught.value.hint
+
+
+def test_the_help_of_plan_tells_every_option_and_its_default() -> None:
+    accepted = inspect.signature(Question.of).parameters
+    options = {name: accepted[name].default for name in Options.__annotations__}
+    assert [*accepted] == ["profile", "cluster", "global_batch_size", *options]
+    told = re.findall(r"^ {8}(\w+)=(\S+):", str(hpgo.plan.__doc__), re.MULTILINE)
+    assert dict(told) == {name: repr(value).replace("'", '"') for name, value in options.items()}
+
+
+@pytest.mark.parametrize("function", [hpgo.plan, hpgo.exhaustive])
+def test_an_option_that_is_none_is_named(function: Any) -> None:
+    with pytest.raises(TypeError, match="micro_batches"):
+        function(toy(), pair(), global_batch_size=8, micro_batches=2)
 
 
 @pytest.mark.parametrize(

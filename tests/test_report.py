@@ -55,7 +55,7 @@ def plans(draw: st.DrawFn) -> hpgo.Plan:
 @settings(deadline=None, max_examples=40)
 @given(plans())
 def test_the_parts_of_a_step_add_up_to_it_and_none_is_negative(plan: hpgo.Plan) -> None:
-    parts = limits.parts(plan)
+    parts = limits.parts(plan.stages, plan.micro_batches, plan.step_s)
     assert sum(part.seconds for part in parts) == pytest.approx(plan.step_s)
     assert min(part.seconds for part in parts) >= -1e-12
 

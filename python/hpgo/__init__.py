@@ -32,17 +32,17 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.orders import Schedule as Schedule
     from hpgo.orders import schedule as schedule
     from hpgo.orders import schedules as schedules
-    from hpgo.plans import MemoryModel as MemoryModel
+    from hpgo.planner import evaluate as evaluate
+    from hpgo.planner import exhaustive as exhaustive
+    from hpgo.planner import plan as plan
     from hpgo.plans import Plan as Plan
     from hpgo.plans import ScheduleChoice as ScheduleChoice
-    from hpgo.plans import Stage as Stage
-    from hpgo.plans import evaluate as evaluate
-    from hpgo.plans import exhaustive as exhaustive
-    from hpgo.plans import plan as plan
     from hpgo.profile import Layer as Layer
     from hpgo.profile import Profile as Profile
+    from hpgo.question import MemoryModel as MemoryModel
     from hpgo.simulation import StageBytes as StageBytes
     from hpgo.simulation import simulate as simulate
+    from hpgo.stages import Stage as Stage
     from hpgo.timeline import Measures as Measures
     from hpgo.timeline import Timeline as Timeline
 
@@ -60,20 +60,20 @@ _PUBLIC: dict[str, str] = {
     "Layer": "hpgo.profile",
     "Layout": "hpgo.layout",
     "Measures": "hpgo.timeline",
-    "MemoryModel": "hpgo.plans",
+    "MemoryModel": "hpgo.question",
     "Plan": "hpgo.plans",
     "Profile": "hpgo.profile",
     "ProfileError": "hpgo.errors",
     "Schedule": "hpgo.orders",
     "ScheduleChoice": "hpgo.plans",
     "ScheduleError": "hpgo.errors",
-    "Stage": "hpgo.plans",
+    "Stage": "hpgo.stages",
     "StageBytes": "hpgo.simulation",
     "Timeline": "hpgo.timeline",
-    "evaluate": "hpgo.plans",
-    "exhaustive": "hpgo.plans",
+    "evaluate": "hpgo.planner",
+    "exhaustive": "hpgo.planner",
     "partition": "hpgo.chain",
-    "plan": "hpgo.plans",
+    "plan": "hpgo.planner",
     "read_profile": "hpgo.formats",
     "schedule": "hpgo.orders",
     "schedules": "hpgo.orders",

@@ -1,16 +1,15 @@
 """The native module. Plain records in, plain records out; the package around it is what people use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpgo.chain import _Chain
-from hpgo.cluster import Cluster
 from hpgo.orders import Schedule, _Request
-from hpgo.plans import Settings
 from hpgo.profile import Profile
+from hpgo.question import Question
 from hpgo.simulation import _Costs
 
 __version__: str
@@ -48,22 +47,14 @@ def peak_in_flight(schedule: Schedule) -> list[int]: ...
 def schedule_families() -> list[dict[str, Any]]: ...
 def schedule_peaks(name: str, request: _Request) -> list[int] | None: ...
 
-# Records are dicts: `hpgo.plans` makes dataclasses of them and documents their fields.
+# Records are dicts: `hpgo.search` makes dataclasses of them, which document their fields.
 def plan(
-    profile: Profile,
-    cluster: Cluster,
-    settings: Settings,
-    deadline_s: float | None,
-    progress: Callable[[float, float], object] | None,
+    question: Question, deadline_s: float | None, progress: Callable[[float, float], object] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]: ...
-def closest_plan(
-    profile: Profile, cluster: Cluster, settings: Settings, deadline_s: float | None
-) -> dict[str, Any]: ...
-def fits(profile: Profile, cluster: Cluster, settings: Settings, deadline_s: float | None) -> bool: ...
-def exhaustive(profile: Profile, cluster: Cluster, settings: Settings) -> tuple[dict[str, Any], int]: ...
-def evaluate(
-    profile: Profile, cluster: Cluster, settings: Settings, stages: list[tuple[list[int], list[int]]]
-) -> dict[str, Any]: ...
+def closest_plan(question: Question, deadline_s: float | None) -> dict[str, Any]: ...
+def fits(question: Question, deadline_s: float | None) -> bool: ...
+def exhaustive(question: Question) -> tuple[dict[str, Any], int]: ...
+def evaluate(question: Question, stages: Sequence[tuple[list[int], list[int]]]) -> dict[str, Any]: ...
 def simulate(
     schedule: Schedule,
     costs: _Costs,

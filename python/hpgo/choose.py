@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 from hpgo import _core
 from hpgo.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.orders import Durations, schedule, schedules
-from hpgo.plans import SCHEDULES, ScheduleChoice, plan_of, search
+from hpgo.plans import ScheduleChoice
+from hpgo.question import SCHEDULES
+from hpgo.search import plan_of, price, search
 from hpgo.simulation import costs_of, schedule_of, simulate
 from hpgo.states import cut_points
 from hpgo.units import format_bytes
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
 
     from hpgo.cluster import Cluster
     from hpgo.orders import Family, Schedule
-    from hpgo.plans import Plan, Settings, Stage
+    from hpgo.plans import Plan
     from hpgo.profile import Profile
+    from hpgo.question import Question
+    from hpgo.stages import Stage
 
 RUN_ON_PLANS = ("zb_h1", "zb_h2", "zb", "sequential")
 """Schedules with one stage a device that are planned by running them on the planner's cuts."""
@@ -146,25 +150,19 @@ class _Clock:
     def of(cls, deadline_s: float | None) -> _Clock:
         return cls(float("inf") if deadline_s is None else time.monotonic() + deadline_s)
 
-    def search(
-        self,
-        profile: Profile,
-        cluster: Cluster,
-        settings: Settings,
-        progress: Callable[[float, float], object] | None,
-    ) -> Plan:
+    def search(self, question: Question, progress: Callable[[float, float], object] | None) -> Plan:
         """The planner's search, in half of the time left; if Ctrl-C ended it, nothing more is to be tried."""
         started_s = time.monotonic()
         allowed_s = None if self.end_s == float("inf") else max(1e-3, (self.end_s - started_s) / 2)
-        plan = search(profile, cluster, settings, allowed_s, progress)
+        plan = search(question, allowed_s, progress)
         self.stopped = self._interrupted(started_s, allowed_s, finished=plan.finished)
         return plan
 
-    def glance(self, profile: Profile, cluster: Cluster, settings: Settings) -> Plan | None:
+    def glance(self, question: Question) -> Plan | None:
         """What the planner finds at a glance, if anything."""
         started_s = time.monotonic()
         try:
-            found, facts = _core.plan(profile, cluster, settings, _PATIENCE_S, None)
+            found, facts = _core.plan(question, _PATIENCE_S, None)
         except InfeasibleError:
             return None
         except KeyboardInterrupt:  # also how the search says that it found nothing in time
@@ -172,7 +170,7 @@ class _Clock:
                 raise
             return None
         self.stopped = self._interrupted(started_s, _PATIENCE_S, finished=facts["finished"])
-        return plan_of(profile, cluster, settings, found)
+        return plan_of(question, found)
 
     @staticmethod
     def _interrupted(started_s: float, allowed_s: float | None, *, finished: bool) -> bool:
@@ -184,26 +182,24 @@ class _Clock:
 
 
 def best(
-    profile: Profile,
-    cluster: Cluster,
-    settings: Settings,
-    name: str,
+    question: Question,
     *,
     deadline_s: float | None,
     progress: Callable[[float, float], object] | None,
 ) -> Plan:
-    """The shortest step of the schedule `name` of `RUN_ON_PLANS` among the plans tried, as `hpgo.plan` gives it.
+    """The shortest step of a schedule of `RUN_ON_PLANS` among the plans tried, as `hpgo.plan` gives it.
 
     Raises InfeasibleError if none of them fits.
     """
-    if settings.recompute == (True,):
+    name = question.schedule
+    if question.recompute == (True,):
         raise ArgumentError(
             f"`{name}` is planned with activations kept", "leave recomputation to 1f1b, eager_1f1b or gpipe"
         )
     clock = _Clock.of(deadline_s)
-    kept = replace(settings, schedule="1f1b", recompute=(False,))
-    first = clock.search(profile, cluster, kept, progress)
-    winner, choice = _shortest(list(_candidates(profile, cluster, kept, [first], clock)), name, clock)
+    kept = replace(question, schedule="1f1b", recompute=(False,))
+    first = clock.search(kept, progress)
+    winner, choice = _shortest(list(_candidates(kept, [first], clock)), name, clock)
     if winner is None:
         raise InfeasibleError(
             f"no plan that was tried fits `{name}`: the one that comes closest {choice.why}",
@@ -213,9 +209,7 @@ def best(
 
 
 def best_of_all(
-    profile: Profile,
-    cluster: Cluster,
-    settings: Settings,
+    question: Question,
     *,
     deadline_s: float | None,
     progress: Callable[[float, float], object] | None,
@@ -225,10 +219,10 @@ def best_of_all(
     Raises InfeasibleError if no schedule fits, with what eager 1F1B lacks.
     """
     clock = _Clock.of(deadline_s)
-    first = clock.search(profile, cluster, replace(settings, schedule="eager_1f1b"), progress)
+    first = clock.search(replace(question, schedule="eager_1f1b"), progress)
     tries: list[tuple[Plan | None, ScheduleChoice]] = [(first, _choice(first, first.limit))]
     try:
-        for tried in _tries(profile, cluster, settings, first, clock=clock, progress=progress):
+        for tried in _tries(question, first, clock=clock, progress=progress):
             tries.append(tried)  # noqa: PERF402 -- those before Ctrl-C stay
     except KeyboardInterrupt:
         clock.stopped = True
@@ -241,9 +235,7 @@ def best_of_all(
 
 
 def _tries(
-    profile: Profile,
-    cluster: Cluster,
-    settings: Settings,
+    question: Question,
     first: Plan,
     *,
     clock: _Clock,
@@ -255,21 +247,21 @@ def _tries(
         if clock.over():
             return
         try:
-            plan = clock.search(profile, cluster, replace(settings, schedule=name), progress)
+            plan = clock.search(replace(question, schedule=name), progress)
         except HpgoError as error:
             yield None, _unknown(name, error.message)
             continue
         found.append(plan)
         yield plan, _choice(plan, plan.limit)
-    if settings.recompute == (True,):
+    if question.recompute == (True,):
         for name in (*RUN_ON_PLANS, *COMPARED):
             yield None, _unknown(name, "is planned with activations kept")
         return
-    kept = replace(settings, schedule="1f1b", recompute=(False,))
-    cuts = list(_candidates(profile, cluster, kept, [plan for plan in found if not plan.recompute], clock))
+    kept = replace(question, schedule="1f1b", recompute=(False,))
+    cuts = list(_candidates(kept, [plan for plan in found if not plan.recompute], clock))
     for name in RUN_ON_PLANS:
         yield _shortest(cuts, name, clock)
-    for choice in _compared(profile, cluster, kept, first.micro_batch_size, clock):
+    for choice in _compared(kept, first.micro_batch_size, clock):
         yield None, choice
 
 
@@ -286,26 +278,25 @@ def _shortest(plans: list[Plan], name: str, clock: _Clock) -> tuple[Plan | None,
     return shortest, _choice(shortest, shortest.limit)
 
 
-def _candidates(
-    profile: Profile, cluster: Cluster, settings: Settings, first: list[Plan], clock: _Clock
-) -> Iterator[Plan]:
+def _candidates(question: Question, first: list[Plan], clock: _Clock) -> Iterator[Plan]:
     """Plans to run other schedules on: `first`, and 1F1B's best for every depth and micro-batch size worth trying."""
     seen = set()
     for plan in first:
         seen.add(_cut(plan))
         yield plan
-    near_size = first[0].micro_batch_size if first else settings.micro_batch_sizes[0]
-    for size in _sizes(settings, near_size):
-        for depth in _depths(cluster, min(settings.most_stages, len(profile.layers))):
+    cluster = question.cluster
+    near_size = first[0].micro_batch_size if first else question.micro_batch_sizes[0]
+    for size in _sizes(question, near_size):
+        for depth in _depths(cluster, min(question.most_stages, len(question.profile.layers))):
             if clock.over():
                 return
             asked = replace(
-                settings,
+                question,
                 micro_batch_sizes=(size,),
                 most_stages=depth,
                 most_replicas=-(-cluster.devices // depth),
             )
-            found = clock.glance(profile, cluster, asked)
+            found = clock.glance(asked)
             if found is not None and _cut(found) not in seen:
                 seen.add(_cut(found))
                 yield found
@@ -315,9 +306,9 @@ def _cut(plan: Plan) -> tuple[object, ...]:
     return plan.micro_batch_size, tuple((stage.layers, stage.devices) for stage in plan.stages)
 
 
-def _sizes(settings: Settings, near_size: int) -> list[int]:
+def _sizes(question: Question, near_size: int) -> list[int]:
     """Micro-batch sizes worth trying: the nearest by ratio."""
-    return sorted(settings.micro_batch_sizes, key=lambda size: max(size / near_size, near_size / size))[:_SIZES]
+    return sorted(question.micro_batch_sizes, key=lambda size: max(size / near_size, near_size / size))[:_SIZES]
 
 
 def _depths(cluster: Cluster, most: int) -> list[int]:
@@ -330,22 +321,21 @@ def _small(plan: Plan) -> bool:
     return 3 * plan.micro_batches * len(plan.stages) <= _MOST_ACTIONS
 
 
-def _compared(
-    profile: Profile, cluster: Cluster, settings: Settings, near_size: int, clock: _Clock
-) -> list[ScheduleChoice]:
+def _compared(question: Question, near_size: int, clock: _Clock) -> list[ScheduleChoice]:
     """What the schedules with several stages a device would give on balanced cuts."""
     priced: dict[tuple[object, ...], Plan] = {}
     tried: dict[str, list[ScheduleChoice]] = {name: [] for name in COMPARED}
     refused: dict[str, str] = {}
     options = {family.name: family.options for family in schedules()}
-    row = _row_of_cuts(profile)
-    for size in _sizes(settings, near_size):
-        for depth in _depths(cluster, min(settings.most_stages, cluster.devices)):
-            if depth == 1 or cluster.devices % depth or size < cluster.devices // depth * settings.smallest_share:
+    row = _row_of_cuts(question.profile)
+    cluster = question.cluster
+    for size in _sizes(question, near_size):
+        for depth in _depths(cluster, min(question.most_stages, cluster.devices)):
+            if depth == 1 or cluster.devices % depth or size < cluster.devices // depth * question.smallest_share:
                 continue
             for name, counts in COMPARED.items():
                 for chunks in counts:
-                    micro_batches = settings.global_batch_size // size
+                    micro_batches = question.global_batch_size // size
                     stages = depth * chunks
                     if clock.over() or 3 * micro_batches * stages > _MOST_ACTIONS or stages > len(row) - 1:
                         continue
@@ -356,9 +346,7 @@ def _compared(
                         continue
                     key = (size, depth, orders.rank_of_stage)
                     if key not in priced:
-                        priced[key] = _priced(
-                            profile, cluster, replace(settings, micro_batch_sizes=(size,)), row, orders
-                        )
+                        priced[key] = _priced(replace(question, micro_batch_sizes=(size,)), row, orders)
                     plan = priced[key]
                     if "durations" in options[name]:
                         orders = schedule(
@@ -407,13 +395,12 @@ def _simulated(name: str, plan: Plan, orders: Schedule, chunks: int) -> Schedule
     )
 
 
-def _priced(
-    profile: Profile, cluster: Cluster, settings: Settings, row: list[tuple[int, ...]], orders: Schedule
-) -> Plan:
+def _priced(question: Question, row: list[tuple[int, ...]], orders: Schedule) -> Plan:
     """Balanced stages for the placement of `orders`, priced on a cluster that has each device once for each chunk.
 
     Links join machines and the devices inside them as before, so that transfers and sums take what they do on it.
     """
+    profile, cluster = question.profile, question.cluster
     chunks = orders.stages // orders.ranks
     machines = tuple(replace(machine, count=machine.count * chunks) for machine in cluster.machines)
     copies = []  # of each device: the number of its copy for each chunk
@@ -422,7 +409,7 @@ def _priced(
         copies += [[begin + chunk * machine.count + at for chunk in range(chunks)] for at in range(machine.count)]
         begin += machine.count * chunks
     replicas = cluster.devices // orders.ranks
-    share = settings.micro_batch_sizes[0] / replicas
+    share = question.micro_batch_sizes[0] / replicas
     at = min(range(len(profile.batch_sizes)), key=lambda index: abs(profile.batch_sizes[index] - share))
     seconds = [layer.forward_s[at] + layer.backward_s[at] for layer in profile.layers]
     ends = _balanced([sum(seconds[layer] for layer in layers) for layers in row], orders.stages)
@@ -432,12 +419,8 @@ def _priced(
         devices = [copies[rank * replicas + replica][used[rank]] for replica in range(replicas)]
         used[rank] += 1
         rows.append((sorted(set(row[ends[stage + 1]]) - set(row[ends[stage]])), devices))
-    asked = replace(settings, schedule="gpipe")
-    whole = replace(cluster, machines=machines)
-    found = _core.evaluate(profile, whole, asked, rows)
-    for record, (_, devices) in zip(found["stages"], rows, strict=True):
-        record["devices"] = devices
-    return plan_of(profile, whole, asked, found)
+    whole = replace(question, schedule="gpipe", cluster=replace(cluster, machines=machines))
+    return price(whole, rows)
 
 
 def _row_of_cuts(profile: Profile) -> list[tuple[int, ...]]:

@@ -157,7 +157,7 @@ class Conductor:
 
         Raises what `hpgo.plan` raises.
         """
-        from hpgo.plans import plan
+        from hpgo.planner import plan
 
         cluster = options.pop("cluster", None) or Cluster.from_seps(self.d.seps)
         return plan(self.m.profile, cluster, global_batch_size=self.m.global_batch_size, **options)

@@ -6,17 +6,19 @@ file and line. Plain words mean what YAML 1.2 says: `1e9` is a number, `no` is t
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from hpgo.errors import HpgoError
 from hpgo.wording import as_float, near, shorten, shown
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Iterator
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -39,10 +41,9 @@ def read_text(path: str | os.PathLike[str], error: type[HpgoError]) -> str:
             data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise error(f"there is no file `{path}`", near(path.name, beside) if beside else "") from None
+        raise error(f"there is no file `{path}`", near(path.name, beside) or "name a file that exists") from None
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
-        reason = failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
-        raise error(f"can't read `{path}`: {reason}", "name a text file") from None
+        raise error(f"can't read `{path}`: {_reason(failure)}", "name a text file") from None
     if len(data) > _MOST_BYTES:
         raise error(f"{path} has more than {_MOST_BYTES >> 20} MiB", "name a smaller file")
     try:
@@ -52,8 +53,20 @@ def read_text(path: str | os.PathLike[str], error: type[HpgoError]) -> str:
     if "\0" in text:
         raise error(f"{path} is a binary file", "name a text file")
     if not text.strip():
-        raise error(f"{path} is empty", "")
+        raise error(f"{path} is empty", "name another file")
     return text
+
+
+def write_text(path: str | os.PathLike[str], text: str, error: type[HpgoError]) -> None:
+    """Writes `text` into the file `path`; raises `error` naming the file if that can't be done."""
+    try:
+        Path(path).write_text(text, encoding="utf-8", newline="\n")
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
+        raise error(f"can't write `{path}`: {_reason(failure)}", "name a file in a folder that exists") from None
+
+
+def _reason(failure: OSError | ValueError) -> str:
+    return failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
 
 
 def parse(text: str, file: str, error: type[HpgoError]) -> object:
@@ -110,10 +123,32 @@ class Section:
             self.wrong(key, "a number", value)
         return as_float(value)
 
+    def finite(self, key: str) -> float:
+        """A number that is neither infinite nor NaN."""
+        number = self.number(key)
+        return number if math.isfinite(number) else self.wrong(key, "a finite number", number)
+
+    def flag(self, key: str) -> bool:
+        """True or false."""
+        value = self.get(key)
+        return value if isinstance(value, bool) else self.wrong(key, "true or false", value)
+
     def items(self, key: str, default: list[object] = ...) -> list[object]:  # type: ignore[assignment]
         """A list."""
         value = self.get(key, default)
         return value if isinstance(value, list) else self.wrong(key, "a list", value)
+
+    def within(self, key: str) -> Section:
+        """The mapping under `key`."""
+        return Section(self.get(key), f"{self.where}, {key}", self._error)
+
+    def rows(self, key: str) -> Section:
+        """The list under `key`, by names that tell a row's place."""
+        rows = {f"{key} {at}": row for at, row in enumerate(self.items(key))}
+        return Section(rows, self.where, self._error)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
 
     def done(self) -> None:
         """Raises if the document has a key that was not asked for."""
@@ -135,6 +170,43 @@ class Section:
     def fail(self, message: str, hint: str = "") -> NoReturn:
         """Raises the document's error, naming this section."""
         raise self._error(f"{self.where}: {message}", hint)
+
+
+def record(kind: type[_R], section: Section, *, optional: Container[str] = ()) -> _R:
+    """The dataclass `kind` from a section with a key for each field, but for those `optional`; numbers are finite.
+
+    Fields are text, numbers, truth values, such dataclasses, tuples of any of these, or possibly None.
+    """
+    values = {
+        name: _value(field, section, name)
+        for name, field in _types(kind).items()
+        if name in section or name not in optional
+    }
+    section.done()
+    return kind(**values)
+
+
+_types: Callable[[type], dict[str, Any]] = cache(get_type_hints)
+
+
+def _value(kind: Any, section: Section, key: str) -> object:
+    if kind in _CHECKED:
+        return _CHECKED[kind](section, key)
+    if is_dataclass(kind):
+        return record(kind, section.within(key))  # type: ignore[arg-type]  # it is a type
+    inner = get_args(kind)
+    if get_origin(kind) is tuple:
+        rows = section.rows(key)
+        return tuple(_value(inner[0], rows, row) for row in rows)
+    return None if section.get(key) is None else _value(inner[0], section, key)  # `float | None`
+
+
+_CHECKED: dict[type, Callable[[Section, str], object]] = {
+    str: Section.text,
+    int: Section.whole,
+    float: Section.finite,
+    bool: Section.flag,
+}
 
 
 def _json(text: str, file: str, error: type[HpgoError]) -> object:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpgo.plans import Plan
+    from collections.abc import Sequence
+
+    from hpgo.stages import Stage
 
 _NOTABLE = 0.005  # of a step: half a percent is below what any profile knows
 
@@ -25,25 +27,24 @@ class Part:
     remedy: str
 
 
-def parts(plan: Plan) -> list[Part]:
+def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[Part]:
     """Where the time of a step goes, seen from the busiest stage or link; the seconds add up to the step."""
-    count = plan.micro_batches
-    work_s, at = max(((s.forward_s + s.backward_s) * count, -index) for index, s in enumerate(plan.stages))
+    work_s, at = max(((s.forward_s + s.backward_s) * micro_batches, -index) for index, s in enumerate(stages))
     link_s, link = max(
-        ((s.transfer_busy_s * count, -index) for index, s in enumerate(plan.stages[:-1])), default=(0, 0)
+        ((s.transfer_busy_s * micro_batches, -index) for index, s in enumerate(stages[:-1])), default=(0, 0)
     )
-    tail_s, tail = max((s.sync_tail_s, -index) for index, s in enumerate(plan.stages))
+    tail_s, tail = max((s.sync_tail_s, -index) for index, s in enumerate(stages))
     if link_s > work_s:
         at, work_s = link, link_s
         what, remedy = f"stage {-at} sends to stage {1 - at} for", "a faster network between machines"
-    elif len(plan.stages) == 1:
+    elif len(stages) == 1:
         what, remedy = "all devices compute for", "more devices, or faster ones"
     else:
         what, remedy = f"stage {-at} computes for", "more devices, or faster ones"
-    work_s = min(work_s, plan.step_s)  # sums in another order round differently
-    tail_s = min(tail_s, plan.step_s - work_s)
-    rest_s = plan.step_s - work_s - tail_s
-    fill_s = min(rest_s, sum(s.forward_s + s.backward_s + 2 * s.transfer_s for s in plan.stages[:-at]))
+    work_s = min(work_s, step_s)  # sums in another order round differently
+    tail_s = min(tail_s, step_s - work_s)
+    rest_s = step_s - work_s - tail_s
+    fill_s = min(rest_s, sum(s.forward_s + s.backward_s + 2 * s.transfer_s for s in stages[:-at]))
     return [
         Part(work_s, what, remedy),
         Part(fill_s, "waits for its first micro-batch and after its last one for", "a larger global batch"),
@@ -60,26 +61,28 @@ def parts(plan: Plan) -> list[Part]:
     ]
 
 
-def describe(plan: Plan) -> str:
+def describe(stages: Sequence[Stage], micro_batches: int, step_s: float) -> str:
     """Where the time of a step goes, in one sentence.
 
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-    >>> print(describe(plan))
+    >>> print(describe(plan.stages, plan.micro_batches, plan.step_s))
     stage 0 computes for 95.8 % of the step, waits for other stages and transfers for 3.9 %
     """
-    if not plan.step_s:
+    if not step_s:
         return "nothing takes time"
-    shown = [part for part in parts(plan) if part.seconds >= _NOTABLE * plan.step_s]
-    first, *others = (f"{part.what} {100 * part.seconds / plan.step_s:.1f} %" for part in shown)
+    shown = [part for part in parts(stages, micro_batches, step_s) if part.seconds >= _NOTABLE * step_s]
+    first, *others = (f"{part.what} {100 * part.seconds / step_s:.1f} %" for part in shown)
     return ", ".join([f"{first} of the step", *others])
 
 
-def advice(plan: Plan) -> str:
-    """What would shorten the step most: against its longest part, computing aside if anything else takes a tenth."""
-    work, *others = parts(plan)
-    idle = plan.cluster_devices - plan.devices
-    if idle and work.seconds >= 0.9 * plan.step_s:
+def advice(stages: Sequence[Stage], micro_batches: int, step_s: float, *, idle: int) -> str:
+    """What would shorten the step most, where so many devices are `idle`.
+
+    It is against the longest part, computing aside if anything else takes a tenth.
+    """
+    work, *others = parts(stages, micro_batches, step_s)
+    if idle and work.seconds >= 0.9 * step_s:
         return f"a larger global batch, for the {idle} idle devices, or faster ones"
     longest = max(others, key=lambda part: part.seconds)
-    return (longest if longest.seconds >= 0.1 * plan.step_s else work).remedy
+    return (longest if longest.seconds >= 0.1 * step_s else work).remedy

@@ -20,7 +20,8 @@ from hpgo.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hpgo.plans import Alternative, Plan, Stage
+    from hpgo.plans import Alternative, Plan
+    from hpgo.stages import Stage
 
 WIDTH = 80
 _SCHEDULES = {
@@ -186,7 +187,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             else []
         ),
         ("limited by", plan.limit),
-        ("would help", limits.advice(plan)),
+        ("would help", limits.advice(plan.stages, count, plan.step_s, idle=idle)),
         *((f"or {other.name}", _instead(plan, other)) for other in plan.alternatives),
     ]
 

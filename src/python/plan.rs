@@ -5,11 +5,13 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
 
-use super::{records, to_py_err, watched};
+use super::records::ProfileRecord;
+use super::{to_py_err, watched};
 use crate::cluster::{Cluster, Link, Machine};
 use crate::control::Control;
 use crate::cost::{MemoryModel, Model};
-use crate::error::Error;
+use crate::error::{Error, Result};
+use crate::graph::Graph;
 use crate::planner::hybrid::{self, Candidate, Priced, Pricer, Settings, StagePrice, WarmUp};
 use crate::states::{Cuts, DEFAULT_BOUND, States};
 
@@ -17,8 +19,8 @@ use crate::states::{Cuts, DEFAULT_BOUND, States};
 #[derive(FromPyObject)]
 struct ClusterRecord {
     machines: Vec<MachineRecord>,
-    intra: LinkRecord,
-    inter: LinkRecord,
+    intra: Link,
+    inter: Link,
 }
 
 #[derive(FromPyObject)]
@@ -33,20 +35,6 @@ struct DeviceRecord {
     speed: f64,
 }
 
-#[derive(FromPyObject)]
-struct LinkRecord {
-    bytes_per_s: f64,
-    collective_bytes_per_s: f64,
-    latency_s: f64,
-}
-
-impl From<LinkRecord> for Link {
-    fn from(link: LinkRecord) -> Self {
-        let LinkRecord { bytes_per_s, collective_bytes_per_s, latency_s } = link;
-        Self { bytes_per_s, collective_bytes_per_s, latency_s }
-    }
-}
-
 impl From<ClusterRecord> for Cluster {
     fn from(cluster: ClusterRecord) -> Self {
         let machine = |machine: MachineRecord| Machine {
@@ -56,54 +44,58 @@ impl From<ClusterRecord> for Cluster {
         };
         Self {
             machines: cluster.machines.into_iter().map(machine).collect(),
-            intra: cluster.intra.into(),
-            inter: cluster.inter.into(),
+            intra: cluster.intra,
+            inter: cluster.inter,
         }
     }
 }
 
-/// `hpgo.plans.Settings`.
+/// `hpgo.question.Question`.
 #[derive(FromPyObject)]
-struct SettingsRecord {
+struct Question {
+    profile: ProfileRecord,
+    cluster: ClusterRecord,
     global_batch_size: u32,
     micro_batch_sizes: Vec<u32>,
     smallest_share: u32,
-    uneven_shares: bool,
-    overlap_sync: bool,
     recompute: Vec<bool>,
     schedule: String,
-    gradients_per_weight: f64,
-    optimizer_per_weight: f64,
-    shard_optimizer: bool,
-    reserved_bytes: f64,
+    uneven: bool,
+    overlap: bool,
+    memory: MemoryModel,
     most_stages: u32,
     most_replicas: u32,
 }
 
-impl From<SettingsRecord> for Settings {
-    fn from(record: SettingsRecord) -> Self {
-        Self {
-            global_batch: record.global_batch_size,
-            micro_batches: record.micro_batch_sizes,
-            smallest_share: record.smallest_share,
-            uneven_shares: record.uneven_shares,
-            overlap_sync: record.overlap_sync,
-            recompute: record.recompute,
-            warm_up: match record.schedule.as_str() {
+impl Question {
+    fn split(self) -> Result<(Graph, Cluster, Settings)> {
+        let settings = Settings {
+            global_batch: self.global_batch_size,
+            micro_batches: self.micro_batch_sizes,
+            smallest_share: self.smallest_share,
+            uneven_shares: self.uneven,
+            overlap_sync: self.overlap,
+            recompute: self.recompute,
+            warm_up: match self.schedule.as_str() {
                 "gpipe" => WarmUp::All,
                 "1f1b" => WarmUp::Least,
                 _ => WarmUp::Eager,
             },
-            memory: MemoryModel {
-                gradients_per_weight: record.gradients_per_weight,
-                optimizer_per_weight: record.optimizer_per_weight,
-                shard_optimizer: record.shard_optimizer,
-                reserved_bytes: record.reserved_bytes,
-            },
-            most_stages: record.most_stages,
-            most_replicas: record.most_replicas,
-        }
+            memory: self.memory,
+            most_stages: self.most_stages,
+            most_replicas: self.most_replicas,
+        };
+        Ok((self.profile.try_into()?, self.cluster.into(), settings))
     }
+}
+
+/// A question with everything that answers it needs.
+struct Asked<'a> {
+    states: &'a States,
+    model: &'a Model,
+    cluster: &'a Cluster,
+    settings: &'a Settings,
+    control: &'a Control,
 }
 
 /// One stage of an answer.
@@ -138,47 +130,57 @@ struct SearchRecord {
     straight: Option<PlanRecord>,
 }
 
-fn plan_record(states: &States, cluster: &Cluster, plan: &Candidate, priced: Priced) -> PlanRecord {
-    let stages = (plan.stages.iter().zip(priced.stages).zip(plan.devices(cluster)))
-        .map(|((stage, price), devices)| StageRecord {
-            layers: states.layers_between(stage.begin, stage.end),
-            devices,
-            window: stage.window,
-            price,
-        })
-        .collect();
-    PlanRecord {
-        micro_batch_size: plan.micro_batch,
-        recompute: plan.recompute,
-        step_s: priced.step_s,
-        path_s: priced.path_s,
-        stages,
+impl Asked<'_> {
+    fn record(&self, (plan, priced): (Candidate, Priced)) -> PlanRecord {
+        let stages = (plan.stages.iter().zip(priced.stages).zip(plan.devices(self.cluster)))
+            .map(|((stage, price), devices)| StageRecord {
+                layers: self.states.layers_between(stage.begin, stage.end),
+                devices,
+                window: stage.window,
+                price,
+            })
+            .collect();
+        PlanRecord {
+            micro_batch_size: plan.micro_batch,
+            recompute: plan.recompute,
+            step_s: priced.step_s,
+            path_s: priced.path_s,
+            stages,
+        }
     }
 }
 
-fn control(deadline_s: Option<f64>) -> Control {
-    Control::with_deadline(deadline_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
+/// What `work` makes of a question; it is [`watched`].
+fn answer<T: Send>(
+    py: Python<'_>,
+    question: Question,
+    deadline_s: Option<f64>,
+    progress: Option<&Py<PyAny>>,
+    keep_partial: bool,
+    work: impl FnOnce(&Asked<'_>) -> Result<T> + Send,
+) -> PyResult<T> {
+    let deadline = deadline_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
+    let control = Control::with_deadline(deadline);
+    watched(py, &control, progress, keep_partial, || {
+        let (graph, cluster, settings) = question.split()?;
+        let states = States::of(&graph, DEFAULT_BOUND)?;
+        let model = Model::new(&graph, &states);
+        work(&Asked { states: &states, model: &model, cluster: &cluster, settings: &settings, control: &control })
+    })
 }
 
 /// The best plan, what is known about it, and the plans that people try first.
 #[pyfunction]
 fn plan(
     py: Python<'_>,
-    profile: &Bound<'_, PyAny>,
-    cluster: ClusterRecord,
-    settings: SettingsRecord,
+    question: Question,
     deadline_s: Option<f64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<(PlanRecord, SearchRecord)> {
-    let graph = records::graph(profile)?;
-    let (cluster, settings) = (Cluster::from(cluster), Settings::from(settings));
-    let control = control(deadline_s);
-    watched(py, &control, progress.as_ref(), true, || {
-        let states = States::of(&graph, DEFAULT_BOUND)?;
-        let model = Model::new(&graph, &states);
-        let answer = hybrid::plan(&model, &cluster, &settings, &control)?;
-        let record = |(plan, priced): (Candidate, Priced)| plan_record(&states, &cluster, &plan, priced);
-        let straight = match hybrid::straight(&model, &cluster, &settings, &control) {
+    answer(py, question, deadline_s, progress.as_ref(), true, |asked| {
+        let &Asked { states, model, cluster, settings, control } = asked;
+        let answer = hybrid::plan(model, cluster, settings, control)?;
+        let straight = match hybrid::straight(model, cluster, settings, control) {
             Ok(answer) => Some((answer.plan, answer.priced)),
             Err(Error::Infeasible { .. } | Error::Cancelled) => None,
             Err(other) => return Err(other),
@@ -193,51 +195,30 @@ fn plan(
             finished: answer.finished,
             labels: answer.labels,
             simulated: answer.simulated,
-            data_parallel: hybrid::data_parallel(&model, &cluster, &settings).map(record),
-            straight: straight.map(record),
+            data_parallel: hybrid::data_parallel(model, cluster, settings).map(|found| asked.record(found)),
+            straight: straight.map(|found| asked.record(found)),
         };
-        Ok((record((answer.plan, answer.priced)), search))
+        Ok((asked.record((answer.plan, answer.priced)), search))
     })
 }
 
 /// The plan that comes closest to fitting the devices' memory.
 #[pyfunction]
-fn closest_plan(
-    py: Python<'_>,
-    profile: &Bound<'_, PyAny>,
-    cluster: ClusterRecord,
-    settings: SettingsRecord,
-    deadline_s: Option<f64>,
-) -> PyResult<PlanRecord> {
-    let graph = records::graph(profile)?;
-    let (cluster, settings) = (Cluster::from(cluster), Settings::from(settings));
-    let control = control(deadline_s);
-    watched(py, &control, None, false, || {
-        let states = States::of(&graph, DEFAULT_BOUND)?;
-        let model = Model::new(&graph, &states);
-        let answer = hybrid::closest(&model, &cluster, &settings, &control)?;
+fn closest_plan(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> PyResult<PlanRecord> {
+    answer(py, question, deadline_s, None, false, |asked| {
+        let &Asked { model, cluster, settings, control, .. } = asked;
+        let plan = hybrid::closest(model, cluster, settings, control)?.plan;
         // Priced again, against the memory that there is.
-        let priced = Pricer::new(&model, &cluster, &settings).price(&answer.plan)?;
-        Ok(plan_record(&states, &cluster, &answer.plan, priced))
+        let priced = Pricer::new(model, cluster, settings).price(&plan)?;
+        Ok(asked.record((plan, priced)))
     })
 }
 
 /// Whether some plan fits the devices' memory; not known to fit when the deadline passes.
 #[pyfunction]
-fn fits(
-    py: Python<'_>,
-    profile: &Bound<'_, PyAny>,
-    cluster: ClusterRecord,
-    settings: SettingsRecord,
-    deadline_s: Option<f64>,
-) -> PyResult<bool> {
-    let graph = records::graph(profile)?;
-    let (cluster, settings) = (Cluster::from(cluster), Settings::from(settings));
-    let control = control(deadline_s);
-    watched(py, &control, None, false, || {
-        let states = States::of(&graph, DEFAULT_BOUND)?;
-        let model = Model::new(&graph, &states);
-        match hybrid::fitting(&model, &cluster, &settings, &control) {
+fn fits(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> PyResult<bool> {
+    answer(py, question, deadline_s, None, false, |&Asked { model, cluster, settings, control, .. }| {
+        match hybrid::fitting(model, cluster, settings, control) {
             Ok(_) => Ok(true),
             Err(Error::Infeasible { .. } | Error::Cancelled) => Ok(false),
             Err(other) => Err(other),
@@ -247,40 +228,24 @@ fn fits(
 
 /// The best of all plans of a small question, each simulated, and how many there are.
 #[pyfunction]
-fn exhaustive(
-    py: Python<'_>,
-    profile: &Bound<'_, PyAny>,
-    cluster: ClusterRecord,
-    settings: SettingsRecord,
-) -> PyResult<(PlanRecord, u64)> {
-    let graph = records::graph(profile)?;
-    let (cluster, settings) = (Cluster::from(cluster), Settings::from(settings));
-    let control = control(None);
-    watched(py, &control, None, false, || {
-        let states = States::of(&graph, DEFAULT_BOUND)?;
-        let model = Model::new(&graph, &states);
-        let (plan, priced, plans) = hybrid::exhaustive(&model, &cluster, &settings, &control)?;
-        Ok((plan_record(&states, &cluster, &plan, priced), plans))
+fn exhaustive(py: Python<'_>, question: Question) -> PyResult<(PlanRecord, u64)> {
+    answer(py, question, None, None, false, |asked| {
+        let (plan, priced, plans) = hybrid::exhaustive(asked.model, asked.cluster, asked.settings, asked.control)?;
+        Ok((asked.record((plan, priced)), plans))
     })
 }
 
 /// The price of a plan given as layers and devices of each stage.
 #[pyfunction]
-fn evaluate(
-    py: Python<'_>,
-    profile: &Bound<'_, PyAny>,
-    cluster: ClusterRecord,
-    settings: SettingsRecord,
-    stages: Vec<(Vec<usize>, Vec<u32>)>,
-) -> PyResult<PlanRecord> {
-    let graph = records::graph(profile)?;
-    let (cluster, settings) = (Cluster::from(cluster), Settings::from(settings));
+fn evaluate(py: Python<'_>, question: Question, stages: Vec<(Vec<usize>, Vec<u32>)>) -> PyResult<PlanRecord> {
     let priced = py.detach(|| {
         let (layers, devices): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
+        let (graph, cluster, settings) = question.split()?;
         let states = States::between(&graph, &layers)?;
         let model = Model::new(&graph, &states);
-        let (plan, priced) = hybrid::evaluate(&model, &cluster, &settings, &devices)?;
-        Ok(plan_record(&states, &cluster, &plan, priced))
+        let control = Control::default();
+        let asked = Asked { states: &states, model: &model, cluster: &cluster, settings: &settings, control: &control };
+        Ok(asked.record(hybrid::evaluate(&model, &cluster, &settings, &devices)?))
     });
     priced.map_err(|error| to_py_err(py, &error))
 }

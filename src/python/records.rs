@@ -22,7 +22,7 @@ struct LayerRecord {
 
 /// `hpgo.profile.Profile`.
 #[derive(FromPyObject)]
-struct ProfileRecord {
+pub(super) struct ProfileRecord {
     batch_sizes: Vec<u32>,
     layers: Vec<LayerRecord>,
     edges: Vec<(String, String)>,
@@ -34,23 +34,27 @@ struct ProfileRecord {
 /// `ProfileError` naming the layer or edge that is not usable.
 pub(super) fn graph(profile: &Bound<'_, PyAny>) -> PyResult<Graph> {
     let record: ProfileRecord = profile.extract()?;
-    graph_of(record).map_err(|error| to_py_err(profile.py(), &error))
+    record.try_into().map_err(|error| to_py_err(profile.py(), &error))
 }
 
-fn graph_of(record: ProfileRecord) -> Result<Graph> {
-    let index: HashMap<&str, usize> =
-        record.layers.iter().enumerate().map(|(at, layer)| (layer.id.as_str(), at)).collect();
-    let end = |id: &str| {
-        index.get(id).copied().ok_or_else(|| {
-            Error::profile(format!("an edge names layer `{id}`, which the profile lacks"), "edges join layer ids")
-        })
-    };
-    let edges = record.edges.iter().map(|(from, to)| Ok((end(from)?, end(to)?))).collect::<Result<_>>()?;
-    let layers =
-        record.layers.into_iter().map(|layer| layer_of(layer, record.batch_sizes.len())).collect::<Result<_>>()?;
-    let graph = Graph { batch_sizes: record.batch_sizes, layers, edges };
-    graph.check()?;
-    Ok(graph)
+impl TryFrom<ProfileRecord> for Graph {
+    type Error = Error;
+
+    fn try_from(record: ProfileRecord) -> Result<Self> {
+        let index: HashMap<&str, usize> =
+            record.layers.iter().enumerate().map(|(at, layer)| (layer.id.as_str(), at)).collect();
+        let end = |id: &str| {
+            index.get(id).copied().ok_or_else(|| {
+                Error::profile(format!("an edge names layer `{id}`, which the profile lacks"), "edges join layer ids")
+            })
+        };
+        let edges = record.edges.iter().map(|(from, to)| Ok((end(from)?, end(to)?))).collect::<Result<_>>()?;
+        let layers =
+            record.layers.into_iter().map(|layer| layer_of(layer, record.batch_sizes.len())).collect::<Result<_>>()?;
+        let graph = Self { batch_sizes: record.batch_sizes, layers, edges };
+        graph.check()?;
+        Ok(graph)
+    }
 }
 
 fn layer_of(record: LayerRecord, batch_sizes: usize) -> Result<Layer> {

@@ -74,7 +74,7 @@ def command(
     """
     from hpgo.cluster import Cluster
     from hpgo.formats import read_profile
-    from hpgo.plans import evaluate
+    from hpgo.planner import evaluate
 
     if as_json and as_markdown:
         raise click.UsageError("choose one of --json and --markdown")

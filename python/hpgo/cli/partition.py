@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from hpgo.documents import write_text
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from hpgo.chain import ChainPlan, Units
@@ -99,10 +101,7 @@ def command(
     for remark in plan.remarks:
         click.echo(f"warning: {remark}", err=True)
     if picture is not None:
-        try:
-            Path(picture).write_text(svg(plan), encoding="utf-8")
-        except OSError as error:
-            raise click.FileError(picture, error.strerror or str(error)) from None
+        write_text(picture, svg(plan), ArgumentError)
     if as_json:
         click.echo(plan.to_json())
     elif as_yaml:

@@ -6,13 +6,13 @@ import json
 import sys
 import time
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpgo.cli.questions import SECONDS, Counts, as_options, question, settings
 from hpgo.cli.terminal import progress, table
+from hpgo.documents import write_text
 from hpgo.errors import ArgumentError, InfeasibleError
 
 if TYPE_CHECKING:
@@ -157,10 +157,7 @@ def _sweep(
         indent=2,
     )
     if output is not None:
-        try:
-            Path(output).write_text(document + "\n", encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ArgumentError(f"can't write `{output}`: {error}", "name a file in a folder that exists") from None
+        write_text(output, document + "\n", ArgumentError)
     if plot is not None:
         from hpgo.figures import draw_sweep
 
@@ -178,7 +175,7 @@ def _sweep(
 
 def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords: dict[str, Any]) -> tuple[Plan, bool]:
     """The best plan, and whether Ctrl-C ended the search for it."""
-    from hpgo.plans import plan
+    from hpgo.planner import plan
 
     started_s = time.monotonic()
     with _bar(f"batch {global_batch_size} on {cluster.name}") as tell:

@@ -19,7 +19,7 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 _ARGUMENTS = re.compile(
     r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|max_stages|recompute|deadline_s|reserved_bytes)\b=?"
 )
-# hpgo.plans.SCHEDULES and hpgo.choose.RUN_ON_PLANS, which `--help` need not load
+# hpgo.question.SCHEDULES and hpgo.choose.RUN_ON_PLANS, which `--help` need not load
 _SCHEDULES = ("1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "sequential")
 _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
@@ -122,7 +122,7 @@ def question(command: _Command) -> _Command:
 
 def settings(options: dict[str, Any]) -> dict[str, Any]:
     """Takes the options of `question` out of `options`, as keyword arguments of `hpgo.plan` without the batch size."""
-    from hpgo.plans import MemoryModel
+    from hpgo.question import MemoryModel
 
     return {
         "schedule": options.pop("schedule"),

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import click
 
+from hpgo.documents import write_text
 from hpgo.errors import ArgumentError
 
 
@@ -38,7 +39,7 @@ def command(write: Path | None, check: Path | None, figures: Path | None) -> Non
         signal.signal(signal.SIGINT, before)
     filled = {path: fill(document, tables) for path, document in documents.items()}
     if write is not None:
-        write.write_text(filled[write], encoding="utf-8")
+        write_text(write, filled[write], ArgumentError)
         click.echo(f"filled {len(tables)} tables of {write}", err=True)
     if check is not None:
         if filled[check] != documents[check]:

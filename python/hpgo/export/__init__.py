@@ -5,9 +5,9 @@ hpgo.export.torchtitan(plan)  # text; hpgo.export.save(plan, "torchtitan", "job.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpgo.documents import write_text
 from hpgo.errors import ArgumentError
 from hpgo.export.deepspeed import deepspeed
 from hpgo.export.megatron import megatron
@@ -30,9 +30,4 @@ def save(plan: Plan, launcher: str, path: str | os.PathLike[str]) -> None:
     """Writes `plan` for one of `LAUNCHERS`. Raises ArgumentError, also for a plan that the launcher can't run."""
     if launcher not in LAUNCHERS:
         raise ArgumentError(f"there is no exporter `{launcher}`", near(launcher, LAUNCHERS))
-    text = LAUNCHERS[launcher](plan)
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ArgumentError(f"can't write `{path}`: {reason}", "name a file in a folder that exists") from None
+    write_text(path, LAUNCHERS[launcher](plan), ArgumentError)

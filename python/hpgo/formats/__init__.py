@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpgo.documents import write_text
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.models import MODELS, built_in
 from hpgo.wording import near, shorten
@@ -72,11 +73,7 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], *, batch_size:
         text = native.write_yaml(profile)
     else:
         raise ArgumentError(f"can't tell the format of `{path}`", "end it in .json, .yaml, .yml or .txt")
-    try:
-        path.write_text(text, encoding="utf-8", newline="\n")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ProfileError(f"can't write `{path}`: {reason}", "name a file in a folder that exists") from None
+    write_text(path, text, ProfileError)
 
 
 def _at(profile: Profile, batch_size: int | None) -> Profile:

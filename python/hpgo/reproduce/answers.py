@@ -10,7 +10,7 @@ from hpgo.cluster import Cluster
 from hpgo.compat import Columns, Conductor, columns, devices_from_seps, model_of
 from hpgo.errors import InfeasibleError
 from hpgo.formats import read_profile
-from hpgo.plans import Plan, evaluate, plan
+from hpgo.planner import evaluate, plan
 from hpgo.reproduce.questions import (
     CONFIGS,
     DEVICE_COUNTS,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpgo.compat import Stage
+    from hpgo.plans import Plan
     from hpgo.profile import Profile
 
 

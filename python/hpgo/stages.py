@@ -1,0 +1,68 @@
+"""Stages of a plan: layers on devices, what they take, and what they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that one device of a stage holds at its peak."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    """Kept for the backward passes of all micro-batches in flight."""
+    buffers_bytes: float
+    """An activation and a gradient on the way, on each side."""
+
+    @property
+    def total_bytes(self) -> float:
+        """All of it."""
+        return (
+            self.weights_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.buffers_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers in a row on devices that split each micro-batch among them. Times are seconds."""
+
+    layers: tuple[str, ...]
+    """Layer ids, in topological order."""
+    devices: tuple[int, ...]
+    """Device numbers, machine by machine from 0; one replica each."""
+    share: int
+    """Samples of a micro-batch on the device that gets most."""
+    in_flight: int
+    """Micro-batches whose activations it holds at once, at most; under 1F1B also the forwards before a backward."""
+    forward_s: float
+    """One micro-batch."""
+    backward_s: float
+    """One micro-batch, with the forward that recomputation repeats."""
+    transfer_s: float
+    """Sending one micro-batch's output to the next stage, or its gradient back."""
+    transfer_busy_s: float
+    """The part of it that occupies the fullest port; the rest is latency."""
+    sync_s: float
+    """Summing gradients over the replicas."""
+    sync_tail_s: float
+    """The part of it that outlasts the last backward pass."""
+    memory: Memory
+    capacity_bytes: float
+    """Memory of its smallest device, less what is reserved."""
+
+    @property
+    def replicas(self) -> int:
+        """Devices that run copies of it."""
+        return len(self.devices)
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Memory that stays free; negative if the stage doesn't fit."""
+        return self.capacity_bytes - self.memory.total_bytes
