@@ -202,12 +202,13 @@ def test_plans_of_other_schedules_claim_no_bound(auto: hpgo.Plan) -> None:
         ("autto", "did you mean `auto`"),
         ("pipedream", "no step of it ends"),
         ("pipedream_2bw", "no step of it ends"),
-        ("forward_only", "no backward"),
+        ("forward_only", "no backward passes, and a plan is a training step"),
+        ("forward_only", "`hpgo.partition` plans inference"),
         ("staggered", "no backward"),
         ("chimera", "two copies"),
         ("dualpipe", "two copies"),
-        ("dualpipe_v", "as one"),
-        ("1f1b_overlap", "as one"),
+        ("dualpipe_v", "several stages on a device"),
+        ("interleaved_overlap", "several stages on a device"),
         ("interleaved", "several stages on a device"),
         ("zb_v", "several stages on a device"),
     ],
@@ -227,6 +228,80 @@ def test_every_family_is_planned_compared_or_refused() -> None:
             choose.check(family.name)
         refused.add(family.name)
     assert len(refused) + len(NAMES) + len(choose.COMPARED) == len(hpgo.schedules())
+
+
+def test_pairs_run_as_one_last_as_long_as_both_and_the_report_says_so() -> None:
+    plan = hpgo.plan(chain([1.0] * 4), cluster(4), global_batch_size=8, micro_batch_size=1, schedule="1f1b_overlap")
+    assert [stage.in_flight for stage in plan.stages] == [2 * (len(plan.stages) - at) for at in range(len(plan.stages))]
+    assert plan.step_s >= 8 * max(stage.forward_s + stage.backward_s for stage in plan.stages)
+    assert plan.lower_bound_s is None
+    assert "taken to last F + B" in " ".join(str(plan).split())
+    faster = hpgo.simulate(plan, overlapped_s=2.5)
+    assert faster.makespan_s < plan.step_s
+    assert "taken to last" not in str(hpgo.plan(chain([1.0] * 4), cluster(4), global_batch_size=8, schedule="zb_h1"))
+
+
+@pytest.fixture
+def too_much_for_1f1b() -> tuple[hpgo.Profile, hpgo.Cluster]:
+    """One activation a stage fits, two don't."""
+    return chain([1.0] * 16, activation_bytes=GB), cluster(4, "9 GB")
+
+
+@pytest.mark.parametrize("name", ["zb", "sequential", "auto"])
+def test_schedules_that_hold_one_activation_are_planned_where_1f1b_fits_nowhere(
+    name: str, too_much_for_1f1b: tuple[hpgo.Profile, hpgo.Cluster]
+) -> None:
+    for other in ("1f1b", "eager_1f1b", "gpipe", "zb_h1"):
+        with pytest.raises(hpgo.errors.InfeasibleError, match="no plan fits") as caught:
+            hpgo.plan(*too_much_for_1f1b, global_batch_size=16, micro_batch_size=1, schedule=other)
+        assert "choose schedule `zb`" in str(caught.value.hint)
+    plan = hpgo.plan(*too_much_for_1f1b, global_batch_size=16, micro_batch_size=1, schedule=name)
+    assert plan.fits
+    assert max(stage.in_flight for stage in plan.stages) == 1
+    assert plan.global_batch_size == 16
+    assert plan.one_device_step_s == pytest.approx(16 * 16 * 3.0)
+    assert plan.timeline().makespan_s == pytest.approx(plan.step_s, rel=1e-12)
+    if name == "auto":
+        assert {choice.name for choice in plan.schedules} == {*NAMES, *choose.COMPARED}
+        assert next(choice for choice in plan.schedules if choice.name == "1f1b").why.startswith("no plan fits")
+
+
+@pytest.mark.parametrize("name", NAMES[3:])
+def test_what_fits_nowhere_is_refused_for_every_schedule(name: str) -> None:
+    with pytest.raises(hpgo.errors.InfeasibleError, match="no plan"):
+        hpgo.plan(chain([1.0] * 4, parameter_bytes=10 * GB), cluster(4, "9 GB"), global_batch_size=16, schedule=name)
+
+
+@pytest.mark.parametrize("name", ["zb", "1f1b_overlap", "auto"])
+def test_ctrl_c_gives_the_best_so_far_once_there_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    question = (chain([1.0, 2.0, 1.5, 1.0]), cluster(4))
+    calls = 0
+
+    def interrupted(plan: hpgo.Plan, name: str) -> hpgo.Plan:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise KeyboardInterrupt
+        return run_on(plan, name)
+
+    run_on = choose.run_on
+    monkeypatch.setattr(choose, "run_on", interrupted)
+    plan = hpgo.plan(*question, global_batch_size=16, schedule=name)
+    assert calls == 3
+    assert plan.fits
+    assert not plan.finished
+    assert plan.timeline().makespan_s == pytest.approx(plan.step_s, rel=1e-12)
+    calls = 2
+    if name != "auto":
+        with pytest.raises(KeyboardInterrupt):
+            hpgo.plan(*question, global_batch_size=16, schedule=name)
+
+
+def test_the_same_question_has_the_same_answer_twice(auto: hpgo.Plan) -> None:
+    again = hpgo.plan(
+        hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64, schedule="auto"
+    )
+    assert again == auto
 
 
 def test_recomputation_is_left_to_schedules_that_know_it() -> None:

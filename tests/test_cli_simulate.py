@@ -147,6 +147,20 @@ def test_a_plan_is_simulated_with_its_own_numbers(simulate: Command, tmp_path: P
     assert "--forward-times" in err
 
 
+def test_a_plan_takes_the_times_that_no_profile_tells(simulate: Command, tmp_path: Path) -> None:
+    profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
+    plan = hpgo.plan(profile, cluster, global_batch_size=64, schedule="1f1b_overlap")
+    plan.save(tmp_path / "plan.json")
+    count = len(plan.stages)
+    for times in ([0.1], [0.1] * count):
+        code, out, _ = simulate("--plan", "plan.json", "--overlapped-times", *times, "--json")
+        assert code == 0
+        assert json.loads(out)["makespan_s"] == hpgo.simulate(plan, overlapped_s=0.1).makespan_s < plan.step_s
+    code, _, err = simulate("--plan", "plan.json", "--overlapped-times", *[0.1] * (count + 1))
+    assert code == 1
+    assert f"`--overlapped-times` has {count + 1} numbers, but the plan has {count} stages" in err
+
+
 def test_data_files_are_written_and_read_back(simulate: Command, tmp_path: Path) -> None:
     for name in ("run.npz", "run.timeline.json"):
         assert simulate("-s", 2, "-b", 2, "-o", name)[0] == 0

@@ -4,6 +4,9 @@ The planner's search knows the step of 1F1B, eager 1F1B and GPipe. Other schedul
 1F1B's best cuts for each depth of the pipeline and each micro-batch size worth trying, or balanced cuts into several
 stages a device. Each is simulated, and the shortest step within memory is taken. Nothing is proven of it: there may be
 better cuts, so such plans have no lower bound.
+
+Where 1F1B fits nowhere, schedules that can do with one activation a stage still may: they are run on the best cuts
+for a step of a single micro-batch, the plans that hold least.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from hpgo.units import format_bytes
 from hpgo.wording import near
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from hpgo.cluster import Cluster
     from hpgo.orders import Family, Schedule
@@ -35,25 +38,29 @@ if TYPE_CHECKING:
     from hpgo.question import Question
     from hpgo.stages import Stage
 
-RUN_ON_PLANS = ("zb_h1", "zb_h2", "zb", "sequential")
+    _Try = tuple[Plan | None, ScheduleChoice]  # the best plan of a schedule, if any, and what to say of it
+
+RUN_ON_PLANS = ("zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential")
 """Schedules with one stage a device that are planned by running them on the planner's cuts."""
 
-_SPLIT = {"zb_h1", "zb_h2", "zb", "interleaved_zb", "zb_v", "v_half", "v_min"}
+_FRUGAL = ("zb", "sequential")
+"""Those of them that can do with one activation a stage, which is less than 1F1B's."""
 
 COMPARED = {
     "interleaved": (2, 4),
+    "interleaved_overlap": (2, 4),
     "looped_bfs": (2, 4),
     "hanayo": (2,),
     "interleaved_zb": (2, 4),
     "zb_v": (2,),
     "v_half": (2,),
     "v_min": (2,),
+    "dualpipe_v": (2,),
 }
 """Schedules with several stages a device, and how many are tried: `auto` says what they would give."""
 
 _SIZES = 6  # micro-batch sizes tried, those nearest to the best of eager 1F1B
 _STOPPED = "not tried, as the search was stopped"
-_PATIENCE_S = 0.2  # for one depth and micro-batch size
 _MOST_ACTIONS = 50_000  # simulated for one candidate; a larger one would take more than a few hundredths of a second
 
 
@@ -74,11 +81,12 @@ def _refusal(family: Family) -> tuple[str, str]:
     if family.pace == "asynchronous":
         return "it updates weights while micro-batches are under way, so no step of it ends", plannable
     if family.name in {"forward_only", "staggered"}:
-        return "it has no backward passes", plannable
+        return (
+            "it has no backward passes, and a plan is a training step",
+            "`hpgo.partition` plans inference; `hpgo.simulate` runs this schedule",
+        )
     if family.chains > 1:
         return "it keeps two copies of the model", plannable
-    if "overlap" in family.name or family.name == "dualpipe_v":
-        return "it runs a forward and a backward as one, and profiles don't tell how long that takes", plannable
     return (
         "it runs several stages on a device, and a plan has one",
         "`auto` says what it would give; `hpgo.simulate` runs it",
@@ -88,8 +96,9 @@ def _refusal(family: Family) -> tuple[str, str]:
 def run_on(plan: Plan, name: str) -> Plan:
     """`plan` with its stages run by the schedule `name` of `RUN_ON_PLANS`: simulated, with the memory that this takes.
 
-    A backward pass is halved into I and W where the schedule splits it, and activations are held until W. `zb` takes
-    the cap on activations that gives the shortest step within memory. Raises ArgumentError for a plan that recomputes
+    A backward pass is halved into I and W where the schedule splits it, and activations are held until W. A forward and
+    a backward that run as one take as long as one after the other: profiles don't tell what that saves. `zb` takes the
+    cap on activations that gives the shortest step within memory. Raises ArgumentError for a plan that recomputes
     activations: what I recomputes would be held until W too, which the cost model does not know.
     """
     if plan.recompute:
@@ -99,10 +108,16 @@ def run_on(plan: Plan, name: str) -> Plan:
     if name != "zb":
         return _run_with(plan, name, None)
     depth = len(plan.stages)
-    caps = sorted({max(1, depth // 2), depth, depth + depth // 2, 2 * depth})
-    runs = [_run_with(plan, name, cap) for cap in caps]
+    cap = max(1, depth // 2)
+    runs = [_run_with(plan, name, most) for most in sorted({cap, depth, depth + depth // 2, 2 * depth})]
     fitting = [run for run in runs if run.fits]
-    return min(fitting, key=lambda run: run.step_s) if fitting else runs[0]
+    if fitting:
+        return min(fitting, key=lambda run: run.step_s)
+    run = runs[0]
+    while cap > 1 and not run.fits:
+        cap //= 2
+        run = _run_with(plan, name, cap)
+    return run
 
 
 def _run_with(plan: Plan, name: str, cap: int | None) -> Plan:
@@ -121,7 +136,7 @@ def _run_with(plan: Plan, name: str, cap: int | None) -> Plan:
 
 def _held(plan: Plan, name: str, in_flight: list[int], each_bytes: list[float]) -> Plan:
     """The plan run by `name`, with so many activations on each stage; the step is still the old one."""
-    split = name in _SPLIT
+    split = _splits_backward(name)
     stages = tuple(
         replace(
             stage,
@@ -132,6 +147,10 @@ def _held(plan: Plan, name: str, in_flight: list[int], each_bytes: list[float]) 
         for stage, count, each in zip(plan.stages, in_flight, each_bytes, strict=True)
     )
     return replace(plan, schedule=name, stages=stages, lower_bound_s=None, alternatives=(), schedules=())
+
+
+def _splits_backward(name: str) -> bool:
+    return any(family.splits_backward for family in schedules() if family.name == name)
 
 
 def _tail_s(stage: Stage) -> float:
@@ -155,26 +174,21 @@ class _Clock:
         started_s = time.monotonic()
         allowed_s = None if self.end_s == float("inf") else max(1e-3, (self.end_s - started_s) / 2)
         plan = search(question, allowed_s, progress)
-        self.stopped = self._interrupted(started_s, allowed_s, finished=plan.finished)
+        in_time = allowed_s is None or time.monotonic() - started_s < allowed_s
+        self.stopped = in_time and not plan.finished
         return plan
 
     def glance(self, question: Question) -> Plan | None:
-        """What the planner finds at a glance, if anything."""
-        started_s = time.monotonic()
+        """What the planner finds at a glance, if anything; the same on every machine unless time runs out."""
+        left_s = None if self.end_s == float("inf") else max(1e-3, self.end_s - time.monotonic())
         try:
-            found, facts = _core.plan(question, _PATIENCE_S, None)
+            return plan_of(question, _core.quick_plan(question, left_s))
         except InfeasibleError:
             return None
         except KeyboardInterrupt:  # also how the search says that it found nothing in time
-            if self._interrupted(started_s, _PATIENCE_S, finished=False):
-                raise
-            return None
-        self.stopped = self._interrupted(started_s, _PATIENCE_S, finished=facts["finished"])
-        return plan_of(question, found)
-
-    @staticmethod
-    def _interrupted(started_s: float, allowed_s: float | None, *, finished: bool) -> bool:
-        return not finished and (allowed_s is None or time.monotonic() - started_s < allowed_s)
+            if self.over():
+                return None
+            raise
 
     def over(self) -> bool:
         self.stopped = self.stopped or time.monotonic() >= self.end_s
@@ -198,14 +212,31 @@ def best(
         )
     clock = _Clock.of(deadline_s)
     kept = replace(question, schedule="1f1b", recompute=(False,))
-    first = clock.search(kept, progress)
-    winner, choice = _shortest(list(_candidates(kept, [first], clock)), name, clock)
+    cuts, placements = "all", "all"
+    try:
+        first = clock.search(kept, progress)
+        plans = _candidates(kept, [first], clock)
+        cuts, placements = first.cuts, first.placements
+    except InfeasibleError:
+        sparest = list(_sparest(kept, clock)) if name in _FRUGAL else []
+        if not sparest:
+            raise
+        plans = iter(sparest)
+    runs: list[Plan] = []
+    try:
+        for run in _runs(plans, name, clock):
+            runs.append(run)  # noqa: PERF402 -- those before Ctrl-C stay
+    except KeyboardInterrupt:
+        if not any(run.fits for run in runs):
+            raise
+        clock.stopped = True
+    winner, choice = _shortest(runs, name)
     if winner is None:
         raise InfeasibleError(
             f"no plan that was tried fits `{name}`: the one that comes closest {choice.why}",
             "choose schedule='auto', a smaller micro-batch, or devices with more memory",
         )
-    return replace(winner, cuts=first.cuts, placements=first.placements, finished=not clock.stopped)
+    return replace(winner, cuts=cuts, placements=placements, finished=not clock.stopped)
 
 
 def best_of_all(
@@ -219,13 +250,34 @@ def best_of_all(
     Raises InfeasibleError if no schedule fits, with what eager 1F1B lacks.
     """
     clock = _Clock.of(deadline_s)
-    first = clock.search(replace(question, schedule="eager_1f1b"), progress)
-    tries: list[tuple[Plan | None, ScheduleChoice]] = [(first, _choice(first, first.limit))]
+    try:
+        first = clock.search(replace(question, schedule="eager_1f1b"), progress)
+    except InfeasibleError as error:
+        return _best_of_frugal(question, clock, error)
+    tries: list[_Try] = [(first, _choice(first, first.limit))]
     try:
         for tried in _tries(question, first, clock=clock, progress=progress):
             tries.append(tried)  # noqa: PERF402 -- those before Ctrl-C stay
     except KeyboardInterrupt:
         clock.stopped = True
+    return _best_of(tries, clock)
+
+
+def _best_of_frugal(question: Question, clock: _Clock, error: InfeasibleError) -> Plan:
+    """As `best_of_all` where 1F1B fits nowhere, and GPipe, which holds more, neither: `error` says why."""
+    if question.recompute == (True,):
+        raise error
+    kept = replace(question, schedule="1f1b", recompute=(False,))
+    cuts = list(_sparest(kept, clock))
+    tries = [_shortest(list(_runs(cuts, name, clock)), name) for name in RUN_ON_PLANS]
+    if not any(plan for plan, _ in tries):
+        raise error
+    tries += [(None, _unknown(name, error.message)) for name in SCHEDULES]
+    tries += [(None, choice) for choice in _compared(kept, cuts[0].micro_batch_size, clock)]
+    return _best_of(tries, clock)
+
+
+def _best_of(tries: list[_Try], clock: _Clock) -> Plan:
     winner = min((plan for plan, _ in tries if plan is not None), key=lambda plan: plan.step_s)
     choices = [choice for _, choice in tries]
     listed = {choice.name for choice in choices}
@@ -240,7 +292,7 @@ def _tries(
     *,
     clock: _Clock,
     progress: Callable[[float, float], object] | None,
-) -> Iterator[tuple[Plan | None, ScheduleChoice]]:
+) -> Iterator[_Try]:
     """The best plan of each schedule but eager 1F1B's, `first`; and what to say of it."""
     found = [first]
     for name in ("1f1b", "gpipe"):  # they hold as much as eager 1F1B, or more
@@ -259,18 +311,24 @@ def _tries(
         return
     kept = replace(question, schedule="1f1b", recompute=(False,))
     cuts = list(_candidates(kept, [plan for plan in found if not plan.recompute], clock))
+    cuts = cuts or list(_sparest(kept, clock))
     for name in RUN_ON_PLANS:
-        yield _shortest(cuts, name, clock)
+        yield _shortest(list(_runs(cuts, name, clock)), name)
     for choice in _compared(kept, first.micro_batch_size, clock):
         yield None, choice
 
 
-def _shortest(plans: list[Plan], name: str, clock: _Clock) -> tuple[Plan | None, ScheduleChoice]:
-    """Of `plans` run by `name` the one with the shortest step that fits, and what to say of it."""
-    runs: list[Plan] = []
+def _runs(plans: Iterable[Plan], name: str, clock: _Clock) -> Iterator[Plan]:
+    """`plans` run by `name`, at least one of them, however late it is."""
+    ran = False
     for plan in plans:
-        if _small(plan) and not (runs and clock.over()):
-            runs.append(run_on(plan, name))
+        if _small(plan) and not (ran and clock.over()):
+            yield run_on(plan, name)
+            ran = True
+
+
+def _shortest(runs: list[Plan], name: str) -> _Try:
+    """The run with the shortest step that fits, and what to say of it."""
     fitting = [run for run in runs if run.fits]
     if not fitting:
         return None, _lacking(name, runs)
@@ -284,22 +342,34 @@ def _candidates(question: Question, first: list[Plan], clock: _Clock) -> Iterato
     for plan in first:
         seen.add(_cut(plan))
         yield plan
-    cluster = question.cluster
     near_size = first[0].micro_batch_size if first else question.micro_batch_sizes[0]
     for size in _sizes(question, near_size):
-        for depth in _depths(cluster, min(question.most_stages, len(question.profile.layers))):
-            if clock.over():
-                return
-            asked = replace(
-                question,
-                micro_batch_sizes=(size,),
-                most_stages=depth,
-                most_replicas=-(-cluster.devices // depth),
-            )
-            found = clock.glance(asked)
-            if found is not None and _cut(found) not in seen:
+        for found in _each_depth(replace(question, micro_batch_sizes=(size,)), clock):
+            if _cut(found) not in seen:
                 seen.add(_cut(found))
                 yield found
+
+
+def _sparest(question: Question, clock: _Clock) -> Iterator[Plan]:
+    """Plans that hold least: the best for one micro-batch at a time, of the smallest sizes. Their step is still its."""
+    batch = question.global_batch_size
+    sizes = [size for size in sorted(question.micro_batch_sizes) if 3 * batch // size <= _MOST_ACTIONS]
+    for size in sizes[:_SIZES]:
+        single = replace(question, global_batch_size=size, micro_batch_sizes=(size,))
+        for found in _each_depth(single, clock):
+            one_device_step_s = batch // size * found.one_device_step_s
+            yield replace(found, global_batch_size=batch, one_device_step_s=one_device_step_s)
+
+
+def _each_depth(question: Question, clock: _Clock) -> Iterator[Plan]:
+    """1F1B's best plan for every depth worth trying."""
+    for depth in _depths(question.cluster, min(question.most_stages, len(question.profile.layers))):
+        if clock.over():
+            return
+        most_replicas = -(-question.cluster.devices // depth)
+        found = clock.glance(replace(question, most_stages=depth, most_replicas=most_replicas))
+        if found is not None:
+            yield found
 
 
 def _cut(plan: Plan) -> tuple[object, ...]:
@@ -373,7 +443,7 @@ def _simulated(name: str, plan: Plan, orders: Schedule, chunks: int) -> Schedule
     """What `orders` gives on a plan with all chunks' stages priced, each on devices of its own."""
     costs = costs_of(plan)
     del costs["memory_cap_bytes"]
-    if name in _SPLIT:
+    if _splits_backward(name):
         costs["gradient_sync_s"] = [_tail_s(stage) for stage in plan.stages]
     timeline = simulate(orders, **costs)
     peaks = [float(peak) for peak in timeline.measures.peak_memory_bytes or ()]
@@ -477,7 +547,7 @@ def _choice(plan: Plan, why: str) -> ScheduleChoice:
 
 def _lacking(name: str, runs: list[Plan]) -> ScheduleChoice:
     if not runs:
-        return _unknown(name, "no cut was tried: there are too many micro-batches to simulate")
+        return _unknown(name, "no cut was tried: none was found, or it has too many micro-batches to simulate")
     closest = max(runs, key=lambda run: min(stage.headroom_bytes for stage in run.stages))
     choice = _choice(closest, "")
     return replace(choice, why=f"lacks {format_bytes(choice.missing_bytes)} on a device")

@@ -43,9 +43,9 @@ def plan(
         options: any of these.
 
     Options, with their defaults:
-        schedule="eager_1f1b": `1f1b`, `eager_1f1b` or `gpipe`; `zb_h1`, `zb_h2`, `zb` or `sequential`, which are
-            simulated on cuts that the search finds, without a bound; or `auto`, which takes the one with the shortest
-            step, and says in `Plan.schedules` what each would give.
+        schedule="eager_1f1b": `1f1b`, `eager_1f1b` or `gpipe`; `zb_h1`, `zb_h2`, `zb`, `1f1b_overlap` or
+            `sequential`, which are simulated on cuts that the search finds, without a bound; or `auto`, which takes the
+            one with the shortest step, and says in `Plan.schedules` what each would give.
         micro_batch_size=None: samples that enter the pipeline at once; None tries every divisor of the batch that
             makes at most 65,536 micro-batches.
         min_micro_batch_size=None: the smallest share of a micro-batch that a device may get, in samples; None is the

@@ -31,8 +31,13 @@ _SCHEDULES = {
     "zb_h1": "ZB-H1",
     "zb_h2": "ZB-H2",
     "zb": "greedy zero-bubble",
+    "1f1b_overlap": "1F1B with pairs run as one",
 }
 _MEASURE = re.compile(r"(?<=[0-9]) (?=(%|×|[munkMGT]?[sB])\b|[%×])")
+_PAIR = (
+    "{}: a forward and a backward at once are taken to last F + B, as no profile tells what that saves;"
+    " `hpgo simulate --plan … --overlapped-times …` runs what you measured"
+)
 _PROVEN = 5e-7  # a gap that is nothing but rounding
 
 
@@ -151,20 +156,27 @@ def _compared(plan: Plan) -> tuple[list[str], list[tuple[object, ...]]]:
 
 
 def _without(plan: Plan) -> list[tuple[str, str]]:
-    """Why schedules have no step, those with the same reason together."""
+    """Why schedules have no step, those with the same reason together; memory that they lack is in their table."""
     names: dict[str, list[str]] = {}
     for choice in plan.schedules:
-        if choice.step_s is None:
+        if choice.step_s is None and not choice.missing_bytes:
             names.setdefault(choice.why, []).append(choice.name)
     return [("no step", f"{', '.join(those)}: {why}") for why, those in names.items()]
+
+
+def _pairs(plan: Plan) -> list[str]:
+    """Schedules whose steps are shown and that run forwards and backwards as one."""
+    shown = [plan.schedule, *(choice.name for choice in plan.schedules if choice.step_s is not None)]
+    return [name for name in ("1f1b_overlap", "interleaved_overlap", "dualpipe_v") if name in shown]
 
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """Named facts about the whole plan."""
     count = plan.micro_batches
     schedule = (
-        f"{_SCHEDULES.get(plan.schedule, plan.schedule)}, {count} micro-batch{'es' if count > 1 else ''} of"
-        f" {plan.micro_batch_size} samples, activations {'recomputed' if plan.recompute else 'kept'}"
+        f"{_SCHEDULES.get(plan.schedule, plan.schedule)}, {_counted(count, 'micro-batch', 'micro-batches')} of"
+        f" {_counted(plan.micro_batch_size, 'sample', 'samples')}, activations"
+        f" {'recomputed' if plan.recompute else 'kept'}"
     )
     idle = plan.cluster_devices - plan.devices
     used = f"{plan.devices} of {plan.cluster_devices}" if idle else str(plan.devices)
@@ -186,6 +198,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             if any(choice.chunks > 1 for choice in plan.schedules)
             else []
         ),
+        *([("run as one", _PAIR.format(", ".join(pairs)))] if (pairs := _pairs(plan)) else []),
         ("limited by", plan.limit),
         ("would help", limits.advice(plan.stages, count, plan.step_s, idle=idle)),
         *((f"or {other.name}", _instead(plan, other)) for other in plan.alternatives),
@@ -197,7 +210,8 @@ def proof(plan: Plan) -> str:
     if plan.lower_bound_s is None or plan.gap is None:
         if plan.simulated:
             stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
-            return f"none: the best of {plan.simulated:,} cuts that were simulated under this schedule{stopped}"
+            cuts = f"best of {plan.simulated:,} cuts that were" if plan.simulated > 1 else "one cut that was"
+            return f"none: the {cuts} simulated under this schedule{stopped}"
         return "none: this is the price of a given plan, nothing was searched"
     if plan.gap <= _PROVEN:
         return f"proven optimal{_whose(plan)}: no plan of the search space has a shorter step"
@@ -303,6 +317,10 @@ def _instead(plan: Plan, other: Alternative) -> str:
 
 def _loading(plan: Plan) -> str:
     return f"{format_seconds(plan.loading_s)} of loading data a profiled batch, which loaders do ahead of the step"
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
 
 
 def _shortage(plan: Plan) -> str:

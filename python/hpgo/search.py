@@ -139,11 +139,14 @@ def _explained(error: InfeasibleError, question: Question) -> HpgoError:
     recomputed = replace(question, recompute=(True,))
     sharded = replace(question.memory, shard_optimizer=True)
     doubled = replace(question.cluster, machines=question.cluster.machines * 2)
+    smallest = question.micro_batch_sizes[0]
+    single = replace(question, global_batch_size=smallest, micro_batch_sizes=(smallest,), recompute=(False,))
     helps: list[str] = []
     for words, changed in (
         ("recompute activations", recomputed),
         ("shard the optimizer state", replace(question, memory=sharded)),
         ("recompute and shard", replace(recomputed, memory=sharded)),
+        ("choose schedule `zb`", single),  # it can do with one micro-batch in flight
         (f"use {doubled.devices} devices", replace(question, cluster=doubled)),
     ):
         if helps and words == "recompute and shard":

@@ -226,6 +226,16 @@ fn fits(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> PyResult
     })
 }
 
+/// The best plan that a quick search finds, without a proof; the same one on every machine, if there is no deadline.
+#[pyfunction]
+fn quick_plan(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> PyResult<PlanRecord> {
+    answer(py, question, deadline_s, None, false, |asked| {
+        let &Asked { model, cluster, settings, control, .. } = asked;
+        let found = hybrid::fitting(model, cluster, settings, control)?;
+        Ok(asked.record((found.plan, found.priced)))
+    })
+}
+
 /// The best of all plans of a small question, each simulated, and how many there are.
 #[pyfunction]
 fn exhaustive(py: Python<'_>, question: Question) -> PyResult<(PlanRecord, u64)> {
@@ -254,6 +264,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(closest_plan, module)?)?;
     module.add_function(wrap_pyfunction!(fits, module)?)?;
+    module.add_function(wrap_pyfunction!(quick_plan, module)?)?;
     module.add_function(wrap_pyfunction!(exhaustive, module)?)?;
     module.add_function(wrap_pyfunction!(evaluate, module)?)
 }

@@ -56,6 +56,11 @@ _LIST_FLAGS = (
     "-bw",
     *(f"--{key.replace('_', '-')}" for key, kind in _KEYS.items() if kind in {"times", "numbers"}),
 )
+_BEYOND_A_PLAN = {
+    "input_gradient_s": "input_gradient_times",
+    "weight_gradient_s": "weight_gradient_times",
+    "overlapped_s": "overlapped_times",
+}  # what no profile tells, and with it no plan
 _MOST_RANKS_IN_TABLE = 64
 
 
@@ -168,7 +173,7 @@ def command(
 
 
 def _check_alone(given: dict[str, Any]) -> None:
-    allowed = {"schedule", "comm", "iterations", "output_file"}
+    allowed = {"schedule", "comm", "iterations", "output_file", *_BEYOND_A_PLAN.values()}
     if extra := [key for key in given if key not in allowed]:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in extra)
         raise ArgumentError(f"a plan brings its own numbers, but {options} is given too", "leave out one of the two")
@@ -258,13 +263,7 @@ def _simulate(name: str, settings: dict[str, Any]) -> Timeline:
     from hpgo.simulation import StageBytes, simulate
 
     schedule = _schedule(name, settings)
-    times = {
-        "forward_s": "forward_times",
-        "backward_s": "backward_times",
-        "input_gradient_s": "input_gradient_times",
-        "weight_gradient_s": "weight_gradient_times",
-        "overlapped_s": "overlapped_times",
-    }
+    times = {"forward_s": "forward_times", "backward_s": "backward_times"} | _BEYOND_A_PLAN
     costs: dict[str, Any] = {
         argument: _per_stage(schedule, key, settings[key]) for argument, key in times.items() if key in settings
     }
@@ -343,8 +342,18 @@ def _of_plan(path: str, names: Sequence[str | None], settings: dict[str, Any]) -
     from hpgo.simulation import simulate
 
     plan = Plan.read(path)
+    times: dict[str, Any] = {}
+    for argument, key in _BEYOND_A_PLAN.items():
+        if (numbers := settings.get(key)) is None:
+            continue
+        if len(numbers) not in {1, len(plan.stages)}:
+            raise ArgumentError(
+                f"`--{key.replace('_', '-')}` has {len(numbers)} numbers, but the plan has {len(plan.stages)} stages",
+                f"give 1 or {len(plan.stages)}",
+            )
+        times[argument] = numbers[0] if len(numbers) == 1 else numbers
     return [
-        simulate(plan, schedule=name, communication=settings["comm"], iterations=settings["iterations"])
+        simulate(plan, schedule=name, communication=settings["comm"], iterations=settings["iterations"], **times)
         for name in names
     ]
 
