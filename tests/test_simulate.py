@@ -84,25 +84,65 @@ def recorded_times(row: dict[str, Any]) -> dict[str, Any]:
     return {"overlapped_s": times["forward_s"] + times["backward_s"]} | times
 
 
+def starts_by_rule(
+    timeline: Timeline, schedule: hpgo.Schedule, ends: np.ndarray, *, latency_s: float, between_alike_s: float
+) -> list[float]:
+    """Each action's start as its predecessors' `ends` ask for it: the inputs and the action before on the rank.
+
+    An input from another rank comes `latency_s` after it was made; between two actions of a kind in a row, a rank
+    pauses for `between_alike_s`.
+    """
+    columns = (timeline.stage, timeline.micro_batch, timeline.backward_stage, timeline.backward_micro_batch)
+    places = zip(*(column.tolist() for column in columns), strict=True)
+    halves = [
+        [("F", *place[:2]), ("B", *place[2:])] if KINDS[kind] == "FB" else [(KINDS[kind].replace("I", "B"), *place[:2])]
+        for kind, place in zip(timeline.kind, places, strict=True)
+    ]
+    made_s = {half: end_s for each, end_s in zip(halves, ends, strict=True) for half in each}
+
+    def there_s(letter: str, stage: int, micro_batch: int) -> float:
+        place = stage % schedule.chain_length
+        if letter == "W" or (letter == "F" and place == 0):
+            return 0.0
+        turns = letter == "B" and place + 1 == schedule.chain_length
+        source = stage if turns else stage - 1 if letter == "F" else stage + 1
+        near = schedule.rank_of_stage[source] == schedule.rank_of_stage[stage]
+        return made_s["F" if turns else letter, source, micro_batch] + (0.0 if near else latency_s)
+
+    starts = []
+    for at, each in enumerate(halves):
+        start_s = max(there_s(*half) for half in each)
+        if at and timeline.rank[at] == timeline.rank[at - 1]:
+            alike = timeline.kind[at] == timeline.kind[at - 1]
+            start_s = max(start_s, ends[at - 1] + (between_alike_s if alike else 0.0))
+        starts.append(start_s)
+    return starts
+
+
 @pytest.mark.parametrize("communication", ["link", "latency"])
 def test_every_start_equals_that_of_the_recorded_runs(reference: Path, communication: str) -> None:
     compared = 0
     for row in rows_of(reference / "schedules/victarry.jsonl"):
         devices = row["ops [stage kind microbatch,start,end] per device"]
+        schedule = recorded_schedule(row, devices)
         timeline = hpgo.simulate(
-            recorded_schedule(row, devices),
+            schedule,
             **recorded_times(row),
             latency_s=row["p2p_latency"],
             communication=communication,
         )
         starts, ends = np.array([operation[1:] for device in devices for operation in device]).T
         # With a latency that tool also keeps it between two actions of a kind in a row on one device, as if the send
-        # of the first blocked the second. Nothing has to: those starts alone differ, and the makespan is the same.
+        # of the first blocked the second. Nothing has to, so these starts differ; both tools keep their rule exactly,
+        # and every other start and the makespan are the same.
+        for ours, starts_s, ends_s in ((True, timeline.start_s, timeline.end_s), (False, starts, ends)):
+            pause_s = 0.0 if ours else row["p2p_latency"]
+            due_s = starts_by_rule(timeline, schedule, ends_s, latency_s=row["p2p_latency"], between_alike_s=pause_s)
+            np.testing.assert_allclose(starts_s, due_s, rtol=0, atol=1e-9)
         alike = (np.diff(timeline.kind, prepend=9) == 0) & (np.diff(timeline.rank, prepend=-1) == 0)
-        held_up = alike & (row["p2p_latency"] > 0)
-        np.testing.assert_allclose(timeline.start_s[~held_up], starts[~held_up], rtol=0, atol=1e-9)
-        np.testing.assert_allclose(timeline.end_s[~held_up], ends[~held_up], rtol=0, atol=1e-9)
-        assert (timeline.start_s[held_up] <= starts[held_up] + 1e-9).all()
+        same = ~alike | (row["p2p_latency"] == 0)
+        np.testing.assert_allclose(timeline.start_s[same], starts[same], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(timeline.end_s - timeline.start_s, ends - starts, rtol=0, atol=1e-9)
         assert timeline.makespan_s == pytest.approx(row["makespan"], abs=1e-9)
         assert timeline.measures.busy_s == pytest.approx(row["device_busy_time"])
         compared += 1
