@@ -238,6 +238,18 @@ def test_rows_are_sorted_by_rank_and_start_and_idle_fills_the_rest() -> None:
     assert {CAUSES[cause] for cause in timeline.idle_cause} == {"fill", "drain", "dependency"}
 
 
+def test_iterations_follow_each_other_on_each_rank_and_count_micro_batches_on() -> None:
+    schedule = hpgo.schedule("1f1b_overlap", ranks=3, micro_batches=7)
+    timeline = hpgo.simulate(schedule, iterations=2)
+    again = np.array([0, 0, 7, 0, 7])
+    rows = [schedule.actions[schedule.rank_starts[rank] : schedule.rank_starts[rank + 1]] for rank in range(3)]
+    expected = np.concatenate([part for order in rows for part in (order, order + again)])
+    columns = (timeline.kind, timeline.stage, timeline.micro_batch, timeline.backward_stage)
+    assert (np.stack([*columns, timeline.backward_micro_batch], axis=1) == expected).all()
+    assert timeline.rank.tolist() == [rank for rank in range(3) for _ in range(2 * len(rows[rank]))]
+    assert (np.lexsort((timeline.start_s, timeline.rank)) == np.arange(len(expected))).all()
+
+
 def test_transfers_leave_when_computed_and_arrive_after_their_time() -> None:
     timeline = hpgo.simulate(
         hpgo.schedule("1f1b", ranks=3, micro_batches=4), transfer_s=0.2, latency_s=[0.05, 0.1], gradient_transfer_s=0.3
@@ -345,8 +357,9 @@ def test_an_order_that_can_not_run_is_explained() -> None:
     actions = schedule.actions.copy()
     actions[[0, 2]] = actions[[2, 0]]
     broken = dataclasses.replace(schedule, actions=actions)
-    with pytest.raises(ScheduleError, match="0B0"):
-        hpgo.simulate(broken)
+    for copy in (broken, pickle.loads(pickle.dumps(broken))):
+        with pytest.raises(ScheduleError, match="0B0"):
+            hpgo.simulate(copy)
 
 
 def test_blocking_messages_that_never_meet_are_explained() -> None:

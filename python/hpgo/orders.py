@@ -6,7 +6,7 @@ file; `hpgo.schedules()` is the table of families.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,14 @@ class Schedule:
     step takes as long as its slowest rank. Text doesn't say it, so orders that were read have a flush."""
     weight_versions: tuple[int, ...] = ()
     """For each rank, how many versions of its weights it keeps; empty if one everywhere."""
+    _checked: _core.CheckedSchedule | None = field(default=None, init=False, repr=False)
+    """Itself as the native side keeps it, where that built it; a copy with other actions is checked anew."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schedule, (
+            self.name, self.chain_length, self.micro_batches, self.rank_of_stage, self.actions, self.rank_starts,
+            self.pace, self.weight_versions,
+        )  # fmt: skip
 
     @property
     def ranks(self) -> int:
@@ -288,6 +296,9 @@ def _check(what: str, number: object) -> None:
 
 def _of(record: dict[str, Any]) -> Schedule:
     record["actions"].flags.writeable = False
-    for field in ("micro_batches", "rank_of_stage", "rank_starts", "weight_versions"):
-        record[field] = tuple(record[field])
-    return Schedule(**record)
+    for name in ("micro_batches", "rank_of_stage", "rank_starts", "weight_versions"):
+        record[name] = tuple(record[name])
+    checked = record.pop("checked")
+    built = Schedule(**record)
+    object.__setattr__(built, "_checked", checked)
+    return built

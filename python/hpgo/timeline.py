@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import zipfile
@@ -68,7 +67,7 @@ class _Parts:
 
     __slots__ = ("_compute", "_known")
 
-    NAMES = ("transfers", "syncs", "idle", "slack", "memory", "measures")
+    NAMES = ("actions", "times", "transfers", "syncs", "idle", "slack", "memory", "measures")
 
     def __init__(self, known: dict[str, Any], compute: Callable[[str], Any] | None) -> None:
         self._known = known
@@ -101,7 +100,7 @@ class _Column:
 class Timeline:
     """A run of a schedule. Arrays have one entry for each action, sorted by rank, then by start.
 
-    Transfers, synchronisations, idle time, slack, memory and measures are computed when they are first asked for.
+    All arrays, memory and measures are computed when they are first asked for.
     """
 
     schedule: str
@@ -115,22 +114,22 @@ class Timeline:
     iterations: int
     communication: str
     makespan_s: float
-    rank: NDArray[np.int32]
-    stage: NDArray[np.int32]
-    """The forward half's if a forward and a backward run as one."""
-    micro_batch: NDArray[np.int32]
-    """Counted on through iterations."""
-    kind: NDArray[np.uint8]
-    """Index into `KINDS`."""
-    backward_stage: NDArray[np.int32]
-    """The backward half's; equal to `stage` unless a forward and a backward run as one."""
-    backward_micro_batch: NDArray[np.int32]
-    start_s: NDArray[np.float64]
-    end_s: NDArray[np.float64]
     memory_cap_bytes: tuple[float, ...] | None
     """What each rank may hold."""
     _parts: _Parts
 
+    rank = _Column("actions", "rank")
+    stage = _Column("actions", "stage")
+    """The forward half's if a forward and a backward run as one."""
+    micro_batch = _Column("actions", "micro_batch")
+    """Counted on through iterations."""
+    kind = _Column("actions", "kind")
+    """Index into `KINDS`."""
+    backward_stage = _Column("actions", "backward_stage")
+    """The backward half's; equal to `stage` unless a forward and a backward run as one."""
+    backward_micro_batch = _Column("actions", "backward_micro_batch")
+    start_s = _Column("times", "start_s")
+    end_s = _Column("times", "end_s")
     transfer_from_rank = _Column("transfers", "from_rank")
     transfer_to_rank = _Column("transfers", "to_rank")
     transfer_stage = _Column("transfers", "stage")
@@ -283,19 +282,6 @@ def of_simulation(
     """The timeline of a native simulation; `stage_bytes` has the columns of `hpgo.StageBytes`."""
     import numpy as np
 
-    starts = schedule.rank_starts
-    lengths = np.diff(starts)
-    rows = np.arange(len(schedule.actions))
-    iteration = np.zeros(1, np.int64)
-    if iterations > 1:
-        rows = np.concatenate([np.tile(rows[a:b], iterations) for a, b in itertools.pairwise(starts)])
-        iteration = np.concatenate([np.repeat(np.arange(iterations), length) for length in lengths])
-    kind, stage, micro_batch, backward_stage, backward_micro_batch = (
-        schedule.actions[:, column].astype(np.int32)[rows if iterations > 1 else slice(None)] for column in range(5)
-    )
-    later = (iteration * schedule.total_micro_batches).astype(np.int32)
-    start_s, end_s = simulated.times()
-
     def compute(part: str) -> Any:
         if part == "slack":
             return {"slack_s": simulated.slack_s()}
@@ -328,14 +314,6 @@ def of_simulation(
         iterations=iterations,
         communication=communication,
         makespan_s=simulated.makespan_s,
-        rank=np.repeat(np.arange(schedule.ranks, dtype=np.int32), lengths * iterations),
-        stage=stage,
-        micro_batch=micro_batch + later,
-        kind=kind.astype(np.uint8),
-        backward_stage=backward_stage,
-        backward_micro_batch=backward_micro_batch + later,
-        start_s=start_s,
-        end_s=end_s,
         memory_cap_bytes=memory_cap_bytes,
         _parts=parts,
     )
@@ -347,6 +325,7 @@ def _of_document(document: dict[str, Any], columns: dict[str, NDArray[Any]] | No
     if document["format"] != _FORMAT:
         raise ValueError(document["format"])
     arrays: dict[str, Any] = columns or _columns_of(document["actions"])
+    times = {name: arrays.pop(name) for name in ("start_s", "end_s")}
     measures = {field.name: document[field.name] for field in fields(Measures)}
     measures["idle_by_cause_s"] = [measures["idle_by_cause_s"][cause] for cause in CAUSES]
     measures = {name: tuple(value) if isinstance(value, list) else value for name, value in measures.items()}
@@ -356,6 +335,7 @@ def _of_document(document: dict[str, Any], columns: dict[str, NDArray[Any]] | No
         part: {name: np.array(column, types.get(name, np.float64)) for name, column in document[part].items()}
         for part in ("transfers", "syncs", "idle")
     }
+    known |= {"actions": arrays, "times": times}
     known["slack"] = {"slack_s": np.array(document["slack_s"], np.float64)}
     known["measures"] = Measures(**measures)
     known["memory"] = document["memory"] and tuple(
@@ -368,7 +348,6 @@ def _of_document(document: dict[str, Any], columns: dict[str, NDArray[Any]] | No
         makespan_s=document["makespan_s"],
         memory_cap_bytes=None if cap is None else tuple(cap),
         _parts=_Parts(known, None),
-        **arrays,
     )
 
 

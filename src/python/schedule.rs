@@ -1,4 +1,8 @@
 //! Schedules across the border: one array of actions, and where each rank's part of it starts.
+//!
+//! What was built or read here goes out together with itself, so that it comes back neither copied nor checked again.
+
+use std::sync::Arc;
 
 use numpy::ndarray::Array2;
 use numpy::{IntoPyArray, PyArray2, PyReadonlyArray2};
@@ -7,6 +11,10 @@ use pyo3::prelude::*;
 use super::to_py_err;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Chunks, FAMILIES, Kind, Pace, Request, Schedule, build, family};
+
+/// A schedule that is known to be runnable.
+#[pyclass(frozen, module = "hpgo._core")]
+struct CheckedSchedule(Arc<Schedule>);
 
 /// The fields of `hpgo.orders.Schedule`. A row of `actions` is kind, stage, micro-batch, and stage and micro-batch
 /// of the backward half; rank `r` has rows `rank_starts[r]..rank_starts[r + 1]`.
@@ -21,6 +29,9 @@ pub(super) struct Record<'py> {
     pace: String,
     /// One a rank, or none at all for one version everywhere.
     weight_versions: Vec<u32>,
+    /// None if the arrays come from somewhere else.
+    #[pyo3(attribute("_checked"))]
+    checked: Option<Bound<'py, CheckedSchedule>>,
 }
 
 const PACES: [(Pace, &str); 3] =
@@ -33,8 +44,15 @@ fn pace_name(pace: Pace) -> &'static str {
 const KINDS: [Kind; 5] = [Kind::Forward, Kind::Backward, Kind::InputGradient, Kind::WeightGradient, Kind::Overlapped];
 
 impl Record<'_> {
-    /// The schedule it stands for; not yet known to be runnable.
-    pub(super) fn to_schedule(&self) -> Result<Schedule> {
+    /// The schedule it stands for, and whether it is known to be runnable.
+    pub(super) fn to_schedule(&self) -> Result<(Arc<Schedule>, bool)> {
+        match &self.checked {
+            Some(checked) => Ok((Arc::clone(&checked.get().0), true)),
+            None => Ok((Arc::new(self.of_arrays()?), false)),
+        }
+    }
+
+    fn of_arrays(&self) -> Result<Schedule> {
         let rows = self.actions.as_array();
         let malformed = || {
             Error::schedule(
@@ -86,8 +104,10 @@ struct Built<'py> {
     rank_starts: Vec<usize>,
     pace: &'static str,
     weight_versions: Vec<u32>,
+    checked: CheckedSchedule,
 }
 
+/// `schedule` must be runnable.
 fn to_python(py: Python<'_>, schedule: Schedule) -> Built<'_> {
     let mut rank_starts = vec![0];
     let mut rows = Vec::with_capacity(5 * schedule.action_count());
@@ -100,14 +120,15 @@ fn to_python(py: Python<'_>, schedule: Schedule) -> Built<'_> {
     }
     let actions = Array2::from_shape_vec((rows.len() / 5, 5), rows).expect("five numbers a row");
     Built {
-        name: schedule.name,
+        name: schedule.name.clone(),
         chain_length: schedule.chain_length,
         micro_batches: schedule.micro_batches.iter().map(|range| (range.start, range.end)).collect(),
-        rank_of_stage: schedule.rank_of_stage,
+        rank_of_stage: schedule.rank_of_stage.clone(),
         actions: actions.into_pyarray(py),
         rank_starts,
         pace: pace_name(schedule.pace),
-        weight_versions: schedule.weight_versions,
+        weight_versions: schedule.weight_versions.clone(),
+        checked: CheckedSchedule(Arc::new(schedule)),
     }
 }
 
@@ -120,7 +141,7 @@ fn build_schedule<'py>(py: Python<'py>, name: &str, request: Request) -> PyResul
 #[pyfunction]
 fn without_flush<'py>(py: Python<'py>, schedule: Record<'_>, iterations: u32) -> PyResult<Built<'py>> {
     let schedule = schedule.to_schedule();
-    let longer = py.detach(|| schedule?.without_flush(iterations)).map_err(|error| to_py_err(py, &error))?;
+    let longer = py.detach(|| schedule?.0.without_flush(iterations)).map_err(|error| to_py_err(py, &error))?;
     Ok(to_python(py, longer))
 }
 
@@ -134,7 +155,7 @@ fn read_schedule<'py>(py: Python<'py>, name: &str, text: &str) -> PyResult<Built
 fn write_schedule(py: Python<'_>, schedule: Record<'_>, in_steps: bool) -> PyResult<String> {
     let schedule = schedule.to_schedule();
     py.detach(|| {
-        let schedule = schedule?;
+        let (schedule, _) = schedule?;
         if in_steps { schedule.to_text_in_steps() } else { Ok(schedule.to_text()) }
     })
     .map_err(|error| to_py_err(py, &error))
@@ -143,13 +164,13 @@ fn write_schedule(py: Python<'_>, schedule: Record<'_>, in_steps: bool) -> PyRes
 #[pyfunction]
 fn validate_schedule(py: Python<'_>, schedule: Record<'_>) -> PyResult<()> {
     let schedule = schedule.to_schedule();
-    py.detach(|| schedule?.validate()).map_err(|error| to_py_err(py, &error))
+    py.detach(|| schedule?.0.validate()).map_err(|error| to_py_err(py, &error))
 }
 
 #[pyfunction]
 fn peak_in_flight(py: Python<'_>, schedule: Record<'_>) -> PyResult<Vec<u32>> {
     let schedule = schedule.to_schedule();
-    py.detach(|| Ok(schedule?.peak_in_flight())).map_err(|error| to_py_err(py, &error))
+    py.detach(|| Ok(schedule?.0.peak_in_flight())).map_err(|error| to_py_err(py, &error))
 }
 
 /// One row of the table of families, for people.
@@ -203,6 +224,7 @@ fn schedule_peaks(py: Python<'_>, name: &str, request: Request) -> PyResult<Opti
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<CheckedSchedule>()?;
     module.add_function(wrap_pyfunction!(build_schedule, module)?)?;
     module.add_function(wrap_pyfunction!(without_flush, module)?)?;
     module.add_function(wrap_pyfunction!(read_schedule, module)?)?;

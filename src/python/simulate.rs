@@ -1,5 +1,6 @@
 //! Simulations across the border: costs come in as arrays, times and measures leave as arrays.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray2};
@@ -73,7 +74,7 @@ impl CostsRecord<'_> {
 /// A simulated schedule. What is large and not always wanted is computed when it is asked for.
 #[pyclass(frozen, module = "hpgo._core")]
 struct Simulation {
-    schedule: Schedule,
+    schedule: Arc<Schedule>,
     costs: Costs,
     times: Times,
 }
@@ -107,10 +108,12 @@ fn simulate_schedule(
         costs.check_columns()?;
         Ok((schedule.to_schedule()?, costs.to_costs(), communication_of(communication)?))
     })();
-    let (schedule, costs, communication) = prepared.map_err(|error| to_py_err(py, &error))?;
+    let ((schedule, is_checked), costs, communication) = prepared.map_err(|error| to_py_err(py, &error))?;
     let control = Control::with_deadline(None::<Duration>);
     watched(py, &control, None, false, || {
-        schedule.validate()?;
+        if !is_checked {
+            schedule.validate()?;
+        }
         let times = simulate(&schedule, &costs, communication, iterations, &control)?;
         Ok(Simulation { schedule, costs, times })
     })
@@ -119,8 +122,10 @@ fn simulate_schedule(
 /// Sends and receives between the actions of each rank, as PyTorch writes them.
 #[pyfunction]
 fn communication_lists(py: Python<'_>, schedule: Record<'_>, deferred_receives: bool) -> PyResult<Vec<Vec<String>>> {
-    let lists = schedule.to_schedule().and_then(|schedule| {
-        schedule.validate()?;
+    let lists = schedule.to_schedule().and_then(|(schedule, is_checked)| {
+        if !is_checked {
+            schedule.validate()?;
+        }
         with_communication(&schedule, deferred_receives)
     });
     let texts = lists.map(|lists| lists.iter().map(|list| list.iter().map(ToString::to_string).collect()).collect());
@@ -134,9 +139,25 @@ impl Simulation {
         self.times.step_s
     }
 
-    /// Starts and ends of all actions, rank by rank, iteration by iteration.
-    fn times<'py>(&self, py: Python<'py>) -> (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>) {
-        (self.times.start_s.clone().into_pyarray(py), self.times.end_s.clone().into_pyarray(py))
+    /// What all actions are, as columns: rank by rank, iteration by iteration.
+    fn actions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let columns = py.detach(|| self.action_columns());
+        let dict = PyDict::new(py);
+        dict.set_item("rank", columns.rank.into_pyarray(py))?;
+        dict.set_item("stage", columns.stage.into_pyarray(py))?;
+        dict.set_item("micro_batch", columns.micro_batch.into_pyarray(py))?;
+        dict.set_item("kind", columns.kind.into_pyarray(py))?;
+        dict.set_item("backward_stage", columns.backward_stage.into_pyarray(py))?;
+        dict.set_item("backward_micro_batch", columns.backward_micro_batch.into_pyarray(py))?;
+        Ok(dict)
+    }
+
+    /// Starts and ends of all actions, in the same order.
+    fn times<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        dict.set_item("start_s", self.times.start_s.clone().into_pyarray(py))?;
+        dict.set_item("end_s", self.times.end_s.clone().into_pyarray(py))?;
+        Ok(dict)
     }
 
     /// Messages between ranks as columns.
@@ -238,6 +259,16 @@ impl Simulation {
 }
 
 #[derive(Default)]
+struct ActionColumns {
+    rank: Vec<i32>,
+    stage: Vec<i32>,
+    micro_batch: Vec<i32>,
+    kind: Vec<u8>,
+    backward_stage: Vec<i32>,
+    backward_micro_batch: Vec<i32>,
+}
+
+#[derive(Default)]
 struct TransferColumns {
     from_rank: Vec<u32>,
     to_rank: Vec<u32>,
@@ -249,6 +280,31 @@ struct TransferColumns {
 }
 
 impl Simulation {
+    fn action_columns(&self) -> ActionColumns {
+        let count = self.times.start_s.len();
+        let number = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
+        let mut columns = ActionColumns {
+            rank: Vec::with_capacity(count),
+            stage: Vec::with_capacity(count),
+            micro_batch: Vec::with_capacity(count),
+            kind: Vec::with_capacity(count),
+            backward_stage: Vec::with_capacity(count),
+            backward_micro_batch: Vec::with_capacity(count),
+        };
+        for (rank, order) in (0..).zip(&self.schedule.orders) {
+            for iteration in 0..self.times.iterations {
+                let first = iteration * self.schedule.total_micro_batches();
+                columns.rank.resize(columns.rank.len() + order.len(), rank);
+                columns.stage.extend(order.iter().map(|action| number(action.stage)));
+                columns.micro_batch.extend(order.iter().map(|action| number(first + action.micro_batch)));
+                columns.kind.extend(order.iter().map(|action| action.kind as u8));
+                columns.backward_stage.extend(order.iter().map(|action| number(action.backward.0)));
+                columns.backward_micro_batch.extend(order.iter().map(|action| number(first + action.backward.1)));
+            }
+        }
+        columns
+    }
+
     fn transfer_columns(&self) -> TransferColumns {
         let inputs = Inputs::of(&self.schedule);
         let micro_batches = self.schedule.total_micro_batches();
