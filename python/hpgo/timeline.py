@@ -159,6 +159,18 @@ class Timeline:
         return on_path
 
     @property
+    def activations_held(self) -> float:
+        """Most activations that a rank holds at once, as many of its whole part of the model.
+
+        `Measures.peak_in_flight` counts those of single chunks, which are smaller where a rank has several.
+
+        >>> import hpgo
+        >>> hpgo.simulate(hpgo.schedule("interleaved", ranks=4, micro_batches=8)).activations_held
+        5.5
+        """
+        return max(self.measures.peak_in_flight, default=0) / self.chunks
+
+    @property
     def memory(self) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...] | None:
         """For each rank a step curve, times and bytes from each time on; None where memory is not known."""
         curves: tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...] | None = self._parts["memory"]

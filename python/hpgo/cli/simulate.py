@@ -386,7 +386,7 @@ def _print_measures(timeline: Timeline) -> None:
     table(("measure", "value", "meaning"), rows)
     if timeline.ranks <= _MOST_RANKS_IN_TABLE:
         click.echo()
-        columns = ["rank", "busy", "idle / total", "in flight"]
+        columns = ["rank", "busy", "idle / total", "in flight" if timeline.chunks == 1 else "chunks in flight"]
         columns += [] if measures.peak_memory_bytes is None else ["peak memory"]
         lines = []
         for rank, busy_s in enumerate(measures.busy_s):
@@ -402,7 +402,7 @@ def _print_comparison(timelines: Sequence[Timeline]) -> None:
     from hpgo.units import format_bytes, format_seconds
 
     with_memory = all(timeline.measures.peak_memory_bytes is not None for timeline in timelines)
-    columns = ["schedule", "step", "against first", "idle / total", "idle / busy", "in flight"]
+    columns = ["schedule", "step", "against first", "idle / total", "idle / busy", "activations held"]
     columns += ["peak memory"] if with_memory else []
     first_s = timelines[0].makespan_s
     rows = []
@@ -414,7 +414,7 @@ def _print_comparison(timelines: Sequence[Timeline]) -> None:
             "–" if timeline is timelines[0] else f"{100 * (measures.makespan_s / first_s - 1):+.1f} %",
             _percent(measures.idle_over_total),
             _percent(measures.idle_over_busy),
-            f"{max(measures.peak_in_flight) / timeline.chunks:g}",
+            f"{timeline.activations_held:g}",
         ]
         row += [format_bytes(max(measures.peak_memory_bytes))] if with_memory and measures.peak_memory_bytes else []
         rows.append(row)
@@ -476,6 +476,7 @@ def _sweep(names: Sequence[str], settings: dict[str, Any], output: str | None, *
                         "idle_over_total": measures.idle_over_total,
                         "peak_in_flight": max(measures.peak_in_flight),
                         "stages_a_rank": timeline.chunks,
+                        "activations_held": timeline.activations_held,
                         "peak_memory_bytes": None if peaks is None else max(peaks),
                     }
                 )
@@ -486,7 +487,7 @@ def _sweep(names: Sequence[str], settings: dict[str, Any], output: str | None, *
         click.echo(json.dumps(rows))
     else:
         with_memory = rows[0]["peak_memory_bytes"] is not None
-        columns = ["schedule", "micro-batches", "step", "each", "idle / total", "in flight"]
+        columns = ["schedule", "micro-batches", "step", "each", "idle / total", "activations held"]
         table(
             columns + (["peak memory"] if with_memory else []),
             [
@@ -496,7 +497,7 @@ def _sweep(names: Sequence[str], settings: dict[str, Any], output: str | None, *
                     format_seconds(row["makespan_s"]),
                     format_seconds(row["makespan_s"] / row["micro_batches"]),
                     _percent(row["idle_over_total"]),
-                    row["peak_in_flight"],
+                    f"{row['activations_held']:g}",
                     *([format_bytes(row["peak_memory_bytes"])] if with_memory else []),
                 ]
                 for row in rows

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpgo.timeline import Timeline
 
 _IDLE = "Idle: share of ranks × step in which a rank computes nothing."
-_HELD = "Activations held: most chunk activations on one rank, from F to B or W."
+_HELD = "Activations held: most on one rank from F to B or W, in micro-batches of all its layers."
 
 
 def names(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[str]:
@@ -106,7 +106,7 @@ def comparison(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[lis
                 _relative(timeline.makespan_s, first.makespan_s, timeline is first),
                 f"{100 * idle:.1f} %",
                 "–" if timeline is first else f"{100 * (idle - first_idle):+.1f} points",
-                str(max(timeline.measures.peak_in_flight, default=0)),
+                f"{timeline.activations_held:g}",
                 format_bytes(peak),
                 _relative(peak, first_peak, timeline is first),
             ]

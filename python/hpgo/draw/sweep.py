@@ -19,7 +19,7 @@ _MARKERS = "os^Dv*P"
 def save_sweep(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
     """Writes the curves of `rows` to a `.png`, `.svg` or `.pdf` and returns its path.
 
-    A row has `schedule`, `micro_batches`, `makespan_s`, `idle_over_total`, `peak_in_flight`, `stages_a_rank` and
+    A row has `schedule`, `micro_batches`, `makespan_s`, `idle_over_total`, `activations_held` and
     `peak_memory_bytes` (or None: then memory is counted in activations of a rank's whole part of the model).
 
     Raises HpgoError where matplotlib is missing or the file can't be written.
@@ -74,5 +74,5 @@ def save_sweep(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
 
 def _memory(row: dict[str, Any]) -> float:
     if row["peak_memory_bytes"] is None:
-        return float(row["peak_in_flight"]) / float(row["stages_a_rank"])
+        return float(row["activations_held"])
     return float(row["peak_memory_bytes"]) / 1e9
