@@ -60,11 +60,11 @@ def main() -> None:
     """Writes or checks all pages."""
     stale = []
     for page in PAGES:
-        now = refreshed(page)
-        if not same(page.read_text(encoding="utf-8"), now):
+        before, now = page.read_text(encoding="utf-8"), refreshed(page)
+        if not same(before, now):
             stale.append(str(page.relative_to(ROOT)))
-            if "--check" not in sys.argv:
-                page.write_text(now, encoding="utf-8")
+        if now != before and "--check" not in sys.argv:
+            page.write_text(now, encoding="utf-8")
     for name in stale:
         print(f"{'out of date' if '--check' in sys.argv else 'renewed'}: {name}")
     sys.exit(bool(stale) and "--check" in sys.argv)

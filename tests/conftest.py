@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = Path(os.environ.get("HPGO_REFERENCE", ROOT / "../shared/reference"))
+
+# A shell ignores Ctrl-C in what it runs in the background, and so would every process that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

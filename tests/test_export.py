@@ -161,3 +161,26 @@ def test_one_process_a_rank_reads_its_part_and_all_parts_meet(uneven: hpgo.Plan,
     assert sent == received
     rows = sorted(row for _, _, begin, end in sent for row in range(begin, end + 1))
     assert rows == list(range(uneven.micro_batch_size))
+
+
+def test_the_example_tells_idle_ranks_and_what_it_lacks(tmp_path: Path) -> None:
+    cluster = hpgo.Cluster.preset("dapple-c")
+    plan = hpgo.evaluate(hpgo.read_profile("vgg-19"), cluster, [(13, [0]), (13, [2])], global_batch_size=64)
+    plan.save(tmp_path / "plan.json")
+
+    def said(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(ROOT / "examples/rank.py"), *words],
+            env=os.environ | environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert said("plan.json", RANK="1", WORLD_SIZE="3").stdout == "rank 1: idle\n"
+    assert said("plan.json", RANK="2", WORLD_SIZE="3").stdout.startswith("rank 2: stage 1,")
+    assert said("plan.json", RANK="0", WORLD_SIZE="2").stderr == "the plan needs 3 ranks, not 2\n"
+    assert said("none.json", RANK="0", WORLD_SIZE="3").stderr.startswith("error: there is no file `none.json`")
+    assert "RANK" in said("plan.json").stderr

@@ -7,12 +7,12 @@ a YAML file (`Cluster.read`). The records check themselves: a `Cluster` that exi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.documents import Section, parse, quoted, read_text
+from hpgo.documents import Section, hinted, parse, quoted, read_text
 from hpgo.errors import ArgumentError, ClusterError
 from hpgo.units import (
     format_bytes,
@@ -22,14 +22,14 @@ from hpgo.units import (
     parse_bytes_per_s,
     parse_seconds,
 )
-from hpgo.wording import as_float, near, shorten, shown
+from hpgo.wording import as_float, as_whole, near, shorten, shown
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
 _LARGEST = 1e18
-_MOST_DEVICES = 2**20
+MOST_DEVICES = 2**20
 _VERSION = 1
 
 
@@ -76,7 +76,7 @@ class Machine:
     name: str = ""
 
     def __post_init__(self) -> None:
-        _check_count("devices of a machine", self.count)
+        object.__setattr__(self, "count", _count("devices of a machine", self.count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.machines:
             raise ClusterError(f"cluster `{self.name}` has no machines", "give it at least one")
-        _check_count("devices of a cluster", self.devices)
+        _count("devices of a cluster", self.devices)
 
     @property
     def devices(self) -> int:
@@ -128,9 +128,8 @@ class Cluster:
         >>> cluster.name, cluster.devices, cluster.inter.bytes_per_s
         ('2x8', 16, 3125000000.0)
         """
-        _check_count("nodes", nodes)
-        _check_count("devices_per_node", devices_per_node)
-        _check_count("nodes × devices_per_node", nodes * devices_per_node)
+        nodes, devices_per_node = _count("nodes", nodes), _count("devices_per_node", devices_per_node)
+        _count("nodes × devices_per_node", nodes * devices_per_node)
         if inter_gbit_s is None:
             if nodes > 1:
                 raise ClusterError(f"{nodes} nodes need `inter_gbit_s`", "the rate of each machine's network port")
@@ -160,15 +159,16 @@ class Cluster:
         if not isinstance(seps, (list, tuple)) or not seps:
             raise ClusterError(f"seps must be a list of at least one machine end, got {_shown_list(seps)}", hint)
         start, counts = 0, []
-        for end in seps:
-            if isinstance(end, bool) or not isinstance(end, int) or end <= start:
+        for given in seps:
+            end = as_whole(given)
+            if end is None or end <= start:
                 raise ClusterError(f"seps must be whole numbers that ascend from 1, got {_shown_list(seps)}", hint)
             counts.append(end - start)
             start = end
-        _check_count("devices in seps", start)
+        _count("devices in seps", start)
         device = Device("device", _unit("memory", memory, parse_bytes))
         return cls(
-            f"seps {_shown_list(seps)}",
+            f"seps {_shown_list(list(accumulate(counts)))}",
             tuple(Machine(device, count) for count in counts),
             intra=Link(25e9, 25e9),
             inter=Link(1e9, 3e9),
@@ -186,6 +186,8 @@ class Cluster:
         """
         from hpgo.presets import PRESETS
 
+        if not isinstance(name, str):
+            raise ClusterError(f"a cluster's name is text, not {shown(name)}", near("", PRESETS))
         base, colon, count = name.partition(":")
         if base not in PRESETS:
             raise ClusterError(f"there is no cluster `{shorten(base)}`", near(base, PRESETS))
@@ -197,8 +199,8 @@ class Cluster:
                     f"`{shorten(name)}`: `{shorten(count)}` is no number of machines", f"like `{base}:4`"
                 )
             machines = int(count)
-            _check_count("machines", machines)
-            _check_count("devices", machines * preset.devices)
+            _count("machines", machines)
+            _count("devices", machines * preset.devices)
         return cls(
             name,
             (Machine(Device(preset.device, preset.memory_bytes), preset.devices),) * machines,
@@ -213,8 +215,9 @@ class Cluster:
 
         Raises ClusterError naming file, line or key.
         """
-        text = read_text(path, ClusterError)
-        return _from_document(parse(text, str(path), ClusterError), Path(path))
+        with hinted("docs/clusters.md shows the format"):
+            text = read_text(path, ClusterError)
+            return _from_document(parse(text, str(path), ClusterError), Path(path))
 
     @classmethod
     def parse(cls, text: str | os.PathLike[str]) -> Cluster:
@@ -243,7 +246,7 @@ class Cluster:
         >>> [machine.count for machine in Cluster.preset("dapple-a").first(12).machines]
         [8, 4]
         """
-        _check_count("devices", devices)
+        devices = _count("devices", devices)
         if devices > self.devices:
             raise ClusterError(
                 f"cluster `{self.name}` has {self.devices} devices, not {devices}",
@@ -316,8 +319,8 @@ def _from_document(document: object, path: Path) -> Cluster:
         machine = section.build(Machine, device, section.whole("devices"), section.text("name", ""))
         count = section.whole("count", 1, least=1)
         section.done()
-        if count * machine.count > _MOST_DEVICES:
-            section.fail(f"{count} × {machine.count} devices are too many", f"at most {_MOST_DEVICES}")
+        if count * machine.count > MOST_DEVICES:
+            section.fail(f"{count} × {machine.count} devices are too many", f"at most {MOST_DEVICES}")
         machines += [machine] * count
     intra = _link(top, "intra")
     inter = _link(top, "inter") if len(machines) > 1 or "inter" in top else intra
@@ -327,10 +330,8 @@ def _from_document(document: object, path: Path) -> Cluster:
 
 
 def _link(top: Section, key: str) -> Link:
-    if not isinstance(top.get(key), dict):
-        rate = _measure(top, key, parse_bytes_per_s)
-        return top.build(Link, rate, rate)
-    section = Section(top.get(key), f"{top.where}, {key}", ClusterError)
+    value = top.get(key)
+    section = Section(value if isinstance(value, dict) else {"bandwidth": value}, f"{top.where}, {key}", ClusterError)
     rate = _measure(section, "bandwidth", parse_bytes_per_s)
     link = section.build(
         Link,
@@ -368,9 +369,11 @@ def _check_positive(what: str, value: object) -> None:
         raise ClusterError(f"{what} is {shown(value)}", "it must be a number above 0 and at most 1e18")
 
 
-def _check_count(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_DEVICES:
-        raise ClusterError(f"{what} must be a whole number, got {shown(value)}", f"from 1 to {_MOST_DEVICES}")
+def _count(what: str, value: object) -> int:
+    whole = as_whole(value)
+    if whole is None or not 1 <= whole <= MOST_DEVICES:
+        raise ClusterError(f"{what} must be a whole number, got {shown(value)}", f"from 1 to {MOST_DEVICES}")
+    return whole
 
 
 def _shown_list(values: object) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo import _core
 from hpgo.cluster import Cluster
 from hpgo.errors import ArgumentError, ClusterError
+from hpgo.wording import as_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -256,9 +257,10 @@ def conductor_from_torch_graph_and_seps(
 
 
 def _count(argument: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**32:
+    whole = as_whole(value)
+    if whole is None or not 1 <= whole < 2**32:
         raise ArgumentError(f"{argument} must be a whole number of at least 1, got {value!r:.40}", "count samples")
-    return value
+    return whole
 
 
 def _numbers(argument: str, values: Sequence[int]) -> list[int]:

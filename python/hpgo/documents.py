@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from hpgo.errors import HpgoError
-from hpgo.wording import as_float, near, shorten, shown
+from hpgo.errors import ArgumentError, HpgoError
+from hpgo.wording import as_float, near, shorten, shown, similar
 
 if TYPE_CHECKING:
     import os
@@ -33,15 +34,32 @@ _INT = re.compile(r"[-+]?[0-9]{1,400}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
 
+def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
+    """`path`, whatever a caller may have given; raises `error` if it is none."""
+    try:
+        return Path(path)
+    except TypeError:
+        raise error(f"{shown(path)} is no path of a file", "give text or a `pathlib.Path`") from None
+
+
+@contextmanager
+def hinted(hint: str) -> Iterator[None]:
+    """Gives errors that pass this hint, if they have none."""
+    try:
+        yield
+    except HpgoError as error:
+        raise type(error)(error.message, error.hint or hint) from None
+
+
 def read_text(path: str | os.PathLike[str], error: type[HpgoError]) -> str:
     """The text in the file `path`; raises `error` naming the file if there is none."""
-    path = Path(path)
+    path = as_path(path, error)
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise error(f"there is no file `{path}`", near(path.name, beside) or "name a file that exists") from None
+        raise error(f"there is no file `{path}`", similar(path.name, beside) or "name a file that exists") from None
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         raise error(f"can't read `{path}`: {_reason(failure)}", "name a text file") from None
     if len(data) > _MOST_BYTES:
@@ -63,6 +81,14 @@ def write_text(path: str | os.PathLike[str], text: str, error: type[HpgoError]) 
         Path(path).write_text(text, encoding="utf-8", newline="\n")
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         raise error(f"can't write `{path}`: {_reason(failure)}", "name a file in a folder that exists") from None
+
+
+def make_folder(path: Path) -> None:
+    """Makes the folder `path` and those above it; raises ArgumentError if that can't be done."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as failure:
+        raise ArgumentError(f"can't make the folder `{path}`: {_reason(failure)}", "name another") from None
 
 
 def _reason(failure: OSError | ValueError) -> str:
@@ -99,7 +125,8 @@ class Section:
         if key in self._values:
             return self._values[key]
         if default is ...:
-            self.fail(f"`{key}` is missing", near(key, [known for known in self._values if known not in self._asked]))
+            unread = [known for known in self._values if known not in self._asked]
+            self.fail(f"`{key}` is missing", similar(key, unread))
         return default
 
     def text(self, key: str, default: str = ...) -> str:  # type: ignore[assignment]
@@ -154,7 +181,7 @@ class Section:
         """Raises if the document has a key that was not asked for."""
         for key in self._values:
             if key not in self._asked:
-                self.fail(f"`{shorten(str(key))}` is unknown", near(str(key), self._asked))
+                self.fail(f"`{shorten(str(key))}` is unknown", near(str(key), dict.fromkeys(self._asked)))
 
     def build(self, record: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """`record(...)`, with this section named in what it raises."""

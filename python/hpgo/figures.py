@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,14 @@ _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#
 _MARKERS = "osD^vP*"
 
 
+def check(path: str | os.PathLike[str]) -> None:
+    """Raises ArgumentError if no figure can be drawn to `path`, for its ending or for want of matplotlib."""
+    if Path(path).suffix not in _ENDINGS:
+        raise ArgumentError(f"can't draw `{path}`", f"end it in {', '.join(_ENDINGS)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ArgumentError("drawing needs matplotlib", "install it: pip install 'hpgo[plot]'")
+
+
 def draw_sweep(plans: Sequence[Plan], path: str | os.PathLike[str]) -> None:
     """Writes throughput and share of a perfect speed-up, over the batch size or the number of devices.
 
@@ -28,14 +37,9 @@ def draw_sweep(plans: Sequence[Plan], path: str | os.PathLike[str]) -> None:
     Raises ArgumentError for another ending than .svg, .png or .pdf, if matplotlib is missing, or if the file can't be
     written.
     """
-    path = Path(path)
-    if path.suffix not in _ENDINGS:
-        raise ArgumentError(f"can't draw `{path}`", f"end it in {', '.join(_ENDINGS)}")
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import NullLocator, PercentFormatter
-    except ImportError:
-        raise ArgumentError("drawing needs matplotlib", "install it: pip install 'hpgo[plot]'") from None
+    check(path)
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator, PercentFormatter
 
     over_batch = len({plan.global_batch_size for plan in plans}) > 1
     figure = Figure(figsize=(9, 4), layout="constrained")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from hpgo import _core
 from hpgo.errors import ArgumentError
-from hpgo.question import NO_LIMIT, SCHEDULES, Question, check_count, is_number
+from hpgo.question import NO_LIMIT, SCHEDULES, Question, count, is_number
 from hpgo.search import plan_of, price, search
-from hpgo.wording import shown
+from hpgo.wording import as_whole, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -71,8 +71,7 @@ def plan(
     """
     question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if max_stages is not None:
-        check_count("max_stages", max_stages)
-        question = replace(question, most_stages=max_stages)
+        question = replace(question, most_stages=count("max_stages", max_stages))
     if deadline_s is not None and not (is_number(deadline_s) and deadline_s > 0):
         raise ArgumentError(f"deadline_s is {deadline_s!r}", "give a positive number of seconds")
     if progress is not None and not callable(progress):
@@ -159,8 +158,8 @@ def _rows(
         if not isinstance(stage, tuple | list) or len(stage) != 2:
             raise ArgumentError(f"stage {number} is {shown(stage)}", "give each stage its layers and its devices")
         layers, devices = stage[0], _listed(f"the devices of stage {number}", stage[1])
-        if isinstance(layers, int):
-            check_count(f"the number of layers of stage {number}", layers)
+        if as_whole(layers) is not None:
+            layers = count(f"the number of layers of stage {number}", layers)
             if taken + layers > len(profile.layers):
                 raise ArgumentError(
                     f"stages name {taken + layers} layers, but profile `{profile.name}` has {len(profile.layers)}",
@@ -176,10 +175,13 @@ def _rows(
                     )
                 indices.append(index_of[layer])
         taken += len(indices)
+        numbers = []
         for device in devices:
-            if isinstance(device, bool) or not isinstance(device, int) or not 0 <= device < NO_LIMIT:
+            whole = as_whole(device)
+            if whole is None or not 0 <= whole < NO_LIMIT:
                 raise ArgumentError(f"stage {number} names device {device!r}", "devices are numbered from 0")
-        rows.append((indices, devices))
+            numbers.append(whole)
+        rows.append((indices, numbers))
     return rows
 
 

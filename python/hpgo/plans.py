@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from hpgo import limits
-from hpgo.documents import Section, parse, read_text, record, write_text
+from hpgo.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.errors import ArgumentError
 from hpgo.ranks import RankPlan, rank_plan
 from hpgo.stages import Stage  # noqa: TC001 -- `record` looks it up
@@ -168,10 +168,8 @@ class Plan:
     @classmethod
     def from_json(cls, text: str, *, source: str = "the plan") -> Plan:
         """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it."""
-        try:
+        with hinted("make it again"):
             return cls._of_text(text, source)
-        except ArgumentError as error:
-            raise ArgumentError(error.message, error.hint or "make it again") from None
 
     @classmethod
     def _of_text(cls, text: str, source: str) -> Plan:

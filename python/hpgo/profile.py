@@ -5,17 +5,16 @@ Times are seconds, sizes are bytes. The records check themselves: a `Profile` th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpgo.errors import ProfileError
-from hpgo.wording import as_float, near, shown
+from hpgo.wording import as_float, as_whole, near, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import networkx
 
 LARGEST = 1e18
@@ -68,13 +67,16 @@ class Layer:
                     f"layer `{self.id}` has {len(self.forward_s)} forward_s but {len(values)} {field}",
                     "one number for each batch size of the profile",
                 )
-            for value in values:
-                self._check(field, value)
-        self._check("parameter_bytes", self.parameter_bytes)
-        if self.stage is not None and not (_is_whole(self.stage) and 0 <= self.stage <= LARGEST):
-            raise ProfileError(f"layer `{self.id}`: stage must be a whole number from 0, got {shown(self.stage)}")
+            object.__setattr__(self, field, tuple(self._number(field, value) for value in values))
+        object.__setattr__(self, "parameter_bytes", self._number("parameter_bytes", self.parameter_bytes))
+        if self.stage is not None:
+            stage = as_whole(self.stage)
+            if stage is None or not 0 <= stage <= LARGEST:
+                raise ProfileError(f"layer `{self.id}`: stage must be a whole number from 0, got {shown(self.stage)}")
+            object.__setattr__(self, "stage", stage)
 
-    def _check(self, field: str, value: object) -> None:
+    def _number(self, field: str, value: object) -> float:
+        """`value`, checked; one of Python's own, so that files and reports need to know no others."""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ProfileError(f"layer `{self.id}`: {field} must be a number, got {shown(value)}")
         if not 0 <= as_float(value) <= LARGEST:  # NaN fails every comparison
@@ -82,6 +84,7 @@ class Layer:
                 f"layer `{self.id}`: {field} is {shown(value)}",
                 "times and sizes are finite, at least 0 and at most 1e18; measure it again, or write 0",
             )
+        return value if type(value) in {int, float} else float(value)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,10 @@ class Profile:
     """Where the numbers come from."""
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if not self.layers:
             raise ProfileError(f"profile `{self.name}` has no layers", "give it at least one")
-        _check_batch_sizes(self.name, self.batch_sizes)
+        object.__setattr__(self, "batch_sizes", _batch_sizes(self.name, self.batch_sizes))
         known: set[str] = set()
         for layer in self.layers:
             if layer.id in known:
@@ -131,17 +135,38 @@ class Profile:
                 "a model is a directed acyclic graph; remove the edge that goes back",
             )
 
+    def _check_kinds(self) -> None:
+        for field in ("name", "source"):
+            if not isinstance(getattr(self, field), str):
+                raise ProfileError(
+                    f"a profile's {field} must be text, got {shown(getattr(self, field))}", "an empty one will do"
+                )
+        for field in ("batch_sizes", "layers", "edges"):
+            if not isinstance(getattr(self, field), tuple):
+                raise ProfileError(
+                    f"profile `{self.name}`: {field} must be a tuple, got {shown(getattr(self, field))}",
+                    "make one with `tuple(...)`",
+                )
+        for layer in self.layers:
+            if not isinstance(layer, Layer):
+                raise ProfileError(f"profile `{self.name}`: {shown(layer)} is no layer", "give `hpgo.Layer` records")
+        for edge in self.edges:
+            if not (isinstance(edge, tuple) and len(edge) == 2 and all(isinstance(end, str) for end in edge)):
+                raise ProfileError(
+                    f"profile `{self.name}`: {shown(edge)} is no edge", "an edge is a tuple of two layer ids"
+                )
+
     @classmethod
     def chain(
         cls,
         name: str,
         *,
         batch_size: int,
-        forward_s: Sequence[float],
-        backward_s: Sequence[float],
-        activation_bytes: Sequence[float],
-        parameter_bytes: Sequence[float],
-        names: Sequence[str] | None = None,
+        forward_s: Iterable[float],
+        backward_s: Iterable[float],
+        activation_bytes: Iterable[float],
+        parameter_bytes: Iterable[float],
+        names: Iterable[str] | None = None,
         source: str = "",
     ) -> Profile:
         """Layers that feed each other in order: one entry of each column for each layer.
@@ -156,13 +181,16 @@ class Profile:
         ... ).edges
         (('layer0', 'layer1'),)
         """
-        ids = [f"layer{index}" for index in range(len(forward_s))]
-        columns = {
+        given: dict[str, Iterable[Any]] = {
+            "forward_s": forward_s,
             "backward_s": backward_s,
             "activation_bytes": activation_bytes,
             "parameter_bytes": parameter_bytes,
-            "names": ids if names is None else names,
         }
+        if names is not None:
+            given["names"] = names
+        columns = {column: _column(f"profile `{name}`: {column}", values) for column, values in given.items()}
+        ids = [f"layer{index}" for index in range(len(columns["forward_s"]))]
         for column, values in columns.items():
             if len(values) != len(ids):
                 raise ProfileError(
@@ -171,7 +199,13 @@ class Profile:
         layers = (
             Layer(layer_id, layer_name, (forward,), (backward,), (activation,), parameter)
             for layer_id, layer_name, forward, backward, activation, parameter in zip(
-                ids, columns["names"], forward_s, backward_s, activation_bytes, parameter_bytes, strict=True
+                ids,
+                columns.get("names", ids),
+                columns["forward_s"],
+                columns["backward_s"],
+                columns["activation_bytes"],
+                columns["parameter_bytes"],
+                strict=True,
             )
         )
         return cls(name, (batch_size,), tuple(layers), tuple(pairwise(ids)), source)
@@ -229,22 +263,28 @@ class Profile:
         return graph
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _column(what: str, values: Any) -> list[Any]:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ProfileError(f"{what} is {shown(values)}", "give a list with one entry for each layer")
+    return list(values)
 
 
-def _check_batch_sizes(name: str, batch_sizes: tuple[int, ...]) -> None:
-    if not batch_sizes:
+def _batch_sizes(name: str, given: tuple[object, ...]) -> tuple[int, ...]:
+    if not given:
         raise ProfileError(f"profile `{name}` has no batch size", "say for how many samples it was measured")
-    for size in batch_sizes:
-        if not _is_whole(size) or not 1 <= size < 2**32:
+    sizes = []
+    for value in given:
+        size = as_whole(value)
+        if size is None or not 1 <= size < 2**32:
             raise ProfileError(
-                f"profile `{name}`: batch size is {shown(size)}",
+                f"profile `{name}`: batch size is {shown(value)}",
                 "a batch size is a whole number of samples, at least 1",
             )
-    for smaller, larger in pairwise(batch_sizes):
+        sizes.append(size)
+    for smaller, larger in pairwise(sizes):
         if smaller >= larger:
             raise ProfileError(f"profile `{name}`: batch size {larger} stands behind {smaller}", "sort them, each once")
+    return tuple(sizes)
 
 
 def _cycle(ids: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from hpgo.cluster import Cluster
 from hpgo.errors import ArgumentError
 from hpgo.profile import Profile
-from hpgo.units import parse_bytes
-from hpgo.wording import shown
+from hpgo.units import format_bytes, parse_bytes
+from hpgo.wording import as_float, as_whole, shown
 
 SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
 """What the search plans for, with a proof; `hpgo.choose` runs other schedules on what it finds.
@@ -93,9 +93,10 @@ class Question:
             raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
         if not isinstance(cluster, Cluster):
             raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.parse` say")
-        smallest = profile.batch_sizes[0] if min_micro_batch_size is None else min_micro_batch_size
-        check_count("global_batch_size", global_batch_size)
-        check_count("min_micro_batch_size", smallest)
+        global_batch_size = count("global_batch_size", global_batch_size)
+        smallest = profile.batch_sizes[0]
+        if min_micro_batch_size is not None:
+            smallest = count("min_micro_batch_size", min_micro_batch_size)
         sizes = _micro_batch_sizes(profile, global_batch_size, micro_batch_size, smallest)
         if not isinstance(recompute, bool) and recompute != "auto":
             raise ArgumentError(f"recompute is {recompute!r}", "choose True, False or 'auto'")
@@ -111,7 +112,7 @@ class Question:
             schedule=schedule,
             uneven=uneven,
             overlap=overlap,
-            memory=_checked(MemoryModel() if memory is None else memory),
+            memory=_checked(MemoryModel() if memory is None else memory, cluster),
             loading_s=0.0 if count_loading else max((layer.forward_s[0] for layer in profile.loading), default=0.0),
         )
 
@@ -125,7 +126,7 @@ def _micro_batch_sizes(
         largest = global_batch_size
         sizes = [size for size in divisors if size >= smallest and global_batch_size // size <= _MOST_MICRO_BATCHES]
     else:
-        check_count("micro_batch_size", micro_batch_size)
+        micro_batch_size = count("micro_batch_size", micro_batch_size)
         if global_batch_size % micro_batch_size:
             near = min(divisors, key=lambda size: (abs(size - micro_batch_size), size))
             raise ArgumentError(
@@ -141,10 +142,13 @@ def _micro_batch_sizes(
         largest = micro_batch_size
         sizes = [micro_batch_size]
     if largest < smallest:
+        measured = smallest == profile.batch_sizes[0]
+        asked = f"the {smallest} that profile `{profile.name}` was measured with"
         raise ArgumentError(
-            f"a micro-batch of {largest} samples is smaller than the {smallest} that profile `{profile.name}` was"
-            " measured with",
-            f"raise the batch size, or trust the profile below that with min_micro_batch_size={largest}",
+            f"a micro-batch of {largest} samples is smaller than"
+            f" {asked if measured else f'min_micro_batch_size, {smallest}'}",
+            f"raise the batch size, or {'trust the profile below that' if measured else 'allow that'}"
+            f" with min_micro_batch_size={largest}",
         )
     return tuple(sizes)
 
@@ -154,22 +158,34 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def _checked(memory: MemoryModel) -> MemoryModel:
+def _checked(memory: MemoryModel, cluster: Cluster) -> MemoryModel:
     if not isinstance(memory, MemoryModel):
         raise ArgumentError(f"memory is {shown(memory)}", "make a `hpgo.MemoryModel`")
     _check_bool("shard_optimizer", memory.shard_optimizer)
     if isinstance(memory.reserved_bytes, str):
         memory = replace(memory, reserved_bytes=parse_bytes(memory.reserved_bytes))
+    numbers: dict[str, Any] = {}
     for name in ("gradients_per_weight", "optimizer_per_weight", "reserved_bytes"):
-        if not is_number(getattr(memory, name)):
-            raise ArgumentError(f"{name} is {getattr(memory, name)!r}", "it must be a number, zero or more")
-    return memory
+        value = getattr(memory, name)
+        if not is_number(value) or not 0 <= as_float(value) < math.inf:
+            raise ArgumentError(f"{name} is {value!r:.40}", "it must be a number, zero or more")
+        numbers[name] = float(value)
+    largest = max((machine.device for machine in cluster.machines), key=lambda device: device.memory_bytes)
+    if numbers["reserved_bytes"] >= largest.memory_bytes:
+        raise ArgumentError(
+            f"reserved_bytes is {format_bytes(numbers['reserved_bytes'])}, but `{largest.name}` has"
+            f" {format_bytes(largest.memory_bytes)}",
+            "reserve less, or name a cluster whose devices have more memory",
+        )
+    return replace(memory, **numbers)
 
 
-def check_count(name: str, value: object) -> None:
-    """Raises ArgumentError unless `value` is a whole number from 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < NO_LIMIT:
+def count(name: str, value: object) -> int:
+    """`value` as an int. Raises ArgumentError unless it is a whole number from 1."""
+    whole = as_whole(value)
+    if whole is None or not 1 <= whole < NO_LIMIT:
         raise ArgumentError(f"{name} is {value!r}", f"give a whole number, at least 1 and below {NO_LIMIT}")
+    return whole
 
 
 def is_number(value: object) -> bool:

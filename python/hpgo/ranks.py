@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hpgo.errors import ArgumentError
+from hpgo.wording import as_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +37,10 @@ class RankPlan:
 
 def rank_plan(stages: Sequence[Stage], rank: int, *, micro_batch_size: int, micro_batches: int) -> RankPlan:
     """The part of `rank`, which runs on the device of that number; `Plan.for_rank` describes it."""
-    if isinstance(rank, bool) or not isinstance(rank, int):
+    number = as_whole(rank)
+    if number is None:
         raise ArgumentError(f"rank is {rank!r}", "give a whole number, as the launcher's RANK")
+    rank = number
     index = next((index for index, stage in enumerate(stages) if rank in stage.devices), None)
     if index is None:
         raise ArgumentError(

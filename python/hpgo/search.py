@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
+from hpgo.cluster import MOST_DEVICES
 from hpgo.errors import HpgoError, InfeasibleError
 from hpgo.plans import Alternative, Plan
 from hpgo.stages import Memory, Stage
@@ -135,26 +136,28 @@ def _explained(error: InfeasibleError, question: Question) -> HpgoError:
             raise
         return error
     index, stage = min(enumerate(closest.stages), key=lambda row: row[1].headroom_bytes)
-    device = _device_name(question.cluster, stage.devices[0])
+    device = _smallest(question.cluster, stage.devices)
     recomputed = replace(question, recompute=(True,))
     sharded = replace(question.memory, shard_optimizer=True)
-    doubled = replace(question.cluster, machines=question.cluster.machines * 2)
     smallest = question.micro_batch_sizes[0]
     single = replace(question, global_batch_size=smallest, micro_batch_sizes=(smallest,), recompute=(False,))
     helps: list[str] = []
-    for words, changed in (
+    changes = [
         ("recompute activations", recomputed),
         ("shard the optimizer state", replace(question, memory=sharded)),
         ("recompute and shard", replace(recomputed, memory=sharded)),
         ("choose schedule `zb`", single),  # it can do with one micro-batch in flight
-        (f"use {doubled.devices} devices", replace(question, cluster=doubled)),
-    ):
+    ]
+    if 2 * question.cluster.devices <= MOST_DEVICES:
+        doubled = replace(question.cluster, machines=question.cluster.machines * 2)
+        changes.append((f"use {doubled.devices} devices", replace(question, cluster=doubled)))
+    for words, changed in changes:
         if helps and words == "recompute and shard":
             continue
         try:
             if _core.fits(changed, _HINT_S):
                 helps.append(words)
-        except HpgoError:  # twice as many devices may be more than there can be
+        except HpgoError:  # what would help is not worth failing for
             continue
     smaller = " or a smaller micro-batch" if len(question.micro_batch_sizes) == 1 else ""
     hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
@@ -167,9 +170,7 @@ def _explained(error: InfeasibleError, question: Question) -> HpgoError:
     )
 
 
-def _device_name(cluster: Cluster, device: int) -> str:
-    for machine in cluster.machines:
-        if device < machine.count:
-            return machine.device.name
-        device -= machine.count
-    return "device"
+def _smallest(cluster: Cluster, devices: Sequence[int]) -> str:
+    """The type of the device with the least memory."""
+    types = [machine.device for machine in cluster.machines for _ in range(machine.count)]
+    return min((types[device] for device in devices), key=lambda device: device.memory_bytes).name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,25 @@ def near(wanted: str, known: Iterable[str]) -> str:
     >>> near("x", ["vgg-16", "vgg-19"])
     'known: vgg-16, vgg-19'
     """
-    import difflib
-
     names = list(known)
-    # Comparing is quadratic in the length of names, and there may be very many.
-    short = [name for name in names[:5000] if len(name) <= 100]
-    if matches := difflib.get_close_matches(wanted[:100], short, n=1):
-        return f"did you mean `{shorten(matches[0])}`?"
+    if hint := similar(wanted, names):
+        return hint
     return f"known: {', '.join(map(shorten, names[:12]))}{', …' if len(names) > 12 else ''}" if names else ""
+
+
+def similar(wanted: str, known: Iterable[str]) -> str:
+    """The nearest of `known` as a hint, if one is near.
+
+    >>> similar("vgg19", ["vgg-16", "vgg-19"]), similar("x", ["vgg-16", "vgg-19"])
+    ('did you mean `vgg-19`?', '')
+    """
+    import difflib
+    from itertools import islice
+
+    # Comparing is quadratic in the length of names, and there may be very many.
+    short = [name for name in islice(known, 5000) if len(name) <= 100]
+    matches = difflib.get_close_matches(wanted[:100], short, n=1)
+    return f"did you mean `{shorten(matches[0])}`?" if matches else ""
 
 
 def shown(value: object) -> str:
@@ -39,8 +51,10 @@ def shown(value: object) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return f"`{shorten(value)}`"
-    if isinstance(value, Real):
+    if isinstance(value, (int, float)):
         return f"{as_float(value):g}"
+    if isinstance(value, Real):
+        return f"{as_float(value):g} ({type(value).__name__})"
     return f"a {type(value).__name__}"
 
 
@@ -50,6 +64,20 @@ def as_float(value: Real | float) -> float:
         return float(value)
     except OverflowError:
         return float("inf")
+
+
+def as_whole(value: object) -> int | None:
+    """`value` as an int, numpy's integers too; None if it is no whole number, as True is none.
+
+    >>> as_whole(64), as_whole(64.0), as_whole(True)
+    (64, None, None)
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # it tells
+    except TypeError:
+        return None
 
 
 def shorten(text: str) -> str:

@@ -85,6 +85,8 @@ def command(
         priced = evaluate(
             read, Cluster.parse(cluster), stages, global_batch_size=global_batch_size[0], **settings(options)
         )
-    if output is not None:
-        priced.save(output)
-    show(priced, as_json=as_json, as_markdown=as_markdown)
+    try:
+        if output is not None:
+            priced.save(output)
+    finally:
+        show(priced, as_json=as_json, as_markdown=as_markdown)

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the request can't be met (bad file, infeasible), 2 usage, 
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -73,6 +74,8 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: `>&-`
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 -- until the end
+        elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for terminals and pipes that are not UTF-8
     try:
         code = command.main(args, prog_name=prog_name, standalone_mode=False)
     except HpgoError as error:
@@ -84,9 +87,12 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
         click.echo("interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
-        if isinstance(error, click.UsageError) and error.ctx is not None:
-            click.echo(error.ctx.get_usage(), err=True)
+        asked = error.ctx if isinstance(error, click.UsageError) else None
+        if asked is not None:
+            click.echo(asked.get_usage(), err=True)
         click.echo(f"error: {error.format_message()}", err=True)
+        if asked is not None:
+            click.echo(f"hint: `{asked.command_path} --help` says more", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader (`| head`) has what it wanted; keep the interpreter from complaining while it closes stdout.

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hpgo.cli.terminal import table
-from hpgo.errors import ArgumentError
+from hpgo.documents import make_folder
 from hpgo.formats import write_profile
 from hpgo.models import MODELS, built_in
 from hpgo.units import format_bytes, format_seconds
@@ -77,10 +77,7 @@ def write(folder: Path, names: tuple[str, ...]) -> None:
       hpgo models write . bert-48 xlnet-36
     """
     profiles = {name: built_in(name) for name in names or MODELS}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArgumentError(f"can't make the folder `{folder}`: {error.strerror}", "name another") from None
+    make_folder(folder)
     for name, profile in profiles.items():
         path = folder / MODELS[name].file
         write_profile(profile, path)

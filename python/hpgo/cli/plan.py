@@ -72,8 +72,12 @@ def command(
     if as_json and as_markdown:
         raise click.UsageError("choose one of --json and --markdown")
     several = len(global_batch_size) * len(devices or (0,)) > 1
-    if plot is not None and not several:
-        raise click.UsageError("--plot draws several plans: give several batch sizes or device counts")
+    if plot is not None:
+        if not several:
+            raise click.UsageError("--plot draws several plans: give several batch sizes or device counts")
+        from hpgo.figures import check
+
+        check(plot)  # before the search, which may take minutes
     keywords = settings(options) | {"max_stages": max_stages, "deadline_s": deadline}
     read = read_profile(profile, batch_size=profile_batch_size)
     whole = Cluster.parse(cluster)
@@ -84,9 +88,11 @@ def command(
         return
     with as_options():
         best, _ = _search(read, *questions[0], keywords)
-    if output is not None:
-        best.save(output)
-    show(best, as_json=as_json, as_markdown=as_markdown)
+    try:
+        if output is not None:
+            best.save(output)
+    finally:  # a plan that took minutes is shown, even if it can't be saved
+        show(best, as_json=as_json, as_markdown=as_markdown)
 
 
 def show(plan: Plan, *, as_json: bool, as_markdown: bool) -> None:
@@ -156,21 +162,23 @@ def _sweep(
         },
         indent=2,
     )
-    if output is not None:
-        write_text(output, document + "\n", ArgumentError)
-    if plot is not None:
-        from hpgo.figures import draw_sweep
+    try:
+        if output is not None:
+            write_text(output, document + "\n", ArgumentError)
+        if plot is not None:
+            from hpgo.figures import draw_sweep
 
-        draw_sweep(plans, plot)
-    columns, rows = report.sweep(plans)
-    if as_json:
-        click.echo(document)
-    elif as_markdown:
-        from hpgo.tables import markdown
+            draw_sweep(plans, plot)
+    finally:
+        columns, rows = report.sweep(plans)
+        if as_json:
+            click.echo(document)
+        elif as_markdown:
+            from hpgo.tables import markdown
 
-        click.echo("\n".join(markdown(columns, rows)))
-    else:
-        table(columns, rows)
+            click.echo("\n".join(markdown(columns, rows)))
+        else:
+            table(columns, rows)
 
 
 def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords: dict[str, Any]) -> tuple[Plan, bool]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 _ARGUMENTS = re.compile(
-    r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|max_stages|recompute|deadline_s|reserved_bytes)\b=?"
+    r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|max_stages|recompute|deadline_s|reserved_bytes"
+    r"|gradients_per_weight|optimizer_per_weight)\b=?"
 )
 # hpgo.question.SCHEDULES and hpgo.choose.RUN_ON_PLANS, which `--help` need not load
 _SCHEDULES = ("1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential")

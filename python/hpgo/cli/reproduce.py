@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from hpgo.documents import write_text
+from hpgo.documents import make_folder, write_text
 from hpgo.errors import ArgumentError
 
 
@@ -19,8 +19,8 @@ from hpgo.errors import ArgumentError
 def command(write: Path | None, check: Path | None, figures: Path | None) -> None:
     """Set published planning results beside ours.
 
-    Asks the compatible and the modern planner every published question, and prints Markdown tables. Takes about half
-    a minute.
+    Asks the compatible and the modern planner every published question, and prints Markdown tables. Takes about a
+    minute.
 
     \b
     Examples:
@@ -28,9 +28,13 @@ def command(write: Path | None, check: Path | None, figures: Path | None) -> Non
       hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction
       hpgo reproduce --check PLANNER_REPRODUCTION.md
     """
-    from hpgo.reproduce.document import fill, make
+    from hpgo.reproduce.document import NAMES, fill, make
 
     documents = {path: _read(path) for path in (write, check) if path is not None}
+    for document in documents.values():
+        fill(document, dict.fromkeys(NAMES, ""))  # complains now, not in a minute
+    if figures is not None:
+        make_folder(figures)
     # On KeyboardInterrupt a search returns its best plan so far, which would be written down as the answer.
     before = signal.signal(signal.SIGINT, _abort)
     try:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpgo.documents import write_text
+from hpgo.documents import as_path, hinted, read_text, write_text
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.models import MODELS, built_in
 from hpgo.wording import near, shorten
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from hpgo.profile import Profile
 
@@ -30,11 +30,15 @@ def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = Non
     """
     if isinstance(source, str) and source in MODELS:
         return _at(built_in(source), batch_size)
-    from hpgo.documents import read_text
+    path = as_path(source, ProfileError)
+    with hinted("docs/profiles.md shows the formats"):
+        return _read(path, str(source), batch_size)
+
+
+def _read(path: Path, source: str, batch_size: int | None) -> Profile:
     from hpgo.formats import native, pipedream
 
-    path = Path(source)
-    text = read_text(path, ProfileError) if _may_be_file(path) else _no_such(str(source))
+    text = _text(path) if _may_be_file(path) else _no_such(source)
     if pipedream.looks_like(text):
         name, in_name = _split_name(path.stem)
         size = in_name if batch_size is None else batch_size
@@ -45,10 +49,7 @@ def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = Non
             )
         return pipedream.parse(text, name=name, batch_size=size, file=str(path))
     if native.VERSION_KEY not in text:
-        raise ProfileError(
-            f"{path} is neither PipeDream text nor a file with `{native.VERSION_KEY}: {native.VERSION}`",
-            "docs/profiles.md shows the formats",
-        )
+        raise ProfileError(f"{path} is neither PipeDream text nor a file with `{native.VERSION_KEY}: {native.VERSION}`")
     return _at(native.parse(text, name=path.stem, file=str(path)), batch_size)
 
 
@@ -62,7 +63,7 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], *, batch_size:
     """
     from hpgo.formats import native, pipedream
 
-    path = Path(path)
+    path = as_path(path, ProfileError)
     if path.suffix == ".txt":
         text = pipedream.write(profile, batch_size)
     elif batch_size is not None:
@@ -93,6 +94,16 @@ def _may_be_file(path: Path) -> bool:
         return path.exists() or bool(path.suffix) or len(path.parts) > 1
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return True  # reading it gives the reason
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path, ProfileError)
+    except ProfileError as error:
+        for name, model in MODELS.items():
+            if model.file == path.name:
+                raise ProfileError(error.message, f"its figures are built in: give the name `{name}`") from None
+        raise
 
 
 def _no_such(name: str) -> str:

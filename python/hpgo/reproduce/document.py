@@ -18,7 +18,7 @@ NAMES = ("strategies", "reasons", "pipedream", "batches", "devices")
 def make(figures: Path | None = None) -> dict[str, str]:
     """All tables; and the sweeps' figures as SVG files in the folder `figures`, if one is given.
 
-    Takes about half a minute. Raises ArgumentError if figures are wanted and matplotlib is missing.
+    Takes about a minute. Raises ArgumentError if figures are wanted and matplotlib is missing.
     """
     strategies = answers.strategies()
     batches, devices = answers.batch_sweeps(), answers.device_sweeps()

@@ -1,0 +1,250 @@
+"""Bad input of every kind is answered in words: what is wrong, where, and the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hpgo
+from hpgo.cluster import Device, Link, Machine
+
+COMMAND = [sys.executable, "-m", "hpgo"]
+COLUMNS = {
+    "forward_s": [1.0, 2.0],
+    "backward_s": [2.0, 4.0],
+    "activation_bytes": [8.0, 8.0],
+    "parameter_bytes": [4.0, 4.0],
+}
+PROFILE = """\
+hpgo_profile: 1
+batch_sizes: 1
+layers:
+  - {id: "層", forward_s: 1, backward_s: 1, activation_bytes: 1, parameter_bytes: 1}
+"""
+
+
+def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words],
+        capture_output=True,
+        text=True,
+        encoding="latin-1",
+        timeout=120,
+        cwd=cwd,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+def chain(**changes: object) -> hpgo.Profile:
+    return hpgo.Profile.chain("toy", **({"batch_size": 8} | COLUMNS | changes))
+
+
+def layer(**changes: object) -> hpgo.Layer:
+    given = {"forward_s": (1.0,), "backward_s": (1.0,), "activation_bytes": (1.0,), "parameter_bytes": 1.0}
+    return hpgo.Layer(**({"id": "a", "name": "a"} | given | changes))
+
+
+def profile(**changes: object) -> hpgo.Profile:
+    return hpgo.Profile(**({"name": "p", "batch_sizes": (1,), "layers": (layer(),), "edges": ()} | changes))
+
+
+SMALL = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "ascii"])
+def test_a_terminal_that_lacks_letters_gets_them_escaped(tmp_path, encoding):
+    (tmp_path / "one.yaml").write_text(PROFILE, encoding="utf-8")
+    done = run("plan", "one.yaml", "-c", "dapple-c", "-b", "1", cwd=tmp_path, PYTHONIOENCODING=encoding)
+    assert done.returncode == 0, done.stderr
+    assert "a step of 1 sample" in done.stdout
+    done = run("plan", "無.yaml", "-c", "dapple-c", "-b", "1", cwd=tmp_path, PYTHONIOENCODING=encoding)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: there is no file")
+
+
+def test_usage_errors_have_a_hint(tmp_path):
+    done = run("plan", "vgg-19", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.endswith("hint: `hpgo plan --help` says more\n") or "--help` says more" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("a.yaml", "hpgo_profile: 1\nbatch_sizes: 1\nlayers:\n", "a.yaml: `layers` must be a list, got nothing"),
+        ("a.json", '{"hpgo_profile": 1,}', "a.json, line 1"),
+        ("a.yaml", "", "a.yaml is empty"),
+        ("a.yaml", "[hpgo_profile]", "a.yaml: must be a mapping"),
+    ],
+)
+def test_every_error_about_a_profile_has_a_hint(tmp_path, file, text, words):
+    (tmp_path / file).write_text(text, encoding="utf-8")
+    with pytest.raises(hpgo.ProfileError) as caught:
+        hpgo.read_profile(tmp_path / file)
+    assert words in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("intra: 0 GB/s", "lab.yaml, intra: a link's bytes_per_s is 0"),
+        ("intra: 25 GB", "lab.yaml, intra: `bandwidth`: `25 GB` is no rate"),
+        ("intra: 25 GB/s\nfoo: 1", "lab.yaml: `foo` is unknown"),
+        ("inter: 25 GB/s", "lab.yaml: `intra` is missing"),
+    ],
+)
+def test_every_error_about_a_cluster_names_its_key_and_has_a_hint(tmp_path, text, words):
+    path = tmp_path / "lab.yaml"
+    path.write_text(f"hpgo_cluster: 1\nmachines: [{{devices: 2, memory: 1 GB}}]\n{text}\n", encoding="utf-8")
+    with pytest.raises(hpgo.ClusterError) as caught:
+        hpgo.Cluster.read(path)
+    assert words in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_missing_file_of_a_built_in_model_says_so():
+    with pytest.raises(hpgo.ProfileError, match=r"there is no file `elsewhere/xlnet-36-pbs-1\.txt`") as caught:
+        hpgo.read_profile("elsewhere/xlnet-36-pbs-1.txt")
+    assert "`xlnet-36`" in caught.value.hint
+
+
+@pytest.mark.parametrize("path", [None, 3, b"a.yaml", ["a.yaml"], object()])
+@pytest.mark.parametrize("read", [hpgo.read_profile, hpgo.Cluster.read, hpgo.Cluster.parse, hpgo.Plan.read])
+def test_what_is_no_path_is_told(read, path):
+    with pytest.raises(hpgo.HpgoError, match="no path of a file"):
+        read(path)
+
+
+def test_columns_may_be_anything_to_walk_through():
+    expected = chain()
+    assert chain(**{name: iter(values) for name, values in COLUMNS.items()}) == expected
+    assert chain(**{name: np.array(values) for name, values in COLUMNS.items()}) == expected
+    for wrong in (None, 3, "12"):
+        with pytest.raises(hpgo.ProfileError, match="forward_s is"):
+            chain(forward_s=wrong)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, Fraction])
+def test_numbers_of_other_libraries_become_plain_ones(tmp_path, kind):
+    toy = chain(**{name: [kind(value) for value in values] for name, values in COLUMNS.items()})
+    assert toy == chain()
+    for ending in ("json", "yaml"):
+        hpgo.write_profile(toy, tmp_path / f"toy.{ending}")
+        assert hpgo.read_profile(tmp_path / f"toy.{ending}").layers == toy.layers
+    plan = hpgo.plan(toy, SMALL, global_batch_size=np.int64(16), micro_batch_size=np.int32(8), max_stages=np.int8(2))
+    assert plan == hpgo.plan(chain(), SMALL, global_batch_size=16, micro_batch_size=8, max_stages=2)
+    assert hpgo.Plan.from_json(plan.to_json()) == plan
+    assert plan.for_rank(np.int64(0)) == plan.for_rank(0)
+    assert hpgo.Cluster.from_seps([np.int64(8), np.int64(16)]) == hpgo.Cluster.from_seps([8, 16])
+    stages = [(np.int64(2), np.array([0, 1]))]
+    assert hpgo.evaluate(toy, SMALL, stages, global_batch_size=16) == hpgo.evaluate(
+        toy, SMALL, [(2, [0, 1])], global_batch_size=16
+    )
+
+
+@pytest.mark.parametrize("size", [True, 64.0, "64", None, np.float64(64), np.bool_(True), 2**70, 0, -1])
+def test_what_is_no_whole_number_is_told(size):
+    with pytest.raises(hpgo.ArgumentError, match="global_batch_size is"):
+        hpgo.plan(chain(), SMALL, global_batch_size=size)
+    with pytest.raises(hpgo.ProfileError, match="batch size is"):
+        chain(batch_size=size)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch_sizes": 1},
+        {"batch_sizes": [1]},
+        {"layers": None},
+        {"layers": [layer()]},
+        {"layers": ("a",)},
+        {"layers": layer()},
+        {"edges": None},
+        {"edges": "ab"},
+        {"edges": ("ab",)},
+        {"edges": (["a", "b"],)},
+        {"edges": (("a",),)},
+        {"edges": ((1, 2),)},
+        {"name": None},
+        {"source": 3},
+    ],
+)
+def test_a_profile_that_exists_is_usable(changes):
+    with pytest.raises(hpgo.ProfileError) as caught:
+        profile(**changes)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["gradients_per_weight", "optimizer_per_weight", "reserved_bytes"])
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 10**400, "x", True, None])
+def test_memory_options_are_named(name, value):
+    with pytest.raises(hpgo.ArgumentError, match="x" if value == "x" and name == "reserved_bytes" else name):
+        hpgo.plan(chain(), SMALL, global_batch_size=8, memory=hpgo.MemoryModel(**{name: value}))
+
+
+def test_reserving_all_of_a_device_is_told(tmp_path):
+    with pytest.raises(hpgo.ArgumentError, match="reserved_bytes is 16 GB, but `device` has 16 GB"):
+        hpgo.plan(chain(), SMALL, global_batch_size=8, memory=hpgo.MemoryModel(reserved_bytes="16 GB"))
+    done = run("plan", "vgg-19", "-c", "dapple-a", "-b", "64", "--reserve", "99TB", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: --reserve is 99 TB, but `V100-16GB` has 16 GB\nhint: ")
+
+
+def test_a_micro_batch_below_what_was_allowed_is_not_blamed_on_the_profile():
+    with pytest.raises(hpgo.ArgumentError, match="smaller than min_micro_batch_size, 16"):
+        hpgo.plan(chain(), SMALL, global_batch_size=8, min_micro_batch_size=16)
+    with pytest.raises(hpgo.ArgumentError, match="smaller than the 8 that profile `toy` was measured with"):
+        hpgo.plan(chain(), SMALL, global_batch_size=4)
+
+
+def test_a_shortage_names_the_device_that_lacks_memory():
+    machines = (Machine(Device("large", 13e9), 1), Machine(Device("small", 10e9), 1))
+    cluster = hpgo.Cluster("mixed", machines, Link(1e9, 1e9), Link(1e9, 1e9))
+    # 12 GB on each of two devices that share the optimizer's state; 16 GB on one alone.
+    sharded = hpgo.MemoryModel(shard_optimizer=True)
+    with pytest.raises(hpgo.InfeasibleError, match="needs 12 GB on each device, but `small` has 10 GB: 2 GB short"):
+        hpgo.plan(chain(parameter_bytes=[4e9, 0]), cluster, global_batch_size=16, max_stages=1, memory=sharded)
+
+
+def test_a_shortage_on_the_largest_of_clusters_is_still_a_shortage():
+    cluster = hpgo.Cluster.of(nodes=1, devices_per_node=600_000, intra_gbit_s=1, memory="1 MB")
+    with pytest.raises(hpgo.InfeasibleError, match="no plan fits"):
+        hpgo.plan(chain(parameter_bytes=[1e9, 1e9]), cluster, global_batch_size=8)
+
+
+def test_the_report_is_printed_even_if_the_plan_cannot_be_saved(tmp_path):
+    for words in (["-b", "64"], ["-b", "64,128"]):  # one plan, a sweep
+        done = run("plan", "vgg-19", "-c", "dapple-a", *words, "-o", "no/plan.json", cwd=tmp_path)
+        assert done.returncode == 1
+        assert "step" in done.stdout
+        assert "can't write `no/plan.json`" in done.stderr
+
+
+def test_a_figure_that_cannot_be_drawn_is_refused_before_the_search(tmp_path):
+    words = ["plan", "bert-48", "-c", "dapple-a:2048", "-b", "65536,131072", "--plot", "x.gif"]
+    assert "can't draw `x.gif`" in run(*words, cwd=tmp_path).stderr
+
+
+def test_reproduce_refuses_documents_and_folders_that_will_not_do_at_once(tmp_path):
+    (tmp_path / "empty.md").write_text("# no tables\n")
+    done = run("reproduce", "--check", "empty.md", cwd=tmp_path)
+    assert (done.returncode, "no place for the table" in done.stderr) == (1, True)
+    done = run("reproduce", "--figures", "empty.md/figures", cwd=tmp_path)
+    assert (done.returncode, "error: can't make the folder" in done.stderr) == (1, True)
+
+
+def test_plans_of_models_that_take_no_time_fit_the_schema():
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((Path(__file__).parent.parent / "docs/plan.schema.json").read_text(encoding="utf-8"))
+    nothing = {name: [0.0, 0.0] for name in COLUMNS}
+    plan = hpgo.plan(chain(**nothing), SMALL, global_batch_size=8)
+    jsonschema.validate(json.loads(plan.to_json()), schema)
