@@ -72,6 +72,7 @@ def test_a_document_without_a_place_for_a_table_is_refused(tmp_path, monkeypatch
 
 def test_old_tables_fail_the_check_and_are_replaced_by_writing(tmp_path, monkeypatch):
     monkeypatch.setattr(document, "make", lambda figures: {"strategies": "| new |"})
+    monkeypatch.setattr(document, "NAMES", ("strategies",))
     path = tmp_path / "document.md"
     path.write_text("a\n<!-- table: strategies -->\n| old |\n<!-- end -->\nb\n")
     assert isinstance(CliRunner().invoke(command, ["--check", str(path)]).exception, hpgo.ArgumentError)
