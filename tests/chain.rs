@@ -193,6 +193,32 @@ fn agrees(
     Ok(())
 }
 
+/// A chain that takes minutes: 2,000 layers on 200 hosts, no two alike.
+fn long_chain() -> Chain {
+    let layers = 2_000;
+    let host = |number: usize| {
+        let time_s = (0..layers).map(|layer| 1.0 + ((layer * 31 + number * 17) % 23) as f64 / 10.0).collect();
+        HostType::new(&format!("host {number}"), 1, 1e9, time_s)
+    };
+    Chain::new(vec![1e6; layers], vec![1e3; layers + 1], (0..200).map(host).collect())
+}
+
+#[test]
+fn whoever_stops_a_long_search_gets_a_plan_or_nothing_and_no_false_reason() {
+    let chain = long_chain();
+    // Latency sees every layer from every layer; the interval is out of reach, and finding out why takes long, too.
+    for (objective, limit_s) in [(Objective::Latency, None), (Objective::Throughput, Some(5.0))] {
+        let control = Control::default();
+        std::thread::scope(|scope| {
+            let search = scope.spawn(|| partition(&chain, objective, limit_s, &control));
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            control.cancel();
+            let answer = search.join().expect("searches don't panic");
+            assert!(matches!(answer, Ok(_) | Err(Error::Cancelled)), "{objective:?}: {answer:?}");
+        });
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 5000, ..ProptestConfig::default() })]
 

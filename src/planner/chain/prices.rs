@@ -24,7 +24,8 @@ pub(super) struct Prices {
 }
 
 impl Prices {
-    pub(super) fn new(roads: &Roads<'_>, of_host: Vec<f64>) -> Self {
+    /// `None` if `control` stopped it: in a long chain, each position looks at every layer behind it.
+    pub(super) fn new(roads: &Roads<'_>, of_host: Vec<f64>, control: &Control) -> Option<Self> {
         let costs = roads.costs;
         let (layers, crews) = (costs.layers, costs.crews.len());
         let mut on = vec![vec![f64::INFINITY; layers + 1]; crews];
@@ -33,6 +34,9 @@ impl Prices {
             on[layers] = roads.hop_value(layers, Some(crew), None).unwrap_or(f64::INFINITY);
         }
         for position in (0..layers).rev() {
+            if control.should_stop() {
+                return None;
+            }
             let mut cheapest = f64::INFINITY;
             for crew in 0..crews {
                 let fee = of_host[costs.crews[crew].kind] * costs.crews[crew].replicas as f64;
@@ -53,7 +57,7 @@ impl Prices {
         }
         let budget: f64 = costs.chain.types.iter().zip(&of_host).map(|(host, price)| host.hosts as f64 * price).sum();
         let bound = next_crew(roads, &from, 0, None).map_or(f64::INFINITY, |(_, price)| price - budget);
-        Self { of_host, on, from, bound }
+        Some(Self { of_host, on, from, bound })
     }
 
     /// Cheapest way on from `position` behind `crew`.
@@ -105,11 +109,13 @@ pub(super) enum Haggled {
     Plan(Vec<Step>, Prices),
     /// No path leads to the end, host counts aside.
     NoWay,
+    /// It was stopped before there were any prices.
+    Stopped,
 }
 
 /// Improves the bound in at most `rounds` steps from `start`; stops as soon as it exceeds `enough`.
 pub(super) fn haggle(roads: &Roads<'_>, start: Vec<f64>, enough: f64, rounds: usize, control: &Control) -> Haggled {
-    let prices = Prices::new(roads, start);
+    let Some(prices) = Prices::new(roads, start, control) else { return Haggled::Stopped };
     if prices.bound == f64::INFINITY {
         Haggled::NoWay
     } else if roads.objective == Objective::Throughput {
@@ -160,7 +166,8 @@ fn by_slopes(roads: &Roads<'_>, mut prices: Prices, enough: f64, rounds: usize, 
             .zip(&hosts)
             .map(|((price, slope), hosts)| (price + step * slope / hosts).max(0.0))
             .collect();
-        prices = Prices::new(roads, of_host);
+        let Some(next) = Prices::new(roads, of_host, control) else { break };
+        prices = next;
         if prices.bound > best.bound + 0.05 * ambition {
             idle = 0;
         } else {
@@ -229,7 +236,8 @@ fn by_simplex(roads: &Roads<'_>, start: Prices, enough: f64, rounds: usize, cont
         let of_host = (0..size)
             .map(|kind| pull * best.of_host[kind] + (1.0 - pull) * worth[kind] / total / hosts[kind])
             .collect();
-        asked = Prices::new(roads, of_host);
+        let Some(next) = Prices::new(roads, of_host, control) else { break };
+        asked = next;
         if asked.bound > best.bound {
             best = asked.clone();
         }

@@ -117,14 +117,15 @@ fn with_fewer_hosts(costs: &Costs<'_>, path: Vec<Step>, limit_s: f64, control: &
             let found = labels::search(&roads, &[prices], hosts - 1.0, FEWER_BY_ONE, EFFORTS[0].width, control);
             found.best.map_or(path, |(shorter, _)| shorter)
         }
-        Haggled::NoWay => path,
+        Haggled::NoWay | Haggled::Stopped => path,
     }
 }
 
-/// Whether a plan was found at all, however slow; a narrow search, so "no" is no proof.
-pub(super) fn is_possible(costs: &Costs<'_>, control: &Control) -> bool {
+/// Whether a plan was found at all, however slow; a narrow search, so "no" is no proof. `None` if it was stopped.
+pub(super) fn is_possible(costs: &Costs<'_>, control: &Control) -> Option<bool> {
     let mut trial = Trial { costs, of_host: None, looked_at: 0, control };
-    matches!(trial.reach(f64::MAX, EFFORTS[1]), Verdict::Reached(_))
+    let found = matches!(trial.reach(f64::MAX, EFFORTS[1]), Verdict::Reached(_));
+    (found || !control.should_stop()).then_some(found)
 }
 
 /// Decides one limit after the other, each starting from the prices of the last.
@@ -146,6 +147,7 @@ impl Trial<'_> {
                 return Verdict::Reached(path);
             }
             Haggled::NoWay => return Verdict::OutOfReach,
+            Haggled::Stopped => return Verdict::Unknown,
         };
         self.of_host = Some(prices.of_host.clone());
         if prices.bound > ROUNDING {
@@ -172,6 +174,7 @@ pub(super) fn cheapest(costs: &Costs<'_>, objective: Objective, limit_s: f64, co
             return Answer::Plan { path, value, lower_bound: value, looked_at: 0 };
         }
         Haggled::NoWay => return Answer::Nothing,
+        Haggled::Stopped => return Answer::Stopped,
     };
     let counted = objective != Objective::Latency;
     let better: fn(f64) -> f64 = if counted { FEWER_BY_ONE } else { |value| value - ROUNDING * value };

@@ -6,27 +6,37 @@ use super::search;
 use crate::control::Control;
 use crate::error::Error;
 
-/// The error for a question that has no plan: the first of these that holds, with numbers.
+/// The error for a question that has no plan.
+pub(super) fn explain(chain: &Chain, max_interval_s: Option<f64>, control: &Control) -> Error {
+    reason(chain, max_interval_s, control).unwrap_or_else(|| {
+        if control.is_cancelled() {
+            return Error::Cancelled;
+        }
+        Error::infeasible("there is no plan, but time was up before it was known what is short", "give it more time")
+    })
+}
+
+/// The first of these that holds, with numbers; `None` if it was stopped.
 ///
 /// No hosts; a layer that no host can take alone; an interval that is too short; too little memory in all; too little
 /// memory on each; no way over the links.
-pub(super) fn explain(chain: &Chain, max_interval_s: Option<f64>, control: &Control) -> Error {
+fn reason(chain: &Chain, max_interval_s: Option<f64>, control: &Control) -> Option<Error> {
     if chain.types.iter().all(|host| host.hosts == 0) {
-        return Error::infeasible("there are no hosts", "name at least one host that may be used");
+        return Some(Error::infeasible("there are no hosts", "name at least one host that may be used"));
     }
     let costs = Costs::new(chain);
     if let Some(error) = (0..costs.layers).find_map(|layer| homeless(&costs, layer, max_interval_s)) {
-        return error;
+        return Some(error);
     }
     if let (Some(limit_s), search::Answer::Plan { path, value, lower_bound, .. }) =
         (max_interval_s, search::fastest(&costs, f64::MAX, control))
     {
         let best_s = costs.bottleneck_s(&path, value);
         let sure = if lower_bound > limit_s { "" } else { " found" };
-        return Error::infeasible(
+        return Some(Error::infeasible(
             format!("no plan passes on a batch every {limit_s:.6} s: the shortest interval{sure} is {best_s:.6} s"),
             format!("ask for no more than one batch every {best_s:.6} s, or add hosts"),
-        );
+        ));
     }
     memory(chain, &costs, control)
 }
@@ -78,30 +88,30 @@ fn homeless(costs: &Costs<'_>, layer: usize, max_interval_s: Option<f64>) -> Opt
     })
 }
 
-/// Says how much memory is short, and which change would do.
-fn memory(chain: &Chain, costs: &Costs<'_>, control: &Control) -> Error {
+/// Says how much memory is short, and which change would do; `None` if it was stopped.
+fn memory(chain: &Chain, costs: &Costs<'_>, control: &Control) -> Option<Error> {
     let fits = |chain: &Chain| search::is_possible(&Costs::new(chain), control);
     let with_memory = |factor: f64| {
         let types = chain.types.iter();
         let types = types.map(|host| HostType { memory_bytes: host.memory_bytes * factor, ..host.clone() }).collect();
         Chain { types, ..chain.clone() }
     };
-    if !fits(&with_memory(f64::INFINITY)) {
-        return Error::infeasible(
+    if !fits(&with_memory(f64::INFINITY))? {
+        return Some(Error::infeasible(
             "no row of hosts is possible: links, pins and exclusions leave no way from the first layer to the last",
             "add a link, or lift a pin or an exclusion",
-        );
+        ));
     }
     let layers: f64 = chain.layer_bytes.iter().sum();
     let hosts: f64 = chain.types.iter().map(|host| host.hosts as f64 * host.memory_bytes).sum();
     // Doubling, then halving: the factor is enough, and 1 % less was not found to be.
     let (mut short, mut enough) = (1.0, 2.0);
-    while !fits(&with_memory(enough)) && enough < 1e9 {
+    while !fits(&with_memory(enough))? && enough < 1e9 {
         (short, enough) = (enough, enough * 2.0);
     }
     while enough - short > 0.01 * short {
         let middle = f64::midpoint(short, enough);
-        if fits(&with_memory(middle)) { enough = middle } else { short = middle }
+        if fits(&with_memory(middle))? { enough = middle } else { short = middle }
     }
     let largest = chain.types.iter().map(|host| host.memory_bytes).fold(0.0, f64::max);
     let more = format!(
@@ -125,12 +135,13 @@ fn memory(chain: &Chain, costs: &Costs<'_>, control: &Control) -> Error {
         )
     };
     let mut fewest: Option<(usize, &str)> = None;
-    for (kind, host) in chain.types.iter().enumerate().filter(|(_, host)| host.hosts > 0) {
+    'types: for (kind, host) in chain.types.iter().enumerate().filter(|(_, host)| host.hosts > 0) {
         let most = fewest.map_or(costs.layers, |(extra, _)| extra - 1);
         for extra in 1..=most.min(64) {
             let mut larger = chain.clone();
             larger.types[kind].hosts += extra;
-            if fits(&larger) {
+            let Some(is_enough) = fits(&larger) else { break 'types };
+            if is_enough {
                 fewest = Some((extra, &host.name));
                 break;
             }
@@ -142,7 +153,7 @@ fn memory(chain: &Chain, costs: &Costs<'_>, control: &Control) -> Error {
         }
         None => format!("{more} would do; so may fewer buffers or a smaller batch"),
     };
-    Error::infeasible(message, hint)
+    Some(Error::infeasible(message, hint))
 }
 
 fn mebibytes(bytes: f64) -> String {
