@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hpgo
+from hpgo import _core
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "hpgo"]
@@ -51,9 +53,21 @@ def test_options_reach_the_planner() -> None:
 def test_a_sweep_has_a_line_for_each_batch_size_and_device_count() -> None:
     done = run("plan", "vgg-19", "-c", "dapple-c", "-b", "256,512", "--devices", "8,16")
     assert done.returncode == 0
-    head, *rows = done.stdout.splitlines()
-    assert head.split()[:2] == ["batch", "cluster"]
-    assert [row.split()[0] for row in rows] == ["256", "512", "256", "512"]
+    title, table = done.stdout.split("\n\n")
+    assert title.startswith("vgg-19 on dapple-c; ")
+    *_, head, first, second, third, fourth = table.splitlines()
+    assert head.split()[:2] == ["batch", "devices"]
+    rows = [row.split()[:2] for row in (first, second, third, fourth)]
+    assert rows == [["256", "8"], ["512", "8"], ["256", "16"], ["512", "16"]]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_what_a_sweep_does_not_vary_stands_in_its_title() -> None:
+    batches = run("plan", "vgg-19", "-c", "dapple-c", "-b", "256,512").stdout.splitlines()
+    devices = run("plan", "vgg-19", "-c", "dapple-c", "-b", "256", "--devices", "1,2").stdout.splitlines()
+    assert (batches[2].split()[0], devices[2].split()[0]) == ("batch", "devices")
+    assert "256 samples a step" in devices[0]
+    assert max(map(len, batches + devices)) <= 80
 
 
 def test_a_sweep_draws_and_writes_and_skips_what_does_not_fit(tmp_path: Path) -> None:
@@ -62,7 +76,7 @@ def test_a_sweep_draws_and_writes_and_skips_what_does_not_fit(tmp_path: Path) ->
         "plan", "bert-48", "-c", "dapple-a", "-b", "1,64,128", "--plot", str(figure), "-o", str(output), "--markdown"
     )
     assert done.returncode == 0
-    assert done.stdout.startswith("| batch |")
+    assert done.stdout.startswith("## bert-48 on dapple-a; stages as layers × devices\n\n| batch |")
     assert "note: batch 1 on dapple-a" in done.stderr
     document = json.loads(output.read_text(encoding="utf-8"))
     assert [plan["global_batch_size"] for plan in document["plans"]] == [64, 128]
@@ -124,13 +138,24 @@ def test_mistakes_end_with_an_error_a_way_out_and_the_right_code(words: list[str
     assert "Traceback" not in done.stderr
 
 
-def test_what_would_help_a_large_cluster_without_memory_is_found_in_seconds() -> None:
+def test_looking_for_what_would_help_a_large_cluster_may_take_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed_s: list[float] = []
+
+    def noted(native: Callable[[object, float], object]) -> Callable[[object, float], object]:
+        def call(question: object, deadline_s: float) -> object:
+            allowed_s.append(deadline_s)
+            return native(question, deadline_s)
+
+        return call
+
+    for name in ("closest_plan", "fits"):
+        monkeypatch.setattr(_core, name, noted(getattr(_core, name)))
     cluster = hpgo.Cluster.of(nodes=512, devices_per_node=8, intra_gbit_s=200, inter_gbit_s=25, memory="200 MB")
-    begun_s = time.monotonic()
     with pytest.raises(hpgo.InfeasibleError, match="no plan fits") as caught:
         hpgo.plan(hpgo.read_profile("xlnet-36"), cluster, global_batch_size=4096)
     assert caught.value.hint
-    assert time.monotonic() - begun_s < 60  # never minutes; seconds on an idle machine
+    assert allowed_s
+    assert sum(allowed_s) <= 12
 
 
 def test_ctrl_c_ends_the_search_for_what_would_help() -> None:

@@ -199,7 +199,9 @@ def test_reading_any_file_gives_a_cluster_or_a_named_error(tmp_path, data):
 
 def test_the_command_lists_presets_and_shows_one_as_a_file_to_edit(tmp_path):
     listed = CliRunner().invoke(group, ["clusters"]).output.splitlines()
-    assert [line.split()[0] for line in listed] == ["cluster", *PRESETS]
+    table, sources = listed[: listed.index("")], listed[listed.index("") + 1 :]
+    assert [line.split()[0] for line in table] == ["cluster", *PRESETS]
+    assert [line.split(":")[0] for line in sources] == [*PRESETS]
     entries = json.loads(CliRunner().invoke(group, ["clusters", "--json"]).output)
     assert entries[0]["inter"] == {"bytes_per_s": 3.125e9, "collective_bytes_per_s": 3.125e9, "latency_s": 9.6e-6}
     shown = CliRunner().invoke(group, ["clusters", "show", "h100:4"])

@@ -11,11 +11,12 @@ import sys
 from hpgo.cli.terminal import progress, table
 
 ROWS = [("vgg-19", 26, "548 MB", "2 × 8"), ("a[b]c", 1_000, "1.5 GB", "16 × 1")]
+LONG = [(*ROWS[0], "Remarks could hardly mean something if they lost their end"), (*ROWS[1], "none")]
 SHOW = f"""
 from hpgo.cli.terminal import progress, table
 with progress("planning") as update:
     update(0.5, "gap 2 %")
-table(["model", "layers", "size", "devices"], {ROWS!r}, title="Models")
+table(["model", "number of layers", "size", "devices", "remark"], {LONG!r}, title="Models")
 """
 
 
@@ -57,13 +58,25 @@ def test_a_table_without_rows_is_its_head(capsys):
     assert capsys.readouterr().out == "name  size\n"
 
 
-def test_on_a_terminal_the_table_is_drawn_and_the_bar_is_gone_afterwards():
+def test_on_a_terminal_the_table_keeps_its_width_and_every_word_and_the_bar_is_gone_afterwards():
     shown = on_a_terminal(SHOW)
     assert "planning" in shown
     assert "gap 2 %" in shown
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
-    assert "───" in plain
-    assert re.search(r"a\[b\]c +1000 +1\.5 GB +16 × 1", plain)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).splitlines()
+    table = lines[next(at for at, line in enumerate(lines) if line.endswith("Models")) + 1 :]
+    assert max(map(len, table)) <= 60
+    assert any(re.fullmatch(r"a\[b\]c +1000 +1\.5 GB +16 × 1 +none", line) for line in table)
+    words = " ".join(table).split()
+    assert [word for word in words if word in LONG[0][-1].split()] == LONG[0][-1].split()
+    assert {"number", "of", "layers"} <= {*words}
+
+
+def test_in_a_pipe_long_names_of_columns_fold_and_rows_do_not(capsys):
+    table(["model", "a name of eighty letters " * 3, "remark"], [("vgg-19", 26, "x" * 40), ("bert", 48, "y" * 90)])
+    *head, first, second = capsys.readouterr().out.splitlines()
+    assert max(map(len, head)) < 40
+    assert "name" in head[1].split() or len(head) > 3
+    assert (first.split(), second.split()) == (["vgg-19", "26", "x" * 40], ["bert", "48", "y" * 90])
 
 
 def test_a_bar_is_silent_in_a_pipe(capsys):

@@ -321,6 +321,7 @@ def partition(
         if not isinstance(device_types, Cluster) or devices is not None or model is not None:
             raise ArgumentError("a `Profile` goes with a `Cluster` and nothing else", "partition(profile, cluster)")
         size = models.batch_sizes[-1] if batch_size is None else batch_size
+        units = "si"  # what profiles and clusters are written in
         task = _from_profile(models, device_types, size, dtype)
     else:
         if isinstance(device_types, Cluster) or devices is None or model is None:

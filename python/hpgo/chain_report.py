@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo.formats.pipeedge import MEGA
+from hpgo.tables import plain
 from hpgo.units import format_seconds
 
 if TYPE_CHECKING:
@@ -13,13 +14,15 @@ if TYPE_CHECKING:
 
 def table(plan: ChainPlan) -> str:
     """The plan as text, a line a stage, with what limits it."""
-    rows = [("stage", "hosts", "type", "layers", "compute", "transfer", "memory", "of host", "busy", "slack")]
+    widest = max(hop.bits for hop in plan.hops)
+    columns = ["stage", "hosts", "type", "layers", "compute", "transfer", "memory", "of host", "busy", "slack"]
+    rows = []
     for number, stage in enumerate(plan.stages, 1):
         hop = plan.hops[number]
-        bits = f" {hop.bits} bit" if hop.bits != max(other.bits for other in plan.hops) else ""
+        bits = f" {hop.bits} bit" if hop.bits != widest else ""
         rows.append(
             (
-                str(number),
+                number,
                 ", ".join(stage.hosts),
                 stage.device_type,
                 f"{stage.first}-{stage.last}",
@@ -27,25 +30,21 @@ def table(plan: ChainPlan) -> str:
                 format_seconds(hop.seconds) + bits if hop.seconds else "-",
                 _memory(stage.memory_bytes, plan.units),
                 _memory(stage.host_memory_bytes, plan.units),
-                f"{plan.utilisation(stage):.0%}",
+                f"{100 * plan.utilisation(stage):.0f} %",
                 format_seconds(plan.slack_s(stage)),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = {1, 2}
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([*lines, "", *summary(plan)])
+    return "\n".join([*plain(columns, rows), "", *summary(plan)])
 
 
 def summary(plan: ChainPlan) -> list[str]:
     """The plan's figures, a line each."""
-    proof = "proven optimal" if plan.gap == 0 else f"at most {plan.gap:.2%} above the best possible"
+    if plan.gap == 0:
+        proof = "proven optimal"
+    elif plan.gap < 1:
+        proof = f"at most {100 * plan.gap:.2f} % above the best possible"
+    else:
+        proof = f"at most {1 + plan.gap:.3g} × the best possible"
     meaning = {
         "throughput": "shortest interval",
         "latency": "shortest latency",
@@ -54,9 +53,9 @@ def summary(plan: ChainPlan) -> list[str]:
     }
     mega = "MB = 2^20 bytes, as PipeEdge counts" if plan.units == "pipeedge" else "MB = 10^6 bytes (SI)"
     return [
-        f"interval    {plan.interval_s:.6g} s between batches of {plan.batch_size}, set by {plan.bottleneck}",
+        f"interval    {format_seconds(plan.interval_s)} between batches of {plan.batch_size}, set by {plan.bottleneck}",
         f"throughput  {plan.throughput:.6g} samples/s",
-        f"latency     {plan.latency_s:.6g} s for one batch through the empty pipeline",
+        f"latency     {format_seconds(plan.latency_s)} for one batch through the empty pipeline",
         f"objective   {meaning[plan.objective]}, {proof}",
         f"hosts       {sum(len(stage.hosts) for stage in plan.stages)} used, {len(plan.unused)} not",
         f"units       {mega}",
@@ -71,7 +70,8 @@ def _memory(size_bytes: float, units: str) -> str:
 
 def explain(plan: ChainPlan) -> str:
     """Why the plan is as fast as it is: each stage with its compute, transfer, memory and room to spare."""
-    lines = [f"The plan passes on a batch every {plan.interval_s:.6g} s. {_sentence(plan.bottleneck)} takes that long."]
+    pace = f"The plan passes on a batch every {format_seconds(plan.interval_s)}."
+    lines = [f"{pace} {_sentence(plan.bottleneck)} takes that long."]
     for number, stage in enumerate(plan.stages, 1):
         lines += ["", f"Stage {number}: layers {stage.first} to {stage.last} on {_hosts(stage)}"]
         lines.append(f"  computes {format_seconds(stage.compute_s)} a batch{_spare(plan, stage)}")

@@ -11,7 +11,7 @@ from hpgo.cluster import Cluster
 from hpgo.errors import ArgumentError
 from hpgo.profile import Profile
 from hpgo.units import format_bytes, parse_bytes
-from hpgo.wording import as_float, as_whole, shown
+from hpgo.wording import as_float, as_whole, counted, shown
 
 SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
 """What the search plans for, with a proof; `hpgo.choose` runs other schedules on what it finds.
@@ -145,7 +145,7 @@ def _micro_batch_sizes(
         measured = smallest == profile.batch_sizes[0]
         asked = f"the {smallest} that profile `{profile.name}` was measured with"
         raise ArgumentError(
-            f"a micro-batch of {largest} samples is smaller than"
+            f"a micro-batch of {counted(largest, 'sample')} is smaller than"
             f" {asked if measured else f'min_micro_batch_size, {smallest}'}",
             f"raise the batch size, or {'trust the profile below that' if measured else 'allow that'}"
             f" with min_micro_batch_size={largest}",

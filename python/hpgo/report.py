@@ -16,6 +16,7 @@ from hpgo import limits
 from hpgo.tables import markdown as markdown_table
 from hpgo.tables import plain, printable
 from hpgo.units import format_bytes, format_seconds
+from hpgo.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -73,7 +74,7 @@ def markdown(plan: Plan) -> str:
 def headline(plan: Plan) -> str:
     """The answer in one line."""
     return (
-        f"{plan.profile} on {plan.cluster}: a step of {plan.global_batch_size} samples takes"
+        f"{plan.profile} on {plan.cluster}: a step of {counted(plan.global_batch_size, 'sample')} takes"
         f" {_seconds(plan.step_s)}" + ("" if plan.fits else ", if it had the memory")
     )
 
@@ -174,9 +175,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     """Named facts about the whole plan."""
     count = plan.micro_batches
     schedule = (
-        f"{_SCHEDULES.get(plan.schedule, plan.schedule)}, {_counted(count, 'micro-batch', 'micro-batches')} of"
-        f" {_counted(plan.micro_batch_size, 'sample', 'samples')}, activations"
-        f" {'recomputed' if plan.recompute else 'kept'}"
+        f"{_SCHEDULES.get(plan.schedule, plan.schedule)}, {counted(count, 'micro-batch')} of"
+        f" {counted(plan.micro_batch_size, 'sample')}, activations {'recomputed' if plan.recompute else 'kept'}"
     )
     idle = plan.cluster_devices - plan.devices
     used = f"{plan.devices} of {plan.cluster_devices}" if idle else str(plan.devices)
@@ -271,56 +271,58 @@ def shape(plan: Plan) -> str:
     return " ".join(shown) if len(shown) <= 4 else f"{len(stages)} stages"
 
 
-def sweep(plans: Sequence[Plan]) -> tuple[list[str], list[tuple[object, ...]]]:
-    """Columns and rows of a table that compares plans for several batch sizes or clusters."""
-    columns = [
-        "batch",
-        "cluster",
-        "layers×devices",
-        "micro-batch",
-        "step",
-        "samples/s",
-        "speed-up",
-        "bubble",
-        "gap",
-        "free",
-    ]
-    return columns, [
+def sweep(plans: Sequence[Plan]) -> tuple[str, list[str], list[tuple[object, ...]]]:
+    """Title, columns and rows of a table that compares plans of one model for several batch or cluster sizes."""
+    largest = max(plans, key=lambda plan: plan.cluster_devices)
+    title = f"{largest.profile} on {largest.cluster}"
+    sizes = [plan.global_batch_size for plan in plans]
+    devices = [plan.cluster_devices for plan in plans]
+    asked: dict[str, Sequence[object]] = {}
+    if len(set(sizes)) > 1:
+        asked["batch"] = sizes
+    else:
+        title += f", {counted(sizes[0], 'sample')} a step"
+    if len(set(devices)) > 1:
+        asked["devices"] = devices
+    columns = ["stages", "micro-batch", "step", "samples/s", "speed-up", "bubble", "gap", "free"]
+    answers = [
         (
-            plan.global_batch_size,
-            plan.cluster,
             shape(plan),
             plan.micro_batch_size,
             _seconds(plan.step_s),
             f"{plan.samples_per_s:.4g}",
-            f"{plan.speed_up:.4g} ×",
+            f"{plan.speed_up:.4g}",
             f"{100 * plan.bubble:.1f} %",
             "-" if plan.gap is None else f"{100 * plan.gap:.1f} %",
             f"{min(100 * stage.headroom_bytes / stage.capacity_bytes for stage in plan.stages):.0f} %",
         )
         for plan in plans
     ]
+    rows = [(*known, *answer) for *known, answer in zip(*asked.values(), answers, strict=True)]
+    return f"{title}; stages as layers × devices", [*asked, *columns], rows
 
 
 def _instead(plan: Plan, other: Alternative) -> str:
     if other.step_s is None:
         if not other.missing_bytes:
             return other.why
-        return f"{other.stages} stage{'s' if other.stages > 1 else ''}: {other.why}"
+        return f"{counted(other.stages, 'stage')}: {other.why}"
     if other.step_s <= plan.step_s * (1 + 1e-9):
         return other.why
     ratio = other.step_s / plan.step_s if plan.step_s else math.inf
-    longer = f"{100 * (ratio - 1):.0f} % longer" if ratio < 2 else f"{ratio:.1f} × as long"
+    percent = 100 * (ratio - 1)
+    if ratio >= 2:
+        longer = f"{ratio:.1f} × as long"
+    elif percent < 0.01:
+        longer = "less than 0.01 % longer"
+    else:
+        longer = f"{percent:.0f} % longer" if percent >= 10 else f"{percent:.2g} % longer"
     stages = f"{other.stages} stages, " if other.stages > 1 else ""
     return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.why}"
 
 
 def _loading(plan: Plan) -> str:
     return f"{format_seconds(plan.loading_s)} of loading data a profiled batch, which loaders do ahead of the step"
-
-
-def _counted(count: int, one: str, several: str) -> str:
-    return f"{count} {one if count == 1 else several}"
 
 
 def _shortage(plan: Plan) -> str:

@@ -39,6 +39,16 @@ def similar(wanted: str, known: Iterable[str]) -> str:
     return f"did you mean `{shorten(matches[0])}`?" if matches else ""
 
 
+def counted(number: int, thing: str) -> str:
+    """So many of a thing.
+
+    >>> counted(1, "sample"), counted(64, "sample"), counted(2, "micro-batch")
+    ('1 sample', '64 samples', '2 micro-batches')
+    """
+    ending = "" if number == 1 else "es" if thing.endswith("ch") else "s"
+    return f"{number} {thing}{ending}"
+
+
 def shown(value: object) -> str:
     """What `value` is, short whatever it holds.
 

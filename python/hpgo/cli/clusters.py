@@ -7,10 +7,10 @@ import json
 
 import click
 
-from hpgo.cli.terminal import table
+from hpgo.cli.terminal import sources, table
 from hpgo.cluster import Cluster, Link
 from hpgo.presets import PRESETS
-from hpgo.units import format_bytes, format_bytes_per_s
+from hpgo.units import format_bytes_per_s
 
 
 @click.group(invoke_without_command=True)
@@ -20,8 +20,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """List the clusters that `--cluster` takes by name, or show one as a file to edit.
 
     A name may say the number of machines: `h100:16`. Devices are machines × devices of each. Rates are one port's, in
-    one direction: inside a machine and between machines, point to point and in a ring all-reduce. Figures are what
-    datasheets promise.
+    one direction: inside a machine and between machines, point to point, and in a ring all-reduce (ring). Figures are
+    what datasheets promise.
 
     \b
     Examples:
@@ -35,20 +35,19 @@ def command(ctx: click.Context, as_json: bool) -> None:
         click.echo(json.dumps([_entry(Cluster.preset(name)) for name in PRESETS], indent=2))
         return
     table(
-        ["cluster", "devices", "device", "memory", "inside", "ring", "between", "ring", "source"],
+        ["cluster", "devices", "device", "inside", "ring inside", "between", "ring between"],
         [
             (
                 name,
                 f"{preset.machines} × {preset.devices}",
                 preset.device,
-                format_bytes(preset.memory_bytes),
                 *_rates(Link(*preset.intra), used=preset.devices > 1),
                 *_rates(Link(*preset.inter), used=preset.machines > 1),
-                preset.source,
             )
             for name, preset in PRESETS.items()
         ],
     )
+    sources({name: preset.source for name, preset in PRESETS.items()})
 
 
 @command.command()

@@ -43,7 +43,7 @@ def _is_count(text: str) -> bool:
 
 
 @click.command()
-@question
+@question(several=False)
 @click.option(
     "--stages", type=_Stages(), required=True, metavar="LAYERS@DEVICES,…",
     help="For each stage a number of layers, in the profile's order, and its devices.",
@@ -55,7 +55,7 @@ def command(
     *,
     profile: str,
     cluster: str,
-    global_batch_size: tuple[int, ...],
+    global_batch_size: int,
     profile_batch_size: int | None,
     stages: list[tuple[int, list[int]]],
     as_json: bool,
@@ -78,12 +78,10 @@ def command(
 
     if as_json and as_markdown:
         raise click.UsageError("choose one of --json and --markdown")
-    if len(global_batch_size) > 1:
-        raise click.UsageError("give one --global-batch-size")
-    read = read_profile(profile, batch_size=profile_batch_size)
     with as_options():
+        read = read_profile(profile, batch_size=profile_batch_size)
         priced = evaluate(
-            read, Cluster.parse(cluster), stages, global_batch_size=global_batch_size[0], **settings(options)
+            read, Cluster.parse(cluster), stages, global_batch_size=global_batch_size, **settings(options)
         )
     try:
         if output is not None:

@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "clusters": ("hpgo.cli.clusters", "List the known clusters, or show one as a file to edit."),
     "partition": ("hpgo.cli.partition", "Spread a chain of layers over uneven hosts."),
     "reproduce": ("hpgo.cli.reproduce", "Set published planning results beside ours."),
-    "simulate": ("hpgo.cli.simulate", "Run schedules or plans on a clock: step, bubbles, memory, picture."),
+    "simulate": ("hpgo.cli.simulate", "Run schedules or plans on a clock: step, bubbles, memory."),
     "schedules": ("hpgo.cli.schedules", "List the known schedules, or show the orders of one."),
     "draw": ("hpgo.cli.draw", "Draw timelines or plans: SVG, PNG, PDF, HTML, trace, text, TikZ."),
     "view": ("hpgo.cli.view", "Open timelines or plans as an interactive page in the browser."),
@@ -63,7 +63,12 @@ class _Commands(click.Group):
 def group(ctx: click.Context) -> None:
     """Plan, simulate and draw hybrid-parallel training.
 
-    Data goes to stdout, everything else to stderr.
+    \b
+    Examples:
+      hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
+      hpgo simulate --schedule zb_h1 -s 4 -b 8
+
+    Data goes to stdout, everything else to stderr. `hpgo COMMAND --help` says more.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hpgo.cli.terminal import table
+from hpgo.cli.terminal import sources, table
 from hpgo.documents import make_folder
 from hpgo.formats import write_profile
 from hpgo.models import MODELS, built_in
@@ -20,7 +20,7 @@ from hpgo.units import format_bytes, format_seconds
 def command(ctx: click.Context, as_json: bool) -> None:
     """List the models that can be planned by name, or write their profiles.
 
-    The step is forward and backward of one batch on one device.
+    The step is forward and backward, on one device, of the batch that the profile was measured with.
 
     \b
     Examples:
@@ -48,19 +48,19 @@ def command(ctx: click.Context, as_json: bool) -> None:
         click.echo(json.dumps(entries, indent=2))
         return
     table(
-        ["model", "layers", "batch", "parameters", "step", "source"],
+        ["model", "layers", "parameters", "batch", "step"],
         [
             (
                 name,
                 len(profile.layers),
-                profile.batch_sizes[0],
                 format_bytes(profile.parameter_bytes),
+                profile.batch_sizes[0],
                 format_seconds(sum(layer.forward_s[0] + layer.backward_s[0] for layer in profile.layers)),
-                profile.source,
             )
             for name, profile in profiles.items()
         ],
     )
+    sources({name: profile.source for name, profile in profiles.items()})
 
 
 @command.command()

@@ -66,6 +66,9 @@ def command(
 ) -> None:
     """Spread a chain of layers over uneven hosts, with proof that nothing is better.
 
+    Model, device types and hosts are PipeEdge's three YAML files, or a --profile and a --cluster. docs/partition.md
+    shows the files.
+
     \b
     Examples:
       hpgo partition --explain

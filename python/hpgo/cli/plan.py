@@ -14,6 +14,7 @@ from hpgo.cli.questions import SECONDS, Counts, as_options, question, settings
 from hpgo.cli.terminal import progress, table
 from hpgo.documents import write_text
 from hpgo.errors import ArgumentError, InfeasibleError
+from hpgo.tables import markdown, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ _PATIENCE_S = 0.5
 
 
 @click.command()
-@question
+@question(several=True)
 @click.option("--devices", type=Counts(), metavar="N[,N…]", help="Use only the first N devices of the cluster.")
 @click.option("--max-stages", type=int, metavar="N", help="Stages at most.")
 @click.option("--deadline", type=SECONDS, metavar="TIME", help="Stop then, with the best plan so far: `10s`.")
@@ -79,7 +80,8 @@ def command(
 
         check(plot)  # before the search, which may take minutes
     keywords = settings(options) | {"max_stages": max_stages, "deadline_s": deadline}
-    read = read_profile(profile, batch_size=profile_batch_size)
+    with as_options():
+        read = read_profile(profile, batch_size=profile_batch_size)
     whole = Cluster.parse(cluster)
     clusters = [whole.first(count) for count in devices] if devices else [whole]
     questions = [(part, size) for part in clusters for size in global_batch_size]
@@ -170,15 +172,13 @@ def _sweep(
 
             draw_sweep(plans, plot)
     finally:
-        columns, rows = report.sweep(plans)
+        title, columns, rows = report.sweep(plans)
         if as_json:
             click.echo(document)
         elif as_markdown:
-            from hpgo.tables import markdown
-
-            click.echo("\n".join(markdown(columns, rows)))
+            click.echo("\n".join([f"## {printable(title)}", "", *markdown(columns, rows)]))
         else:
-            table(columns, rows)
+            table(columns, rows, printable(title))
 
 
 def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords: dict[str, Any]) -> tuple[Plan, bool]:

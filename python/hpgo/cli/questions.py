@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 _ARGUMENTS = re.compile(
-    r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|max_stages|recompute|deadline_s|reserved_bytes"
-    r"|gradients_per_weight|optimizer_per_weight)\b=?"
+    r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|batch_size|max_stages|recompute|deadline_s"
+    r"|reserved_bytes|gradients_per_weight|optimizer_per_weight)\b=?"
 )
 # hpgo.question.SCHEDULES and hpgo.choose.RUN_ON_PLANS, which `--help` need not load
 _SCHEDULES = ("1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential")
@@ -67,58 +67,67 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
 SECONDS = _Measure("time", parse_seconds)
 
 
-def question(command: _Command) -> _Command:
-    """Adds the argument PROFILE and the options that say what is asked; `settings` reads them."""
-    for option in reversed(
-        (
-            click.argument("profile"),
-            click.option("-c", "--cluster", required=True, metavar="NAME|FILE", help="See `hpgo clusters`."),
-            click.option(
-                "-b", "--global-batch-size", type=Counts(), required=True, metavar="N[,N…]",
-                help="Samples in a step, over all devices.",
-            ),
-            click.option(
-                "--profile-batch-size", type=int, metavar="N",
-                help="Samples that PipeDream text was measured with, if its name doesn't say.",
-            ),
-            click.option(
-                "--schedule", default="eager_1f1b", show_default=True, metavar="NAME",
-                help=f"The order of forwards and backwards: {', '.join(_SCHEDULES)}; or auto, for the best.",
-            ),
-            click.option(
-                "--micro-batch-size", type=int, metavar="N", help="Samples in a micro-batch; by default the best."
-            ),
-            click.option(
-                "--min-micro-batch-size", type=int, metavar="N",
-                help="Fewest samples of a micro-batch on a device; by default the profile's smallest batch size.",
-            ),
-            click.option(
-                "--recompute", type=click.Choice(tuple(_RECOMPUTE)), default="no", show_default=True,
-                help="Recompute activations in the backward pass, for less memory.",
-            ),
-            click.option(
-                "--gradients-per-weight", type=float, default=1.0, show_default=True, metavar="BYTES",
-                help="Bytes of gradients for each byte of weights.",
-            ),
-            click.option(
-                "--optimizer-per-weight", type=float, default=2.0, show_default=True, metavar="BYTES",
-                help="Bytes of optimizer state for each byte of weights: 2 is Adam, 0 plain SGD.",
-            ),
-            click.option("--shard-optimizer", is_flag=True, help="Replicas share the optimizer state (ZeRO stage 1)."),
-            click.option(
-                "--reserve", type=_Measure("size", parse_bytes), default=0.0, metavar="SIZE",
-                help="Memory of each device to leave alone, like `1 GB`.",
-            ),
-            click.option("--no-uneven", is_flag=True, help="Replicas of a stage get equal shares only."),
-            click.option("--no-overlap", is_flag=True, help="Gradients synchronise after the backward pass only."),
-            click.option(
-                "--count-loading", is_flag=True,
-                help="Count the time of layers that only load data; by default a loader works ahead of the step.",
-            ),
-        )
-    ):  # fmt: skip
-        command = option(command)
-    return command
+def question(*, several: bool) -> Callable[[_Command], _Command]:
+    """Adds the argument PROFILE and the options that say what is asked; `settings` reads them.
+
+    `several` batch sizes may be asked for at once, and schedule `auto`, where plans are searched for.
+    """
+    names = f"{', '.join(_SCHEDULES)}; or auto, for the best" if several else ", ".join(_SCHEDULES)
+
+    options = (
+        click.argument("profile"),
+        click.option("-c", "--cluster", required=True, metavar="NAME|FILE", help="See `hpgo clusters`."),
+        click.option(
+            "-b", "--global-batch-size", type=Counts() if several else int, required=True,
+            metavar="N[,N…]" if several else "N",
+            help="Samples in a step, over all devices.",
+        ),
+        click.option(
+            "--profile-batch-size", type=int, metavar="N",
+            help="Samples that PipeDream text was measured with, if its name doesn't say.",
+        ),
+        click.option(
+            "--schedule", default="eager_1f1b", show_default=True, metavar="NAME",
+            help=f"The order of forwards and backwards: {names}.",
+        ),
+        click.option(
+            "--micro-batch-size", type=int, metavar="N", help="Samples in a micro-batch; by default the best."
+        ),
+        click.option(
+            "--min-micro-batch-size", type=int, metavar="N",
+            help="Fewest samples of a micro-batch on a device; by default the profile's smallest batch size.",
+        ),
+        click.option(
+            "--recompute", type=click.Choice(tuple(_RECOMPUTE)), default="no", show_default=True,
+            help="Recompute activations in the backward pass, for less memory.",
+        ),
+        click.option(
+            "--gradients-per-weight", type=float, default=1.0, show_default=True, metavar="BYTES",
+            help="Bytes of gradients for each byte of weights.",
+        ),
+        click.option(
+            "--optimizer-per-weight", type=float, default=2.0, show_default=True, metavar="BYTES",
+            help="Bytes of optimizer state for each byte of weights: 2 is Adam, 0 plain SGD.",
+        ),
+        click.option("--shard-optimizer", is_flag=True, help="Replicas share the optimizer state (ZeRO stage 1)."),
+        click.option(
+            "--reserve", type=_Measure("size", parse_bytes), default=0.0, metavar="SIZE",
+            help="Memory of each device to leave alone, like `1 GB`.",
+        ),
+        click.option("--no-uneven", is_flag=True, help="Replicas of a stage get equal shares only."),
+        click.option("--no-overlap", is_flag=True, help="Gradients synchronise after the backward pass only."),
+        click.option(
+            "--count-loading", is_flag=True,
+            help="Count the time of layers that only load data; by default a loader works ahead of the step.",
+        ),
+    )  # fmt: skip
+
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def settings(options: dict[str, Any]) -> dict[str, Any]:
@@ -153,5 +162,6 @@ def as_options() -> Iterator[None]:
 
 
 def _option(found: re.Match[str]) -> str:
-    name = found[1].removesuffix("_s").removesuffix("d_bytes").replace("_", "-")
+    name = "profile-batch-size" if found[1] == "batch_size" else found[1].removesuffix("_s").removesuffix("d_bytes")
+    name = name.replace("_", "-")
     return f"--{name}{' ' if found[0].endswith('=') else ''}"

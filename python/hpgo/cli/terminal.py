@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from hpgo.tables import numeric, plain, printable
+from hpgo.tables import within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+WIDTH = 80
+"""Of what is printed into a pipe, where names of columns can do something about it."""
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """Prints `rows` under `columns` on stdout; columns of numbers, with or without a unit, are set to the right.
 
-    On a terminal long cells wrap; in a pipe each row is one line, columns two blanks apart.
+    Columns stand two blanks apart. On a terminal long cells wrap; in a pipe each row is one line.
     """
-    if sys.stdout.isatty():
-        _rich_table(columns, [[printable(str(cell)) for cell in row] for row in rows], title)
-        return
-    for line in [*([title, ""] if title else []), *plain(columns, rows)]:
+    on_terminal = sys.stdout.isatty()
+    head, body = within(shutil.get_terminal_size().columns if on_terminal else WIDTH, columns, rows, fold=on_terminal)
+    if title:
+        click.secho(f"{title}\n", bold=True)
+    for line in head:
+        click.secho(line, fg="cyan")
+    for line in body:
         click.echo(line)
+
+
+def sources(source_of: Mapping[str, str]) -> None:
+    """Prints where each named thing comes from, those from one place together."""
+    names: dict[str, list[str]] = {}
+    for name, source in source_of.items():
+        names.setdefault(source, []).append(name)
+    click.echo()
+    for source, those in names.items():
+        click.echo(
+            textwrap.fill(f"{', '.join(those)}: {source}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        )
 
 
 @contextmanager
@@ -42,17 +62,3 @@ def progress(label: str) -> Iterator[Callable[[float, str], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=1.0, remark="")
         yield lambda fraction, remark: bar.update(task, completed=fraction, remark=remark)
-
-
-def _rich_table(columns: Sequence[str], cells: list[list[str]], title: str | None) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column, right in zip(columns, numeric(cells, len(columns)), strict=True):
-        drawn.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=right)
-    for row in cells:
-        drawn.add_row(*map(Text, row))  # brackets in a cell are no markup
-    Console().print(drawn)

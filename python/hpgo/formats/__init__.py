@@ -111,7 +111,7 @@ def _no_such(name: str) -> str:
 
 
 def _batch_size_hint(path: Path) -> str:
-    hint = f"give the profile's batch size, or put it into the file name: `{path.stem}-pbs-32{path.suffix}`"
+    hint = f"give it as batch_size=32, say, or put it into the file name: `{path.stem}-pbs-32{path.suffix}`"
     for name, model in MODELS.items():
         if model.file == path.name:
             return f"{hint}; the built-in model `{name}` was measured at {built_in(name).batch_sizes[0]}"
