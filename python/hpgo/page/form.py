@@ -97,6 +97,7 @@ def _form(items: Sequence[tuple[str, str]], plans: Plans) -> str:
             "<fieldset><legend>Pipeline</legend>",
             select("plan", "Plan", held),
             '<label>Load a plan<input type="file" accept=".json,application/json"></label>',
+            '<p class="hint">A plan brings its own ranks, micro-batches, times and memory.</p>',
             count("num_stages", "Ranks"),
             count("num_batches", "Micro-batches"),
             count("chunks", "Chunks a rank", "schedule's"),
