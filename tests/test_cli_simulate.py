@@ -195,7 +195,12 @@ def test_orders_from_a_file_are_simulated(simulate: Command, tmp_path: Path) -> 
         (["--schedule", "absent.csv"], 1, "absent.csv"),
         (["--comm", "lnk", "-s", "2"], 1, "did you mean `link`"),
         (["--compare", "1f1b,", "-s", "2"], 1, "names an empty schedule"),
-        (["--activation-bytes", "much"], 1, "`much` is no size"),
+        (["--activation-bytes", "much"], 1, "`--activation-bytes`: `much` is no size"),
+        (["--memory-cap", "1GB,2GB"], 1, "`memory_cap` has 2 numbers, but `1f1b` has 4 ranks"),
+        (["--schedule", ""], 1, "`--schedule` names an empty schedule"),
+        (["--chunks", "3"], 1, "`1f1b` has no option `--chunks`"),
+        (["--compare", "1f1b,gpipe", "--group-size", "4"], 1, "none of 1f1b, gpipe has an option `--group-size`"),
+        (["-s", "2", "--compare", "1f1b,gpipe", "-o", "x.timeline.json"], 1, "`x.timeline.json` would hold the data"),
         (["-s", "2", "-o", "run.xyz"], 1, "`.xyz`"),
         (["-s", "2", "-o", "absent/run.svg"], 1, "absent/run.svg"),
         (["-s", "2", "-o", "absent/run.npz"], 1, "absent/run.npz"),
@@ -209,6 +214,23 @@ def test_mistakes_are_named_without_a_traceback(simulate: Command, args: list[st
     assert got == code
     assert message in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-s", "3"], "`--num-stages` is 3, but the orders in mine.csv are for 2"),
+        (["-b", "4"], "`--num-batches` is 4, but the orders in mine.csv are for 1"),
+        (["--chunks", "2"], "`mine.csv` has no option `--chunks`"),
+        (["-f", "1,2,3"], "`forward_times` has 3 numbers, but `mine` has 2 ranks\nhint: give 1 or 2"),
+    ],
+)
+def test_orders_from_a_file_have_their_sizes(simulate: Command, tmp_path: Path, args: list[str], message: str) -> None:
+    (tmp_path / "mine.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    assert simulate("--schedule", "mine.csv", "-s", 2, "-b", 1, "--no-visualization")[0] == 0
+    code, _, err = simulate("--schedule", "mine.csv", *args)
+    assert code == 1
+    assert message in err
 
 
 @pytest.mark.parametrize(
@@ -226,6 +248,8 @@ def test_mistakes_are_named_without_a_traceback(simulate: Command, args: list[st
         ("forward_times: []", "`forward_times` is an empty list"),
         ("forward_times: [one]", "`forward_times` must be numbers"),
         ("schedule: 7", "`schedule` must be text"),
+        ("weight_bytes: {a: 1}", "config.yaml: `weight_bytes`: a size can't be a dict"),
+        ("num_stages: 4\np2p_time: [1, 2]", "`p2p_time` has 2 numbers, but `1f1b` has 3 edges between stages"),
     ],
 )
 def test_mistakes_in_a_configuration_name_file_and_key(
@@ -234,5 +258,5 @@ def test_mistakes_in_a_configuration_name_file_and_key(
     (tmp_path / "config.yaml").write_text(text)
     code, _, err = simulate("--config", "config.yaml", "--no-visualization")
     assert code == 1
-    assert "config.yaml" in err or "`forward_times` has 2" in err
+    assert "config.yaml" in err or "has 2 numbers" in err
     assert message in err

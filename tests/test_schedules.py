@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
+from hpgo import _core
 from hpgo.cli.schedules import command
-from hpgo.orders import asynchronous_windows
+from hpgo.orders import KINDS, asynchronous_windows
 
 ROOT = Path(__file__).parent.parent
 NAMES = [family.name for family in hpgo.schedules()]
@@ -115,6 +116,11 @@ def of_one_stage(forward_s: float) -> hpgo.Durations:
             {"ranks": 1, "micro_batches": 4, "durations": hpgo.Durations((float("nan"),), (1.0,), (1.0,))},
             "`forward_s` holds NaN",
         ),
+        ({"ranks": 1, "micro_batches": 4, "durations": of_one_stage(1e308)}, "`forward_s` holds 1e308"),
+        ({"ranks": 1, "micro_batches": 4, "durations": hpgo.Durations("a", (1.0,), (1.0,))}, "`forward_s` is `a`"),
+        ({"ranks": 1, "micro_batches": 4, "durations": {"forward_s": 1.0}}, "`durations` is a dict"),
+        ({"ranks": 1, "micro_batches": 4, "windows": 5}, "`windows` is 5"),
+        ({"ranks": 2, "micro_batches": 4, "windows": "21"}, "`windows` is `21`"),
         (
             {"ranks": 1, "micro_batches": 4, "durations": hpgo.Durations((-1.0,), (1.0,), (1.0,))},
             "`forward_s` holds -1",
@@ -124,6 +130,28 @@ def of_one_stage(forward_s: float) -> hpgo.Durations:
 def test_numbers_that_make_no_sense_are_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(hpgo.ArgumentError, match=re.escape(message)):
         hpgo.schedule("zb", **arguments)  # type: ignore[arg-type]
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), ranks=st.integers(1, 5), micro_batches=st.integers(1, 8))
+def test_orders_fitted_to_any_durations_can_be_run(data: st.DataObject, ranks: int, micro_batches: int) -> None:
+    family = data.draw(st.sampled_from([family for family in hpgo.schedules() if "durations" in family.options]))
+    time_s = st.one_of(st.sampled_from([0.0, 1e-300, 1e-9, 1.0, 1e9, 1e15]), st.floats(0, 10))
+    each = st.lists(time_s, min_size=2 * ranks, max_size=2 * ranks)
+    stages = 2 * ranks if family.chunks == "2" else ranks
+    columns = [tuple(data.draw(each)[:stages]) for _ in range(3)]
+    durations = hpgo.Durations(*columns, transfer_s=data.draw(time_s))
+    built = hpgo.schedule(family.name, ranks=ranks, micro_batches=micro_batches, durations=durations)
+    _core.validate_schedule(built)
+    assert sum(row[0] == KINDS.index("F") for row in built.actions.tolist()) == stages * micro_batches
+
+
+@pytest.mark.parametrize("name", ["a\0b.csv", "."])
+def test_paths_that_are_none_are_named(name: str) -> None:
+    with pytest.raises(hpgo.ScheduleError, match=r"can't read|is not text"):
+        hpgo.Schedule.read(name)
+    with pytest.raises(hpgo.ScheduleError, match="can't write"):
+        hpgo.schedule("1f1b", ranks=1, micro_batches=1).save(name)
 
 
 def test_an_unknown_name_suggests_near_ones() -> None:

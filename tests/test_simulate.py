@@ -340,6 +340,8 @@ def test_a_plan_runs_as_it_was_priced() -> None:
         ({"forward_s": np.ones((3, 4))}, r"shape \(3, 4\), but there are 8 micro-batches and 4 stages"),
         ({"transfer_s": [0.1] * 4}, "`transfer_s` has 4 numbers, but there are 3 edges"),
         ({"communication": "lnk"}, "no communication mode `lnk`"),
+        ({"communication": ["link"]}, "no communication mode"),
+        ({"memory": {"weights_bytes": 1}}, "memory is a dict"),
         ({"iterations": 0}, "`iterations` is 0"),
         ({"iterations": 10**9}, "64,000,000,000 actions are more than"),
         ({"memory": hpgo.StageBytes(weights_bytes=[1, 2])}, "`weights_bytes` has 2 numbers"),
@@ -350,6 +352,27 @@ def test_a_plan_runs_as_it_was_priced() -> None:
 def test_numbers_that_do_not_fit_are_named(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         hpgo.simulate(hpgo.schedule("1f1b", ranks=4, micro_batches=8), **changed)
+
+
+@pytest.mark.parametrize("given", [None, "1f1b", [1]])
+def test_what_is_neither_schedule_nor_plan_is_refused(given: Any) -> None:
+    with pytest.raises(ArgumentError, match="can't simulate"):
+        hpgo.simulate(given)
+
+
+def test_micro_batches_are_numbered_from_0_without_a_gap() -> None:
+    schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=1)
+    for first in (5, 2**32 - 2):
+        actions = schedule.actions + np.array([0, 0, first, 0, first], np.uint32)
+        shifted = dataclasses.replace(schedule, micro_batches=((first, first + 1),), actions=actions)
+        with pytest.raises(ScheduleError, match="number"):
+            hpgo.simulate(shifted)
+
+
+@pytest.mark.parametrize("name", ["a\0b.npz", "a\0b.svg", "a\0b.timeline.json"])
+def test_a_nul_in_a_path_is_refused(name: str) -> None:
+    with pytest.raises(hpgo.HpgoError, match=r"picture format|can.t write"):
+        textbook().save(name)
 
 
 def test_an_order_that_can_not_run_is_explained() -> None:

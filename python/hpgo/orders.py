@@ -6,16 +6,18 @@ file; `hpgo.schedules()` is the table of families.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
 from hpgo.errors import ArgumentError, ScheduleError
+from hpgo.wording import shown
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -121,6 +123,8 @@ class Schedule:
         >>> Schedule.from_text("0F0 0B0\n1F0 1B0").orders
         [['0F0', '0B0'], ['1F0', '1B0']]
         """
+        if not isinstance(text, str):
+            raise ArgumentError(f"the orders are {shown(text)}", "give text, or a file to `Schedule.read`")
         return _of(_core.read_schedule(name, text))
 
     @classmethod
@@ -133,7 +137,7 @@ class Schedule:
             raise ScheduleError(
                 f"can't read {path}: {error.strerror}", "name a CSV file with one line a rank"
             ) from None
-        except UnicodeDecodeError:
+        except ValueError:  # not UTF-8, or a NUL in the path
             raise ScheduleError(f"{path} is not text", "name a CSV file with one line a rank") from None
         return cls.from_text(text, name=path.stem)
 
@@ -155,10 +159,9 @@ class Schedule:
         text = self.to_text(in_steps=in_steps)
         try:
             Path(path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ScheduleError(
-                f"can't write {path}: {error.strerror}", "name a file in a folder that exists"
-            ) from None
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ScheduleError(f"can't write {path}: {reason}", "name a file in a folder that exists") from None
 
     def __eq__(self, other: object) -> bool:
         """Equal orders of equal stages; the name doesn't count."""
@@ -258,12 +261,16 @@ def schedule(
     numbers = {"ranks": ranks, "micro_batches": micro_batches, "chunks": chunks, "group_size": group_size, "cap": cap}
     for what, number in numbers.items():
         _check(what, number)
+    if not isinstance(windows, Sequence | None) or isinstance(windows, str):
+        raise ArgumentError(f"`windows` is {shown(windows)}", "give a list with a number for each rank")
     for window in windows or ():
         _check("windows", window)
+    if durations is not None:
+        _check_durations(durations)
     request = _Request(
         ranks, micro_batches, chunks, group_size, cap, None if windows is None else list(windows), durations
     )
-    return _of(_core.build_schedule(name, request))
+    return _of(_core.build_schedule(str(name), request))
 
 
 def schedules() -> tuple[Family, ...]:
@@ -292,6 +299,18 @@ def asynchronous_windows(devices: Sequence[int]) -> list[int]:
 def _check(what: str, number: object) -> None:
     if number is not None and (not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**32):
         raise ArgumentError(f"`{what}` is {number!r}", "give a whole number from 1 on")
+
+
+def _check_durations(durations: object) -> None:
+    """Raises ArgumentError for what is no `Durations` of numbers; what numbers may be is checked natively."""
+    if not isinstance(durations, Durations):
+        raise ArgumentError(f"`durations` is {shown(durations)}", "make a `hpgo.Durations`")
+    for name in ("forward_s", "input_gradient_s", "weight_gradient_s"):
+        each = getattr(durations, name)
+        if not isinstance(each, Sequence) or isinstance(each, str) or not all(isinstance(one, Real) for one in each):
+            raise ArgumentError(f"`{name}` is {shown(each)}", "give seconds, one number for each stage")
+    if not isinstance(durations.transfer_s, Real):
+        raise ArgumentError(f"`transfer_s` is {shown(durations.transfer_s)}", "give a number of seconds")
 
 
 def _of(record: dict[str, Any]) -> Schedule:

@@ -10,7 +10,7 @@ from hpgo import _core
 from hpgo.errors import ArgumentError
 from hpgo.orders import Schedule
 from hpgo.timeline import Timeline, of_simulation
-from hpgo.wording import near
+from hpgo.wording import near, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,11 +104,17 @@ def simulate(
     """
     import numpy as np
 
-    if communication not in COMMUNICATION:
+    if not isinstance(communication, str) or communication not in COMMUNICATION:
         raise ArgumentError(
             f"there is no communication mode `{communication}`", near(str(communication), COMMUNICATION)
         )
     if not isinstance(plan_or_schedule, Schedule):
+        from hpgo.plans import Plan  # it runs simulations
+
+        if not isinstance(plan_or_schedule, Plan):
+            raise ArgumentError(
+                f"can't simulate {shown(plan_or_schedule)}", "give a schedule, of `hpgo.schedule` say, or a plan"
+            )
         return simulate(
             schedule_of(plan_or_schedule, schedule),
             input_gradient_s=input_gradient_s,
@@ -158,6 +164,8 @@ def simulate(
         shape.each("gradient_sync_s", gradient_sync_s).tolist(),
         shape.each("optimizer_s", optimizer_s).tolist(),
     )
+    if not isinstance(memory, StageBytes | None):
+        raise ArgumentError(f"memory is {shown(memory)}", "make a `hpgo.StageBytes`")
     stage_bytes = None if memory is None else shape.bytes(memory)
     cap = None if memory_cap_bytes is None else shape.caps(memory_cap_bytes)
     run, rounds = plan_or_schedule, iterations
@@ -257,9 +265,9 @@ class _Shape:
             return array
         if array.shape == (self.chain,):
             return np.tile(array, self.stages // self.chain)
-        counts = f"{self.chain}" if self.chain == self.stages else f"{self.chain} or {self.stages}"
         raise ArgumentError(
-            f"`{name}` has {_counted(array)}, but there are {self.stages} stages", f"give 1 or {counts}"
+            f"`{name}` has {_counted(array)}, but there are {self.stages} stages",
+            _give(1, self.chain, self.stages),
         )
 
     def edges(self, name: str, given: ArrayLike) -> NDArray[np.float64]:
@@ -273,7 +281,7 @@ class _Shape:
             return np.tile(np.append(array, 0.0), self.stages // self.chain)
         raise ArgumentError(
             f"`{name}` has {_counted(array)}, but there are {self.chain - 1} edges between stages",
-            f"give 1 or {self.chain - 1}",
+            _give(1, self.chain - 1),
         )
 
     def bytes(self, memory: StageBytes) -> NDArray[np.float64]:
@@ -299,7 +307,7 @@ class _Shape:
             return (float(array),) * self.ranks
         if array.shape != (self.ranks,):
             raise ArgumentError(
-                f"`memory_cap_bytes` has {_counted(array)}, but there are {self.ranks} ranks", f"give 1 or {self.ranks}"
+                f"`memory_cap_bytes` has {_counted(array)}, but there are {self.ranks} ranks", _give(1, self.ranks)
             )
         return tuple(array.tolist())
 
@@ -319,6 +327,10 @@ def _numbers(name: str, given: ArrayLike) -> NDArray[np.float64]:
     if wrong.size:
         raise ArgumentError(f"`{name}` holds {wrong.flat[0]}", "give finite numbers, zero or more")
     return array
+
+
+def _give(*counts: int) -> str:
+    return f"give {' or '.join(str(count) for count in dict.fromkeys(counts) if count)}"
 
 
 def _counted(array: NDArray[Any]) -> str:

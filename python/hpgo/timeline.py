@@ -215,10 +215,9 @@ class Timeline:
                 self._write_npz(path)
             else:
                 path.write_text(self.to_json(), encoding="utf-8")
-        except OSError as error:
-            raise HpgoError(
-                f"can't write `{path}`: {error.strerror}", "choose a folder that exists and is yours"
-            ) from None
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise HpgoError(f"can't write `{path}`: {reason}", "choose a folder that exists and is yours") from None
         return path
 
     def _write_npz(self, path: Path) -> None:

@@ -5,7 +5,7 @@
 
 use super::interleaved::Loop;
 use super::one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows, overlapped};
-use super::{Schedule, bidirectional, fill_drain, v_shape, wave, zb_greedy, zero_bubble};
+use super::{LONGEST_S, Schedule, bidirectional, fill_drain, v_shape, wave, zb_greedy, zero_bubble};
 use crate::error::{Error, Result};
 
 /// Larger schedules are refused: 200 million actions are 4 GB.
@@ -572,8 +572,11 @@ fn durations(sizes: Sizes, request: &Request) -> Result<Durations> {
                 "give one for each stage",
             ));
         }
-        if let Some(time_s) = list.iter().find(|time_s| !(time_s.is_finite() && **time_s >= 0.0)) {
-            return Err(Error::argument(format!("`{what}` holds {time_s}"), "times are finite and not negative"));
+        if let Some(time_s) = list.iter().find(|time_s| !(0.0..=LONGEST_S).contains(*time_s)) {
+            return Err(Error::argument(
+                format!("`{what}` holds {time_s:?}"),
+                format!("times are numbers of seconds from 0 to {LONGEST_S:e}"),
+            ));
         }
     }
     Ok(durations.clone())

@@ -30,6 +30,9 @@ pub use families::{Chunks, Durations, FAMILIES, Family, MOST_ACTIONS, Pace, Requ
 pub use one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows};
 pub use text::{Entry, Parameters};
 
+/// Longer times are refused: their sums lose what short ones add.
+pub(crate) const LONGEST_S: f64 = 1e15;
+
 /// What an action does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]

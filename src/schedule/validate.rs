@@ -94,6 +94,13 @@ impl Schedule {
                 "number micro-batches differently in each chain",
             ));
         }
+        let due = ranges.iter().try_fold(0, |due, range| (range.start == due).then_some(range.end));
+        if due.is_none() {
+            return Err(Error::schedule(
+                format!("micro-batches are numbered {ranges:?}"),
+                "number them from 0 without a gap, over all chains",
+            ));
+        }
         // Counted before anything is allocated: a single stray number in a file may claim 2^32 micro-batches.
         let forwards =
             u64::from(self.chain_length) * self.micro_batches.iter().map(|range| range.len() as u64).sum::<u64>();

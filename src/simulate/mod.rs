@@ -11,7 +11,7 @@ pub mod sweep;
 
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::schedule::{Action, Kind, Pace, Schedule};
+use crate::schedule::{Action, Kind, LONGEST_S, Pace, Schedule};
 
 pub use measures::{Cause, Idle, Measures, StageBytes, idle, measure, memory, slack_s};
 pub use sweep::{Links, Sweep};
@@ -53,9 +53,6 @@ pub struct Transfer {
     /// Delay behind that, during which the link is free again.
     pub latency_s: f64,
 }
-
-/// Longer times are refused: their sums lose what short ones add.
-const LONGEST_S: f64 = 1e15;
 
 /// What a schedule costs on a cluster. Vectors have one entry for each stage of the schedule, all chains included.
 #[derive(Debug, Clone, PartialEq, Default)]

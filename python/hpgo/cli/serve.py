@@ -31,6 +31,8 @@ def command(plans: tuple[str, ...], host: str, port: int, opens: bool) -> None:
 
     if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
         raise HpgoError("the page needs starlette and uvicorn, which are not installed", "`pip install 'hpgo[serve]'`")
+    if not host.strip():
+        raise HpgoError("`--host` is empty", "name an address; 0.0.0.0 listens on all")
     from hpgo.page.server import listen, serve
     from hpgo.page.settings import Plans
 

@@ -61,6 +61,7 @@ _BEYOND_A_PLAN = {
     "weight_gradient_s": "weight_gradient_times",
     "overlapped_s": "overlapped_times",
 }  # what no profile tells, and with it no plan
+_OF_SOME_SCHEDULES = ("chunks", "group_size", "cap")
 _MOST_RANKS_IN_TABLE = 64
 
 
@@ -145,11 +146,14 @@ def command(
     settings = _DEFAULTS | ({} if config is None else _read_config(config)) | given
     names = [name.strip() for name in compare.split(",")] if compare is not None else [settings["schedule"]]
     if not all(names):
-        raise ArgumentError(f"`--compare {compare}` names an empty schedule", "write it like `--compare gpipe,1f1b`")
+        option = "--schedule" if compare is None else "--compare"
+        raise ArgumentError(f"`{option}` names an empty schedule", "write it like `--compare gpipe,1f1b`")
     if plan_file is not None:
         if sweep:
             raise ArgumentError("`--sweep` can't vary a plan", "a plan has its number of micro-batches")
         _check_alone(given)
+    else:
+        _check_known(names, settings)
     output = None if no_visualization else settings.get("output_file")
     if sweep:
         _sweep(names, settings, output, as_json=as_json)
@@ -177,6 +181,21 @@ def _check_alone(given: dict[str, Any]) -> None:
     if extra := [key for key in given if key not in allowed]:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in extra)
         raise ArgumentError(f"a plan brings its own numbers, but {options} is given too", "leave out one of the two")
+
+
+def _check_known(names: Sequence[str], settings: dict[str, Any]) -> None:
+    """Raises ArgumentError for an option that is given to schedules of which none has it."""
+    from hpgo.orders import schedules
+
+    families = [family for family in schedules() if family.name in names]
+    read = any(_is_file(name) for name in names)
+    if len(families) + read == 0:
+        return  # misspelt, as will be said
+    for key in _OF_SOME_SCHEDULES:
+        fixed = [family for family in families if key == "chunks" and family.chunks == str(settings.get(key))]
+        if key in settings and not fixed and not any(key in family.options for family in families):
+            whose = f"`{names[0]}` has no" if len(names) == 1 else f"none of {', '.join(names)} has an"
+            raise ArgumentError(f"{whose} option `--{key.replace('_', '-')}`", "leave it out")
 
 
 def _save(timelines: list[Timeline], output: str) -> None:
@@ -229,7 +248,10 @@ def _checked(key: str, value: Any, name: str) -> Any:
             raise ArgumentError(f"`{name}` must be a whole number from 1, got {shown(value)}", "")
         return value
     if kind == "sizes":
-        return [parse_bytes(part) for part in (value if isinstance(value, list) else [value])]
+        try:
+            return [parse_bytes(part) for part in (value if isinstance(value, list) else [value])]
+        except ArgumentError as error:
+            raise ArgumentError(f"`{name}`: {error.message}", error.hint) from None
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, (int, float)):
@@ -240,7 +262,7 @@ def _checked(key: str, value: Any, name: str) -> Any:
             raise ArgumentError(f"`{name}` holds {number}", "give numbers of seconds, zero or more")
     if not numbers:
         raise ArgumentError(f"`{name}` is an empty list", "give one number, or one for each rank")
-    return float(numbers[0]) if kind == "number" and not isinstance(value, list) else [float(n) for n in numbers]
+    return float(numbers[0]) if kind == "number" and len(numbers) == 1 else [float(number) for number in numbers]
 
 
 def _read_config(path: str) -> dict[str, Any]:
@@ -276,6 +298,13 @@ def _simulate(name: str, settings: dict[str, Any]) -> Timeline:
             activation_bytes=_per_stage(schedule, "activation_bytes", settings.get("activation_bytes", [0.0])),
         )
     cap = settings.get("memory_cap")
+    for key, count in (("memory_cap", schedule.ranks), ("p2p_time", schedule.chain_length - 1)):
+        numbers = settings.get(key)
+        if isinstance(numbers, list) and len(numbers) not in {1, count}:
+            what = "ranks" if key == "memory_cap" else "edges between stages"
+            raise ArgumentError(
+                f"`{key}` has {len(numbers)} numbers, but `{schedule.name}` has {count} {what}", f"give 1 or {count}"
+            )
     return simulate(
         schedule,
         **costs,
@@ -293,15 +322,15 @@ def _simulate(name: str, settings: dict[str, Any]) -> Timeline:
 def _schedule(name: str, settings: dict[str, Any]) -> Schedule:
     from hpgo.orders import Durations, Schedule, schedule, schedules
 
-    if name.lower().endswith((".csv", ".txt")):
-        return Schedule.read(name)
+    if _is_file(name):
+        return _as_asked(Schedule.read(name), name, settings)
     family = next((family for family in schedules() if family.name == name), None)
     given = settings.get("num_stages")
     ranks = given if given is not None else max(len(settings["forward_times"]), len(settings["backward_times"]))
     sizes = {"ranks": ranks if given is not None or ranks > 1 else 4, "micro_batches": settings.get("num_batches", 8)}
     # In a comparison, an option is for those schedules that know it.
     known = () if family is None else family.options
-    options = {key: settings[key] for key in ("chunks", "group_size", "cap") if key in settings and key in known}
+    options = {key: settings[key] for key in _OF_SOME_SCHEDULES if key in settings and key in known}
     built = schedule(name, **sizes, **options)
     if family is None or not family.splits_backward:
         return built
@@ -317,6 +346,22 @@ def _schedule(name: str, settings: dict[str, Any]) -> Schedule:
     return schedule(name, **sizes, **options, durations=durations)
 
 
+def _is_file(name: str) -> bool:
+    return name.lower().endswith((".csv", ".txt"))
+
+
+def _as_asked(read: Schedule, name: str, settings: dict[str, Any]) -> Schedule:
+    """An order from a file, which has its sizes."""
+    sizes = {"num_stages": read.ranks, "num_batches": read.total_micro_batches}
+    for key, size in sizes.items():
+        if settings.get(key, size) != size:
+            option = f"--{key.replace('_', '-')}"
+            raise ArgumentError(
+                f"`{option}` is {settings[key]}, but the orders in {name} are for {size}", "leave it out"
+            )
+    return read
+
+
 def _per_stage(schedule: Schedule, key: str, numbers: Sequence[float], *, shared: bool = True) -> list[float]:
     """One number for each stage, from one for all ranks, one a rank, or one a stage."""
     ranks, chain = schedule.ranks, schedule.chain_length
@@ -328,7 +373,7 @@ def _per_stage(schedule: Schedule, key: str, numbers: Sequence[float], *, shared
     elif len(numbers) == ranks:
         each = [numbers[rank] / (chunks if shared else 1) for rank in schedule.rank_of_stage[:chain]]
     else:
-        counts = f"1 or {ranks}" if ranks == chain else f"1, {ranks} or {chain}"
+        counts = " or ".join(str(count) for count in dict.fromkeys((1, ranks, chain)))
         raise ArgumentError(
             f"`{key}` has {len(numbers)} numbers, but `{schedule.name}` has {ranks} ranks"
             + (f" and {chain} stages" if ranks != chain else ""),

@@ -40,7 +40,12 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
     path = Path(path)
     drawn = _several(timelines)
     ending = path.suffix.lower()
-    if ending not in ENDINGS:
+    if path.name.lower().endswith(".timeline.json"):
+        raise ArgumentError(
+            f"`{path.name}` would hold the data of one timeline, not a picture",
+            "write it with `Timeline.save`; give a trace another name, such as `trace.json`",
+        )
+    if ending not in ENDINGS or "\0" in str(path):
         known = ", ".join(ENDINGS)
         raise ArgumentError(f"no picture format ends in `{ending or path.name}`", f"choose one of {known}")
     try:
