@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from hpgo import _core
 from hpgo.cluster import Cluster, Device
@@ -228,6 +228,23 @@ class _Task:
     remarks: list[str] = field(default_factory=list)
 
 
+class _Options(TypedDict, total=False):
+    """The arguments of `partition` that go with files and with profiles."""
+
+    dtype: str
+    buffers_in: int
+    buffers_out: int
+    objective: Objective
+    throughput: float | None
+    links: Path | None
+    pins: Sequence[str]
+    exclude: Sequence[str]
+    max_replicas: int
+    bits: Sequence[int]
+    time_limit_s: float | None
+    progress: Progress | None
+
+
 @overload
 def partition(
     models: Path,
@@ -236,44 +253,16 @@ def partition(
     *,
     model: str,
     batch_size: int = ...,
-    dtype: str = ...,
-    buffers_in: int = ...,
-    buffers_out: int = ...,
-    objective: Objective = ...,
-    throughput: float | None = ...,
-    links: Path | None = ...,
-    pins: Sequence[str] = ...,
-    exclude: Sequence[str] = ...,
-    max_replicas: int = ...,
-    bits: Sequence[int] = ...,
     interpolate: bool = ...,
     units: Units = ...,
     ignore_unknown_types: bool = ...,
-    time_limit_s: float | None = ...,
-    progress: Progress | None = ...,
+    **options: Unpack[_Options],
 ) -> ChainPlan: ...
 
 
 @overload
 def partition(
-    models: Profile,
-    device_types: Cluster,
-    devices: None = ...,
-    *,
-    model: None = ...,
-    batch_size: int | None = ...,
-    dtype: str = ...,
-    buffers_in: int = ...,
-    buffers_out: int = ...,
-    objective: Objective = ...,
-    throughput: float | None = ...,
-    links: Path | None = ...,
-    pins: Sequence[str] = ...,
-    exclude: Sequence[str] = ...,
-    max_replicas: int = ...,
-    bits: Sequence[int] = ...,
-    time_limit_s: float | None = ...,
-    progress: Progress | None = ...,
+    models: Profile, device_types: Cluster, *, batch_size: int | None = ..., **options: Unpack[_Options]
 ) -> ChainPlan: ...
 
 

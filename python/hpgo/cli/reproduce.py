@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from hpgo.documents import make_folder, write_text
+from hpgo.documents import make_folder, read_text, write_text
 from hpgo.errors import ArgumentError
 
 
@@ -30,7 +30,7 @@ def command(write: Path | None, check: Path | None, figures: Path | None) -> Non
     """
     from hpgo.reproduce.document import NAMES, fill, make
 
-    documents = {path: _read(path) for path in (write, check) if path is not None}
+    documents = {path: read_text(path, ArgumentError) for path in (write, check) if path is not None}
     for document in documents.values():
         fill(document, dict.fromkeys(NAMES, ""))  # complains now, not in a minute
     if figures is not None:
@@ -56,14 +56,3 @@ def command(write: Path | None, check: Path | None, figures: Path | None) -> Non
 
 def _abort(_signal: int, _frame: object) -> NoReturn:
     raise click.Abort
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError(
-            f"can't read {path}: {error.strerror}", "give the path of PLANNER_REPRODUCTION.md"
-        ) from None
-    except UnicodeDecodeError:
-        raise ArgumentError(f"{path} is not text", "give the path of PLANNER_REPRODUCTION.md") from None
