@@ -216,7 +216,7 @@ def test_a_long_search_shows_its_best_step_and_bound_on_a_terminal() -> None:
     shown = drawn.decode()
     assert "Traceback" not in shown
     if "proven optimal" not in output:  # a fast machine has nothing to show
-        assert "batch 5040 on dapple-c" in shown
+        assert "batch 5040: " in shown
     if process.returncode == 0:
         assert "a step of 5040 samples" in output
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hpgo.formats.pipeedge import MEGA
 from hpgo.tables import plain
 from hpgo.units import format_seconds
+from hpgo.wording import above
 
 if TYPE_CHECKING:
     from hpgo.chain import ChainHop, ChainPlan, ChainStage
@@ -39,12 +40,7 @@ def table(plan: ChainPlan) -> str:
 
 def summary(plan: ChainPlan) -> list[str]:
     """The plan's figures, a line each."""
-    if plan.gap == 0:
-        proof = "proven optimal"
-    elif plan.gap < 1:
-        proof = f"at most {100 * plan.gap:.2f} % above the best possible"
-    else:
-        proof = f"at most {1 + plan.gap:.3g} × the best possible"
+    proof = "proven optimal" if plan.gap == 0 else f"{above(plan.gap)} possible"
     meaning = {
         "throughput": "shortest interval",
         "latency": "shortest latency",

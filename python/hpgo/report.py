@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from hpgo import limits
 from hpgo.tables import markdown as markdown_table
-from hpgo.tables import plain, printable
+from hpgo.tables import printable, within
 from hpgo.units import format_bytes, format_seconds
-from hpgo.wording import counted
+from hpgo.wording import above, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hpgo.plans import Alternative, Plan
     from hpgo.stages import Stage
@@ -42,24 +42,28 @@ _PAIR = (
 _PROVEN = 5e-7  # a gap that is nothing but rounding
 
 
-def table(plan: Plan) -> str:
+def table(plan: Plan, style: Callable[[str, str], str] = lambda _role, text: text) -> str:
     """A plan as plain text, at most 80 columns wide unless names of layers are long.
+
+    `style` may colour a text by its role: `headline`, `columns`, `fact` (its name) or `alarm`.
 
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
     >>> print(table(plan).splitlines()[0])
     bert-48 on dapple-a: a step of 64 samples takes 837 ms
     """
-    lines = [*textwrap.wrap(headline(plan), WIDTH), ""]
+    lines = [*(style("headline", line) for line in textwrap.wrap(headline(plan), WIDTH)), ""]
     for columns, rows in sections(plan):
-        lines += [*plain(columns, rows), ""]
+        head, body = within(None, columns, rows)
+        lines += [*(style("columns", line) for line in head), *body, ""]
     facts = summary(plan)
     indent = max(len(name) for name, _ in facts) + 2
     for name, fact in facts:
         kept = _MEASURE.sub("\u00a0", printable(fact))  # where a line must not end
-        lines += textwrap.wrap(
+        first, *others = textwrap.wrap(
             kept, WIDTH, initial_indent=f"{name:{indent}}", subsequent_indent=" " * indent, break_on_hyphens=False
         )
+        lines += [style("alarm" if name == "memory" else "fact", name) + first[len(name) :], *others]
     return "\n".join(lines).replace("\u00a0", " ")
 
 
@@ -217,7 +221,7 @@ def proof(plan: Plan) -> str:
         return f"proven optimal{_whose(plan)}: no plan of the search space has a shorter step"
     stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
     return (
-        f"at most {100 * plan.gap:.2g} % above the best{_whose(plan)}: no plan of the search space takes less than"
+        f"{above(plan.gap)}{_whose(plan)}: no plan of the search space takes less than"
         f" {_seconds(plan.lower_bound_s)}{stopped}"
     )
 

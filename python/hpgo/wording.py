@@ -49,6 +49,15 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{ending}"
 
 
+def above(gap: float) -> str:
+    """How far above the best a value with this `gap` may be.
+
+    >>> above(0.0123), above(2.466)
+    ('at most 1.2 % above the best', 'at most 3.47 × the best')
+    """
+    return f"at most {100 * gap:.2g} % above the best" if gap < 0.995 else f"at most {1 + gap:.3g} × the best"
+
+
 def shown(value: object) -> str:
     """What `value` is, short whatever it holds.
 

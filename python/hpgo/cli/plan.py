@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +15,7 @@ from hpgo.cli.terminal import progress, table
 from hpgo.documents import write_text
 from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.tables import markdown, printable
+from hpgo.wording import above
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from hpgo.profile import Profile
 
 _PATIENCE_S = 0.5
+_STYLES: dict[str, dict[str, Any]] = {
+    "headline": {"bold": True},
+    "columns": {"fg": "cyan"},
+    "fact": {"fg": "cyan"},
+    "alarm": {"fg": "red", "bold": True},
+}
 
 
 @click.command()
@@ -107,20 +114,10 @@ def show(plan: Plan, *, as_json: bool, as_markdown: bool) -> None:
     if as_markdown:
         click.echo(report.markdown(plan))
         return
-    headline, *lines = report.table(plan).splitlines()
-    if not sys.stdout.isatty():
-        click.echo("\n".join([headline, *lines]))
-        return
-    click.secho(headline, bold=True)
-    names = sorted((name for name, _ in report.summary(plan)), key=len, reverse=True)
-    for line in lines:
-        if line.startswith("stage "):
-            click.secho(line, fg="cyan")
-        elif name := next((name for name in names if line.startswith(f"{name} ")), None):
-            alarming = name == "memory"
-            click.echo(click.style(name, fg="red" if alarming else "cyan", bold=alarming) + line[len(name) :])
-        else:
-            click.echo(line)
+    if sys.stdout.isatty():
+        click.echo(report.table(plan, lambda role, text: click.style(text, **_STYLES[role])))
+    else:
+        click.echo(report.table(plan))
 
 
 def _sweep(
@@ -186,15 +183,15 @@ def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords
     from hpgo.planner import plan
 
     started_s = time.monotonic()
-    with _bar(f"batch {global_batch_size} on {cluster.name}") as tell:
+    with _bar(f"batch {global_batch_size}") as tell:
         best = plan(profile, cluster, global_batch_size=global_batch_size, progress=tell, **keywords)
     if best.finished:
         return best, False
     taken_s = time.monotonic() - started_s
     interrupted = keywords["deadline_s"] is None or taken_s < keywords["deadline_s"]
     why = "interrupted" if interrupted else "deadline reached"
-    proven = "" if best.gap is None else f" is within {best.gap:.2%} of the best"
-    click.echo(f"note: {why} after {taken_s:.1f} s; the best plan so far{proven or ' follows'}", err=True)
+    known = "follows" if best.gap is None else f"is {above(best.gap)}"
+    click.echo(f"note: {why} after {taken_s:.1f} s; the best plan so far {known}", err=True)
     return best, interrupted
 
 
@@ -207,25 +204,15 @@ def _bar(label: str) -> Iterator[Callable[[float, float], None] | None]:
     from hpgo.units import format_seconds
 
     started_s = time.monotonic()
-    draw: Callable[[float, str], None] | None = None
-    with ExitStack() as stack:
+    with progress(label) as draw:
 
         def tell(best_s: float, bound_s: float) -> None:
-            nonlocal draw
-            if draw is None:
-                if time.monotonic() - started_s < _PATIENCE_S:
-                    return
-                draw = stack.enter_context(progress(label))
+            if time.monotonic() - started_s < _PATIENCE_S:
+                return
             if best_s == float("inf"):
                 draw(0.0, "no plan yet; Ctrl-C gives up")
-                return
-            share = bound_s / best_s
-            draw(
-                share,
-                f"best {format_seconds(best_s)}, none below {format_seconds(bound_s)}, gap {1 / share - 1:.1%};"
-                " Ctrl-C takes the best"
-                if share > 0
-                else f"best {format_seconds(best_s)}",
-            )
+            else:
+                known = f"best {format_seconds(best_s)}, Ctrl-C takes it; bound {format_seconds(bound_s)}"
+                draw(bound_s / best_s if best_s else 1.0, known)
 
         yield tell

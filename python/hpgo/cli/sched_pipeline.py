@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import click
 
 from hpgo.cli.main import run
+from hpgo.wording import above
 
 
 class _UsageError(click.UsageError):
@@ -78,7 +79,7 @@ def command(
     for remark in plan.remarks:
         click.echo(f"warning: {remark}", err=True)
     if plan.gap:
-        click.echo(f"warning: not proven optimal: at most {plan.gap:.2%} above the best possible", err=True)
+        click.echo(f"warning: not proven optimal: {above(plan.gap)} possible", err=True)
     click.echo(plan.pipeedge(), nl=False)
 
 

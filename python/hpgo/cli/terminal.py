@@ -1,10 +1,12 @@
-"""Tables and progress bars: rich on a terminal, plain text in a pipe or a file."""
+"""Tables and progress: as wide as the terminal and in colour there, plain text in a pipe or a file."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 """Of what is printed into a pipe, where names of columns can do something about it."""
+_BAR = 10
+_CLEAR = "\r\x1b[K"  # back to the begin of the line, and nothing on it
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
@@ -48,17 +52,22 @@ def sources(source_of: Mapping[str, str]) -> None:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[float, str], None]]:
-    """A bar on stderr while the block runs, and nothing where stderr is no terminal.
+    """A line on stderr while the block runs, gone afterwards; nothing where stderr is no terminal.
 
     Yields a function that takes the fraction done (0 to 1) and a remark to show behind the bar.
     """
     if not sys.stderr.isatty():
         yield lambda _fraction, _remark: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    started_s = time.monotonic()
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[remark]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=1.0, remark="")
-        yield lambda fraction, remark: bar.update(task, completed=fraction, remark=remark)
+    def draw(fraction: float, remark: str) -> None:
+        done = round(_BAR * max(0.0, min(1.0, fraction)))
+        line = f"{'━' * done}{'─' * (_BAR - done)} {time.monotonic() - started_s:.0f} s  {label}: {remark}"
+        room = (os.get_terminal_size(sys.stderr.fileno()).columns or WIDTH) - 1
+        click.echo(f"{_CLEAR}{line[:room]}", err=True, nl=False)
+
+    try:
+        yield draw
+    finally:
+        click.echo(_CLEAR, err=True, nl=False)
