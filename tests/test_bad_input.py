@@ -14,6 +14,7 @@ import pytest
 
 import hpgo
 from hpgo.cluster import Device, Link, Machine
+from hpgo.states import cut_points
 
 COMMAND = [sys.executable, "-m", "hpgo"]
 COLUMNS = {
@@ -248,3 +249,28 @@ def test_plans_of_models_that_take_no_time_fit_the_schema():
     nothing = {name: [0.0, 0.0] for name in COLUMNS}
     plan = hpgo.plan(chain(**nothing), SMALL, global_batch_size=8)
     jsonschema.validate(json.loads(plan.to_json()), schema)
+
+
+def test_a_stage_of_billions_of_devices_takes_no_memory():
+    with pytest.raises(hpgo.ArgumentError, match="the devices of stage 0 are more than 1048576"):
+        hpgo.evaluate(chain(), SMALL, [(2, range(2**40))], global_batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: cut_points("vgg-19"), "profile is `vgg-19`"),
+        (lambda: cut_points(chain(), bound="all"), "bound is `all`"),
+        (lambda: hpgo.write_profile("vgg-19", "x.json"), "profile is `vgg-19`"),
+        (lambda: hpgo.write_profile(chain(), None), "nothing is no path of a file"),
+        (lambda: hpgo.export.megatron("plan.json"), "the plan is `plan.json`"),
+        (lambda: hpgo.export.save(None, None, "x"), "there is no exporter `None`"),
+        (lambda: hpgo.Plan.from_json(b"{}"), "the plan is not a plan"),
+        (lambda: hpgo.Cluster.preset(None), "a cluster's name is text, not nothing"),
+    ],
+)
+def test_what_is_of_another_kind_is_told(call, words):
+    with pytest.raises(hpgo.HpgoError) as caught:
+        call()
+    assert words in caught.value.message
+    assert caught.value.hint

@@ -77,8 +77,9 @@ def read_text(path: str | os.PathLike[str], error: type[HpgoError]) -> str:
 
 def write_text(path: str | os.PathLike[str], text: str, error: type[HpgoError]) -> None:
     """Writes `text` into the file `path`; raises `error` naming the file if that can't be done."""
+    path = as_path(path, error)
     try:
-        Path(path).write_text(text, encoding="utf-8", newline="\n")
+        path.write_text(text, encoding="utf-8", newline="\n")
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         raise error(f"can't write `{path}`: {_reason(failure)}", "name a file in a folder that exists") from None
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
 from hpgo import _core
+from hpgo.cluster import MOST_DEVICES
 from hpgo.errors import ArgumentError
 from hpgo.question import NO_LIMIT, SCHEDULES, Question, count, is_number
 from hpgo.search import plan_of, price, search
@@ -103,7 +105,9 @@ def evaluate(
         global_batch_size: samples in a step.
         options: those of `plan`. Without `micro_batch_size` the best one is taken.
 
-    A plan that doesn't fit memory is priced all the same: see `Plan.fits` and `Stage.headroom_bytes`.
+    A plan that doesn't fit memory is priced all the same: see `Plan.fits` and `Stage.headroom_bytes`. Under
+    `eager_1f1b` each stage runs ahead as far as memory allows; `plan` also tries holding stages back, which may save a
+    little more.
 
     Raises ArgumentError for layers or devices that are unknown, missing or used twice.
 
@@ -154,10 +158,10 @@ def _rows(
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     rows: list[tuple[list[int], list[int]]] = []
     taken = 0
-    for number, stage in enumerate(_listed("stages", stages)):
+    for number, stage in enumerate(_listed("stages", stages, most=len(profile.layers))):
         if not isinstance(stage, tuple | list) or len(stage) != 2:
             raise ArgumentError(f"stage {number} is {shown(stage)}", "give each stage its layers and its devices")
-        layers, devices = stage[0], _listed(f"the devices of stage {number}", stage[1])
+        layers, devices = stage[0], _listed(f"the devices of stage {number}", stage[1], most=MOST_DEVICES)
         if as_whole(layers) is not None:
             layers = count(f"the number of layers of stage {number}", layers)
             if taken + layers > len(profile.layers):
@@ -168,7 +172,7 @@ def _rows(
             indices = list(range(taken, taken + layers))
         else:
             indices = []
-            for layer in _listed(f"the layers of stage {number}", layers):
+            for layer in _listed(f"the layers of stage {number}", layers, most=len(profile.layers)):
                 if not isinstance(layer, str) or layer not in index_of:
                     raise ArgumentError(
                         f"profile `{profile.name}` has no layer {shown(layer)}", "stages name layer ids"
@@ -185,10 +189,13 @@ def _rows(
     return rows
 
 
-def _listed(name: str, values: Any) -> list[Any]:
+def _listed(name: str, values: Any, *, most: int) -> list[Any]:
     if isinstance(values, str):
         raise ArgumentError(f"{name} are {shown(values)}", "give a list")
     try:
-        return list(values)
+        listed = list(islice(values, most + 1))
     except TypeError:
         raise ArgumentError(f"{name} are {shown(values)}", "give a list") from None
+    if len(listed) > most:
+        raise ArgumentError(f"{name} are more than {most}", "name each once")
+    return listed

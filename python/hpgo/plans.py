@@ -173,7 +173,7 @@ class Plan:
 
     @classmethod
     def _of_text(cls, text: str, source: str) -> Plan:
-        if not text.lstrip().startswith("{"):
+        if not isinstance(text, str) or not text.lstrip().startswith("{"):
             raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
         top = Section(parse(text, source, ArgumentError), source, ArgumentError)
         if top.get("format", None) != "hpgo.plan":

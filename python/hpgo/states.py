@@ -7,13 +7,11 @@ of the graph, as in PipeDream's antichain states. A stage is the difference of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hpgo import _core
 from hpgo.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from hpgo.profile import Profile
+from hpgo.profile import Profile
+from hpgo.wording import as_whole, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +55,14 @@ def cut_points(profile: Profile, *, bound: int = 10_000) -> States:
     >>> [(state.layers, state.boundary_bytes) for state in cut_points(toy).states]
     [((), (0.0,)), ((0,), (4000000.0,)), ((0, 1), (0.0,))]
     """
-    if not 2 <= bound < 2**32:
-        raise ArgumentError(f"bound is {bound}", "there are at least two cut points: before and behind everything")
-    one_order, rows = _core.states(profile, bound)
+    if not isinstance(profile, Profile):
+        raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
+    most = as_whole(bound)
+    if most is None or not 2 <= most < 2**32:
+        raise ArgumentError(
+            f"bound is {shown(bound)}", "a whole number; there are at least two cuts: before and behind everything"
+        )
+    one_order, rows = _core.states(profile, most)
     states = []
     for layers, totals in rows:
         forward_s, backward_s, parameter_bytes, saved_bytes, boundary_bytes = zip(*totals, strict=True)

@@ -29,5 +29,5 @@ LAUNCHERS: dict[str, Callable[[Plan], str]] = {"megatron": megatron, "deepspeed"
 def save(plan: Plan, launcher: str, path: str | os.PathLike[str]) -> None:
     """Writes `plan` for one of `LAUNCHERS`. Raises ArgumentError, also for a plan that the launcher can't run."""
     if launcher not in LAUNCHERS:
-        raise ArgumentError(f"there is no exporter `{launcher}`", near(launcher, LAUNCHERS))
+        raise ArgumentError(f"there is no exporter `{launcher}`", near(str(launcher), LAUNCHERS))
     write_text(path, LAUNCHERS[launcher](plan), ArgumentError)

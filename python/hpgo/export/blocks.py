@@ -9,12 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hpgo.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from hpgo.plans import Plan
+from hpgo.plans import Plan
+from hpgo.wording import shown
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)")
 
@@ -34,6 +32,8 @@ def grid(plan: Plan, launcher: str) -> tuple[int, int, int]:
 
     Raises ArgumentError if stages differ in replicas, or replicas in samples.
     """
+    if not isinstance(plan, Plan):
+        raise ArgumentError(f"the plan is {shown(plan)}", "make one, with `hpgo.plan` or `hpgo.Plan.read` say")
     replicas = [stage.replicas for stage in plan.stages]
     if len(set(replicas)) > 1:
         raise ArgumentError(

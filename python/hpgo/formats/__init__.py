@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from hpgo.documents import as_path, hinted, read_text, write_text
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.models import MODELS, built_in
-from hpgo.wording import near, shorten
+from hpgo.profile import Profile
+from hpgo.wording import near, shorten, shown
 
 if TYPE_CHECKING:
     import os
     from pathlib import Path
-
-    from hpgo.profile import Profile
 
 
 def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = None) -> Profile:
@@ -63,6 +62,8 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], *, batch_size:
     """
     from hpgo.formats import native, pipedream
 
+    if not isinstance(profile, Profile):
+        raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
     path = as_path(path, ProfileError)
     if path.suffix == ".txt":
         text = pipedream.write(profile, batch_size)
