@@ -159,7 +159,7 @@ def test_looking_for_what_would_help_a_large_cluster_may_take_seconds_only(monke
 
 
 def test_ctrl_c_ends_the_search_for_what_would_help() -> None:
-    command = [*COMMAND, "plan", "gnmt-16", "-c", "dapple-a:512", "-b", "4096", "--reserve", "15.9 GB"]
+    command = [*COMMAND, "plan", "bert-48", "-c", "dapple-a:2048", "-b", "65536", "--reserve", "15.7 GB"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         time.sleep(1.5)
         process.send_signal(signal.SIGINT)

@@ -19,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
+from hpgo.cluster import Device, Machine
 from hpgo.compat import Conductor, devices_from_seps, model_of
 from hpgo.models import MODELS
 from hpgo.question import SCHEDULES, Options, Question
+from hpgo.units import parse_bytes
 
 ROUNDING = 1 + 1e-9
 BATCHES = (32, 64, 256)
@@ -195,14 +197,14 @@ def test_the_answer_does_not_depend_on_the_number_of_threads() -> None:
 
 
 def long_question() -> tuple[hpgo.Profile, hpgo.Cluster, int]:
-    """Minutes of search, but a first plan within a second."""
-    return hpgo.read_profile("vgg-16"), hpgo.Cluster.preset("dapple-a:16"), 2**15
+    """Many seconds of search, but a first plan at once."""
+    return hpgo.read_profile("amoebanet-36"), hpgo.Cluster.preset("dapple-a:8"), 128
 
 
 def test_a_deadline_returns_early_with_an_honest_gap_and_progress_until_then() -> None:
     profile, cluster, size = long_question()
     heard: list[tuple[float, float]] = []
-    early = hpgo.plan(profile, cluster, global_batch_size=size, deadline_s=5, progress=lambda *now: heard.append(now))
+    early = hpgo.plan(profile, cluster, global_batch_size=size, deadline_s=2, progress=lambda *now: heard.append(now))
     assert not early.finished
     assert early.fits
     assert early.lower_bound_s is not None
@@ -226,10 +228,22 @@ def test_no_later_plan_undercuts_an_earlier_bound() -> None:
     assert whole.step_s <= early.step_s * ROUNDING
 
 
-def test_a_deadline_before_any_plan_says_so(bert: hpgo.Profile, dapple: hpgo.Cluster) -> None:
+def test_a_deadline_before_any_plan_says_so(bert: hpgo.Profile) -> None:
+    small = hpgo.Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=100, inter_gbit_s=25, memory="4 GB")
     with pytest.raises(hpgo.HpgoError, match="passed before there was any plan") as caught:
-        hpgo.plan(bert, dapple, global_batch_size=64, deadline_s=1e-9)
+        hpgo.plan(bert, small, global_batch_size=64, deadline_s=1e-9)
     assert "more time" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "size"),
+    [("vgg-16", "dapple-a:16", 2**15), ("amoebanet-36", "dapple-a:8", 128), ("bert-48", "h100:32", 4_096)],
+)
+def test_a_short_deadline_leaves_a_plan_that_fits(model: str, cluster: str, size: int) -> None:
+    early = hpgo.plan(hpgo.read_profile(model), hpgo.Cluster.preset(cluster), global_batch_size=size, deadline_s=1)
+    assert early.fits
+    assert early.gap is not None
+    assert hpgo.simulate(early).makespan_s == pytest.approx(early.step_s, rel=1e-9)
 
 
 def test_an_exception_in_progress_stops_the_search_and_arrives() -> None:
@@ -287,6 +301,73 @@ def test_what_does_not_fit_is_told_with_stage_device_and_bytes(bert: hpgo.Profil
     assert "`device` has 1 GB" in message
     assert re.search(r"[\d.]+ [GM]B short", message)
     assert caught.value.hint
+
+
+def machines_of(*sizes: tuple[int, str]) -> hpgo.Cluster:
+    """Machines with so many devices of so much memory each."""
+    one = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1_200, inter_gbit_s=25)
+    kinds = {memory: Device("device", parse_bytes(memory)) for _, memory in sizes}
+    return replace(one, machines=tuple(Machine(kinds[memory], count) for count, memory in sizes))
+
+
+NOWHERE = {
+    "one device": ("bert-48", [(1, "1 GB")], {"global_batch_size": 64}),
+    "no memory at all": ("bert-48", [(8, "1 B")] * 2, {"global_batch_size": 64}),
+    "mixed machines": ("bert-48", [(8, "200 MB"), (4, "100 MB"), (1, "300 MB")], {"global_batch_size": 64}),
+    "a batch too small for the devices": ("vgg-16", [(8, "1 GB")] * 64, {"global_batch_size": 128}),
+    "a branching model with few cuts": ("gnmt-16", [(8, "100 MB")] * 512, {"global_batch_size": 65_536}),
+    "a branching model with one order": ("gnmt-32", [(8, "300 MB")] * 2, {"global_batch_size": 1_024}),
+    "all forwards first": ("amoebanet-36", [(2, "2 GB")] * 2, {"global_batch_size": 128, "schedule": "gpipe"}),
+    "few stages": ("bert-48", [(8, "2 GB")] * 2, {"global_batch_size": 64, "max_stages": 1}),
+    "a large micro-batch": ("bert-48", [(8, "500 MB")] * 2, {"global_batch_size": 64, "micro_batch_size": 64}),
+    "reserved memory": (
+        "bert-48",
+        [(8, "16 GB")] * 2,
+        {"global_batch_size": 64, "memory": hpgo.MemoryModel(reserved_bytes=15.9e9)},
+    ),
+    "many devices": ("bert-48", [(8, "300 MB")] * 2_048, {"global_batch_size": 65_536}),
+}
+
+
+@pytest.mark.parametrize("name", NOWHERE)
+def test_whatever_fits_nowhere_is_told_with_stage_device_and_bytes(name: str) -> None:
+    model, sizes, options = NOWHERE[name]
+    with pytest.raises(hpgo.InfeasibleError) as caught:
+        hpgo.plan(hpgo.read_profile(model), machines_of(*sizes), **options)
+    assert re.search(
+        r"stage \d+ of \d+ \(\d+ layers, micro-batch \d+\) needs [\d.]+ [KMG]B on each device,"
+        r" but `device` has [\d.]+ [KMG]?B.*: [\d.]+ [KMGT]B short$",
+        caught.value.message,
+    )
+    assert caught.value.hint
+
+
+def test_one_huge_layer_lacks_about_what_it_holds() -> None:
+    profile = toy(parameter_bytes=[1e8, 1e13, 1e8, 1e8])
+    with pytest.raises(hpgo.InfeasibleError, match=r"needs 4\d[.\d]* TB on each device, .*: [34]\d[.\d]* TB short"):
+        hpgo.plan(profile, pair(), global_batch_size=64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 6),
+    st.sampled_from([1, 2, 4, 8]),
+    st.lists(
+        st.tuples(st.integers(1, 3), st.sampled_from(["1 MB", "300 MB", "900 MB", "2 GB"])), min_size=1, max_size=4
+    ),
+    st.sampled_from(SCHEDULES),
+)
+def test_every_question_has_a_plan_that_fits_or_a_stage_that_does_not(
+    count: int, size: int, sizes: list[tuple[int, str]], schedule: str
+) -> None:
+    profile = toy(activation_bytes=[2e7 * (1 + index % 4) for index in range(count)])
+    try:
+        assert hpgo.plan(profile, machines_of(*sizes), global_batch_size=size, schedule=schedule).fits
+    except hpgo.InfeasibleError as error:
+        why = error.message
+    else:
+        return
+    assert re.search(r"stage \d+ of \d+ .* needs .* but `device` has .* short$", why)
 
 
 HELPS = {

@@ -159,13 +159,16 @@ def _explained(error: InfeasibleError, question: Question) -> HpgoError:
                 helps.append(words)
         except HpgoError:  # what would help is not worth failing for
             continue
+    reserved_bytes = question.memory.reserved_bytes
+    reserved = f", {format_bytes(reserved_bytes)} of it reserved" if reserved_bytes else ""
     smaller = " or a smaller micro-batch" if len(question.micro_batch_sizes) == 1 else ""
     hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
     return InfeasibleError(
         f"no plan fits: in the one that comes closest, stage {index} of {len(closest.stages)}"
         f" ({len(stage.layers)} layers, micro-batch {closest.micro_batch_size}) needs"
         f" {format_bytes(stage.memory.total_bytes)} on each device, but `{device}` has"
-        f" {format_bytes(stage.capacity_bytes)}: {format_bytes(-stage.headroom_bytes)} short",
+        f" {format_bytes(stage.capacity_bytes + reserved_bytes)}{reserved}:"
+        f" {format_bytes(-stage.headroom_bytes)} short",
         hint,
     )
 

@@ -12,7 +12,7 @@ use crate::control::Control;
 use crate::cost::{MemoryModel, Model};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::planner::hybrid::{self, Candidate, Priced, Pricer, Settings, StagePrice, WarmUp};
+use crate::planner::hybrid::{self, Candidate, Priced, Settings, StagePrice, WarmUp};
 use crate::states::{Cuts, DEFAULT_BOUND, States};
 
 /// `hpgo.cluster.Cluster`.
@@ -207,10 +207,7 @@ fn plan(
 fn closest_plan(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> PyResult<PlanRecord> {
     answer(py, question, deadline_s, None, false, |asked| {
         let &Asked { model, cluster, settings, control, .. } = asked;
-        let plan = hybrid::closest(model, cluster, settings, control)?.plan;
-        // Priced again, against the memory that there is.
-        let priced = Pricer::new(model, cluster, settings).price(&plan)?;
-        Ok(asked.record((plan, priced)))
+        Ok(asked.record(hybrid::closest(model, cluster, settings, control)?))
     })
 }
 

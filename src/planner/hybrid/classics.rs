@@ -2,13 +2,18 @@
 //!
 //! They are points of the search space; a report says by how much they are slower, or what memory they lack.
 
+use super::packing::Packing;
 use super::price::{Candidate, Priced, Pricer, StageChoice};
 use super::settings::Settings;
+use super::task::Task;
 use super::{Answer, Search};
 use crate::cluster::Cluster;
 use crate::control::Control;
 use crate::cost::Model;
 use crate::error::{Error, Result};
+
+/// By less than this, a plan that needs less memory isn't closer.
+const NOTABLE: f64 = 0.97;
 
 /// One stage on as many devices as may share a micro-batch: the fastest that fits, else the one that lacks least.
 ///
@@ -52,6 +57,7 @@ pub fn data_parallel(model: &Model, cluster: &Cluster, settings: &Settings) -> O
 pub fn straight(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
     let settings = Settings { most_replicas: 1, ..settings.clone() };
     let mut search = Search::new(model, cluster, &settings, control);
+    search.start()?;
     search.reach()?;
     search.answer()
 }
@@ -62,41 +68,37 @@ pub fn straight(model: &Model, cluster: &Cluster, settings: &Settings, control: 
 /// [`Error::Infeasible`] if none fits, [`Error::Cancelled`] if it was stopped before it knew.
 pub fn fitting(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
     let mut search = Search::new(model, cluster, settings, control);
-    search.reach()?;
+    search.start()?;
+    if search.best.is_none() {
+        search.reach()?;
+    }
     search.answer()
 }
 
-/// The plan that comes closest to fitting, and the memory it would need: found by growing every device until one fits.
-/// Stopped early, it is the closest so far.
+/// The plan that lacks least memory, among those that [`Packing`] makes, and its price. Stopped early, it is the closest
+/// so far.
 ///
 /// # Errors
-/// [`Error::Infeasible`] if no plan would fit any memory: no micro-batch can be shared. [`Error::Cancelled`] if it was
-/// stopped before there was any plan.
-pub fn closest(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
-    let try_memory = |factor: f64| {
-        let mut cluster = cluster.clone();
-        cluster.machines.iter_mut().for_each(|machine| machine.memory_bytes *= factor);
-        fitting(model, &cluster, settings, control)
-    };
-    let (mut low, mut high) = (0_i32, 1_i32);
-    // Powers of 2^(1/16), so that the answer is within 5 % of the least memory.
-    let factor = |exponent: i32| 2.0_f64.powf(f64::from(exponent) / 16.0);
-    let mut answer = loop {
-        match try_memory(factor(high)) {
-            Err(Error::Infeasible { .. }) if high < 16 * 40 => (low, high) = (high, high * 2),
-            other => break other?,
-        }
-    };
-    while high - low > 1 {
-        let middle = i32::midpoint(low, high);
-        match try_memory(factor(middle)) {
-            Ok(found) => (high, answer) = (middle, found),
-            Err(Error::Infeasible { .. }) => low = middle,
-            Err(Error::Cancelled) => break,
-            Err(other) => return Err(other),
-        }
+/// [`Error::Infeasible`] if no micro-batch can be shared at all, [`Error::Cancelled`] if it was stopped before there was
+/// any plan.
+pub fn closest(
+    model: &Model,
+    cluster: &Cluster,
+    settings: &Settings,
+    control: &Control,
+) -> Result<(Candidate, Priced)> {
+    settings.check()?;
+    cluster.check()?;
+    let mut best: Option<(f64, Candidate)> = None;
+    for task in Task::all(model, cluster, settings) {
+        let less_bytes = best.as_ref().map_or(f64::INFINITY, |(bytes, _)| bytes * NOTABLE);
+        best = Packing::new(&task).closest(less_bytes, control).or(best);
     }
-    Ok(answer)
+    match best {
+        Some((_, plan)) => Pricer::new(model, cluster, settings).price(&plan).map(|priced| (plan, priced)),
+        None if control.should_stop() => Err(Error::Cancelled),
+        None => Err(Error::infeasible("no device may take part of any micro-batch", "allow other micro-batch sizes")),
+    }
 }
 
 /// The first so many devices, machine by machine.

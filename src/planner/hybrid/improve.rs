@@ -1,5 +1,6 @@
 //! Small steps from a good plan to a better one, each judged by simulation.
 
+use super::MOST_ACTIONS;
 use super::price::{Candidate, Pricer};
 use crate::control::Control;
 use crate::cost::Model;
@@ -12,13 +13,13 @@ pub(super) fn improve(
     trials: u64,
     control: &Control,
 ) -> (f64, Candidate) {
-    let limit = pricer.simulated + trials;
+    let (limit, until) = (pricer.simulated + trials, pricer.actions + MOST_ACTIONS);
     let mut best = start;
     loop {
         let mut better: Option<(f64, Candidate)> = None;
         let eager = pricer.eager(&best.1);
         for (mut plan, eager) in neighbours(model, &best.1, &eager) {
-            if pricer.simulated >= limit || control.should_stop() {
+            if pricer.simulated >= limit || pricer.actions >= until || control.should_stop() {
                 break;
             }
             let Ok(Some(windows)) = pricer.windows(&plan, &eager) else { continue };

@@ -1,8 +1,8 @@
 //! Chooses stages, replicas, devices and micro-batches, and proves how good the choice is.
 //!
 //! ```text
-//! for each micro-batch size:  narrow pass ─▶ plans ─▶ simulate, improve ─▶ threshold
-//!                             wide pass under the threshold ─▶ more plans, and a bound on all others
+//! packing ─▶ a first plan ─▶ narrow passes ─▶ good plans ─▶ whole passes under rising thresholds ─▶ a bound on all others
+//!                            (each pass: paths of all micro-batch sizes ─▶ plans ─▶ simulate, improve)
 //! ```
 //!
 //! No plan of the search space has a shorter step than the bound; the best simulated plan is the answer, and how far
@@ -13,6 +13,7 @@ mod evaluate;
 mod exhaustive;
 mod improve;
 mod labels;
+mod packing;
 mod paths;
 mod prefixes;
 mod price;
@@ -22,6 +23,7 @@ mod space;
 mod task;
 
 use rayon::prelude::*;
+use rustc_hash::FxHashSet;
 
 use crate::cluster::Cluster;
 use crate::control::{Control, Progress};
@@ -34,6 +36,7 @@ pub use exhaustive::exhaustive;
 pub use price::{Candidate, Priced, Pricer, StageChoice, StagePrice};
 pub use settings::{Settings, WarmUp};
 
+use packing::Packing;
 use prefixes::least_step_s;
 use search::{Found, Suffixes};
 use task::Task;
@@ -41,14 +44,24 @@ use task::Task;
 /// How far above the least conceivable step plans are looked for, pass by pass, until one is found. A pass costs little
 /// while its threshold is low: nearly every label is dropped at once.
 const REACH: [f64; 8] = [1.01, 1.03, 1.07, 1.15, 1.3, 1.6, 2.5, f64::INFINITY];
-/// Labels of a cut that go on while plans are looked for.
-const NARROW: usize = 200;
-/// Labels of a cut that go on while the bound is proved, pass by pass.
-const WIDE: [usize; 3] = [2_000, 20_000, usize::MAX];
+/// Labels of a cut that go on while plans are looked for: at first, and once there is one.
+const NARROW: [usize; 2] = [200, 2_000];
+/// Each pass that drops no label for being many looks at this part of what lies between its predecessor's threshold and
+/// the best step, ...
+const RISE: f64 = 0.25;
+/// ... and at no less than this part of the step.
+const LEAST_RISE: f64 = 0.005;
+/// Labels that are made, and stages that are put in front of them, before a question is left with the gap that it has.
+const MOST_LABELS: u64 = 3_000_000;
+const MOST_TRIES: u64 = 1_000_000_000;
 /// Plans that are simulated after each pass, for each micro-batch size.
 const SIMULATED: usize = 64;
 /// Plans that are simulated at most to improve one.
 const IMPROVED: u64 = 2_000;
+/// Actions that are simulated at most, after a pass and to improve a plan: about a second.
+const MOST_ACTIONS: u64 = 100_000_000;
+/// Plans to start with that are simulated.
+const FIRST: usize = 8;
 
 /// The answer to one question.
 #[derive(Debug, Clone)]
@@ -61,7 +74,7 @@ pub struct Answer {
     pub lower_bound_s: f64,
     /// Whether every placement on the machines is in the search space, not only compact ones.
     pub exact_placement: bool,
-    /// Whether every pass ran to its end.
+    /// Whether the search ended by itself.
     pub finished: bool,
     /// Suffixes that the search looked at.
     pub labels: u64,
@@ -79,13 +92,9 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
     cluster.check()?;
     let mut search = Search::new(model, cluster, settings, control);
     search.is_watched = true;
+    search.start()?;
     search.reach()?;
-    for beam in WIDE {
-        if search.is_proved() || control.should_stop() {
-            break;
-        }
-        search.pass(search.step_s(), beam)?;
-    }
+    search.prove()?;
     search.answer()
 }
 
@@ -104,25 +113,48 @@ struct Search<'a> {
     known: Vec<Known<'a>>,
     pricer: Pricer<'a>,
     best: Option<(f64, Candidate)>,
+    /// Plans that were simulated as a pass found them.
+    seen: FxHashSet<Candidate>,
     labels: u64,
+    tries: u64,
     /// Whether whoever watches `control` wants to hear of this search.
     is_watched: bool,
 }
 
 impl<'a> Search<'a> {
     fn new(model: &'a Model, cluster: &'a Cluster, settings: &'a Settings, control: &'a Control) -> Self {
-        let questions: Vec<(u32, bool)> = (settings.micro_batches.iter())
-            .flat_map(|&micro_batch| settings.recompute.iter().map(move |&recompute| (micro_batch, recompute)))
-            .collect();
-        let known = questions
-            .into_par_iter()
-            .map(|(micro_batch, recompute)| {
-                let task = Task::new(model, cluster, settings, micro_batch, recompute);
-                Known { bound_s: least_step_s(&task), searched_s: 0.0, suffixes: Suffixes::new(task) }
-            })
+        let known = (Task::all(model, cluster, settings).into_par_iter())
+            .map(|task| Known { bound_s: 0.0, searched_s: 0.0, suffixes: Suffixes::new(task) })
             .collect();
         let pricer = Pricer::new(model, cluster, settings);
-        Self { model, control, known, pricer, best: None, labels: 0, is_watched: false }
+        let (best, seen) = (None, FxHashSet::default());
+        Self { model, control, known, pricer, best, seen, labels: 0, tries: 0, is_watched: false }
+    }
+
+    /// A first plan, if one is easily made.
+    fn start(&mut self) -> Result<()> {
+        let control = self.control;
+        let packed: Vec<Vec<Candidate>> =
+            (self.known.par_iter()).map(|known| Packing::new(&known.suffixes.task).plans(control)).collect();
+        let mut plans = Vec::new();
+        for mut plan in packed.into_iter().flatten() {
+            for eager in [true, false] {
+                let all = vec![eager; plan.stages.len()];
+                let Some(windows) = self.pricer.windows(&plan, &all)? else { continue };
+                plan.stages.iter_mut().zip(windows).for_each(|(stage, window)| stage.window = window);
+                plans.push((self.pricer.path_s(&plan)?, plan.clone()));
+            }
+        }
+        plans.sort_by(|a, b| a.0.total_cmp(&b.0));
+        plans.truncate(FIRST);
+        self.simulate(plans)?;
+        let (step_s, limit_s) = (self.step_s(), self.step_s());
+        self.known.par_iter_mut().for_each(|known| {
+            if !control.should_stop() {
+                known.bound_s = least_step_s(&known.suffixes.task, limit_s, control).min(step_s);
+            }
+        });
+        Ok(())
     }
 
     fn step_s(&self) -> f64 {
@@ -139,15 +171,37 @@ impl<'a> Search<'a> {
         self.known.iter().all(|known| known.bound_s >= step_s || known.searched_s >= step_s)
     }
 
-    /// Looks ever farther above the least conceivable step until a plan is found.
+    /// Whether somebody asked to stop, or more would be unreasonable.
+    fn must_end(&self) -> bool {
+        self.control.should_stop() || self.labels >= MOST_LABELS || self.tries >= MOST_TRIES
+    }
+
+    /// Looks ever farther above the least conceivable step until a plan is found, and around the best one.
     fn reach(&mut self) -> Result<()> {
         let least_s = self.lower_bound_s();
         for reach in REACH {
             let limit_s = (least_s * reach).min(self.step_s());
-            self.pass(limit_s, NARROW)?;
-            if self.step_s() <= limit_s || self.control.should_stop() {
+            self.pass(limit_s, NARROW[0])?;
+            if self.step_s() <= limit_s || self.must_end() {
                 break;
             }
+        }
+        Ok(())
+    }
+
+    /// Raises the bound, as far as that takes no unreasonable effort.
+    fn prove(&mut self) -> Result<()> {
+        if !self.is_proved() {
+            self.pass(self.step_s(), NARROW[1])?;
+        }
+        while !(self.is_proved() || self.must_end()) {
+            let step_s = self.step_s();
+            let open = self.known.iter().filter(|known| known.bound_s.max(known.searched_s) < step_s);
+            let searched_s = open.map(|known| known.searched_s.max(known.bound_s)).fold(step_s, f64::min);
+            let rise_s = (RISE * (step_s - searched_s)).max(LEAST_RISE * step_s);
+            // Without any plan yet there is nothing to rise to.
+            let limit_s = if step_s.is_finite() { step_s.min(searched_s + rise_s) } else { step_s };
+            self.pass(limit_s, usize::MAX)?;
         }
         Ok(())
     }
@@ -157,7 +211,7 @@ impl<'a> Search<'a> {
         let control = self.control;
         let found: Vec<Option<Found>> = (self.known.par_iter_mut())
             .map(|known| {
-                let is_open = known.bound_s < limit_s && known.searched_s < limit_s;
+                let is_open = known.bound_s < limit_s && known.searched_s < limit_s && !control.should_stop();
                 is_open.then(|| known.suffixes.pass(limit_s, beam, control))
             })
             .collect();
@@ -168,19 +222,12 @@ impl<'a> Search<'a> {
             known.bound_s = known.bound_s.max(shortest_s.min(found.bound_s).min(limit_s));
             known.searched_s = known.searched_s.max(found.bound_s.min(limit_s));
             self.labels += found.labels;
+            self.tries += found.tries;
             plans.extend(found.plans.into_iter().take(SIMULATED));
         }
         plans.sort_by(|a, b| a.0.total_cmp(&b.0));
         let before_s = self.step_s();
-        for (path_s, plan) in plans {
-            if path_s >= self.step_s() || (self.best.is_some() && control.should_stop()) {
-                break;
-            }
-            let priced = self.pricer.price(&plan)?;
-            if priced.step_s < self.step_s() {
-                self.best = Some((priced.step_s, plan));
-            }
-        }
+        self.simulate(plans)?;
         if self.step_s() < before_s {
             self.best =
                 self.best.take().map(|best| improve::improve(self.model, &mut self.pricer, best, IMPROVED, control));
@@ -191,9 +238,28 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
+    /// Simulates plans, shortest paths first, while their paths leave hope.
+    fn simulate(&mut self, plans: Vec<(f64, Candidate)>) -> Result<()> {
+        let until = self.pricer.actions + MOST_ACTIONS;
+        for (path_s, plan) in plans {
+            let is_late = self.control.should_stop() || self.pricer.actions >= until;
+            if path_s >= self.step_s() || (self.best.is_some() && is_late) {
+                break;
+            }
+            if !self.seen.insert(plan.clone()) {
+                continue;
+            }
+            let priced = self.pricer.price(&plan)?;
+            if priced.step_s < self.step_s() {
+                self.best = Some((priced.step_s, plan));
+            }
+        }
+        Ok(())
+    }
+
     fn answer(mut self) -> Result<Answer> {
         let lower_bound_s = self.lower_bound_s();
-        let finished = self.is_proved();
+        let finished = self.is_proved() || !self.control.should_stop();
         let Some((_, plan)) = self.best else {
             return Err(if self.control.should_stop() {
                 Error::Cancelled

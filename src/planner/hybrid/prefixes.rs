@@ -5,12 +5,20 @@
 //! so together they never exceed what a real plan adds.
 
 use super::paths::Paths;
+use super::settings::largest_window;
 use super::task::Task;
-use crate::cluster::{Cluster, Rate};
+use crate::cluster::{Cluster, Machine, Rate};
+use crate::control::Control;
 use crate::cost::{self, Totals};
 
-/// More devices than this are rounded up to one of as many levels.
-const LEVELS: u32 = 192;
+/// More devices than this are rounded up to one of as many levels, ...
+const MOST_LEVELS: usize = 192;
+/// ... or fewer, but not than these.
+const FEWEST_LEVELS: usize = 32;
+/// Stages, with numbers of devices in front of them, that all tables together look at, where that is possible.
+const MOST_WORK: usize = 40_000_000;
+/// Cuts and splits of a branching model up to which the tables know gradient synchronisation.
+const MOST_SYNCED: usize = 20_000;
 
 /// What the stages in front of a cut add, in seconds.
 #[derive(Debug, Clone, Copy)]
@@ -27,73 +35,208 @@ struct Least {
     starts_s: f64,
     /// To `drained`: the way up to one of the stages, and its gradient synchronisation.
     syncs_s: f64,
+    /// To `first_back`: one of the stages waits for its first round trip, less the forwards that take place meanwhile.
+    waits_s: f64,
+    /// To `first_back` and `last_back` together: likewise, for its last round trip, too.
+    both_s: f64,
+}
+
+impl Least {
+    /// No stages fit there.
+    const NONE: Self = Self::all(f64::INFINITY, f64::INFINITY);
+
+    /// Nothing is in front, so nobody waits.
+    const EMPTY: Self = Self::all(0.0, f64::NEG_INFINITY);
+
+    const fn all(each_s: f64, both_s: f64) -> Self {
+        Self {
+            trip_s: each_s,
+            fill_s: each_s,
+            backwards_s: each_s,
+            forwards_s: each_s,
+            starts_s: each_s,
+            syncs_s: each_s,
+            waits_s: each_s,
+            both_s,
+        }
+    }
 }
 
 /// The tables.
 pub(super) struct Prefixes {
     /// Numbers of devices that the tables are made for, ascending.
     levels: Vec<u32>,
-    /// `[cut * levels + level]`.
-    least: Vec<Least>,
+    /// One table for each number of stages behind the cut, the last one for more; `[cut * levels + level]`.
+    least: Vec<Vec<Least>>,
+}
+
+/// What all tables are made from.
+struct Sources<'a> {
+    task: &'a Task<'a>,
+    threshold_s: f64,
+    /// Of the fastest device.
+    speed: f64,
+    /// Of the slowest one: it hides most of its gradient synchronisation.
+    slowest: f64,
+    /// Of the largest device.
+    memory_bytes: f64,
+    /// Of the machine with most devices.
+    widest: u32,
+    /// Bytes per second that leave a device at most.
+    port: f64,
+    latency_s: f64,
+    splits: Vec<Split>,
+}
+
+/// Numbers of replicas that give their devices the same share.
+struct Split {
+    share: u32,
+    /// The fewest leave most devices to other stages and have the least to synchronise.
+    fewest: u32,
+    /// The most have the smallest transfers and parts of a sharded optimizer.
+    most: u32,
+    /// For each level, from the first that has enough devices, the level of the devices that are left.
+    rests: Vec<(usize, usize)>,
 }
 
 impl Prefixes {
-    /// Leaves out stages that alone reach the threshold.
-    #[expect(clippy::too_many_lines, reason = "one loop nest; its parts share every name")]
-    pub(super) fn new(task: &Task<'_>, threshold_s: f64) -> Self {
+    /// Leaves out stages that alone reach the threshold; tells at most so many numbers of stages behind a cut apart.
+    /// `None` if it was stopped.
+    pub(super) fn new(task: &Task<'_>, threshold_s: f64, most_behind: usize, control: &Control) -> Option<Self> {
         let (model, cluster) = (task.model, task.cluster);
         let devices = cluster.devices();
-        let every = devices <= LEVELS;
-        let levels: Vec<u32> = if every {
-            (0..=devices).collect()
-        } else {
-            let part = |level| (u64::from(devices) * u64::from(level)).div_ceil(u64::from(LEVELS)) as u32;
-            (0..=LEVELS).map(part).collect()
-        };
-        let level_of = |devices: u32| {
-            if every { devices as usize } else { levels.partition_point(|&level| level < devices) }
-        };
-        let speed = cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
-        // The slowest devices hide most of their gradient synchronisation.
-        let slowest = cluster.machines.iter().map(|machine| machine.speed).fold(f64::INFINITY, f64::min);
-        let memory_bytes = cluster.machines.iter().map(|machine| machine.memory_bytes).fold(0.0, f64::max)
-            - task.settings.memory.reserved_bytes;
-        let widest = cluster.machines.iter().map(|machine| machine.devices).max().unwrap_or(1);
-        let port = cluster.inter.bytes_per_s + if widest > 1 { cluster.intra.bytes_per_s } else { 0.0 };
-        let latency_s =
-            if widest > 1 { cluster.inter.latency_s.min(cluster.intra.latency_s) } else { cluster.inter.latency_s };
-        // The fewest and the most replicas for each share: the fewest leave most devices to other stages and have the
-        // least to synchronise, the most have the smallest transfers and parts of a sharded optimizer.
-        let mut splits: Vec<(u32, u32, u32)> = Vec::new();
+        let pairs: usize = model.begins.iter().map(Vec::len).sum();
+        let mut splits: Vec<Split> = Vec::new();
         for (count, share) in (0_u32..).zip(&task.share) {
             match (*share, splits.last_mut()) {
-                (Some(share), Some((_, most, last))) if *last == share => *most = count,
-                (Some(share), _) => splits.push((count, count, share)),
+                (Some(share), Some(split)) if split.share == share => split.most = count,
+                (Some(share), _) => splits.push(Split { share, fewest: count, most: count, rests: Vec::new() }),
                 (None, _) => {}
             }
         }
+        while splits.len() > 1 && pairs * splits.len() * FEWEST_LEVELS > MOST_WORK {
+            // The work of many replicas on the devices of few.
+            splits = (splits.chunks(2))
+                .map(|two| Split { fewest: two[0].fewest, rests: Vec::new(), ..two[two.len() - 1] })
+                .collect();
+        }
+        let most_levels = (MOST_WORK / (pairs * splits.len()).max(1)).clamp(FEWEST_LEVELS, MOST_LEVELS) as u32;
+        let levels: Vec<u32> = if devices <= most_levels {
+            (0..=devices).collect()
+        } else {
+            let part = |level| (u64::from(devices) * u64::from(level)).div_ceil(u64::from(most_levels)) as u32;
+            (0..=most_levels).map(part).collect()
+        };
+        for split in &mut splits {
+            split.rests = (0..levels.len())
+                .filter(|&level| levels[level] >= split.fewest)
+                .map(|level| (level, levels.partition_point(|&other| other < levels[level] - split.fewest)))
+                .collect();
+        }
+        let of_machines = |value: fn(&Machine) -> f64| cluster.machines.iter().map(value);
+        let widest = cluster.machines.iter().map(|machine| machine.devices).max().unwrap_or(1);
+        let inside = widest > 1;
+        let (intra, inter) = (&cluster.intra, &cluster.inter);
+        let sources = Sources {
+            task,
+            threshold_s,
+            speed: of_machines(|machine| machine.speed).fold(0.0, f64::max),
+            slowest: of_machines(|machine| machine.speed).fold(f64::INFINITY, f64::min),
+            memory_bytes: of_machines(|machine| machine.memory_bytes).fold(0.0, f64::max)
+                - task.settings.memory.reserved_bytes,
+            widest,
+            port: inter.bytes_per_s + if inside { intra.bytes_per_s } else { 0.0 },
+            latency_s: if inside { inter.latency_s.min(intra.latency_s) } else { inter.latency_s },
+            splits,
+        };
+        let work = pairs * levels.len() * sources.splits.len();
+        let deepest =
+            (MOST_WORK / work.max(1)).max(1).min(model.cuts().min(task.micro_batches as usize).min(most_behind));
+        // From the most stages behind a cut to none: each table is made from the one before it.
+        let mut least: Vec<Vec<Least>> = Vec::new();
+        for behind in (0..=deepest).rev() {
+            let mut windows = task.settings.windows(behind as u32 + 1, task.micro_batches);
+            if behind == deepest {
+                windows.1 = task.micro_batches; // it stands for all that are farther in front
+            }
+            least.push(sources.table(windows, levels.len(), least.last(), control)?);
+        }
+        least.reverse();
+        Some(Self { levels, least })
+    }
+
+    fn at(&self, cut: usize, free: u32, behind: u32) -> &Least {
+        let level = if self.levels.len() > free as usize && self.levels[free as usize] == free {
+            free as usize
+        } else {
+            self.levels.partition_point(|&level| level < free)
+        };
+        let table = &self.least[(behind as usize).min(self.least.len() - 1)];
+        &table[cut * self.levels.len() + level]
+    }
+
+    /// The least that any plan takes from its first forward to its last backward.
+    pub(super) fn least_s(&self) -> f64 {
+        let last = self.least[0].last().expect("there is a level for all devices");
+        last.trip_s.max(last.backwards_s).max(last.forwards_s)
+    }
+
+    /// The least that stages in front of a cut, with so many behind it, add to one micro-batch on its way through;
+    /// infinite if none fit there.
+    pub(super) fn trip_s(&self, cut: usize, free: u32, behind: u32) -> f64 {
+        self.at(cut, free, behind).trip_s
+    }
+
+    /// No plan that ends in a suffix with these paths is shorter.
+    pub(super) fn bound_s(&self, paths: &Paths, cut: usize, free: u32, behind: u32) -> f64 {
+        let least = self.at(cut, free, behind);
+        (paths.drained_s + least.trip_s.max(least.syncs_s))
+            .max(paths.synced_s + least.fill_s)
+            .max(paths.first_back_s + least.backwards_s)
+            .max(paths.last_back_s + least.forwards_s)
+            .max(paths.last_synced_s + least.starts_s)
+            .max(paths.first_back_s + least.waits_s)
+            .max(paths.first_back_s + paths.last_back_s + least.both_s)
+    }
+}
+
+impl Sources<'_> {
+    /// The least that stages in front of each cut add, if the next of them has such a window; given the table for those
+    /// farther in front, unless it is this one.
+    fn table(
+        &self,
+        (least_window, most_window): (u32, u32),
+        levels: usize,
+        farther: Option<&Vec<Least>>,
+        control: &Control,
+    ) -> Option<Vec<Least>> {
+        let task = self.task;
+        let (model, threshold_s) = (task.model, self.threshold_s);
+        let memory_model = &task.settings.memory;
+        let overlap = task.settings.overlap_sync;
         let micro_batches = f64::from(task.micro_batches);
         let cuts = model.cuts();
-        let none = f64::INFINITY;
-        let nothing =
-            Least { trip_s: none, fill_s: none, backwards_s: none, forwards_s: none, starts_s: none, syncs_s: none };
-        let start = Least { trip_s: 0.0, fill_s: 0.0, backwards_s: 0.0, forwards_s: 0.0, starts_s: 0.0, syncs_s: 0.0 };
-        let mut least = vec![nothing; cuts * levels.len()];
-        least[..levels.len()].fill(start);
+        let mut least = vec![Least::NONE; cuts * levels];
+        least[..levels].fill(Least::EMPTY);
         for end in 1..cuts {
+            if control.should_stop() {
+                return None;
+            }
             let is_last = end + 1 == cuts;
-            let window = task.settings.windows(if is_last { 1 } else { 2 }, task.micro_batches).0;
-            for &(replicas, most_replicas, share) in &splits {
-                let totals = &task.totals[share as usize];
-                let transfer_s =
-                    if is_last { 0.0 } else { task.cut_bytes[end] / (f64::from(most_replicas) * port) + latency_s };
-                let s_per_byte = least_sync_s_per_byte(cluster, widest, replicas);
+            for split in &self.splits {
+                let totals = &task.totals[split.share as usize];
+                let transfer_s = if is_last {
+                    0.0
+                } else {
+                    task.cut_bytes[end] / (f64::from(split.most) * self.port) + self.latency_s
+                };
+                let s_per_byte = least_sync_s_per_byte(task.cluster, self.widest, split.fewest);
                 let rate = Rate { s_per_byte, latency_s: 0.0 };
                 let (mut sync_s, mut begun) = (0.0, end);
                 for &begin in &model.begins[end] {
                     let begin = begin as usize;
-                    let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / speed;
-                    let mut backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / speed;
+                    let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / self.speed;
+                    let mut backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / self.speed;
                     if task.recompute {
                         backward_s += forward_s;
                     }
@@ -106,35 +249,33 @@ impl Prefixes {
                     }
                     if model.is_chain {
                         let layers = model.layers_between(begin, begun);
-                        sync_s =
-                            cost::extend_sync(model, totals, slowest, layers, rate, task.settings.overlap_sync, sync_s);
+                        sync_s = cost::extend_sync(model, totals, self.slowest, layers, rate, overlap, sync_s);
                         begun = begin;
+                    } else if self.splits.len() * cuts <= MOST_SYNCED {
+                        sync_s = cost::sync_s(model, totals, self.slowest, (begin, end), rate, overlap);
+                    }
+                    let fits = |window| {
+                        cost::memory(model, totals, memory_model, (begin, end), split.most, window, task.recompute)
+                            .total_bytes()
+                            <= self.memory_bytes
+                    };
+                    let Some(window) = largest_window(least_window, most_window, fits) else { continue };
+                    let wait_s = 2.0 * transfer_s + micro_batches * work_s - f64::from(window - 1) * forward_s;
+                    let both_s = if window < task.micro_batches {
+                        4.0 * transfer_s + (micro_batches - f64::from(window - 1)) * work_s
                     } else {
-                        sync_s = cost::sync_s(model, totals, slowest, (begin, end), rate, task.settings.overlap_sync);
-                    }
-                    let memory = cost::memory(
-                        model,
-                        totals,
-                        &task.settings.memory,
-                        (begin, end),
-                        most_replicas,
-                        window,
-                        task.recompute,
-                    );
-                    if memory.total_bytes() > memory_bytes {
-                        continue;
-                    }
+                        f64::NEG_INFINITY
+                    };
                     let trip_s = work_s + 2.0 * transfer_s;
                     let fill_s = forward_s + transfer_s;
                     let (others, all_s) = (micro_batches - 1.0, micro_batches * work_s);
-                    for level in level_of(replicas)..levels.len() {
-                        let rest = level_of(levels[level] - replicas);
-                        let before = least[begin * levels.len() + rest];
+                    for &(level, rest) in &split.rests {
+                        let before = farther.unwrap_or(&least)[begin * levels + rest];
                         // The stage's gradients are summed while earlier stages drain.
                         if all_s + before.trip_s.max(before.fill_s + sync_s) >= threshold_s {
                             continue;
                         }
-                        let here = &mut least[end * levels.len() + level];
+                        let here = &mut least[end * levels + level];
                         let lower = |value: &mut f64, other: f64| *value = value.min(other);
                         lower(&mut here.trip_s, before.trip_s + trip_s);
                         lower(&mut here.fill_s, before.fill_s + fill_s);
@@ -143,51 +284,25 @@ impl Prefixes {
                         lower(&mut here.backwards_s, above(before.backwards_s).max(from_here + others * backward_s));
                         lower(&mut here.forwards_s, above(before.forwards_s).max(from_here + others * forward_s));
                         lower(&mut here.syncs_s, above(before.syncs_s).max(before.fill_s + trip_s + sync_s));
+                        lower(&mut here.waits_s, above(before.waits_s).max(before.trip_s + wait_s));
+                        lower(&mut here.both_s, (before.both_s + 2.0 * trip_s).max(before.trip_s + both_s));
                         let started_s = before.fill_s + fill_s + others * forward_s;
                         lower(&mut here.starts_s, (before.starts_s + fill_s).max(started_s));
                     }
                 }
             }
         }
-        Self { levels, least }
-    }
-
-    fn at(&self, cut: usize, free: u32) -> &Least {
-        let level = if self.levels.len() > free as usize && self.levels[free as usize] == free {
-            free as usize
-        } else {
-            self.levels.partition_point(|&level| level < free)
-        };
-        &self.least[cut * self.levels.len() + level]
-    }
-
-    /// The least that any plan takes from its first forward to its last backward.
-    pub(super) fn least_s(&self) -> f64 {
-        let last = self.least.last().expect("there is a level for all devices");
-        last.trip_s.max(last.backwards_s).max(last.forwards_s)
-    }
-
-    /// The least that stages in front of a cut add to one micro-batch on its way through; infinite if none fit there.
-    pub(super) fn trip_s(&self, cut: usize, free: u32) -> f64 {
-        self.at(cut, free).trip_s
-    }
-
-    /// No plan that ends in a suffix with these paths is shorter.
-    pub(super) fn bound_s(&self, paths: &Paths, cut: usize, free: u32) -> f64 {
-        let least = self.at(cut, free);
-        (paths.drained_s + least.trip_s.max(least.syncs_s))
-            .max(paths.synced_s + least.fill_s)
-            .max(paths.first_back_s + least.backwards_s)
-            .max(paths.last_back_s + least.forwards_s)
-            .max(paths.last_synced_s + least.starts_s)
+        Some(least)
     }
 }
 
 /// No plan has a shorter step: all devices at work all the time, or one micro-batch on its way through.
-pub(super) fn least_step_s(task: &Task<'_>) -> f64 {
+///
+/// Steps of `threshold_s` and more don't count; nor does the micro-batch on its way if time is up.
+pub(super) fn least_step_s(task: &Task<'_>, threshold_s: f64, control: &Control) -> f64 {
     let last = task.model.cuts() - 1;
-    let prefixes = Prefixes::new(task, f64::INFINITY);
-    let alone_s = prefixes.bound_s(&Paths::default(), last, task.cluster.devices());
+    let alone_s = Prefixes::new(task, threshold_s, 1, control)
+        .map_or(0.0, |prefixes| prefixes.bound_s(&Paths::default(), last, task.cluster.devices(), 0));
     let speed: f64 = task.cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
     // For each layer the split that costs all its replicas together the least.
     let forwards = if task.recompute { 2.0 } else { 1.0 };

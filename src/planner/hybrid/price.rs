@@ -103,6 +103,8 @@ pub struct Pricer<'a> {
     totals: rustc_hash::FxHashMap<u32, Totals>,
     /// How many plans were simulated.
     pub simulated: u64,
+    /// How many actions they had.
+    pub actions: u64,
 }
 
 impl<'a> Pricer<'a> {
@@ -116,6 +118,7 @@ impl<'a> Pricer<'a> {
             sweep: Sweep::default(),
             totals: rustc_hash::FxHashMap::default(),
             simulated: 0,
+            actions: 0,
         }
     }
 
@@ -259,14 +262,18 @@ impl<'a> Pricer<'a> {
             optimizer_s: vec![0.0; stages.len()],
         };
         self.simulated += 1;
+        self.actions += 2 * u64::from(micro_batches) * windows.len() as u64;
         let step_s = self.sweep.step_s(&one_f_one_b(&windows, micro_batches), &costs, Links::Queued)?;
-        let mut paths = Paths::default();
-        let mut next_window = 1;
-        for (stage, &window) in stages.iter().zip(&windows).rev() {
-            paths = paths.extend(&link(stage, window), next_window, micro_batches);
-            next_window = window;
-        }
-        Ok(Priced { step_s, path_s: paths.synced_s, stages })
+        Ok(Priced { step_s, path_s: longest_path_s(&stages, &windows, micro_batches), stages })
+    }
+
+    /// The longest path through a plan: its step without simulation, or a little less.
+    ///
+    /// # Errors
+    /// As [`Pricer::stages`].
+    pub(super) fn path_s(&mut self, plan: &Candidate) -> Result<f64> {
+        let windows: Vec<u32> = plan.stages.iter().map(|stage| stage.window).collect();
+        Ok(longest_path_s(&self.stages(plan)?, &windows, self.settings.global_batch / plan.micro_batch))
     }
 
     /// Whether every device of a priced plan holds what it must.
@@ -274,6 +281,16 @@ impl<'a> Pricer<'a> {
     pub fn fits(stages: &[StagePrice]) -> bool {
         stages.iter().all(|stage| stage.memory.total_bytes() <= stage.capacity_bytes)
     }
+}
+
+fn longest_path_s(stages: &[StagePrice], windows: &[u32], micro_batches: u32) -> f64 {
+    let mut paths = Paths::default();
+    let mut next_window = 1;
+    for (stage, &window) in stages.iter().zip(windows).rev() {
+        paths = paths.extend(&link(stage, window), next_window, micro_batches);
+        next_window = window;
+    }
+    paths.synced_s
 }
 
 /// A priced stage as the paths see it.

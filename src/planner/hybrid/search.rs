@@ -25,8 +25,11 @@ const GRID: f64 = 8192.0;
 
 /// Index of the empty suffix.
 const ROOT: u32 = 0;
-/// Labels that a pass makes at most, a gigabyte of them: then it goes on with none, and the bound says so.
-const MOST_LABELS: usize = 6_000_000;
+/// Labels that a pass makes at most, half a gigabyte of them: then it goes on with none, and the bound says so.
+const MOST_LABELS: usize = 3_000_000;
+/// Stages that a pass puts in front of labels at most: seconds of work.
+const MOST_TRIES: u64 = 200_000_000;
+
 /// What a pass found.
 #[derive(Debug, Default)]
 pub(super) struct Found {
@@ -36,6 +39,8 @@ pub(super) struct Found {
     pub bound_s: f64,
     /// Labels made.
     pub labels: u64,
+    /// Stages put in front of them.
+    pub tries: u64,
 }
 
 /// All suffixes for one micro-batch size.
@@ -58,10 +63,12 @@ impl<'a> Suffixes<'a> {
 
     /// Finds plans whose paths are shorter than `threshold_s`, keeping `beam` labels a cut.
     pub(super) fn pass(&mut self, threshold_s: f64, beam: usize, control: &Control) -> Found {
-        let prefixes = Prefixes::new(&self.task, threshold_s);
         let last = self.task.model.cuts() - 1;
-        let mut found = Found { plans: Vec::new(), bound_s: f64::INFINITY, labels: 0 };
-        let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free(0));
+        let mut found = Found { plans: Vec::new(), bound_s: f64::INFINITY, labels: 0, tries: 0 };
+        let Some(prefixes) = Prefixes::new(&self.task, threshold_s, usize::MAX, control) else {
+            return Found { bound_s: 0.0, ..found };
+        };
+        let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free(0), 0);
         let mut labels = Labels::new(last + 1, self.task.micro_batches);
         if root_bound_s < threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
@@ -72,12 +79,13 @@ impl<'a> Suffixes<'a> {
             let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
             labels.sort(&mut waiting);
             for (index, id) in waiting.into_iter().enumerate() {
-                if index >= beam || labels.all.len() >= MOST_LABELS || control.should_stop() {
+                let is_much = labels.all.len() >= MOST_LABELS || found.tries >= MOST_TRIES;
+                if index >= beam || is_much || control.should_stop() {
                     // The most promising of those that don't go on.
                     found.bound_s = found.bound_s.min(labels.all[id as usize].bound_s);
                     break;
                 }
-                self.expand(id, &mut labels, &prefixes, threshold_s);
+                found.tries += self.expand(id, &mut labels, &prefixes, threshold_s);
             }
         }
         labels.keep_best_plans();
@@ -88,19 +96,20 @@ impl<'a> Suffixes<'a> {
         found
     }
 
-    /// Puts every stage that may stand there in front of a label.
-    fn expand(&mut self, id: u32, labels: &mut Labels, prefixes: &Prefixes, threshold_s: f64) {
+    /// Puts every stage that may stand there in front of a label; how many those are.
+    fn expand(&mut self, id: u32, labels: &mut Labels, prefixes: &Prefixes, threshold_s: f64) -> u64 {
         let model = self.task.model;
         let label = labels.all[id as usize].clone();
         let end = label.cut as usize;
         let stages = label.stages + 1;
         if stages > self.task.settings.most_stages {
-            return;
+            return 0;
         }
         let (least, most) = self.task.settings.windows(stages, self.task.micro_batches);
         let micro = f64::from(self.task.micro_batches);
         let grid_s = if self.task.cluster.devices() > EXACT_DEVICES { prefixes.least_s() / GRID } else { 0.0 };
         let cut_bytes = if label.stages == 0 { 0.0 } else { self.task.cut_bytes[end] };
+        let mut tries = 0;
         for (step, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
             let Some(share) = self.task.share[choice.replicas as usize] else { continue };
             let totals = &self.task.totals[share as usize];
@@ -109,6 +118,7 @@ impl<'a> Suffixes<'a> {
             // In a chain the stage grows by one cut at a time, and so does its synchronisation.
             let (mut sync_s, mut begun) = (0.0, end);
             for &begin in &model.begins[end] {
+                tries += 1;
                 let begin = begin as usize;
                 if begin > 0 && free == 0 {
                     continue;
@@ -125,7 +135,7 @@ impl<'a> Suffixes<'a> {
                     }
                     continue;
                 }
-                let ahead_s = prefixes.trip_s(begin, free);
+                let ahead_s = prefixes.trip_s(begin, free, stages);
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }
@@ -157,7 +167,7 @@ impl<'a> Suffixes<'a> {
                     };
                     let paths = label.paths.extend(&stage, label.window, self.task.micro_batches);
                     let paths = if grid_s > 0.0 { paths.rounded_down(grid_s) } else { paths };
-                    let bound_s = prefixes.bound_s(&paths, begin, free);
+                    let bound_s = prefixes.bound_s(&paths, begin, free, stages);
                     if bound_s < threshold_s {
                         labels.add(Label {
                             paths,
@@ -176,6 +186,7 @@ impl<'a> Suffixes<'a> {
                 }
             }
         }
+        tries
     }
 
     fn candidate(&mut self, labels: &[Label], complete: u32) -> Candidate {

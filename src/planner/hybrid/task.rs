@@ -23,13 +23,15 @@ pub(super) struct Task<'a> {
 }
 
 impl<'a> Task<'a> {
-    pub(super) fn new(
-        model: &'a Model,
-        cluster: &'a Cluster,
-        settings: &'a Settings,
-        micro_batch: u32,
-        recompute: bool,
-    ) -> Self {
+    /// One for each micro-batch size, with and without recomputation where the settings leave both open.
+    pub(super) fn all(model: &'a Model, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
+        (settings.micro_batches.iter())
+            .flat_map(|&micro_batch| settings.recompute.iter().map(move |&recompute| (micro_batch, recompute)))
+            .map(|(micro_batch, recompute)| Self::new(model, cluster, settings, micro_batch, recompute))
+            .collect()
+    }
+
+    fn new(model: &'a Model, cluster: &'a Cluster, settings: &'a Settings, micro_batch: u32, recompute: bool) -> Self {
         let devices = cluster.devices();
         let mut totals = Vec::new();
         let mut known: FxHashMap<u32, u32> = FxHashMap::default();

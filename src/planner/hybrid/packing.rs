@@ -1,0 +1,235 @@
+//! Plans at once: as few devices as hold the model in time, whatever the links cost.
+//!
+//! ```text
+//! fewest[stages][cut]    devices of so many stages between the cut and the end, none of them longer than a limit
+//! ```
+//!
+//! Devices are handed out in a row, the largest first, so every entry is a plan that can be priced. The search starts
+//! from the best of them; and if devices are allowed more memory than they have, the least that lets a plan be made
+//! is what a question without an answer lacks.
+
+use super::price::{Candidate, StageChoice};
+use super::task::Task;
+use crate::control::Control;
+use crate::cost;
+
+/// Stages at most, unless that many don't fit.
+const FEW: usize = 16;
+/// Cuts that are tried at most, and so stages.
+const MOST_CUTS: usize = 160;
+/// How much longer a stage may work than if all devices shared all work; three of those that some plan keeps are tried.
+const LIMITS: [f64; 10] = [1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, f64::INFINITY];
+const LIMITS_KEPT: usize = 3;
+/// Halvings between a millionth of the memory that one stage needs and all of it: the answer is within 2 %.
+const HALVINGS: u32 = 10;
+
+/// The last stages of a plan: where they begin and how many devices they take.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    used: u32,
+    replicas: u32,
+    /// Of the stage behind the first one.
+    next: usize,
+}
+
+/// Plans for one micro-batch size.
+pub(super) struct Packing<'a> {
+    task: &'a Task<'a>,
+    /// Nested cuts, the empty one first.
+    cuts: Vec<usize>,
+    /// The machine of each device, in the order in which they are taken.
+    machines: Vec<u32>,
+    /// The fewest replicas for each share, and its totals.
+    splits: Vec<(u32, u32)>,
+}
+
+impl<'a> Packing<'a> {
+    pub(super) fn new(task: &'a Task<'a>) -> Self {
+        let mut cuts = vec![task.model.cuts() - 1];
+        while let Some(&inner) = cuts.last().and_then(|&cut| task.model.begins[cut].first()) {
+            cuts.push(inner as usize);
+        }
+        cuts.reverse();
+        let step = cuts.len().div_ceil(MOST_CUTS);
+        let whole = cuts.len() - 1;
+        let cuts = (cuts.into_iter().enumerate())
+            .filter(|(at, _)| at.is_multiple_of(step) || *at == whole)
+            .map(|(_, cut)| cut)
+            .collect();
+        let all = &task.cluster.machines;
+        let mut order: Vec<u32> = (0..all.len() as u32).rev().collect();
+        order.sort_by(|&a, &b| {
+            let (a, b) = (&all[a as usize], &all[b as usize]);
+            b.memory_bytes.total_cmp(&a.memory_bytes).then(b.speed.total_cmp(&a.speed))
+        });
+        let machines = (order.into_iter())
+            .flat_map(|machine| std::iter::repeat_n(machine, all[machine as usize].devices as usize))
+            .collect();
+        let mut splits: Vec<(u32, u32)> = Vec::new();
+        for (replicas, share) in (0_u32..).zip(&task.share) {
+            if let Some(share) = *share
+                && splits.last().is_none_or(|&(_, last)| last != share)
+            {
+                splits.push((replicas, share));
+            }
+        }
+        Self { task, cuts, machines, splits }
+    }
+
+    /// Plans that fit, for several numbers of stages, with stages about as short as they can be.
+    pub(super) fn plans(&self, control: &Control) -> Vec<Candidate> {
+        let Some(&(_, share)) = self.splits.first() else { return Vec::new() };
+        let totals = &self.task.totals[share as usize];
+        let whole_s: f64 = totals.forward_s.last().into_iter().chain(totals.backward_s.last()).sum();
+        let even_s = whole_s / f64::from(self.task.cluster.devices());
+        let mut plans = Vec::new();
+        let mut kept = 0;
+        for factor in LIMITS {
+            let found = self.pack(factor * even_s, 0.0, FEW, FEW, control);
+            kept += usize::from(!found.is_empty());
+            plans.extend(found);
+            if kept == LIMITS_KEPT {
+                break;
+            }
+        }
+        if plans.is_empty() { self.pack(f64::INFINITY, 0.0, MOST_CUTS, 1, control) } else { plans }
+    }
+
+    /// The plan that needs the least memory beyond what devices have, and that memory, if it is less than
+    /// `most_bytes`.
+    pub(super) fn closest(&self, most_bytes: f64, control: &Control) -> Option<(f64, Candidate)> {
+        let pack = |extra_bytes| self.pack(f64::INFINITY, extra_bytes, MOST_CUTS, 1, control).into_iter().next();
+        let mut high_bytes = most_bytes.min(self.one_stage_bytes()?);
+        let mut plan = pack(high_bytes)?;
+        let mut low_bytes = high_bytes * 1e-6;
+        for _ in 0..HALVINGS {
+            let middle_bytes = (low_bytes * high_bytes).sqrt();
+            match pack(middle_bytes) {
+                Some(found) => (high_bytes, plan) = (middle_bytes, found),
+                None => low_bytes = middle_bytes,
+            }
+        }
+        Some((high_bytes, plan))
+    }
+
+    /// What one stage needs beyond the memory that nobody may plan with.
+    fn one_stage_bytes(&self) -> Option<f64> {
+        let &(replicas, share) = self.splits.first()?;
+        let bytes = self.bytes((0, *self.cuts.last()?), replicas, share, 1);
+        Some((bytes + self.task.settings.memory.reserved_bytes) * 1.01)
+    }
+
+    fn bytes(&self, ends: (usize, usize), replicas: u32, share: u32, from_end: u32) -> f64 {
+        let task = self.task;
+        let window = task.settings.windows(from_end, task.micro_batches).0;
+        let totals = &task.totals[share as usize];
+        cost::memory(task.model, totals, &task.settings.memory, ends, replicas, window, task.recompute).total_bytes()
+    }
+
+    /// Plans of at most `most_stages` stages, none of which takes longer than `limit_s` for a micro-batch, on devices
+    /// with so much more memory: those with the fewest stages first, many stages only where that saves devices.
+    fn pack(
+        &self,
+        limit_s: f64,
+        extra_bytes: f64,
+        most_stages: usize,
+        most_plans: usize,
+        control: &Control,
+    ) -> Vec<Candidate> {
+        let last = self.cuts.len() - 1;
+        let most_stages = most_stages.min(self.task.settings.most_stages as usize);
+        let mut fewest: Vec<Vec<Option<Entry>>> = vec![vec![None; last + 1]];
+        fewest[0][last] = Some(Entry { used: 0, replicas: 0, next: last });
+        // Devices below which more stages are worth a look, for each cut.
+        let mut least = vec![u32::MAX; last + 1];
+        let mut plans = Vec::new();
+        for stages in 1..=most_stages {
+            let mut row: Vec<Option<Entry>> = vec![None; last + 1];
+            for (end, behind) in fewest[stages - 1].iter().enumerate().skip(1) {
+                let Some(behind) = behind else { continue };
+                if stages > 1 && control.should_stop() {
+                    return plans;
+                }
+                let mut split = 0;
+                for begin in (0..end).rev() {
+                    let Some(found) =
+                        self.smallest(begin, end, stages as u32, behind.used, split, limit_s, extra_bytes)
+                    else {
+                        break;
+                    };
+                    split = found;
+                    let replicas = self.splits[split].0;
+                    let used = behind.used + replicas;
+                    if row[begin].is_none_or(|entry| used < entry.used) {
+                        row[begin] = Some(Entry { used, replicas, next: end });
+                    }
+                }
+            }
+            for (entry, least) in row.iter_mut().zip(&mut least) {
+                match entry {
+                    Some(found) if found.used < *least => *least = found.used,
+                    Some(_) if stages > FEW => *entry = None,
+                    _ => {}
+                }
+            }
+            fewest.push(row);
+            if fewest[stages][0].is_some() {
+                plans.push(self.plan(&fewest, stages));
+            }
+            if plans.len() == most_plans {
+                break;
+            }
+        }
+        plans
+    }
+
+    /// The first split, from `split` on, with which a stage fits and keeps the limit.
+    #[expect(clippy::too_many_arguments, reason = "a stage, and what it must keep")]
+    fn smallest(
+        &self,
+        begin: usize,
+        end: usize,
+        from_end: u32,
+        used: u32,
+        split: usize,
+        limit_s: f64,
+        extra_bytes: f64,
+    ) -> Option<usize> {
+        let (begin, end) = (self.cuts[begin], self.cuts[end]);
+        let reserved_bytes = self.task.settings.memory.reserved_bytes;
+        (split..self.splits.len()).find_map(|split| {
+            let (replicas, share) = self.splits[split];
+            // Machines are taken largest first, so the last device is the smallest.
+            let &machine = self.machines.get((used + replicas) as usize - 1)?;
+            let machine = &self.task.cluster.machines[machine as usize];
+            let totals = &self.task.totals[share as usize];
+            let work_s =
+                totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end] - totals.backward_s[begin];
+            let fits = self.bytes((begin, end), replicas, share, from_end)
+                <= machine.memory_bytes - reserved_bytes + extra_bytes;
+            (fits && work_s <= limit_s * machine.speed).then_some(split)
+        })
+    }
+
+    fn plan(&self, fewest: &[Vec<Option<Entry>>], stages: usize) -> Candidate {
+        let task = self.task;
+        let mut chosen = Vec::new();
+        let mut at = 0;
+        for from_end in (1..=stages).rev() {
+            let entry = fewest[from_end][at].expect("every entry but the last begins at another one");
+            let mut footprint: Vec<(u32, u32)> = Vec::new();
+            let taken = (entry.used - entry.replicas) as usize..entry.used as usize;
+            for &machine in self.machines[taken].iter().rev() {
+                match footprint.last_mut() {
+                    Some((last, count)) if *last == machine => *count += 1,
+                    _ => footprint.push((machine, 1)),
+                }
+            }
+            footprint.sort_unstable();
+            let window = task.settings.windows(from_end as u32, task.micro_batches).0;
+            chosen.push(StageChoice { begin: self.cuts[at], end: self.cuts[entry.next], footprint, window });
+            at = entry.next;
+        }
+        Candidate { micro_batch: task.micro_batch, recompute: task.recompute, stages: chosen }
+    }
+}
