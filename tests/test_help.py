@@ -32,3 +32,4 @@ def test_help_shows_examples_one_to_a_line(words):
     assert {example[0] for example in shown} <= {"hpgo", "sched-pipeline"}
     assert all(example.count("hpgo") <= 1 for example in shown), "examples run into each other"
     assert not any("\\b" in line for line in lines)
+    assert max(map(len, lines)) <= 80

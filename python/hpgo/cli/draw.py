@@ -35,7 +35,7 @@ def command(inputs: tuple[str, ...], outputs: tuple[str, ...], schedule: str | N
     \b
     Examples:
       hpgo draw vgg19.plan.json -o vgg19.svg
-      hpgo draw planned.npz measured.npz --label planned --label measured -o both.pdf
+      hpgo draw planned.npz real.npz --label planned --label real -o both.pdf
       hpgo draw run.npz -o run.txt -o run.png --memory --transfers arrows
     """
     from hpgo.draw import save

@@ -70,7 +70,7 @@ def command(
     \b
     Examples:
       hpgo evaluate bert-48 --cluster dapple-a -b 64 --stages "26@0-7,27@8-15"
-      hpgo evaluate vgg-19 --cluster dapple-c -b 2048 --stages "22@0-14,4@15" --micro-batch-size 512
+      hpgo evaluate vgg-19 --cluster dapple-c -b 2048 --stages "22@0-14,4@15"
     """
     from hpgo.cluster import Cluster
     from hpgo.formats import read_profile

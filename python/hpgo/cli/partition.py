@@ -13,35 +13,36 @@ if TYPE_CHECKING:
     from hpgo.chain import ChainPlan, Units
 
 
-@click.command()
-@click.option("-m", "--model-name", default="google/vit-base-patch16-224", show_default=True, help="Model to spread.")
-@click.option("-M", "--models-file", default="models.yml", show_default=True, help="Models: layers, memory, values.")
-@click.option("-T", "--dev-types-file", default="device_types.yml", show_default=True, help="Types: memory, times.")
-@click.option("-D", "--dev-file", default="devices.yml", show_default=True, help="Hosts of each type.")
-@click.option("--profile", help="A profile (file or built-in model) instead of the three files; needs --cluster.")
-@click.option("--cluster", help="A cluster (preset or file) of mixed devices, for --profile.")
-@click.option("-b", "--batch-size", type=int, help="Samples in a batch: 8, or the largest of --profile.")
-@click.option("-d", "--dtype", default="torch.float32", show_default=True, help="Data type of values on the edges.")
-@click.option("-i", "--buffers-in", type=int, default=2, show_default=True, help="Batches that wait to be worked on.")
-@click.option("-o", "--buffers-out", type=int, default=2, show_default=True, help="Batches that wait to be sent.")
+@click.command(context_settings={"show_default": True})
+@click.option("-m", "--model-name", metavar="NAME", default="google/vit-base-patch16-224", help="Model to spread.")
+@click.option("-M", "--models-file", metavar="FILE", default="models.yml", help="Models: layers, memory, values.")
+@click.option("-T", "--dev-types-file", metavar="FILE", default="device_types.yml", help="Types: memory, times.")
+@click.option("-D", "--dev-file", metavar="FILE", default="devices.yml", help="Hosts of each type.")
+@click.option(
+    "--profile", metavar="NAME|FILE", help="A built-in model or a file, instead of the three; with --cluster."
+)
+@click.option("--cluster", metavar="NAME|FILE", help="A cluster, of mixed devices say, for --profile.")
+@click.option("-b", "--batch-size", type=int, metavar="N", help="Samples in a batch: 8, or the largest of --profile.")
+@click.option("-d", "--dtype", metavar="TYPE", default="torch.float32", help="Data type of values on the edges.")
+@click.option("-i", "--buffers-in", type=int, metavar="N", default=2, help="Batches that wait to be worked on.")
+@click.option("-o", "--buffers-out", type=int, metavar="N", default=2, help="Batches that wait to be sent.")
 @click.option(
     "--objective",
     type=click.Choice(["throughput", "latency", "hosts", "bits"]),
     default="throughput",
-    show_default=True,
     help="Shortest interval, shortest latency, fewest hosts, or fewest bits lost.",
 )
 @click.option("--throughput", type=float, metavar="X", help="Samples per second that every plan must reach.")
 @click.option("--links", metavar="FILE", help="YAML of pairwise links, latencies, and ways in and out.")
 @click.option("--pin", "pins", multiple=True, metavar="HOST=1-12", help="These layers run here. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="HOST[=1-12]", help="Not this host, or not these layers. Repeatable.")
-@click.option("--max-replicas", type=int, default=1, show_default=True, help="Hosts of a type that may share a stage.")
+@click.option("--max-replicas", type=int, metavar="N", default=1, help="Hosts of a type that may share a stage.")
 @click.option("--bits", multiple=True, type=int, metavar="N", help="Width that edges may be cut to. Repeatable.")
 @click.option("--interpolate", is_flag=True, help="Allow batch sizes between and beyond the measured ones.")
-@click.option("--units", type=click.Choice(["pipeedge", "si"]), default="pipeedge", show_default=True,
+@click.option("--units", type=click.Choice(["pipeedge", "si"]), default="pipeedge",
               help="What MB and Mbps count: 2^20, as PipeEdge, or 10^6.")  # fmt: skip
 @click.option("--ignore-unknown-types", is_flag=True, help="Leave out hosts whose type has no profile.")
-@click.option("--time-limit", type=float, default=10.0, show_default=True, help="Seconds; then the best so far.")
+@click.option("--time-limit", type=float, metavar="SECONDS", default=10.0, help="Then take the best so far.")
 @click.option("--explain", "why", is_flag=True, help="Say why: compute, transfer, memory and slack of each stage.")
 @click.option("--json", "as_json", is_flag=True, help="The whole plan for machines.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="The schedule as PipeEdge's runtime reads it.")
@@ -72,7 +73,7 @@ def command(
     \b
     Examples:
       hpgo partition --explain
-      hpgo partition -m google/vit-large-patch16-224 --objective hosts --throughput 1
+      hpgo partition --objective hosts --throughput 1
       hpgo partition --pin mb-0=1-4 --exclude rcc-3 --links links.yml
       hpgo partition --objective bits --throughput 6 --bits 16 --bits 8
       hpgo partition --profile vgg-19 --cluster mixed.yaml --json

@@ -68,8 +68,9 @@ def command(
     \b
     Examples:
       hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
-      hpgo plan my-model.yaml --cluster h100:4 -b 1024 --recompute auto --reserve 2GB -o plan.json
+      hpgo plan model.yaml -c h100:4 -b 1024 --recompute auto --reserve 2GB
       hpgo plan bert-48 -c dapple-a -b 64 --schedule auto
+      hpgo plan vgg-19 -c dapple-c -b 2048 -o plan.json
       hpgo plan vgg-19 -c dapple-c -b 256,512,1024,2048 --plot vgg-19.svg
       hpgo plan xlnet-36 -c h100:8 -b 1024 --devices 8,16,32,64
       hpgo plan gnmt-16 -c dapple-a -b 1024 --deadline 2s --json | jq .step_s

@@ -21,7 +21,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
       hpgo schedules
       hpgo schedules show zb_v
       hpgo schedules show interleaved --ranks 4 --micro-batches 8 --chunks 2
-      hpgo schedules show dualpipe --ranks 4 --micro-batches 8 --csv > dualpipe.csv
+      hpgo schedules show dualpipe --ranks 4 --micro-batches 8 --csv > it.csv
     """
     if ctx.invoked_subcommand is not None:
         return

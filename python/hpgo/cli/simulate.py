@@ -136,9 +136,9 @@ def command(
     \b
     Examples:
       hpgo simulate -s 4 -b 8
-      hpgo simulate -s 4 -b 8 -f 1 1.2 1 0.9 --schedule zb_h1 --p2p-time 0.05 -o zb.svg
-      hpgo simulate -s 8 -b 32 --compare gpipe,1f1b,interleaved,zb_v -o compare.png
-      hpgo simulate -s 8 -b 64 --compare 1f1b,eager_1f1b --p2p-time 0.1 --sweep micro-batches -o sweep.png
+      hpgo simulate -s 4 -b 8 -f 1 1.2 1 0.9 --schedule zb_h1 --p2p-time 0.05
+      hpgo simulate -s 8 -b 32 --compare gpipe,1f1b,interleaved,zb_v -o all.png
+      hpgo simulate -s 8 -b 64 --compare 1f1b,eager_1f1b --sweep micro-batches
       hpgo simulate --config config.yaml --no-visualization --json
       hpgo simulate --plan vgg19.plan.json -o vgg19.html
     """
