@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -543,6 +543,34 @@ def test_command_prints_table_json_and_schedule(tmp_path, monkeypatch):
     assert json.loads(call("--json"))["interval_s"] == 2
     assert yaml.safe_load(call("--yaml", "--svg", "plan.svg")) == [{"t-0": [1, 1]}, {"t-1": [2, 2]}]
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
+
+
+def test_progress_hears_the_best_value_and_the_bound() -> None:
+    layers, hosts = 1_500, 100  # no two hosts alike: a second is not enough
+    profile = hpgo.Profile.chain(
+        "long",
+        batch_size=1,
+        forward_s=[1.0 + (3 * at % 5) / 7 for at in range(layers)],
+        backward_s=[0.0] * layers,
+        activation_bytes=[1e3] * layers,
+        parameter_bytes=[1e3] * layers,
+    )
+    alike = hpgo.Cluster.of(nodes=hosts, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10)
+    machines = tuple(
+        replace(machine, device=replace(machine.device, speed=1 + (7 * at % 11) / 10, name=f"host {at}"))
+        for at, machine in enumerate(alike.machines)
+    )
+    heard: list[tuple[float, float]] = []
+    plan = hpgo.partition(
+        profile,
+        replace(alike, machines=machines),
+        time_limit_s=1,
+        progress=lambda best, bound: heard.append((best, bound)),
+    )
+    assert heard
+    for best, bound in heard:
+        assert plan.lower_bound <= plan.value <= best * (1 + 1e-9)
+        assert bound <= plan.value * (1 + 1e-9)
 
 
 PAGE = Path(__file__).parent.parent / "docs" / "partition.md"

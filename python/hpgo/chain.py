@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hpgo.formats.pipeedge import End, Links
 
     Path = str | os.PathLike[str]
-    Progress = Callable[[float, float, float], object]
+    Progress = Callable[[float, float], object]
 
 Objective = Literal["throughput", "latency", "hosts", "bits"]
 Units = Literal["pipeedge", "si"]
@@ -301,7 +301,8 @@ def partition(
     `pins` are like `mb-0=1-12` (these layers run on this host, or on hosts of this type), `exclude` like `mb-3` or
     `mb-3=1-4,9`. `links` names a file of pairwise links. Up to `max_replicas` hosts of a type may share a stage.
     `interpolate` allows batch sizes that were not measured. `ignore_unknown_types` skips hosts of types without a
-    profile. `progress` is called with the share done, the best value and the bound.
+    profile. `progress` is called about ten times a second with the best value so far, infinite before there is
+    one, and the bound.
 
     Raises ProfileError, ClusterError and ArgumentError for input that makes no sense; InfeasibleError, which says what
     is short.

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpgo.cli.terminal import searching
 from hpgo.documents import write_text
 from hpgo.errors import ArgumentError
+from hpgo.units import format_seconds
 
 if TYPE_CHECKING:
     from hpgo.chain import ChainPlan, Units
@@ -85,23 +87,28 @@ def command(
         raise click.UsageError("--profile and --cluster go together")
     if [why, as_json, as_yaml].count(True) > 1:
         raise click.UsageError("choose one of --explain, --json and --yaml")
-    options["time_limit_s"] = time_limit
-    if profile is not None and cluster is not None:
-        from hpgo.cluster import Cluster
-        from hpgo.formats import read_profile
+    given = {key: value for key, value in options.items() if value is not None} | {"time_limit_s": time_limit}
+    objective = options["objective"]
+    in_seconds = objective in {"throughput", "latency"}
+    label = "interval" if objective == "throughput" else objective
+    with searching(label, format_seconds if in_seconds else "{:g}".format) as given["progress"]:
+        plan: ChainPlan
+        if profile is not None and cluster is not None:
+            from hpgo.cluster import Cluster
+            from hpgo.formats import read_profile
 
-        plan: ChainPlan = partition(read_profile(profile), Cluster.parse(cluster), **options)
-    else:
-        plan = partition(
-            models_file,
-            dev_types_file,
-            dev_file,
-            model=model_name,
-            interpolate=interpolate,
-            units=units,
-            ignore_unknown_types=ignore_unknown_types,
-            **{key: value for key, value in options.items() if value is not None},
-        )
+            plan = partition(read_profile(profile), Cluster.parse(cluster), **given)
+        else:
+            plan = partition(
+                models_file,
+                dev_types_file,
+                dev_file,
+                model=model_name,
+                interpolate=interpolate,
+                units=units,
+                ignore_unknown_types=ignore_unknown_types,
+                **given,
+            )
     for remark in plan.remarks:
         click.echo(f"warning: {remark}", err=True)
     if picture is not None:

@@ -5,26 +5,23 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpgo.cli.questions import SECONDS, Counts, as_options, question, settings
-from hpgo.cli.terminal import progress, table
+from hpgo.cli.terminal import searching, table
 from hpgo.documents import write_text
 from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.tables import markdown, printable
+from hpgo.units import format_seconds
 from hpgo.wording import above
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from hpgo.cluster import Cluster
     from hpgo.plans import Plan
     from hpgo.profile import Profile
 
-_PATIENCE_S = 0.5
 _STYLES: dict[str, dict[str, Any]] = {
     "headline": {"bold": True},
     "columns": {"fg": "cyan"},
@@ -184,7 +181,7 @@ def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords
     from hpgo.planner import plan
 
     started_s = time.monotonic()
-    with _bar(f"batch {global_batch_size}") as tell:
+    with searching(f"batch {global_batch_size}", format_seconds) as tell:
         best = plan(profile, cluster, global_batch_size=global_batch_size, progress=tell, **keywords)
     if best.finished:
         return best, False
@@ -194,26 +191,3 @@ def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords
     known = "follows" if best.gap is None else f"is {above(best.gap)}"
     click.echo(f"note: {why} after {taken_s:.1f} s; the best plan so far {known}", err=True)
     return best, interrupted
-
-
-@contextmanager
-def _bar(label: str) -> Iterator[Callable[[float, float], None] | None]:
-    """A function for the search to call with its best step and bound; it draws once patience has run out."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from hpgo.units import format_seconds
-
-    started_s = time.monotonic()
-    with progress(label) as draw:
-
-        def tell(best_s: float, bound_s: float) -> None:
-            if time.monotonic() - started_s < _PATIENCE_S:
-                return
-            if best_s == float("inf"):
-                draw(0.0, "no plan yet; Ctrl-C gives up")
-            else:
-                known = f"best {format_seconds(best_s)}, Ctrl-C takes it; bound {format_seconds(bound_s)}"
-                draw(bound_s / best_s if best_s else 1.0, known)
-
-        yield tell

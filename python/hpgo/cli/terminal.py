@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 """Of what is printed into a pipe, where names of columns can do something about it."""
 _BAR = 10
+_PATIENCE_S = 0.5
 _CLEAR = "\r\x1b[K"  # back to the begin of the line, and nothing on it
 
 
@@ -71,3 +72,26 @@ def progress(label: str) -> Iterator[Callable[[float, str], None]]:
         yield draw
     finally:
         click.echo(_CLEAR, err=True, nl=False)
+
+
+@contextmanager
+def searching(label: str, shown: Callable[[float], str]) -> Iterator[Callable[[float, float], None] | None]:
+    """A function for a search to call with its best value and bound; it draws once patience has run out.
+
+    None where stderr is no terminal.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    started_s = time.monotonic()
+    with progress(label) as draw:
+
+        def tell(best: float, bound: float) -> None:
+            if time.monotonic() - started_s < _PATIENCE_S:
+                return
+            if best == float("inf"):
+                draw(0.0, "no plan yet; Ctrl-C gives up")
+            else:
+                draw(bound / best if best else 1.0, f"best {shown(best)}, Ctrl-C takes it; bound {shown(bound)}")
+
+        yield tell
