@@ -112,6 +112,17 @@ def test_every_error_about_a_cluster_names_its_key_and_has_a_hint(tmp_path, text
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("text", ["", "[]", "net: 3", "net: {layers: 1, mem_MB: [}", "net: {layers: x}"])
+def test_every_error_about_the_files_of_hosts_has_a_hint(tmp_path, text):
+    files = [tmp_path / name for name in ("models.yml", "device_types.yml", "devices.yml")]
+    for file in files:
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(hpgo.HpgoError) as caught:
+        hpgo.partition(*files, model="net")
+    assert "models.yml" in caught.value.message
+    assert caught.value.hint
+
+
 def test_a_missing_file_of_a_built_in_model_says_so():
     with pytest.raises(hpgo.ProfileError, match=r"there is no file `elsewhere/xlnet-36-pbs-1\.txt`") as caught:
         hpgo.read_profile("elsewhere/xlnet-36-pbs-1.txt")

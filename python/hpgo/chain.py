@@ -618,7 +618,9 @@ def _rule(text: str, what: str, known: frozenset[str], layers: int) -> tuple[str
     example = "write `host=1-12,48`" if what == "pin" else "write `host` or `host=1-12,48`"
     name, equals, numbers = text.partition("=") if text not in known else (text, "", "")
     if name not in known:
-        raise ArgumentError(f"{what} `{shorten(text)}`: there is no host or type `{shorten(name)}`", near(name, known))
+        raise ArgumentError(
+            f"{what} `{shorten(text)}`: there is no host or type `{shorten(name)}`", near(name, sorted(known))
+        )
     if not equals:
         if what == "pin":
             raise ArgumentError(f"pin `{shorten(text)}` names no layers", example)

@@ -109,11 +109,11 @@ class Profile:
         if not self.layers:
             raise ProfileError(f"profile `{self.name}` has no layers", "give it at least one")
         object.__setattr__(self, "batch_sizes", _batch_sizes(self.name, self.batch_sizes))
-        known: set[str] = set()
+        known: dict[str, None] = {}  # in the profile's order, for messages
         for layer in self.layers:
             if layer.id in known:
                 raise ProfileError(f"two layers have the id `{layer.id}`", "edges name layers by their id")
-            known.add(layer.id)
+            known[layer.id] = None
             if len(layer.forward_s) != len(self.batch_sizes):
                 raise ProfileError(
                     f"layer `{layer.id}` has {len(layer.forward_s)} measurements, "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hpgo.documents import Section, parse_yaml, read_text
+from hpgo.documents import Section, hinted, parse_yaml, read_text
 from hpgo.errors import ArgumentError, ClusterError, HpgoError, ProfileError
 from hpgo.units import parse_bytes_per_s, parse_seconds
 from hpgo.wording import as_float, near, shorten, shown
@@ -96,6 +96,10 @@ class Links:
     output: End | None = None
 
 
+_hint = hinted("docs/partition.md shows the files")
+
+
+@_hint
 def read_model(path: str | os.PathLike[str], name: str) -> tuple[Model, tuple[str, ...]]:
     """The model `name` in the file `path`, and remarks worth showing.
 
@@ -124,6 +128,7 @@ def read_model(path: str | os.PathLike[str], name: str) -> tuple[Model, tuple[st
     return Model(name, memory_mb, parameters_in, repeated), (remark,)
 
 
+@_hint
 def read_device_types(path: str | os.PathLike[str], *, model: str, layers: int) -> dict[str, DeviceType]:
     """The device types in the file `path` by name, with their timings of `model` only.
 
@@ -147,6 +152,7 @@ def read_device_types(path: str | os.PathLike[str], *, model: str, layers: int) 
     return types
 
 
+@_hint
 def read_devices(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
     """The hosts of each type in the file `path`.
 
@@ -171,6 +177,7 @@ def read_devices(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
     return hosts
 
 
+@_hint
 def read_links(path: str | os.PathLike[str]) -> Links:
     """The links in the file `path`.
 
@@ -356,4 +363,4 @@ def check_names(links: Links, known: Iterable[str], file: str) -> None:
     asked += [end.host for end in (links.input, links.output) if end is not None and end.host is not None]
     for name in asked:
         if name not in names:
-            raise ClusterError(f"{file}: there is no host or type `{shorten(name)}`", near(name, names))
+            raise ClusterError(f"{file}: there is no host or type `{shorten(name)}`", near(name, sorted(names)))
