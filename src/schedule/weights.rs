@@ -5,6 +5,9 @@
 
 use super::{Action, Durations, Kind, Schedule};
 
+/// Shares of a weight gradient that may overrun its gap.
+const OVERRUNS: [f64; 9] = [0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0];
+
 /// Times that differ by less are the same: sums of durations in different order.
 const SAME_S: f64 = 1e-9;
 
@@ -12,13 +15,14 @@ const SAME_S: f64 = 1e-9;
 ///
 /// `schedule` must be valid and hold at most `cap` activations a rank.
 pub(super) fn refill(schedule: &Schedule, cap: u32, durations: &Durations) -> Schedule {
-    // How much of a weight gradient may overrun its gap is a matter of taste.
-    let tries = [0.0, 0.25, 0.5, 1.0].map(|overrun| {
-        let mut run = Run::new(schedule, cap, durations, overrun);
+    // How much of a weight gradient may overrun its gap is a matter of taste, and so is it once no forward is left.
+    let tastes = OVERRUNS.into_iter().flat_map(|early| [0.0, early].map(|late| (early, late)));
+    let tries = tastes.map(|overruns| {
+        let mut run = Run::new(schedule, cap, durations, overruns);
         run.run();
         run
     });
-    let shortest = tries.into_iter().min_by(|one, other| (one.makespan_s() + SAME_S).total_cmp(&other.makespan_s()));
+    let shortest = tries.min_by(|one, other| (one.makespan_s() + SAME_S).total_cmp(&other.makespan_s()));
     let orders =
         shortest.map_or_else(|| schedule.orders.clone(), |run| run.ranks.into_iter().map(|rank| rank.order).collect());
     Schedule { orders, ..schedule.clone() }
@@ -31,6 +35,7 @@ struct Rank {
     /// Input gradients whose weight gradients haven't run, oldest first.
     due: std::collections::VecDeque<Action>,
     held: u32,
+    forwards_left: usize,
     free_s: f64,
 }
 
@@ -38,7 +43,8 @@ struct Run<'a> {
     schedule: &'a Schedule,
     durations: &'a Durations,
     cap: u32,
-    overrun: f64,
+    /// Shares of a weight gradient that may overrun its gap, before and behind the last forward.
+    overruns: (f64, f64),
     /// When the input of each forward and of each input gradient is there, by `[stage][micro-batch]`.
     forward_ready_s: Vec<f64>,
     input_ready_s: Vec<f64>,
@@ -47,17 +53,21 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(schedule: &'a Schedule, cap: u32, durations: &'a Durations, overrun: f64) -> Self {
+    fn new(schedule: &'a Schedule, cap: u32, durations: &'a Durations, overruns: (f64, f64)) -> Self {
         let micro_batches = schedule.total_micro_batches() as usize;
         let cells = micro_batches * schedule.rank_of_stage.len();
         let mut forward_ready_s = vec![f64::INFINITY; cells];
         forward_ready_s[..micro_batches].fill(0.0);
-        let rank = |order: &Vec<Action>| Rank { order: Vec::with_capacity(order.len()), ..Rank::default() };
+        let rank = |order: &Vec<Action>| Rank {
+            order: Vec::with_capacity(order.len()),
+            forwards_left: order.iter().filter(|action| action.kind == Kind::Forward).count(),
+            ..Rank::default()
+        };
         Self {
             schedule,
             durations,
             cap,
-            overrun,
+            overruns,
             forward_ready_s,
             input_ready_s: vec![f64::INFINITY; cells],
             micro_batches,
@@ -110,6 +120,7 @@ impl<'a> Run<'a> {
         state.free_s = state.free_s.max(ready_s) + length_s;
         if forward {
             state.held += 1;
+            state.forwards_left -= 1;
         } else {
             state.due.push_back(action);
         }
@@ -117,10 +128,11 @@ impl<'a> Run<'a> {
     }
 
     fn has_gap_before(&self, rank: usize, ready_s: f64) -> bool {
-        let Rank { free_s, due, .. } = &self.ranks[rank];
+        let Rank { free_s, due, forwards_left, .. } = &self.ranks[rank];
+        let overrun = if *forwards_left > 0 { self.overruns.0 } else { self.overruns.1 };
         due.front().is_some_and(|first| {
             let weight_s = self.durations.weight_gradient_s[first.stage as usize];
-            free_s + SAME_S < ready_s && free_s + weight_s <= ready_s + self.overrun * weight_s + SAME_S
+            free_s + SAME_S < ready_s && free_s + weight_s <= ready_s + overrun * weight_s + SAME_S
         })
     }
 
