@@ -148,11 +148,9 @@ impl<'a> Search<'a> {
         plans.sort_by(|a, b| a.0.total_cmp(&b.0));
         plans.truncate(FIRST);
         self.simulate(plans)?;
-        let (step_s, limit_s) = (self.step_s(), self.step_s());
+        let step_s = self.step_s();
         self.known.par_iter_mut().for_each(|known| {
-            if !control.should_stop() {
-                known.bound_s = least_step_s(&known.suffixes.task, limit_s, control).min(step_s);
-            }
+            known.bound_s = least_step_s(&known.suffixes.task, step_s, control).min(step_s);
         });
         Ok(())
     }

@@ -18,7 +18,8 @@
 //! Waiting for a round trip takes the place of work. A stage that waits after its F(0) for its B(0) skips the `w - 1`
 //! forwards in between; one that waits after F(M-1) for B(M-1) skips `w - 1` backwards; one that waits in between skips
 //! `w - 1` of both. A stage may also wait for the one above: after its B(i), for that stage's B(i) and F(i + w above),
-//! and so for its own F(i + w above). Such a *loop* skips as many forwards and backwards as the two windows differ by.
+//! and so for its own F(i + w above). Such a *loop* skips as many forwards and backwards as the two windows differ by. A
+//! link that waits for round trips of the stage above it skips the `w` messages in between.
 //!
 //! A busy stage needs not be busy at both ends: its first `w - 1` forwards may be those of a slower stage above it, from
 //! which its micro-batch `w - 1` comes, and its last `w - 1` backwards those of one to which its micro-batch `M - w`
@@ -112,8 +113,10 @@ impl Paths {
             let between = f64::from((micro_batches - 1) / window - 1);
             waits_s = wait_s.max(first_s + last_s - skipped * work_s + between * (trip_s - skipped * work_s).max(0.0));
         }
-        // The link below it is.
-        let link_start_s = forward_s + count * link_s + latency_s;
+        // The link below it is, but for waits for round trips, each in place of the messages of a window.
+        let windows = f64::from((micro_batches - 1) / window);
+        let trips_s = windows * (trip_s + work_s - f64::from(window) * link_s).max(0.0);
+        let link_start_s = forward_s + count * link_s + latency_s + trips_s;
         // The stage below it is, and loops: the q-th from B((q - 1) (1 + difference)), the last to F(M - 1).
         let difference = window.saturating_sub(next_window);
         let loops = if is_alternating { (micro_batches - 1 - window) / (difference + 1) + 1 } else { 0 };

@@ -13,7 +13,7 @@ use super::paths::{Link, Paths};
 use super::prefixes::Prefixes;
 use super::price::{Candidate, StageChoice};
 use super::settings::largest_window;
-use super::space::{Move, Space, is_useful};
+use super::space::{Move, Space, useful};
 use super::task::Task;
 use crate::control::Control;
 use crate::cost;
@@ -51,8 +51,7 @@ pub(super) struct Suffixes<'a> {
 
 impl<'a> Suffixes<'a> {
     pub(super) fn new(task: Task<'a>) -> Self {
-        let allowed = |replicas| is_useful(task.cluster, &task.share, replicas);
-        let space = Space::new(task.cluster, (0..task.share.len()).map(allowed).collect());
+        let space = Space::new(task.cluster, useful(task.cluster, &task.share));
         Self { task, space }
     }
 

@@ -16,10 +16,14 @@ const FINE_DEVICES: u32 = 32;
 /// Whether a stage may have so many replicas, given the share of each number of replicas.
 ///
 /// On large clusters a stage of whole machines only takes as many as give its devices a smaller share.
-pub(super) fn is_useful(cluster: &Cluster, share: &[Option<u32>], replicas: usize) -> bool {
+pub(super) fn useful(cluster: &Cluster, share: &[Option<u32>]) -> Vec<bool> {
     let size = cluster.machines.iter().map(|machine| machine.devices as usize).max().unwrap_or(1);
-    let is_large = cluster.devices() > FINE_DEVICES && replicas > size;
-    share[replicas].is_some() && !(is_large && share[replicas] == share[replicas - size])
+    let is_large = cluster.devices() > FINE_DEVICES;
+    (share.iter().enumerate())
+        .map(|(replicas, share_now)| {
+            share_now.is_some() && !(is_large && replicas > size && *share_now == share[replicas - size])
+        })
+        .collect()
 }
 
 /// `count` machines alike: `(class, free devices, devices of the stage placed last)`.

@@ -1,5 +1,6 @@
 //! One micro-batch size, with or without recomputation: what the passes over it share.
 
+use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use super::settings::Settings;
@@ -25,8 +26,10 @@ pub(super) struct Task<'a> {
 impl<'a> Task<'a> {
     /// One for each micro-batch size, with and without recomputation where the settings leave both open.
     pub(super) fn all(model: &'a Model, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
-        (settings.micro_batches.iter())
+        let questions: Vec<(u32, bool)> = (settings.micro_batches.iter())
             .flat_map(|&micro_batch| settings.recompute.iter().map(move |&recompute| (micro_batch, recompute)))
+            .collect();
+        (questions.into_par_iter())
             .map(|(micro_batch, recompute)| Self::new(model, cluster, settings, micro_batch, recompute))
             .collect()
     }
