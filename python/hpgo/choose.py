@@ -536,7 +536,7 @@ def _choice(plan: Plan, why: str) -> ScheduleChoice:
         name=plan.schedule,
         step_s=plan.step_s if plan.fits else None,
         peak_bytes=max(stage.memory.total_bytes for stage in plan.stages),
-        missing_bytes=max(0.0, -min(stage.headroom_bytes for stage in plan.stages)),
+        missing_bytes=plan.missing_bytes,
         stages=len(plan.stages),
         chunks=1,
         micro_batch_size=plan.micro_batch_size,
@@ -548,7 +548,7 @@ def _choice(plan: Plan, why: str) -> ScheduleChoice:
 def _lacking(name: str, runs: list[Plan]) -> ScheduleChoice:
     if not runs:
         return _unknown(name, "no cut was tried: none was found, or it has too many micro-batches to simulate")
-    closest = max(runs, key=lambda run: min(stage.headroom_bytes for stage in run.stages))
+    closest = min(runs, key=lambda run: run.missing_bytes)
     choice = _choice(closest, "")
     return replace(choice, why=f"lacks {format_bytes(choice.missing_bytes)} on a device")
 

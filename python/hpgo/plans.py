@@ -135,7 +135,12 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether every device holds what it must."""
-        return all(stage.headroom_bytes >= 0 for stage in self.stages)
+        return not self.missing_bytes
+
+    @property
+    def missing_bytes(self) -> float:
+        """Memory that a device lacks; 0 if the plan fits."""
+        return max(0.0, -min(stage.headroom_bytes for stage in self.stages))
 
     @property
     def limit(self) -> str:

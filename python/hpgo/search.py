@@ -112,7 +112,7 @@ def _alternatives(question: Question, best: Plan, facts: dict[str, Any]) -> tupl
             alternatives.append(Alternative(name, None, 0, 0, 0.0, why))
             continue
         other = plan_of(question, facts[key])
-        missing = max(0.0, -min(stage.headroom_bytes for stage in other.stages))
+        missing = other.missing_bytes
         if missing:
             why = f"lacks {format_bytes(missing)} on each device"
         elif other.step_s <= best.step_s * (1 + 1e-9):

@@ -89,15 +89,6 @@ impl Question {
     }
 }
 
-/// A question with everything that answers it needs.
-struct Asked<'a> {
-    states: &'a States,
-    model: &'a Model,
-    cluster: &'a Cluster,
-    settings: &'a Settings,
-    control: &'a Control,
-}
-
 /// One stage of an answer.
 #[derive(IntoPyObject)]
 struct StageRecord {
@@ -128,6 +119,15 @@ struct SearchRecord {
     simulated: u64,
     data_parallel: Option<PlanRecord>,
     straight: Option<PlanRecord>,
+}
+
+/// A question with everything that answers it needs.
+struct Asked<'a> {
+    states: &'a States,
+    model: &'a Model,
+    cluster: &'a Cluster,
+    settings: &'a Settings,
+    control: &'a Control,
 }
 
 impl Asked<'_> {

@@ -181,7 +181,7 @@ def _step(plan: Plan | None) -> str:
 
 
 def _missing(plan: Plan) -> str:
-    return format_bytes(float(f"{-min(stage.headroom_bytes for stage in plan.stages):.3g}"))
+    return format_bytes(float(f"{plan.missing_bytes:.3g}"))
 
 
 def _gap(plan: Plan) -> str:
