@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import hpgo
+from hpgo import report
 from hpgo.cluster import Device, Link, Machine
 from hpgo.states import cut_points
 
@@ -254,11 +255,14 @@ def test_reproduce_refuses_documents_and_folders_that_will_not_do_at_once(tmp_pa
     assert (done.returncode, "error: can't make the folder" in done.stderr) == (1, True)
 
 
-def test_plans_of_models_that_take_no_time_fit_the_schema():
+@pytest.mark.parametrize("schedule", ["auto", "eager_1f1b", "zb"])
+def test_plans_of_models_that_take_no_time_are_shown_and_fit_the_schema(schedule):
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((Path(__file__).parent.parent / "docs/plan.schema.json").read_text(encoding="utf-8"))
     nothing = {name: [0.0, 0.0] for name in COLUMNS}
-    plan = hpgo.plan(chain(**nothing), SMALL, global_batch_size=8)
+    plan = hpgo.plan(chain(**nothing), SMALL, global_batch_size=8, schedule=schedule)
+    assert "takes 0 s" in str(plan)
+    assert "takes 0 s" in report.markdown(plan)
     jsonschema.validate(json.loads(plan.to_json()), schema)
 
 

@@ -150,7 +150,7 @@ def _compared(plan: Plan) -> tuple[list[str], list[tuple[object, ...]]]:
         (
             choice.name,
             "-" if choice.step_s is None else _seconds(choice.step_s),
-            "-" if choice.step_s is None else f"{100 * (choice.step_s / plan.step_s - 1):+.1f} %",
+            "-" if choice.step_s is None or not plan.step_s else f"{100 * (choice.step_s / plan.step_s - 1):+.1f} %",
             "-" if choice.peak_bytes is None else _bytes(choice.peak_bytes),
             f"{choice.stages}, {choice.chunks} a device" if choice.chunks > 1 else choice.stages or "-",
             choice.micro_batch_size or "-",
