@@ -413,6 +413,7 @@ def test_every_format_is_exported(server, ending: str) -> None:
         ("num_stages=1000&num_batches=1000000", "about 2,000,000,000 actions"),
         ("forward_times=-1", "finite numbers from 0 on"),
         ("forward_times=nan", "finite numbers from 0 on"),
+        ("forward_times=,", "give seconds: one number"),
         ("p2p_time=fast", "`p2p_time` holds `fast`"),
         ("comm=stram", "did you mean `stream`"),
         ("schedule=1f1f", "did you mean `1f1b`"),

@@ -83,8 +83,25 @@ def test_svg_is_well_formed_and_has_a_box_for_each_action(name: str, transfers: 
                 boxes += len(inner.findall(f"{SVG}rect"))
     fused = int((one.kind == 4).sum())
     legend = len(np.unique(one.kind[one.kind < 4])) if not fused else len(set(one.kind[one.kind < 4].tolist()) | {0, 1})
-    legend += 2 if one.chunks > 1 else 0
+    legend += 2 if one.stages > one.ranks else 0
     assert boxes == len(one.rank) + fused + legend
+
+
+@pytest.mark.parametrize(
+    ("names", "meaning"),
+    [
+        (("1f1b",), ""),
+        (("zb_v",), "lighter: later chunk of the rank"),
+        (("dualpipe",), "lighter: the other direction"),
+        (("zb_v", "dualpipe"), "lighter: later chunk of the rank, or the other direction"),
+    ],
+)
+def test_the_legend_says_what_lighter_boxes_are(names: tuple[str, ...], meaning: str) -> None:
+    timelines = [timeline(name, ranks=4, micro_batches=8) for name in names]
+    for ending in (".svg", ".html"):
+        picture = drawn(timelines, ending)
+        assert meaning in picture
+        assert ("lighter: " in picture) == bool(meaning)
 
 
 def test_boxes_stand_at_their_times_on_the_axis() -> None:

@@ -41,6 +41,19 @@ def chunk_of_stage(timeline: Timeline) -> NDArray[np.int64]:
     return chunks
 
 
+def shades(timelines: Sequence[Timeline]) -> int:
+    """Most stages that a rank has in any of them, both directions counted: each has its own shade."""
+    return max(int(chunk_of_stage(timeline).max(initial=0)) + 1 for timeline in timelines)
+
+
+def lighter(timelines: Sequence[Timeline]) -> str:
+    """What the lighter shades stand for; empty if there are none."""
+    chunked = any(timeline.chunks > 1 for timeline in timelines)
+    two_way = any(shades([timeline]) > timeline.chunks for timeline in timelines)
+    meanings = ["later chunk of the rank"] * chunked + ["the other direction"] * two_way
+    return f"lighter: {', or '.join(meanings)}" if meanings else ""
+
+
 def peak_bytes(timeline: Timeline) -> float | None:
     """Most bytes that any rank holds at any time; None where memory is not known."""
     peaks = timeline.measures.peak_memory_bytes

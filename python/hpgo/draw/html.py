@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpgo.draw import palette
-from hpgo.draw.facts import chunk_of_stage, comparison, counted, definitions, drawn_caps, far_cap, names, summary
+from hpgo.draw.facts import (
+    chunk_of_stage,
+    comparison,
+    counted,
+    definitions,
+    drawn_caps,
+    far_cap,
+    lighter,
+    names,
+    shades,
+    summary,
+)
 from hpgo.draw.scene import staircase
 from hpgo.timeline import CAUSES, KINDS, TRANSFER_KINDS
 
@@ -48,7 +59,6 @@ def html(timelines: Sequence[Timeline], options: Options) -> bytes:
             b'<script type="text/plain" id="c%d-%s">%s</script>\n' % (number, name.encode(), _pack(values))
             for name, values in packed.items()
         ]
-    chunks = max(timeline.chunks for timeline in timelines)
     most_ranks = max(timeline.ranks for timeline in timelines)
     with_table = options.table and len(timelines) > 1
     meta = {
@@ -63,7 +73,7 @@ def html(timelines: Sequence[Timeline], options: Options) -> bytes:
         "causes": CAUSES,
         "kindNames": palette.KIND_NAMES,
         "causeNames": palette.CAUSE_NAMES,
-        "colours": _colours(chunks),
+        "colours": _colours(shades(timelines)),
         "lines": _lines(),
         "present": _present(timelines),
         "show": {
@@ -246,7 +256,7 @@ def _present(timelines: Sequence[Timeline]) -> dict[str, Any]:
         "kinds": [kind for kind in ("F", "B", "I", "W") if kind in used],
         "causes": [cause for cause in CAUSES if cause in causes],
         "transfers": [name for name in TRANSFER_KINDS if name in sent],
-        "chunks": any(timeline.chunks > 1 for timeline in timelines),
+        "lighter": lighter(timelines),
         "memory": any(timeline.memory is not None for timeline in timelines),
         "caps": any(drawn_caps(timeline) for timeline in timelines),
         "critical": any(bool(timeline.critical.any()) for timeline in timelines),

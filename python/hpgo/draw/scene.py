@@ -22,8 +22,10 @@ from hpgo.draw.facts import (
     definitions,
     drawn_caps,
     far_cap,
+    lighter,
     names,
     range_text,
+    shades,
     summary,
 )
 from hpgo.timeline import CAUSES, KINDS, TRANSFER_KINDS
@@ -180,9 +182,8 @@ def scene(timelines: Sequence[Timeline], options: Options) -> Scene:
     left_px = _MARGIN_PX + max(_text_px(_rank_name(t, t.ranks - 1), 11) for t in timelines) + 8
     right_px = _MARGIN_PX + (96 if options.memory else 60)
     plot_px = options.width_px - left_px - right_px
-    canvas = _Canvas(
-        options, left_px, plot_px / end_s if end_s > 0 else 0.0, end_s, max(timeline.chunks for timeline in timelines)
-    )
+    canvas = _Canvas(options, left_px, plot_px / end_s if end_s > 0 else 0.0, end_s, shades(timelines))
+    canvas.legend["chunks"] = lighter(timelines)
     y = _MARGIN_PX
     title = options.title or (" against ".join(labels) if len(labels) <= 3 else f"{len(labels)} schedules")
     if options.title or len(timelines) > 1:
@@ -511,7 +512,7 @@ def _legend(canvas: _Canvas, y: float) -> float:
     x = _MARGIN_PX
     entries = [(style, canvas.legend[style]) for style in order if style in canvas.legend]
     if canvas.chunks > 1 and any(_is_later_chunk(item) for item in canvas.items):
-        entries.insert(sum(style[0] in "FBIW" for style, _ in entries), ("chunks", "lighter: later chunk of the rank"))
+        entries.insert(sum(style[0] in "FBIW" for style, _ in entries), ("chunks", canvas.legend["chunks"]))
     for style, text in entries:
         width = 24 + _text_px(text, 11.5) + 16
         if x + width > canvas.options.width_px - _MARGIN_PX and x > _MARGIN_PX:

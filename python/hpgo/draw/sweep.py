@@ -42,7 +42,8 @@ def save_sweep(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
     for at, name in enumerate(names):
         mine = [row for row in rows if row["schedule"] == name]
         counts = [row["micro_batches"] for row in mine]
-        look = {"color": _COLOURS[at % 7], "marker": _MARKERS[at % 7], "markersize": 4.5, "linewidth": 1.6}
+        look = {"color": _COLOURS[at % 7], "marker": _MARKERS[at % 7], "markersize": max(3.5, 6 - at), "linewidth": 1.6}
+        look["dashes"] = (6, 2 * at) if at else (None, None)  # what lies behind another stays to be seen
         step.plot(counts, [row["makespan_s"] / row["micro_batches"] for row in mine], label=name, **look)
         idle.plot(counts, [row["idle_over_total"] for row in mine], **look)
         memory.plot(counts, [_memory(row) for row in mine], **look)
@@ -54,7 +55,7 @@ def save_sweep(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
     )
     memory.set_xlabel("micro-batches")
     for axes in (step, idle, memory):
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=0, top=1.04 * axes.get_ylim()[1])
         axes.set_xscale("log", base=2)
         axes.grid(visible=True, color="#d8dde3", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)

@@ -558,7 +558,7 @@ function chosen() {
 // Only what the timelines contain and the switches show.
 function legend() {
   const entries = META.present.kinds.map((kind) => [colours[kind][0][0], kindNames[kind]]);
-  if (META.present.chunks) entries.push([colours.F.at(-1)[0], "lighter: later chunk of the rank"]);
+  if (META.present.lighter) entries.push([colours.F.at(-1)[0], META.present.lighter]);
   if (show.bubbles) entries.push(...META.present.causes.map((cause) => [colours[cause][+dark], causeNames[cause]]));
   if (META.present.sync) entries.push([lines.sync[+dark], "gradient synchronisation"]);
   if (show.transfers !== "none") entries.push(...META.present.transfers.map((name) => [lines[name][+dark], `${name} transfer`]));

@@ -107,7 +107,10 @@ def _count(name: str, text: str) -> int:
 
 
 def _times(name: str, text: str) -> tuple[float, ...]:
-    return tuple(_time(name, one) for one in text.replace(",", " ").split())
+    times = tuple(_time(name, one) for one in text.replace(",", " ").split())
+    if not times:
+        raise ArgumentError(f"`{name}` is `{shorten(text)}`", "give seconds: one number, or one for each rank")
+    return times
 
 
 def _time(name: str, text: str) -> float:
