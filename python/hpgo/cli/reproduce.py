@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import click
 
+from hpgo.cli.terminal import progress
 from hpgo.documents import make_folder, read_text, write_text
 from hpgo.errors import ArgumentError
 
@@ -38,7 +39,8 @@ def command(write: Path | None, check: Path | None, figures: Path | None) -> Non
     # On KeyboardInterrupt a search returns its best plan so far, which would be written down as the answer.
     before = signal.signal(signal.SIGINT, _abort)
     try:
-        tables = make(figures)
+        with progress("reproducing") as tell:
+            tables = make(figures, tell)
     finally:
         signal.signal(signal.SIGINT, before)
     filled = {path: fill(document, tables) for path, document in documents.items()}
