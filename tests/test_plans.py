@@ -246,6 +246,24 @@ def test_a_short_deadline_leaves_a_plan_that_fits(model: str, cluster: str, size
     assert hpgo.simulate(early).makespan_s == pytest.approx(early.step_s, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("model", "machines", "size", "most"),
+    [
+        ("vgg-16", 8, 2**14, 0.001),
+        ("vgg-16", 16, 2**15, 0.001),
+        pytest.param("amoebanet-36", 4, 128, 0.03, marks=pytest.mark.slow),
+        pytest.param("amoebanet-36", 8, 128, 0.03, marks=pytest.mark.slow),
+    ],
+)
+def test_little_memory_and_slow_links_on_many_machines_leave_a_small_gap(
+    model: str, machines: int, size: int, most: float
+) -> None:
+    best = hpgo.plan(hpgo.read_profile(model), hpgo.Cluster.preset(f"dapple-a:{machines}"), global_batch_size=size)
+    assert best.finished
+    assert best.gap is not None
+    assert best.gap < most
+
+
 def test_an_exception_in_progress_stops_the_search_and_arrives() -> None:
     profile, cluster, size = long_question()
 

@@ -150,7 +150,8 @@ impl<'a> Search<'a> {
         self.simulate(plans)?;
         let step_s = self.step_s();
         self.known.par_iter_mut().for_each(|known| {
-            known.bound_s = least_step_s(&known.suffixes.task, step_s, control).min(step_s);
+            let (task, machine) = (&known.suffixes.task, known.suffixes.machine());
+            known.bound_s = least_step_s(task, machine, step_s, control).min(step_s);
         });
         Ok(())
     }

@@ -62,11 +62,63 @@ impl Least {
     }
 }
 
+/// A stage in front of a cut.
+struct Ahead {
+    forward_s: f64,
+    backward_s: f64,
+    sync_s: f64,
+    window: u32,
+    micro_batches: u32,
+}
+
+impl Least {
+    /// Takes a stage into account that sends to the cut in `transfer_s`, with `before` in front of it.
+    fn lower(&mut self, stage: &Ahead, transfer_s: f64, before: &Self) {
+        let &Ahead { forward_s, backward_s, sync_s, window, micro_batches } = stage;
+        let count = f64::from(micro_batches);
+        let work_s = forward_s + backward_s;
+        let (trip_s, fill_s) = (work_s + 2.0 * transfer_s, forward_s + transfer_s);
+        let skipped = f64::from(window - 1);
+        let wait_s = 2.0 * transfer_s + count * work_s - skipped * forward_s;
+        let both_s =
+            if window < micro_batches { 4.0 * transfer_s + (count - skipped) * work_s } else { f64::NEG_INFINITY };
+        let above = |path_s: f64| path_s + trip_s;
+        let others = count - 1.0;
+        let from_here = before.trip_s + trip_s;
+        let started_s = before.fill_s + fill_s + others * forward_s;
+        let lower = |value: &mut f64, other: f64| *value = value.min(other);
+        lower(&mut self.trip_s, from_here);
+        lower(&mut self.fill_s, before.fill_s + fill_s);
+        lower(&mut self.backwards_s, above(before.backwards_s).max(from_here + others * backward_s));
+        lower(&mut self.forwards_s, above(before.forwards_s).max(from_here + others * forward_s));
+        lower(&mut self.starts_s, (before.starts_s + fill_s).max(started_s));
+        lower(&mut self.syncs_s, above(before.syncs_s).max(before.fill_s + trip_s + sync_s));
+        lower(&mut self.waits_s, above(before.waits_s).max(before.trip_s + wait_s));
+        lower(&mut self.both_s, (before.both_s + 2.0 * trip_s).max(before.trip_s + both_s));
+    }
+
+    /// The lesser of each.
+    fn or(&self, other: &Self) -> Self {
+        Self {
+            trip_s: self.trip_s.min(other.trip_s),
+            fill_s: self.fill_s.min(other.fill_s),
+            backwards_s: self.backwards_s.min(other.backwards_s),
+            forwards_s: self.forwards_s.min(other.forwards_s),
+            starts_s: self.starts_s.min(other.starts_s),
+            syncs_s: self.syncs_s.min(other.syncs_s),
+            waits_s: self.waits_s.min(other.waits_s),
+            both_s: self.both_s.min(other.both_s),
+        }
+    }
+}
+
 /// The tables.
 pub(super) struct Prefixes {
     /// Numbers of devices that the tables are made for, ascending.
     levels: Vec<u32>,
-    /// One table for each number of stages behind the cut, the last one for more; `[cut * levels + level]`.
+    /// Most devices that a machine has left for the stages in front of one that lies in it; 0 if any may be anywhere.
+    most_room: usize,
+    /// One table for each number of stages behind the cut, the last one for more; by cut, level and room.
     least: Vec<Vec<Least>>,
 }
 
@@ -86,6 +138,8 @@ struct Sources<'a> {
     port: f64,
     latency_s: f64,
     splits: Vec<Split>,
+    levels: usize,
+    most_room: usize,
 }
 
 /// Numbers of replicas that give their devices the same share.
@@ -101,8 +155,15 @@ struct Split {
 
 impl Prefixes {
     /// Leaves out stages that alone reach the threshold; tells at most so many numbers of stages behind a cut apart.
-    /// `None` if it was stopped.
-    pub(super) fn new(task: &Task<'_>, threshold_s: f64, most_behind: usize, control: &Control) -> Option<Self> {
+    /// `machine` is the size of all machines, if a stage of no more devices lies in one of them, and a larger one takes
+    /// whole ones. `None` if it was stopped.
+    pub(super) fn new(
+        task: &Task<'_>,
+        machine: Option<u32>,
+        threshold_s: f64,
+        most_behind: usize,
+        control: &Control,
+    ) -> Option<Self> {
         let (model, cluster) = (task.model, task.cluster);
         let devices = cluster.devices();
         let pairs: usize = model.begins.iter().map(Vec::len).sum();
@@ -133,6 +194,10 @@ impl Prefixes {
                 .map(|level| (level, levels.partition_point(|&other| other < levels[level] - split.fewest)))
                 .collect();
         }
+        let mut work = pairs * levels.len() * splits.len();
+        let machine = machine.map_or(0, |size| size as usize);
+        let most_room = if work * (1 + machine / 2) * 2 <= MOST_WORK { machine } else { 0 };
+        work *= 1 + most_room / 2;
         let of_machines = |value: fn(&Machine) -> f64| cluster.machines.iter().map(value);
         let widest = cluster.machines.iter().map(|machine| machine.devices).max().unwrap_or(1);
         let inside = widest > 1;
@@ -148,8 +213,9 @@ impl Prefixes {
             port: inter.bytes_per_s + if inside { intra.bytes_per_s } else { 0.0 },
             latency_s: if inside { inter.latency_s.min(intra.latency_s) } else { inter.latency_s },
             splits,
+            levels: levels.len(),
+            most_room,
         };
-        let work = pairs * levels.len() * sources.splits.len();
         let deepest =
             (MOST_WORK / work.max(1)).max(1).min(model.cuts().min(task.micro_batches as usize).min(most_behind));
         // From the most stages behind a cut to none: each table is made from the one before it.
@@ -159,20 +225,20 @@ impl Prefixes {
             if behind == deepest {
                 windows.1 = task.micro_batches; // it stands for all that are farther in front
             }
-            least.push(sources.table(windows, levels.len(), least.last(), control)?);
+            least.push(sources.table(windows, least.last(), control)?);
         }
         least.reverse();
-        Some(Self { levels, least })
+        Some(Self { levels, most_room, least })
     }
 
-    fn at(&self, cut: usize, free: u32, behind: u32) -> &Least {
+    fn at(&self, cut: usize, free: u32, room: u32, behind: u32) -> &Least {
         let level = if self.levels.len() > free as usize && self.levels[free as usize] == free {
             free as usize
         } else {
             self.levels.partition_point(|&level| level < free)
         };
         let table = &self.least[(behind as usize).min(self.least.len() - 1)];
-        &table[cut * self.levels.len() + level]
+        &table[(cut * self.levels.len() + level) * (self.most_room + 1) + (room as usize).min(self.most_room)]
     }
 
     /// The least that any plan takes from its first forward to its last backward.
@@ -181,15 +247,15 @@ impl Prefixes {
         last.trip_s.max(last.backwards_s).max(last.forwards_s)
     }
 
-    /// The least that stages in front of a cut, with so many behind it, add to one micro-batch on its way through;
-    /// infinite if none fit there.
-    pub(super) fn trip_s(&self, cut: usize, free: u32, behind: u32) -> f64 {
-        self.at(cut, free, behind).trip_s
+    /// The least that stages in front of a cut add to one micro-batch on its way through, with so many stages behind it,
+    /// so many devices free, and room for so many on the machine of the stage next to the cut; infinite if none fit.
+    pub(super) fn trip_s(&self, cut: usize, free: u32, room: u32, behind: u32) -> f64 {
+        self.at(cut, free, room, behind).trip_s
     }
 
     /// No plan that ends in a suffix with these paths is shorter.
-    pub(super) fn bound_s(&self, paths: &Paths, cut: usize, free: u32, behind: u32) -> f64 {
-        let least = self.at(cut, free, behind);
+    pub(super) fn bound_s(&self, paths: &Paths, cut: usize, free: u32, room: u32, behind: u32) -> f64 {
+        let least = self.at(cut, free, room, behind);
         (paths.drained_s + least.trip_s.max(least.syncs_s))
             .max(paths.synced_s + least.fill_s)
             .max(paths.first_back_s + least.backwards_s)
@@ -206,7 +272,6 @@ impl Sources<'_> {
     fn table(
         &self,
         (least_window, most_window): (u32, u32),
-        levels: usize,
         farther: Option<&Vec<Least>>,
         control: &Control,
     ) -> Option<Vec<Least>> {
@@ -216,8 +281,10 @@ impl Sources<'_> {
         let overlap = task.settings.overlap_sync;
         let micro_batches = f64::from(task.micro_batches);
         let cuts = model.cuts();
-        let mut least = vec![Least::NONE; cuts * levels];
-        least[..levels].fill(Least::EMPTY);
+        let rooms = self.most_room + 1;
+        let entry = |cut: usize, level: usize, room: usize| (cut * self.levels + level) * rooms + room;
+        let mut least = vec![Least::NONE; cuts * self.levels * rooms];
+        least[..self.levels * rooms].fill(Least::EMPTY);
         for end in 1..cuts {
             if control.should_stop() {
                 return None;
@@ -225,11 +292,20 @@ impl Sources<'_> {
             let is_last = end + 1 == cuts;
             for split in &self.splits {
                 let totals = &task.totals[split.share as usize];
-                let transfer_s = if is_last {
-                    0.0
+                let bytes = if is_last { 0.0 } else { task.cut_bytes[end] };
+                let (size, fewest) = (self.most_room, split.fewest as usize);
+                let link = |s_per_byte: f64, latency_s: f64| if is_last { 0.0 } else { bytes * s_per_byte + latency_s };
+                // To devices elsewhere, and what room that leaves beside the stage.
+                let inter = &task.cluster.inter;
+                let (away_s, left) = if size > 0 && split.most as usize <= size {
+                    (link(1.0 / inter.bytes_per_s, inter.latency_s), size - fewest)
                 } else {
-                    task.cut_bytes[end] / (f64::from(split.most) * self.port) + self.latency_s
+                    let room = if fewest > size { 0 } else { size };
+                    (link(1.0 / (f64::from(split.most) * self.port), self.latency_s), room)
                 };
+                // To devices of the same machine.
+                let intra = &task.cluster.intra;
+                let beside_s = link(1.0 / (f64::from(split.most) * intra.bytes_per_s), intra.latency_s);
                 let s_per_byte = least_sync_s_per_byte(task.cluster, self.widest, split.fewest);
                 let rate = Rate { s_per_byte, latency_s: 0.0 };
                 let (mut sync_s, mut begun) = (0.0, end);
@@ -260,35 +336,27 @@ impl Sources<'_> {
                             <= self.memory_bytes
                     };
                     let Some(window) = largest_window(least_window, most_window, fits) else { continue };
-                    let wait_s = 2.0 * transfer_s + micro_batches * work_s - f64::from(window - 1) * forward_s;
-                    let both_s = if window < task.micro_batches {
-                        4.0 * transfer_s + (micro_batches - f64::from(window - 1)) * work_s
-                    } else {
-                        f64::NEG_INFINITY
-                    };
-                    let trip_s = work_s + 2.0 * transfer_s;
-                    let fill_s = forward_s + transfer_s;
-                    let (others, all_s) = (micro_batches - 1.0, micro_batches * work_s);
+                    let stage = Ahead { forward_s, backward_s, sync_s, window, micro_batches: task.micro_batches };
+                    let all_s = micro_batches * work_s;
                     for &(level, rest) in &split.rests {
-                        let before = farther.unwrap_or(&least)[begin * levels + rest];
-                        // The stage's gradients are summed while earlier stages drain.
-                        if all_s + before.trip_s.max(before.fill_s + sync_s) >= threshold_s {
-                            continue;
+                        let mut place = |room: usize, room_before: usize, transfer_s: f64| {
+                            let before = farther.unwrap_or(&least)[entry(begin, rest, room_before)];
+                            // The stage's gradients are summed while earlier stages drain.
+                            if all_s + before.trip_s.max(before.fill_s + sync_s) < threshold_s {
+                                least[entry(end, level, room)].lower(&stage, transfer_s, &before);
+                            }
+                        };
+                        place(0, left, away_s);
+                        for room in fewest..=size {
+                            place(room, room - fewest, beside_s);
                         }
-                        let here = &mut least[end * levels + level];
-                        let lower = |value: &mut f64, other: f64| *value = value.min(other);
-                        lower(&mut here.trip_s, before.trip_s + trip_s);
-                        lower(&mut here.fill_s, before.fill_s + fill_s);
-                        let from_here = before.trip_s + trip_s;
-                        let above = |path_s: f64| path_s + trip_s;
-                        lower(&mut here.backwards_s, above(before.backwards_s).max(from_here + others * backward_s));
-                        lower(&mut here.forwards_s, above(before.forwards_s).max(from_here + others * forward_s));
-                        lower(&mut here.syncs_s, above(before.syncs_s).max(before.fill_s + trip_s + sync_s));
-                        lower(&mut here.waits_s, above(before.waits_s).max(before.trip_s + wait_s));
-                        lower(&mut here.both_s, (before.both_s + 2.0 * trip_s).max(before.trip_s + both_s));
-                        let started_s = before.fill_s + fill_s + others * forward_s;
-                        lower(&mut here.starts_s, (before.starts_s + fill_s).max(started_s));
                     }
+                }
+            }
+            // More room never harms.
+            for at in entry(end, 0, 0)..entry(end + 1, 0, 0) {
+                if at % rooms > 0 {
+                    least[at] = least[at].or(&least[at - 1]);
                 }
             }
         }
@@ -299,10 +367,10 @@ impl Sources<'_> {
 /// No plan has a shorter step: all devices at work all the time, or one micro-batch on its way through.
 ///
 /// Steps of `threshold_s` and more don't count; nor does the micro-batch on its way if time is up.
-pub(super) fn least_step_s(task: &Task<'_>, threshold_s: f64, control: &Control) -> f64 {
+pub(super) fn least_step_s(task: &Task<'_>, machine: Option<u32>, threshold_s: f64, control: &Control) -> f64 {
     let last = task.model.cuts() - 1;
-    let alone_s = Prefixes::new(task, threshold_s, 1, control)
-        .map_or(0.0, |prefixes| prefixes.bound_s(&Paths::default(), last, task.cluster.devices(), 0));
+    let alone_s = Prefixes::new(task, machine, threshold_s, 1, control)
+        .map_or(0.0, |prefixes| prefixes.bound_s(&Paths::default(), last, task.cluster.devices(), 0, 0));
     let speed: f64 = task.cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
     // For each layer the split that costs all its replicas together the least.
     let forwards = if task.recompute { 2.0 } else { 1.0 };

@@ -60,14 +60,19 @@ impl<'a> Suffixes<'a> {
         self.space.exact
     }
 
+    /// The size of all machines, if a stage of no more devices lies in one of them, and a larger one takes whole ones.
+    pub(super) fn machine(&self) -> Option<u32> {
+        self.space.machine
+    }
+
     /// Finds plans whose paths are shorter than `threshold_s`, keeping `beam` labels a cut.
     pub(super) fn pass(&mut self, threshold_s: f64, beam: usize, control: &Control) -> Found {
         let last = self.task.model.cuts() - 1;
         let mut found = Found { plans: Vec::new(), bound_s: f64::INFINITY, labels: 0, tries: 0 };
-        let Some(prefixes) = Prefixes::new(&self.task, threshold_s, usize::MAX, control) else {
+        let Some(prefixes) = Prefixes::new(&self.task, self.machine(), threshold_s, usize::MAX, control) else {
             return Found { bound_s: 0.0, ..found };
         };
-        let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free(0), 0);
+        let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free(0), 0, 0);
         let mut labels = Labels::new(last + 1, self.task.micro_batches);
         if root_bound_s < threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
@@ -113,7 +118,7 @@ impl<'a> Suffixes<'a> {
             let Some(share) = self.task.share[choice.replicas as usize] else { continue };
             let totals = &self.task.totals[share as usize];
             let capacity_bytes = choice.memory_bytes - self.task.settings.memory.reserved_bytes;
-            let free = self.space.free(choice.next);
+            let (free, room) = (self.space.free(choice.next), choice.room);
             // In a chain the stage grows by one cut at a time, and so does its synchronisation.
             let (mut sync_s, mut begun) = (0.0, end);
             for &begin in &model.begins[end] {
@@ -134,7 +139,7 @@ impl<'a> Suffixes<'a> {
                     }
                     continue;
                 }
-                let ahead_s = prefixes.trip_s(begin, free, stages);
+                let ahead_s = prefixes.trip_s(begin, free, room, stages);
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }
@@ -166,7 +171,7 @@ impl<'a> Suffixes<'a> {
                     };
                     let paths = label.paths.extend(&stage, label.window, self.task.micro_batches);
                     let paths = if grid_s > 0.0 { paths.rounded_down(grid_s) } else { paths };
-                    let bound_s = prefixes.bound_s(&paths, begin, free, stages);
+                    let bound_s = prefixes.bound_s(&paths, begin, free, room, stages);
                     if bound_s < threshold_s {
                         labels.add(Label {
                             paths,

@@ -50,6 +50,8 @@ pub(super) struct Move {
     pub speed: f64,
     /// Of the smallest device it takes.
     pub memory_bytes: f64,
+    /// Devices that stay free on its machine; 0 if it takes several.
+    pub room: u32,
     /// `(class, free before, devices of the last stage, devices taken)` of each machine it touches.
     takes: Vec<(u16, u32, u32, u32)>,
 }
@@ -66,6 +68,8 @@ pub(super) struct Space<'a> {
     moves: Vec<Option<std::sync::Arc<[Move]>>>,
     /// Whether every placement is tried.
     pub exact: bool,
+    /// The size of all machines, if a stage of no more devices lies in one of them, and a larger one takes whole ones.
+    pub machine: Option<u32>,
     allowed: Vec<bool>,
 }
 
@@ -94,6 +98,10 @@ impl<'a> Space<'a> {
             let pairs = f64::from((devices + 1) * (devices + 2)) / 2.0;
             situations_at_most *= (1..=count).map(|n| (pairs - 1.0 + f64::from(n)) / f64::from(n)).product::<f64>();
         }
+        let exact = situations_at_most <= EXACT_SITUATIONS;
+        let size = classes.first().map_or(1, |&(devices, ..)| devices);
+        let is_even = classes.iter().all(|&(devices, ..)| devices == size);
+        let machine = (!exact && cluster.devices() > FINE_DEVICES && is_even).then_some(size);
         let mut space = Self {
             cluster,
             classes,
@@ -102,7 +110,8 @@ impl<'a> Space<'a> {
             free: Vec::new(),
             index: FxHashMap::default(),
             moves: Vec::new(),
-            exact: situations_at_most <= EXACT_SITUATIONS,
+            exact,
+            machine,
             allowed,
         };
         space.intern(start);
@@ -195,6 +204,10 @@ impl<'a> Space<'a> {
                 pairs.extend(std::iter::repeat_n((0, group.last), count as usize));
             }
         }
+        let room = match *choice {
+            [(index, taken, 1)] => groups[index].free - taken,
+            _ => 0,
+        };
         let first = pairs.iter().all(|&(_, receivers)| receivers == 0);
         Some(Move {
             transfer: if first { Rate::default() } else { self.cluster.transfer(&pairs) },
@@ -203,6 +216,7 @@ impl<'a> Space<'a> {
             replicas,
             speed,
             memory_bytes,
+            room,
             takes,
         })
     }
