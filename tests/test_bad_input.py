@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import hpgo
 from hpgo import report
+from hpgo.cli.main import group
 from hpgo.cluster import Device, Link, Machine
 from hpgo.states import cut_points
 
@@ -253,6 +255,23 @@ def test_reproduce_refuses_documents_and_folders_that_will_not_do_at_once(tmp_pa
     assert (done.returncode, "no place for the table" in done.stderr) == (1, True)
     done = run("reproduce", "--figures", "empty.md/figures", cwd=tmp_path)
     assert (done.returncode, "error: can't make the folder" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "bert-48", "-c", "dapple-a:2048", "-b", "65536,131072", "--plot", "x.svg"],
+        ["reproduce", "--figures", "figures"],
+    ],
+)
+def test_figures_without_matplotlib_are_refused_at_once(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = CliRunner().invoke(group, words)
+    assert isinstance(result.exception, hpgo.ArgumentError)
+    assert "matplotlib" in result.exception.message
+    assert "hpgo[plot]" in result.exception.hint
+    assert not (tmp_path / "figures").exists()
 
 
 @pytest.mark.parametrize("schedule", ["auto", "eager_1f1b", "zb"])

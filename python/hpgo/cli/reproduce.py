@@ -29,12 +29,14 @@ def command(write: Path | None, check: Path | None, figures: Path | None) -> Non
       hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction
       hpgo reproduce --check PLANNER_REPRODUCTION.md
     """
+    from hpgo.figures import check as check_figure
     from hpgo.reproduce.document import NAMES, fill, make
 
     documents = {path: read_text(path, ArgumentError) for path in (write, check) if path is not None}
     for document in documents.values():
         fill(document, dict.fromkeys(NAMES, ""))  # complains now, not in a minute
     if figures is not None:
+        check_figure(figures / "batches.svg")
         make_folder(figures)
     # On KeyboardInterrupt a search returns its best plan so far, which would be written down as the answer.
     before = signal.signal(signal.SIGINT, _abort)
