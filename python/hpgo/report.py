@@ -326,7 +326,7 @@ def _instead(plan: Plan, other: Alternative) -> str:
 
 
 def _loading(plan: Plan) -> str:
-    return f"{format_seconds(plan.loading_s)} of loading data a profiled batch, which loaders do ahead of the step"
+    return f"loading data, {format_seconds(plan.loading_s)} for each profiled batch: loaders work ahead of the step"
 
 
 def _shortage(plan: Plan) -> str:
