@@ -1,4 +1,4 @@
-"""Strict reading of YAML and JSON that people write by hand.
+"""Files of text: strict reading of the YAML and JSON that people write by hand, records from it, and writing.
 
 A key given twice, an alias to itself, a tag, and a nesting deeper than any format here needs are errors; each names
 file and line. Plain words mean what YAML 1.2 says: `1e9` is a number, `no` is text, dates are text.
