@@ -438,6 +438,16 @@ def test_other_hosts_and_paths_are_refused(server) -> None:
     assert fetched(server + "export.bmp")[0] == 404
 
 
+def test_an_empty_host_is_refused() -> None:
+    from click.testing import CliRunner
+
+    from hpgo.cli.serve import command
+
+    failed = CliRunner().invoke(command, ["--host", " ", "--no-open"])
+    assert isinstance(failed.exception, hpgo.HpgoError)
+    assert "`--host` is empty" in failed.exception.message
+
+
 def test_a_port_in_use_is_an_error_with_a_way_out(server) -> None:
     port = server.rstrip("/").rpartition(":")[2]
     run = subprocess.run(

@@ -250,34 +250,14 @@ def best_of_all(
     Raises InfeasibleError if no schedule fits, with what eager 1F1B lacks.
     """
     clock = _Clock.of(deadline_s)
+    tries: list[_Try] = []
     try:
-        first = clock.search(replace(question, schedule="eager_1f1b"), progress)
-    except InfeasibleError as error:
-        return _best_of_frugal(question, clock, error)
-    tries: list[_Try] = [(first, _choice(first, first.limit))]
-    try:
-        for tried in _tries(question, first, clock=clock, progress=progress):
+        for tried in _tries(question, clock=clock, progress=progress):
             tries.append(tried)  # noqa: PERF402 -- those before Ctrl-C stay
     except KeyboardInterrupt:
+        if not any(plan for plan, _ in tries):
+            raise
         clock.stopped = True
-    return _best_of(tries, clock)
-
-
-def _best_of_frugal(question: Question, clock: _Clock, error: InfeasibleError) -> Plan:
-    """As `best_of_all` where 1F1B fits nowhere, and GPipe, which holds more, neither: `error` says why."""
-    if question.recompute == (True,):
-        raise error
-    kept = replace(question, schedule="1f1b", recompute=(False,))
-    cuts = list(_sparest(kept, clock))
-    tries = [_shortest(list(_runs(cuts, name, clock)), name) for name in RUN_ON_PLANS]
-    if not any(plan for plan, _ in tries):
-        raise error
-    tries += [(None, _unknown(name, error.message)) for name in SCHEDULES]
-    tries += [(None, choice) for choice in _compared(kept, cuts[0].micro_batch_size, clock)]
-    return _best_of(tries, clock)
-
-
-def _best_of(tries: list[_Try], clock: _Clock) -> Plan:
     winner = min((plan for plan, _ in tries if plan is not None), key=lambda plan: plan.step_s)
     choices = [choice for _, choice in tries]
     listed = {choice.name for choice in choices}
@@ -288,12 +268,17 @@ def _best_of(tries: list[_Try], clock: _Clock) -> Plan:
 
 def _tries(
     question: Question,
-    first: Plan,
     *,
     clock: _Clock,
     progress: Callable[[float, float], object] | None,
 ) -> Iterator[_Try]:
-    """The best plan of each schedule but eager 1F1B's, `first`; and what to say of it."""
+    """The best plan of each schedule, and what to say of it; raises InfeasibleError if no schedule fits."""
+    try:
+        first = clock.search(replace(question, schedule="eager_1f1b"), progress)
+    except InfeasibleError as error:
+        yield from _frugal_tries(question, clock, error)
+        return
+    yield first, _choice(first, first.limit)
     found = [first]
     for name in ("1f1b", "gpipe"):  # they hold as much as eager 1F1B, or more
         if clock.over():
@@ -315,6 +300,23 @@ def _tries(
     for name in RUN_ON_PLANS:
         yield _shortest(list(_runs(cuts, name, clock)), name)
     for choice in _compared(kept, first.micro_batch_size, clock):
+        yield None, choice
+
+
+def _frugal_tries(question: Question, clock: _Clock, error: InfeasibleError) -> Iterator[_Try]:
+    """As `_tries` where 1F1B fits nowhere, nor GPipe, which holds more: `error` says why."""
+    kept = replace(question, schedule="1f1b", recompute=(False,))
+    cuts = [] if question.recompute == (True,) else list(_sparest(kept, clock))
+    tries = [_shortest(list(_runs(cuts, name, clock)), name) for name in _FRUGAL]
+    if not any(plan for plan, _ in tries):
+        raise error
+    yield from tries
+    for name in SCHEDULES:
+        yield None, _unknown(name, error.message)
+    for name in RUN_ON_PLANS:
+        if name not in _FRUGAL:
+            yield _shortest(list(_runs(cuts, name, clock)), name)
+    for choice in _compared(kept, cuts[0].micro_batch_size, clock):
         yield None, choice
 
 
