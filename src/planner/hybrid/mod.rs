@@ -48,9 +48,9 @@ const REACH: [f64; 8] = [1.01, 1.03, 1.07, 1.15, 1.3, 1.6, 2.5, f64::INFINITY];
 const NARROW: [usize; 2] = [200, 2_000];
 /// Each pass that drops no label for being many looks at this part of what lies between its predecessor's threshold and
 /// the best step, ...
-const RISE: f64 = 0.25;
+const RISE: f64 = 0.3;
 /// ... and at no less than this part of the step.
-const LEAST_RISE: f64 = 0.005;
+const LEAST_RISE: f64 = 0.02;
 /// Labels that are made, and stages that are put in front of them, before a question is left with the gap that it has.
 const MOST_LABELS: u64 = 3_000_000;
 const MOST_TRIES: u64 = 1_000_000_000;

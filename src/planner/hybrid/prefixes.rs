@@ -17,6 +17,8 @@ const MOST_LEVELS: usize = 192;
 const FEWEST_LEVELS: usize = 32;
 /// Stages, with numbers of devices in front of them, that all tables together look at, where that is possible.
 const MOST_WORK: usize = 40_000_000;
+/// Numbers of stages behind a cut that matter more than the room on a machine.
+const DEEP: usize = 4;
 /// Cuts and splits of a branching model up to which the tables know gradient synchronisation.
 const MOST_SYNCED: usize = 20_000;
 
@@ -62,39 +64,54 @@ impl Least {
     }
 }
 
-/// A stage in front of a cut.
+/// What a stage in front of a cut, and its transfer to the stage behind it, do to each of them.
 struct Ahead {
-    forward_s: f64,
-    backward_s: f64,
+    trip_s: f64,
+    fill_s: f64,
+    others_forward_s: f64,
+    others_backward_s: f64,
     sync_s: f64,
-    window: u32,
-    micro_batches: u32,
+    wait_s: f64,
+    both_s: f64,
+}
+
+impl Ahead {
+    fn new(forward_s: f64, backward_s: f64, sync_s: f64, transfer_s: f64, window: u32, micro_batches: u32) -> Self {
+        let count = f64::from(micro_batches);
+        let skipped = f64::from(window - 1);
+        let work_s = forward_s + backward_s;
+        Self {
+            trip_s: work_s + 2.0 * transfer_s,
+            fill_s: forward_s + transfer_s,
+            others_forward_s: (count - 1.0) * forward_s,
+            others_backward_s: (count - 1.0) * backward_s,
+            sync_s,
+            wait_s: 2.0 * transfer_s + count * work_s - skipped * forward_s,
+            both_s: if window < micro_batches {
+                4.0 * transfer_s + (count - skipped) * work_s
+            } else {
+                f64::NEG_INFINITY
+            },
+        }
+    }
 }
 
 impl Least {
-    /// Takes a stage into account that sends to the cut in `transfer_s`, with `before` in front of it.
-    fn lower(&mut self, stage: &Ahead, transfer_s: f64, before: &Self) {
-        let &Ahead { forward_s, backward_s, sync_s, window, micro_batches } = stage;
-        let count = f64::from(micro_batches);
-        let work_s = forward_s + backward_s;
-        let (trip_s, fill_s) = (work_s + 2.0 * transfer_s, forward_s + transfer_s);
-        let skipped = f64::from(window - 1);
-        let wait_s = 2.0 * transfer_s + count * work_s - skipped * forward_s;
-        let both_s =
-            if window < micro_batches { 4.0 * transfer_s + (count - skipped) * work_s } else { f64::NEG_INFINITY };
-        let above = |path_s: f64| path_s + trip_s;
-        let others = count - 1.0;
-        let from_here = before.trip_s + trip_s;
-        let started_s = before.fill_s + fill_s + others * forward_s;
+    /// Takes a stage into account that has `before` in front of it.
+    #[inline]
+    fn lower(&mut self, stage: &Ahead, before: &Self) {
+        let above = |path_s: f64| path_s + stage.trip_s;
+        let from_here = above(before.trip_s);
+        let started_s = before.fill_s + stage.fill_s + stage.others_forward_s;
         let lower = |value: &mut f64, other: f64| *value = value.min(other);
         lower(&mut self.trip_s, from_here);
-        lower(&mut self.fill_s, before.fill_s + fill_s);
-        lower(&mut self.backwards_s, above(before.backwards_s).max(from_here + others * backward_s));
-        lower(&mut self.forwards_s, above(before.forwards_s).max(from_here + others * forward_s));
-        lower(&mut self.starts_s, (before.starts_s + fill_s).max(started_s));
-        lower(&mut self.syncs_s, above(before.syncs_s).max(before.fill_s + trip_s + sync_s));
-        lower(&mut self.waits_s, above(before.waits_s).max(before.trip_s + wait_s));
-        lower(&mut self.both_s, (before.both_s + 2.0 * trip_s).max(before.trip_s + both_s));
+        lower(&mut self.fill_s, before.fill_s + stage.fill_s);
+        lower(&mut self.backwards_s, above(before.backwards_s).max(from_here + stage.others_backward_s));
+        lower(&mut self.forwards_s, above(before.forwards_s).max(from_here + stage.others_forward_s));
+        lower(&mut self.starts_s, (before.starts_s + stage.fill_s).max(started_s));
+        lower(&mut self.syncs_s, above(before.syncs_s).max(above(before.fill_s) + stage.sync_s));
+        lower(&mut self.waits_s, above(before.waits_s).max(before.trip_s + stage.wait_s));
+        lower(&mut self.both_s, (before.both_s + 2.0 * stage.trip_s).max(before.trip_s + stage.both_s));
     }
 
     /// The lesser of each.
@@ -196,7 +213,7 @@ impl Prefixes {
         }
         let mut work = pairs * levels.len() * splits.len();
         let machine = machine.map_or(0, |size| size as usize);
-        let most_room = if work * (1 + machine / 2) * 2 <= MOST_WORK { machine } else { 0 };
+        let most_room = if work * (1 + machine / 2) * DEEP <= MOST_WORK { machine } else { 0 };
         work *= 1 + most_room / 2;
         let of_machines = |value: fn(&Machine) -> f64| cluster.machines.iter().map(value);
         let widest = cluster.machines.iter().map(|machine| machine.devices).max().unwrap_or(1);
@@ -216,8 +233,11 @@ impl Prefixes {
             levels: levels.len(),
             most_room,
         };
-        let deepest =
-            (MOST_WORK / work.max(1)).max(1).min(model.cuts().min(task.micro_batches as usize).min(most_behind));
+        let mut deepest =
+            (MOST_WORK / work.max(1)).clamp(1, model.cuts()).min(task.micro_batches as usize).min(most_behind);
+        if work > MOST_WORK / 16 && !sources.is_tight(deepest as u32 + 1) {
+            deepest = 1;
+        }
         // From the most stages behind a cut to none: each table is made from the one before it.
         let mut least: Vec<Vec<Least>> = Vec::new();
         for behind in (0..=deepest).rev() {
@@ -267,6 +287,30 @@ impl Prefixes {
 }
 
 impl Sources<'_> {
+    /// Whether a stage fits with one stage behind it, but not with so many.
+    fn is_tight(&self, behind: u32) -> bool {
+        let task = self.task;
+        let window = |behind: u32| task.settings.windows(behind + 1, task.micro_batches).0;
+        let micro_batches = f64::from(task.micro_batches);
+        self.splits.iter().any(|split| {
+            let totals = &task.totals[split.share as usize];
+            (1..task.model.cuts()).any(|end| {
+                task.model.begins[end].iter().any(|&begin| {
+                    let begin = begin as usize;
+                    let work_s = totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end]
+                        - totals.backward_s[begin];
+                    let fits = |window| {
+                        let memory = &task.settings.memory;
+                        cost::memory(task.model, totals, memory, (begin, end), split.most, window, task.recompute)
+                            .total_bytes()
+                            <= self.memory_bytes
+                    };
+                    micro_batches * work_s < self.threshold_s * self.speed && fits(window(1)) && !fits(window(behind))
+                })
+            })
+        })
+    }
+
     /// The least that stages in front of each cut add, if the next of them has such a window; given the table for those
     /// farther in front, unless it is this one.
     fn table(
@@ -336,26 +380,29 @@ impl Sources<'_> {
                             <= self.memory_bytes
                     };
                     let Some(window) = largest_window(least_window, most_window, fits) else { continue };
-                    let stage = Ahead { forward_s, backward_s, sync_s, window, micro_batches: task.micro_batches };
+                    let ahead =
+                        |transfer_s| Ahead::new(forward_s, backward_s, sync_s, transfer_s, window, task.micro_batches);
+                    let (away, beside) = (ahead(away_s), ahead(beside_s));
                     let all_s = micro_batches * work_s;
                     for &(level, rest) in &split.rests {
-                        let mut place = |room: usize, room_before: usize, transfer_s: f64| {
+                        let mut place = |room: usize, room_before: usize, stage: &Ahead| {
                             let before = farther.unwrap_or(&least)[entry(begin, rest, room_before)];
                             // The stage's gradients are summed while earlier stages drain.
                             if all_s + before.trip_s.max(before.fill_s + sync_s) < threshold_s {
-                                least[entry(end, level, room)].lower(&stage, transfer_s, &before);
+                                least[entry(end, level, room)].lower(stage, &before);
                             }
                         };
-                        place(0, left, away_s);
+                        place(0, left, &away);
                         for room in fewest..=size {
-                            place(room, room - fewest, beside_s);
+                            place(room, room - fewest, &beside);
                         }
                     }
                 }
             }
             // More room never harms.
-            for at in entry(end, 0, 0)..entry(end + 1, 0, 0) {
-                if at % rooms > 0 {
+            for room in 1..rooms {
+                for level in 0..self.levels {
+                    let at = entry(end, level, room);
                     least[at] = least[at].or(&least[at - 1]);
                 }
             }
