@@ -117,9 +117,14 @@ impl States {
                     )
                 })?;
                 if let Some(other) = known.replace(stage) {
+                    let name = &graph.layers[layer].name;
                     return Err(Error::argument(
-                        format!("layer `{}` is in stage {other} and in stage {stage}", graph.layers[layer].name),
-                        "each layer belongs to one stage",
+                        if other == stage {
+                            format!("stage {stage} names layer `{name}` twice")
+                        } else {
+                            format!("layer `{name}` is in stage {other} and in stage {stage}")
+                        },
+                        "each layer belongs to one stage, once",
                     ));
                 }
             }

@@ -373,6 +373,20 @@ def test_unknown_devices_are_named():
         Devices((8,)).split_concat_s([], [1], 1.0)
     with pytest.raises(hpgo.ArgumentError, match="senders"):
         Devices((8,)).split_concat_s([-1], [1], 1.0)
+    with pytest.raises(hpgo.ArgumentError, match="devices are nothing"):
+        Devices((8,)).all_reduce_s(None, 1.0)
+
+
+@pytest.mark.parametrize("size", [-1.0, float("nan"), float("inf"), "1 GB", None, True])
+def test_a_size_that_is_no_amount_is_named(size):
+    with pytest.raises(hpgo.ArgumentError, match="size is"):
+        Devices((8,)).all_reduce_s([0, 1], size)
+
+
+@pytest.mark.parametrize("stages", [None, [], "two", 3, [(0, "b", 1, [0])]])
+def test_stages_that_no_answer_has_are_named(stages):
+    with pytest.raises(hpgo.ArgumentError, match="stages"):
+        conductor(chain([1.0, 1.0]), 8, [2]).layers(stages)
 
 
 def test_models_without_time_or_with_several_batch_sizes_are_refused():

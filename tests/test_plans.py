@@ -478,21 +478,23 @@ def test_a_bad_argument_is_named_with_a_way_out(arguments: dict[str, Any], named
 def test_the_help_of_plan_tells_every_option_and_its_default() -> None:
     accepted = inspect.signature(Question.of).parameters
     options = {name: accepted[name].default for name in Options.__annotations__}
-    assert [*accepted] == ["profile", "cluster", "global_batch_size", *options]
+    assert [*accepted] == ["profile", "cluster", "global_batch_size", *options, "unknown"]
     told = re.findall(r"^ {8}(\w+)=(\S+):", str(hpgo.plan.__doc__), re.MULTILINE)
     assert dict(told) == {name: repr(value).replace("'", '"') for name, value in options.items()}
 
 
 @pytest.mark.parametrize("function", [hpgo.plan, hpgo.exhaustive])
 def test_an_option_that_is_none_is_named(function: Any) -> None:
-    with pytest.raises(TypeError, match="micro_batches"):
-        function(toy(), pair(), global_batch_size=8, micro_batches=2)
+    with pytest.raises(TypeError, match=r"no argument `micro_batch`: did you mean `micro_batch_size`\?"):
+        function(toy(), pair(), global_batch_size=8, micro_batch=2)
 
 
 @pytest.mark.parametrize(
     ("stages", "named"),
     [
         ([], "layer `layer0` is in no stage"),
+        ([(4, [0, 1, 0])], "stage 0 names device 0 twice"),
+        ([(["layer0", "layer0"], [0])], "stage 0 names layer `layer0` twice"),
         ([(3, [0])], "is in no stage"),
         ([(5, [0])], "5 layers"),
         ([(0, [0])], "layers of stage 0 is 0"),

@@ -8,13 +8,15 @@ It is a poor planner: it tries few uneven pipelines, takes its link speeds from 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
 from hpgo.cluster import Cluster
 from hpgo.errors import ArgumentError, ClusterError
-from hpgo.wording import as_whole
+from hpgo.wording import as_whole, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,23 +94,23 @@ class Devices:
     def all_reduce_s(self, devices: Sequence[int], size: float) -> float:
         """Seconds to sum `size` bytes among `devices`, at the original's link speeds.
 
-        Raises ArgumentError for a device that `seps` lacks.
+        Raises ArgumentError for a device that `seps` lacks, or a size that is no amount.
 
         >>> devices_from_seps([8, 16]).all_reduce_s(range(8), 1e9)
         0.0175
         """
-        return _core.legacy_all_reduce_s(list(self.seps), _numbers("devices", devices), size)
+        return _core.legacy_all_reduce_s(list(self.seps), _numbers("devices", devices), _bytes(size))
 
     def split_concat_s(self, senders: Sequence[int], receivers: Sequence[int], size: float) -> float:
         """Seconds until `size` bytes spread over `senders` are spread over `receivers`.
 
-        Raises ArgumentError for a device that `seps` lacks.
+        Raises ArgumentError for a device that `seps` lacks, or a size that is no amount.
 
         >>> devices_from_seps([8, 16]).split_concat_s([0, 1, 8, 9], [10, 11, 12, 13], 1e9)
         0.5
         """
         ends = _numbers("senders", senders), _numbers("receivers", receivers)
-        return _core.legacy_split_concat_s(list(self.seps), *ends, size)
+        return _core.legacy_split_concat_s(list(self.seps), *ends, _bytes(size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,10 @@ class Conductor:
 
         Raises ArgumentError for a state that the model lacks.
         """
-        last = [end - 1 for _, end, *_ in stages[:-1]] + [stages[-1][1]]
+        try:
+            last = [end - 1 for _, end, *_ in stages[:-1]] + [stages[-1][1]]
+        except (TypeError, ValueError, IndexError):
+            raise ArgumentError(f"stages are {shown(stages)}", "give what `py_orchestrate` returned") from None
         found = _core.legacy_stage_layers(self.m.profile, _numbers("stages", last))
         return [tuple(self.m.profile.layers[index].id for index in stage) for stage in found]
 
@@ -263,8 +268,19 @@ def _count(argument: str, value: object) -> int:
     return whole
 
 
+def _bytes(size: float) -> float:
+    if isinstance(size, bool) or not isinstance(size, Real) or not 0 <= size < 1e300:
+        raise ArgumentError(f"size is {shown(size)}", "give a number of bytes")
+    return float(size)
+
+
 def _numbers(argument: str, values: Sequence[int]) -> list[int]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ArgumentError(f"{argument} are {shown(values)}", "give a list of numbers from 0")
+    numbers = []
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
-            raise ArgumentError(f"{argument} holds {value!r:.40}", "devices are numbered from 0")
-    return list(values)
+        number = as_whole(value)
+        if number is None or not 0 <= number < 2**32:
+            raise ArgumentError(f"{argument} hold {shown(value)}", "give whole numbers from 0")
+        numbers.append(number)
+    return numbers

@@ -11,7 +11,7 @@ from hpgo.cluster import Cluster
 from hpgo.errors import ArgumentError
 from hpgo.profile import Profile
 from hpgo.units import format_bytes, parse_bytes
-from hpgo.wording import as_float, as_whole, counted, shown
+from hpgo.wording import as_float, as_whole, counted, near, shown
 
 SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
 """What the search plans for, with a proof; `hpgo.choose` runs other schedules on what it finds.
@@ -87,8 +87,14 @@ class Question:
         overlap: bool = True,
         memory: MemoryModel | None = None,
         count_loading: bool = False,
+        **unknown: object,
     ) -> Question:
-        """The question that the arguments of `hpgo.plan` ask. Raises ArgumentError for those that make no sense."""
+        """The question that the arguments of `hpgo.plan` ask.
+
+        Raises ArgumentError for those that make no sense, TypeError for one that there isn't.
+        """
+        for name in unknown:
+            raise TypeError(f"there is no argument {shown(name)}: {near(name, Options.__annotations__)}")
         if not isinstance(profile, Profile):
             raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
         if not isinstance(cluster, Cluster):

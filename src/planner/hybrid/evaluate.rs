@@ -79,8 +79,12 @@ fn footprints(cluster: &Cluster, devices: &[Vec<u32>]) -> Result<Vec<Vec<(u32, u
             };
             if let Some(other) = stage_of[device as usize].replace(stage) {
                 return Err(Error::argument(
-                    format!("device {device} is in stage {other} and in stage {stage}"),
-                    "each device runs one stage",
+                    if other == stage {
+                        format!("stage {stage} names device {device} twice")
+                    } else {
+                        format!("device {device} is in stage {other} and in stage {stage}")
+                    },
+                    "each device runs one stage, once",
                 ));
             }
             *counts.entry(machine).or_default() += 1;
