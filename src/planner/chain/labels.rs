@@ -158,7 +158,7 @@ impl<'a, const W: usize> Search<'a, W> {
             let bucket = std::mem::replace(&mut self.buckets[hosts], Bucket::new());
             let labels = self.most_promising(bucket.labels);
             for (index, label) in labels.iter().enumerate() {
-                if index % 64 == 0 && control.should_stop() {
+                if index % 256 == 0 && control.should_stop() {
                     self.complete = false;
                     break 'buckets;
                 }
