@@ -92,14 +92,14 @@ def test_only_the_border_knows_python() -> None:
 @pytest.mark.parametrize(
     ("statement", "heavy"),
     [
-        ("import hpgo", {"numpy", "networkx", "matplotlib", "yaml", "click", "torch", "hpgo.planner"}),
-        ("import hpgo.planner, hpgo.report", {"numpy", "networkx", "matplotlib", "yaml", "click", "torch"}),
+        ("import hpgo", {"numpy", "networkx", "matplotlib", "rich", "yaml", "click", "torch", "hpgo.planner"}),
+        ("import hpgo.planner, hpgo.report", {"numpy", "networkx", "matplotlib", "rich", "yaml", "click", "torch"}),
         (
             (
                 "from hpgo.cli.main import group\n"
                 "group(['plan', 'bert-48', '-c', 'dapple-a', '-b', '64'], standalone_mode=False)"
             ),
-            {"numpy", "networkx", "matplotlib", "yaml", "torch"},
+            {"numpy", "networkx", "matplotlib", "rich", "yaml", "torch"},
         ),
     ],
 )

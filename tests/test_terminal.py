@@ -62,7 +62,7 @@ def test_on_a_terminal_the_table_keeps_its_width_and_every_word_and_the_bar_is_g
     shown = on_a_terminal(SHOW)
     assert "planning" in shown
     assert "gap 2 %" in shown
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).splitlines()
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).splitlines()]
     table = lines[next(at for at, line in enumerate(lines) if line.endswith("Models")) + 1 :]
     assert max(map(len, table)) <= 60
     assert any(re.fullmatch(r"a\[b\]c +1000 +1\.5 GB +16 × 1 +none", line) for line in table)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hpgo import limits
 from hpgo.tables import markdown as markdown_table
-from hpgo.tables import printable, within
+from hpgo.tables import plain, printable
 from hpgo.units import format_bytes, format_seconds
 from hpgo.wording import above, counted
 
@@ -54,8 +54,8 @@ def table(plan: Plan, style: Callable[[str, str], str] = lambda _role, text: tex
     """
     lines = [*(style("headline", line) for line in textwrap.wrap(headline(plan), WIDTH)), ""]
     for columns, rows in sections(plan):
-        head, body = within(None, columns, rows)
-        lines += [*(style("columns", line) for line in head), *body, ""]
+        head, *body = plain(columns, rows)
+        lines += [style("columns", head), *body, ""]
     facts = summary(plan)
     indent = max(len(name) for name, _ in facts) + 2
     for name, fact in facts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,78 +14,65 @@ _NUMBER = re.compile(
 )
 
 _PIECE = re.compile(r"[^ /-]+[ /-]?|[ /-]")  # of a name: up to where it may be broken
-_WORD = re.compile(r" *[^ ]+ ?")
 
 
-def plain(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """One line for the names of `columns` and one for each row; numbers, with or without a unit, stand to the right.
+def plain(columns: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None) -> list[str]:
+    r"""Lines of the names of `columns`, and one for each row; numbers, with or without a unit, stand to the right.
 
-    >>> for line in plain(["model", "step"], [("bert", "837 ms"), ("gnmt", "1.2 s")]):
-    ...     print(line)
-    model    step
-    bert   837 ms
-    gnmt    1.2 s
-    """
-    head, body = within(None, columns, rows)
-    return head + body
+    Where a line would be longer than `width`, names go on several.
 
-
-def within(
-    width: int | None, columns: Sequence[str], rows: Iterable[Sequence[object]], *, fold: bool = False
-) -> tuple[list[str], list[str]]:
-    r"""Lines of names and lines of rows, as `plain`, at most `width` wide if that can be without losing anything.
-
-    Where they would be wider, long names go on several lines; then, if `fold`, long texts in cells.
-
-    >>> for lines in within(13, ["model", "micro-batch"], [("bert", 16), ("gnmt", 32)]):
-    ...     print(*lines, sep="\n")
+    >>> print("\n".join(plain(["model", "micro-batch"], [("bert", 16), ("gnmt", 8)])))
+    model  micro-batch
+    bert            16
+    gnmt             8
+    >>> print("\n".join(plain(["model", "micro-batch"], [("bert", 16), ("gnmt", 8)], width=13)))
            micro-
     model   batch
     bert       16
-    gnmt       32
+    gnmt        8
     """
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    cells = cells_of(rows)
     right = numeric(cells, len(columns))
-    contents = [max((len(row[at]) for row in cells), default=0) for at in range(len(columns))]
-    widths = list(map(max, contents, map(len, columns)))
-    names = [[name] for name in columns]
-
-    def excess() -> int:
-        return 0 if width is None else sum(widths) + 2 * (len(widths) - 1) - width
-
-    if excess() > 0:
-        names = [_folded(name, most, _PIECE) for name, most in zip(columns, contents, strict=True)]
-        widths = [max(most, *map(len, name)) for most, name in zip(contents, names, strict=True)]
-    if fold:
-        for at in sorted(range(len(widths)), key=lambda at: -widths[at]):
-            if excess() > 0 and not right[at]:
-                words = [word for row in cells for word in row[at].split(" ")]
-                widths[at] = max(widths[at] - excess(), *map(len, (*names[at], *words)))
+    names = folded(columns, cells, width)
+    widths = [max(map(len, (*name, *(row[at] for row in cells)))) for at, name in enumerate(names)]
     tall = max(map(len, names))
-    head = [[""] * (tall - len(name)) + name for name in names]
-    bodies = ([_folded(text, most, _WORD) for text, most in zip(row, widths, strict=True)] for row in cells)
-
-    def lines(block: Sequence[Sequence[str]]) -> list[str]:
-        return [
-            "  ".join(
-                text.rjust(most) if to_the_right else text.ljust(most)
-                for text, most, to_the_right in zip(line, widths, right, strict=True)
-            ).rstrip()
-            for line in zip_longest(*block, fillvalue="")
-        ]
-
-    return lines(head), [line for body in bodies for line in lines(body)]
+    head = zip(*([""] * (tall - len(name)) + name for name in names), strict=True)
+    return [
+        "  ".join(
+            text.rjust(most) if to_the_right else text.ljust(most)
+            for text, most, to_the_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in [*head, *cells]
+    ]
 
 
-def _folded(text: str, width: int, pieces: re.Pattern[str]) -> list[str]:
-    """`text` on lines of at most `width`, broken between `pieces` only."""
+def folded(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int | None) -> list[list[str]]:
+    """The lines of each column's name: one, unless the table would be wider than `width`.
+
+    >>> folded(["model", "micro-batch"], [["bert", "16"]], width=13)
+    [['model'], ['micro-', 'batch']]
+    """
+    contents = [max((len(row[at]) for row in cells), default=0) for at in range(len(columns))]
+    needed = sum(map(max, contents, map(len, columns))) + 2 * (len(columns) - 1)
+    if width is None or needed <= width:
+        return [[name] for name in columns]
+    return [_lines(name, most) for name, most in zip(columns, contents, strict=True)]
+
+
+def _lines(name: str, width: int) -> list[str]:
+    """`name` on lines of at most `width`, broken between its words only."""
     lines = [""]
-    for piece in pieces.findall(text):
+    for piece in _PIECE.findall(name):
         if lines[-1] and len((lines[-1] + piece).rstrip()) > width:
             lines[-1] = lines[-1].rstrip()
             lines.append("")
         lines[-1] += piece
     return lines
+
+
+def cells_of(rows: Iterable[Sequence[object]]) -> list[list[str]]:
+    """What stands in `rows`, fit to be printed."""
+    return [[printable(str(cell)) for cell in row] for row in rows]
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

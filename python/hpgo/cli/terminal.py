@@ -1,27 +1,24 @@
-"""Tables and progress: as wide as the terminal and in colour there, plain text in a pipe or a file."""
+"""Tables and progress: drawn by rich on a terminal, plain text in a pipe or a file."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import textwrap
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from hpgo.tables import within
+from hpgo.tables import cells_of, folded, numeric, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 WIDTH = 80
 """Of what is printed into a pipe, where names of columns can do something about it."""
-_BAR = 10
+_BAR = 8
 _PATIENCE_S = 0.5
-_CLEAR = "\r\x1b[K"  # back to the begin of the line, and nothing on it
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
@@ -29,14 +26,36 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
 
     Columns stand two blanks apart. On a terminal long cells wrap; in a pipe each row is one line.
     """
-    on_terminal = sys.stdout.isatty()
-    head, body = within(shutil.get_terminal_size().columns if on_terminal else WIDTH, columns, rows, fold=on_terminal)
-    if title:
-        click.secho(f"{title}\n", bold=True)
-    for line in head:
-        click.secho(line, fg="cyan")
-    for line in body:
+    if sys.stdout.isatty():
+        _rich_table(columns, cells_of(rows), title)
+        return
+    for line in [*([title, ""] if title else []), *plain(columns, rows, WIDTH)]:
         click.echo(line)
+
+
+def _rich_table(columns: Sequence[str], cells: list[list[str]], title: str | None) -> None:
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="cyan")
+    names = folded(columns, cells, console.width)
+    tall = max(map(len, names))
+    for at, (name, right) in enumerate(zip(names, numeric(cells, len(columns)), strict=True)):
+        words = [*name, *(word for row in cells for word in ([row[at]] if right else row[at].split()))]
+        drawn.add_column(
+            Text("\n".join([""] * (tall - len(name)) + name)),
+            justify="right" if right else "left",
+            min_width=max(map(len, words)),  # or rich leaves columns out; what doesn't fit so the terminal wraps
+        )
+    for row in cells:
+        drawn.add_row(*map(Text, row))  # brackets in a cell are no markup
+    if title:
+        console.print(Text(f"{title}\n", style="bold"))
+    least = Measurement.get(console, console.options, drawn).minimum
+    console.print(drawn, width=max(console.width, least), crop=False)
 
 
 def sources(source_of: Mapping[str, str]) -> None:
@@ -53,25 +72,22 @@ def sources(source_of: Mapping[str, str]) -> None:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[float, str], None]]:
-    """A line on stderr while the block runs, gone afterwards; nothing where stderr is no terminal.
+    """A bar on stderr while the block runs, gone afterwards; nothing where stderr is no terminal.
 
     Yields a function that takes the fraction done (0 to 1) and a remark to show behind the bar.
     """
     if not sys.stderr.isatty():
         yield lambda _fraction, _remark: None
         return
-    started_s = time.monotonic()
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
-    def draw(fraction: float, remark: str) -> None:
-        done = round(_BAR * max(0.0, min(1.0, fraction)))
-        line = f"{'━' * done}{'─' * (_BAR - done)} {time.monotonic() - started_s:.0f} s  {label}: {remark}"
-        room = (os.get_terminal_size(sys.stderr.fileno()).columns or WIDTH) - 1
-        click.echo(f"{_CLEAR}{line[:room]}", err=True, nl=False)
-
-    try:
-        yield draw
-    finally:
-        click.echo(_CLEAR, err=True, nl=False)
+    words = TextColumn("{task.description}: {task.fields[remark]}", markup=False, table_column=Column(no_wrap=True))
+    columns = (BarColumn(bar_width=_BAR), TextColumn("{task.elapsed:.0f} s"), words)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=1.0, remark="")
+        yield lambda fraction, remark: bar.update(task, completed=fraction, remark=remark)
 
 
 @contextmanager
@@ -84,14 +100,20 @@ def searching(label: str, shown: Callable[[float], str]) -> Iterator[Callable[[f
         yield None
         return
     started_s = time.monotonic()
-    with progress(label) as draw:
+    with ExitStack() as stack:
+        draw: Callable[[float, str], None] | None = None
 
         def tell(best: float, bound: float) -> None:
-            if time.monotonic() - started_s < _PATIENCE_S:
-                return
+            nonlocal draw
+            if draw is None:
+                if time.monotonic() - started_s < _PATIENCE_S:
+                    return
+                draw = stack.enter_context(progress(label))
             if best == float("inf"):
                 draw(0.0, "no plan yet; Ctrl-C gives up")
             else:
-                draw(bound / best if best else 1.0, f"best {shown(best)}, Ctrl-C takes it; bound {shown(bound)}")
+                gap = f", gap {100 * (best / bound - 1):.2g} %" if bound > best / 2 else ""
+                step, least = (shown(float(f"{value:.3g}")) for value in (best, bound))
+                draw(bound / best if best else 1.0, f"best {step}, bound {least}{gap}; Ctrl-C takes it")
 
         yield tell
