@@ -483,6 +483,25 @@ def test_the_help_of_plan_tells_every_option_and_its_default() -> None:
     assert dict(told) == {name: repr(value).replace("'", '"') for name, value in options.items()}
 
 
+def test_evaluating_holds_stages_back_where_running_ahead_is_slower() -> None:
+    profile = hpgo.Profile.chain(
+        "crossed",
+        batch_size=1,
+        forward_s=[1.3, 1.3, 3.4, 1.4, 0.5],
+        backward_s=[7.5, 6.0, 6.0, 3.8, 5.4],
+        activation_bytes=[3e9, 1e8, 3e9, 1e9, 1e9],
+        parameter_bytes=[5e8, 5e8, 1e8, 1e6, 5e8],
+    )
+    cluster = hpgo.Cluster.of(nodes=3, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=5, memory="16 GB")
+    best = hpgo.plan(profile, cluster, global_batch_size=16)
+    windows = [stage.in_flight for stage in best.stages]
+    assert windows == [3, 2, 1]  # stage 1 has memory for three
+    stages = [(stage.layers, stage.devices) for stage in best.stages]
+    again = hpgo.evaluate(profile, cluster, stages, global_batch_size=16)
+    assert again.step_s == pytest.approx(best.step_s, rel=1e-12)
+    assert [stage.in_flight for stage in again.stages] == windows
+
+
 @pytest.mark.parametrize("function", [hpgo.plan, hpgo.exhaustive])
 def test_an_option_that_is_none_is_named(function: Any) -> None:
     with pytest.raises(TypeError, match=r"no argument `micro_batch`: did you mean `micro_batch_size`\?"):

@@ -106,8 +106,7 @@ def evaluate(
         options: those of `plan`. Without `micro_batch_size` the best one is taken.
 
     A plan that doesn't fit memory is priced all the same: see `Plan.fits` and `Stage.headroom_bytes`. Under
-    `eager_1f1b` each stage runs ahead as far as memory allows; `plan` also tries holding stages back, which may save a
-    little more.
+    `eager_1f1b` each stage runs ahead as far as memory allows, or less where simulation says that this is faster.
 
     Raises ArgumentError for layers or devices that are unknown, missing or used twice.
 

@@ -1,13 +1,16 @@
 //! Prices the plan that a user gives.
 
+use super::IMPROVED;
+use super::improve::improve_warm_ups;
 use super::price::{Candidate, Priced, Pricer, StageChoice};
 use super::settings::Settings;
 use crate::cluster::Cluster;
+use crate::control::Control;
 use crate::cost::Model;
 use crate::error::{Error, Result};
 
 /// The fastest of the allowed micro-batch sizes for one stage between every two neighbouring cuts of `model`, on these
-/// devices; of those that fit memory, if any does.
+/// devices; of those that fit memory, if any does. Stages run ahead as far as memory allows, and less where that helps.
 ///
 /// # Errors
 /// [`Error::Argument`] if a device is unknown, idle in its stage or used twice, or if no micro-batch size can be shared.
@@ -51,7 +54,12 @@ pub fn evaluate(
         }
     }
     match (best, refused) {
-        (Some((_, plan, priced)), _) => Ok((plan, priced)),
+        (Some((true, plan, priced)), _) => {
+            let (_, plan) = improve_warm_ups(&mut pricer, (priced.step_s, plan), IMPROVED, &Control::default());
+            let priced = pricer.price(&plan)?;
+            Ok((plan, priced))
+        }
+        (Some((false, plan, priced)), _) => Ok((plan, priced)),
         (None, Some(error)) => Err(error),
         (None, None) => Err(Error::argument("there is no micro-batch size to choose from", "give one")),
     }

@@ -5,7 +5,10 @@ use super::price::{Candidate, Pricer};
 use crate::control::Control;
 use crate::cost::Model;
 
-/// Takes the best of all small steps until none helps or `trials` plans were simulated.
+/// A plan with which of its stages run ahead farther than they must.
+type Neighbour = (Candidate, Vec<bool>);
+
+/// The best plan that small steps lead to: one cut, one device, or one stage's warm-up at a time.
 pub(super) fn improve(
     model: &Model,
     pricer: &mut Pricer<'_>,
@@ -13,12 +16,37 @@ pub(super) fn improve(
     trials: u64,
     control: &Control,
 ) -> (f64, Candidate) {
+    climb(pricer, start, trials, control, |plan, eager| {
+        let mut plans = shifts(model, plan, eager);
+        plans.extend(warm_ups(plan, eager));
+        plans
+    })
+}
+
+/// As [`improve`], with the stages as they are: one stage's warm-up at a time.
+pub(super) fn improve_warm_ups(
+    pricer: &mut Pricer<'_>,
+    start: (f64, Candidate),
+    trials: u64,
+    control: &Control,
+) -> (f64, Candidate) {
+    climb(pricer, start, trials, control, warm_ups)
+}
+
+/// Takes the best of all neighbours until none helps or `trials` plans were simulated.
+fn climb(
+    pricer: &mut Pricer<'_>,
+    start: (f64, Candidate),
+    trials: u64,
+    control: &Control,
+    neighbours: impl Fn(&Candidate, &[bool]) -> Vec<Neighbour>,
+) -> (f64, Candidate) {
     let (limit, until) = (pricer.simulated + trials, pricer.actions + MOST_ACTIONS);
     let mut best = start;
     loop {
         let mut better: Option<(f64, Candidate)> = None;
         let eager = pricer.eager(&best.1);
-        for (mut plan, eager) in neighbours(model, &best.1, &eager) {
+        for (mut plan, eager) in neighbours(&best.1, &eager) {
             if pricer.simulated >= limit || pricer.actions >= until || control.should_stop() {
                 break;
             }
@@ -38,13 +66,23 @@ pub(super) fn improve(
     }
 }
 
-/// Plans that differ in one cut, one device, or one stage's warm-up; each with the stages that run ahead.
-fn neighbours(model: &Model, plan: &Candidate, eager: &[bool]) -> Vec<(Candidate, Vec<bool>)> {
+/// Plans in which one stage's warm-up differs.
+fn warm_ups(plan: &Candidate, eager: &[bool]) -> Vec<Neighbour> {
+    let other = |index: usize| {
+        let mut eager = eager.to_vec();
+        eager[index] = !eager[index];
+        (plan.clone(), eager)
+    };
+    (0..plan.stages.len()).map(other).collect()
+}
+
+/// Plans that differ in one cut or one device.
+fn shifts(model: &Model, plan: &Candidate, eager: &[bool]) -> Vec<Neighbour> {
     let mut plans = Vec::new();
-    let mut with = |change: &dyn Fn(&mut Candidate, &mut Vec<bool>)| {
-        let (mut other, mut eager) = (plan.clone(), eager.to_vec());
-        change(&mut other, &mut eager);
-        plans.push((other, eager));
+    let mut with = |change: &dyn Fn(&mut Candidate)| {
+        let mut other = plan.clone();
+        change(&mut other);
+        plans.push((other, eager.to_vec()));
     };
     let nested = |begin: usize, end: usize| model.begins[end].contains(&(begin as u32));
     for border in 1..plan.stages.len() {
@@ -52,7 +90,7 @@ fn neighbours(model: &Model, plan: &Candidate, eager: &[bool]) -> Vec<(Candidate
         for distance in [1_usize, 2] {
             for cut in [after.begin.wrapping_sub(distance), after.begin + distance] {
                 if cut > before.begin && cut < after.end && nested(before.begin, cut) && nested(cut, after.end) {
-                    with(&|other, _| {
+                    with(&|other| {
                         other.stages[border - 1].end = cut;
                         other.stages[border].begin = cut;
                     });
@@ -63,16 +101,13 @@ fn neighbours(model: &Model, plan: &Candidate, eager: &[bool]) -> Vec<(Candidate
         for (from, to) in [(border - 1, border), (border, border - 1)] {
             for &(machine, _) in &plan.stages[from].footprint {
                 if plan.stages[from].replicas() > 1 {
-                    with(&|other, _| {
+                    with(&|other| {
                         add(&mut other.stages[from].footprint, machine, -1);
                         add(&mut other.stages[to].footprint, machine, 1);
                     });
                 }
             }
         }
-    }
-    for index in 0..plan.stages.len() {
-        with(&|_, eager| eager[index] = !eager[index]);
     }
     plans
 }
