@@ -4,9 +4,9 @@
 //! *down-set* (order ideal) of the graph, which PipeDream calls an antichain state. Stages are differences of nested
 //! down-sets. A chain has as many as layers; a branching graph may have astronomically many, so
 //!
-//! 1. layers that cost nothing follow a neighbour where that can't make a cut dearer ([`units`]);
-//! 2. all down-sets of what is left are listed, up to a bound ([`walk::all`]);
-//! 3. beyond the bound one good linear order takes their place ([`walk::best_order`]), and [`Cuts`] says so.
+//! 1. layers that cost nothing follow a neighbour where that can't make a cut dearer (`units`);
+//! 2. all down-sets of what is left are listed, up to a bound (`walk::all`);
+//! 3. beyond the bound one good linear order takes their place (`walk::best_order`), and [`Cuts`] says so.
 
 mod set;
 mod units;

@@ -100,5 +100,5 @@ SWEEPS = (
     Sweep("gnmt-32", 64, _doubling(64, 4096), 3),
 )
 
-DEVICE_COUNTS = (2, 4, 8, 16, 32)
+DEVICE_COUNTS = (2, 4, 8, 16, 32, 64)
 """In machines of eight with configuration A's links."""

@@ -4,11 +4,11 @@
 //! times as often. A **position** is a cut between layers: position `p` lies before layer `p`, 0 before all of them. A
 //! plan is a path from position 0 to the last one, each step a stage of some crew, that uses no type more often than it
 //! has hosts. Everything that is asked (throughput, latency, few hosts, few bits lost; pins, links, quantised edges) is
-//! expressed in two functions of this path: what a stage costs and what a hop between two crews costs ([`cost`]).
+//! expressed in two functions of this path: what a stage costs and what a hop between two crews costs (`cost`).
 //!
-//! [`roads`] keeps the stages and hops that are within a time limit; [`prices`] proves that a limit is out of reach by
-//! putting a price on hosts; [`labels`] looks for a path within host counts, guided and bounded by those prices;
-//! [`search`] moves the limit until path and proof meet. [`shortage`] says what is missing where nothing fits.
+//! `roads` keeps the stages and hops that are within a time limit; `prices` proves that a limit is out of reach by
+//! putting a price on hosts; `labels` looks for a path within host counts, guided and bounded by those prices;
+//! `search` moves the limit until path and proof meet. `shortage` says what is missing where nothing fits.
 
 mod cost;
 mod labels;

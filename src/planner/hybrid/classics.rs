@@ -75,7 +75,7 @@ pub fn fitting(model: &Model, cluster: &Cluster, settings: &Settings, control: &
     search.answer()
 }
 
-/// The plan that lacks least memory, among those that [`Packing`] makes, and its price. Stopped early, it is the closest
+/// The plan that lacks least memory, among those that `Packing` makes, and its price. Stopped early, it is the closest
 /// so far.
 ///
 /// # Errors
