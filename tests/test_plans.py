@@ -368,17 +368,17 @@ def test_one_huge_layer_lacks_about_what_it_holds() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(1, 6),
-    st.sampled_from([1, 2, 4, 8]),
+    st.lists(st.sampled_from([2e7, 4e7, 8e7, 1e9]), min_size=1, max_size=6),
+    st.sampled_from([1, 2, 4, 7, 8]),
     st.lists(
         st.tuples(st.integers(1, 3), st.sampled_from(["1 MB", "300 MB", "900 MB", "2 GB"])), min_size=1, max_size=4
     ),
     st.sampled_from(SCHEDULES),
 )
 def test_every_question_has_a_plan_that_fits_or_a_stage_that_does_not(
-    count: int, size: int, sizes: list[tuple[int, str]], schedule: str
+    activation_bytes: list[float], size: int, sizes: list[tuple[int, str]], schedule: str
 ) -> None:
-    profile = toy(activation_bytes=[2e7 * (1 + index % 4) for index in range(count)])
+    profile = toy(activation_bytes=activation_bytes)
     try:
         assert hpgo.plan(profile, machines_of(*sizes), global_batch_size=size, schedule=schedule).fits
     except hpgo.InfeasibleError as error:
@@ -386,6 +386,20 @@ def test_every_question_has_a_plan_that_fits_or_a_stage_that_does_not(
     else:
         return
     assert re.search(r"stage \d+ of \d+ .* needs .* but `device` has .* short$", why)
+
+
+def test_only_a_micro_batch_that_can_shrink_is_advised_to() -> None:
+    cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100, inter_gbit_s=10, memory="1 GB")
+    for size, micro_batch_size, can_shrink in ((7, 1, False), (7, 7, True), (8, 8, True), (8, None, False)):
+        with pytest.raises(hpgo.InfeasibleError) as caught:
+            hpgo.plan(
+                toy(activation_bytes=[9e9] * 4),
+                cluster,
+                global_batch_size=size,
+                micro_batch_size=micro_batch_size,
+            )
+        assert caught.value.message.startswith("no plan fits: in the one that comes closest, stage ")
+        assert ("smaller micro-batch" in caught.value.hint) == can_shrink
 
 
 HELPS = {

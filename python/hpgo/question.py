@@ -127,14 +127,14 @@ def _micro_batch_sizes(
     profile: Profile, global_batch_size: int, micro_batch_size: int | None, smallest: int
 ) -> tuple[int, ...]:
     """The sizes to try: the one given, or every divisor of the batch that is large enough."""
-    divisors = _divisors(global_batch_size)
+    parts = divisors(global_batch_size)
     if micro_batch_size is None:
         largest = global_batch_size
-        sizes = [size for size in divisors if size >= smallest and global_batch_size // size <= _MOST_MICRO_BATCHES]
+        sizes = [size for size in parts if size >= smallest and global_batch_size // size <= _MOST_MICRO_BATCHES]
     else:
         micro_batch_size = count("micro_batch_size", micro_batch_size)
         if global_batch_size % micro_batch_size:
-            near = min(divisors, key=lambda size: (abs(size - micro_batch_size), size))
+            near = min(parts, key=lambda size: (abs(size - micro_batch_size), size))
             raise ArgumentError(
                 f"micro_batch_size {micro_batch_size} does not divide global_batch_size {global_batch_size}",
                 f"the nearest that does is {near}; leave it out to let the planner choose",
@@ -159,7 +159,8 @@ def _micro_batch_sizes(
     return tuple(sizes)
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """All of them, the smallest first."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 

@@ -11,6 +11,7 @@ from hpgo import _core
 from hpgo.cluster import MOST_DEVICES
 from hpgo.errors import HpgoError, InfeasibleError
 from hpgo.plans import Alternative, Plan
+from hpgo.question import divisors
 from hpgo.stages import Memory, Stage
 from hpgo.units import format_bytes
 
@@ -161,10 +162,12 @@ def _explained(error: InfeasibleError, question: Question) -> HpgoError:
             continue
     reserved_bytes = question.memory.reserved_bytes
     reserved = f", {format_bytes(reserved_bytes)} of it reserved" if reserved_bytes else ""
-    smaller = " or a smaller micro-batch" if len(question.micro_batch_sizes) == 1 else ""
+    sizes = divisors(question.global_batch_size)
+    can_shrink = any(question.smallest_share <= size < smallest for size in sizes)
+    smaller = " or a smaller micro-batch" if can_shrink else ""
     hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
     return InfeasibleError(
-        f"no plan fits: in the one that comes closest, stage {index} of {len(closest.stages)}"
+        f"{error.message}: in the one that comes closest, stage {index} of {len(closest.stages)}"
         f" ({len(stage.layers)} layers, micro-batch {closest.micro_batch_size}) needs"
         f" {format_bytes(stage.memory.total_bytes)} on each device, but `{device}` has"
         f" {format_bytes(stage.capacity_bytes + reserved_bytes)}{reserved}:"

@@ -44,8 +44,7 @@ pub fn exhaustive(
         }
     }
     let plans = all.pricer.simulated;
-    let (plan, priced) =
-        all.best.ok_or_else(|| Error::infeasible("no plan fits the devices' memory", "use more devices"))?;
+    let (plan, priced) = all.best.ok_or_else(|| Error::infeasible("no plan fits", "use more devices"))?;
     Ok((plan, priced, plans))
 }
 

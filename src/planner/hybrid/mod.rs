@@ -86,7 +86,8 @@ pub struct Answer {
 ///
 /// # Errors
 /// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense, [`Error::Infeasible`] if no plan fits the
-/// devices' memory, [`Error::Cancelled`] if it was stopped before there was any plan.
+/// devices' memory, or none was found with reasonable effort, [`Error::Cancelled`] if it was stopped before there was
+/// any plan.
 pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
     settings.check()?;
     cluster.check()?;
@@ -263,7 +264,8 @@ impl<'a> Search<'a> {
             return Err(if self.control.should_stop() {
                 Error::Cancelled
             } else {
-                Error::infeasible("no plan fits the devices' memory", "use more devices, or devices with more memory")
+                let what = if self.is_proved() { "no plan fits" } else { "no plan was found that fits" };
+                Error::infeasible(what, "use more devices, or devices with more memory")
             });
         };
         Ok(Answer {

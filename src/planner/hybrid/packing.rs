@@ -11,7 +11,7 @@
 use super::price::{Candidate, StageChoice};
 use super::task::Task;
 use crate::control::Control;
-use crate::cost;
+use crate::cost::{self, Memory};
 
 /// Stages at most, unless that many don't fit.
 const FEW: usize = 16;
@@ -115,15 +115,15 @@ impl<'a> Packing<'a> {
     /// What one stage needs beyond the memory that nobody may plan with.
     fn one_stage_bytes(&self) -> Option<f64> {
         let &(replicas, share) = self.splits.first()?;
-        let bytes = self.bytes((0, *self.cuts.last()?), replicas, share, 1);
+        let bytes = self.memory((0, *self.cuts.last()?), replicas, share, 1).total_bytes();
         Some((bytes + self.task.settings.memory.reserved_bytes) * 1.01)
     }
 
-    fn bytes(&self, ends: (usize, usize), replicas: u32, share: u32, from_end: u32) -> f64 {
+    fn memory(&self, ends: (usize, usize), replicas: u32, share: u32, from_end: u32) -> Memory {
         let task = self.task;
         let window = task.settings.windows(from_end, task.micro_batches).0;
         let totals = &task.totals[share as usize];
-        cost::memory(task.model, totals, &task.settings.memory, ends, replicas, window, task.recompute).total_bytes()
+        cost::memory(task.model, totals, &task.settings.memory, ends, replicas, window, task.recompute)
     }
 
     /// Plans of at most `most_stages` stages, none of which takes longer than `limit_s` for a micro-batch, on devices
@@ -152,13 +152,16 @@ impl<'a> Packing<'a> {
                 }
                 let mut split = 0;
                 for begin in (0..end).rev() {
-                    let Some(found) =
-                        self.smallest(begin, end, stages as u32, behind.used, split, limit_s, extra_bytes)
-                    else {
-                        break;
+                    let stage = (self.cuts[begin], self.cuts[end]);
+                    let smallest = |from, bytes: fn(&Memory) -> f64| {
+                        self.smallest(stage, stages as u32, behind.used, from, limit_s, extra_bytes, bytes)
                     };
-                    split = found;
-                    let replicas = self.splits[split].0;
+                    // This part grows with the layers; what a stage receives and sends may not.
+                    let grows = |held: &Memory| held.weights_bytes + held.gradients_bytes + held.optimizer_bytes;
+                    let Some(first) = smallest(split, grows) else { break };
+                    split = first;
+                    let Some(found) = smallest(split, Memory::total_bytes) else { continue };
+                    let replicas = self.splits[found].0;
                     let used = behind.used + replicas;
                     if row[begin].is_none_or(|entry| used < entry.used) {
                         row[begin] = Some(Entry { used, replicas, next: end });
@@ -183,19 +186,18 @@ impl<'a> Packing<'a> {
         plans
     }
 
-    /// The first split, from `split` on, with which a stage fits and keeps the limit.
+    /// The first split, from `split` on, with which `bytes` of what a stage holds fit and it keeps the limit.
     #[expect(clippy::too_many_arguments, reason = "a stage, and what it must keep")]
     fn smallest(
         &self,
-        begin: usize,
-        end: usize,
+        (begin, end): (usize, usize),
         from_end: u32,
         used: u32,
         split: usize,
         limit_s: f64,
         extra_bytes: f64,
+        bytes: fn(&Memory) -> f64,
     ) -> Option<usize> {
-        let (begin, end) = (self.cuts[begin], self.cuts[end]);
         let reserved_bytes = self.task.settings.memory.reserved_bytes;
         (split..self.splits.len()).find_map(|split| {
             let (replicas, share) = self.splits[split];
@@ -205,7 +207,7 @@ impl<'a> Packing<'a> {
             let totals = &self.task.totals[share as usize];
             let work_s =
                 totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end] - totals.backward_s[begin];
-            let fits = self.bytes((begin, end), replicas, share, from_end)
+            let fits = bytes(&self.memory((begin, end), replicas, share, from_end))
                 <= machine.memory_bytes - reserved_bytes + extra_bytes;
             (fits && work_s <= limit_s * machine.speed).then_some(split)
         })
