@@ -277,6 +277,21 @@ def test_an_exception_in_progress_stops_the_search_and_arrives() -> None:
         hpgo.plan(profile, cluster, global_batch_size=size, progress=progress)
 
 
+def test_ctrl_c_counts_while_the_alternatives_are_looked_for() -> None:
+    heard = []
+
+    def progress(best_s: float, bound_s: float) -> None:
+        heard.append(bound_s)
+        if len(heard) == 3:  # the search itself has long ended; the straight pipeline on 256 devices takes its time
+            os.kill(os.getpid(), signal.SIGINT)
+
+    profile, cluster = hpgo.read_profile("xlnet-36"), hpgo.Cluster.parse("h100:32")
+    stopped = hpgo.plan(profile, cluster, global_batch_size=512, progress=progress)
+    assert len(heard) >= 3
+    assert not stopped.finished
+    assert stopped.alternatives[1].step_s is not None or stopped.alternatives[1].why.startswith("not searched")
+
+
 INTERRUPTED = """
 import sys
 sys.path.insert(0, {folder!r})

@@ -180,9 +180,11 @@ fn plan(
     answer(py, question, deadline_s, progress.as_ref(), true, |asked| {
         let &Asked { states, model, cluster, settings, control } = asked;
         let answer = hybrid::plan(model, cluster, settings, control)?;
-        let straight = match hybrid::straight(model, cluster, settings, control) {
-            Ok(answer) => Some((answer.plan, answer.priced)),
-            Err(Error::Infeasible { .. } | Error::Cancelled) => None,
+        // Whoever stops it while it looks at what people try first wants no more of what would follow.
+        let (straight, finished) = match hybrid::straight(model, cluster, settings, control) {
+            Ok(found) => (Some((found.plan, found.priced)), found.finished),
+            Err(Error::Infeasible { .. }) => (None, true),
+            Err(Error::Cancelled) => (None, false),
             Err(other) => return Err(other),
         };
         let search = SearchRecord {
@@ -192,7 +194,7 @@ fn plan(
                 Cuts::Exact => None,
                 Cuts::LinearOrder { why } => Some(why.clone()),
             },
-            finished: answer.finished,
+            finished: answer.finished && finished && !control.is_cancelled(),
             labels: answer.labels,
             simulated: answer.simulated,
             data_parallel: hybrid::data_parallel(model, cluster, settings).map(|found| asked.record(found)),
