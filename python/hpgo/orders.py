@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
 from hpgo.errors import ArgumentError, ScheduleError
-from hpgo.wording import shown
+from hpgo.wording import counted, shown
 
 if TYPE_CHECKING:
     import os
@@ -179,8 +179,8 @@ class Schedule:
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: {self.ranks} ranks, {self.stages} stages, {self.total_micro_batches} micro-batches, "
-            f"{len(self.actions)} actions"
+            f"{self.name}: {counted(self.ranks, 'rank')}, {counted(self.stages, 'stage')}, "
+            f"{counted(self.total_micro_batches, 'micro-batch')}, {counted(len(self.actions), 'action')}"
         )
 
     def __repr__(self) -> str:

@@ -245,7 +245,7 @@ def _checked(key: str, value: Any, name: str) -> Any:
         return value
     if kind == "whole":
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**32:
-            raise ArgumentError(f"`{name}` must be a whole number from 1, got {shown(value)}", "")
+            raise ArgumentError(f"`{name}` must be a whole number from 1, got {shown(value)}", "write it like 4")
         return value
     if kind == "sizes":
         try:
