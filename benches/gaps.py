@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 import hpgo
-from hpgo.models import MODELS
-from hpgo.presets import PRESETS
+from hpgo.base.tables import markdown
+from hpgo.machine.presets import PRESETS
+from hpgo.model.builtin import MODELS
 from hpgo.reproduce.document import fill
-from hpgo.tables import markdown
 
 BATCHES = (32, 64, 256)
 """Global batch sizes, in batches of the profile."""

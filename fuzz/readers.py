@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import hpgo
-from hpgo.formats import native
-from hpgo.presets import PRESETS
+from hpgo.machine.presets import PRESETS
+from hpgo.model.formats import native
 
 _ROOT = Path(__file__).parent.parent
 _PIECES = [

@@ -9,7 +9,7 @@ import pytest
 
 import hpgo
 from hpgo.compat import Conductor, devices_from_seps, model_of
-from hpgo.states import cut_points
+from hpgo.model.states import cut_points
 
 QUESTIONS = [
     ("xlnet-36", 128, [8, 16]),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hpgo
-from hpgo.formats import write_profile
+from hpgo.model.formats import write_profile
 
 if TYPE_CHECKING:
     from pathlib import Path

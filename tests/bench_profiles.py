@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hpgo
-from hpgo.models import MODELS, built_in
+from hpgo.model.builtin import MODELS, built_in
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 import hpgo
-from hpgo import report
 from hpgo.cli.main import group
-from hpgo.cluster import Device, Link, Machine
-from hpgo.states import cut_points
+from hpgo.machine.cluster import Device, Link, Machine
+from hpgo.model.states import cut_points
+from hpgo.show import report
 
 COMMAND = [sys.executable, "-m", "hpgo"]
 COLUMNS = {

@@ -18,8 +18,8 @@ from timelines import timeline
 
 import hpgo
 import hpgo.draw
+from hpgo.base.units import format_seconds
 from hpgo.page.settings import Plans, settings_of, timelines
-from hpgo.units import format_seconds
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install 'hpgo[browser]'"

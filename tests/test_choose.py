@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
-from hpgo import choose
-from hpgo.question import SCHEDULES
+from hpgo.planning import choose
+from hpgo.planning.question import SCHEDULES
 
 NAMES = ("1f1b", "eager_1f1b", "gpipe", *choose.RUN_ON_PLANS)
 GB = 1e9
@@ -252,7 +252,7 @@ def test_schedules_that_hold_one_activation_are_planned_where_1f1b_fits_nowhere(
     name: str, too_much_for_1f1b: tuple[hpgo.Profile, hpgo.Cluster]
 ) -> None:
     for other in ("1f1b", "eager_1f1b", "gpipe", "zb_h1"):
-        with pytest.raises(hpgo.errors.InfeasibleError, match="no plan fits") as caught:
+        with pytest.raises(hpgo.base.errors.InfeasibleError, match="no plan fits") as caught:
             hpgo.plan(*too_much_for_1f1b, global_batch_size=16, micro_batch_size=1, schedule=other)
         assert "choose schedule `zb`" in str(caught.value.hint)
     plan = hpgo.plan(*too_much_for_1f1b, global_batch_size=16, micro_batch_size=1, schedule=name)
@@ -268,7 +268,7 @@ def test_schedules_that_hold_one_activation_are_planned_where_1f1b_fits_nowhere(
 
 @pytest.mark.parametrize("name", NAMES[3:])
 def test_what_fits_nowhere_is_refused_for_every_schedule(name: str) -> None:
-    with pytest.raises(hpgo.errors.InfeasibleError, match="no plan"):
+    with pytest.raises(hpgo.base.errors.InfeasibleError, match="no plan"):
         hpgo.plan(chain([1.0] * 4, parameter_bytes=10 * GB), cluster(4, "9 GB"), global_batch_size=16, schedule=name)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import hpgo
 from hpgo.cli.main import group, run
-from hpgo.timeline import Timeline
+from hpgo.timing.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable

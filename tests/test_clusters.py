@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.cluster import Cluster, Device, Link, Machine
-from hpgo.presets import PRESETS
+from hpgo.machine.cluster import Cluster, Device, Link, Machine
+from hpgo.machine.presets import PRESETS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 from timelines import timeline
 
 import hpgo.draw
+from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.draw import palette
 from hpgo.draw.axis import number_text, ticks
 from hpgo.draw.density import Intervals, shares
-from hpgo.errors import ArgumentError, HpgoError
 
 GOLDEN = Path(__file__).parent / "golden"
 SVG = "{http://www.w3.org/2000/svg}"

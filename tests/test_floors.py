@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "python/hpgo"
 # Inside functions, because these things show themselves.
-UPWARDS = {("plans", "report"), ("plans", "simulation"), ("timeline", "draw")}
+UPWARDS = {("planning", "show"), ("timing", "draw"), ("timing", "planning")}
 
 
 def table() -> tuple[dict[str, int], dict[str, int]]:
@@ -27,22 +28,13 @@ def table() -> tuple[dict[str, int], dict[str, int]]:
 
 
 def python_imports() -> set[tuple[str, str]]:
-    """(who, whom), parts of the package; imports for type checkers alone don't count."""
+    """(who, whom), rooms of the package; lazy imports and those for type checkers count too."""
     found = set()
     for file in PACKAGE.rglob("*.py"):
         who = file.relative_to(PACKAGE).with_suffix("").parts[0]
         if who == "__init__":
             continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for_types = {
-            id(inner)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-            for inner in ast.walk(node)
-        }
-        for node in ast.walk(tree):
-            if id(node) in for_types:
-                continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "hpgo":
                 parts = node.module.split(".")[1:2] or [alias.name for alias in node.names]
                 found |= {(who, part) for part in parts}
@@ -92,8 +84,11 @@ def test_only_the_border_knows_python() -> None:
 @pytest.mark.parametrize(
     ("statement", "heavy"),
     [
-        ("import hpgo", {"numpy", "networkx", "matplotlib", "rich", "yaml", "click", "torch", "hpgo.planner"}),
-        ("import hpgo.planner, hpgo.report", {"numpy", "networkx", "matplotlib", "rich", "yaml", "click", "torch"}),
+        ("import hpgo", {"numpy", "networkx", "matplotlib", "rich", "yaml", "click", "torch", "hpgo.planning.planner"}),
+        (
+            "import hpgo.planning.planner, hpgo.show.report",
+            {"numpy", "networkx", "matplotlib", "rich", "yaml", "click", "torch"},
+        ),
         (
             (
                 "from hpgo.cli.main import group\n"
@@ -112,3 +107,34 @@ def test_what_starts_often_loads_nothing_heavy(statement: str, heavy: set[str]) 
         check=True,
     )
     assert heavy & set(done.stderr.split()) == set()
+
+
+def test_no_module_hides_a_public_function() -> None:
+    """Importing `hpgo.plan` as a module would put it where the function `hpgo.plan` is."""
+    script = (
+        "import importlib, inspect, pkgutil, hpgo\n"
+        "for found in pkgutil.walk_packages(hpgo.__path__, 'hpgo.'):\n"
+        "    if not found.name.startswith(('hpgo.__main__', 'hpgo.runtime')):\n"
+        "        importlib.import_module(found.name)\n"
+        "assert not [name for name in hpgo.__all__ if inspect.ismodule(getattr(hpgo, name)) and name not in"
+        " hpgo._MODULES]\n"
+        "profile, cluster = hpgo.read_profile('vgg-19'), hpgo.Cluster.of(nodes=1, devices_per_node=2,"
+        " intra_gbit_s=100, inter_gbit_s=10, memory='16 GB')\n"
+        "plan = hpgo.plan(profile, cluster, global_batch_size=64)\n"
+        "given = [(stage.layers, stage.devices) for stage in plan.stages]\n"
+        "hpgo.evaluate(profile, cluster, given, global_batch_size=64)\n"
+        "toy = hpgo.Profile.chain('toy', batch_size=1, forward_s=[1, 2], backward_s=[2, 4],"
+        " activation_bytes=[1, 1], parameter_bytes=[1, 1])\n"
+        "hpgo.exhaustive(toy, cluster, global_batch_size=2)\n"
+        "hpgo.write_profile(toy, 'toy.yaml')\n"
+        "assert hpgo.read_profile('toy.yaml') == toy\n"
+        "hpgo.schedules()\n"
+        "hpgo.simulate(hpgo.schedule('1f1b', ranks=2, micro_batches=4))\n"
+        "called = {'plan', 'evaluate', 'exhaustive', 'read_profile', 'write_profile', 'schedules', 'schedule',"
+        " 'simulate', 'partition'}\n"
+        "functions = {name for name in hpgo.__all__ if inspect.isfunction(getattr(hpgo, name))}\n"
+        "assert functions == called, functions ^ called\n"
+        "assert callable(hpgo.partition)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-c", script], timeout=60, check=True, cwd=folder)

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 import hpgo
 from hpgo.cli.main import group
 from hpgo.compat import model_from_torch_graph
-from hpgo.models import MODELS, built_in
-from hpgo.states import State, cut_points
+from hpgo.model.builtin import MODELS, built_in
+from hpgo.model.states import State, cut_points
 
 RESULTS = Path(__file__).parent.parent / "profiling_results"
 PUBLISHED = {

@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
-from hpgo.chain import partition
-from hpgo.chain_report import explain, svg, table
-from hpgo.formats import pipeedge
+from hpgo.model.formats import pipeedge
+from hpgo.planning.chain import partition
+from hpgo.show.chain_report import explain, svg, table
 
 MEGA = 2**20
 FEW = settings(max_examples=150, deadline=None)
@@ -373,7 +373,7 @@ def test_times_between_and_beyond_measured_batch_sizes(tmp_path, batch_size, sec
 
 
 def mixed_cluster(*, intra: float = 1e9, inter: float = 1e9, counts: tuple[int, ...] = (1, 1, 1)) -> hpgo.Cluster:
-    from hpgo.cluster import Device, Link, Machine
+    from hpgo.machine.cluster import Device, Link, Machine
 
     machines = tuple(
         Machine(Device(f"d{index}", 1e9, speed), count, f"m{index}")
@@ -403,7 +403,7 @@ def test_devices_of_one_machine_use_its_faster_links():
 
 
 def test_branching_profile_is_planned_in_one_order_and_says_so():
-    from hpgo.profile import Layer
+    from hpgo.model.profile import Layer
 
     layers = tuple(Layer(name, name, (1.0,), (0.0,), (8.0,), 4.0) for name in "abcd")
     profile = hpgo.Profile("fork", (1,), layers, (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")))
@@ -425,7 +425,7 @@ def test_pipeedge_files_read_as_profile_and_cluster_give_the_same_plan(tmp_path)
 
 
 def large() -> tuple[hpgo.Profile, hpgo.Cluster]:
-    from hpgo.cluster import Device, Link, Machine
+    from hpgo.machine.cluster import Device, Link, Machine
 
     layers = 600
     wave = [1.0 + 0.5 * math.sin(index * 1.7) + 0.3 * math.sin(index * index) for index in range(layers)]

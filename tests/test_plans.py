@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
-from hpgo.cluster import Device, Machine
+from hpgo.base.units import parse_bytes
 from hpgo.compat import Conductor, devices_from_seps, model_of
-from hpgo.models import MODELS
-from hpgo.question import SCHEDULES, Options, Question
-from hpgo.units import parse_bytes
+from hpgo.machine.cluster import Device, Machine
+from hpgo.model.builtin import MODELS
+from hpgo.planning.question import SCHEDULES, Options, Question
 
 ROUNDING = 1 + 1e-9
 BATCHES = (32, 64, 256)

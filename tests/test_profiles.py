@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hpgo
-from hpgo.formats import pipedream
+from hpgo.model.formats import pipedream
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
-from hpgo import limits, report
+from hpgo.planning import limits
+from hpgo.show import report
 
 ROOT = Path(__file__).parent.parent
 

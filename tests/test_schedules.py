@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import hpgo
 from hpgo import _core
 from hpgo.cli.schedules import command
-from hpgo.orders import KINDS, asynchronous_windows
+from hpgo.programs.orders import KINDS, asynchronous_windows
 
 ROOT = Path(__file__).parent.parent
 NAMES = [family.name for family in hpgo.schedules()]
@@ -29,7 +29,7 @@ def test_all_families_of_the_field_are_there() -> None:
     assert set(wanted.split()) <= set(NAMES)
 
 
-@pytest.mark.parametrize("module", ["hpgo.orders", "hpgo.layout"])
+@pytest.mark.parametrize("module", ["hpgo.programs.orders", "hpgo.programs.layout"])
 def test_examples_in_docstrings_run(module: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(module))
     assert tried > 1

@@ -14,9 +14,9 @@ import pytest
 
 import hpgo
 from hpgo import _core
+from hpgo.base.errors import ArgumentError, ScheduleError
 from hpgo.cli.main import group, run
-from hpgo.errors import ArgumentError, ScheduleError
-from hpgo.timeline import CAUSES, KINDS, Timeline
+from hpgo.timing.timeline import CAUSES, KINDS, Timeline
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hpgo
-from hpgo.states import cut_points
+from hpgo.model.states import cut_points
 
 
 def reference_profile(reference, name):

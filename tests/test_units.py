@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpgo
-from hpgo.units import (
+from hpgo.base.units import (
     format_bytes,
     format_bytes_per_s,
     format_seconds,

@@ -14,71 +14,71 @@ from hpgo._core import __version__
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo import draw as draw
     from hpgo import export as export
-    from hpgo.chain import ChainHop as ChainHop
-    from hpgo.chain import ChainPlan as ChainPlan
-    from hpgo.chain import ChainStage as ChainStage
-    from hpgo.chain import partition as partition
-    from hpgo.cluster import Cluster as Cluster
-    from hpgo.errors import ArgumentError as ArgumentError
-    from hpgo.errors import ClusterError as ClusterError
-    from hpgo.errors import HpgoError as HpgoError
-    from hpgo.errors import InfeasibleError as InfeasibleError
-    from hpgo.errors import ProfileError as ProfileError
-    from hpgo.errors import ScheduleError as ScheduleError
-    from hpgo.formats import read_profile as read_profile
-    from hpgo.formats import write_profile as write_profile
-    from hpgo.layout import Layout as Layout
-    from hpgo.orders import Durations as Durations
-    from hpgo.orders import Schedule as Schedule
-    from hpgo.orders import schedule as schedule
-    from hpgo.orders import schedules as schedules
-    from hpgo.planner import evaluate as evaluate
-    from hpgo.planner import exhaustive as exhaustive
-    from hpgo.planner import plan as plan
-    from hpgo.plans import Plan as Plan
-    from hpgo.plans import ScheduleChoice as ScheduleChoice
-    from hpgo.profile import Layer as Layer
-    from hpgo.profile import Profile as Profile
-    from hpgo.question import MemoryModel as MemoryModel
-    from hpgo.simulation import StageBytes as StageBytes
-    from hpgo.simulation import simulate as simulate
-    from hpgo.stages import Stage as Stage
-    from hpgo.timeline import Measures as Measures
-    from hpgo.timeline import Timeline as Timeline
+    from hpgo.base.errors import ArgumentError as ArgumentError
+    from hpgo.base.errors import ClusterError as ClusterError
+    from hpgo.base.errors import HpgoError as HpgoError
+    from hpgo.base.errors import InfeasibleError as InfeasibleError
+    from hpgo.base.errors import ProfileError as ProfileError
+    from hpgo.base.errors import ScheduleError as ScheduleError
+    from hpgo.machine.cluster import Cluster as Cluster
+    from hpgo.model.formats import read_profile as read_profile
+    from hpgo.model.formats import write_profile as write_profile
+    from hpgo.model.profile import Layer as Layer
+    from hpgo.model.profile import Profile as Profile
+    from hpgo.planning.chain import ChainHop as ChainHop
+    from hpgo.planning.chain import ChainPlan as ChainPlan
+    from hpgo.planning.chain import ChainStage as ChainStage
+    from hpgo.planning.chain import partition as partition
+    from hpgo.planning.planner import evaluate as evaluate
+    from hpgo.planning.planner import exhaustive as exhaustive
+    from hpgo.planning.planner import plan as plan
+    from hpgo.planning.plans import Plan as Plan
+    from hpgo.planning.plans import ScheduleChoice as ScheduleChoice
+    from hpgo.planning.question import MemoryModel as MemoryModel
+    from hpgo.programs.layout import Layout as Layout
+    from hpgo.programs.orders import Durations as Durations
+    from hpgo.programs.orders import Schedule as Schedule
+    from hpgo.programs.orders import schedule as schedule
+    from hpgo.programs.orders import schedules as schedules
+    from hpgo.programs.stages import Stage as Stage
+    from hpgo.timing.simulation import StageBytes as StageBytes
+    from hpgo.timing.simulation import simulate as simulate
+    from hpgo.timing.timeline import Measures as Measures
+    from hpgo.timing.timeline import Timeline as Timeline
 
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
-    "ArgumentError": "hpgo.errors",
-    "ChainHop": "hpgo.chain",
-    "ChainPlan": "hpgo.chain",
-    "ChainStage": "hpgo.chain",
-    "Cluster": "hpgo.cluster",
-    "ClusterError": "hpgo.errors",
-    "Durations": "hpgo.orders",
-    "HpgoError": "hpgo.errors",
-    "InfeasibleError": "hpgo.errors",
-    "Layer": "hpgo.profile",
-    "Layout": "hpgo.layout",
-    "Measures": "hpgo.timeline",
-    "MemoryModel": "hpgo.question",
-    "Plan": "hpgo.plans",
-    "Profile": "hpgo.profile",
-    "ProfileError": "hpgo.errors",
-    "Schedule": "hpgo.orders",
-    "ScheduleChoice": "hpgo.plans",
-    "ScheduleError": "hpgo.errors",
-    "Stage": "hpgo.stages",
-    "StageBytes": "hpgo.simulation",
-    "Timeline": "hpgo.timeline",
-    "evaluate": "hpgo.planner",
-    "exhaustive": "hpgo.planner",
-    "partition": "hpgo.chain",
-    "plan": "hpgo.planner",
-    "read_profile": "hpgo.formats",
-    "schedule": "hpgo.orders",
-    "schedules": "hpgo.orders",
-    "simulate": "hpgo.simulation",
-    "write_profile": "hpgo.formats",
+    "ArgumentError": "hpgo.base.errors",
+    "ChainHop": "hpgo.planning.chain",
+    "ChainPlan": "hpgo.planning.chain",
+    "ChainStage": "hpgo.planning.chain",
+    "Cluster": "hpgo.machine.cluster",
+    "ClusterError": "hpgo.base.errors",
+    "Durations": "hpgo.programs.orders",
+    "HpgoError": "hpgo.base.errors",
+    "InfeasibleError": "hpgo.base.errors",
+    "Layer": "hpgo.model.profile",
+    "Layout": "hpgo.programs.layout",
+    "Measures": "hpgo.timing.timeline",
+    "MemoryModel": "hpgo.planning.question",
+    "Plan": "hpgo.planning.plans",
+    "Profile": "hpgo.model.profile",
+    "ProfileError": "hpgo.base.errors",
+    "Schedule": "hpgo.programs.orders",
+    "ScheduleChoice": "hpgo.planning.plans",
+    "ScheduleError": "hpgo.base.errors",
+    "Stage": "hpgo.programs.stages",
+    "StageBytes": "hpgo.timing.simulation",
+    "Timeline": "hpgo.timing.timeline",
+    "evaluate": "hpgo.planning.planner",
+    "exhaustive": "hpgo.planning.planner",
+    "partition": "hpgo.planning.chain",
+    "plan": "hpgo.planning.planner",
+    "read_profile": "hpgo.model.formats",
+    "schedule": "hpgo.programs.orders",
+    "schedules": "hpgo.programs.orders",
+    "simulate": "hpgo.timing.simulation",
+    "write_profile": "hpgo.model.formats",
 }
 
 # public modules, used as `hpgo.draw.save`

@@ -6,11 +6,11 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from hpgo.chain import _Chain
-from hpgo.orders import Schedule, _Request
-from hpgo.profile import Profile
-from hpgo.question import Question
-from hpgo.simulation import _Costs
+from hpgo.model.profile import Profile
+from hpgo.planning.chain import _Chain
+from hpgo.planning.question import Question
+from hpgo.programs.orders import Schedule, _Request
+from hpgo.timing.simulation import _Costs
 
 __version__: str
 
@@ -47,7 +47,7 @@ def peak_in_flight(schedule: Schedule) -> list[int]: ...
 def schedule_families() -> list[dict[str, Any]]: ...
 def schedule_peaks(name: str, request: _Request) -> list[int] | None: ...
 
-# Records are dicts: `hpgo.search` makes dataclasses of them, which document their fields.
+# Records are dicts: `hpgo.planning.search` makes dataclasses of them, which document their fields.
 def plan(
     question: Question, deadline_s: float | None, progress: Callable[[float, float], object] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]: ...

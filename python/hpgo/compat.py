@@ -14,15 +14,15 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.cluster import Cluster
-from hpgo.errors import ArgumentError, ClusterError
-from hpgo.wording import as_whole, shown
+from hpgo.base.errors import ArgumentError, ClusterError
+from hpgo.base.wording import as_whole, shown
+from hpgo.machine.cluster import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.plans import Plan
-    from hpgo.profile import Profile
+    from hpgo.model.profile import Profile
+    from hpgo.planning.plans import Plan
 
 __all__ = [
     "Columns",
@@ -163,7 +163,7 @@ class Conductor:
 
         Raises what `hpgo.plan` raises.
         """
-        from hpgo.planner import plan
+        from hpgo.planning.planner import plan
 
         cluster = options.pop("cluster", None) or Cluster.from_seps(self.d.seps)
         return plan(self.m.profile, cluster, global_batch_size=self.m.global_batch_size, **options)
@@ -174,7 +174,7 @@ def model_from_torch_graph(filename: str | os.PathLike[str], pbs: int, gbs: int)
 
     Raises ProfileError naming file and line; ArgumentError for batch sizes that are not whole numbers of at least 1.
     """
-    from hpgo.formats import read_profile
+    from hpgo.model.formats import read_profile
 
     if not isinstance(filename, (str, os.PathLike)):
         raise ArgumentError(f"filename must be a path, got {type(filename).__name__}", "give the path of a profile")

@@ -15,7 +15,7 @@ use crate::graph::Graph;
 use crate::planner::hybrid::{self, Candidate, Priced, Settings, StagePrice, WarmUp};
 use crate::states::{Cuts, DEFAULT_BOUND, States};
 
-/// `hpgo.cluster.Cluster`.
+/// `hpgo.machine.cluster.Cluster`.
 #[derive(FromPyObject)]
 struct ClusterRecord {
     machines: Vec<MachineRecord>,
@@ -50,7 +50,7 @@ impl From<ClusterRecord> for Cluster {
     }
 }
 
-/// `hpgo.question.Question`.
+/// `hpgo.planning.question.Question`.
 #[derive(FromPyObject)]
 struct Question {
     profile: ProfileRecord,

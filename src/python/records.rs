@@ -8,7 +8,7 @@ use super::to_py_err;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Layer, Measurement};
 
-/// `hpgo.profile.Layer`.
+/// `hpgo.model.profile.Layer`.
 #[derive(FromPyObject)]
 struct LayerRecord {
     id: String,
@@ -20,7 +20,7 @@ struct LayerRecord {
     saved_bytes: Option<Vec<f64>>,
 }
 
-/// `hpgo.profile.Profile`.
+/// `hpgo.model.profile.Profile`.
 #[derive(FromPyObject)]
 pub(super) struct ProfileRecord {
     batch_sizes: Vec<u32>,

@@ -17,7 +17,7 @@ use crate::simulate::{
     Communication, Costs, Inputs, StageBytes, StageTimes, Times, Transfer, idle, measure, memory, simulate, slack_s,
 };
 
-/// The fields of `hpgo.simulation._Costs`.
+/// The fields of `hpgo.timing.simulation._Costs`.
 #[derive(FromPyObject)]
 #[allow(clippy::struct_field_names, reason = "the unit belongs to the name")]
 struct CostsRecord<'py> {
@@ -240,7 +240,7 @@ impl Simulation {
         Ok(curves.into_iter().map(|(time_s, bytes)| (time_s.into_pyarray(py), bytes.into_pyarray(py))).collect())
     }
 
-    /// The fields of `hpgo.timeline.Measures` that need no bytes.
+    /// The fields of `hpgo.timing.timeline.Measures` that need no bytes.
     fn measures<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let measures = py.detach(|| measure(&self.schedule, &self.costs, &self.times));
         let dict = PyDict::new(py);

@@ -7,10 +7,10 @@ import json
 
 import click
 
+from hpgo.base.units import format_bytes_per_s
 from hpgo.cli.terminal import sources, table
-from hpgo.cluster import Cluster, Link
-from hpgo.presets import PRESETS
-from hpgo.units import format_bytes_per_s
+from hpgo.machine.cluster import Cluster, Link
+from hpgo.machine.presets import PRESETS
 
 
 @click.group(invoke_without_command=True)

@@ -72,9 +72,9 @@ def command(
       hpgo evaluate bert-48 --cluster dapple-a -b 64 --stages "26@0-7,27@8-15"
       hpgo evaluate vgg-19 --cluster dapple-c -b 2048 --stages "22@0-14,4@15"
     """
-    from hpgo.cluster import Cluster
-    from hpgo.formats import read_profile
-    from hpgo.planner import evaluate
+    from hpgo.machine.cluster import Cluster
+    from hpgo.model.formats import read_profile
+    from hpgo.planning.planner import evaluate
 
     if as_json and as_markdown:
         raise click.UsageError("choose one of --json and --markdown")

@@ -24,7 +24,7 @@ def command(plan: str, launcher: str, output: str | None) -> None:
       hpgo export plan.json --to deepspeed -o planned.py
     """
     from hpgo import export
-    from hpgo.plans import Plan
+    from hpgo.planning.plans import Plan
 
     read = Plan.read(plan)
     if output is not None:

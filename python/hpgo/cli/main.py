@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import click
 
-from hpgo.errors import HpgoError
-from hpgo.wording import near, shorten
+from hpgo.base.errors import HpgoError
+from hpgo.base.wording import near, shorten
 
 # sub-command -> (module whose attribute `command` it is, one line of help); modules load when called
 COMMANDS: dict[str, tuple[str, str]] = {

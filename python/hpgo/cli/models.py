@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
+from hpgo.base.documents import make_folder
+from hpgo.base.units import format_bytes, format_seconds
 from hpgo.cli.terminal import sources, table
-from hpgo.documents import make_folder
-from hpgo.formats import write_profile
-from hpgo.models import MODELS, built_in
-from hpgo.units import format_bytes, format_seconds
+from hpgo.model.builtin import MODELS, built_in
+from hpgo.model.formats import write_profile
 
 
 @click.group(invoke_without_command=True)

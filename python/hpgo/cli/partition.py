@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpgo.base.documents import write_text
+from hpgo.base.errors import ArgumentError
+from hpgo.base.units import format_seconds
 from hpgo.cli.terminal import searching
-from hpgo.documents import write_text
-from hpgo.errors import ArgumentError
-from hpgo.units import format_seconds
 
 if TYPE_CHECKING:
-    from hpgo.chain import ChainPlan, Units
+    from hpgo.planning.chain import ChainPlan, Units
 
 
 @click.command(context_settings={"show_default": True})
@@ -80,8 +80,8 @@ def command(
       hpgo partition --objective bits --throughput 6 --bits 16 --bits 8
       hpgo partition --profile vgg-19 --cluster mixed.yaml --json
     """
-    from hpgo.chain import partition
-    from hpgo.chain_report import explain, svg, table
+    from hpgo.planning.chain import partition
+    from hpgo.show.chain_report import explain, svg, table
 
     if (profile is None) != (cluster is None):
         raise click.UsageError("--profile and --cluster go together")
@@ -94,8 +94,8 @@ def command(
     with searching(label, format_seconds if in_seconds else "{:g}".format) as given["progress"]:
         plan: ChainPlan
         if profile is not None and cluster is not None:
-            from hpgo.cluster import Cluster
-            from hpgo.formats import read_profile
+            from hpgo.machine.cluster import Cluster
+            from hpgo.model.formats import read_profile
 
             plan = partition(read_profile(profile), Cluster.parse(cluster), **given)
         else:

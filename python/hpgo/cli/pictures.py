@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hpgo.timeline import Timeline
+    from hpgo.timing.timeline import Timeline
 
 
 def picture_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,10 +43,10 @@ def timelines_in(inputs: Sequence[str], schedule: str | None) -> list[Timeline]:
 
 def _timeline_in(path: str, schedule: str | None) -> Timeline:
     """What the file's own words at its beginning say it is."""
-    from hpgo.errors import ArgumentError
-    from hpgo.plans import Plan
-    from hpgo.simulation import simulate
-    from hpgo.timeline import Timeline
+    from hpgo.base.errors import ArgumentError
+    from hpgo.planning.plans import Plan
+    from hpgo.timing.simulation import simulate
+    from hpgo.timing.timeline import Timeline
 
     try:
         with Path(path).open("rb") as file:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpgo.base.documents import write_text
+from hpgo.base.errors import ArgumentError, InfeasibleError
+from hpgo.base.tables import markdown, printable
+from hpgo.base.units import format_seconds
+from hpgo.base.wording import above
 from hpgo.cli.questions import SECONDS, Counts, as_options, question, settings
 from hpgo.cli.terminal import searching, table
-from hpgo.documents import write_text
-from hpgo.errors import ArgumentError, InfeasibleError
-from hpgo.tables import markdown, printable
-from hpgo.units import format_seconds
-from hpgo.wording import above
 
 if TYPE_CHECKING:
-    from hpgo.cluster import Cluster
-    from hpgo.plans import Plan
-    from hpgo.profile import Profile
+    from hpgo.machine.cluster import Cluster
+    from hpgo.model.profile import Profile
+    from hpgo.planning.plans import Plan
 
 _STYLES: dict[str, dict[str, Any]] = {
     "headline": {"bold": True},
@@ -72,8 +72,8 @@ def command(
       hpgo plan xlnet-36 -c h100:8 -b 1024 --devices 8,16,32,64
       hpgo plan gnmt-16 -c dapple-a -b 1024 --deadline 2s --json | jq .step_s
     """
-    from hpgo.cluster import Cluster
-    from hpgo.formats import read_profile
+    from hpgo.machine.cluster import Cluster
+    from hpgo.model.formats import read_profile
 
     if as_json and as_markdown:
         raise click.UsageError("choose one of --json and --markdown")
@@ -81,7 +81,7 @@ def command(
     if plot is not None:
         if not several:
             raise click.UsageError("--plot draws several plans: give several batch sizes or device counts")
-        from hpgo.figures import check
+        from hpgo.show.figures import check
 
         check(plot)  # before the search, which may take minutes
     keywords = settings(options) | {"max_stages": max_stages, "deadline_s": deadline}
@@ -107,7 +107,7 @@ def show(plan: Plan, *, as_json: bool, as_markdown: bool) -> None:
     if as_json:
         click.echo(plan.to_json())
         return
-    from hpgo import report
+    from hpgo.show import report
 
     if as_markdown:
         click.echo(report.markdown(plan))
@@ -129,7 +129,7 @@ def _sweep(
     plot: str | None,
 ) -> None:
     """Answers the questions that have an answer, and says on stderr why others have none."""
-    from hpgo import report
+    from hpgo.show import report
 
     plans: list[Plan] = []
     failures: list[dict[str, object]] = []
@@ -163,7 +163,7 @@ def _sweep(
         if output is not None:
             write_text(output, document + "\n", ArgumentError)
         if plot is not None:
-            from hpgo.figures import draw_sweep
+            from hpgo.show.figures import draw_sweep
 
             draw_sweep(plans, plot)
     finally:
@@ -178,7 +178,7 @@ def _sweep(
 
 def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords: dict[str, Any]) -> tuple[Plan, bool]:
     """The best plan, and whether Ctrl-C ended the search for it."""
-    from hpgo.planner import plan
+    from hpgo.planning.planner import plan
 
     started_s = time.monotonic()
     with searching(f"batch {global_batch_size}", format_seconds) as tell:

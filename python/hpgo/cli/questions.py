@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpgo.errors import HpgoError
-from hpgo.units import parse_bytes, parse_seconds
+from hpgo.base.errors import HpgoError
+from hpgo.base.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ _ARGUMENTS = re.compile(
     r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|batch_size|max_stages|recompute|deadline_s"
     r"|reserved_bytes|gradients_per_weight|optimizer_per_weight)\b=?"
 )
-# hpgo.question.SCHEDULES and hpgo.choose.RUN_ON_PLANS, which `--help` need not load
+# hpgo.planning.question.SCHEDULES and hpgo.planning.choose.RUN_ON_PLANS, which `--help` need not load
 _SCHEDULES = ("1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential")
 _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
@@ -132,7 +132,7 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
 
 def settings(options: dict[str, Any]) -> dict[str, Any]:
     """Takes the options of `question` out of `options`, as keyword arguments of `hpgo.plan` without the batch size."""
-    from hpgo.question import MemoryModel
+    from hpgo.planning.question import MemoryModel
 
     return {
         "schedule": options.pop("schedule"),

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import click
 
+from hpgo.base.documents import make_folder, read_text, write_text
+from hpgo.base.errors import ArgumentError
 from hpgo.cli.terminal import progress
-from hpgo.documents import make_folder, read_text, write_text
-from hpgo.errors import ArgumentError
 
 
 @click.command()
@@ -29,8 +29,8 @@ def command(write: Path | None, check: Path | None, figures: Path | None) -> Non
       hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction
       hpgo reproduce --check PLANNER_REPRODUCTION.md
     """
-    from hpgo.figures import check as check_figure
     from hpgo.reproduce.document import NAMES, fill, make
+    from hpgo.show.figures import check as check_figure
 
     documents = {path: read_text(path, ArgumentError) for path in (write, check) if path is not None}
     for document in documents.values():

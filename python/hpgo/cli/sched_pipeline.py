@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 import click
 
+from hpgo.base.wording import above
 from hpgo.cli.main import run
-from hpgo.wording import above
 
 
 class _UsageError(click.UsageError):
@@ -63,7 +63,7 @@ def command(
 
     `hpgo partition` does the same and more: tables, reasons, links, other objectives.
     """
-    from hpgo.chain import partition
+    from hpgo.planning.chain import partition
 
     plan = partition(
         models_file,

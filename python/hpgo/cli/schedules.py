@@ -7,7 +7,7 @@ import json
 
 import click
 
-from hpgo.orders import Schedule, schedule, schedules
+from hpgo.programs.orders import Schedule, schedule, schedules
 
 
 @click.group(invoke_without_command=True)

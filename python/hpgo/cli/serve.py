@@ -27,7 +27,7 @@ def command(plans: tuple[str, ...], host: str, port: int, opens: bool) -> None:
     import webbrowser
     from pathlib import Path
 
-    from hpgo.errors import HpgoError
+    from hpgo.base.errors import HpgoError
 
     if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
         raise HpgoError("the page needs starlette and uvicorn, which are not installed", "`pip install 'hpgo[serve]'`")

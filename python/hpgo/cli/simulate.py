@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpgo.errors import ArgumentError
+from hpgo.base.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.orders import Schedule
-    from hpgo.timeline import Timeline
+    from hpgo.programs.orders import Schedule
+    from hpgo.timing.timeline import Timeline
 
 # Options that a configuration file may hold too, under the same names, and what kind of value each is.
 _KEYS = {
@@ -185,7 +185,7 @@ def _check_alone(given: dict[str, Any]) -> None:
 
 def _check_known(names: Sequence[str], settings: dict[str, Any]) -> None:
     """Raises ArgumentError for an option that is given to schedules of which none has it."""
-    from hpgo.orders import schedules
+    from hpgo.programs.orders import schedules
 
     families = [family for family in schedules() if family.name in names]
     read = any(_is_file(name) for name in names)
@@ -235,8 +235,8 @@ def _parsed(key: str, value: Any) -> Any:
 
 def _checked(key: str, value: Any, name: str) -> Any:
     """`value` as the kind that `key` wants; `name` is what the user calls it."""
-    from hpgo.units import parse_bytes
-    from hpgo.wording import shown
+    from hpgo.base.units import parse_bytes
+    from hpgo.base.wording import shown
 
     kind = _KEYS[key]
     if kind == "text":
@@ -266,7 +266,7 @@ def _checked(key: str, value: Any, name: str) -> Any:
 
 
 def _read_config(path: str) -> dict[str, Any]:
-    from hpgo.documents import Section, parse, read_text
+    from hpgo.base.documents import Section, parse, read_text
 
     section = Section(parse(read_text(path, ArgumentError), path, ArgumentError), path, ArgumentError)
     values = {}
@@ -282,7 +282,7 @@ def _read_config(path: str) -> dict[str, Any]:
 
 def _simulate(name: str, settings: dict[str, Any]) -> Timeline:
     """Times and bytes are those of a rank's part of the model: its chunks share them evenly."""
-    from hpgo.simulation import StageBytes, simulate
+    from hpgo.timing.simulation import StageBytes, simulate
 
     schedule = _schedule(name, settings)
     times = {"forward_s": "forward_times", "backward_s": "backward_times"} | _BEYOND_A_PLAN
@@ -320,7 +320,7 @@ def _simulate(name: str, settings: dict[str, Any]) -> Timeline:
 
 
 def _schedule(name: str, settings: dict[str, Any]) -> Schedule:
-    from hpgo.orders import Durations, Schedule, schedule, schedules
+    from hpgo.programs.orders import Durations, Schedule, schedule, schedules
 
     if _is_file(name):
         return _as_asked(Schedule.read(name), name, settings)
@@ -383,8 +383,8 @@ def _per_stage(schedule: Schedule, key: str, numbers: Sequence[float], *, shared
 
 
 def _of_plan(path: str, names: Sequence[str | None], settings: dict[str, Any]) -> list[Timeline]:
-    from hpgo.plans import Plan
-    from hpgo.simulation import simulate
+    from hpgo.planning.plans import Plan
+    from hpgo.timing.simulation import simulate
 
     plan = Plan.read(path)
     times: dict[str, Any] = {}
@@ -407,9 +407,9 @@ def _of_plan(path: str, names: Sequence[str | None], settings: dict[str, Any]) -
 
 
 def _print_measures(timeline: Timeline) -> None:
+    from hpgo.base.units import format_bytes, format_seconds
     from hpgo.cli.terminal import table
-    from hpgo.timeline import CAUSES
-    from hpgo.units import format_bytes, format_seconds
+    from hpgo.timing.timeline import CAUSES
 
     measures = timeline.measures
     click.echo(_heading(timeline))
@@ -443,8 +443,8 @@ def _print_measures(timeline: Timeline) -> None:
 
 
 def _print_comparison(timelines: Sequence[Timeline]) -> None:
+    from hpgo.base.units import format_bytes, format_seconds
     from hpgo.cli.terminal import table
-    from hpgo.units import format_bytes, format_seconds
 
     with_memory = all(timeline.measures.peak_memory_bytes is not None for timeline in timelines)
     columns = ["schedule", "step", "against first", "idle / total", "idle / busy", "activations held"]
@@ -493,8 +493,8 @@ def _sweep(names: Sequence[str], settings: dict[str, Any], output: str | None, *
     """Each schedule at growing numbers of micro-batches; those outside a schedule's limits are left out."""
     import json
 
+    from hpgo.base.units import format_bytes, format_seconds
     from hpgo.cli.terminal import progress, table
-    from hpgo.units import format_bytes, format_seconds
 
     if output is not None and not output.lower().endswith((".png", ".svg", ".pdf")):
         raise ArgumentError(f"a sweep can't be written as `{output}`", "choose .png, .svg or .pdf")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpgo.tables import cells_of, folded, numeric, plain
+from hpgo.base.tables import cells_of, folded, numeric, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

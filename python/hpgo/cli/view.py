@@ -28,8 +28,8 @@ def command(inputs: tuple[str, ...], output: str | None, opens: bool, schedule: 
     import tempfile
     import webbrowser
 
+    from hpgo.base.errors import ArgumentError
     from hpgo.draw import save
-    from hpgo.errors import ArgumentError
 
     if output is None:
         output = str(Path(tempfile.mkdtemp(prefix="hpgo-")) / f"{Path(inputs[0]).stem or 'timeline'}.html")

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.errors import ArgumentError
+from hpgo.base.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from hpgo.timeline import Timeline
+    from hpgo.timing.timeline import Timeline
 
 ENDINGS = {
     ".svg": "vector picture, text kept",
@@ -33,9 +33,9 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
     Raises ArgumentError for an unknown ending or option, HpgoError where matplotlib is missing or the file can't be
     written.
     """
+    from hpgo.base.errors import HpgoError
     from hpgo.draw import raster, scene
     from hpgo.draw.options import options_of
-    from hpgo.errors import HpgoError
 
     path = Path(path)
     drawn = _several(timelines)

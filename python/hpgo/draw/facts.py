@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpgo.units import format_bytes, format_seconds
+from hpgo.base.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from hpgo.timeline import Timeline
+    from hpgo.timing.timeline import Timeline
 
 _IDLE = "Idle: share of ranks × step in which a rank computes nothing."
 _HELD = "Activations held: most on one rank from F to B or W, in micro-batches of all its layers."

@@ -29,7 +29,7 @@ from hpgo.draw.facts import (
     summary,
 )
 from hpgo.draw.scene import staircase
-from hpgo.timeline import CAUSES, KINDS, TRANSFER_KINDS
+from hpgo.timing.timeline import CAUSES, KINDS, TRANSFER_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hpgo.draw.options import Options
-    from hpgo.timeline import Timeline
+    from hpgo.timing.timeline import Timeline
 
 _CRITICAL = 8
 """Bit that marks an action of the critical path in the column of kinds."""

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from hpgo.errors import ArgumentError
-from hpgo.wording import near
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import near
 
 _CHOICES = {"transfers": ("none", "arrows", "lanes"), "theme": ("auto", "light", "dark")}
 

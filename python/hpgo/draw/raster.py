@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpgo.base.errors import HpgoError
 from hpgo.draw import palette
 from hpgo.draw.scene import Boxes, Line, Scene, Steps, Words
-from hpgo.errors import HpgoError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpgo.base.units import format_bytes, format_seconds
 from hpgo.draw import palette
 from hpgo.draw.axis import number_text, ticks, time_unit
 from hpgo.draw.density import Intervals, shares
@@ -28,8 +29,7 @@ from hpgo.draw.facts import (
     shades,
     summary,
 )
-from hpgo.timeline import CAUSES, KINDS, TRANSFER_KINDS
-from hpgo.units import format_bytes, format_seconds
+from hpgo.timing.timeline import CAUSES, KINDS, TRANSFER_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hpgo.draw.options import Options
-    from hpgo.timeline import Timeline
+    from hpgo.timing.timeline import Timeline
 
     Floats = NDArray[np.float64]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.errors import HpgoError
 from hpgo.draw import palette
-from hpgo.errors import HpgoError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpgo.base.units import format_seconds
 from hpgo.draw.axis import number_text, ticks, time_unit
 from hpgo.draw.density import Intervals, shares
 from hpgo.draw.facts import comparison, counted, definitions, names, summary
-from hpgo.timeline import KINDS
-from hpgo.units import format_seconds
+from hpgo.timing.timeline import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpgo.draw.options import Options
-    from hpgo.timeline import Timeline
+    from hpgo.timing.timeline import Timeline
 
 _MOST_ROWS = 64
 _ASCII = str.maketrans({"·": "|", "×": "x", "–": "-"})

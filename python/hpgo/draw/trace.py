@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpgo.draw.facts import names
-from hpgo.timeline import CAUSES, KINDS, TRANSFER_KINDS
+from hpgo.timing.timeline import CAUSES, KINDS, TRANSFER_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hpgo.draw.options import Options
-    from hpgo.timeline import Timeline
+    from hpgo.timing.timeline import Timeline
 
 _COMPUTE, _IDLE, _SYNC = 0, 1, 2
 _SEND, _RECEIVE = 10, 1000

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.documents import write_text
-from hpgo.errors import ArgumentError
+from hpgo.base.documents import write_text
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import near
 from hpgo.export.deepspeed import deepspeed
 from hpgo.export.megatron import megatron
 from hpgo.export.torchtitan import torchtitan
-from hpgo.wording import near
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from hpgo.plans import Plan
+    from hpgo.planning.plans import Plan
 
 __all__ = ["LAUNCHERS", "deepspeed", "megatron", "save", "torchtitan"]
 

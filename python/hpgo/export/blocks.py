@@ -10,9 +10,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from hpgo.errors import ArgumentError
-from hpgo.plans import Plan
-from hpgo.wording import shown
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import shown
+from hpgo.planning.plans import Plan
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpgo.export.blocks import grid, notes
 
 if TYPE_CHECKING:
-    from hpgo.plans import Plan
+    from hpgo.planning.plans import Plan
 
 _MODULE = '''
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hpgo.export.blocks import blocks, grid, notes
 
 if TYPE_CHECKING:
-    from hpgo.plans import Plan
+    from hpgo.planning.plans import Plan
 
 
 def megatron(plan: Plan) -> str:

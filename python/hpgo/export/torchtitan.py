@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpgo.export.blocks import blocks, grid, notes
 
 if TYPE_CHECKING:
-    from hpgo.plans import Plan
+    from hpgo.planning.plans import Plan
 
 _SCHEDULES = {"1f1b": "1F1B", "eager_1f1b": "1F1B", "gpipe": "GPipe"}
 

@@ -7,18 +7,18 @@ from importlib import resources
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from hpgo.base.errors import HpgoError
 from hpgo.draw import ENDINGS
 from hpgo.draw.facts import comparison, definitions, summary
-from hpgo.errors import HpgoError
-from hpgo.orders import schedules
 from hpgo.page.settings import TRANSFERS
-from hpgo.simulation import COMMUNICATION
+from hpgo.programs.orders import schedules
+from hpgo.timing.simulation import COMMUNICATION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpgo.page.settings import Plans
-    from hpgo.timeline import Timeline
+    from hpgo.timing.timeline import Timeline
 
 _DEFAULTS = {"num_stages": "4", "num_batches": "8", "forward_times": "1.0", "backward_times": "2.0", "p2p_time": "0.0"}
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.errors import HpgoError
 from hpgo.draw import ENDINGS, render, save
-from hpgo.errors import HpgoError
 from hpgo.page.form import page
 from hpgo.page.settings import Plans, settings_of, timelines
 

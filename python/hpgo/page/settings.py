@@ -7,16 +7,16 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hpgo.errors import ArgumentError, HpgoError
-from hpgo.orders import Durations, schedule, schedules
-from hpgo.simulation import COMMUNICATION, StageBytes, simulate
-from hpgo.units import parse_bytes
-from hpgo.wording import near, shorten
+from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.units import parse_bytes
+from hpgo.base.wording import near, shorten
+from hpgo.programs.orders import Durations, schedule, schedules
+from hpgo.timing.simulation import COMMUNICATION, StageBytes, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hpgo.timeline import Timeline
+    from hpgo.timing.timeline import Timeline
 
 
 TRANSFERS = ("none", "arrows", "lanes")
@@ -234,7 +234,7 @@ class Plans:
 
     def add(self, body: bytes, title: str) -> str:
         """Takes a plan's JSON and returns its name in addresses; raises HpgoError if it is none."""
-        from hpgo.plans import Plan
+        from hpgo.planning.plans import Plan
 
         try:
             text = body.decode()

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from hpgo.cluster import Cluster
+from hpgo.base.errors import InfeasibleError
 from hpgo.compat import Columns, Conductor, columns, devices_from_seps, model_of
-from hpgo.errors import InfeasibleError
-from hpgo.formats import read_profile
-from hpgo.planner import evaluate, plan
+from hpgo.machine.cluster import Cluster
+from hpgo.model.formats import read_profile
+from hpgo.model.states import cut_points
+from hpgo.planning.planner import evaluate, plan
 from hpgo.reproduce.questions import (
     CONFIGS,
     DEVICE_COUNTS,
@@ -22,14 +23,13 @@ from hpgo.reproduce.questions import (
     Rival,
     Sweep,
 )
-from hpgo.states import cut_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpgo.compat import Stage
-    from hpgo.plans import Plan
-    from hpgo.profile import Profile
+    from hpgo.model.profile import Profile
+    from hpgo.planning.plans import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.errors import ArgumentError
+from hpgo.base.errors import ArgumentError
 from hpgo.reproduce import answers, tables
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from hpgo.errors import ArgumentError
+from hpgo.base.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.units import format_bytes, format_seconds
+from hpgo.base.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hpgo.compat import Stage
-    from hpgo.plans import Plan
+    from hpgo.planning.plans import Plan
     from hpgo.reproduce.answers import Duel, Strategy, SweepPoint
 
 

@@ -1,0 +1,359 @@
+"""Files of text: strict reading of the YAML and JSON that people write by hand, records from it, and writing.
+
+A key given twice, an alias to itself, a tag, and a nesting deeper than any format here needs are errors; each names
+file and line. Plain words mean what YAML 1.2 says: `1e9` is a number, `no` is text, dates are text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+
+from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.wording import as_float, near, shorten, shown, similar
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Container, Iterator
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_DEEPEST = 32
+_MOST_BYTES = 2**26  # of a file; a device such as /dev/zero never ends
+_WORDS: dict[str, object] = {"true": True, "false": False, "null": None, "~": None, "": None} | {
+    ".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
+}  # fmt: skip
+_RESERVED = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}  # the last six in YAML 1.1
+_INT = re.compile(r"[-+]?[0-9]{1,400}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+
+
+def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
+    """`path`, whatever a caller may have given; raises `error` if it is none."""
+    try:
+        return Path(path)
+    except TypeError:
+        raise error(f"{shown(path)} is no path of a file", "give text or a `pathlib.Path`") from None
+
+
+@contextmanager
+def hinted(hint: str) -> Iterator[None]:
+    """Gives errors that pass this hint, if they have none."""
+    try:
+        yield
+    except HpgoError as error:
+        raise type(error)(error.message, error.hint or hint) from None
+
+
+def read_text(path: str | os.PathLike[str], error: type[HpgoError]) -> str:
+    """The text in the file `path`; raises `error` naming the file if there is none."""
+    path = as_path(path, error)
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise error(f"there is no file `{path}`", similar(path.name, beside) or "name a file that exists") from None
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
+        raise error(f"can't read `{path}`: {_reason(failure)}", "name a text file") from None
+    if len(data) > _MOST_BYTES:
+        raise error(f"{path} has more than {_MOST_BYTES >> 20} MiB", "name a smaller file")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as failure:
+        raise error(f"{path} is not UTF-8 text (byte {failure.start})", "name a text file") from None
+    if "\0" in text:
+        raise error(f"{path} is a binary file", "name a text file")
+    if not text.strip():
+        raise error(f"{path} is empty", "name another file")
+    return text
+
+
+def write_text(path: str | os.PathLike[str], text: str, error: type[HpgoError]) -> None:
+    """Writes `text` into the file `path`; raises `error` naming the file if that can't be done."""
+    path = as_path(path, error)
+    try:
+        path.write_text(text, encoding="utf-8", newline="\n")
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
+        raise error(f"can't write `{path}`: {_reason(failure)}", "name a file in a folder that exists") from None
+
+
+def make_folder(path: Path) -> None:
+    """Makes the folder `path` and those above it; raises ArgumentError if that can't be done."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as failure:
+        raise ArgumentError(f"can't make the folder `{path}`: {_reason(failure)}", "name another") from None
+
+
+def _reason(failure: OSError | ValueError) -> str:
+    return failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
+
+
+def parse(text: str, file: str, error: type[HpgoError]) -> object:
+    r"""What `text` holds: JSON if it begins with a brace, YAML otherwise. Raises `error` naming `file` and line.
+
+    >>> parse("rate: 1e9\nnames: [no, 'off']", "x.yaml", HpgoError)
+    {'rate': 1000000000.0, 'names': ['no', 'off']}
+    """
+    return _json(text, file, error) if text.lstrip().startswith("{") else parse_yaml(text, file, error)
+
+
+class Section:
+    """One mapping of a document: hands out values by key, checked, and refuses keys that nobody asked for."""
+
+    def __init__(self, value: object, where: str, error: type[HpgoError]) -> None:
+        """`where` names the mapping in messages: the file, then the path of keys."""
+        self.where = where
+        self._error = error
+        if not isinstance(value, dict):
+            self.fail(f"must be a mapping of keys, got {shown(value)}")
+        self._values: dict[str, Any] = value
+        self._asked: list[str] = []
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def get(self, key: str, default: object = ...) -> object:
+        """The value, whatever it is; without a default the key must be there."""
+        self._asked.append(key)
+        if key in self._values:
+            return self._values[key]
+        if default is ...:
+            unread = [known for known in self._values if known not in self._asked]
+            self.fail(f"`{key}` is missing", similar(key, unread))
+        return default
+
+    def text(self, key: str, default: str = ...) -> str:  # type: ignore[assignment]
+        """Text."""
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            self.wrong(key, "text", value)
+        return value
+
+    def whole(self, key: str, default: int = ..., *, least: int = 0) -> int:  # type: ignore[assignment]
+        """A whole number from `least` to 2³² − 1."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**32:
+            self.wrong(key, f"a whole number from {least}", value)
+        return value
+
+    def number(self, key: str, default: float = ...) -> float:  # type: ignore[assignment]
+        """A number, possibly infinite or NaN."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.wrong(key, "a number", value)
+        return as_float(value)
+
+    def finite(self, key: str) -> float:
+        """A number that is neither infinite nor NaN."""
+        number = self.number(key)
+        return number if math.isfinite(number) else self.wrong(key, "a finite number", number)
+
+    def flag(self, key: str) -> bool:
+        """True or false."""
+        value = self.get(key)
+        return value if isinstance(value, bool) else self.wrong(key, "true or false", value)
+
+    def items(self, key: str, default: list[object] = ...) -> list[object]:  # type: ignore[assignment]
+        """A list."""
+        value = self.get(key, default)
+        return value if isinstance(value, list) else self.wrong(key, "a list", value)
+
+    def within(self, key: str) -> Section:
+        """The mapping under `key`."""
+        return Section(self.get(key), f"{self.where}, {key}", self._error)
+
+    def rows(self, key: str) -> Section:
+        """The list under `key`, by names that tell a row's place."""
+        rows = {f"{key} {at}": row for at, row in enumerate(self.items(key))}
+        return Section(rows, self.where, self._error)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def done(self) -> None:
+        """Raises if the document has a key that was not asked for."""
+        for key in self._values:
+            if key not in self._asked:
+                self.fail(f"`{shorten(str(key))}` is unknown", near(str(key), dict.fromkeys(self._asked)))
+
+    def build(self, record: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """`record(...)`, with this section named in what it raises."""
+        try:
+            return record(*args, **kwargs)
+        except HpgoError as error:
+            self.fail(error.message, error.hint)
+
+    def wrong(self, key: str, wanted: str, value: object) -> NoReturn:
+        """Raises: the value of `key` is of the wrong kind."""
+        self.fail(f"`{key}` must be {wanted}, got {shown(value)}")
+
+    def fail(self, message: str, hint: str = "") -> NoReturn:
+        """Raises the document's error, naming this section."""
+        raise self._error(f"{self.where}: {message}", hint)
+
+
+def record(kind: type[_R], section: Section, *, optional: Container[str] = ()) -> _R:
+    """The dataclass `kind` from a section with a key for each field, but for those `optional`; numbers are finite.
+
+    Fields are text, numbers, truth values, such dataclasses, tuples of any of these, or possibly None.
+    """
+    values = {
+        name: _value(field, section, name)
+        for name, field in _types(kind).items()
+        if name in section or name not in optional
+    }
+    section.done()
+    return kind(**values)
+
+
+_types: Callable[[type], dict[str, Any]] = cache(get_type_hints)
+
+
+def _value(kind: Any, section: Section, key: str) -> object:
+    if kind in _CHECKED:
+        return _CHECKED[kind](section, key)
+    if is_dataclass(kind):
+        return record(kind, section.within(key))  # type: ignore[arg-type]  # it is a type
+    inner = get_args(kind)
+    if get_origin(kind) is tuple:
+        rows = section.rows(key)
+        return tuple(_value(inner[0], rows, row) for row in rows)
+    return None if section.get(key) is None else _value(inner[0], section, key)  # `float | None`
+
+
+_CHECKED: dict[type, Callable[[Section, str], object]] = {
+    str: Section.text,
+    int: Section.whole,
+    float: Section.finite,
+    bool: Section.flag,
+}
+
+
+def _json(text: str, file: str, error: type[HpgoError]) -> object:
+    import json
+
+    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
+        mapping: dict[str, object] = {}
+        for key, value in items:
+            if key in mapping:
+                raise error(f"{file}: the key `{shorten(key)}` is given twice", "keep one of them")
+            mapping[key] = value
+        return mapping
+
+    try:
+        document = json.loads(text, object_pairs_hook=pairs)
+        if re.search(r"\\u[dD]", text):
+            json.dumps(document, ensure_ascii=False).encode()
+    except json.JSONDecodeError as failure:
+        message = failure.msg[0].lower() + failure.msg[1:]
+        raise error(f"{file}, line {failure.lineno}: not valid JSON: {message}", "") from None
+    except UnicodeEncodeError:
+        raise error(f"{file}: text holds half a character", "large ones are a pair of `\\u` escapes") from None
+    except error:  # a key given twice; it may be a ValueError too
+        raise
+    except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
+        raise error(f"{file}: not valid JSON: nested too deep, or a number too long", "") from None
+    return document
+
+
+def quoted(text: str) -> str:
+    """`text` as YAML, quoted where it could be read as something else.
+
+    >>> quoted("V100-16GB"), quoted("1e9"), quoted("a: b")
+    ('V100-16GB', '"1e9"', '"a: b"')
+    """
+    if re.fullmatch(r"[A-Za-z]([\w./+() -]*[\w)])?", text, re.ASCII) and text.lower() not in _RESERVED:
+        return text
+    import json
+
+    written = json.dumps(text, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in written)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A collection whose end has not come yet."""
+
+    into: list[object] | dict[str, object]
+    anchor: str | None = None
+    key: str | None = None
+    """In a mapping: the key that waits for its value."""
+
+
+def parse_yaml(text: str, file: str, error: type[HpgoError]) -> object:
+    """What the YAML `text` holds, braces around it or not. Raises `error` naming `file` and line."""
+    # From libyaml's events: its own loader overflows the stack on deep nesting.
+    import yaml
+
+    document: list[object] = []
+    stack = [_Open(document)]
+    anchors: dict[str, object] = {}  # an alias works once its anchor is complete, so nothing holds itself
+
+    def fail(event: Any, message: str, hint: str = "") -> NoReturn:
+        raise error(f"{file}, line {event.start_mark.line + 1}: {message}", hint)
+
+    def put(event: Any, value: object) -> None:
+        top = stack[-1]
+        if isinstance(top.into, list):
+            top.into.append(value)
+        elif top.key is not None:
+            top.into[top.key] = value
+            top.key = None
+        elif not isinstance(event, yaml.ScalarEvent):
+            fail(event, "a key must be a word", "quote text that begins with a bracket, brace or star")
+        elif event.value in top.into:
+            fail(event, f"the key `{shorten(event.value)}` is given twice", "keep one of them")
+        else:
+            top.key = event.value
+
+    try:
+        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            if isinstance(event, yaml.DocumentStartEvent) and document:
+                fail(event, "a second document begins", "keep one document in a file")
+            elif (tag := getattr(event, "tag", None)) not in {None, "!"}:
+                fail(event, f"the tag `{shorten(str(tag))}` is not supported", "leave it out")
+            elif isinstance(event, yaml.AliasEvent):
+                if event.anchor not in anchors:
+                    fail(
+                        event,
+                        f"the alias `*{shorten(str(event.anchor))}` has no complete anchor",
+                        "write the value out",
+                    )
+                put(event, anchors[event.anchor])
+            elif isinstance(event, yaml.ScalarEvent):
+                value = _scalar(event.value) if event.implicit[0] else event.value
+                put(event, value)
+                if event.anchor:
+                    anchors[event.anchor] = value
+            elif isinstance(event, yaml.CollectionStartEvent):
+                if len(stack) > _DEEPEST:
+                    fail(event, "nested too deep")
+                into: list[object] | dict[str, object] = [] if isinstance(event, yaml.SequenceStartEvent) else {}
+                put(event, into)
+                stack.append(_Open(into, event.anchor))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                closed = stack.pop()
+                if closed.anchor:
+                    anchors[closed.anchor] = closed.into
+    except yaml.YAMLError as failure:
+        mark = getattr(failure, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(failure, "problem", None) or getattr(failure, "reason", None) or "unreadable"
+        raise error(f"{file}{line}: not valid YAML: {problem}", "indentation, brackets and quotes must match") from None
+    return document[0] if document else None
+
+
+def _scalar(text: str) -> object:
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text

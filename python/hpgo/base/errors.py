@@ -1,0 +1,46 @@
+"""What `hpgo` raises. Each error carries a message (what is wrong, with names and numbers) and a hint (the way out)."""
+
+from __future__ import annotations
+
+
+class HpgoError(Exception):
+    """Base of every error that a caller can act on.
+
+    >>> try:
+    ...     raise ProfileError("layer `fc1` has a negative time: -3 ms", "measure it again, or write 0")
+    ... except HpgoError as error:
+    ...     print(error.hint)
+    measure it again, or write 0
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)  # both in args: pickling needs no help
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ProfileError(HpgoError, ValueError):
+    """A layer profile can't be read or makes no sense."""
+
+
+class ClusterError(HpgoError, ValueError):
+    """A cluster description can't be read or makes no sense."""
+
+
+class ArgumentError(HpgoError, ValueError):
+    """An argument is out of its range or contradicts another."""
+
+
+class ScheduleError(HpgoError, ValueError):
+    """A schedule is unknown, incomplete, out of order, or deadlocked."""
+
+
+class InfeasibleError(HpgoError):
+    """The question is well-formed but nothing satisfies it: too little memory, say."""
+
+
+for _error in (HpgoError, ProfileError, ClusterError, ArgumentError, ScheduleError, InfeasibleError):
+    _error.__module__ = "hpgo"  # where users find it, and what a traceback should say

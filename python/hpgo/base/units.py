@@ -1,0 +1,113 @@
+"""Seconds, bytes and bytes per second as people write them: `5 us`, `16 GiB`, `25 Gbit/s`.
+
+Prefixes are decimal (`k`, `M`, `G`, `T`) unless written `Ki`, `Mi`, `Gi`, `Ti`. A plain number is in base units:
+seconds, bytes, bytes per second.
+"""
+
+from __future__ import annotations
+
+import re
+from numbers import Real
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import shorten
+
+_DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_PREFIXES = _DECIMAL | _BINARY
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+_BYTES = {f"{prefix}B": factor for prefix, factor in _PREFIXES.items()} | {"KB": 1e3}
+_RATES = (
+    {f"{unit}/s": factor for unit, factor in _BYTES.items()}
+    | {f"{prefix}bit/s": factor / 8 for prefix, factor in _PREFIXES.items()}
+    | {f"{prefix}b{per}": factor / 8 for prefix, factor in _DECIMAL.items() for per in ("ps", "/s")}
+)
+
+_LONGEST = 100
+_NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*")
+
+
+def parse_seconds(value: str | float) -> float:
+    """A time; raises ArgumentError if `value` is none.
+
+    >>> parse_seconds("5 us"), parse_seconds(0.25)
+    (5e-06, 0.25)
+    """
+    return _parse(value, "time", _SECONDS, "write it like `5 us`, `20 ms` or `1.5 s`")
+
+
+def parse_bytes(value: str | float) -> float:
+    """A size; raises ArgumentError if `value` is none.
+
+    >>> parse_bytes("16 GB"), parse_bytes("16 GiB")
+    (16000000000.0, 17179869184.0)
+    """
+    return _parse(value, "size", _BYTES, "write it like `16 GB` (decimal) or `16 GiB` (binary)")
+
+
+def parse_bytes_per_s(value: str | float) -> float:
+    """A rate in bytes per second; raises ArgumentError if `value` is none.
+
+    >>> parse_bytes_per_s("25 Gbit/s"), parse_bytes_per_s("450 GB/s")
+    (3125000000.0, 450000000000.0)
+    """
+    return _parse(value, "rate", _RATES, "write it like `25 Gbit/s` or `450 GB/s`")
+
+
+def format_seconds(seconds: float) -> str:
+    """At most four digits.
+
+    >>> format_seconds(0.0123456), format_seconds(5e-6), format_seconds(0)
+    ('12.35 ms', '5 us', '0 s')
+    """
+    return _format(seconds, {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0})
+
+
+def format_bytes(size_bytes: float) -> str:
+    """At most four digits, decimal.
+
+    >>> format_bytes(16e9), format_bytes(2**30)
+    ('16 GB', '1.074 GB')
+    """
+    return _format(size_bytes, {f"{prefix}B": factor for prefix, factor in _DECIMAL.items()})
+
+
+def format_bytes_per_s(bytes_per_s: float) -> str:
+    """At most four digits, decimal.
+
+    >>> format_bytes_per_s(25e9 / 8)
+    '3.125 GB/s'
+    """
+    return f"{format_bytes(bytes_per_s)}/s"
+
+
+def _parse(value: object, what: str, factors: dict[str, float], example: str) -> float:
+    number, unit = 0.0, ""
+    if isinstance(value, str):
+        found = _NUMBER.fullmatch(value) if len(value) <= _LONGEST else None
+        if found is None or (found[2] and found[2] not in factors):
+            raise ArgumentError(f"`{shorten(value)}` is no {what}", example)
+        number, unit = float(found[1]), found[2]
+    elif isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = float("inf")
+    else:
+        raise ArgumentError(f"a {what} can't be a {type(value).__name__}", example)
+    factor = factors[unit] if unit else 1.0
+    # 5 us are 5 / 1e6 s, rounded once; 5 * 1e-6 would be rounded twice.
+    base = number * factor if factor >= 1 else number / round(1 / factor)
+    if not 0 <= base < float("inf"):
+        raise ArgumentError(f"a {what} of {base:g} makes no sense", "it is finite and at least 0")
+    return base
+
+
+def _format(value: float, factors: dict[str, float]) -> str:
+    """`value` in the largest of `factors` (ascending) that leaves at least 1."""
+    rounded = float(f"{value:.4g}")
+    unit = next((unit for unit, factor in reversed(factors.items()) if abs(rounded) >= factor), next(iter(factors)))
+    if rounded == 0:
+        unit = next(unit for unit, factor in factors.items() if factor == 1)
+    return f"{rounded / factors[unit]:.4g} {unit}"

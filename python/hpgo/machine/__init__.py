@@ -1,0 +1,1 @@
+"""What it runs on: devices, machines and the links between them."""

@@ -1,0 +1,389 @@
+"""Clusters: machines of devices and the links between them.
+
+A cluster comes from numbers (`Cluster.of`), from machine ends (`Cluster.from_seps`), by name (`Cluster.preset`) or from
+a YAML file (`Cluster.read`). The records check themselves: a `Cluster` that exists is usable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.documents import Section, hinted, parse, quoted, read_text
+from hpgo.base.errors import ArgumentError, ClusterError
+from hpgo.base.units import (
+    format_bytes,
+    format_bytes_per_s,
+    format_seconds,
+    parse_bytes,
+    parse_bytes_per_s,
+    parse_seconds,
+)
+from hpgo.base.wording import as_float, as_whole, near, shorten, shown
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+_LARGEST = 1e18
+MOST_DEVICES = 2**20
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device type. Raises ClusterError for memory or speed that is not above 0."""
+
+    name: str
+    memory_bytes: float
+    speed: float = 1.0
+    """Compute speed relative to the device that the profile was measured on: times divide by it."""
+
+    def __post_init__(self) -> None:
+        _check_positive(f"device `{self.name}`: memory_bytes", self.memory_bytes)
+        _check_positive(f"device `{self.name}`: speed", self.speed)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A kind of link; rates are bytes per second in one direction.
+
+    Raises ClusterError for a rate that is not above 0, and for a negative latency.
+    """
+
+    bytes_per_s: float
+    """Point-to-point rate of one port."""
+    collective_bytes_per_s: float
+    """Rate that a ring all-reduce reaches on one port."""
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive("a link's bytes_per_s", self.bytes_per_s)
+        _check_positive("a link's collective_bytes_per_s", self.collective_bytes_per_s)
+        if self.latency_s != 0:
+            _check_positive("a link's latency_s", self.latency_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine: `count` devices of one type. Raises ClusterError for less than one device."""
+
+    device: Device
+    count: int
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", _count("devices of a machine", self.count))
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Machines and their links. Devices are numbered machine by machine from 0.
+
+    Raises ClusterError for no machine, or for more than 2²⁰ devices.
+    """
+
+    name: str
+    machines: tuple[Machine, ...]
+    intra: Link
+    """Between the devices of one machine: each device has one port."""
+    inter: Link
+    """Between machines: each machine has one port."""
+    source: str = ""
+    """Where the numbers come from."""
+
+    def __post_init__(self) -> None:
+        if not self.machines:
+            raise ClusterError(f"cluster `{self.name}` has no machines", "give it at least one")
+        _count("devices of a cluster", self.devices)
+
+    @property
+    def devices(self) -> int:
+        """Devices of all machines."""
+        return sum(machine.count for machine in self.machines)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        nodes: int,
+        devices_per_node: int,
+        intra_gbit_s: float,
+        inter_gbit_s: float | None = None,
+        memory: str | float = "16 GB",
+        latency: str | float = 0,
+        name: str = "",
+    ) -> Cluster:
+        """`nodes` equal machines; `inter_gbit_s` may be left out if there is only one.
+
+        `memory` of each device and `latency` of every link take units, or plain bytes and seconds. Collectives run at
+        the links' full rates.
+
+        Raises ClusterError naming the argument.
+
+        >>> cluster = Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25, memory="32 GB")
+        >>> cluster.name, cluster.devices, cluster.inter.bytes_per_s
+        ('2x8', 16, 3125000000.0)
+        """
+        nodes, devices_per_node = _count("nodes", nodes), _count("devices_per_node", devices_per_node)
+        _count("nodes × devices_per_node", nodes * devices_per_node)
+        if inter_gbit_s is None:
+            if nodes > 1:
+                raise ClusterError(f"{nodes} nodes need `inter_gbit_s`", "the rate of each machine's network port")
+            inter_gbit_s = intra_gbit_s
+        latency_s = _unit("latency", latency, parse_seconds)
+        device = Device("device", _unit("memory", memory, parse_bytes))
+        rates = []
+        for argument, gbit_s in (("intra_gbit_s", intra_gbit_s), ("inter_gbit_s", inter_gbit_s)):
+            _check_positive(argument, gbit_s)
+            rates.append(gbit_s * 1e9 / 8)
+        intra, inter = (Link(rate, rate, latency_s) for rate in rates)
+        return cls(name or f"{nodes}x{devices_per_node}", (Machine(device, devices_per_node),) * nodes, intra, inter)
+
+    @classmethod
+    def from_seps(cls, seps: Sequence[int], *, memory: str | float = "16 GB") -> Cluster:
+        """Machines that end before these device numbers: `[8, 16]` is two machines of eight.
+
+        Links are those of the original HPGO planner: 25 GB/s inside a machine; between machines 1 GB/s point to point
+        and 3 GB/s for collectives.
+
+        Raises ClusterError unless `seps` are whole numbers that ascend from at least 1.
+
+        >>> [machine.count for machine in Cluster.from_seps([8, 11]).machines]
+        [8, 3]
+        """
+        hint = "`seps` are cumulative machine ends: [8, 16] is two machines of eight"
+        if not isinstance(seps, (list, tuple)) or not seps:
+            raise ClusterError(f"seps must be a list of at least one machine end, got {_shown_list(seps)}", hint)
+        start, counts = 0, []
+        for given in seps:
+            end = as_whole(given)
+            if end is None or end <= start:
+                raise ClusterError(f"seps must be whole numbers that ascend from 1, got {_shown_list(seps)}", hint)
+            counts.append(end - start)
+            start = end
+        _count("devices in seps", start)
+        device = Device("device", _unit("memory", memory, parse_bytes))
+        return cls(
+            f"seps {_shown_list(list(accumulate(counts)))}",
+            tuple(Machine(device, count) for count in counts),
+            intra=Link(25e9, 25e9),
+            inter=Link(1e9, 3e9),
+            source="links: the rates built into HPGO 0.9",
+        )
+
+    @classmethod
+    def preset(cls, name: str) -> Cluster:
+        """A known cluster; `h100:16` is sixteen machines of it instead of its usual number.
+
+        Raises ClusterError with the nearest name if there is none.
+
+        >>> Cluster.preset("dapple-a").devices, Cluster.preset("h100:16").devices
+        (16, 128)
+        """
+        from hpgo.machine.presets import PRESETS
+
+        if not isinstance(name, str):
+            raise ClusterError(f"a cluster's name is text, not {shown(name)}", near("", PRESETS))
+        base, colon, count = name.partition(":")
+        if base not in PRESETS:
+            raise ClusterError(f"there is no cluster `{shorten(base)}`", near(base, PRESETS))
+        preset = PRESETS[base]
+        machines = preset.machines
+        if colon:
+            if not (count.isascii() and count.isdigit() and 1 <= len(count) <= 9):
+                raise ClusterError(
+                    f"`{shorten(name)}`: `{shorten(count)}` is no number of machines", f"like `{base}:4`"
+                )
+            machines = int(count)
+            _count("machines", machines)
+            _count("devices", machines * preset.devices)
+        return cls(
+            name,
+            (Machine(Device(preset.device, preset.memory_bytes), preset.devices),) * machines,
+            intra=Link(*preset.intra),
+            inter=Link(*preset.inter),
+            source=preset.source,
+        )
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Cluster:
+        """The cluster in a YAML or JSON file (docs/clusters.md describes it).
+
+        Raises ClusterError naming file, line or key.
+        """
+        with hinted("docs/clusters.md shows the format"):
+            text = read_text(path, ClusterError)
+            return _from_document(parse(text, str(path), ClusterError), Path(path))
+
+    @classmethod
+    def parse(cls, text: str | os.PathLike[str]) -> Cluster:
+        """What `--cluster` takes: a preset's name, or the path of a file.
+
+        A name wins; write `./h100` or `Path("h100")` for a file of that name. Raises ClusterError if it is neither.
+
+        >>> Cluster.parse("dapple-c").name
+        'dapple-c'
+        """
+        from hpgo.machine.presets import PRESETS
+
+        if not isinstance(text, str):
+            return cls.read(text)
+        if text.partition(":")[0] in PRESETS:
+            return cls.preset(text)
+        if Path(text).suffix in {".yaml", ".yml", ".json"} or "/" in text or _is_file(text):
+            return cls.read(text)
+        raise ClusterError(f"`{shorten(text)}` is no known cluster and no file", near(text, PRESETS))
+
+    def first(self, devices: int) -> Cluster:
+        """The part of the cluster that holds its first `devices` devices.
+
+        Raises ClusterError if it has fewer.
+
+        >>> [machine.count for machine in Cluster.preset("dapple-a").first(12).machines]
+        [8, 4]
+        """
+        devices = _count("devices", devices)
+        if devices > self.devices:
+            raise ClusterError(
+                f"cluster `{self.name}` has {self.devices} devices, not {devices}",
+                "name a larger one: `h100:16` is sixteen machines",
+            )
+        if devices == self.devices:
+            return self
+        machines, left = [], devices
+        for machine in self.machines:
+            if left:
+                machines.append(replace(machine, count=min(left, machine.count)))
+                left -= machines[-1].count
+        return replace(self, name=f"{devices} of {self.name}", machines=tuple(machines))
+
+    def yaml(self) -> str:
+        """The cluster as a file that `Cluster.read` takes, to edit.
+
+        >>> print(Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25).yaml(), end="")
+        hpgo_cluster: 1
+        name: "2x8"
+        machines:
+          - {count: 2, devices: 8, type: device, memory: 16 GB, speed: 1.0}
+        intra: {bandwidth: 150 GB/s, collective: 150 GB/s, latency: 0 s}
+        inter: {bandwidth: 3.125 GB/s, collective: 3.125 GB/s, latency: 0 s}
+        """
+        lines = [f"hpgo_cluster: {_VERSION}", f"name: {quoted(self.name)}"]
+        if self.source:
+            lines.append(f"source: {quoted(self.source)}")
+        lines.append("machines:")
+        for machine, group in groupby(self.machines):
+            device = machine.device
+            named = f", name: {quoted(machine.name)}" if machine.name else ""
+            lines.append(
+                f"  - {{count: {len(list(group))}, devices: {machine.count}, type: {quoted(device.name)}, "
+                f"memory: {_written(device.memory_bytes, format_bytes, parse_bytes)}, "
+                f"speed: {float(device.speed)!r}{named}}}"
+            )
+        for key, link in (("intra", self.intra), ("inter", self.inter)):
+            bandwidth, collective = (
+                _written(rate, format_bytes_per_s, parse_bytes_per_s)
+                for rate in (link.bytes_per_s, link.collective_bytes_per_s)
+            )
+            latency = _written(link.latency_s, format_seconds, parse_seconds)
+            lines.append(f"{key}: {{bandwidth: {bandwidth}, collective: {collective}, latency: {latency}}}")
+        return "\n".join(lines) + "\n"
+
+
+def _from_document(document: object, path: Path) -> Cluster:
+    top = Section(document, str(path), ClusterError)
+    version = top.get("hpgo_cluster", None)
+    if version is None:
+        top.fail(
+            "`hpgo_cluster` is missing",
+            f"is it a cluster? Then begin with `hpgo_cluster: {_VERSION}` (docs/clusters.md)",
+        )
+    if version != _VERSION:
+        top.fail(f"`hpgo_cluster` is {shown(version)}", f"this hpgo reads version {_VERSION}")
+    machines: list[Machine] = []
+    types: dict[str, Device] = {}
+    for number, entry in enumerate(top.items("machines"), start=1):
+        section = Section(entry, f"{path}, machines entry {number}", ClusterError)
+        device = section.build(
+            Device,
+            section.text("type", "device"),
+            _measure(section, "memory", parse_bytes),
+            section.number("speed", 1.0),
+        )
+        if types.setdefault(device.name, device) != device:
+            section.fail(f"type `{device.name}` has another memory or speed above", "give it another name")
+        machine = section.build(Machine, device, section.whole("devices"), section.text("name", ""))
+        count = section.whole("count", 1, least=1)
+        section.done()
+        if count * machine.count > MOST_DEVICES:
+            section.fail(f"{count} × {machine.count} devices are too many", f"at most {MOST_DEVICES}")
+        machines += [machine] * count
+    intra = _link(top, "intra")
+    inter = _link(top, "inter") if len(machines) > 1 or "inter" in top else intra
+    name, source = top.text("name", path.stem), top.text("source", "")
+    top.done()
+    return top.build(Cluster, name, tuple(machines), intra, inter, source)
+
+
+def _link(top: Section, key: str) -> Link:
+    value = top.get(key)
+    section = Section(value if isinstance(value, dict) else {"bandwidth": value}, f"{top.where}, {key}", ClusterError)
+    rate = _measure(section, "bandwidth", parse_bytes_per_s)
+    link = section.build(
+        Link,
+        rate,
+        _measure(section, "collective", parse_bytes_per_s, rate),
+        _measure(section, "latency", parse_seconds, 0.0),
+    )
+    section.done()
+    return link
+
+
+def _measure(section: Section, key: str, parser: Callable[[str | float], float], default: object = ...) -> float:
+    value: Any = section.get(key, default)
+    try:
+        return parser(value)
+    except ArgumentError as error:
+        section.fail(f"`{key}`: {error.message}", error.hint)
+
+
+def _written(value: float, form: Callable[[float], str], parser: Callable[[str | float], float]) -> str:
+    """`value` with a unit where that loses nothing."""
+    text = form(value)
+    return text if parser(text) == value else repr(float(value))
+
+
+def _unit(argument: str, value: str | float, parser: Callable[[str | float], float]) -> float:
+    try:
+        return parser(value)
+    except ArgumentError as error:
+        raise ClusterError(f"{argument}: {error.message}", error.hint) from None
+
+
+def _check_positive(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < as_float(value) <= _LARGEST:
+        raise ClusterError(f"{what} is {shown(value)}", "it must be a number above 0 and at most 1e18")
+
+
+def _count(what: str, value: object) -> int:
+    whole = as_whole(value)
+    if whole is None or not 1 <= whole <= MOST_DEVICES:
+        raise ClusterError(f"{what} must be a whole number, got {shown(value)}", f"from 1 to {MOST_DEVICES}")
+    return whole
+
+
+def _shown_list(values: object) -> str:
+    if not isinstance(values, (list, tuple)):
+        return shown(values)
+    return f"[{', '.join(map(shown, values[:8]))}{', …' if len(values) > 8 else ''}]"
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return False

@@ -1,0 +1,55 @@
+"""Built-in models: profiles that papers and their code published, rebuilt from architecture and per-layer figures."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.errors import ProfileError
+from hpgo.base.wording import near, shorten
+
+if TYPE_CHECKING:
+    from hpgo.model.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Where a model is built, and the name of its file among the published profiles."""
+
+    file: str
+    module: str
+    function: str
+    arguments: dict[str, Any]
+
+
+def _model(file: str, function: str, **arguments: Any) -> Model:
+    return Model(f"{file}.txt", f"hpgo.model.builtin.{function.partition('_')[0]}", function, arguments)
+
+
+MODELS: dict[str, Model] = {
+    "amoebanet-18": _model("amoeba-18-pbs-8", "amoebanet", cells=18, batch_size=8),
+    "amoebanet-36": _model("amoeba-36-pbs-1", "amoebanet", cells=36, batch_size=1),
+    "bert-24": _model("bert-24-pbs-6", "bert", layers=24, batch_size=6, layer_ms=(8.07, 13.4)),
+    "bert-48": _model("bert-48-pbs-2", "bert", layers=48, batch_size=2, layer_ms=(2.69, 4.47)),
+    "gnmt-16": _model("gnmt-16-pbs-64", "gnmt_16"),
+    "gnmt-32": _model("gnmt-32-pbs-64", "gnmt_32"),
+    "resnet-50": _model("resnet50-pbs-128", "resnet_50"),
+    "vgg-16": _model("vgg16", "vgg_16"),
+    "vgg-19": _model("vgg-19-pbs-32", "vgg_19"),
+    "xlnet-24": _model("xlnet-24-pbs-1", "xlnet", layers=24),
+    "xlnet-36": _model("xlnet-36-pbs-1", "xlnet", layers=36),
+}
+
+
+def built_in(name: str) -> Profile:
+    """The built-in model `name`; raises ProfileError with the nearest name if there is none.
+
+    >>> built_in("bert-48").batch_sizes
+    (2,)
+    """
+    if name not in MODELS:
+        raise ProfileError(f"there is no built-in model `{shorten(name)}`", near(name, MODELS))
+    model = MODELS[name]
+    profile: Profile = getattr(importlib.import_module(model.module), model.function)(**model.arguments)
+    return profile

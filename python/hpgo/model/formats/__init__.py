@@ -1,0 +1,125 @@
+"""Profile files: one module a format; `read_profile` tells them apart by their content."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hpgo.base.documents import as_path, hinted, read_text, write_text
+from hpgo.base.errors import ArgumentError, ProfileError
+from hpgo.base.wording import near, shorten, shown
+from hpgo.model.builtin import MODELS, built_in
+from hpgo.model.profile import Profile
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+
+def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = None) -> Profile:
+    """The profile in the file `source`, or the built-in model of that name.
+
+    A name wins; write `./vgg-19` or `Path("vgg-19")` for a file of that name. PipeDream text does not say how many
+    samples its times are for. `batch_size` says it, or else the file name: `vgg-19-pbs-32.txt` was measured with 32.
+
+    Raises ProfileError naming file and line; ArgumentError for a `batch_size` that the profile contradicts.
+
+    >>> read_profile("xlnet-36").batch_sizes
+    (1,)
+    """
+    if isinstance(source, str) and source in MODELS:
+        return _at(built_in(source), batch_size)
+    path = as_path(source, ProfileError)
+    with hinted("docs/profiles.md shows the formats"):
+        return _read(path, str(source), batch_size)
+
+
+def _read(path: Path, source: str, batch_size: int | None) -> Profile:
+    from hpgo.model.formats import native, pipedream
+
+    text = _text(path) if _may_be_file(path) else _no_such(source)
+    if pipedream.looks_like(text):
+        name, in_name = _split_name(path.stem)
+        size = in_name if batch_size is None else batch_size
+        if size is None:
+            raise ProfileError(
+                f"{path} is PipeDream text, which does not say how many samples its times are for",
+                _batch_size_hint(path),
+            )
+        return pipedream.parse(text, name=name, batch_size=size, file=str(path))
+    if native.VERSION_KEY not in text:
+        raise ProfileError(f"{path} is neither PipeDream text nor a file with `{native.VERSION_KEY}: {native.VERSION}`")
+    return _at(native.parse(text, name=path.stem, file=str(path)), batch_size)
+
+
+def write_profile(profile: Profile, path: str | os.PathLike[str], *, batch_size: int | None = None) -> None:
+    """Writes `profile` as the file's ending says: `.json`, `.yaml` or `.yml` (native), `.txt` (PipeDream).
+
+    PipeDream text holds one batch size: `batch_size`, which may be left out if the profile has only one.
+
+    Raises ArgumentError for another ending, or a batch size that the profile does not have; ProfileError if the file
+    can't be written.
+    """
+    from hpgo.model.formats import native, pipedream
+
+    if not isinstance(profile, Profile):
+        raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
+    path = as_path(path, ProfileError)
+    if path.suffix == ".txt":
+        text = pipedream.write(profile, batch_size)
+    elif batch_size is not None:
+        raise ArgumentError(f"`{path.suffix}` files hold every batch size", "leave `batch_size` out, or write `.txt`")
+    elif path.suffix == ".json":
+        text = native.write_json(profile)
+    elif path.suffix in {".yaml", ".yml"}:
+        text = native.write_yaml(profile)
+    else:
+        raise ArgumentError(f"can't tell the format of `{path}`", "end it in .json, .yaml, .yml or .txt")
+    write_text(path, text, ProfileError)
+
+
+def _at(profile: Profile, batch_size: int | None) -> Profile:
+    """`profile`, unless `batch_size` says that it is of another."""
+    if batch_size is not None and profile.batch_sizes != (batch_size,):
+        sizes = ", ".join(map(str, profile.batch_sizes))
+        raise ArgumentError(
+            f"profile `{profile.name}` was measured at batch size {sizes}, not {batch_size}",
+            "leave the batch size out: only PipeDream text needs it",
+        )
+    return profile
+
+
+def _may_be_file(path: Path) -> bool:
+    """Whether `path` is meant as one: it exists, or is written as one."""
+    try:
+        return path.exists() or bool(path.suffix) or len(path.parts) > 1
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return True  # reading it gives the reason
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path, ProfileError)
+    except ProfileError as error:
+        for name, model in MODELS.items():
+            if model.file == path.name:
+                raise ProfileError(error.message, f"its figures are built in: give the name `{name}`") from None
+        raise
+
+
+def _no_such(name: str) -> str:
+    raise ProfileError(f"`{shorten(name)}` is no built-in model and no file", near(name, MODELS))
+
+
+def _batch_size_hint(path: Path) -> str:
+    hint = f"give it as batch_size=32, say, or put it into the file name: `{path.stem}-pbs-32{path.suffix}`"
+    for name, model in MODELS.items():
+        if model.file == path.name:
+            return f"{hint}; the built-in model `{name}` was measured at {built_in(name).batch_sizes[0]}"
+    return hint
+
+
+def _split_name(stem: str) -> tuple[str, int | None]:
+    """Model name and batch size of `xlnet-36-pbs-1`."""
+    found = re.fullmatch(r"(.+?)-pbs-([1-9][0-9]{0,8})(-.+)?", stem)
+    return (found[1] + (found[3] or ""), int(found[2])) if found else (stem, None)

@@ -1,0 +1,185 @@
+"""hpgo's own profile format: JSON or YAML, seconds and bytes, one or several batch sizes.
+
+    hpgo_profile: 1
+    name: tiny
+    batch_sizes: [8, 16]
+    layers:
+      - {id: linear, forward_s: [0.5e-3, 0.9e-3], backward_s: [1.1e-3, 2e-3], activation_bytes: [4000, 8000],
+         parameter_bytes: 16388000}
+      - {id: loss, forward_s: [1e-4, 2e-4], backward_s: [1e-4, 2e-4], activation_bytes: [4, 4], parameter_bytes: 0}
+
+Where there is one batch size, numbers stand without brackets. Without `edges` the layers are a chain. docs/profiles.md
+lists all keys.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from hpgo.base.documents import Section, quoted
+from hpgo.base.documents import parse as parse_document
+from hpgo.base.errors import ProfileError
+from hpgo.base.wording import shown
+from hpgo.model.profile import Layer, Profile
+
+VERSION = 1
+VERSION_KEY = "hpgo_profile"
+
+
+def parse(text: str, *, name: str, file: str = "text") -> Profile:
+    r"""The profile that `text` holds; `name` is its name if it says none.
+
+    Raises ProfileError naming `file` and line, layer or key.
+
+    >>> layer = "{id: fc, forward_s: 1e-3, backward_s: 2e-3, activation_bytes: 8, parameter_bytes: 400}"
+    >>> parse(f"hpgo_profile: 1\nbatch_sizes: 4\nlayers: [{layer}]", name="tiny").layers[0].backward_s
+    (0.002,)
+    """
+    top = Section(parse_document(text, file, ProfileError), file, ProfileError)
+    version = top.get(VERSION_KEY)
+    if isinstance(version, bool) or version != VERSION:
+        top.fail(f"`{VERSION_KEY}` is {shown(version)}", f"this hpgo reads version {VERSION}")
+    sizes = top.get("batch_sizes")
+    batch_sizes = tuple(sizes) if isinstance(sizes, list) else (sizes,)
+    layers = [
+        _layer(Section(entry, f"{file}, layers entry {number}", ProfileError), len(batch_sizes))
+        for number, entry in enumerate(top.items("layers"), start=1)
+    ]
+    ids = [layer.id for layer in layers]
+    edges = _edges(top) if "edges" in top else list(pairwise(ids))
+    title, source = top.text("name", name), top.text("source", file)
+    top.done()
+    return top.build(Profile, title, batch_sizes, tuple(layers), tuple(edges), source)
+
+
+def write_json(profile: Profile) -> str:
+    """`profile` as JSON, a layer a line.
+
+    >>> toy = Profile.chain(
+    ...     "toy", batch_size=1, forward_s=[0.002], backward_s=[0.004], activation_bytes=[8], parameter_bytes=[1e3])
+    >>> parse(write_json(toy), name="") == toy
+    True
+    """
+    head = _head(profile)
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    lines.append(_json_list("layers", [json.dumps(_layer_keys(layer)) for layer in profile.layers]))
+    if not _is_chain(profile):
+        lines.append(_json_list("edges", [json.dumps(edge) for edge in profile.edges]))
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def write_yaml(profile: Profile) -> str:
+    """`profile` as YAML, a layer a line.
+
+    >>> toy = Profile.chain(
+    ...     "toy", batch_size=1, forward_s=[0.002], backward_s=[0.004], activation_bytes=[8], parameter_bytes=[1e3])
+    >>> print(write_yaml(toy), end="")
+    hpgo_profile: 1
+    name: toy
+    source: ""
+    batch_sizes: 1
+    layers:
+      - {id: layer0, forward_s: 0.002, backward_s: 0.004, activation_bytes: 8, parameter_bytes: 1000.0}
+    """
+    lines = [f"{key}: {_yaml_value(value)}" for key, value in _head(profile).items()]
+    lines.append("layers:")
+    for layer in profile.layers:
+        keys = (f"{key}: {_yaml_value(value)}" for key, value in _layer_keys(layer).items())
+        lines.append(f"  - {{{', '.join(keys)}}}")
+    if not _is_chain(profile):
+        lines.append("edges:" if profile.edges else "edges: []")
+        lines += (f"  - {_yaml_value(edge)}" for edge in profile.edges)
+    return "\n".join(lines) + "\n"
+
+
+def _layer(section: Section, sizes: int) -> Layer:
+    layer_id = section.text("id")
+    section.where += f" (`{layer_id}`)"
+    saved = _measured(section, "saved_bytes", sizes) if "saved_bytes" in section else None
+    layer = section.build(
+        Layer,
+        layer_id,
+        section.text("name", layer_id),
+        _measured(section, "forward_s", sizes),
+        _measured(section, "backward_s", sizes),
+        _measured(section, "activation_bytes", sizes),
+        section.number("parameter_bytes"),
+        saved,
+        section.whole("stage") if "stage" in section else None,
+    )
+    section.done()
+    return layer
+
+
+def _measured(section: Section, key: str, sizes: int) -> tuple[Any, ...]:
+    """One value for each batch size; `Layer` checks that they are numbers."""
+    values = section.get(key)
+    if not isinstance(values, list):
+        values = [values]
+    if len(values) != sizes:
+        section.fail(f"`{key}` has {len(values)} values", f"one for each batch size: {sizes}")
+    return tuple(values)
+
+
+def _edges(top: Section) -> list[tuple[str, str]]:
+    edges = []
+    for number, edge in enumerate(top.items("edges"), start=1):
+        if not isinstance(edge, list) or len(edge) != 2 or not all(isinstance(end, str) for end in edge):
+            top.fail(
+                f"edges entry {number} must be a pair of layer ids, got {shown(edge)}",
+                "like [embed, layer1]; quote numbers",
+            )
+        edges.append((edge[0], edge[1]))
+    return edges
+
+
+def _head(profile: Profile) -> dict[str, object]:
+    return {
+        VERSION_KEY: VERSION,
+        "name": profile.name,
+        "source": profile.source,
+        "batch_sizes": _bare(profile.batch_sizes),
+    }
+
+
+def _layer_keys(layer: Layer) -> dict[str, object]:
+    keys: dict[str, object] = {"id": layer.id}
+    if layer.name != layer.id:
+        keys["name"] = layer.name
+    keys |= {
+        "forward_s": _bare(layer.forward_s),
+        "backward_s": _bare(layer.backward_s),
+        "activation_bytes": _bare(layer.activation_bytes),
+        "parameter_bytes": layer.parameter_bytes,
+    }
+    if layer.saved_bytes is not None:
+        keys["saved_bytes"] = _bare(layer.saved_bytes)
+    if layer.stage is not None:
+        keys["stage"] = layer.stage
+    return keys
+
+
+def _bare(values: tuple[float, ...]) -> float | tuple[float, ...]:
+    return values[0] if len(values) == 1 else values
+
+
+def _is_chain(profile: Profile) -> bool:
+    return profile.edges == tuple(pairwise(layer.id for layer in profile.layers))
+
+
+def _json_list(key: str, items: list[str]) -> str:
+    joined = ",\n    ".join(items)
+    return f'  "{key}": [\n    {joined}\n  ]' if items else f'  "{key}": []'
+
+
+def _yaml_value(value: object) -> str:
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_yaml_value, value))}]"
+    if isinstance(value, int):
+        return str(value)
+    text = repr(float(value))  # type: ignore[arg-type]
+    return text if "." in text else text.replace("e", ".0e")  # older YAML takes 1e-05 for text

@@ -1,0 +1,315 @@
+"""A layer profile: what each layer of a model costs at one or more batch sizes, and which feeds which.
+
+Times are seconds, sizes are bytes. The records check themselves: a `Profile` that exists is usable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.errors import ProfileError
+from hpgo.base.wording import as_float, as_whole, near, shown
+
+if TYPE_CHECKING:
+    import networkx
+
+LARGEST = 1e18
+"""Limit for seconds and bytes: far above any layer, far below where products of them overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer. The tuples have one entry for each of `Profile.batch_sizes`, for that whole batch.
+
+    Raises ProfileError for a number that is not finite, negative, or above 1e18, and for tuples of unequal length.
+
+    >>> Layer("fc1", "Linear", forward_s=(0.002,), backward_s=(0.004,), activation_bytes=(4e6,), parameter_bytes=-1)
+    Traceback (most recent call last):
+    hpgo.ProfileError: layer `fc1`: parameter_bytes is -1
+    """
+
+    id: str
+    """Unique in its profile; edges name it."""
+    name: str
+    """What people call it; need not be unique."""
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    activation_bytes: tuple[float, ...]
+    """Output that crosses a cut behind this layer."""
+    parameter_bytes: float
+    saved_bytes: tuple[float, ...] | None = None
+    """Kept from forward to backward; None means the output."""
+    stage: int | None = None
+    """Stage that the file assigns (PipeDream's `stage_id`); planning ignores it."""
+
+    def __post_init__(self) -> None:
+        for field in ("id", "name"):
+            if not isinstance(getattr(self, field), str):
+                raise ProfileError(f"layer `{self.id}`: {field} must be text, got {shown(getattr(self, field))}")
+        if not self.id:
+            raise ProfileError(f"layer `{self.name}` has an empty id", "edges name layers by their id")
+        measured = ["forward_s", "backward_s", "activation_bytes"]
+        if self.saved_bytes is not None:
+            measured.append("saved_bytes")
+        for field in measured:
+            values = getattr(self, field)
+            if not isinstance(values, tuple):
+                raise ProfileError(
+                    f"layer `{self.id}`: {field} must be a tuple, got {shown(values)}",
+                    "one number for each batch size of the profile",
+                )
+            if len(values) != len(self.forward_s):
+                raise ProfileError(
+                    f"layer `{self.id}` has {len(self.forward_s)} forward_s but {len(values)} {field}",
+                    "one number for each batch size of the profile",
+                )
+            object.__setattr__(self, field, tuple(self._number(field, value) for value in values))
+        object.__setattr__(self, "parameter_bytes", self._number("parameter_bytes", self.parameter_bytes))
+        if self.stage is not None:
+            stage = as_whole(self.stage)
+            if stage is None or not 0 <= stage <= LARGEST:
+                raise ProfileError(f"layer `{self.id}`: stage must be a whole number from 0, got {shown(self.stage)}")
+            object.__setattr__(self, "stage", stage)
+
+    def _number(self, field: str, value: object) -> float:
+        """`value`, checked; one of Python's own, so that files and reports need to know no others."""
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ProfileError(f"layer `{self.id}`: {field} must be a number, got {shown(value)}")
+        if not 0 <= as_float(value) <= LARGEST:  # NaN fails every comparison
+            raise ProfileError(
+                f"layer `{self.id}`: {field} is {shown(value)}",
+                "times and sizes are finite, at least 0 and at most 1e18; measure it again, or write 0",
+            )
+        return value if type(value) in {int, float} else float(value)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A directed acyclic graph of layers, in the order of the file.
+
+    Raises ProfileError for: no layer, no or unsorted batch sizes, a layer with another number of measurements, an id
+    given twice, an edge given twice or to an unknown layer, and a cycle, which the message names.
+    """
+
+    name: str
+    batch_sizes: tuple[int, ...]
+    """Samples in a batch, ascending, for each measurement."""
+    layers: tuple[Layer, ...]
+    edges: tuple[tuple[str, str], ...]
+    """`(from, to)` layer ids."""
+    source: str = ""
+    """Where the numbers come from."""
+
+    def __post_init__(self) -> None:
+        self._check_kinds()
+        if not self.layers:
+            raise ProfileError(f"profile `{self.name}` has no layers", "give it at least one")
+        object.__setattr__(self, "batch_sizes", _batch_sizes(self.name, self.batch_sizes))
+        known: dict[str, None] = {}  # in the profile's order, for messages
+        for layer in self.layers:
+            if layer.id in known:
+                raise ProfileError(f"two layers have the id `{layer.id}`", "edges name layers by their id")
+            known[layer.id] = None
+            if len(layer.forward_s) != len(self.batch_sizes):
+                raise ProfileError(
+                    f"layer `{layer.id}` has {len(layer.forward_s)} measurements, "
+                    f"but profile `{self.name}` has {len(self.batch_sizes)} batch sizes",
+                    "one number for each batch size",
+                )
+        seen: set[tuple[str, str]] = set()
+        for start, end in self.edges:
+            for end_id in (start, end):
+                if end_id not in known:
+                    raise ProfileError(f"edge `{start}` -> `{end}`: there is no layer `{end_id}`", near(end_id, known))
+            if (start, end) in seen:
+                raise ProfileError(f"edge `{start}` -> `{end}` is given twice", "keep one of them")
+            seen.add((start, end))
+        if cycle := _cycle(known, self.edges):
+            steps = cycle if len(cycle) <= 12 else [*cycle[:6], "…", *cycle[-5:]]
+            raise ProfileError(
+                f"layers feed each other in a cycle: {' -> '.join(steps)}",
+                "a model is a directed acyclic graph; remove the edge that goes back",
+            )
+
+    def _check_kinds(self) -> None:
+        for field in ("name", "source"):
+            if not isinstance(getattr(self, field), str):
+                raise ProfileError(
+                    f"a profile's {field} must be text, got {shown(getattr(self, field))}", "an empty one will do"
+                )
+        for field in ("batch_sizes", "layers", "edges"):
+            if not isinstance(getattr(self, field), tuple):
+                raise ProfileError(
+                    f"profile `{self.name}`: {field} must be a tuple, got {shown(getattr(self, field))}",
+                    "make one with `tuple(...)`",
+                )
+        for layer in self.layers:
+            if not isinstance(layer, Layer):
+                raise ProfileError(f"profile `{self.name}`: {shown(layer)} is no layer", "give `hpgo.Layer` records")
+        for edge in self.edges:
+            if not (isinstance(edge, tuple) and len(edge) == 2 and all(isinstance(end, str) for end in edge)):
+                raise ProfileError(
+                    f"profile `{self.name}`: {shown(edge)} is no edge", "an edge is a tuple of two layer ids"
+                )
+
+    @classmethod
+    def chain(
+        cls,
+        name: str,
+        *,
+        batch_size: int,
+        forward_s: Iterable[float],
+        backward_s: Iterable[float],
+        activation_bytes: Iterable[float],
+        parameter_bytes: Iterable[float],
+        names: Iterable[str] | None = None,
+        source: str = "",
+    ) -> Profile:
+        """Layers that feed each other in order: one entry of each column for each layer.
+
+        Ids and, unless given, names are `layer0`, `layer1`, …
+
+        Raises ProfileError if the columns differ in length.
+
+        >>> Profile.chain(
+        ...     "toy", batch_size=8, forward_s=[0.1, 0.2], backward_s=[0.2, 0.4],
+        ...     activation_bytes=[4e6, 4e3], parameter_bytes=[1e8, 2e8],
+        ... ).edges
+        (('layer0', 'layer1'),)
+        """
+        given: dict[str, Iterable[Any]] = {
+            "forward_s": forward_s,
+            "backward_s": backward_s,
+            "activation_bytes": activation_bytes,
+            "parameter_bytes": parameter_bytes,
+        }
+        if names is not None:
+            given["names"] = names
+        columns = {column: _column(f"profile `{name}`: {column}", values) for column, values in given.items()}
+        ids = [f"layer{index}" for index in range(len(columns["forward_s"]))]
+        for column, values in columns.items():
+            if len(values) != len(ids):
+                raise ProfileError(
+                    f"profile `{name}`: {len(ids)} forward_s but {len(values)} {column}", "one entry for each layer"
+                )
+        layers = (
+            Layer(layer_id, layer_name, (forward,), (backward,), (activation,), parameter)
+            for layer_id, layer_name, forward, backward, activation, parameter in zip(
+                ids,
+                columns.get("names", ids),
+                columns["forward_s"],
+                columns["backward_s"],
+                columns["activation_bytes"],
+                columns["parameter_bytes"],
+                strict=True,
+            )
+        )
+        return cls(name, (batch_size,), tuple(layers), tuple(pairwise(ids)), source)
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Weights of the whole model."""
+        return sum(layer.parameter_bytes for layer in self.layers)
+
+    @property
+    def loading(self) -> tuple[Layer, ...]:
+        """Layers that load data and compute nothing: no inputs, no backward time, no weights, a name in `Input…`.
+
+        Profilers time them like layers, but loaders work ahead: PipeDream's optimizer and HPGO leave them out too.
+        """
+        fed = {to for _, to in self.edges}
+        return tuple(
+            layer
+            for layer in self.layers
+            if layer.name.lower().startswith("input")
+            and layer.id not in fed
+            and not layer.parameter_bytes
+            and not any(layer.backward_s)
+        )
+
+    def without_loading(self) -> Profile:
+        """The same profile, but `loading` layers take no time.
+
+        >>> toy = Profile.chain(
+        ...     "toy", batch_size=1, forward_s=[5, 1], backward_s=[0, 2], activation_bytes=[8, 8],
+        ...     parameter_bytes=[0, 4], names=["Input", "linear"])
+        >>> [layer.forward_s for layer in toy.without_loading().layers]
+        [(0.0,), (1,)]
+        """
+        loading = self.loading
+        layers = (
+            replace(layer, forward_s=(0.0,) * len(self.batch_sizes)) if layer in loading else layer
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers)) if loading else self
+
+    def networkx(self) -> networkx.DiGraph[str]:
+        """The graph for networkx: layer ids as nodes, each with its `Layer` as attribute `layer`.
+
+        >>> toy = Profile.chain(
+        ...     "toy", batch_size=1, forward_s=[1], backward_s=[2], activation_bytes=[8], parameter_bytes=[4])
+        >>> toy.networkx().nodes["layer0"]["layer"].backward_s
+        (2,)
+        """
+        import networkx
+
+        graph: networkx.DiGraph[str] = networkx.DiGraph(name=self.name)
+        graph.add_nodes_from((layer.id, {"layer": layer}) for layer in self.layers)
+        graph.add_edges_from(self.edges)
+        return graph
+
+
+def _column(what: str, values: Any) -> list[Any]:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ProfileError(f"{what} is {shown(values)}", "give a list with one entry for each layer")
+    return list(values)
+
+
+def _batch_sizes(name: str, given: tuple[object, ...]) -> tuple[int, ...]:
+    if not given:
+        raise ProfileError(f"profile `{name}` has no batch size", "say for how many samples it was measured")
+    sizes = []
+    for value in given:
+        size = as_whole(value)
+        if size is None or not 1 <= size < 2**32:
+            raise ProfileError(
+                f"profile `{name}`: batch size is {shown(value)}",
+                "a batch size is a whole number of samples, at least 1",
+            )
+        sizes.append(size)
+    for smaller, larger in pairwise(sizes):
+        if smaller >= larger:
+            raise ProfileError(f"profile `{name}`: batch size {larger} stands behind {smaller}", "sort them, each once")
+    return tuple(sizes)
+
+
+def _cycle(ids: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[str]:
+    """Layers of one cycle, the first again at the end; empty if there is none."""
+    after: dict[str, list[str]] = {layer_id: [] for layer_id in ids}
+    waiting = dict.fromkeys(after, 0)
+    for start, end in edges:
+        after[start].append(end)
+        waiting[end] += 1
+    ready = [layer_id for layer_id, count in waiting.items() if count == 0]
+    while ready:
+        start = ready.pop()
+        del waiting[start]
+        for end in after[start]:
+            waiting[end] -= 1
+            if waiting[end] == 0:
+                ready.append(end)
+    if not waiting:
+        return []
+    # Everything left waits for something left: walking back against the edges must come round.
+    before = {end: start for start, end in edges if start in waiting and end in waiting}
+    walked: dict[str, None] = {}
+    at = min(waiting)
+    while at not in walked:
+        walked[at] = None
+        at = before[at]
+    path = list(walked)
+    return [*path[path.index(at) :], at][::-1]

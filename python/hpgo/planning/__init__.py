@@ -1,0 +1,1 @@
+"""The way from a question to a plan: search, choice between schedules, chains over uneven hosts."""

@@ -1,0 +1,559 @@
+"""Plans for schedules beyond 1F1B and GPipe, and which schedule is best for a question.
+
+The planner's search knows the step of 1F1B, eager 1F1B and GPipe. Other schedules are run on plans that it finds:
+1F1B's best cuts for each depth of the pipeline and each micro-batch size worth trying, or balanced cuts into several
+stages a device. Each is simulated, and the shortest step within memory is taken. Nothing is proven of it: there may be
+better cuts, so such plans have no lower bound.
+
+Where 1F1B fits nowhere, schedules that can do with one activation a stage still may: they are run on the best cuts
+for a step of a single micro-batch, the plans that hold least.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hpgo import _core
+from hpgo.base.errors import ArgumentError, HpgoError, InfeasibleError
+from hpgo.base.units import format_bytes
+from hpgo.base.wording import near
+from hpgo.model.states import cut_points
+from hpgo.planning.plans import ScheduleChoice
+from hpgo.planning.question import SCHEDULES
+from hpgo.planning.search import plan_of, price, search
+from hpgo.programs.orders import Durations, schedule, schedules
+from hpgo.timing.simulation import costs_of, schedule_of, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from hpgo.machine.cluster import Cluster
+    from hpgo.model.profile import Profile
+    from hpgo.planning.plans import Plan
+    from hpgo.planning.question import Question
+    from hpgo.programs.orders import Family, Schedule
+    from hpgo.programs.stages import Stage
+
+    _Try = tuple[Plan | None, ScheduleChoice]  # the best plan of a schedule, if any, and what to say of it
+
+RUN_ON_PLANS = ("zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential")
+"""Schedules with one stage a device that are planned by running them on the planner's cuts."""
+
+_FRUGAL = ("zb", "sequential")
+"""Those of them that can do with one activation a stage, which is less than 1F1B's."""
+
+COMPARED = {
+    "interleaved": (2, 4),
+    "interleaved_overlap": (2, 4),
+    "looped_bfs": (2, 4),
+    "hanayo": (2,),
+    "interleaved_zb": (2, 4),
+    "zb_v": (2,),
+    "v_half": (2,),
+    "v_min": (2,),
+    "dualpipe_v": (2,),
+}
+"""Schedules with several stages a device, and how many are tried: `auto` says what they would give."""
+
+_SIZES = 6  # micro-batch sizes tried, those nearest to the best of eager 1F1B
+_STOPPED = "not tried, as the search was stopped"
+_MOST_ACTIONS = 50_000  # simulated for one candidate; a larger one would take more than a few hundredths of a second
+
+
+def check(name: object) -> None:
+    """Raises ArgumentError, with the reason, for a schedule that no plan can be made for."""
+    known = {family.name: family for family in schedules()}
+    plannable = (*SCHEDULES, *RUN_ON_PLANS)
+    if name == "auto" or name in plannable:
+        return
+    if not isinstance(name, str) or name not in known:
+        raise ArgumentError(f"there is no schedule {name!r}", near(str(name), ["auto", *plannable]))
+    why, hint = _refusal(known[name])
+    raise ArgumentError(f"can't plan for schedule {name!r}: {why}", hint)
+
+
+def _refusal(family: Family) -> tuple[str, str]:
+    plannable = f"choose auto or one of {', '.join((*SCHEDULES, *RUN_ON_PLANS))}"
+    if family.pace == "asynchronous":
+        return "it updates weights while micro-batches are under way, so no step of it ends", plannable
+    if family.name in {"forward_only", "staggered"}:
+        return (
+            "it has no backward passes, and a plan is a training step",
+            "`hpgo.partition` plans inference; `hpgo.simulate` runs this schedule",
+        )
+    if family.chains > 1:
+        return "it keeps two copies of the model", plannable
+    return (
+        "it runs several stages on a device, and a plan has one",
+        "`auto` says what it would give; `hpgo.simulate` runs it",
+    )
+
+
+def run_on(plan: Plan, name: str) -> Plan:
+    """`plan` with its stages run by the schedule `name` of `RUN_ON_PLANS`: simulated, with the memory that this takes.
+
+    A backward pass is halved into I and W where the schedule splits it, and activations are held until W. A forward and
+    a backward that run as one take as long as one after the other: profiles don't tell what that saves. `zb` takes the
+    cap on activations that gives the shortest step within memory. Raises ArgumentError for a plan that recomputes
+    activations: what I recomputes would be held until W too, which the cost model does not know.
+    """
+    if plan.recompute:
+        raise ArgumentError(
+            f"`{name}` is planned with activations kept", "leave recomputation to 1f1b, eager_1f1b or gpipe"
+        )
+    if name != "zb":
+        return _run_with(plan, name, None)
+    depth = len(plan.stages)
+    cap = max(1, depth // 2)
+    runs = [_run_with(plan, name, most) for most in sorted({cap, depth, depth + depth // 2, 2 * depth})]
+    fitting = [run for run in runs if run.fits]
+    if fitting:
+        return min(fitting, key=lambda run: run.step_s)
+    run = runs[0]
+    while cap > 1 and not run.fits:
+        cap //= 2
+        run = _run_with(plan, name, cap)
+    return run
+
+
+def _run_with(plan: Plan, name: str, cap: int | None) -> Plan:
+    """As `run_on`, with at most `cap` activations on each device; the peak that comes out is a cap that gives it."""
+    each = [stage.memory.activations_bytes / max(1, stage.in_flight) for stage in plan.stages]
+    while True:
+        peaks = [cap or 1] * len(plan.stages)
+        orders = schedule_of(_held(plan, name, peaks, each), name)
+        peaks = orders.peak_in_flight
+        if cap is None or max(peaks) >= cap:
+            break
+        cap = max(peaks)
+    run = _held(plan, name, peaks, each)
+    return replace(run, step_s=simulate(run).makespan_s)
+
+
+def _held(plan: Plan, name: str, in_flight: list[int], each_bytes: list[float]) -> Plan:
+    """The plan run by `name`, with so many activations on each stage; the step is still the old one."""
+    split = _splits_backward(name)
+    stages = tuple(
+        replace(
+            stage,
+            in_flight=count,
+            sync_tail_s=_tail_s(stage) if split else stage.sync_tail_s,
+            memory=replace(stage.memory, activations_bytes=count * each),
+        )
+        for stage, count, each in zip(plan.stages, in_flight, each_bytes, strict=True)
+    )
+    return replace(plan, schedule=name, stages=stages, lower_bound_s=None, alternatives=(), schedules=())
+
+
+def _splits_backward(name: str) -> bool:
+    return any(family.splits_backward for family in schedules() if family.name == name)
+
+
+def _tail_s(stage: Stage) -> float:
+    """Synchronisation after the last W, at most: W is the half of the backward that the sums can hide behind."""
+    return min(stage.sync_s, stage.sync_tail_s + stage.backward_s / 2)
+
+
+@dataclass(slots=True)
+class _Clock:
+    """When to stop trying."""
+
+    end_s: float
+    stopped: bool = False
+
+    @classmethod
+    def of(cls, deadline_s: float | None) -> _Clock:
+        return cls(float("inf") if deadline_s is None else time.monotonic() + deadline_s)
+
+    def search(self, question: Question, progress: Callable[[float, float], object] | None) -> Plan:
+        """The planner's search, in half of the time left; if Ctrl-C ended it, nothing more is to be tried."""
+        started_s = time.monotonic()
+        allowed_s = None if self.end_s == float("inf") else max(1e-3, (self.end_s - started_s) / 2)
+        plan = search(question, allowed_s, progress)
+        in_time = allowed_s is None or time.monotonic() - started_s < allowed_s
+        self.stopped = in_time and not plan.finished
+        return plan
+
+    def glance(self, question: Question) -> Plan | None:
+        """What the planner finds at a glance, if anything; the same on every machine unless time runs out."""
+        left_s = None if self.end_s == float("inf") else max(1e-3, self.end_s - time.monotonic())
+        try:
+            return plan_of(question, _core.quick_plan(question, left_s))
+        except InfeasibleError:
+            return None
+        except KeyboardInterrupt:  # also how the search says that it found nothing in time
+            if self.over():
+                return None
+            raise
+
+    def over(self) -> bool:
+        self.stopped = self.stopped or time.monotonic() >= self.end_s
+        return self.stopped
+
+
+def best(
+    question: Question,
+    *,
+    deadline_s: float | None,
+    progress: Callable[[float, float], object] | None,
+) -> Plan:
+    """The shortest step of a schedule of `RUN_ON_PLANS` among the plans tried, as `hpgo.plan` gives it.
+
+    Raises InfeasibleError if none of them fits.
+    """
+    name = question.schedule
+    if question.recompute == (True,):
+        raise ArgumentError(
+            f"`{name}` is planned with activations kept", "leave recomputation to 1f1b, eager_1f1b or gpipe"
+        )
+    clock = _Clock.of(deadline_s)
+    kept = replace(question, schedule="1f1b", recompute=(False,))
+    cuts, placements = "all", "all"
+    try:
+        first = clock.search(kept, progress)
+        plans = _candidates(kept, [first], clock)
+        cuts, placements = first.cuts, first.placements
+    except InfeasibleError:
+        sparest = list(_sparest(kept, clock)) if name in _FRUGAL else []
+        if not sparest:
+            raise
+        plans = iter(sparest)
+    runs: list[Plan] = []
+    try:
+        for run in _runs(plans, name, clock):
+            runs.append(run)  # noqa: PERF402 -- those before Ctrl-C stay
+    except KeyboardInterrupt:
+        if not any(run.fits for run in runs):
+            raise
+        clock.stopped = True
+    winner, choice = _shortest(runs, name)
+    if winner is None:
+        raise InfeasibleError(
+            f"no plan that was tried fits `{name}`: the one that comes closest {choice.why}",
+            "choose schedule='auto', a smaller micro-batch, or devices with more memory",
+        )
+    return replace(winner, cuts=cuts, placements=placements, finished=not clock.stopped)
+
+
+def best_of_all(
+    question: Question,
+    *,
+    deadline_s: float | None,
+    progress: Callable[[float, float], object] | None,
+) -> Plan:
+    """The shortest step over all schedules that can be planned; `Plan.schedules` says what each would give.
+
+    Raises InfeasibleError if no schedule fits, with what eager 1F1B lacks.
+    """
+    clock = _Clock.of(deadline_s)
+    tries: list[_Try] = []
+    try:
+        for tried in _tries(question, clock=clock, progress=progress):
+            tries.append(tried)  # noqa: PERF402 -- those before Ctrl-C stay
+    except KeyboardInterrupt:
+        if not any(plan for plan, _ in tries):
+            raise
+        clock.stopped = True
+    winner = min((plan for plan, _ in tries if plan is not None), key=lambda plan: plan.step_s)
+    choices = [choice for _, choice in tries]
+    listed = {choice.name for choice in choices}
+    choices += [_unknown(name, _STOPPED) for name in (*SCHEDULES, *RUN_ON_PLANS, *COMPARED) if name not in listed]
+    choices.sort(key=lambda choice: (choice.step_s is None, choice.step_s or 0.0))
+    return replace(winner, schedules=tuple(choices), finished=winner.finished and not clock.stopped)
+
+
+def _tries(
+    question: Question,
+    *,
+    clock: _Clock,
+    progress: Callable[[float, float], object] | None,
+) -> Iterator[_Try]:
+    """The best plan of each schedule, and what to say of it; raises InfeasibleError if no schedule fits."""
+    try:
+        first = clock.search(replace(question, schedule="eager_1f1b"), progress)
+    except InfeasibleError as error:
+        yield from _frugal_tries(question, clock, error)
+        return
+    yield first, _choice(first, first.limit)
+    found = [first]
+    for name in ("1f1b", "gpipe"):  # they hold as much as eager 1F1B, or more
+        if clock.over():
+            return
+        try:
+            plan = clock.search(replace(question, schedule=name), progress)
+        except HpgoError as error:
+            yield None, _unknown(name, error.message)
+            continue
+        found.append(plan)
+        yield plan, _choice(plan, plan.limit)
+    if question.recompute == (True,):
+        for name in (*RUN_ON_PLANS, *COMPARED):
+            yield None, _unknown(name, "is planned with activations kept")
+        return
+    kept = replace(question, schedule="1f1b", recompute=(False,))
+    cuts = list(_candidates(kept, [plan for plan in found if not plan.recompute], clock))
+    cuts = cuts or list(_sparest(kept, clock))
+    for name in RUN_ON_PLANS:
+        yield _shortest(list(_runs(cuts, name, clock)), name)
+    for choice in _compared(kept, first.micro_batch_size, clock):
+        yield None, choice
+
+
+def _frugal_tries(question: Question, clock: _Clock, error: InfeasibleError) -> Iterator[_Try]:
+    """As `_tries` where 1F1B fits nowhere, nor GPipe, which holds more: `error` says why."""
+    kept = replace(question, schedule="1f1b", recompute=(False,))
+    cuts = [] if question.recompute == (True,) else list(_sparest(kept, clock))
+    tries = [_shortest(list(_runs(cuts, name, clock)), name) for name in _FRUGAL]
+    if not any(plan for plan, _ in tries):
+        raise error
+    yield from tries
+    for name in SCHEDULES:
+        yield None, _unknown(name, error.message)
+    for name in RUN_ON_PLANS:
+        if name not in _FRUGAL:
+            yield _shortest(list(_runs(cuts, name, clock)), name)
+    for choice in _compared(kept, cuts[0].micro_batch_size, clock):
+        yield None, choice
+
+
+def _runs(plans: Iterable[Plan], name: str, clock: _Clock) -> Iterator[Plan]:
+    """`plans` run by `name`, at least one of them, however late it is."""
+    ran = False
+    for plan in plans:
+        if _small(plan) and not (ran and clock.over()):
+            yield run_on(plan, name)
+            ran = True
+
+
+def _shortest(runs: list[Plan], name: str) -> _Try:
+    """The run with the shortest step that fits, and what to say of it."""
+    fitting = [run for run in runs if run.fits]
+    if not fitting:
+        return None, _lacking(name, runs)
+    shortest = replace(min(fitting, key=lambda run: run.step_s), labels=0, simulated=len(runs), finished=True)
+    return shortest, _choice(shortest, shortest.limit)
+
+
+def _candidates(question: Question, first: list[Plan], clock: _Clock) -> Iterator[Plan]:
+    """Plans to run other schedules on: `first`, and 1F1B's best for every depth and micro-batch size worth trying."""
+    seen = set()
+    for plan in first:
+        seen.add(_cut(plan))
+        yield plan
+    near_size = first[0].micro_batch_size if first else question.micro_batch_sizes[0]
+    for size in _sizes(question, near_size):
+        for found in _each_depth(replace(question, micro_batch_sizes=(size,)), clock):
+            if _cut(found) not in seen:
+                seen.add(_cut(found))
+                yield found
+
+
+def _sparest(question: Question, clock: _Clock) -> Iterator[Plan]:
+    """Plans that hold least: the best for one micro-batch at a time, of the smallest sizes. Their step is still its."""
+    batch = question.global_batch_size
+    sizes = [size for size in sorted(question.micro_batch_sizes) if 3 * batch // size <= _MOST_ACTIONS]
+    for size in sizes[:_SIZES]:
+        single = replace(question, global_batch_size=size, micro_batch_sizes=(size,))
+        for found in _each_depth(single, clock):
+            one_device_step_s = batch // size * found.one_device_step_s
+            yield replace(found, global_batch_size=batch, one_device_step_s=one_device_step_s)
+
+
+def _each_depth(question: Question, clock: _Clock) -> Iterator[Plan]:
+    """1F1B's best plan for every depth worth trying."""
+    for depth in _depths(question.cluster, min(question.most_stages, len(question.profile.layers))):
+        if clock.over():
+            return
+        most_replicas = -(-question.cluster.devices // depth)
+        found = clock.glance(replace(question, most_stages=depth, most_replicas=most_replicas))
+        if found is not None:
+            yield found
+
+
+def _cut(plan: Plan) -> tuple[object, ...]:
+    return plan.micro_batch_size, tuple((stage.layers, stage.devices) for stage in plan.stages)
+
+
+def _sizes(question: Question, near_size: int) -> list[int]:
+    """Micro-batch sizes worth trying: the nearest by ratio."""
+    return sorted(question.micro_batch_sizes, key=lambda size: max(size / near_size, near_size / size))[:_SIZES]
+
+
+def _depths(cluster: Cluster, most: int) -> list[int]:
+    """Stages of a pipeline worth trying: powers of two, and as many as there are devices."""
+    powers = {2**power for power in range(cluster.devices.bit_length())}
+    return sorted(depth for depth in powers | {cluster.devices} if depth <= min(most, cluster.devices))
+
+
+def _small(plan: Plan) -> bool:
+    return 3 * plan.micro_batches * len(plan.stages) <= _MOST_ACTIONS
+
+
+def _compared(question: Question, near_size: int, clock: _Clock) -> list[ScheduleChoice]:
+    """What the schedules with several stages a device would give on balanced cuts."""
+    priced: dict[tuple[object, ...], Plan] = {}
+    tried: dict[str, list[ScheduleChoice]] = {name: [] for name in COMPARED}
+    refused: dict[str, str] = {}
+    options = {family.name: family.options for family in schedules()}
+    row = _row_of_cuts(question.profile)
+    cluster = question.cluster
+    for size in _sizes(question, near_size):
+        for depth in _depths(cluster, min(question.most_stages, cluster.devices)):
+            if depth == 1 or cluster.devices % depth or size < cluster.devices // depth * question.smallest_share:
+                continue
+            for name, counts in COMPARED.items():
+                for chunks in counts:
+                    micro_batches = question.global_batch_size // size
+                    stages = depth * chunks
+                    if clock.over() or 3 * micro_batches * stages > _MOST_ACTIONS or stages > len(row) - 1:
+                        continue
+                    try:
+                        orders = schedule(name, ranks=depth, micro_batches=micro_batches, chunks=chunks)
+                    except ArgumentError as error:
+                        refused[name] = error.message
+                        continue
+                    key = (size, depth, orders.rank_of_stage)
+                    if key not in priced:
+                        priced[key] = _priced(replace(question, micro_batch_sizes=(size,)), row, orders)
+                    plan = priced[key]
+                    if "durations" in options[name]:
+                        orders = schedule(
+                            name, ranks=depth, micro_batches=micro_batches, chunks=chunks, durations=_durations(plan)
+                        )
+                    tried[name].append(_simulated(name, plan, orders, chunks))
+    choices = []
+    for name, runs in tried.items():
+        if not runs:
+            why = _STOPPED if clock.stopped else "no cut into so many stages"
+            choices.append(_unknown(name, refused.get(name, why)))
+            continue
+        choices.append(min(runs, key=lambda run: (run.missing_bytes, run.step_s or 0.0)))
+    return choices
+
+
+def _durations(plan: Plan) -> Durations:
+    halves = tuple(stage.backward_s / 2 for stage in plan.stages)
+    transfer_s = max((stage.transfer_s for stage in plan.stages[:-1]), default=0.0)
+    return Durations(tuple(stage.forward_s for stage in plan.stages), halves, halves, transfer_s)
+
+
+def _simulated(name: str, plan: Plan, orders: Schedule, chunks: int) -> ScheduleChoice:
+    """What `orders` gives on a plan with all chunks' stages priced, each on devices of its own."""
+    costs = costs_of(plan)
+    del costs["memory_cap_bytes"]
+    if _splits_backward(name):
+        costs["gradient_sync_s"] = [_tail_s(stage) for stage in plan.stages]
+    timeline = simulate(orders, **costs)
+    peaks = [float(peak) for peak in timeline.measures.peak_memory_bytes or ()]
+    room = [float("inf")] * orders.ranks
+    for stage, rank in zip(plan.stages, orders.rank_of_stage, strict=True):
+        room[rank] = min(room[rank], stage.capacity_bytes)
+    missing = max(0.0, *(peak - capacity for peak, capacity in zip(peaks, room, strict=True)))
+    lacking = f"lacks {format_bytes(missing)} on a device; " if missing else ""
+    return ScheduleChoice(
+        name=name,
+        step_s=None if missing else timeline.makespan_s,
+        peak_bytes=max(peaks),
+        missing_bytes=missing,
+        stages=orders.stages,
+        chunks=chunks,
+        micro_batch_size=plan.micro_batch_size,
+        planned=False,
+        why=f"{lacking}runs {chunks} stages on a device, and a plan has one: this is what balanced cuts would give",
+    )
+
+
+def _priced(question: Question, row: list[tuple[int, ...]], orders: Schedule) -> Plan:
+    """Balanced stages for the placement of `orders`, priced on a cluster that has each device once for each chunk.
+
+    Links join machines and the devices inside them as before, so that transfers and sums take what they do on it.
+    """
+    profile, cluster = question.profile, question.cluster
+    chunks = orders.stages // orders.ranks
+    machines = tuple(replace(machine, count=machine.count * chunks) for machine in cluster.machines)
+    copies = []  # of each device: the number of its copy for each chunk
+    begin = 0
+    for machine in cluster.machines:
+        copies += [[begin + chunk * machine.count + at for chunk in range(chunks)] for at in range(machine.count)]
+        begin += machine.count * chunks
+    replicas = cluster.devices // orders.ranks
+    share = question.micro_batch_sizes[0] / replicas
+    at = min(range(len(profile.batch_sizes)), key=lambda index: abs(profile.batch_sizes[index] - share))
+    seconds = [layer.forward_s[at] + layer.backward_s[at] for layer in profile.layers]
+    ends = _balanced([sum(seconds[layer] for layer in layers) for layers in row], orders.stages)
+    used = [0] * orders.ranks
+    rows = []
+    for stage, rank in enumerate(orders.rank_of_stage):
+        devices = [copies[rank * replicas + replica][used[rank]] for replica in range(replicas)]
+        used[rank] += 1
+        rows.append((sorted(set(row[ends[stage + 1]]) - set(row[ends[stage]])), devices))
+    whole = replace(question, schedule="gpipe", cluster=replace(cluster, machines=machines))
+    return price(whole, rows)
+
+
+def _row_of_cuts(profile: Profile) -> list[tuple[int, ...]]:
+    """Cut points one behind the other: all of a chain, and of a branching model those that each hold the last."""
+    row: list[tuple[int, ...]] = [()]
+    for state in cut_points(profile).states:
+        if len(state.layers) > len(row[-1]) and set(row[-1]) <= set(state.layers):
+            row.append(state.layers)
+    return row
+
+
+def _balanced(seconds_before: list[float], stages: int) -> list[int]:
+    """Indices of the cuts around each of `stages` stages whose longest is as short as it can be.
+
+    >>> _balanced([0.0, 1.0, 3.0, 4.0, 6.0], 2)
+    [0, 2, 4]
+    """
+    last = len(seconds_before) - 1
+
+    def ends(limit_s: float) -> list[int]:
+        cuts = [0]
+        for stage in range(stages):
+            full = bisect_right(seconds_before, seconds_before[cuts[-1]] + limit_s) - 1
+            cuts.append(max(cuts[-1] + 1, min(full, last - (stages - 1 - stage))))
+        return cuts
+
+    low_s, high_s = 0.0, seconds_before[-1]
+    for _ in range(50):
+        middle_s = (low_s + high_s) / 2
+        if ends(middle_s)[-1] >= last and _longest(seconds_before, ends(middle_s)) <= middle_s:
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    return [*ends(high_s)[:-1], last]
+
+
+def _longest(seconds_before: list[float], cuts: list[int]) -> float:
+    return max(seconds_before[end] - seconds_before[begin] for begin, end in pairwise(cuts))
+
+
+def _choice(plan: Plan, why: str) -> ScheduleChoice:
+    return ScheduleChoice(
+        name=plan.schedule,
+        step_s=plan.step_s if plan.fits else None,
+        peak_bytes=max(stage.memory.total_bytes for stage in plan.stages),
+        missing_bytes=plan.missing_bytes,
+        stages=len(plan.stages),
+        chunks=1,
+        micro_batch_size=plan.micro_batch_size,
+        planned=True,
+        why=why,
+    )
+
+
+def _lacking(name: str, runs: list[Plan]) -> ScheduleChoice:
+    if not runs:
+        return _unknown(name, "no cut was tried: none was found, or it has too many micro-batches to simulate")
+    closest = min(runs, key=lambda run: run.missing_bytes)
+    choice = _choice(closest, "")
+    return replace(choice, why=f"lacks {format_bytes(choice.missing_bytes)} on a device")
+
+
+def _unknown(name: str, why: str) -> ScheduleChoice:
+    return ScheduleChoice(name, None, None, 0.0, 0, 0, 0, name not in COMPARED, why)

@@ -1,0 +1,200 @@
+"""The three ways to a plan: `plan` searches, `evaluate` prices a plan that you give, `exhaustive` tries everything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Unpack
+
+from hpgo import _core
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import as_whole, shown
+from hpgo.machine.cluster import MOST_DEVICES
+from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question, count, is_number
+from hpgo.planning.search import plan_of, price, search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hpgo.machine.cluster import Cluster
+    from hpgo.model.profile import Profile
+    from hpgo.planning.plans import Plan
+    from hpgo.planning.question import Options
+
+
+def plan(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    global_batch_size: int,
+    max_stages: int | None = None,
+    deadline_s: float | None = None,
+    progress: Callable[[float, float], object] | None = None,
+    **options: Unpack[Options],
+) -> Plan:
+    """The plan with the shortest simulated step, with a proven bound on how much shorter any other could be.
+
+    Args:
+        profile: what each layer costs.
+        cluster: what is connected to what.
+        global_batch_size: samples in a step, over all devices and micro-batches.
+        max_stages: stages at most.
+        deadline_s: return the best plan found so far after this many seconds, with its gap. Ctrl-C does the same.
+        progress: called about ten times a second with the best step so far, infinite before there is one, and
+            the lower bound.
+        options: any of these.
+
+    Options, with their defaults:
+        schedule="eager_1f1b": `1f1b`, `eager_1f1b` or `gpipe`; `zb_h1`, `zb_h2`, `zb`, `1f1b_overlap` or
+            `sequential`, which are simulated on cuts that the search finds, without a bound; or `auto`, which takes the
+            one with the shortest step, and says in `Plan.schedules` what each would give.
+        micro_batch_size=None: samples that enter the pipeline at once; None tries every divisor of the batch that
+            makes at most 65,536 micro-batches.
+        min_micro_batch_size=None: the smallest share of a micro-batch that a device may get, in samples; None is the
+            smallest batch size that the profile was measured with, below which it can't be trusted.
+        recompute=False: keep activations (False), recompute them in the backward pass (True), or whichever is better
+            ("auto").
+        uneven=True: let replicas of a stage get shares that differ by one sample; the largest share counts.
+        overlap=True: let gradient synchronisation start before the backward pass has ended, layer by layer.
+        memory=None: what a device holds besides activations, a `hpgo.MemoryModel`; None is Adam.
+        count_loading=False: count the time of layers that load data (`Profile.loading`) as part of the step; else a
+            loader is taken to work ahead.
+
+    Raises ArgumentError or ClusterError for input that makes no sense; InfeasibleError if no plan fits the devices'
+    memory, with the stage and device that lack it, how much, and what would help; HpgoError if the deadline, and
+    KeyboardInterrupt if Ctrl-C, came before there was any plan.
+
+    Method: docs/planner.md; after DAPPLE (Fan et al., PPoPP 2021) for stages, warm-up windows and uneven replication.
+
+    >>> import hpgo
+    >>> best = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    >>> [(len(stage.layers), stage.replicas) for stage in best.stages], round(best.gap, 9)
+    ([(32, 8), (21, 8)], 0.0)
+    """
+    question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
+    if max_stages is not None:
+        question = replace(question, most_stages=count("max_stages", max_stages))
+    if deadline_s is not None and not (is_number(deadline_s) and deadline_s > 0):
+        raise ArgumentError(f"deadline_s is {deadline_s!r}", "give a positive number of seconds")
+    if progress is not None and not callable(progress):
+        raise ArgumentError(f"progress is {progress!r}", "give a function of the best step and the lower bound")
+    if question.schedule in SCHEDULES:
+        return search(question, deadline_s, progress)
+    from hpgo.planning import choose  # loads what simulates, which the search does without
+
+    choose.check(question.schedule)
+    best = choose.best_of_all if question.schedule == "auto" else choose.best
+    return best(question, deadline_s=deadline_s, progress=progress)
+
+
+def evaluate(
+    profile: Profile,
+    cluster: Cluster,
+    stages: Sequence[tuple[Iterable[str] | int, Sequence[int]]],
+    *,
+    global_batch_size: int,
+    **options: Unpack[Options],
+) -> Plan:
+    """Prices a plan that you give, as `plan` would: the same model, the same report, no search.
+
+    Args:
+        profile: what each layer costs.
+        cluster: what is connected to what.
+        stages: for each stage its layers and its devices. Layers are ids, or a number of layers: the next so many in
+            the profile's order.
+        global_batch_size: samples in a step.
+        options: those of `plan`. Without `micro_batch_size` the best one is taken.
+
+    A plan that doesn't fit memory is priced all the same: see `Plan.fits` and `Stage.headroom_bytes`. Under
+    `eager_1f1b` each stage runs ahead as far as memory allows, or less where simulation says that this is faster.
+
+    Raises ArgumentError for layers or devices that are unknown, missing or used twice.
+
+    >>> import hpgo
+    >>> profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
+    >>> plan = hpgo.evaluate(profile, cluster, [(26, range(8)), (27, range(8, 16))], global_batch_size=64)
+    >>> plan.gap is None, plan.step_s > hpgo.plan(profile, cluster, global_batch_size=64).step_s
+    (True, True)
+    """
+    question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
+    rows = _rows(question.profile, stages)
+    if question.schedule in SCHEDULES:
+        return price(question, rows)
+    from hpgo.planning import choose  # loads what simulates, which pricing does without
+
+    choose.check(question.schedule)
+    if question.schedule == "auto":
+        raise ArgumentError("can't price a plan for schedule 'auto'", "it chooses a schedule for `plan`")
+    return choose.run_on(price(replace(question, schedule="1f1b"), rows), question.schedule)
+
+
+def exhaustive(profile: Profile, cluster: Cluster, *, global_batch_size: int, **options: Unpack[Options]) -> Plan:
+    """The best of all plans, each of them simulated: at most 12 layers in a row on 8 devices. Arguments as for `plan`.
+
+    Raises ArgumentError if the question is larger than that; InfeasibleError if no plan fits.
+
+    >>> import hpgo
+    >>> profile = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1.0, 2.0, 1.0], backward_s=[2.0, 4.0, 2.0],
+    ...                              activation_bytes=[1e6] * 3, parameter_bytes=[1e6] * 3)
+    >>> cluster = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10)
+    >>> hpgo.exhaustive(profile, cluster, global_batch_size=4).step_s.__round__(2)
+    24.0
+    """
+    question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
+    if question.schedule not in SCHEDULES:
+        raise ArgumentError(
+            f"can't try all plans for schedule {question.schedule!r}", f"choose one of {', '.join(SCHEDULES)}"
+        )
+    found, plans = _core.exhaustive(question)
+    best = plan_of(question, found)
+    return replace(best, lower_bound_s=best.step_s, simulated=plans)
+
+
+def _rows(
+    profile: Profile, stages: Sequence[tuple[Iterable[str] | int, Sequence[int]]]
+) -> list[tuple[list[int], list[int]]]:
+    """Layers of each stage, by their place in the profile, and its devices. Raises ArgumentError for what is none."""
+    index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
+    rows: list[tuple[list[int], list[int]]] = []
+    taken = 0
+    for number, stage in enumerate(_listed("stages", stages, most=len(profile.layers))):
+        if not isinstance(stage, tuple | list) or len(stage) != 2:
+            raise ArgumentError(f"stage {number} is {shown(stage)}", "give each stage its layers and its devices")
+        layers, devices = stage[0], _listed(f"the devices of stage {number}", stage[1], most=MOST_DEVICES)
+        if as_whole(layers) is not None:
+            layers = count(f"the number of layers of stage {number}", layers)
+            if taken + layers > len(profile.layers):
+                raise ArgumentError(
+                    f"stages name {taken + layers} layers, but profile `{profile.name}` has {len(profile.layers)}",
+                    "give each stage a smaller number of layers",
+                )
+            indices = list(range(taken, taken + layers))
+        else:
+            indices = []
+            for layer in _listed(f"the layers of stage {number}", layers, most=len(profile.layers)):
+                if not isinstance(layer, str) or layer not in index_of:
+                    raise ArgumentError(
+                        f"profile `{profile.name}` has no layer {shown(layer)}", "stages name layer ids"
+                    )
+                indices.append(index_of[layer])
+        taken += len(indices)
+        numbers = []
+        for device in devices:
+            whole = as_whole(device)
+            if whole is None or not 0 <= whole < NO_LIMIT:
+                raise ArgumentError(f"stage {number} names device {device!r}", "devices are numbered from 0")
+            numbers.append(whole)
+        rows.append((indices, numbers))
+    return rows
+
+
+def _listed(name: str, values: Any, *, most: int) -> list[Any]:
+    if isinstance(values, str):
+        raise ArgumentError(f"{name} are {shown(values)}", "give a list")
+    try:
+        listed = list(islice(values, most + 1))
+    except TypeError:
+        raise ArgumentError(f"{name} are {shown(values)}", "give a list") from None
+    if len(listed) > most:
+        raise ArgumentError(f"{name} are more than {most}", "name each once")
+    return listed

@@ -1,0 +1,220 @@
+"""Plans: which device runs which layers, in how many micro-batches, how long a step takes, and how sure that is.
+
+A `Plan` is plain numbers, without native or framework objects, so it can be pickled, compared and saved.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import shown
+from hpgo.planning import limits
+from hpgo.programs.ranks import RankPlan, rank_plan
+from hpgo.programs.stages import Stage  # noqa: TC001 -- `record` looks it up
+
+if TYPE_CHECKING:
+    import os
+
+    from hpgo.timing.timeline import Timeline
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A plan that people try first, and what it would give."""
+
+    name: str
+    step_s: float | None
+    """None if it can't run."""
+    stages: int
+    micro_batch_size: int
+    missing_bytes: float
+    """Memory that a device lacks for it; 0 if it fits."""
+    why: str
+    """Why it is worse, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleChoice:
+    """What a schedule would give for a question."""
+
+    name: str
+    step_s: float | None
+    """Of the best plan that fits; None if none does."""
+    peak_bytes: float | None
+    """On the fullest device; None if no plan was found."""
+    missing_bytes: float
+    """Memory that a device lacks for it; 0 if it fits."""
+    stages: int
+    chunks: int
+    """Stages on each device."""
+    micro_batch_size: int
+    planned: bool
+    """Whether `hpgo.plan(schedule=name)` makes the plan; else the step is only there to compare."""
+    why: str
+    """What keeps its step from being shorter, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A way to train: stages on devices, micro-batches, and the step that it is predicted to take.
+
+    Times are seconds. `step_s` is the simulated step of `schedule`; no plan of the search space takes less than
+    `lower_bound_s`, and `gap` is the share by which the plan may miss it.
+    """
+
+    profile: str
+    cluster: str
+    schedule: str
+    global_batch_size: int
+    micro_batch_size: int
+    recompute: bool
+    stages: tuple[Stage, ...]
+    step_s: float
+    one_device_step_s: float
+    """The same step on one device that has memory enough."""
+    cluster_devices: int
+    """Devices of the cluster, idle ones included."""
+    lower_bound_s: float | None = None
+    """None for a plan that was priced, not searched for."""
+    alternatives: tuple[Alternative, ...] = ()
+    schedules: tuple[ScheduleChoice, ...] = ()
+    """What each schedule would give, best first; empty unless `auto` compared them."""
+    cuts: str = "all"
+    """Which cut points were tried: all, or why only those of one order of the layers."""
+    placements: str = "all"
+    """Which placements were tried: all, or compact ones."""
+    finished: bool = True
+    """Whether the search ran to its end; else a deadline or Ctrl-C stopped it."""
+    labels: int = 0
+    """Partial plans that the search looked at."""
+    loading_s: float = 0.0
+    """Seconds in which the profile's slowest input layer loads one batch of the profile; not part of the step."""
+    simulated: int = 0
+    """Plans that it simulated."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in a step."""
+        return self.global_batch_size // self.micro_batch_size
+
+    @property
+    def devices(self) -> int:
+        """Devices in use."""
+        return sum(stage.replicas for stage in self.stages)
+
+    @property
+    def gap(self) -> float | None:
+        """How much longer than the lower bound the step may be: 0.02 is two percent; 0 proves the plan optimal."""
+        if self.lower_bound_s is None:
+            return None
+        return max(0.0, _ratio(self.step_s, self.lower_bound_s) - 1)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput; infinite if nothing takes time."""
+        return _ratio(self.global_batch_size, self.step_s)
+
+    @property
+    def speed_up(self) -> float:
+        """Over one device with memory enough."""
+        return _ratio(self.one_device_step_s, self.step_s)
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step in which the plan's devices don't compute."""
+        busy_s = sum(s.replicas * (s.forward_s + s.backward_s) for s in self.stages) * self.micro_batches
+        return 1 - _ratio(busy_s, self.devices * self.step_s)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device holds what it must."""
+        return not self.missing_bytes
+
+    @property
+    def missing_bytes(self) -> float:
+        """Memory that a device lacks; 0 if the plan fits."""
+        return max(0.0, -min(stage.headroom_bytes for stage in self.stages))
+
+    @property
+    def limit(self) -> str:
+        """What keeps the step from being shorter, in words."""
+        return limits.describe(self.stages, self.micro_batches, self.step_s)
+
+    def timeline(self) -> Timeline:
+        """The simulated step: `hpgo.simulate` of this plan."""
+        from hpgo.timing.simulation import simulate  # it runs plans
+
+        return simulate(self)
+
+    def for_rank(self, rank: int) -> RankPlan:
+        """What the process with this rank does, if rank r runs on device r.
+
+        Raises ArgumentError for a rank that the plan leaves idle.
+
+        >>> import hpgo
+        >>> plan = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=2048)
+        >>> mine = plan.for_rank(3)
+        >>> mine.stage, mine.replica, mine.rows
+        (0, 3, range(104, 138))
+        """
+        return rank_plan(self.stages, rank, micro_batch_size=self.micro_batch_size, micro_batches=self.micro_batches)
+
+    def to_json(self) -> str:
+        """The plan as versioned JSON, described in `docs/plan.md`; `Plan.from_json` reads it back."""
+        return json.dumps({"format": "hpgo.plan", "version": _VERSION} | asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "the plan") -> Plan:
+        """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it."""
+        with hinted("make it again"):
+            return cls._of_text(text, source)
+
+    @classmethod
+    def _of_text(cls, text: str, source: str) -> Plan:
+        if not isinstance(text, str) or not text.lstrip().startswith("{"):
+            raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
+        top = Section(parse(text, source, ArgumentError), source, ArgumentError)
+        if top.get("format", None) != "hpgo.plan":
+            raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
+        version = top.get("version", None)
+        if version != _VERSION:
+            raise ArgumentError(f"{source} is a plan of version {shown(version)}, not {_VERSION}")
+        plan = record(cls, top, optional={"schedules"})  # added within version 1
+        for index, stage in enumerate(plan.stages):
+            if not (stage.layers and stage.devices and stage.share):
+                raise ArgumentError(f"{source}: stage {index} has no layers, devices or samples")
+        if not plan.stages or plan.step_s < 0:
+            raise ArgumentError(f"{source} has no stages, or a step of negative time")
+        if not plan.micro_batch_size or plan.global_batch_size % plan.micro_batch_size:
+            raise ArgumentError(
+                f"{source}: micro-batches of {plan.micro_batch_size} don't make a batch of {plan.global_batch_size}"
+            )
+        return plan
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON. Raises ArgumentError if the file can't be written."""
+        write_text(path, self.to_json() + "\n", ArgumentError)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Plan:
+        """Reads a plan that `save` wrote. Raises ArgumentError naming the file."""
+        return cls.from_json(read_text(path, ArgumentError), source=str(path))
+
+    def __str__(self) -> str:
+        from hpgo.show.report import table  # it reads plans
+
+        return table(self)
+
+
+def _ratio(value: float, base: float) -> float:
+    """`value / base`, for times that may be zero: one if both are."""
+    if base:
+        return value / base
+    return math.inf if value else 1.0

@@ -1,0 +1,205 @@
+"""What the planner is asked: a profile, a cluster, and settings, checked once for whoever answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, TypedDict
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.units import format_bytes, parse_bytes
+from hpgo.base.wording import as_float, as_whole, counted, near, shown
+from hpgo.machine.cluster import Cluster
+from hpgo.model.profile import Profile
+
+SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
+"""What the search plans for, with a proof; `hpgo.planning.choose` runs other schedules on what it finds.
+
+`1f1b` warms up as little as keeps all stages busy; `eager_1f1b` runs stages ahead where memory allows, which hides
+transfers; `gpipe` runs all forwards first."""
+
+NO_LIMIT = 2**31
+_MOST_MICRO_BATCHES = 2**16  # of a step; simulations of more would take seconds each
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryModel:
+    """What a device holds besides activations, in bytes for each byte of weights.
+
+    The defaults are Adam in the precision of the weights: gradients once, two moments.
+    """
+
+    gradients_per_weight: float = 1.0
+    optimizer_per_weight: float = 2.0
+    shard_optimizer: bool = False
+    """Replicas of a stage share its optimizer state evenly (ZeRO stage 1)."""
+    reserved_bytes: float = 0.0
+    """Of each device, for the framework's own use."""
+
+
+class Options(TypedDict, total=False):
+    """The arguments that `plan`, `evaluate` and `exhaustive` share; `plan` explains them."""
+
+    schedule: str
+    micro_batch_size: int | None
+    min_micro_batch_size: int | None
+    recompute: bool | str
+    uneven: bool
+    overlap: bool
+    memory: MemoryModel | None
+    count_loading: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A checked question, as the native planner reads it."""
+
+    profile: Profile
+    cluster: Cluster
+    global_batch_size: int
+    micro_batch_sizes: tuple[int, ...]
+    smallest_share: int
+    """Samples of a micro-batch that a device gets, at least."""
+    recompute: tuple[bool, ...]
+    schedule: str
+    """The native planner knows `SCHEDULES` only."""
+    uneven: bool
+    overlap: bool
+    memory: MemoryModel
+    loading_s: float
+    """Of loading one batch of the profile, where the profile leaves it out."""
+    most_stages: int = NO_LIMIT
+    most_replicas: int = NO_LIMIT
+
+    @classmethod
+    def of(
+        cls,
+        profile: Profile,
+        cluster: Cluster,
+        *,
+        global_batch_size: int,
+        schedule: str = "eager_1f1b",
+        micro_batch_size: int | None = None,
+        min_micro_batch_size: int | None = None,
+        recompute: bool | str = False,
+        uneven: bool = True,
+        overlap: bool = True,
+        memory: MemoryModel | None = None,
+        count_loading: bool = False,
+        **unknown: object,
+    ) -> Question:
+        """The question that the arguments of `hpgo.plan` ask.
+
+        Raises ArgumentError for those that make no sense, TypeError for one that there isn't.
+        """
+        for name in unknown:
+            raise TypeError(f"there is no argument {shown(name)}: {near(name, Options.__annotations__)}")
+        if not isinstance(profile, Profile):
+            raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
+        if not isinstance(cluster, Cluster):
+            raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.parse` say")
+        global_batch_size = count("global_batch_size", global_batch_size)
+        smallest = profile.batch_sizes[0]
+        if min_micro_batch_size is not None:
+            smallest = count("min_micro_batch_size", min_micro_batch_size)
+        sizes = _micro_batch_sizes(profile, global_batch_size, micro_batch_size, smallest)
+        if not isinstance(recompute, bool) and recompute != "auto":
+            raise ArgumentError(f"recompute is {recompute!r}", "choose True, False or 'auto'")
+        for name, value in (("uneven", uneven), ("overlap", overlap)):
+            _check_bool(name, value)
+        return cls(
+            profile=profile if count_loading else profile.without_loading(),
+            cluster=cluster,
+            global_batch_size=global_batch_size,
+            micro_batch_sizes=sizes,
+            smallest_share=smallest,
+            recompute=(recompute,) if isinstance(recompute, bool) else (False, True),
+            schedule=schedule,
+            uneven=uneven,
+            overlap=overlap,
+            memory=_checked(MemoryModel() if memory is None else memory, cluster),
+            loading_s=0.0 if count_loading else max((layer.forward_s[0] for layer in profile.loading), default=0.0),
+        )
+
+
+def _micro_batch_sizes(
+    profile: Profile, global_batch_size: int, micro_batch_size: int | None, smallest: int
+) -> tuple[int, ...]:
+    """The sizes to try: the one given, or every divisor of the batch that is large enough."""
+    parts = divisors(global_batch_size)
+    if micro_batch_size is None:
+        largest = global_batch_size
+        sizes = [size for size in parts if size >= smallest and global_batch_size // size <= _MOST_MICRO_BATCHES]
+    else:
+        micro_batch_size = count("micro_batch_size", micro_batch_size)
+        if global_batch_size % micro_batch_size:
+            near = min(parts, key=lambda size: (abs(size - micro_batch_size), size))
+            raise ArgumentError(
+                f"micro_batch_size {micro_batch_size} does not divide global_batch_size {global_batch_size}",
+                f"the nearest that does is {near}; leave it out to let the planner choose",
+            )
+        if global_batch_size // micro_batch_size > _MOST_MICRO_BATCHES:
+            raise ArgumentError(
+                f"global_batch_size {global_batch_size} in micro-batches of {micro_batch_size} are more than"
+                f" {_MOST_MICRO_BATCHES} of them",
+                "choose a larger micro_batch_size, or leave it out",
+            )
+        largest = micro_batch_size
+        sizes = [micro_batch_size]
+    if largest < smallest:
+        measured = smallest == profile.batch_sizes[0]
+        asked = f"the {smallest} that profile `{profile.name}` was measured with"
+        raise ArgumentError(
+            f"a micro-batch of {counted(largest, 'sample')} is smaller than"
+            f" {asked if measured else f'min_micro_batch_size, {smallest}'}",
+            f"raise the batch size, or {'trust the profile below that' if measured else 'allow that'}"
+            f" with min_micro_batch_size={largest}",
+        )
+    return tuple(sizes)
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, the smallest first."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _checked(memory: MemoryModel, cluster: Cluster) -> MemoryModel:
+    if not isinstance(memory, MemoryModel):
+        raise ArgumentError(f"memory is {shown(memory)}", "make a `hpgo.MemoryModel`")
+    _check_bool("shard_optimizer", memory.shard_optimizer)
+    if isinstance(memory.reserved_bytes, str):
+        memory = replace(memory, reserved_bytes=parse_bytes(memory.reserved_bytes))
+    numbers: dict[str, Any] = {}
+    for name in ("gradients_per_weight", "optimizer_per_weight", "reserved_bytes"):
+        value = getattr(memory, name)
+        if not is_number(value) or not 0 <= as_float(value) < math.inf:
+            raise ArgumentError(f"{name} is {value!r:.40}", "it must be a number, zero or more")
+        numbers[name] = float(value)
+    largest = max((machine.device for machine in cluster.machines), key=lambda device: device.memory_bytes)
+    if numbers["reserved_bytes"] >= largest.memory_bytes:
+        raise ArgumentError(
+            f"reserved_bytes is {format_bytes(numbers['reserved_bytes'])}, but `{largest.name}` has"
+            f" {format_bytes(largest.memory_bytes)}",
+            "reserve less, or name a cluster whose devices have more memory",
+        )
+    return replace(memory, **numbers)
+
+
+def count(name: str, value: object) -> int:
+    """`value` as an int. Raises ArgumentError unless it is a whole number from 1."""
+    whole = as_whole(value)
+    if whole is None or not 1 <= whole < NO_LIMIT:
+        raise ArgumentError(f"{name} is {value!r}", f"give a whole number, at least 1 and below {NO_LIMIT}")
+    return whole
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a number, and not a truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} is {value!r}", "choose True or False")

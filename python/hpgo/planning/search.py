@@ -1,0 +1,182 @@
+"""Asks the native planner, and makes plans of what it says: the best one with its bound, or why none fits."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from hpgo import _core
+from hpgo.base.errors import HpgoError, InfeasibleError
+from hpgo.base.units import format_bytes
+from hpgo.machine.cluster import MOST_DEVICES
+from hpgo.planning.plans import Alternative, Plan
+from hpgo.planning.question import divisors
+from hpgo.programs.stages import Memory, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hpgo.machine.cluster import Cluster
+    from hpgo.model.profile import Profile
+    from hpgo.planning.question import Question
+
+# Seconds to look for the closest plan, and for whether a change would make some plan fit.
+_EXPLAINED_S = 4.0
+_HINT_S = 1.5
+
+
+def search(question: Question, deadline_s: float | None, progress: Callable[[float, float], object] | None) -> Plan:
+    """The native search for one of `SCHEDULES`, as `hpgo.plan` describes it."""
+    started_s = time.monotonic()
+    try:
+        found, facts = _core.plan(question, deadline_s, progress)
+    except InfeasibleError as error:
+        raise _explained(error, question) from None
+    except KeyboardInterrupt:  # Ctrl-C, or a deadline that came before there was any plan
+        if deadline_s is None or time.monotonic() - started_s < deadline_s:
+            raise
+        raise HpgoError(f"{deadline_s:g} s passed before there was any plan", "give it more time") from None
+    best = plan_of(question, found)
+    return replace(
+        best,
+        lower_bound_s=min(facts["lower_bound_s"], best.step_s),
+        alternatives=_alternatives(question, best, facts),
+        cuts=facts["one_order"] or "all",
+        placements="all" if facts["exact_placement"] else "compact",
+        finished=facts["finished"],
+        labels=facts["labels"],
+        simulated=facts["simulated"],
+    )
+
+
+def price(question: Question, stages: Sequence[tuple[list[int], list[int]]]) -> Plan:
+    """The plan with these stages: for each its layers, by their place in the profile, and its devices."""
+    found = _core.evaluate(question, stages)
+    for record, (_, devices) in zip(found["stages"], stages, strict=True):
+        record["devices"] = devices
+    return plan_of(question, found)
+
+
+def plan_of(question: Question, found: dict[str, Any]) -> Plan:
+    """What the native planner found or priced."""
+    profile = question.profile
+    stages = []
+    for record in found["stages"]:
+        price = record["price"]
+        stages.append(
+            Stage(
+                layers=tuple(profile.layers[index].id for index in record["layers"]),
+                devices=tuple(record["devices"]),
+                in_flight=record["window"],
+                **price | {"memory": Memory(**price["memory"])},
+            )
+        )
+    micro_batch_size = found["micro_batch_size"]
+    return Plan(
+        profile=profile.name,
+        cluster=question.cluster.name,
+        schedule=question.schedule,
+        global_batch_size=question.global_batch_size,
+        micro_batch_size=micro_batch_size,
+        recompute=found["recompute"],
+        stages=tuple(stages),
+        step_s=found["step_s"],
+        one_device_step_s=question.global_batch_size // micro_batch_size * _profile_step_s(profile, micro_batch_size),
+        loading_s=question.loading_s,
+        cluster_devices=question.cluster.devices,
+    )
+
+
+def _profile_step_s(profile: Profile, batch_size: int) -> float:
+    """Forward and backward seconds of all layers for so many samples, interpolated as the planner does."""
+    sizes = profile.batch_sizes
+    totals = [sum(layer.forward_s[at] + layer.backward_s[at] for layer in profile.layers) for at in range(len(sizes))]
+    if batch_size <= sizes[0]:
+        return totals[0] * batch_size / sizes[0]
+    for (low, high), (low_s, high_s) in zip(pairwise(sizes), pairwise(totals), strict=True):
+        if batch_size <= high:
+            return low_s + (high_s - low_s) * (batch_size - low) / (high - low)
+    return totals[-1] * batch_size / sizes[-1]
+
+
+def _alternatives(question: Question, best: Plan, facts: dict[str, Any]) -> tuple[Alternative, ...]:
+    """What people try first, and why it is worse."""
+    alternatives = []
+    for name, key in (("data parallelism", "data_parallel"), ("straight pipeline", "straight")):
+        if facts[key] is None:
+            if key == "data_parallel":
+                why = "no micro-batch can be shared by two devices"
+            else:
+                why = "no plan of this kind fits" if facts["finished"] else "not searched, as the search was stopped"
+            alternatives.append(Alternative(name, None, 0, 0, 0.0, why))
+            continue
+        other = plan_of(question, facts[key])
+        missing = other.missing_bytes
+        if missing:
+            why = f"lacks {format_bytes(missing)} on each device"
+        elif other.step_s <= best.step_s * (1 + 1e-9):
+            why = "is this plan"
+        else:
+            why = other.limit
+        step_s = None if missing else other.step_s
+        alternatives.append(Alternative(name, step_s, len(other.stages), other.micro_batch_size, missing, why))
+    return tuple(alternatives)
+
+
+def _explained(error: InfeasibleError, question: Question) -> HpgoError:
+    """Names the stage that lacks memory in the plan that comes closest, and what would make some plan fit."""
+    until_s = time.monotonic() + _EXPLAINED_S
+    try:
+        closest = plan_of(question, _core.closest_plan(question, _EXPLAINED_S))
+    except HpgoError:
+        return error
+    except KeyboardInterrupt:  # nothing found in time, or Ctrl-C
+        if time.monotonic() < until_s:
+            raise
+        return error
+    index, stage = min(enumerate(closest.stages), key=lambda row: row[1].headroom_bytes)
+    device = _smallest(question.cluster, stage.devices)
+    recomputed = replace(question, recompute=(True,))
+    sharded = replace(question.memory, shard_optimizer=True)
+    smallest = question.micro_batch_sizes[0]
+    single = replace(question, global_batch_size=smallest, micro_batch_sizes=(smallest,), recompute=(False,))
+    helps: list[str] = []
+    changes = [
+        ("recompute activations", recomputed),
+        ("shard the optimizer state", replace(question, memory=sharded)),
+        ("recompute and shard", replace(recomputed, memory=sharded)),
+        ("choose schedule `zb`", single),  # it can do with one micro-batch in flight
+    ]
+    if 2 * question.cluster.devices <= MOST_DEVICES:
+        doubled = replace(question.cluster, machines=question.cluster.machines * 2)
+        changes.append((f"use {doubled.devices} devices", replace(question, cluster=doubled)))
+    for words, changed in changes:
+        if helps and words == "recompute and shard":
+            continue
+        try:
+            if _core.fits(changed, _HINT_S):
+                helps.append(words)
+        except HpgoError:  # what would help is not worth failing for
+            continue
+    reserved_bytes = question.memory.reserved_bytes
+    reserved = f", {format_bytes(reserved_bytes)} of it reserved" if reserved_bytes else ""
+    sizes = divisors(question.global_batch_size)
+    can_shrink = any(question.smallest_share <= size < smallest for size in sizes)
+    smaller = " or a smaller micro-batch" if can_shrink else ""
+    hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
+    return InfeasibleError(
+        f"{error.message}: in the one that comes closest, stage {index} of {len(closest.stages)}"
+        f" ({len(stage.layers)} layers, micro-batch {closest.micro_batch_size}) needs"
+        f" {format_bytes(stage.memory.total_bytes)} on each device, but `{device}` has"
+        f" {format_bytes(stage.capacity_bytes + reserved_bytes)}{reserved}:"
+        f" {format_bytes(-stage.headroom_bytes)} short",
+        hint,
+    )
+
+
+def _smallest(cluster: Cluster, devices: Sequence[int]) -> str:
+    """The type of the device with the least memory."""
+    types = [machine.device for machine in cluster.machines for _ in range(machine.count)]
+    return min((types[device] for device in devices), key=lambda device: device.memory_bytes).name

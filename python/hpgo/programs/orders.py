@@ -1,0 +1,323 @@
+"""Schedules: for each rank an ordered list of actions, without a clock.
+
+`hpgo.schedule(name, ranks=…, micro_batches=…)` builds one of the known families, `Schedule.read` takes any other from a
+file; `hpgo.schedules()` is the table of families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpgo import _core
+from hpgo.base.errors import ArgumentError, ScheduleError
+from hpgo.base.wording import counted, shown
+
+if TYPE_CHECKING:
+    import os
+
+    import numpy as np
+    import numpy.typing as npt
+
+KINDS = ("F", "B", "I", "W", "F‖B")
+"""Letters of the numbers in the first column of `Schedule.actions`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """Who does what in which order.
+
+    Stages form one or more chains of equal length, each a copy of the whole model; data flows from each stage to the
+    next inside its chain. Bidirectional schedules have two chains, all others one.
+    """
+
+    name: str
+    chain_length: int
+    """Stages in a chain."""
+    micro_batches: tuple[tuple[int, int], ...]
+    """For each chain, the half-open range of micro-batches that run through it."""
+    rank_of_stage: tuple[int, ...]
+    actions: npt.NDArray[np.uint32]
+    """Shape (actions, 5): kind (see `KINDS`), stage, micro-batch, and stage and micro-batch of the backward half of a
+    fused pair (elsewhere the same two again). Rank by rank, each in its order; not writable."""
+    rank_starts: tuple[int, ...]
+    """Rank `r` runs rows `rank_starts[r]` to `rank_starts[r + 1]` of `actions`."""
+    pace: str = "flush"
+    """`flush`: each iteration ends with one; `asynchronous`: none does; `lock step`: all ranks step together, and a
+    step takes as long as its slowest rank. Text doesn't say it, so orders that were read have a flush."""
+    weight_versions: tuple[int, ...] = ()
+    """For each rank, how many versions of its weights it keeps; empty if one everywhere."""
+    _checked: _core.CheckedSchedule | None = field(default=None, init=False, repr=False)
+    """Itself as the native side keeps it, where that built it; a copy with other actions is checked anew."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schedule, (
+            self.name, self.chain_length, self.micro_batches, self.rank_of_stage, self.actions, self.rank_starts,
+            self.pace, self.weight_versions,
+        )  # fmt: skip
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.rank_starts) - 1
+
+    @property
+    def stages(self) -> int:
+        """Number of stages over all chains."""
+        return len(self.rank_of_stage)
+
+    @property
+    def total_micro_batches(self) -> int:
+        """Number of micro-batches over all chains."""
+        return sum(end - start for start, end in self.micro_batches)
+
+    @property
+    def orders(self) -> list[list[str]]:
+        """For each rank its actions as PyTorch writes them.
+
+        >>> import hpgo
+        >>> hpgo.schedule("1f1b", ranks=2, micro_batches=2).orders[1]
+        ['1F0', '1B0', '1F1', '1B1']
+        """
+        return [line.split(",") if line else [] for line in self.to_text().splitlines()]
+
+    def with_transfers(self, *, deferred_receives: bool = False) -> list[list[str]]:
+        """As `orders`, with sends and receives where PyTorch places them.
+
+        A receive is posted when its send is, or, if deferred, right before the action that needs it.
+
+        >>> import hpgo
+        >>> hpgo.schedule("gpipe", ranks=2, micro_batches=1).with_transfers()[0]
+        ['0F0', '0SEND_F0', '0RECV_B0', '0B0']
+        """
+        return _core.communication_lists(self, deferred_receives)
+
+    @property
+    def peak_in_flight(self) -> list[int]:
+        """For each rank the most chunk activations that it holds at once: from F to B, or to W of a split backward."""
+        return _core.peak_in_flight(self)
+
+    def without_flush(self, iterations: int) -> Schedule:
+        """Several iterations as one, if the schedule is asynchronous; itself otherwise.
+
+        Raises ArgumentError for no iteration, or too many.
+
+        >>> import hpgo
+        >>> print(hpgo.schedule("pipedream", ranks=2, micro_batches=4).without_flush(3))
+        pipedream: 2 ranks, 2 stages, 12 micro-batches, 48 actions
+        """
+        _check("iterations", iterations)
+        return _of(_core.without_flush(self, iterations))
+
+    @classmethod
+    def from_text(cls, text: str, *, name: str = "custom") -> Schedule:
+        r"""Reads one line a rank, entries separated by commas or blanks; an empty cell is a bubble.
+
+        Entries are PyTorch's: `2F0`, `2B0`, `2I0`, `2W0`, `(0F7;7B3)OVERLAP_F_B`. Sends, receives and the handling of
+        sharded parameters (`2SEND_F0`, `0UNSHARD`, …) are read over. Raises ScheduleError that names the first wrong
+        action, what is missing, or the cycle of actions that wait for each other.
+
+        >>> Schedule.from_text("0F0 0B0\n1F0 1B0").orders
+        [['0F0', '0B0'], ['1F0', '1B0']]
+        """
+        if not isinstance(text, str):
+            raise ArgumentError(f"the orders are {shown(text)}", "give text, or a file to `Schedule.read`")
+        return _of(_core.read_schedule(name, text))
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Schedule:
+        """Reads a CSV file as `from_text` does; its name is the file's."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ScheduleError(
+                f"can't read {path}: {error.strerror}", "name a CSV file with one line a rank"
+            ) from None
+        except ValueError:  # not UTF-8, or a NUL in the path
+            raise ScheduleError(f"{path} is not text", "name a CSV file with one line a rank") from None
+        return cls.from_text(text, name=path.stem)
+
+    def to_text(self, *, in_steps: bool = False) -> str:
+        """One line a rank, entries separated by commas.
+
+        With `in_steps`, column t holds what runs in step t if every action takes one, and empty cells are bubbles.
+
+        >>> import hpgo
+        >>> print(hpgo.schedule("1f1b", ranks=2, micro_batches=2).to_text(in_steps=True))
+        0F0,0F1,,0B0,,0B1
+        ,1F0,1B0,1F1,1B1
+        <BLANKLINE>
+        """
+        return _core.write_schedule(self, in_steps)
+
+    def save(self, path: str | os.PathLike[str], *, in_steps: bool = False) -> None:
+        """Writes `to_text` to a CSV file that PyTorch's `_load_csv` reads; raises ScheduleError if it can't."""
+        text = self.to_text(in_steps=in_steps)
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ScheduleError(f"can't write {path}: {reason}", "name a file in a folder that exists") from None
+
+    def __eq__(self, other: object) -> bool:
+        """Equal orders of equal stages; the name doesn't count."""
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        return (
+            self.chain_length == other.chain_length
+            and self.micro_batches == other.micro_batches
+            and self.rank_of_stage == other.rank_of_stage
+            and self.rank_starts == other.rank_starts
+            and bool((self.actions == other.actions).all())
+        )
+
+    __hash__ = None  # type: ignore[assignment] # like the array it holds
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {counted(self.ranks, 'rank')}, {counted(self.stages, 'stage')}, "
+            f"{counted(self.total_micro_batches, 'micro-batch')}, {counted(len(self.actions), 'action')}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row of the table of families.
+
+    In formulas p is ranks, v chunks a rank, M micro-batches, r the rank, g the group size; F, B, I and W are seconds of
+    one action on one chunk.
+    """
+
+    name: str
+    summary: str
+    source: str
+    limits: str
+    """What it asks of the sizes; empty if nothing."""
+    options: tuple[str, ...]
+    """Options of `hpgo.schedule` that it takes besides the sizes; only those with `durations` look at these."""
+    chunks: str
+    chains: int
+    """Copies of the model."""
+    splits_backward: bool
+    pace: str
+    """`flush`, `asynchronous` or `lock step`."""
+    weight_versions: str
+    peak: str
+    """Most chunk activations in flight on rank r."""
+    bubble: str
+    """Seconds that a rank is not busy, for equal stages and free transfers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Seconds of one micro-batch on each stage, for schedules that are fitted to them."""
+
+    forward_s: tuple[float, ...]
+    input_gradient_s: tuple[float, ...]
+    weight_gradient_s: tuple[float, ...]
+    transfer_s: float = 0.0
+    """From a stage to the next, or back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    ranks: int
+    micro_batches: int
+    chunks: int | None
+    group_size: int | None
+    cap: int | None
+    windows: list[int] | None
+    durations: Durations | None
+
+
+def schedule(
+    name: str,
+    *,
+    ranks: int,
+    micro_batches: int,
+    chunks: int | None = None,
+    group_size: int | None = None,
+    cap: int | None = None,
+    windows: Sequence[int] | None = None,
+    durations: Durations | None = None,
+) -> Schedule:
+    """Builds the family `name`; what is left out is as the family has it.
+
+    `chunks` is stages a rank, `group_size` the micro-batches that pass through a chunk before the next one's turn
+    (Megatron's `microbatch_group_size_per_vp_stage`), `cap` the most activations a rank may hold, `windows` the
+    forwards of each rank before its first backward, `durations` what a greedy schedule is fitted to. Raises
+    ScheduleError if there is no such family, ArgumentError if the request is outside its limits.
+
+    >>> print(schedule("zb_v", ranks=4, micro_batches=8))
+    zb_v: 4 ranks, 8 stages, 8 micro-batches, 192 actions
+    """
+    numbers = {"ranks": ranks, "micro_batches": micro_batches, "chunks": chunks, "group_size": group_size, "cap": cap}
+    for what, number in numbers.items():
+        _check(what, number)
+    if not isinstance(windows, Sequence | None) or isinstance(windows, str):
+        raise ArgumentError(f"`windows` is {shown(windows)}", "give a list with a number for each rank")
+    for window in windows or ():
+        _check("windows", window)
+    if durations is not None:
+        _check_durations(durations)
+    request = _Request(
+        ranks, micro_batches, chunks, group_size, cap, None if windows is None else list(windows), durations
+    )
+    return _of(_core.build_schedule(str(name), request))
+
+
+def schedules() -> tuple[Family, ...]:
+    """The table of families, simplest first.
+
+    >>> [family.name for family in schedules() if family.chains == 2]
+    ['dualpipe', 'chimera']
+    """
+    return tuple(Family(**row | {"options": tuple(row["options"])}) for row in _core.schedule_families())
+
+
+def asynchronous_windows(devices: Sequence[int]) -> list[int]:
+    """Warm-up forwards of stages that are replicated on `devices[s]` devices each, for `pipedream`.
+
+    A stage holds as many micro-batches as keep all devices behind it busy: ⌈devices from s on / devices of s⌉
+    (PipeDream's NOAM for the first stage, Narayanan et al., 2019).
+
+    >>> asynchronous_windows([2, 1, 1])
+    [2, 2, 1]
+    """
+    if not devices or min(devices) < 1:
+        raise ArgumentError(f"`devices` is {list(devices)}", "give each stage at least one device")
+    return [-(-sum(devices[stage:]) // devices[stage]) for stage in range(len(devices))]
+
+
+def _check(what: str, number: object) -> None:
+    if number is not None and (not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**32):
+        raise ArgumentError(f"`{what}` is {number!r}", "give a whole number from 1 on")
+
+
+def _check_durations(durations: object) -> None:
+    """Raises ArgumentError for what is no `Durations` of numbers; what numbers may be is checked natively."""
+    if not isinstance(durations, Durations):
+        raise ArgumentError(f"`durations` is {shown(durations)}", "make a `hpgo.Durations`")
+    for name in ("forward_s", "input_gradient_s", "weight_gradient_s"):
+        each = getattr(durations, name)
+        if not isinstance(each, Sequence) or isinstance(each, str) or not all(isinstance(one, Real) for one in each):
+            raise ArgumentError(f"`{name}` is {shown(each)}", "give seconds, one number for each stage")
+    if not isinstance(durations.transfer_s, Real):
+        raise ArgumentError(f"`transfer_s` is {shown(durations.transfer_s)}", "give a number of seconds")
+
+
+def _of(record: dict[str, Any]) -> Schedule:
+    record["actions"].flags.writeable = False
+    for name in ("micro_batches", "rank_of_stage", "rank_starts", "weight_versions"):
+        record[name] = tuple(record[name])
+    checked = record.pop("checked")
+    built = Schedule(**record)
+    object.__setattr__(built, "_checked", checked)
+    return built

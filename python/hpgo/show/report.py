@@ -1,0 +1,347 @@
+"""Plans for people: text of at most 80 columns, and Markdown.
+
+A report is a headline, three tables with a row for each stage (who runs what, what it takes, what it holds), and a
+summary of named facts. `hpgo.planning.plans` computes; this module only says it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from hpgo.base.tables import markdown as markdown_table
+from hpgo.base.tables import plain, printable
+from hpgo.base.units import format_bytes, format_seconds
+from hpgo.base.wording import above, counted
+from hpgo.planning import limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hpgo.planning.plans import Alternative, Plan
+    from hpgo.programs.stages import Stage
+
+WIDTH = 80
+_SCHEDULES = {
+    "1f1b": "1F1B",
+    "eager_1f1b": "eager 1F1B",
+    "gpipe": "GPipe",
+    "zb_h1": "ZB-H1",
+    "zb_h2": "ZB-H2",
+    "zb": "greedy zero-bubble",
+    "1f1b_overlap": "1F1B with pairs run as one",
+}
+_MEASURE = re.compile(r"(?<=[0-9]) (?=(%|×|[munkMGT]?[sB])\b|[%×])")
+_PAIR = (
+    "{}: a forward and a backward at once are taken to last F + B, as no profile tells what that saves;"
+    " `hpgo simulate --plan … --overlapped-times …` runs what you measured"
+)
+_PROVEN = 5e-7  # a gap that is nothing but rounding
+
+
+def table(plan: Plan, style: Callable[[str, str], str] = lambda _role, text: text) -> str:
+    """A plan as plain text, at most 80 columns wide unless names of layers are long.
+
+    `style` may colour a text by its role: `headline`, `columns`, `fact` (its name) or `alarm`.
+
+    >>> import hpgo
+    >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    >>> print(table(plan).splitlines()[0])
+    bert-48 on dapple-a: a step of 64 samples takes 837 ms
+    """
+    lines = [*(style("headline", line) for line in textwrap.wrap(headline(plan), WIDTH)), ""]
+    for columns, rows in sections(plan):
+        head, *body = plain(columns, rows)
+        lines += [style("columns", head), *body, ""]
+    facts = summary(plan)
+    indent = max(len(name) for name, _ in facts) + 2
+    for name, fact in facts:
+        kept = _MEASURE.sub("\u00a0", printable(fact))  # where a line must not end
+        first, *others = textwrap.wrap(
+            kept, WIDTH, initial_indent=f"{name:{indent}}", subsequent_indent=" " * indent, break_on_hyphens=False
+        )
+        lines += [style("alarm" if name == "memory" else "fact", name) + first[len(name) :], *others]
+    return "\n".join(lines).replace("\u00a0", " ")
+
+
+def markdown(plan: Plan) -> str:
+    """A plan as Markdown, to paste into a proposal or an issue."""
+    lines = [f"## {printable(headline(plan))}", ""]
+    for columns, rows in sections(plan):
+        lines += [*markdown_table(columns, rows), ""]
+    return "\n".join([*lines, *(f"- **{name}**: {printable(fact)}" for name, fact in summary(plan))])
+
+
+def headline(plan: Plan) -> str:
+    """The answer in one line."""
+    return (
+        f"{plan.profile} on {plan.cluster}: a step of {counted(plan.global_batch_size, 'sample')} takes"
+        f" {_seconds(plan.step_s)}" + ("" if plan.fits else ", if it had the memory")
+    )
+
+
+def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
+    """Columns and rows of the tables: who runs what, what a micro-batch takes, what a device holds, other schedules."""
+    stages = list(enumerate(plan.stages))
+    return [
+        (
+            ["stage", "layers", "count", "devices", "replicas", "samples", "in flight"],
+            [
+                (
+                    index,
+                    layer_range(stage),
+                    len(stage.layers),
+                    device_ranges(stage.devices),
+                    stage.replicas,
+                    _samples(plan.micro_batch_size, stage),
+                    stage.in_flight,
+                )
+                for index, stage in stages
+            ],
+        ),
+        (
+            ["stage", "forward", "backward", "send on", "sync gradients", "sync after last backward"],
+            [
+                (
+                    index,
+                    _seconds(stage.forward_s),
+                    _seconds(stage.backward_s),
+                    "-" if index == len(stages) - 1 else _seconds(stage.transfer_s),
+                    "-" if stage.replicas == 1 else _seconds(stage.sync_s),
+                    "-" if stage.replicas == 1 else _seconds(stage.sync_tail_s),
+                )
+                for index, stage in stages
+            ],
+        ),
+        (
+            ["stage", "weights", "gradients", "optimizer", "activations", "buffers", "total", "of", "free"],
+            [
+                (
+                    index,
+                    *map(
+                        _bytes,
+                        (
+                            stage.memory.weights_bytes,
+                            stage.memory.gradients_bytes,
+                            stage.memory.optimizer_bytes,
+                            stage.memory.activations_bytes,
+                            stage.memory.buffers_bytes,
+                            stage.memory.total_bytes,
+                            stage.capacity_bytes,
+                        ),
+                    ),
+                    f"{100 * stage.headroom_bytes / stage.capacity_bytes:.0f} %"
+                    if stage.capacity_bytes > 0
+                    else "none",
+                )
+                for index, stage in stages
+            ],
+        ),
+        *([_compared(plan)] if plan.schedules else []),
+    ]
+
+
+def _compared(plan: Plan) -> tuple[list[str], list[tuple[object, ...]]]:
+    """What each schedule would give."""
+    return ["schedule", "step", "to this", "fullest device", "stages", "micro-batch", ""], [
+        (
+            choice.name,
+            "-" if choice.step_s is None else _seconds(choice.step_s),
+            "-" if choice.step_s is None or not plan.step_s else f"{100 * (choice.step_s / plan.step_s - 1):+.1f} %",
+            "-" if choice.peak_bytes is None else _bytes(choice.peak_bytes),
+            f"{choice.stages}, {choice.chunks} a device" if choice.chunks > 1 else choice.stages or "-",
+            choice.micro_batch_size or "-",
+            f"lacks {_bytes(choice.missing_bytes)}" if choice.missing_bytes else "",
+        )
+        for choice in plan.schedules
+    ]
+
+
+def _without(plan: Plan) -> list[tuple[str, str]]:
+    """Why schedules have no step, those with the same reason together; memory that they lack is in their table."""
+    names: dict[str, list[str]] = {}
+    for choice in plan.schedules:
+        if choice.step_s is None and not choice.missing_bytes:
+            names.setdefault(choice.why, []).append(choice.name)
+    return [("no step", f"{', '.join(those)}: {why}") for why, those in names.items()]
+
+
+def _pairs(plan: Plan) -> list[str]:
+    """Schedules whose steps are shown and that run forwards and backwards as one."""
+    shown = [plan.schedule, *(choice.name for choice in plan.schedules if choice.step_s is not None)]
+    return [name for name in ("1f1b_overlap", "interleaved_overlap", "dualpipe_v") if name in shown]
+
+
+def summary(plan: Plan) -> list[tuple[str, str]]:
+    """Named facts about the whole plan."""
+    count = plan.micro_batches
+    schedule = (
+        f"{_SCHEDULES.get(plan.schedule, plan.schedule)}, {counted(count, 'micro-batch')} of"
+        f" {counted(plan.micro_batch_size, 'sample')}, activations {'recomputed' if plan.recompute else 'kept'}"
+    )
+    idle = plan.cluster_devices - plan.devices
+    used = f"{plan.devices} of {plan.cluster_devices}" if idle else str(plan.devices)
+    throughput = (
+        f"{plan.samples_per_s:.4g} samples/s on {used} device{'s' if plan.cluster_devices > 1 else ''},"
+        f" {plan.speed_up:.4g} × one device with memory enough"
+    )
+    return [
+        ("schedule", schedule),
+        ("throughput", throughput),
+        ("bubble", f"devices don't compute for {100 * plan.bubble:.1f} % of the step"),
+        *([] if plan.fits else [("memory", _shortage(plan))]),
+        *([("left out", _loading(plan))] if plan.loading_s else []),
+        ("proof", proof(plan)),
+        *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
+        *_without(plan),
+        *(
+            [("to compare", "schedules with several stages a device, on balanced cuts: a plan has one stage a device")]
+            if any(choice.chunks > 1 for choice in plan.schedules)
+            else []
+        ),
+        *([("run as one", _PAIR.format(", ".join(pairs)))] if (pairs := _pairs(plan)) else []),
+        ("limited by", plan.limit),
+        ("would help", limits.advice(plan.stages, count, plan.step_s, idle=idle)),
+        *((f"or {other.name}", _instead(plan, other)) for other in plan.alternatives),
+    ]
+
+
+def proof(plan: Plan) -> str:
+    """How sure it is that no plan is better, in words."""
+    if plan.lower_bound_s is None or plan.gap is None:
+        if plan.simulated:
+            stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
+            cuts = f"best of {plan.simulated:,} cuts that were" if plan.simulated > 1 else "one cut that was"
+            return f"none: the {cuts} simulated under this schedule{stopped}"
+        return "none: this is the price of a given plan, nothing was searched"
+    if plan.gap <= _PROVEN:
+        return f"proven optimal{_whose(plan)}: no plan of the search space has a shorter step"
+    stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
+    return (
+        f"{above(plan.gap)}{_whose(plan)}: no plan of the search space takes less than"
+        f" {_seconds(plan.lower_bound_s)}{stopped}"
+    )
+
+
+def _whose(plan: Plan) -> str:
+    """Whose plans a bound is about, where several schedules were compared."""
+    return f" for {_SCHEDULES[plan.schedule]}" if plan.schedules else ""
+
+
+def search_space(plan: Plan) -> str:
+    """Which plans were compared, in words."""
+    cuts = "every cut between layers" if plan.cuts == "all" else f"cuts of one order of the layers ({plan.cuts})"
+    placements = (
+        "every placement on the machines"
+        if plan.placements == "all"
+        else "compact placements only (few partly used machines), as there are too many others"
+    )
+    effort = f"{plan.labels:,} partial plans, {plan.simulated:,} whole ones simulated" if plan.labels else ""
+    return f"{cuts}; {placements}" + (f"; {effort}" if effort else "")
+
+
+def device_ranges(devices: Iterable[int]) -> str:
+    """Device numbers as ranges.
+
+    >>> device_ranges([0, 1, 2, 3, 8, 9, 12])
+    '0–3,8–9,12'
+    """
+    runs = [
+        [device for _, device in run]
+        for _, run in groupby(enumerate(sorted(devices)), key=lambda pair: pair[1] - pair[0])
+    ]
+    return ",".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def layer_range(stage: Stage) -> str:
+    """First and last layer."""
+    first, last = (name if len(name) <= 16 else f"{name[:15]}…" for name in (stage.layers[0], stage.layers[-1]))
+    return first if len(stage.layers) == 1 else f"{first} … {last}"
+
+
+def shape(plan: Plan) -> str:
+    """A plan in a few characters: layers and replicas of each stage, equal neighbours counted.
+
+    >>> import hpgo
+    >>> shape(hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64))
+    '32×8 21×8'
+    """
+    stages = [f"{len(stage.layers)}×{stage.replicas}" for stage in plan.stages]
+    runs = [(text, len(list(run))) for text, run in groupby(stages)]
+    shown = [text if count == 1 else f"{count}·({text})" for text, count in runs]
+    return " ".join(shown) if len(shown) <= 4 else f"{len(stages)} stages"
+
+
+def sweep(plans: Sequence[Plan]) -> tuple[str, list[str], list[tuple[object, ...]]]:
+    """Title, columns and rows of a table that compares plans of one model for several batch or cluster sizes."""
+    largest = max(plans, key=lambda plan: plan.cluster_devices)
+    title = f"{largest.profile} on {largest.cluster}"
+    sizes = [plan.global_batch_size for plan in plans]
+    devices = [plan.cluster_devices for plan in plans]
+    asked: dict[str, Sequence[object]] = {}
+    if len(set(sizes)) > 1:
+        asked["batch"] = sizes
+    else:
+        title += f", {counted(sizes[0], 'sample')} a step"
+    if len(set(devices)) > 1:
+        asked["devices"] = devices
+    columns = ["stages", "micro-batch", "step", "samples/s", "speed-up", "bubble", "gap", "free"]
+    answers = [
+        (
+            shape(plan),
+            plan.micro_batch_size,
+            _seconds(plan.step_s),
+            f"{plan.samples_per_s:.4g}",
+            f"{plan.speed_up:.4g}",
+            f"{100 * plan.bubble:.1f} %",
+            "-" if plan.gap is None else f"{100 * plan.gap:.1f} %",
+            f"{min(100 * stage.headroom_bytes / stage.capacity_bytes for stage in plan.stages):.0f} %",
+        )
+        for plan in plans
+    ]
+    rows = [(*known, *answer) for *known, answer in zip(*asked.values(), answers, strict=True)]
+    return f"{title}; stages as layers × devices", [*asked, *columns], rows
+
+
+def _instead(plan: Plan, other: Alternative) -> str:
+    if other.step_s is None:
+        if not other.missing_bytes:
+            return other.why
+        return f"{counted(other.stages, 'stage')}: {other.why}"
+    if other.step_s <= plan.step_s * (1 + 1e-9):
+        return other.why
+    ratio = other.step_s / plan.step_s if plan.step_s else math.inf
+    percent = 100 * (ratio - 1)
+    if ratio >= 2:
+        longer = f"{ratio:.1f} × as long"
+    elif percent < 0.01:
+        longer = "less than 0.01 % longer"
+    else:
+        longer = f"{percent:.0f} % longer" if percent >= 10 else f"{percent:.2g} % longer"
+    stages = f"{other.stages} stages, " if other.stages > 1 else ""
+    return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.why}"
+
+
+def _loading(plan: Plan) -> str:
+    return f"loading data, {format_seconds(plan.loading_s)} for each profiled batch: loaders work ahead of the step"
+
+
+def _shortage(plan: Plan) -> str:
+    index, stage = min(enumerate(plan.stages), key=lambda row: row[1].headroom_bytes)
+    return f"does not fit: each device of stage {index} lacks {_bytes(-stage.headroom_bytes)}"
+
+
+def _samples(micro_batch: int, stage: Stage) -> str:
+    smallest = micro_batch // stage.replicas
+    return str(stage.share) if smallest == stage.share else f"{smallest}–{stage.share}"
+
+
+def _seconds(seconds: float) -> str:
+    return format_seconds(float(f"{seconds:.3g}"))
+
+
+def _bytes(size: float) -> str:
+    return format_bytes(float(f"{size:.3g}"))

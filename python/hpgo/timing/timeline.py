@@ -1,0 +1,386 @@
+"""A simulated or measured run: who did what from when to when, and what it amounts to."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.errors import ArgumentError, HpgoError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hpgo import _core
+    from hpgo.programs.orders import Schedule
+
+KINDS = ("F", "B", "I", "W", "FB")
+"""What the numbers in `Timeline.kind` stand for; FB is a forward and a backward run as one."""
+TRANSFER_KINDS = ("activation", "gradient")
+CAUSES = ("fill", "drain", "dependency", "communication", "imbalance")
+"""Why a rank stands idle: before its first action; behind its last; its input isn't computed yet; it is on the way; it
+is being computed, by a rank that has more work in all."""
+
+_FORMAT = "hpgo-timeline-1"
+_ACTION = re.compile(r"(\d+)([FBIW])(\d+)|\((\d+)F(\d+);(\d+)B(\d+)\)OVERLAP_F_B")
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Numbers of a whole run. T is the makespan, b_r the busy time of rank r of p."""
+
+    makespan_s: float
+    """T: the end of everything."""
+    max_rank_span_s: float
+    """The longest time from a rank's first start to its last end; the zero-bubble papers' cost."""
+    busy_s: tuple[float, ...]
+    """b_r of each rank."""
+    idle_over_total: float
+    """1 − Σ b_r / (p T)."""
+    idle_over_busy: float
+    """p T / Σ b_r − 1; some tools call this the bubble rate."""
+    idle_over_busiest: float
+    """1 − max b_r / T."""
+    idle_by_cause_s: tuple[float, ...]
+    """Seconds of all ranks, in the order of `CAUSES`."""
+    peak_in_flight: tuple[int, ...]
+    """Most chunk activations that each rank holds, freed at B or W."""
+    peak_in_flight_freed_at_input_gradient: tuple[int, ...]
+    """The same, freed at B or I."""
+    messages: int
+    """Messages between ranks."""
+    peak_memory_bytes: tuple[float, ...] | None = None
+    """Of each rank; None where memory is not known."""
+    bytes_sent: tuple[float, ...] | None = None
+    """By each rank to others; None where sizes are not known."""
+
+
+class _Parts:
+    """What a timeline computes only when it is asked for, and then keeps."""
+
+    __slots__ = ("_compute", "_known")
+
+    NAMES = ("actions", "times", "transfers", "syncs", "idle", "slack", "memory", "measures")
+
+    def __init__(self, known: dict[str, Any], compute: Callable[[str], Any] | None) -> None:
+        self._known = known
+        self._compute = compute
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._known and self._compute is not None:
+            self._known[name] = self._compute(name)
+        return self._known[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Parts, ({name: self[name] for name in self.NAMES}, None)
+
+
+class _Column:
+    """An array that belongs to one of the parts."""
+
+    def __init__(self, part: str, name: str) -> None:
+        self._place = (part, name)
+
+    def __get__(self, timeline: Timeline | None, owner: type) -> NDArray[Any]:
+        if timeline is None:
+            raise AttributeError(self._place[1])
+        part, name = self._place
+        column: NDArray[Any] = timeline._parts[part][name]
+        return column
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A run of a schedule. Arrays have one entry for each action, sorted by rank, then by start.
+
+    All arrays, memory and measures are computed when they are first asked for.
+    """
+
+    schedule: str
+    ranks: int
+    stages: int
+    """Over all chains."""
+    chunks: int
+    """Stages a rank in one chain; the most, where ranks differ."""
+    micro_batches: int
+    """Of one iteration, over all chains."""
+    iterations: int
+    communication: str
+    makespan_s: float
+    memory_cap_bytes: tuple[float, ...] | None
+    """What each rank may hold."""
+    _parts: _Parts
+
+    rank = _Column("actions", "rank")
+    stage = _Column("actions", "stage")
+    """The forward half's if a forward and a backward run as one."""
+    micro_batch = _Column("actions", "micro_batch")
+    """Counted on through iterations."""
+    kind = _Column("actions", "kind")
+    """Index into `KINDS`."""
+    backward_stage = _Column("actions", "backward_stage")
+    """The backward half's; equal to `stage` unless a forward and a backward run as one."""
+    backward_micro_batch = _Column("actions", "backward_micro_batch")
+    start_s = _Column("times", "start_s")
+    end_s = _Column("times", "end_s")
+    transfer_from_rank = _Column("transfers", "from_rank")
+    transfer_to_rank = _Column("transfers", "to_rank")
+    transfer_stage = _Column("transfers", "stage")
+    """Stage that sends."""
+    transfer_micro_batch = _Column("transfers", "micro_batch")
+    transfer_kind = _Column("transfers", "kind")
+    """Index into `TRANSFER_KINDS`."""
+    transfer_start_s = _Column("transfers", "start_s")
+    transfer_end_s = _Column("transfers", "end_s")
+    sync_stage = _Column("syncs", "stage")
+    """Stages whose gradients are synchronised; the optimizer step follows."""
+    sync_start_s = _Column("syncs", "start_s")
+    sync_end_s = _Column("syncs", "end_s")
+    optimizer_end_s = _Column("syncs", "optimizer_end_s")
+    idle_rank = _Column("idle", "rank")
+    idle_start_s = _Column("idle", "start_s")
+    idle_end_s = _Column("idle", "end_s")
+    idle_cause = _Column("idle", "cause")
+    """Index into `CAUSES`."""
+    slack_s = _Column("slack", "slack_s")
+    """How much later each action could end with the same makespan, if orders stay and messages take as long."""
+
+    @property
+    def critical(self) -> NDArray[np.bool_]:
+        """Whether each action lies on a critical path: it has no slack."""
+        on_path: NDArray[np.bool_] = self.slack_s <= 1e-9 * self.makespan_s
+        return on_path
+
+    @property
+    def activations_held(self) -> float:
+        """Most activations that a rank holds at once, as many of its whole part of the model.
+
+        `Measures.peak_in_flight` counts those of single chunks, which are smaller where a rank has several.
+
+        >>> import hpgo
+        >>> hpgo.simulate(hpgo.schedule("interleaved", ranks=4, micro_batches=8)).activations_held
+        5.5
+        """
+        return max(self.measures.peak_in_flight, default=0) / self.chunks
+
+    @property
+    def memory(self) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...] | None:
+        """For each rank a step curve, times and bytes from each time on; None where memory is not known."""
+        curves: tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...] | None = self._parts["memory"]
+        return curves
+
+    @property
+    def measures(self) -> Measures:
+        """What the run amounts to."""
+        measures: Measures = self._parts["measures"]
+        return measures
+
+    def action_texts(self) -> list[str]:
+        """Each action as PyTorch writes it: `0F0`, or `(0F7;7B3)OVERLAP_F_B`."""
+        columns = (self.kind, self.stage, self.micro_batch, self.backward_stage, self.backward_micro_batch)
+        return [
+            f"{stage}{KINDS[kind]}{micro_batch}"
+            if kind < 4
+            else f"({stage}F{micro_batch};{back_stage}B{back_micro_batch})OVERLAP_F_B"
+            for kind, stage, micro_batch, back_stage, back_micro_batch in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
+        ]
+
+    def to_json(self) -> str:
+        """Everything, as one JSON document that `Timeline.load` reads from a file."""
+        return json.dumps(self._document(), ensure_ascii=False)
+
+    def save(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Writes a picture or the data, chosen by the file's ending.
+
+        `.npz` and `.timeline.json` keep the data for `Timeline.load`; every other ending is a picture, with the
+        options of `hpgo.draw.save`. Raises ArgumentError for an unknown ending, HpgoError if the file can't be written.
+        """
+        path = Path(path)
+        ending = path.suffix.lower()
+        if ending != ".npz" and not path.name.lower().endswith(".timeline.json"):
+            from hpgo import draw
+
+            return draw.save(self, path, **options)
+        try:
+            if ending == ".npz":
+                self._write_npz(path)
+            else:
+                path.write_text(self.to_json(), encoding="utf-8")
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise HpgoError(f"can't write `{path}`: {reason}", "choose a folder that exists and is yours") from None
+        return path
+
+    def _write_npz(self, path: Path) -> None:
+        import numpy as np
+
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        with path.open("wb") as file:  # savez would append an ending of its own
+            np.savez(file, document=np.array(json.dumps(self._document(with_actions=False))), **columns)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Timeline:
+        """Reads what `save` wrote as `.npz` or `.timeline.json`; raises ArgumentError for anything else."""
+        path = Path(path)
+        try:
+            if path.suffix.lower() == ".npz":
+                import numpy as np
+
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                    columns = {name: stored[name] for name in _COLUMNS}
+                    return _of_document(json.loads(str(stored["document"])), columns)
+            return _of_document(json.loads(path.read_text(encoding="utf-8")), None)
+        except OSError as error:
+            raise ArgumentError(f"can't read `{path}`: {error.strerror or error}", "name a timeline file") from None
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, zipfile.BadZipFile):
+            raise ArgumentError(
+                f"`{path}` holds no timeline", "write one with `Timeline.save` as .npz or .timeline.json"
+            ) from None
+
+    def _document(self, *, with_actions: bool = True) -> dict[str, Any]:
+        measures = {field.name: getattr(self.measures, field.name) for field in fields(Measures)}
+        measures["idle_by_cause_s"] = dict(zip(CAUSES, measures["idle_by_cause_s"], strict=True))
+        document = {
+            "format": _FORMAT,
+            "schedule": self.schedule,
+            "ranks": self.ranks,
+            "stages": self.stages,
+            "chunks": self.chunks,
+            "micro_batches": self.micro_batches,
+            "iterations": self.iterations,
+            "communication": self.communication,
+            **measures,
+            "memory_cap_bytes": self.memory_cap_bytes,
+        }
+        if with_actions:
+            lines: list[list[dict[str, Any]]] = [[] for _ in range(self.ranks)]
+            rows = zip(self.rank.tolist(), self.action_texts(), self.start_s.tolist(), self.end_s.tolist(), strict=True)
+            for rank, action, start_s, end_s in rows:
+                lines[rank].append({"action": action, "start_s": start_s, "end_s": end_s})
+            document["actions"] = lines
+        for part in ("transfers", "syncs", "idle"):
+            document[part] = {name: column.tolist() for name, column in self._parts[part].items()}
+        document["slack_s"] = self.slack_s.tolist()
+        document["memory"] = self.memory and [
+            {"time_s": time_s.tolist(), "bytes": held.tolist()} for time_s, held in self.memory
+        ]
+        return document
+
+
+_COLUMNS = (
+    "rank", "stage", "micro_batch", "kind", "backward_stage", "backward_micro_batch", "start_s", "end_s",
+)  # fmt: skip
+
+
+def of_simulation(
+    simulated: _core.Simulation,
+    schedule: Schedule,
+    *,
+    communication: str,
+    iterations: int,
+    stage_bytes: NDArray[np.float64] | None,
+    memory_cap_bytes: tuple[float, ...] | None,
+) -> Timeline:
+    """The timeline of a native simulation; `stage_bytes` has the columns of `hpgo.StageBytes`."""
+    import numpy as np
+
+    def compute(part: str) -> Any:
+        if part == "slack":
+            return {"slack_s": simulated.slack_s()}
+        if part == "memory":
+            return None if stage_bytes is None else tuple(simulated.memory(stage_bytes))
+        if part == "measures":
+            return measures()
+        return getattr(simulated, part)()
+
+    def measures() -> Measures:
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in simulated.measures().items()
+        }
+        if stage_bytes is not None:
+            values["peak_memory_bytes"] = tuple(float(held.max()) for _, held in parts["memory"])
+            transfers = parts["transfers"]
+            # An activation is its sender's output, a gradient the output of the stage before.
+            sent = stage_bytes[transfers["stage"].astype(np.int64) - transfers["kind"], 5]
+            by_rank = np.bincount(transfers["from_rank"], weights=sent, minlength=schedule.ranks)
+            values["bytes_sent"] = tuple(by_rank.tolist())
+        return Measures(**values)
+
+    parts = _Parts({}, compute)
+    return Timeline(
+        schedule=schedule.name,
+        ranks=schedule.ranks,
+        stages=schedule.stages,
+        chunks=int(np.bincount(schedule.rank_of_stage[: schedule.chain_length]).max()),
+        micro_batches=schedule.total_micro_batches,
+        iterations=iterations,
+        communication=communication,
+        makespan_s=simulated.makespan_s,
+        memory_cap_bytes=memory_cap_bytes,
+        _parts=parts,
+    )
+
+
+def _of_document(document: dict[str, Any], columns: dict[str, NDArray[Any]] | None) -> Timeline:
+    import numpy as np
+
+    if document["format"] != _FORMAT:
+        raise ValueError(document["format"])
+    arrays: dict[str, Any] = columns or _columns_of(document["actions"])
+    times = {name: arrays.pop(name) for name in ("start_s", "end_s")}
+    measures = {field.name: document[field.name] for field in fields(Measures)}
+    measures["idle_by_cause_s"] = [measures["idle_by_cause_s"][cause] for cause in CAUSES]
+    measures = {name: tuple(value) if isinstance(value, list) else value for name, value in measures.items()}
+    whole = ("from_rank", "to_rank", "rank", "stage", "micro_batch")
+    types: dict[str, Any] = dict.fromkeys(whole, np.uint32) | {"kind": np.uint8, "cause": np.uint8}
+    known: dict[str, Any] = {
+        part: {name: np.array(column, types.get(name, np.float64)) for name, column in document[part].items()}
+        for part in ("transfers", "syncs", "idle")
+    }
+    known |= {"actions": arrays, "times": times}
+    known["slack"] = {"slack_s": np.array(document["slack_s"], np.float64)}
+    known["measures"] = Measures(**measures)
+    known["memory"] = document["memory"] and tuple(
+        (np.array(curve["time_s"], np.float64), np.array(curve["bytes"], np.float64)) for curve in document["memory"]
+    )
+    cap = document["memory_cap_bytes"]
+    return Timeline(
+        **{name: document[name] for name in ("schedule", "ranks", "stages", "chunks", "micro_batches", "iterations")},
+        communication=document["communication"],
+        makespan_s=document["makespan_s"],
+        memory_cap_bytes=None if cap is None else tuple(cap),
+        _parts=_Parts(known, None),
+    )
+
+
+def _columns_of(lines: list[list[dict[str, Any]]]) -> dict[str, NDArray[Any]]:
+    import numpy as np
+
+    rows = []
+    for rank, line in enumerate(lines):
+        for entry in line:
+            match = _ACTION.fullmatch(entry["action"])
+            if match is None:
+                raise ValueError(entry["action"])
+            stage, letter, micro_batch, *pair = match.groups()
+            if letter is None:
+                forward_stage, forward, backward_stage, backward = map(int, pair)
+                row = (rank, forward_stage, forward, KINDS.index("FB"), backward_stage, backward)
+            else:
+                row = (rank, int(stage), int(micro_batch), KINDS.index(letter), int(stage), int(micro_batch))
+            rows.append(row)
+    table = np.array(rows, np.int32).reshape(-1, 6)
+    columns: dict[str, NDArray[Any]] = {name: table[:, at].copy() for at, name in enumerate(_COLUMNS[:6])}
+    columns["kind"] = columns["kind"].astype(np.uint8)
+    for name in ("start_s", "end_s"):
+        columns[name] = np.array([entry[name] for line in lines for entry in line], np.float64)
+    return columns
