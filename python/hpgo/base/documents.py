@@ -29,7 +29,6 @@ _MOST_BYTES = 2**26  # of a file; a device such as /dev/zero never ends
 _WORDS: dict[str, object] = {"true": True, "false": False, "null": None, "~": None, "": None} | {
     ".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
 }  # fmt: skip
-_RESERVED = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}  # the last six in YAML 1.1
 _INT = re.compile(r"[-+]?[0-9]{1,400}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
@@ -262,20 +261,6 @@ def _json(text: str, file: str, error: type[HpgoError]) -> object:
     except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
         raise error(f"{file}: not valid JSON: nested too deep, or a number too long", "") from None
     return document
-
-
-def quoted(text: str) -> str:
-    """`text` as YAML, quoted where it could be read as something else.
-
-    >>> quoted("V100-16GB"), quoted("1e9"), quoted("a: b")
-    ('V100-16GB', '"1e9"', '"a: b"')
-    """
-    if re.fullmatch(r"[A-Za-z]([\w./+() -]*[\w)])?", text, re.ASCII) and text.lower() not in _RESERVED:
-        return text
-    import json
-
-    written = json.dumps(text, ensure_ascii=False)
-    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in written)
 
 
 @dataclass(slots=True)

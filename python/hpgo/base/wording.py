@@ -99,6 +99,6 @@ def as_whole(value: object) -> int | None:
         return None
 
 
-def shorten(text: str) -> str:
-    """At most 40 characters of `text`."""
-    return text if len(text) <= 40 else f"{text[:39]}…"
+def shorten(text: str, most: int = 40) -> str:
+    """At most so many characters of `text`."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpgo.base.quoting import in_tex
 from hpgo.draw import palette
 from hpgo.draw.scene import Boxes, Line, Scene, Steps, Words
 
 if TYPE_CHECKING:
     from hpgo.draw.options import Options
 
-_ESCAPES = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
-            "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "µ": r"\ensuremath{\mu}",
-            "·": r"\ensuremath{\cdot}", "×": r"\ensuremath{\times}", "–": "--", "′": "'"}  # fmt: skip
 _ANCHORS = {"start": "base west", "middle": "base", "end": "base east"}
 _POINTS_PER_PX = 0.75
 
@@ -84,18 +82,9 @@ def _words(words: Words, theme: int) -> list[str]:
         f"anchor={_ANCHORS[font.anchor]}, text={{rgb,255:red,{red};green,{green};blue,{blue}}}, font=\\sffamily{look}"
     )
     return [
-        rf"\node[{keys}] at ({_n(x)}, {_n(y)}) {{{escape(text)}}};"
+        rf"\node[{keys}] at ({_n(x)}, {_n(y)}) {{{in_tex(text)}}};"
         for x, y, text in zip(words.x, words.y, words.texts, strict=True)
     ]
-
-
-def escape(text: str) -> str:
-    r"""`text` with TeX's special characters made harmless.
-
-    >>> print(escape("27.3 % of zb_h1"))
-    27.3 \% of zb\_h1
-    """
-    return "".join(_ESCAPES.get(character, character) for character in text)
 
 
 def _colour(name: str, colour: str) -> str:

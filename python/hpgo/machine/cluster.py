@@ -12,8 +12,9 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.documents import Section, hinted, parse, quoted, read_text
+from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.errors import ArgumentError, ClusterError
+from hpgo.base.quoting import in_yaml
 from hpgo.base.units import (
     format_bytes,
     format_bytes_per_s,
@@ -272,15 +273,15 @@ class Cluster:
         intra: {bandwidth: 150 GB/s, collective: 150 GB/s, latency: 0 s}
         inter: {bandwidth: 3.125 GB/s, collective: 3.125 GB/s, latency: 0 s}
         """
-        lines = [f"hpgo_cluster: {_VERSION}", f"name: {quoted(self.name)}"]
+        lines = [f"hpgo_cluster: {_VERSION}", f"name: {in_yaml(self.name)}"]
         if self.source:
-            lines.append(f"source: {quoted(self.source)}")
+            lines.append(f"source: {in_yaml(self.source)}")
         lines.append("machines:")
         for machine, group in groupby(self.machines):
             device = machine.device
-            named = f", name: {quoted(machine.name)}" if machine.name else ""
+            named = f", name: {in_yaml(machine.name)}" if machine.name else ""
             lines.append(
-                f"  - {{count: {len(list(group))}, devices: {machine.count}, type: {quoted(device.name)}, "
+                f"  - {{count: {len(list(group))}, devices: {machine.count}, type: {in_yaml(device.name)}, "
                 f"memory: {_written(device.memory_bytes, format_bytes, parse_bytes)}, "
                 f"speed: {float(device.speed)!r}{named}}}"
             )

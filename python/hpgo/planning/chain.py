@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from hpgo import _core
-from hpgo.base.documents import quoted
 from hpgo.base.errors import ArgumentError, ClusterError, InfeasibleError
+from hpgo.base.quoting import in_yaml
 from hpgo.base.wording import near, shorten
 from hpgo.machine.cluster import Cluster, Device
 from hpgo.model.formats import pipeedge
@@ -143,7 +143,7 @@ class ChainPlan:
                     f"stage {number} runs on {len(stage.hosts)} hosts, which PipeEdge's schedule can't say",
                     "leave `max_replicas` at 1, or take `--json`",
                 )
-        lines = [f"- {quoted(stage.hosts[0])}: [{stage.first}, {stage.last}]\n" for stage in self.stages]
+        lines = [f"- {in_yaml(stage.hosts[0])}: [{stage.first}, {stage.last}]\n" for stage in self.stages]
         return "".join(lines) or "[]\n"
 
     def to_json(self) -> str:

@@ -18,9 +18,10 @@ import json
 from itertools import pairwise
 from typing import Any
 
-from hpgo.base.documents import Section, quoted
+from hpgo.base.documents import Section
 from hpgo.base.documents import parse as parse_document
 from hpgo.base.errors import ProfileError
+from hpgo.base.quoting import in_yaml
 from hpgo.base.wording import shown
 from hpgo.model.profile import Layer, Profile
 
@@ -176,7 +177,7 @@ def _json_list(key: str, items: list[str]) -> str:
 
 def _yaml_value(value: object) -> str:
     if isinstance(value, str):
-        return quoted(value)
+        return in_yaml(value)
     if isinstance(value, tuple):
         return f"[{', '.join(map(_yaml_value, value))}]"
     if isinstance(value, int):
