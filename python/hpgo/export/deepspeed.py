@@ -9,7 +9,8 @@ import json
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from hpgo.export.blocks import grid, notes
+from hpgo.export.grid import grid, notes
+from hpgo.programs.launchers import launcher
 
 if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
@@ -41,8 +42,9 @@ def deepspeed(plan: Plan) -> str:
     >>> [line for line in deepspeed(plan).splitlines() if line.startswith("PARTS")]
     ['PARTS = [0, 32, 53]']
     """
-    _, replicas, share = grid(plan, "DeepSpeed")
-    comments = notes(plan, "DeepSpeed", {"1f1b": "1F1B", "eager_1f1b": "1F1B"})
+    target = launcher("deepspeed")
+    _, replicas, share = grid(plan, target)
+    comments = notes(plan, target)
     parts = [0, *accumulate(len(stage.layers) for stage in plan.stages)]
     config = {
         "train_batch_size": plan.global_batch_size,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.export.blocks import blocks, grid, notes
+from hpgo.export.grid import block_counts, grid, notes
+from hpgo.programs.launchers import launcher
 
 if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
@@ -24,11 +25,12 @@ def megatron(plan: Plan) -> str:
     >>> print(megatron(plan).splitlines()[-1])
     --pipeline-model-parallel-layout Et*28|t*20L
     """
-    stages, _, share = grid(plan, "Megatron-LM")
-    comments = notes(plan, "Megatron-LM", {"1f1b": "1F1B", "eager_1f1b": "1F1B"})
-    found = blocks(plan, "Megatron-LM")
+    target = launcher("megatron")
+    stages, _, share = grid(plan, target)
+    comments = notes(plan, target)
+    counts = block_counts(plan, target)
     arguments = [
-        f"--num-layers {sum(found.counts)}",
+        f"--num-layers {sum(counts)}",
         f"--global-batch-size {plan.global_batch_size}",
         f"--micro-batch-size {share}",
         "--tensor-model-parallel-size 1",
@@ -38,6 +40,6 @@ def megatron(plan: Plan) -> str:
         arguments += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
     if stages > 1:
         # No quotes: nothing here is special to a shell that substitutes a command.
-        layout = "|".join(f"t*{count}" if count else "" for count in found.counts)
+        layout = "|".join(f"t*{count}" if count else "" for count in counts)
         arguments.append(f"--pipeline-model-parallel-layout E{layout}L")
     return "\n".join([*(f"# {line}" for line in comments), *arguments]) + "\n"

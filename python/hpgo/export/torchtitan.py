@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hpgo.export.blocks import blocks, grid, notes
+from hpgo.base.errors import ArgumentError
+from hpgo.export.grid import block_counts, grid, notes
+from hpgo.programs.launchers import launcher
 
 if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
@@ -25,8 +27,11 @@ def torchtitan(plan: Plan) -> str:
     >>> [line for line in torchtitan(plan).splitlines() if "degree" in line]
     ['pipeline_parallel_degree = 2', 'data_parallel_replicate_degree = 8', 'data_parallel_shard_degree = 1']
     """
-    stages, replicas, share = grid(plan, "torchtitan")
-    comments = notes(plan, "torchtitan", _SCHEDULES)
+    target = launcher("torchtitan@0.2")
+    stages, replicas, share = grid(plan, target)
+    comments = notes(plan, target)
+    if plan.schedule not in _SCHEDULES:
+        raise ArgumentError(f"no order file is written for `{plan.schedule}`", "plan with `--schedule 1f1b`")
     lines = [
         *(f"# {line}" for line in comments),
         "[training]",
@@ -51,7 +56,7 @@ def torchtitan(plan: Plan) -> str:
 
 
 def _parts(plan: Plan) -> list[list[str]]:
-    counts = blocks(plan, "torchtitan").counts
+    counts = block_counts(plan, launcher("torchtitan@0.2"))
     parts = [
         [f"layers.{index}" for index in range(sum(counts[:at]), sum(counts[: at + 1]))] for at in range(len(counts))
     ]

@@ -1,0 +1,215 @@
+"""Launchers, and what each of them runs: the one table that planning, exports and refusals go by.
+
+A row holds for one version of a launcher. Where launchers differ, they differ in what may be cut, which orders of
+forwards and backwards they know, and what they do with gradients and the optimizer's state. `check` refuses a plan that
+a launcher can't run, `hpgo.plan(launcher=…)` searches among those that it can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import near, shorten, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Cuts = Literal["anywhere", "one output", "blocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """What one version of a launcher runs."""
+
+    name: str
+    """What `--for` and `--to` call it: `megatron`."""
+    version: str
+    """The release that this was tried with; later patches of it count too: `0.16`."""
+    title: str
+    """What people call it."""
+    schedules: Mapping[str, str]
+    """Schedules that it runs, with the name that it has for each; the first is its own choice."""
+    cuts: Cuts
+    """Where stages may end: `anywhere`, where the output of `one output` layer crosses, or between `blocks`, with what
+    embeds on the first stage and what predicts on the last."""
+    equal_replicas: bool = True
+    """Whether each stage must have as many replicas, and whether each replica must get as many samples."""
+    shards_optimizer: tuple[bool, ...] = (False, True)
+    """Whether replicas keep the whole optimizer state (False), a share of it (True, ZeRO stage 1), or either."""
+    overlaps: bool = True
+    """Whether it can sum gradients while backward passes still run."""
+    recomputes: Literal["stage", "block", "no"] = "stage"
+    """What recomputation keeps of each micro-batch: the input of the stage, of each block, or it has none."""
+    tensor_parallel: bool = False
+    """Whether a device of the plan may stand for several GPUs that share each layer."""
+    trains: bool = True
+    """Whether it runs training plans; else those of `hpgo partition`."""
+    least_blocks: int = 0
+    """Of each stage."""
+
+    @property
+    def label(self) -> str:
+        """Title and version.
+
+        >>> launcher("megatron").label
+        'Megatron-LM 0.16'
+        """
+        return f"{self.title} {self.version}" if self.version else self.title
+
+
+_CSV = "an order file"
+"""PyTorch's pipelining runs any order of one chain of stages that ends with a flush, given as a file."""
+_BY_FILE = MappingProxyType(
+    dict.fromkeys(
+        (
+            "eager_1f1b", "1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential",
+            "interleaved", "interleaved_overlap", "looped_bfs", "hanayo", "interleaved_zb",
+            "zb_v", "v_half", "v_min", "dualpipe_v",
+        ),
+        _CSV,
+    )
+)  # fmt: skip
+
+TABLE: tuple[Launcher, ...] = (
+    Launcher(
+        "megatron",
+        "0.16",
+        "Megatron-LM",
+        schedules=MappingProxyType({"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}),
+        cuts="blocks",
+        tensor_parallel=True,
+    ),
+    # Its data parallelism beside a pipeline is FSDP, which shares the optimizer's state, and sums gradients behind the
+    # last backward pass of the stage.
+    Launcher(
+        "torchtitan",
+        "0.2",
+        "torchtitan",
+        schedules=_BY_FILE,
+        cuts="blocks",
+        shards_optimizer=(True,),
+        overlaps=False,
+        recomputes="block",
+        tensor_parallel=True,
+    ),
+    Launcher(
+        "torchtitan",
+        "0.3",
+        "torchtitan",
+        schedules=_BY_FILE,
+        cuts="blocks",
+        shards_optimizer=(True,),
+        overlaps=False,
+        recomputes="block",
+        tensor_parallel=True,
+    ),
+    # Gradients are summed in one go once all backward passes are done.
+    Launcher(
+        "deepspeed",
+        "0.19",
+        "DeepSpeed",
+        schedules=MappingProxyType({"1f1b": "TrainSchedule"}),
+        cuts="one output",
+        overlaps=False,
+    ),
+    Launcher("torch", "2.15", "torch.distributed.pipelining", schedules=_BY_FILE, cuts="anywhere",
+             shards_optimizer=(False,)),
+    Launcher("vllm", "", "vLLM", schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1),
+    Launcher("sglang", "", "SGLang", schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1),
+)  # fmt: skip
+"""What each launcher runs, older versions first."""
+
+
+def launcher(name: str) -> Launcher:
+    """The row of the table for `NAME` or `NAME@VERSION`; the latest version if none is named.
+
+    Raises ArgumentError for a launcher that is unknown, or a version that nobody tried.
+
+    >>> launcher("torchtitan").version, launcher("torchtitan@0.2.2").version
+    ('0.3', '0.2')
+    """
+    if not isinstance(name, str):
+        raise ArgumentError(f"the launcher is {shown(name)}", f"name one of {', '.join(NAMES)}")
+    base, _, version = name.partition("@")
+    rows = [row for row in TABLE if row.name == base]
+    if not rows:
+        raise ArgumentError(f"there is no launcher `{shorten(base)}`", near(base, NAMES))
+    if not version and not name.endswith("@"):
+        return rows[-1]
+    for row in rows:
+        if row.version and (version == row.version or version.startswith(f"{row.version}.")):
+            return row
+    known = ", ".join(f"{base}@{row.version}" for row in rows if row.version)
+    raise ArgumentError(
+        f"nobody has tried {rows[-1].title} `{shorten(version)}`",
+        f"known: {known}" if known else f"leave the version out: `{base}`",
+    )
+
+
+NAMES = tuple(dict.fromkeys(row.name for row in TABLE))
+"""Of all launchers, whatever their versions."""
+
+
+def runs_as(launcher: Launcher, schedule: str) -> str:
+    """The schedule that `launcher` runs for a plan with `schedule`: the same, or 1F1B for eager 1F1B.
+
+    Raises ArgumentError if it runs nothing near.
+
+    >>> runs_as(launcher("megatron"), "eager_1f1b"), runs_as(launcher("torch"), "eager_1f1b")
+    ('1f1b', 'eager_1f1b')
+    """
+    if schedule in launcher.schedules:
+        return schedule
+    if schedule == "eager_1f1b" and "1f1b" in launcher.schedules:
+        return "1f1b"
+    if not launcher.trains:
+        raise ArgumentError(f"{launcher.title} trains nothing", "give it a plan of `hpgo partition`")
+    raise ArgumentError(
+        f"{launcher.title} does not run `{schedule}`",
+        f"plan with `--for {launcher.name}`, or `--schedule {next(iter(launcher.schedules))}`",
+    )
+
+
+def check(
+    launcher: Launcher,
+    *,
+    schedule: str,
+    replicas: Sequence[int],
+    micro_batch_size: int,
+    shard_optimizer: bool,
+    recompute: bool,
+    gpus_per_device: int = 1,
+) -> None:
+    """Raises ArgumentError, with the way out, for a training plan of this kind that `launcher` does not run.
+
+    `replicas` has one entry for each stage. Where stages may end is for `Blocks.counts` to say. A plan whose gradients
+    are summed earlier than `launcher` does, or whose optimizer state it shares although the plan doesn't, runs, but its
+    step and memory are not what the plan says.
+    """
+    title, again = launcher.title, f"plan for it, with `--for {launcher.name}`"
+    runs_as(launcher, schedule)
+    if launcher.equal_replicas and len(set(replicas)) > 1:
+        raise ArgumentError(
+            f"{title} needs as many replicas of each stage, but the plan has {', '.join(map(str, replicas))}",
+            f"{again}; or run it rank by rank with `Plan.for_rank` (examples/rank.py)",
+        )
+    if launcher.equal_replicas and micro_batch_size % replicas[0]:
+        raise ArgumentError(
+            f"{title} needs equal shares, but {replicas[0]} replicas split {micro_batch_size} samples",
+            f"{again}, or with `--equal-shares`",
+        )
+    if max(replicas) > 1 and shard_optimizer and True not in launcher.shards_optimizer:
+        raise ArgumentError(
+            f"{title} does not share the optimizer's state between replicas, but the plan does",
+            f"{again}, or without `--shard-optimizer`",
+        )
+    if recompute and launcher.recomputes == "no":
+        raise ArgumentError(f"{title} does not recompute activations", f"{again}, or without `--recompute`")
+    if gpus_per_device > 1 and not launcher.tensor_parallel:
+        raise ArgumentError(
+            f"a device of the plan is {gpus_per_device} GPUs, which {title} can't join",
+            "plan with a profile and a cluster of single GPUs",
+        )
