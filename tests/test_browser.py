@@ -338,7 +338,7 @@ def test_a_wrong_value_is_answered_in_the_page(tab, server) -> None:
     tab.get_by_label("Forward", exact=True).fill("1, 2")
     settled(tab)
     alert = tab.get_by_role("alert").inner_text()
-    assert "`forward_times` has 2 numbers, but there are 4 ranks" in alert
+    assert "`forward_times` has 2 numbers, but `1f1b` has 4 ranks" in alert
     assert "give 1 or 4" in alert
     tab.get_by_label("Forward", exact=True).fill("1, 2, 1, 1")
     settled(tab)
@@ -411,8 +411,10 @@ def test_every_format_is_exported(server, ending: str) -> None:
         ("num_stages=", None),
         ("num_batches=1e9", "whole number from 1 on"),
         ("num_stages=1000&num_batches=1000000", "about 2,000,000,000 actions"),
-        ("forward_times=-1", "finite numbers from 0 on"),
-        ("forward_times=nan", "finite numbers from 0 on"),
+        ("forward_times=-1", "numbers of seconds above zero"),
+        ("forward_times=0", "numbers of seconds above zero"),
+        ("forward_times=nan", "numbers of seconds above zero"),
+        ("p2p_time=-1", "numbers of seconds, zero or more"),
         ("forward_times=,", "give seconds: one number"),
         ("p2p_time=fast", "`p2p_time` holds `fast`"),
         ("comm=stram", "did you mean `stream`"),

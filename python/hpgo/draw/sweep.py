@@ -11,16 +11,17 @@ from hpgo.draw import palette
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpgo.timing.runs import SweepPoint
+
 # Okabe and Ito's colours, told apart by colour-blind readers; markers tell more.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _MARKERS = "os^Dv*P"
 
 
-def save_sweep(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
-    """Writes the curves of `rows` to a `.png`, `.svg` or `.pdf` and returns its path.
+def save_sweep(points: Sequence[SweepPoint], path: str | Path) -> Path:
+    """Writes the curves of `points` to a `.png`, `.svg` or `.pdf` and returns its path.
 
-    A row has `schedule`, `micro_batches`, `makespan_s`, `idle_over_total`, `activations_held` and
-    `peak_memory_bytes` (or None: then memory is counted in activations of a rank's whole part of the model).
+    Where bytes are not known, memory is counted in activations of a rank's whole part of the model.
 
     Raises HpgoError where matplotlib is missing or the file can't be written.
     """
@@ -34,19 +35,19 @@ def save_sweep(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
             "sweeps are drawn by matplotlib, which is not installed",
             "`pip install 'hpgo[plot]'`, or leave out `--output`",
         ) from error
-    names = list(dict.fromkeys(row["schedule"] for row in rows))
-    with_bytes = all(row["peak_memory_bytes"] is not None for row in rows)
+    names = list(dict.fromkeys(point.schedule for point in points))
+    with_bytes = all(point.peak_memory_bytes is not None for point in points)
     figure = Figure(figsize=(7.5, 8), layout="constrained")
     figure.set_facecolor(palette.PAPER[0])
     step, idle, memory = figure.subplots(3, 1, sharex=True)
     for at, name in enumerate(names):
-        mine = [row for row in rows if row["schedule"] == name]
-        counts = [row["micro_batches"] for row in mine]
+        mine = [point for point in points if point.schedule == name]
+        counts = [point.micro_batches for point in mine]
         look = {"color": _COLOURS[at % 7], "marker": _MARKERS[at % 7], "markersize": max(3.5, 6 - at), "linewidth": 1.6}
         look["dashes"] = (6, 2 * at) if at else (None, None)  # what lies behind another stays to be seen
-        step.plot(counts, [row["makespan_s"] / row["micro_batches"] for row in mine], label=name, **look)
-        idle.plot(counts, [row["idle_over_total"] for row in mine], **look)
-        memory.plot(counts, [_memory(row) for row in mine], **look)
+        step.plot(counts, [point.makespan_s / point.micro_batches for point in mine], label=name, **look)
+        idle.plot(counts, [point.idle_over_total for point in mine], **look)
+        memory.plot(counts, [_memory(point) for point in mine], **look)
     step.set_ylabel("step time / micro-batches (s)")
     idle.set_ylabel("idle share of all ranks")
     idle.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -73,7 +74,7 @@ def save_sweep(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
     return path
 
 
-def _memory(row: dict[str, Any]) -> float:
-    if row["peak_memory_bytes"] is None:
-        return float(row["activations_held"])
-    return float(row["peak_memory_bytes"]) / 1e9
+def _memory(point: SweepPoint) -> float:
+    if point.peak_memory_bytes is None:
+        return float(point.activations_held)
+    return float(point.peak_memory_bytes) / 1e9

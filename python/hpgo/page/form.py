@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from hpgo.base.errors import HpgoError
 from hpgo.draw import ENDINGS
 from hpgo.draw.facts import comparison, definitions, summary
-from hpgo.page.settings import TRANSFERS
+from hpgo.page.settings import RENAMED, TRANSFERS
 from hpgo.programs.orders import schedules
 from hpgo.timing.simulation import COMMUNICATION
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpgo.page.settings import Plans
     from hpgo.timing.timeline import Timeline
 
-_DEFAULTS = {"num_stages": "4", "num_batches": "8", "forward_times": "1.0", "backward_times": "2.0", "p2p_time": "0.0"}
+_DEFAULTS = {"num_stages": "4", "num_batches": "8", "forward_times": "1.0", "p2p_time": "0.0"}
 
 
 def page(items: Sequence[tuple[str, str]], plans: Plans, outcome: Sequence[Timeline] | HpgoError) -> str:
@@ -54,7 +54,7 @@ def _result(items: Sequence[tuple[str, str]], drawn: Sequence[Timeline]) -> str:
 
 
 def _form(items: Sequence[tuple[str, str]], plans: Plans) -> str:
-    typed = {name: text for name, text in items if name != "schedule"}
+    typed = {RENAMED.get(name, name): text for name, text in items if name != "schedule"}
     chosen = [text for name, text in items if name == "schedule" and text]
     if not chosen and not typed.get("plan"):
         chosen = ["1f1b"]
@@ -97,7 +97,7 @@ def _form(items: Sequence[tuple[str, str]], plans: Plans) -> str:
             "<fieldset><legend>Pipeline</legend>",
             select("plan", "Plan", held),
             '<label>Load a plan<input type="file" accept=".json,application/json"></label>',
-            '<p class="hint">A plan brings its own ranks, micro-batches, times and memory.</p>',
+            '<p class="hint">A plan brings its own numbers, but for I, W and fused pairs, which no profile tells.</p>',
             count("num_stages", "Ranks"),
             count("num_batches", "Micro-batches"),
             count("chunks", "Chunks a rank", "schedule's"),
@@ -106,12 +106,15 @@ def _form(items: Sequence[tuple[str, str]], plans: Plans) -> str:
             "</fieldset><fieldset><legend>Seconds a micro-batch</legend>",
             '<p class="hint">On one rank: one number for all, or one for each, with commas. Chunks share it.</p>',
             field("forward_times", "Forward"),
-            field("backward_times", "Backward"),
+            field("backward_times", "Backward", extra='placeholder="2, or its halves"'),
             field("input_gradient_times", "Input gradient", extra='placeholder="half of it"'),
             field("weight_gradient_times", "Weight gradient", extra='placeholder="half of it"'),
-            field("fused_times", "Fused F and B", extra='placeholder="their sum"'),
+            field("overlapped_times", "Fused F and B", extra='placeholder="their sum"'),
             field("p2p_time", "Latency of a message"),
-            field("link_time", "Time on the link", extra='placeholder="0.0"'),
+            field("transfer_time", "Time on the link", extra='placeholder="0.0"'),
+            field("gradient_sync_times", "Gradient sync", extra='placeholder="0.0"'),
+            field("optimizer_times", "Optimizer step", extra='placeholder="0.0"'),
+            count("iterations", "Steps", "1"),
             select("comm", "Communication", [(name, name) for name in COMMUNICATION]),
             f'<p class="hint">{escape(COMMUNICATION.get(typed.get("comm", "link"), ""))}</p>',
             "</fieldset><fieldset><legend>Memory of a rank</legend>",

@@ -1,0 +1,126 @@
+"""What `hpgo simulate` is asked, from options and from a configuration file that has them as keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpgo.timing.setup import Setup
+
+
+class Command(click.Command):
+    """Prints its help without arguments, and reads `-f 1 2 3` as `-f 1,2,3`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Joins what stands behind a flag that takes a list."""
+        if not args:
+            click.echo(ctx.get_help())
+            ctx.exit()
+        joined: list[str] = []
+        for arg in args:
+            if _is_number(arg) and len(joined) > 1 and (joined[-2] in {"-f", "-bw"} or joined[-2].endswith("-times")):
+                joined[-1] += f",{arg}"
+            else:
+                joined.append(arg)
+        return super().parse_args(ctx, joined)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def setup_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds an option for each field of `Setup`, and `-c` for a file of them; `read` makes the record."""
+    options = (
+        click.option(
+            "-c", "--config", metavar="FILE", help="JSON or YAML with these options as keys; the command line wins.",
+        ),
+        click.option("-s", "--num-stages", type=int, help="Ranks.  [4, or as many as times are given]"),
+        click.option("-b", "--num-batches", type=int, help="Micro-batches.  [8]"),
+        click.option(
+            "-f", "--forward-times", metavar="S...",
+            help="Forward of a micro-batch: one for all ranks, or one each.  [1]",
+        ),
+        click.option("-bw", "--backward-times", metavar="S...", help="Backward, likewise.  [2]"),
+        click.option("--input-gradient-times", metavar="S...", help="Its first half, I.  [half of it]"),
+        click.option("--weight-gradient-times", metavar="S...", help="Its second half, W.  [half of it]"),
+        click.option("--overlapped-times", metavar="S...", help="A forward and a backward run as one.  [their sum]"),
+        click.option("--p2p-time", type=float, metavar="S", help="Delay of a message between ranks.  [0]"),
+        click.option("--transfer-time", type=float, metavar="S", help="Time that a message occupies its link.  [0]"),
+        click.option(
+            "--gradient-sync-times", metavar="S...", help="Gradient synchronisation behind the last backward.  [0]"
+        ),
+        click.option("--optimizer-times", metavar="S...", help="Optimizer step behind it.  [0]"),
+        click.option(
+            "--schedule", metavar="NAME|FILE", help="A schedule of `hpgo schedules`, or a CSV of orders.  [1f1b]"
+        ),
+        click.option(
+            "--chunks", type=int, help="Stages a rank, for schedules that have several; they share the rank's times."
+        ),
+        click.option("--group-size", type=int, help="Micro-batches before the next chunk's turn."),
+        click.option("--cap", type=int, help="Most activations that a rank may hold."),
+        click.option(
+            "--comm", help="How messages travel: link, latency, stream, stream_deferred or rendezvous.  [link]"
+        ),
+        click.option("--iterations", type=int, help="Steps back to back.  [1]"),
+        click.option(
+            "--weight-bytes", metavar="SIZE...", help="Weights, gradients and optimizer of a rank: `12GB`, or one each."
+        ),
+        click.option(
+            "--activation-bytes", metavar="SIZE...", help="What a rank keeps of a micro-batch until its backward."
+        ),
+        click.option("--memory-cap", metavar="SIZE...", help="What a rank may hold."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def read(config: str | None, given: dict[str, Any]) -> tuple[Setup, dict[str, Any]]:
+    """The setup that the file `config` and the options `given` make, and what they hold beside it.
+
+    Raises ArgumentError naming the option, or file and key.
+    """
+    from hpgo.timing.setup import FIELDS, Setup, checked, from_text
+
+    values = {} if config is None else _read_file(config)
+    for key, value in given.items():
+        if key not in FIELDS:
+            values[key] = value
+        elif isinstance(value, str):
+            values[key] = from_text(key, value, option(key))
+        else:
+            values[key] = checked(key, value, option(key))
+    return Setup(**{key: value for key, value in values.items() if key in FIELDS}), {
+        key: value for key, value in values.items() if key not in FIELDS
+    }
+
+
+def option(key: str) -> str:
+    """A field's name on the command line."""
+    return f"--{key.replace('_', '-')}"
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    from hpgo.base.documents import Section, parse, read_text
+    from hpgo.base.errors import ArgumentError
+    from hpgo.timing.setup import FIELDS, checked
+
+    section = Section(parse(read_text(path, ArgumentError), path, ArgumentError), path, ArgumentError)
+    values: dict[str, Any] = {}
+    for key in FIELDS:
+        if (value := section.get(key, None)) is not None:
+            values[key] = section.build(checked, key, value, key)
+    for key in ("schedule", "output_file"):
+        if section.get(key, None) is not None:
+            values[key] = section.text(key)
+    section.done()
+    return values

@@ -1,0 +1,116 @@
+"""Runs for people: what one amounts to, several side by side, and how one changes with micro-batches, as tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpgo.base.units import format_bytes, format_seconds
+from hpgo.timing.timeline import CAUSES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpgo.timing.runs import SweepPoint
+    from hpgo.timing.timeline import Timeline
+
+    Table = tuple[list[str], list[list[str]]]
+
+MOST_RANKS = 64
+"""More are not listed one by one."""
+
+
+def headline(timeline: Timeline) -> str:
+    """What was run, in one line."""
+    parts = [f"{timeline.schedule}: {timeline.ranks} ranks"]
+    parts += [f"{timeline.chunks} stages a rank"] if timeline.chunks > 1 else []
+    parts += [f"{timeline.micro_batches} micro-batches"]
+    parts += [f"{timeline.iterations} steps"] if timeline.iterations > 1 else []
+    return f"{', '.join(parts)}, communication `{timeline.communication}`"
+
+
+def measures(timeline: Timeline) -> Table:
+    """Each measure with its meaning."""
+    found = timeline.measures
+    rows = [
+        ["step", format_seconds(found.makespan_s), "to the end of the last optimizer step"],
+        ["longest rank span", format_seconds(found.max_rank_span_s), "from a rank's first start to its last end"],
+        ["idle / total", _percent(found.idle_over_total), "of all ranks' time"],
+        ["idle / busy", _percent(found.idle_over_busy), "also called bubble rate"],
+        ["idle of the busiest", _percent(found.idle_over_busiest), "what balancing alone can't win back"],
+    ]
+    total_s = timeline.ranks * timeline.makespan_s
+    rows += [
+        [f"  idle: {cause}", _percent(idle_s / total_s), "of all ranks' time"]
+        for cause, idle_s in zip(CAUSES, found.idle_by_cause_s, strict=True)
+        if idle_s > 1e-9 * total_s
+    ]
+    if found.peak_memory_bytes is not None:
+        rows.append(["peak memory", format_bytes(max(found.peak_memory_bytes)), _over_cap(timeline)])
+    return ["measure", "value", "meaning"], rows
+
+
+def ranks(timeline: Timeline) -> Table:
+    """Each rank with its time and memory."""
+    found = timeline.measures
+    columns = ["rank", "busy", "idle / total", "in flight" if timeline.chunks == 1 else "chunks in flight"]
+    columns += [] if found.peak_memory_bytes is None else ["peak memory"]
+    rows = []
+    for rank, busy_s in enumerate(found.busy_s):
+        idle = _percent(1 - busy_s / timeline.makespan_s)
+        row = [str(rank), format_seconds(busy_s), idle, str(found.peak_in_flight[rank])]
+        row += [] if found.peak_memory_bytes is None else [format_bytes(found.peak_memory_bytes[rank])]
+        rows.append(row)
+    return columns, rows
+
+
+def comparison(timelines: Sequence[Timeline]) -> Table:
+    """Several runs beside the first; memory where all know it."""
+    with_memory = all(timeline.measures.peak_memory_bytes is not None for timeline in timelines)
+    columns = ["schedule", "step", "against first", "idle / total", "idle / busy", "activations held"]
+    columns += ["peak memory"] if with_memory else []
+    first_s = timelines[0].makespan_s
+    rows = []
+    for timeline in timelines:
+        found = timeline.measures
+        row = [
+            timeline.schedule,
+            format_seconds(found.makespan_s),
+            "–" if timeline is timelines[0] else f"{100 * (found.makespan_s / first_s - 1):+.1f} %",
+            _percent(found.idle_over_total),
+            _percent(found.idle_over_busy),
+            f"{timeline.activations_held:g}",
+        ]
+        row += [format_bytes(max(found.peak_memory_bytes))] if with_memory and found.peak_memory_bytes else []
+        rows.append(row)
+    return columns, rows
+
+
+def sweep(points: Sequence[SweepPoint]) -> Table:
+    """Schedules at growing numbers of micro-batches."""
+    columns = ["schedule", "micro-batches", "step", "each", "idle / total", "activations held"]
+    with_memory = points[0].peak_memory_bytes is not None
+    rows = []
+    for point in points:
+        row = [
+            point.schedule,
+            str(point.micro_batches),
+            format_seconds(point.makespan_s),
+            format_seconds(point.makespan_s / point.micro_batches),
+            _percent(point.idle_over_total),
+            f"{point.activations_held:g}",
+        ]
+        row += [] if point.peak_memory_bytes is None else [format_bytes(point.peak_memory_bytes)]
+        rows.append(row)
+    return columns + (["peak memory"] if with_memory else []), rows
+
+
+def _over_cap(timeline: Timeline) -> str:
+    peaks, caps = timeline.measures.peak_memory_bytes, timeline.memory_cap_bytes
+    if peaks is None or caps is None:
+        return "of the fullest rank"
+    over = [rank for rank, (peak, cap) in enumerate(zip(peaks, caps, strict=True)) if peak > cap]
+    return f"over the cap on {len(over)} of {timeline.ranks} ranks" if over else "of the fullest rank, within the cap"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,190 @@
+"""Runs of a `Setup`: one schedule, a plan, or schedules at growing numbers of micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.errors import ArgumentError
+from hpgo.programs.orders import Durations, schedule, schedules
+from hpgo.timing.simulation import StageBytes, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hpgo.planning.plans import Plan
+    from hpgo.programs.orders import Schedule
+    from hpgo.timing.setup import Setup
+    from hpgo.timing.timeline import Timeline
+
+OPTIONS = ("chunks", "group_size", "cap")
+"""Fields of `Setup` that concern only the schedules that have such an option."""
+BEYOND_A_PLAN = {
+    "input_gradient_s": "input_gradient_times",
+    "weight_gradient_s": "weight_gradient_times",
+    "overlapped_s": "overlapped_times",
+}
+"""What no profile tells, and with it no plan: arguments of `simulate`, and the fields they come from."""
+
+
+def order_of(setup: Setup, name: str) -> Schedule:
+    """The schedule `name` in the sizes of `setup`; a family that takes durations is fitted to its times.
+
+    Of the options, a family gets those that it has, so that one setup serves a comparison. Raises ScheduleError and
+    ArgumentError as `hpgo.schedule` does.
+    """
+    known = next((family.options for family in schedules() if family.name == name), ())
+    options = {key: getattr(setup, key) for key in OPTIONS if key in known}
+    built = schedule(name, ranks=setup.ranks, micro_batches=setup.micro_batches, **options)
+    if "durations" not in known:
+        return built
+    halves = (setup.input_gradient_times, setup.weight_gradient_times)
+    forward, inputs, weights = (
+        tuple(_per_stage(built, key, times))
+        for key, times in (
+            ("forward_times", setup.forward_times),
+            ("input_gradient_times", halves[0] or tuple(time_s / 2 for time_s in setup.backward)),
+            ("weight_gradient_times", halves[1] or tuple(time_s / 2 for time_s in setup.backward)),
+        )
+    )
+    durations = Durations(forward, inputs, weights, max(setup.p2p_time) + max(setup.transfer_time))
+    return schedule(name, ranks=setup.ranks, micro_batches=setup.micro_batches, **options, durations=durations)
+
+
+def run(setup: Setup, order: Schedule) -> Timeline:
+    """Simulates `order` with the costs of `setup`; raises ArgumentError where their number doesn't fit."""
+    work = {
+        "forward_s": ("forward_times", setup.forward_times),
+        "backward_s": ("backward_times", setup.backward),
+        **{argument: (key, getattr(setup, key)) for argument, key in BEYOND_A_PLAN.items()},
+    }
+    costs: dict[str, Any] = {
+        argument: _per_stage(order, key, times) for argument, (key, times) in work.items() if times
+    }
+    if setup.weight_bytes or setup.activation_bytes:
+        costs["memory"] = StageBytes(
+            weights_bytes=_per_stage(order, "weight_bytes", setup.weight_bytes or (0.0,)),
+            activation_bytes=_per_stage(order, "activation_bytes", setup.activation_bytes or (0.0,)),
+        )
+    for key, count, what in (
+        ("memory_cap", order.ranks, "ranks"),
+        ("p2p_time", order.chain_length - 1, "edges between stages"),
+        ("transfer_time", order.chain_length - 1, "edges between stages"),
+    ):
+        if (given := len(getattr(setup, key))) not in {0, 1, count}:
+            raise ArgumentError(
+                f"`{key}` has {given} numbers, but `{order.name}` has {count} {what}", f"give 1 or {count}"
+            )
+    return simulate(
+        order,
+        **costs,
+        latency_s=_one_or_each(setup.p2p_time),
+        transfer_s=_one_or_each(setup.transfer_time),
+        gradient_sync_s=_per_stage(order, "gradient_sync_times", setup.gradient_sync_times, shared=False),
+        optimizer_s=_per_stage(order, "optimizer_times", setup.optimizer_times, shared=False),
+        communication=setup.comm,
+        iterations=setup.iterations,
+        memory_cap_bytes=_one_or_each(setup.memory_cap) if setup.memory_cap else None,
+    )
+
+
+def run_plan(
+    setup: Setup, plan: Plan, name: str | None = None, *, called: Callable[[str], str] = "`{}`".format
+) -> Timeline:
+    """Simulates `plan`, on the schedule `name` if given, with what `setup` adds to what a plan tells.
+
+    Raises ArgumentError, which names fields as `called` does, where their numbers are not those of the plan's stages.
+    """
+    times: dict[str, Any] = {}
+    for argument, key in BEYOND_A_PLAN.items():
+        if not (numbers := getattr(setup, key)):
+            continue
+        if len(numbers) not in {1, len(plan.stages)}:
+            raise ArgumentError(
+                f"{called(key)} has {len(numbers)} numbers, but the plan has {len(plan.stages)} stages",
+                f"give 1 or {len(plan.stages)}",
+            )
+        times[argument] = _one_or_each(numbers)
+    return simulate(plan, schedule=name, communication=setup.comm, iterations=setup.iterations, **times)
+
+
+def _one_or_each(numbers: tuple[float, ...]) -> float | tuple[float, ...]:
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _per_stage(order: Schedule, key: str, numbers: Sequence[float], *, shared: bool = True) -> list[float]:
+    """One number for each stage, from one for all ranks, one a rank, or one a stage."""
+    ranks, chain = order.ranks, order.chain_length
+    chunks = max(1, chain // ranks)
+    if len(numbers) == 1:
+        each = [numbers[0] / (chunks if shared else 1)] * chain
+    elif len(numbers) == chain:
+        each = list(numbers)
+    elif len(numbers) == ranks:
+        each = [numbers[rank] / (chunks if shared else 1) for rank in order.rank_of_stage[:chain]]
+    else:
+        counts = " or ".join(str(count) for count in dict.fromkeys((1, ranks, chain)))
+        raise ArgumentError(
+            f"`{key}` has {len(numbers)} numbers, but `{order.name}` has {ranks} ranks"
+            + (f" and {chain} stages" if ranks != chain else ""),
+            f"give {counts}",
+        )
+    return each * (order.stages // chain)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One schedule at one number of micro-batches."""
+
+    schedule: str
+    micro_batches: int
+    makespan_s: float
+    idle_over_total: float
+    peak_in_flight: int
+    stages_a_rank: int
+    activations_held: float
+    peak_memory_bytes: float | None
+    """None where memory is not known."""
+
+
+def sweep(
+    setup: Setup,
+    names: Sequence[str],
+    timeline_of: Callable[[Setup, str], Timeline],
+    report: Callable[[float, str], object],
+) -> list[SweepPoint]:
+    """Each schedule at growing numbers of micro-batches, up to those of `setup` or 64.
+
+    `report` hears the share that is done, and what is next. Numbers outside a schedule's limits are left out; raises
+    ArgumentError where a schedule runs with none of them.
+    """
+    most = 64 if setup.num_batches is None else setup.num_batches
+    counts = sorted({most, *(step << shift for shift in range(32) for step in (2, 3) if step << shift < most), 1})
+    points: list[SweepPoint] = []
+    for at, name in enumerate(names):
+        refused = ""
+        ran = len(points)
+        for place, count in enumerate(counts):
+            report((at + place / len(counts)) / len(names), f"{name}, {count} micro-batches")
+            try:
+                timeline = timeline_of(replace(setup, num_batches=count), name)
+            except ArgumentError as error:
+                refused = error.message
+                continue
+            measures = timeline.measures
+            peaks = measures.peak_memory_bytes
+            points.append(
+                SweepPoint(
+                    schedule=name,
+                    micro_batches=count,
+                    makespan_s=measures.makespan_s,
+                    idle_over_total=measures.idle_over_total,
+                    peak_in_flight=max(measures.peak_in_flight),
+                    stages_a_rank=timeline.chunks,
+                    activations_held=timeline.activations_held,
+                    peak_memory_bytes=None if peaks is None else max(peaks),
+                )
+            )
+        if len(points) == ran:
+            raise ArgumentError(f"`{name}` runs with none of these micro-batches: {refused}", "raise `-b`")
+    return points

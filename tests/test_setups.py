@@ -1,0 +1,81 @@
+"""The command line, its files and the page fill in one record: the same words give the same run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+import hpgo
+from hpgo.cli.setups import read
+from hpgo.page.settings import Plans, settings_of, timelines
+from hpgo.timing.runs import order_of, run
+from hpgo.timing.setup import FIELDS, Setup
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXTS = [
+    {"num_stages": "4", "num_batches": "6", "forward_times": "1, 2 1.5,1", "p2p_time": "0.1"},
+    {"forward_times": "1,2,3", "transfer_time": "0.25", "comm": "stream"},
+    {"input_gradient_times": "1", "weight_gradient_times": "0.5", "num_stages": "3", "iterations": "2"},
+    {"overlapped_times": "2.5", "backward_times": "1 2 1 2", "gradient_sync_times": "3", "optimizer_times": "1"},
+    {"weight_bytes": "8 GB, 7GB", "activation_bytes": "1GiB", "memory_cap": "9GB", "num_stages": "2", "chunks": "3"},
+    {"cap": "5", "group_size": "2", "num_batches": "8"},
+]
+
+
+def test_every_field_can_be_read() -> None:
+    assert list(FIELDS) == list(Setup.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("texts", TEXTS)
+def test_the_command_line_and_the_page_make_the_same_of_the_same_text(texts: dict[str, str]) -> None:
+    assert read(None, texts)[0] == settings_of(texts.items()).setup
+
+
+def test_a_file_makes_the_same_of_values(tmp_path: Path) -> None:
+    values = {"num_stages": 2, "forward_times": [1.0, 2.0], "transfer_time": 0.25, "weight_bytes": ["8 GB", 7e9]}
+    (tmp_path / "setup.json").write_text(json.dumps(values))
+    texts = {"num_stages": "2", "forward_times": "1 2", "transfer_time": "0.25", "weight_bytes": "8 GB,7GB"}
+    assert read(str(tmp_path / "setup.json"), {})[0] == settings_of(texts.items()).setup
+
+
+@pytest.mark.parametrize("name", ["forward_times", "backward_times", "overlapped_times", "weight_gradient_times"])
+def test_work_takes_time_wherever_it_is_asked_for(name: str) -> None:
+    for readers in (lambda: read(None, {name: "0"}), lambda: settings_of([(name, "1,0")])):
+        with pytest.raises(hpgo.ArgumentError, match="holds 0") as raised:
+            readers()
+        assert raised.value.hint == "times of work are numbers of seconds above zero"
+
+
+def test_addresses_with_the_old_names_still_open() -> None:
+    old = settings_of([("link_time", "0.5"), ("fused_times", "2")])
+    assert old == settings_of([("transfer_time", "0.5"), ("overlapped_times", "2")])
+
+
+def test_the_backward_is_the_sum_of_its_halves_where_only_they_are_given() -> None:
+    halves = {"num_stages": "4", "input_gradient_times": "1.5", "weight_gradient_times": "0.75"}
+    [timeline] = timelines(settings_of(halves.items()), Plans())
+    assert timeline.makespan_s == (8 + 3) * (1 + 1.5 + 0.75)
+    [given] = timelines(settings_of([*halves.items(), ("backward_times", "5")]), Plans())
+    assert given.makespan_s == (8 + 3) * (1 + 5)
+
+
+@pytest.mark.parametrize("name", [family.name for family in hpgo.schedules() if "durations" in family.options])
+def test_a_schedule_that_takes_durations_is_fitted_to_the_times_of_its_ranks(name: str) -> None:
+    setup = Setup(num_stages=4, forward_times=(1.0, 2.0, 1.0, 3.0), backward_times=(3.0,), p2p_time=(0.1,))
+    sizes = {"ranks": 4, "micro_batches": 8}
+    chunks = hpgo.schedule(name, **sizes).stages // 4
+    ranks = [0, 1, 2, 3, 3, 2, 1, 0][: 4 * chunks]  # those with two chunks have the shape of a V
+    forward = tuple(setup.forward_times[rank] / chunks for rank in ranks)
+    half = (1.5 / chunks,) * len(ranks)
+    assert order_of(setup, name) == hpgo.schedule(name, **sizes, durations=hpgo.Durations(forward, half, half, 0.1))
+    assert order_of(setup, name) != hpgo.schedule(name, **sizes)
+
+
+def test_delays_of_single_edges_reach_the_durations_and_the_simulation() -> None:
+    setup = Setup(num_stages=3, p2p_time=(0.5, 0.25), transfer_time=(0.1, 0.0))
+    timeline = run(setup, order_of(setup, "zb"))
+    assert sorted(set((timeline.transfer_end_s - timeline.transfer_start_s).round(6).tolist())) == [0.25, 0.6]
