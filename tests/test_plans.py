@@ -152,6 +152,15 @@ def test_the_alternatives_are_what_evaluate_says_of_them(
         assert other.why
 
 
+def test_equal_shares_are_asked_for_by_the_old_name_too_with_a_warning(bert: hpgo.Profile) -> None:
+    question = (bert, hpgo.Cluster.of(nodes=1, devices_per_node=3, intra_gbit_s=100, inter_gbit_s=10))
+    equal = hpgo.plan(*question, global_batch_size=64, equal_shares=True)
+    assert all(equal.micro_batch_size % stage.replicas == 0 for stage in equal.stages)
+    with pytest.warns(DeprecationWarning, match="`uneven=False` is now `equal_shares=True`") as caught:
+        assert hpgo.plan(*question, global_batch_size=64, uneven=False) == equal
+    assert caught[0].filename == __file__
+
+
 def test_evaluating_a_found_plan_gives_its_step_and_its_memory(uneven: hpgo.Plan, bert: hpgo.Profile) -> None:
     again = hpgo.evaluate(
         bert,
@@ -476,7 +485,7 @@ def test_advice_for_too_little_memory_works_when_followed(
         *(({"min_micro_batch_size": size}, "min_micro_batch_size") for size in (0, -2, True, 2.0, "2")),
         ({"min_micro_batch_size": 9}, "smaller than min_micro_batch_size, 9"),
         *(({"recompute": value}, "recompute") for value in ("yes", None, 2, math.nan, [])),
-        *(({name: value}, name) for name in ("uneven", "overlap") for value in ("yes", None, 2)),
+        *(({name: value}, name) for name in ("equal_shares", "uneven", "overlap") for value in ("yes", None, 2)),
         *(({"schedule": name}, "schedule") for name in ("nope", "dualpipe", "", None, 3, [])),
         *(({"deadline_s": value}, "deadline_s") for value in (0, -1, math.nan, "1", True)),
         *(({"max_stages": value}, "max_stages") for value in (0, -1, True, 1.5, "2")),
@@ -693,7 +702,7 @@ def _questions(draw: st.DrawFn) -> tuple[hpgo.Profile, hpgo.Cluster, dict[str, A
         "global_batch_size": draw(st.sampled_from([1, 2, 4, 6, 8])),
         "schedule": draw(st.sampled_from(SCHEDULES)),
         "recompute": draw(st.sampled_from([False, True, "auto"])),
-        "uneven": draw(st.booleans()),
+        "equal_shares": draw(st.booleans()),
         "overlap": draw(st.booleans()),
     }
     return profile, cluster, options

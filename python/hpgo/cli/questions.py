@@ -114,7 +114,8 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
             "--reserve", type=_Measure("size", parse_bytes), default=0.0, metavar="SIZE",
             help="Memory of each device to leave alone, like `1 GB`.",
         ),
-        click.option("--no-uneven", is_flag=True, help="Replicas of a stage get equal shares only."),
+        click.option("--equal-shares", is_flag=True, help="Replicas of a stage get as many samples each."),
+        click.option("--no-uneven", is_flag=True, hidden=True),  # what it was called
         click.option("--no-overlap", is_flag=True, help="Gradients synchronise after the backward pass only."),
         click.option(
             "--count-loading", is_flag=True,
@@ -134,12 +135,16 @@ def settings(options: dict[str, Any]) -> dict[str, Any]:
     """Takes the options of `question` out of `options`, as keyword arguments of `hpgo.plan` without the batch size."""
     from hpgo.planning.question import MemoryModel
 
+    equal_shares = options.pop("equal_shares")
+    if options.pop("no_uneven"):
+        click.echo("warning: `--no-uneven` is now `--equal-shares`; the old name goes with the next version", err=True)
+        equal_shares = True
     return {
         "schedule": options.pop("schedule"),
         "micro_batch_size": options.pop("micro_batch_size"),
         "min_micro_batch_size": options.pop("min_micro_batch_size"),
         "recompute": _RECOMPUTE[options.pop("recompute")],
-        "uneven": not options.pop("no_uneven"),
+        "equal_shares": equal_shares,
         "overlap": not options.pop("no_overlap"),
         "count_loading": options.pop("count_loading"),
         "memory": MemoryModel(

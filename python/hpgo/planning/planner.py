@@ -54,7 +54,8 @@ def plan(
             smallest batch size that the profile was measured with, below which it can't be trusted.
         recompute=False: keep activations (False), recompute them in the backward pass (True), or whichever is better
             ("auto").
-        uneven=True: let replicas of a stage get shares that differ by one sample; the largest share counts.
+        equal_shares=False: give replicas of a stage as many samples each (True), or let shares differ by one sample
+            (False); the largest share counts.
         overlap=True: let gradient synchronisation start before the backward pass has ended, layer by layer.
         memory=None: what a device holds besides activations, a `hpgo.MemoryModel`; None is Adam.
         count_loading=False: count the time of layers that load data (`Profile.loading`) as part of the step; else a

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, parse_bytes
@@ -13,12 +14,16 @@ from hpgo.base.wording import as_float, as_whole, counted, near, shown
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile
 
+if TYPE_CHECKING:
+    from hpgo.programs.launchers import Launcher
+
 SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
 """What the search plans for, with a proof; `hpgo.planning.choose` runs other schedules on what it finds.
 
 `1f1b` warms up as little as keeps all stages busy; `eager_1f1b` runs stages ahead where memory allows, which hides
 transfers; `gpipe` runs all forwards first."""
 
+DEFAULT_SCHEDULE = "eager_1f1b"
 NO_LIMIT = 2**31
 _MOST_MICRO_BATCHES = 2**16  # of a step; simulations of more would take seconds each
 
@@ -45,7 +50,9 @@ class Options(TypedDict, total=False):
     micro_batch_size: int | None
     min_micro_batch_size: int | None
     recompute: bool | str
+    equal_shares: bool
     uneven: bool
+    """What `equal_shares` was: its opposite."""
     overlap: bool
     memory: MemoryModel | None
     count_loading: bool
@@ -64,13 +71,24 @@ class Question:
     recompute: tuple[bool, ...]
     schedule: str
     """The native planner knows `SCHEDULES` only."""
-    uneven: bool
+    equal_shares: bool
     overlap: bool
     memory: MemoryModel
     loading_s: float
     """Of loading one batch of the profile, where the profile leaves it out."""
     most_stages: int = NO_LIMIT
     most_replicas: int = NO_LIMIT
+    equal_replicas: bool = False
+    """Whether all stages must have the same number of replicas."""
+    stage_ends: tuple[tuple[int, ...], ...] | None = None
+    """For each place where a stage may end, the layers before it by their place in the profile; None if anywhere."""
+    launcher: Launcher | None = None
+    """Who is to run the plan; None if anybody may."""
+
+    @property
+    def uneven(self) -> bool:
+        """Whether shares may differ by one sample, as the native planner asks."""
+        return not self.equal_shares
 
     @classmethod
     def of(
@@ -79,11 +97,11 @@ class Question:
         cluster: Cluster,
         *,
         global_batch_size: int,
-        schedule: str = "eager_1f1b",
+        schedule: str = DEFAULT_SCHEDULE,
         micro_batch_size: int | None = None,
         min_micro_batch_size: int | None = None,
         recompute: bool | str = False,
-        uneven: bool = True,
+        equal_shares: bool = False,
         overlap: bool = True,
         memory: MemoryModel | None = None,
         count_loading: bool = False,
@@ -93,6 +111,8 @@ class Question:
 
         Raises ArgumentError for those that make no sense, TypeError for one that there isn't.
         """
+        if "uneven" in unknown:
+            equal_shares = _not_uneven(unknown.pop("uneven"))
         for name in unknown:
             raise TypeError(f"there is no argument {shown(name)}: {near(name, Options.__annotations__)}")
         if not isinstance(profile, Profile):
@@ -106,7 +126,7 @@ class Question:
         sizes = _micro_batch_sizes(profile, global_batch_size, micro_batch_size, smallest)
         if not isinstance(recompute, bool) and recompute != "auto":
             raise ArgumentError(f"recompute is {recompute!r}", "choose True, False or 'auto'")
-        for name, value in (("uneven", uneven), ("overlap", overlap)):
+        for name, value in (("equal_shares", equal_shares), ("overlap", overlap)):
             _check_bool(name, value)
         return cls(
             profile=profile if count_loading else profile.without_loading(),
@@ -116,11 +136,22 @@ class Question:
             smallest_share=smallest,
             recompute=(recompute,) if isinstance(recompute, bool) else (False, True),
             schedule=schedule,
-            uneven=uneven,
+            equal_shares=equal_shares,
             overlap=overlap,
             memory=_checked(MemoryModel() if memory is None else memory, cluster),
             loading_s=0.0 if count_loading else max((layer.forward_s[0] for layer in profile.loading), default=0.0),
         )
+
+
+def _not_uneven(uneven: object) -> bool:
+    """`equal_shares` for an argument `uneven`."""
+    _check_bool("uneven", uneven)
+    warnings.warn(
+        f"`uneven={uneven}` is now `equal_shares={not uneven}`; the old name goes with the next version",
+        DeprecationWarning,
+        stacklevel=4,  # this, `Question.of`, `hpgo.plan`, whoever called that
+    )
+    return not uneven
 
 
 def _micro_batch_sizes(

@@ -82,8 +82,8 @@ TABLE: tuple[Launcher, ...] = (
         cuts="blocks",
         tensor_parallel=True,
     ),
-    # Its data parallelism beside a pipeline is FSDP, which shares the optimizer's state, and sums gradients behind the
-    # last backward pass of the stage.
+    # Its data parallelism beside a pipeline is FSDP, which shares the optimizer's state. PyTorch's runtime sums
+    # gradients behind the last backward pass of the stage.
     Launcher(
         "torchtitan",
         "0.2",
@@ -101,7 +101,6 @@ TABLE: tuple[Launcher, ...] = (
         "torchtitan",
         schedules=_BY_FILE,
         cuts="blocks",
-        shards_optimizer=(True,),
         overlaps=False,
         recomputes="block",
         tensor_parallel=True,
@@ -115,8 +114,7 @@ TABLE: tuple[Launcher, ...] = (
         cuts="one output",
         overlaps=False,
     ),
-    Launcher("torch", "2.15", "torch.distributed.pipelining", schedules=_BY_FILE, cuts="anywhere",
-             shards_optimizer=(False,)),
+    Launcher("torch", "2.15", "PyTorch", schedules=_BY_FILE, cuts="anywhere", overlaps=False),
     Launcher("vllm", "", "vLLM", schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1),
     Launcher("sglang", "", "SGLang", schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1),
 )  # fmt: skip
