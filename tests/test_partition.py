@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 import hpgo
 from hpgo.model.formats import pipeedge
 from hpgo.planning.chain import partition
-from hpgo.show.chain_report import explain, svg, table
+from hpgo.show.chain_picture import svg
+from hpgo.show.chain_report import explain, table
 
 MEGA = 2**20
 FEW = settings(max_examples=150, deadline=None)

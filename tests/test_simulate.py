@@ -16,7 +16,8 @@ import hpgo
 from hpgo import _core
 from hpgo.base.errors import ArgumentError, ScheduleError
 from hpgo.cli.main import group, run
-from hpgo.timing.timeline import CAUSES, KINDS, Timeline
+from hpgo.programs.orders import KINDS
+from hpgo.timing.timeline import CAUSES, Timeline
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -54,7 +55,7 @@ def recorded_schedule(row: dict[str, Any], devices: list[list[list[Any]]]) -> hp
                 rank_of_stage[number] = rank
                 halves.append((number, KINDS.index(kind), int(micro_batch)))
             (stage, kind, micro_batch), (back_stage, _, back_micro_batch) = halves[0], halves[-1]
-            fused = kind if len(halves) == 1 else KINDS.index("FB")
+            fused = kind if len(halves) == 1 else KINDS.index("F‖B")
             actions.append((fused, stage, micro_batch, back_stage, back_micro_batch))
         starts.append(len(actions))
     stages = row["num_stages"] * (2 if two_way else 1)
@@ -95,7 +96,9 @@ def starts_by_rule(
     columns = (timeline.stage, timeline.micro_batch, timeline.backward_stage, timeline.backward_micro_batch)
     places = zip(*(column.tolist() for column in columns), strict=True)
     halves = [
-        [("F", *place[:2]), ("B", *place[2:])] if KINDS[kind] == "FB" else [(KINDS[kind].replace("I", "B"), *place[:2])]
+        [("F", *place[:2]), ("B", *place[2:])]
+        if KINDS[kind] == "F‖B"
+        else [(KINDS[kind].replace("I", "B"), *place[:2])]
         for kind, place in zip(timeline.kind, places, strict=True)
     ]
     made_s = {half: end_s for each, end_s in zip(halves, ends, strict=True) for half in each}

@@ -81,7 +81,7 @@ def command(
       hpgo partition --profile vgg-19 --cluster mixed.yaml --json
     """
     from hpgo.planning.chain import partition
-    from hpgo.show.chain_report import explain, svg, table
+    from hpgo.show.chain_report import explain, table
 
     if (profile is None) != (cluster is None):
         raise click.UsageError("--profile and --cluster go together")
@@ -112,6 +112,8 @@ def command(
     for remark in plan.remarks:
         click.echo(f"warning: {remark}", err=True)
     if picture is not None:
+        from hpgo.show.chain_picture import svg
+
         write_text(picture, svg(plan), ArgumentError)
     if as_json:
         click.echo(plan.to_json())

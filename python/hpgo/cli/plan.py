@@ -81,7 +81,7 @@ def command(
     if plot is not None:
         if not several:
             raise click.UsageError("--plot draws several plans: give several batch sizes or device counts")
-        from hpgo.show.figures import check
+        from hpgo.draw.curves import check
 
         check(plot)  # before the search, which may take minutes
     keywords = settings(options) | {"max_stages": max_stages, "deadline_s": deadline}
@@ -163,9 +163,9 @@ def _sweep(
         if output is not None:
             write_text(output, document + "\n", ArgumentError)
         if plot is not None:
-            from hpgo.show.figures import draw_sweep
+            from hpgo.show.figures import draw_plans
 
-            draw_sweep(plans, plot)
+            draw_plans(plans, plot)
     finally:
         title, columns, rows = report.sweep(plans)
         if as_json:

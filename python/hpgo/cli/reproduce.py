@@ -29,8 +29,8 @@ def command(write: Path | None, check: Path | None, figures: Path | None) -> Non
       hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction
       hpgo reproduce --check PLANNER_REPRODUCTION.md
     """
+    from hpgo.draw.curves import check as check_figure
     from hpgo.reproduce.document import NAMES, fill, make
-    from hpgo.show.figures import check as check_figure
 
     documents = {path: read_text(path, ArgumentError) for path in (write, check) if path is not None}
     for document in documents.values():

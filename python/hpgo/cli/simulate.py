@@ -153,8 +153,10 @@ def _sweep(names: Sequence[str], setup: Setup, output: str | None, *, as_json: b
     from hpgo.show import run_report
     from hpgo.timing.runs import sweep
 
-    if output is not None and not output.lower().endswith((".png", ".svg", ".pdf")):
-        raise ArgumentError(f"a sweep can't be written as `{output}`", "choose .png, .svg or .pdf")
+    if output is not None:
+        from hpgo.draw.curves import check
+
+        check(output)
     with progress("simulating") as report:
         points = sweep(setup, names, _timeline, report)
     if as_json:
@@ -162,6 +164,6 @@ def _sweep(names: Sequence[str], setup: Setup, output: str | None, *, as_json: b
     else:
         table(*run_report.sweep(points))
     if output is not None:
-        from hpgo.draw.sweep import save_sweep
+        from hpgo.show.figures import draw_runs
 
-        click.echo(f"wrote {save_sweep(points, output)}", err=True)
+        click.echo(f"wrote {draw_runs(points, output)}", err=True)

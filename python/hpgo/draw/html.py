@@ -29,7 +29,8 @@ from hpgo.draw.facts import (
     summary,
 )
 from hpgo.draw.scene import staircase
-from hpgo.timing.timeline import CAUSES, KINDS, TRANSFER_KINDS
+from hpgo.programs.orders import KINDS
+from hpgo.timing.timeline import CAUSES, TRANSFER_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,8 +107,8 @@ def _packed(timeline: Timeline, label: str, notes: list[str]) -> tuple[dict[str,
     def ticks(times_s: NDArray[Any]) -> NDArray[np.int64]:
         return np.asarray(np.rint(times_s / tick_s), np.int64)
 
-    fused = bool((timeline.kind == KINDS.index("FB")).any())
-    is_backward = (timeline.kind != KINDS.index("F")) & (timeline.kind != KINDS.index("FB"))
+    fused = bool((timeline.kind == KINDS.index("F‖B")).any())
+    is_backward = (timeline.kind != KINDS.index("F")) & (timeline.kind != KINDS.index("F‖B"))
     start = ticks(timeline.start_s)
     columns: dict[str, NDArray[Any]] = {
         "bounds": np.searchsorted(timeline.rank, np.arange(timeline.ranks + 1)),
@@ -243,7 +244,7 @@ def _lines() -> dict[str, Any]:
 def _present(timelines: Sequence[Timeline]) -> dict[str, Any]:
     """What occurs at all: the legend and the switches offer nothing else."""
     used = {KINDS[code] for timeline in timelines for code in np.unique(timeline.kind).tolist()}
-    if "FB" in used:
+    if "F‖B" in used:
         used |= {"F", "B"}
     causes = {CAUSES[code] for timeline in timelines for code in np.unique(timeline.idle_cause).tolist()}
     sent = {

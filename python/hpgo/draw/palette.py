@@ -14,7 +14,7 @@ KIND_NAMES = {
     "B": "backward",
     "I": "input gradient",
     "W": "weight gradient",
-    "FB": "forward and backward, fused",
+    "F‖B": "forward and backward, fused",
 }
 KIND_COLOURS = {"F": "#3b75c4", "B": "#f5a040", "I": "#7fd6d0", "W": "#2b6a1f"}
 
@@ -87,6 +87,11 @@ _LOOKS = {
     "lane-gradient": Look(fill=("#b35c00", "#f5a040")),
     "memory": Look(fill=("#cfd6de", "#3d4650"), stroke=FAINT_INK, stroke_px=0.8),
     "cap": Look(stroke=("#c4113c", "#ff6b88"), stroke_px=1.0, dash_px=(5, 3)),
+    "compute": Look(fill=("#3b75c4", "#3b75c4")),
+    "send": Look(fill=("#7fd6d0", "#5aaea8")),
+    "slowest": Look(fill=("#c4113c", "#ff6b88")),
+    "free": Look(fill=("#e6eaee", "#2a323a")),
+    "held": Look(fill=("#8d99a6", "#9aa4af")),
     "rule": Look(stroke=("#c9d0d7", "#3a424b"), stroke_px=0.8),
 }
 

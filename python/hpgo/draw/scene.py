@@ -29,7 +29,8 @@ from hpgo.draw.facts import (
     shades,
     summary,
 )
-from hpgo.timing.timeline import CAUSES, KINDS, TRANSFER_KINDS
+from hpgo.programs.orders import KINDS
+from hpgo.timing.timeline import CAUSES, TRANSFER_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,6 +62,8 @@ class Boxes:
     y: Floats
     width: Floats
     height: Floats
+    tips: Sequence[str] = ()
+    """What each is, where a reader can point at it; or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +297,7 @@ def _boxes(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
         bars = _Bars(timeline.start_s[chosen], timeline.end_s[chosen], rows.y(timeline.rank[chosen]), rows.box_px)
         forward = chunks[timeline.stage[chosen]], timeline.micro_batch[chosen]
         backward = chunks[timeline.backward_stage[chosen]], timeline.backward_micro_batch[chosen]
-        if kind == "FB":
+        if kind == "F‖B":
             _kind_boxes(canvas, "F", bars.half(0), *forward)
             _kind_boxes(canvas, "B", bars.half(1), *backward)
         else:
@@ -332,7 +335,7 @@ def _density(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> int:
     calm = timeline.makespan_s / (6 * float(np.median(timeline.end_s - timeline.start_s)) or 1)
     columns = max(1, int(min(plot_px, _MOST_DENSITY_CELLS / rows.count, max(200, calm))))
     edges_s = np.linspace(0, timeline.makespan_s, columns + 1)
-    is_fused = timeline.kind == KINDS.index("FB")
+    is_fused = timeline.kind == KINDS.index("F‖B")
     layers: list[tuple[str, Floats]] = []
 
     def add(style: str, intervals: Intervals, weight: NDArray[Any]) -> None:
@@ -340,7 +343,7 @@ def _density(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> int:
 
     actions = Intervals(timeline.rank, timeline.start_s, timeline.end_s)
     for kind in ("F", "B", "I", "W"):
-        weight = (timeline.kind == KINDS.index(kind)) + (is_fused * 0.5 if kind in "FB" else 0.0)
+        weight = (timeline.kind == KINDS.index(kind)) + (is_fused * 0.5 if kind in {"F", "B"} else 0.0)
         if weight.any():
             add(f"{kind}0", actions, weight)
             canvas.legend[f"{kind}0"] = palette.KIND_NAMES[kind]

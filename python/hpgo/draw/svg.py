@@ -66,10 +66,11 @@ def _style(item: Boxes | Steps | Line | Words) -> str:
 
 
 def _rects(boxes: Boxes) -> str:
+    ends = [f"><title>{escape(tip)}</title></rect>" for tip in boxes.tips] or ["/>"] * len(boxes.x)
     return "\n".join(
-        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"/>'
-        for x, y, width, height in zip(
-            _rounded(boxes.x), _rounded(boxes.y), _rounded(boxes.width), _rounded(boxes.height), strict=True
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"{end}'
+        for x, y, width, height, end in zip(
+            _rounded(boxes.x), _rounded(boxes.y), _rounded(boxes.width), _rounded(boxes.height), ends, strict=True
         )
     )
 

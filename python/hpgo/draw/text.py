@@ -16,7 +16,7 @@ from hpgo.base.units import format_seconds
 from hpgo.draw.axis import number_text, ticks, time_unit
 from hpgo.draw.density import Intervals, shares
 from hpgo.draw.facts import comparison, counted, definitions, names, summary
-from hpgo.timing.timeline import KINDS
+from hpgo.programs.orders import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,8 +109,8 @@ def _write_actions(timeline: Timeline, columns: int, end_s: float, characters: l
     last = np.rint(timeline.end_s * scale).astype(np.int64)
     for i in np.flatnonzero(last - first >= 2).tolist():
         code, room = int(timeline.kind[i]), int(last[i] - first[i])
-        number = str(timeline.micro_batch[i] if KINDS[code] in {"F", "FB"} else timeline.backward_micro_batch[i])
-        if KINDS[code] == "FB":
+        number = str(timeline.micro_batch[i] if KINDS[code] in {"F", "F‖B"} else timeline.backward_micro_batch[i])
+        if KINDS[code] == "F‖B":
             number += f"/{timeline.backward_micro_batch[i]}"
         name = _LETTERS[code] + (number if len(number) + 1 <= room else "")
         characters[int(timeline.rank[i])][first[i] : last[i]] = name.ljust(room, _STRETCH[code])

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpgo.draw.facts import names
-from hpgo.timing.timeline import CAUSES, KINDS, TRANSFER_KINDS
+from hpgo.programs.orders import KINDS
+from hpgo.timing.timeline import CAUSES, TRANSFER_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,7 +69,7 @@ def _events(timeline: Timeline, first_pid: int, prefix: str) -> Iterator[str]:
     )  # fmt: skip
     for rank, code, stage, batch, backward_stage, backward_batch, ts, dur, critical, slack in columns:
         kind = KINDS[code]
-        name = f"F{batch} B{backward_batch}" if kind == "FB" else f"{kind}{batch if kind == 'F' else backward_batch}"
+        name = f"F{batch} B{backward_batch}" if kind == "F‖B" else f"{kind}{batch if kind == 'F' else backward_batch}"
         yield (
             f'{{"ph":"X","cat":"compute","name":"{name}","pid":{first_pid + rank},"tid":{_COMPUTE},"ts":{ts!r},'
             f'"dur":{dur!r},"cname":"{_COLOURS[code]}","args":{{"kind":"{kind}","stage":{stage},"micro_batch":{batch},'

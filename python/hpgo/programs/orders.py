@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 KINDS = ("F", "B", "I", "W", "F‖B")
-"""Letters of the numbers in the first column of `Schedule.actions`."""
+"""Letters of the numbers in the first column of `Schedule.actions`, and in `Timeline.kind`: forward, backward, input
+gradient, weight gradient, and a forward and a backward run as one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Chain plans for people: a table, the reasons, and a picture."""
+"""Chain plans for people: a table, and the reasons."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def table(plan: ChainPlan) -> str:
                 f"{stage.first}-{stage.last}",
                 format_seconds(stage.compute_s),
                 format_seconds(hop.seconds) + bits if hop.seconds else "-",
-                _memory(stage.memory_bytes, plan.units),
-                _memory(stage.host_memory_bytes, plan.units),
+                megabytes(stage.memory_bytes, plan.units),
+                megabytes(stage.host_memory_bytes, plan.units),
                 f"{100 * plan.utilisation(stage):.0f} %",
                 format_seconds(plan.slack_s(stage)),
             )
@@ -58,7 +58,8 @@ def summary(plan: ChainPlan) -> list[str]:
     ]
 
 
-def _memory(size_bytes: float, units: str) -> str:
+def megabytes(size_bytes: float, units: str) -> str:
+    """A size in the `MB` of the plan's files."""
     return (
         f"{size_bytes / MEGA[units]:.4g} MB" if size_bytes < 100 * MEGA[units] else f"{size_bytes / MEGA[units]:.0f} MB"
     )
@@ -74,14 +75,14 @@ def explain(plan: ChainPlan) -> str:
         hop = plan.hops[number]
         to = f"to stage {number + 1}" if number < len(plan.stages) else "out of the pipeline"
         if hop.seconds:
-            sent = f"{_memory(hop.bytes, plan.units)} {to} at {hop.bits} bits a value"
+            sent = f"{megabytes(hop.bytes, plan.units)} {to} at {hop.bits} bits a value"
             lines.append(f"  sends {sent} in {format_seconds(hop.seconds)}{_spare(plan, hop)}")
         elif number < len(plan.stages):
-            lines.append(f"  sends {_memory(hop.bytes, plan.units)} {to} in no time")
+            lines.append(f"  sends {megabytes(hop.bytes, plan.units)} {to} in no time")
         need, has = stage.memory_bytes, stage.host_memory_bytes
         lines.append(
-            f"  needs {_memory(need, plan.units)} of {_memory(has, plan.units)} memory: "
-            f"{_memory(has - need, plan.units)} to spare"
+            f"  needs {megabytes(need, plan.units)} of {megabytes(has, plan.units)} memory: "
+            f"{megabytes(has - need, plan.units)} to spare"
         )
     if plan.unused:
         lines += ["", f"Not used, for no plan would be better with them: {', '.join(plan.unused)}."]
@@ -103,71 +104,3 @@ def _spare(plan: ChainPlan, part: ChainStage | ChainHop) -> str:
 
 def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
-
-
-_BAR, _ROW, _LEFT, _WIDE, _MEMORY = 16, 44, 200, 460, 120
-_STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#222}.small{font-size:11px;fill:#666}.axis{stroke:#999}"
-    ".compute{fill:#4878a8}.slowest{fill:#c05020}.send{fill:#8fb08c}.free{fill:#e4e4e4}.held{fill:#8a7aa8}"
-    "@media(prefers-color-scheme:dark){text{fill:#ddd}.small{fill:#aaa}.free{fill:#444}}"
-)
-
-
-def svg(plan: ChainPlan) -> str:
-    """The stages as bars against the pace: computing above, sending below, memory at the right.
-
-    The same plan gives the same bytes.
-    """
-    from xml.sax.saxutils import escape
-
-    pace_s = plan.interval_s or 1.0
-    height = 56 + _ROW * len(plan.stages) + 22
-    width = _LEFT + _WIDE + 40 + _MEMORY + 60
-    every = f"one batch of {plan.batch_size} every {plan.interval_s:.4g} s"
-    title = f"{plan.model}: {every}, {plan.throughput:.4g} samples/s"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" ',
-        f'viewBox="0 0 {width} {height}" role="img"><title>{escape(title)}</title><style>{_STYLE}</style>',
-        f'<text x="12" y="20">{escape(title)}</text>',
-        f'<text class="small" x="{_LEFT}" y="44">',
-        '<tspan class="compute">■</tspan> computes <tspan class="send">■</tspan> sends ',
-        '<tspan class="slowest">■</tspan> sets the pace</text>',
-        f'<text class="small" x="{_LEFT + _WIDE + 40}" y="44">memory</text>',
-    ]
-
-    def bar(kind: str, x: float, y: int, *, long: float, high: int, tip: str) -> None:
-        parts.append(
-            f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{long:.1f}" height="{high}">'
-            f"<title>{escape(tip)}</title></rect>"
-        )
-
-    for index, stage in enumerate(plan.stages):
-        top = 56 + _ROW * index
-        hop = plan.hops[index + 1]
-        layers = f"layer {stage.first}" if stage.first == stage.last else f"layers {stage.first}–{stage.last}"
-        shown = ", ".join(stage.hosts[:2]) + (f" +{len(stage.hosts) - 2}" if len(stage.hosts) > 2 else "")
-        parts.append(f'<text x="12" y="{top + 12}">{escape(shown)}</text>')
-        parts.append(f'<text class="small" x="12" y="{top + 27}">{layers} · {escape(stage.device_type)}</text>')
-        kind = "slowest" if plan.slack_s(stage) == 0 else "compute"
-        long = _WIDE * stage.interval_s / pace_s
-        bar(kind, _LEFT, top, long=long, high=_BAR, tip=f"computes {stage.compute_s:.6g} s")
-        parts.append(
-            f'<text class="small" x="{_LEFT + _WIDE + 34}" y="{top + 12}" text-anchor="end">'
-            f"{plan.utilisation(stage):.0%}</text>"
-        )
-        if hop.seconds:
-            kind = "slowest" if plan.slack_s(hop) == 0 else "send"
-            tip = f"sends {_memory(hop.bytes, plan.units)} in {hop.seconds:.6g} s"
-            bar(kind, _LEFT, top + _BAR + 3, long=_WIDE * hop.interval_s / pace_s, high=8, tip=tip)
-        at = _LEFT + _WIDE + 40
-        held = stage.memory_bytes / stage.host_memory_bytes
-        bar("free", at, top, long=_MEMORY, high=_BAR, tip=_memory(stage.host_memory_bytes, plan.units))
-        bar("held", at, top, long=_MEMORY * held, high=_BAR, tip=_memory(stage.memory_bytes, plan.units))
-        parts.append(f'<text class="small" x="{at + _MEMORY + 6}" y="{top + 12}">{held:.0%}</text>')
-    bottom = 56 + _ROW * len(plan.stages)
-    for share in (0.0, 0.5, 1.0):
-        x = _LEFT + _WIDE * share
-        parts.append(f'<line class="axis" x1="{x}" y1="50" x2="{x}" y2="{bottom}" stroke-dasharray="3 3"/>')
-        mark = format_seconds(pace_s * share)
-        parts.append(f'<text class="small" x="{x}" y="{bottom + 14}" text-anchor="middle">{mark}</text>')
-    return "".join([*parts, "</svg>\n"])

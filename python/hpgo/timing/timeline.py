@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.programs.orders import KINDS
 
 if TYPE_CHECKING:
     import os
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from hpgo import _core
     from hpgo.programs.orders import Schedule
 
-KINDS = ("F", "B", "I", "W", "FB")
-"""What the numbers in `Timeline.kind` stand for; FB is a forward and a backward run as one."""
 TRANSFER_KINDS = ("activation", "gradient")
 CAUSES = ("fill", "drain", "dependency", "communication", "imbalance")
 """Why a rank stands idle: before its first action; behind its last; its input isn't computed yet; it is on the way; it
@@ -124,7 +123,7 @@ class Timeline:
     micro_batch = _Column("actions", "micro_batch")
     """Counted on through iterations."""
     kind = _Column("actions", "kind")
-    """Index into `KINDS`."""
+    """Index into `hpgo.programs.orders.KINDS`."""
     backward_stage = _Column("actions", "backward_stage")
     """The backward half's; equal to `stage` unless a forward and a backward run as one."""
     backward_micro_batch = _Column("actions", "backward_micro_batch")
@@ -374,7 +373,7 @@ def _columns_of(lines: list[list[dict[str, Any]]]) -> dict[str, NDArray[Any]]:
             stage, letter, micro_batch, *pair = match.groups()
             if letter is None:
                 forward_stage, forward, backward_stage, backward = map(int, pair)
-                row = (rank, forward_stage, forward, KINDS.index("FB"), backward_stage, backward)
+                row = (rank, forward_stage, forward, KINDS.index("F‖B"), backward_stage, backward)
             else:
                 row = (rank, int(stage), int(micro_batch), KINDS.index(letter), int(stage), int(micro_batch))
             rows.append(row)

@@ -1,0 +1,102 @@
+"""Chain plans as a picture: each stage's computing and sending against the pace, and its memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpgo.base.units import format_seconds
+from hpgo.draw.axis import number_text, ticks, time_unit
+from hpgo.draw.options import Options
+from hpgo.draw.scene import Boxes, Item, Line, Scene, Words
+from hpgo.draw.svg import svg as svg_of
+from hpgo.show.chain_report import megabytes
+
+if TYPE_CHECKING:
+    from hpgo.planning.chain import ChainPlan
+
+_MARGIN, _TOP, _ROW, _BAR, _THIN = 16.0, 84.0, 44.0, 16.0, 8.0
+_LEFT, _WIDE, _GAP, _MEMORY, _RIGHT = 240.0, 460.0, 56.0, 120.0, 56.0
+_LEGEND = {"compute": "computes", "send": "sends", "slowest": "sets the pace"}
+
+
+def svg(plan: ChainPlan) -> str:
+    """The stages as bars against the pace: computing above, sending below, memory at the right.
+
+    The same plan gives the same bytes.
+    """
+    return svg_of(_scene(plan), Options())
+
+
+def _scene(plan: ChainPlan) -> Scene:
+    every = f"one batch of {plan.batch_size} every {plan.interval_s:.4g} s"
+    title = f"{plan.model}: {every}, {plan.throughput:.4g} samples/s"
+    bottom = _TOP + _ROW * len(plan.stages)
+    items = [*_head(title), *_axis(plan.interval_s, bottom)]
+    for index in range(len(plan.stages)):
+        items += _stage(plan, index)
+    described = "; ".join(
+        f"stage {number} on {', '.join(stage.hosts)}: {plan.utilisation(stage):.0%} busy"
+        for number, stage in enumerate(plan.stages, 1)
+    )
+    width = _LEFT + _WIDE + _GAP + _MEMORY + _RIGHT
+    return Scene(width, bottom + 44, title, described, 1, tuple(items))
+
+
+def _head(title: str) -> list[Item]:
+    items: list[Item] = [Words("title", [_MARGIN], [_MARGIN + 16], [title])]
+    x = _LEFT
+    for style, meaning in _LEGEND.items():
+        items.append(_box(style, x, _TOP - 31, 18, 11))
+        items.append(Words("legend", [x + 24], [_TOP - 22], [meaning]))
+        x += 110
+    return [*items, Words("legend", [_LEFT + _WIDE + _GAP], [_TOP - 22], ["memory"])]
+
+
+def _axis(pace_s: float, bottom: float) -> list[Item]:
+    unit, unit_s = time_unit(pace_s)
+    positions = ticks(pace_s / unit_s, at_most=6)
+    xs = [_LEFT + _WIDE * (position * unit_s / pace_s if pace_s else 0.0) for position in positions]
+    end = _LEFT + _WIDE
+    return [
+        *(Line("grid", ((x, _TOP - 8), (x, bottom))) for x in xs),
+        Line("axis", ((_LEFT, bottom), (end, bottom))),
+        Words("tick", xs, [bottom + 14] * len(xs), [number_text(position) for position in positions]),
+        Words("tick", [_LEFT + _WIDE / 2], [bottom + 30], [f"time ({unit})"]),
+        Line("end", ((end, _TOP - 8), (end, bottom))),
+        Words("end", [end + 4], [_TOP - 4], [format_seconds(pace_s)]),
+    ]
+
+
+def _stage(plan: ChainPlan, index: int) -> list[Item]:
+    stage, hop = plan.stages[index], plan.hops[index + 1]
+    top = _TOP + _ROW * index + 4
+    px_per_s = _WIDE / plan.interval_s if plan.interval_s else 0.0
+    layers = f"layer {stage.first}" if stage.first == stage.last else f"layers {stage.first}–{stage.last}"
+    shown = ", ".join(stage.hosts[:2]) + (f" +{len(stage.hosts) - 2}" if len(stage.hosts) > 2 else "")
+    at = _LEFT + _WIDE + _GAP
+    held = stage.memory_bytes / stage.host_memory_bytes
+    memory, capacity = megabytes(stage.memory_bytes, plan.units), megabytes(stage.host_memory_bytes, plan.units)
+    kind = "slowest" if plan.slack_s(stage) == 0 else "compute"
+    items: list[Item] = [
+        Words("legend", [_MARGIN], [top + 12], [shown]),
+        Words("fact", [_MARGIN], [top + 27], [f"{layers} · {stage.device_type}"]),
+        _box(kind, _LEFT, top, px_per_s * stage.interval_s, _BAR, tip=f"computes {stage.compute_s:.6g} s"),
+        Words("cell", [_LEFT + _WIDE + 38], [top + 12], [f"{plan.utilisation(stage):.0%}"]),
+    ]
+    if hop.seconds:
+        kind = "slowest" if plan.slack_s(hop) == 0 else "send"
+        tip = f"sends {megabytes(hop.bytes, plan.units)} in {hop.seconds:.6g} s"
+        items.append(_box(kind, _LEFT, top + _BAR + 3, px_per_s * hop.interval_s, _THIN, tip=tip))
+    return [
+        *items,
+        _box("free", at, top, _MEMORY, _BAR, tip=f"{capacity} of memory"),
+        _box("held", at, top, _MEMORY * held, _BAR, tip=f"{memory} of {capacity}"),
+        Words("legend", [at + _MEMORY + 6], [top + 12], [f"{held:.0%}"]),
+    ]
+
+
+def _box(style: str, x: float, y: float, width: float, height: float, *, tip: str = "") -> Boxes:
+    left, top, wide, high = (np.array([side]) for side in (x, y, width, height))
+    return Boxes(style, left, top, wide, high, tips=(tip,) if tip else ())
