@@ -634,27 +634,44 @@ def test_every_rank_knows_its_part_and_neighbours_agree(name: str, preset: str, 
     ranks = {device: best.for_rank(device) for stage in best.stages for device in stage.devices}
     assert len(ranks) == best.devices
     for index, stage in enumerate(best.stages):
-        rows = [row for device in stage.devices for row in ranks[device].rows]
+        rows = [row for device in stage.devices for row in ranks[device].stages[0].rows]
         assert rows == list(range(best.micro_batch_size)), "the rows of a stage partition the micro-batch"
-        assert max(len(ranks[device].rows) for device in stage.devices) == stage.share
+        assert max(len(ranks[device].stages[0].rows) for device in stage.devices) == stage.share
         for replica, device in enumerate(stage.devices):
-            mine = ranks[device]
-            assert (mine.rank, mine.stage, mine.replica) == (device, index, replica)
-            assert (mine.layers, mine.peers, mine.in_flight) == (stage.layers, stage.devices, stage.in_flight)
-            assert mine.micro_batches * best.micro_batch_size == size
+            (mine,) = ranks[device].stages
+            assert (ranks[device].rank, mine.stage, mine.replica) == (device, index, replica)
+            assert (mine.layers, mine.peers, ranks[device].in_flight) == (stage.layers, stage.devices, stage.in_flight)
+            assert ranks[device].micro_batches * best.micro_batch_size == size
             for way, is_end in ((mine.receives, index == 0), (mine.sends, index == len(best.stages) - 1)):
-                moved = sorted(row for _, part in way for row in part)
+                moved = sorted(row for message in way for row in message.rows)
                 assert moved == ([] if is_end else list(mine.rows))
-            for other, part in mine.sends:
-                assert (device, part) in ranks[other].receives
-            for other, part in mine.receives:
-                assert (device, part) in ranks[other].sends
+            for message in mine.sends:
+                assert replace(message, peer=device) in ranks[message.peer].stages[0].receives
+            for message in mine.receives:
+                assert replace(message, peer=device) in ranks[message.peer].stages[0].sends
+
+
+def test_an_idle_rank_gets_a_part_without_work(uneven: hpgo.Plan) -> None:
+    spare = replace(uneven, cluster_devices=18, machines=(8, 8, 2)).for_rank(17)
+    assert spare.is_idle
+    assert (spare.stages, spare.actions, spare.sums) == ((), (), ())
+    assert (spare.machine, spare.local_rank, spare.world_size) == (2, 1, 18)
+    assert spare.groups == uneven.for_rank(0).groups, "all ranks create all groups"
 
 
 @pytest.mark.parametrize("rank", [-1, 16, 10**9])
-def test_an_idle_rank_is_told_so(rank: int, uneven: hpgo.Plan) -> None:
-    with pytest.raises(hpgo.ArgumentError, match=f"rank {rank} idle"):
+def test_a_rank_beyond_the_cluster_is_refused(rank: int, uneven: hpgo.Plan) -> None:
+    with pytest.raises(hpgo.ArgumentError, match=f"no rank {rank}: the program is for 16 devices"):
         uneven.for_rank(rank)
+
+
+@pytest.mark.parametrize("name", ["stage", "replica", "layers", "rows", "peers", "receives", "sends"])
+def test_names_of_the_version_before_still_work_with_a_warning(name: str, uneven: hpgo.Plan) -> None:
+    mine = uneven.for_rank(3)
+    with pytest.warns(DeprecationWarning, match=rf"stages\[0\]\.{name}"):
+        old = getattr(mine, name)
+    now = getattr(mine.stages[0], name)
+    assert old == (tuple((m.peer, m.rows) for m in now) if name in {"receives", "sends"} else now)
 
 
 @pytest.mark.parametrize("rank", [True, 1.0, "0", None])

@@ -35,13 +35,18 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.planning.plans import Plan as Plan
     from hpgo.planning.plans import ScheduleChoice as ScheduleChoice
     from hpgo.planning.question import MemoryModel as MemoryModel
+    from hpgo.programs.costs import Costs as Costs
+    from hpgo.programs.costs import StageBytes as StageBytes
     from hpgo.programs.layout import Layout as Layout
     from hpgo.programs.orders import Durations as Durations
     from hpgo.programs.orders import Schedule as Schedule
     from hpgo.programs.orders import schedule as schedule
     from hpgo.programs.orders import schedules as schedules
+    from hpgo.programs.program import Program as Program
+    from hpgo.programs.program import program as program
+    from hpgo.programs.ranks import RankProgram as RankProgram
+    from hpgo.programs.stages import Crossing as Crossing
     from hpgo.programs.stages import Stage as Stage
-    from hpgo.timing.simulation import StageBytes as StageBytes
     from hpgo.timing.simulation import simulate as simulate
     from hpgo.timing.timeline import Measures as Measures
     from hpgo.timing.timeline import Timeline as Timeline
@@ -54,6 +59,8 @@ _PUBLIC: dict[str, str] = {
     "ChainStage": "hpgo.planning.chain",
     "Cluster": "hpgo.machine.cluster",
     "ClusterError": "hpgo.base.errors",
+    "Costs": "hpgo.programs.costs",
+    "Crossing": "hpgo.programs.stages",
     "Durations": "hpgo.programs.orders",
     "HpgoError": "hpgo.base.errors",
     "InfeasibleError": "hpgo.base.errors",
@@ -64,16 +71,19 @@ _PUBLIC: dict[str, str] = {
     "Plan": "hpgo.planning.plans",
     "Profile": "hpgo.model.profile",
     "ProfileError": "hpgo.base.errors",
+    "Program": "hpgo.programs.program",
+    "RankProgram": "hpgo.programs.ranks",
     "Schedule": "hpgo.programs.orders",
     "ScheduleChoice": "hpgo.planning.plans",
     "ScheduleError": "hpgo.base.errors",
     "Stage": "hpgo.programs.stages",
-    "StageBytes": "hpgo.timing.simulation",
+    "StageBytes": "hpgo.programs.costs",
     "Timeline": "hpgo.timing.timeline",
     "evaluate": "hpgo.planning.planner",
     "exhaustive": "hpgo.planning.planner",
     "partition": "hpgo.planning.chain",
     "plan": "hpgo.planning.planner",
+    "program": "hpgo.programs.program",
     "read_profile": "hpgo.model.formats",
     "schedule": "hpgo.programs.orders",
     "schedules": "hpgo.programs.orders",

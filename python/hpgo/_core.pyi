@@ -10,7 +10,7 @@ from hpgo.model.profile import Profile
 from hpgo.planning.chain import _Chain
 from hpgo.planning.question import Question
 from hpgo.programs.orders import Schedule, _Request
-from hpgo.timing.simulation import _Costs
+from hpgo.timing.simulation import _Columns
 
 __version__: str
 
@@ -58,7 +58,7 @@ def exhaustive(question: Question) -> tuple[dict[str, Any], int]: ...
 def evaluate(question: Question, stages: Sequence[tuple[list[int], list[int]]]) -> dict[str, Any]: ...
 def simulate(
     schedule: Schedule,
-    costs: _Costs,
+    costs: _Columns,
     communication: str,
     iterations: int,
 ) -> Simulation: ...

@@ -17,7 +17,7 @@ use crate::simulate::{
     Communication, Costs, Inputs, StageBytes, StageTimes, Times, Transfer, idle, measure, memory, simulate, slack_s,
 };
 
-/// The fields of `hpgo.timing.simulation._Costs`.
+/// The fields of `hpgo.timing.simulation._Columns`.
 #[derive(FromPyObject)]
 #[allow(clippy::struct_field_names, reason = "the unit belongs to the name")]
 struct CostsRecord<'py> {

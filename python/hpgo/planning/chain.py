@@ -18,12 +18,17 @@ from hpgo.base.wording import near, shorten
 from hpgo.machine.cluster import Cluster, Device
 from hpgo.model.formats import pipeedge
 from hpgo.model.profile import Profile
+from hpgo.programs.costs import Costs
+from hpgo.programs.orders import schedule
+from hpgo.programs.program import program
+from hpgo.programs.stages import Crossing
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hpgo.model.formats.pipeedge import End, Links
+    from hpgo.programs.program import Program
 
     Path = str | os.PathLike[str]
     Progress = Callable[[float, float], object]
@@ -145,6 +150,45 @@ class ChainPlan:
                 )
         lines = [f"- {in_yaml(stage.hosts[0])}: [{stage.first}, {stage.last}]\n" for stage in self.stages]
         return "".join(lines) or "[]\n"
+
+    def program(self, *, batches: int) -> Program:
+        """Forward passes of so many batches through the stages, one after the other; device d is the d-th host used.
+
+        Raises ArgumentError if hosts share a stage: they take turns batch by batch, and replicas of a program split
+        each batch; and for a model of no layers.
+
+        >>> from hpgo.model.profile import Profile
+        >>> from hpgo.machine.cluster import Cluster
+        >>> toy = Profile.chain("toy", batch_size=1, forward_s=[1, 2], backward_s=[0, 0],
+        ...                     activation_bytes=[8, 8], parameter_bytes=[4, 4])
+        >>> pair = Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
+        >>> partition(toy, pair).program(batches=3).for_rank(1).stages[0].layers
+        ('2',)
+        """
+        for number, stage in enumerate(self.stages, 1):
+            if len(stage.hosts) > 1:
+                raise ArgumentError(
+                    f"stage {number} runs on {len(stage.hosts)} hosts that take turns, but replicas split each batch",
+                    "leave `max_replicas` at 1",
+                )
+        if not self.stages:
+            raise ArgumentError("the model has no layers, so nothing runs", "partition a model with layers")
+        orders = schedule("forward_only", ranks=len(self.stages), micro_batches=batches)
+        layers = [tuple(str(layer) for layer in range(stage.first, stage.last + 1)) for stage in self.stages]
+        hops = self.hops[1:-1]
+        return program(
+            orders,
+            [(ids, [device]) for device, ids in enumerate(layers)],
+            micro_batch_size=self.batch_size,
+            global_batch_size=self.batch_size * orders.total_micro_batches,
+            machines=(1,) * len(self.stages),
+            crossings=[[Crossing(ids[-1], hop.bytes)] for ids, hop in zip(layers, hops, strict=False)],
+            costs=Costs(
+                forward_s=tuple(stage.compute_s for stage in self.stages),
+                transfer_s=tuple(hop.interval_s for hop in hops),
+                latency_s=tuple(hop.seconds - hop.interval_s for hop in hops),
+            ),
+        )
 
     def to_json(self) -> str:
         """Everything, for machines."""

@@ -25,8 +25,9 @@ from hpgo.model.states import cut_points
 from hpgo.planning.plans import ScheduleChoice
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.search import plan_of, price, search
+from hpgo.programs.costs import Costs
 from hpgo.programs.orders import Durations, schedule, schedules
-from hpgo.timing.simulation import costs_of, schedule_of, simulate
+from hpgo.timing.simulation import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -125,13 +126,13 @@ def _run_with(plan: Plan, name: str, cap: int | None) -> Plan:
     each = [stage.memory.activations_bytes / max(1, stage.in_flight) for stage in plan.stages]
     while True:
         peaks = [cap or 1] * len(plan.stages)
-        orders = schedule_of(_held(plan, name, peaks, each), name)
+        orders = _held(plan, name, peaks, each).orders()
         peaks = orders.peak_in_flight
         if cap is None or max(peaks) >= cap:
             break
         cap = max(peaks)
     run = _held(plan, name, peaks, each)
-    return replace(run, step_s=simulate(run).makespan_s)
+    return replace(run, step_s=simulate(orders, costs=Costs.of_stages(run.stages)).makespan_s)
 
 
 def _held(plan: Plan, name: str, in_flight: list[int], each_bytes: list[float]) -> Plan:
@@ -443,11 +444,10 @@ def _durations(plan: Plan) -> Durations:
 
 def _simulated(name: str, plan: Plan, orders: Schedule, chunks: int) -> ScheduleChoice:
     """What `orders` gives on a plan with all chunks' stages priced, each on devices of its own."""
-    costs = costs_of(plan)
-    del costs["memory_cap_bytes"]
+    costs = replace(Costs.of_stages(plan.stages), memory_cap_bytes=None)
     if _splits_backward(name):
-        costs["gradient_sync_s"] = [_tail_s(stage) for stage in plan.stages]
-    timeline = simulate(orders, **costs)
+        costs = replace(costs, gradient_sync_s=tuple(_tail_s(stage) for stage in plan.stages))
+    timeline = simulate(orders, costs=costs)
     peaks = [float(peak) for peak in timeline.measures.peak_memory_bytes or ()]
     room = [float("inf")] * orders.ranks
     for stage, rank in zip(plan.stages, orders.rank_of_stage, strict=True):

@@ -14,12 +14,18 @@ from hpgo.base.documents import Section, hinted, parse, read_text, record, write
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shown
 from hpgo.planning import limits
-from hpgo.programs.ranks import RankPlan, rank_plan
-from hpgo.programs.stages import Stage  # noqa: TC001 -- `record` looks it up
+from hpgo.programs.costs import Costs
+from hpgo.programs.orders import Durations
+from hpgo.programs.orders import schedule as build
+from hpgo.programs.program import Program, program
+from hpgo.programs.stages import Crossing, Stage  # noqa: TC001 -- `record` looks them up
+from hpgo.timing.simulation import simulate
 
 if TYPE_CHECKING:
     import os
 
+    from hpgo.programs.orders import Schedule
+    from hpgo.programs.ranks import RankProgram
     from hpgo.timing.timeline import Timeline
 
 _VERSION = 1
@@ -98,6 +104,10 @@ class Plan:
     """Seconds in which the profile's slowest input layer loads one batch of the profile; not part of the step."""
     simulated: int = 0
     """Plans that it simulated."""
+    machines: tuple[int, ...] = ()
+    """Devices of each machine of the cluster; empty in files that don't say."""
+    crossings: tuple[tuple[Crossing, ...], ...] = ()
+    """For each stage but the last, what it gives to later ones; empty in files that don't say."""
 
     @property
     def micro_batches(self) -> int:
@@ -147,24 +157,67 @@ class Plan:
         """What keeps the step from being shorter, in words."""
         return limits.describe(self.stages, self.micro_batches, self.step_s)
 
+    def orders(self, schedule: str | None = None) -> Schedule:
+        """Who does what in which order, one rank a stage: as it was planned, or by the family named `schedule`.
+
+        Raises ArgumentError for a family that runs several stages on a rank.
+        """
+        name = schedule or self.schedule
+        ranks, micro_batches = len(self.stages), self.micro_batches
+        planned = name == self.schedule
+        in_flight = [stage.in_flight for stage in self.stages]
+        if planned and name in {"1f1b", "eager_1f1b"}:
+            return build(name, ranks=ranks, micro_batches=micro_batches, windows=in_flight)
+        if not planned and (built := build(name, ranks=ranks, micro_batches=micro_batches)).stages != ranks:
+            raise ArgumentError(
+                f"`{name}` runs {built.stages} stages on {built.ranks} ranks, but the plan has one stage a rank",
+                "choose a schedule with one stage a rank",
+            )
+        # Schedules that look at durations may now be fitted to the plan's; the others come out as before.
+        halves = tuple(stage.backward_s / 2 for stage in self.stages)
+        transfer_s = max((stage.transfer_s for stage in self.stages[:-1]), default=0.0)
+        durations = Durations(tuple(stage.forward_s for stage in self.stages), halves, halves, transfer_s)
+        cap = max(in_flight) if planned and name == "zb" else None
+        return build(name, ranks=ranks, micro_batches=micro_batches, cap=cap, durations=durations)
+
+    def program(self, schedule: str | None = None) -> Program:
+        """What runs: the plan's stages on their devices, by its own schedule or by the family named `schedule`.
+
+        Raises ArgumentError for a family that runs several stages on a rank.
+
+        >>> import hpgo
+        >>> best = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=2048)
+        >>> runs = best.program()
+        >>> [len(stage.devices) for stage in runs.stages], runs.stages[0].crossings[0].layer
+        ([15, 1], 'pool-5')
+        """
+        return program(
+            self.orders(schedule),
+            [(stage.layers, stage.devices) for stage in self.stages],
+            micro_batch_size=self.micro_batch_size,
+            global_batch_size=self.global_batch_size,
+            machines=self.machines or (self.cluster_devices,),
+            crossings=self.crossings or None,
+            recompute=self.recompute,
+            costs=Costs.of_stages(self.stages),
+        )
+
     def timeline(self) -> Timeline:
         """The simulated step: `hpgo.simulate` of this plan."""
-        from hpgo.timing.simulation import simulate  # it runs plans
-
         return simulate(self)
 
-    def for_rank(self, rank: int) -> RankPlan:
-        """What the process with this rank does, if rank r runs on device r.
+    def for_rank(self, rank: int) -> RankProgram:
+        """What the process with this rank does, if rank r runs on device r; idle ranks get a part without actions.
 
-        Raises ArgumentError for a rank that the plan leaves idle.
+        Raises ArgumentError for a rank beyond the cluster's devices.
 
         >>> import hpgo
         >>> plan = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=2048)
         >>> mine = plan.for_rank(3)
-        >>> mine.stage, mine.replica, mine.rows
+        >>> mine.stages[0].stage, mine.stages[0].replica, mine.stages[0].rows
         (0, 3, range(104, 138))
         """
-        return rank_plan(self.stages, rank, micro_batch_size=self.micro_batch_size, micro_batches=self.micro_batches)
+        return self.program().for_rank(rank)
 
     def to_json(self) -> str:
         """The plan as versioned JSON, described in `docs/plan.md`; `Plan.from_json` reads it back."""
@@ -186,7 +239,7 @@ class Plan:
         version = top.get("version", None)
         if version != _VERSION:
             raise ArgumentError(f"{source} is a plan of version {shown(version)}, not {_VERSION}")
-        plan = record(cls, top, optional={"schedules"})  # added within version 1
+        plan = record(cls, top, optional={"schedules", "machines", "crossings"})  # added within version 1
         for index, stage in enumerate(plan.stages):
             if not (stage.layers and stage.devices and stage.share):
                 raise ArgumentError(f"{source}: stage {index} has no layers, devices or samples")

@@ -13,7 +13,7 @@ from hpgo.base.units import format_bytes
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.plans import Alternative, Plan
 from hpgo.planning.question import divisors
-from hpgo.programs.stages import Memory, Stage
+from hpgo.programs.stages import Crossing, Memory, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,19 +86,44 @@ def plan_of(question: Question, found: dict[str, Any]) -> Plan:
         one_device_step_s=question.global_batch_size // micro_batch_size * _profile_step_s(profile, micro_batch_size),
         loading_s=question.loading_s,
         cluster_devices=question.cluster.devices,
+        machines=tuple(machine.count for machine in question.cluster.machines),
+        crossings=_crossings(profile, [record["layers"] for record in found["stages"]], micro_batch_size),
     )
+
+
+def _crossings(
+    profile: Profile, stages: Sequence[Sequence[int]], micro_batch_size: int
+) -> tuple[tuple[Crossing, ...], ...]:
+    """What crosses each cut: outputs of layers before it that layers behind it read, in the profile's order."""
+    stage_of = {profile.layers[index].id: number for number, layers in enumerate(stages) for index in layers}
+    last_reader = dict(stage_of)
+    for start, end in profile.edges:
+        last_reader[start] = max(last_reader[start], stage_of[end])
+    crossings: list[list[Crossing]] = [[] for _ in stages[1:]]
+    for layer in profile.layers:
+        first = stage_of[layer.id]
+        if last_reader[layer.id] > first:
+            size = _at_batch(profile.batch_sizes, layer.activation_bytes, micro_batch_size)
+            for cut in range(first, last_reader[layer.id]):
+                crossings[cut].append(Crossing(layer.id, size))
+    return tuple(map(tuple, crossings))
 
 
 def _profile_step_s(profile: Profile, batch_size: int) -> float:
     """Forward and backward seconds of all layers for so many samples, interpolated as the planner does."""
     sizes = profile.batch_sizes
     totals = [sum(layer.forward_s[at] + layer.backward_s[at] for layer in profile.layers) for at in range(len(sizes))]
+    return _at_batch(sizes, totals, batch_size)
+
+
+def _at_batch(sizes: Sequence[int], values: Sequence[float], batch_size: int) -> float:
+    """A value measured at some batch sizes for another: in between on a line, beyond in proportion."""
     if batch_size <= sizes[0]:
-        return totals[0] * batch_size / sizes[0]
-    for (low, high), (low_s, high_s) in zip(pairwise(sizes), pairwise(totals), strict=True):
+        return values[0] * batch_size / sizes[0]
+    for (low, high), (low_value, high_value) in zip(pairwise(sizes), pairwise(values), strict=True):
         if batch_size <= high:
-            return low_s + (high_s - low_s) * (batch_size - low) / (high - low)
-    return totals[-1] * batch_size / sizes[-1]
+            return low_value + (high_value - low_value) * (batch_size - low) / (high - low)
+    return values[-1] * batch_size / sizes[-1]
 
 
 def _alternatives(question: Question, best: Plan, facts: dict[str, Any]) -> tuple[Alternative, ...]:

@@ -66,3 +66,16 @@ class Stage:
     def headroom_bytes(self) -> float:
         """Memory that stays free; negative if the stage doesn't fit."""
         return self.capacity_bytes - self.memory.total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """What one layer gives to later stages, where a cut lies between it and a layer that reads it.
+
+    What a stage further on reads crosses every cut on its way: each stage between passes it on.
+    """
+
+    layer: str
+    """Id of the layer whose output it is; its gradient takes the same way back."""
+    bytes: float | None = None
+    """Of a whole micro-batch, over all replicas; None where it is not known."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError
+from hpgo.programs.costs import StageBytes
 from hpgo.programs.orders import Durations, schedule, schedules
-from hpgo.timing.simulation import StageBytes, simulate
+from hpgo.timing.simulation import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from hpgo import _core
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shown
+from hpgo.programs.costs import Costs, StageBytes
 from hpgo.programs.orders import Schedule
+from hpgo.programs.program import Program
 from hpgo.timing.timeline import Timeline, of_simulation
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
-
-    from hpgo.planning.plans import Plan
 
 COMMUNICATION = {
     "link": "asynchronous; each link takes one message after the other",
@@ -28,28 +28,33 @@ COMMUNICATION = {
 """How messages can travel."""
 
 
+class CostOptions(TypedDict, total=False):
+    """The fields of `hpgo.Costs`, as arguments of `simulate`, which explains them."""
+
+    forward_s: ArrayLike
+    backward_s: ArrayLike | None
+    input_gradient_s: ArrayLike | None
+    weight_gradient_s: ArrayLike | None
+    overlapped_s: ArrayLike | None
+    transfer_s: ArrayLike
+    latency_s: ArrayLike
+    gradient_transfer_s: ArrayLike | None
+    gradient_latency_s: ArrayLike | None
+    gradient_sync_s: ArrayLike
+    optimizer_s: ArrayLike
+    memory: StageBytes | None
+    memory_cap_bytes: ArrayLike | None
+
+
+class Runnable(Protocol):
+    """What makes a program: a plan."""
+
+    def program(self, schedule: str | None = None) -> Program:
+        """The program, run by its own schedule or another."""
+
+
 @dataclass(frozen=True, slots=True)
-class StageBytes:
-    """What each stage keeps in memory: one number for all stages, or one for each.
-
-    Activation, stash and output are those of one micro-batch.
-    """
-
-    weights_bytes: ArrayLike = 0.0
-    """Of one version; a rank keeps as many as the schedule's `weight_versions`."""
-    gradients_bytes: ArrayLike = 0.0
-    optimizer_bytes: ArrayLike = 0.0
-    buffers_bytes: ArrayLike = 0.0
-    activation_bytes: ArrayLike = 0.0
-    """Kept from the start of F to the end of B, or of I where the backward is split."""
-    weight_gradient_stash_bytes: ArrayLike | None = None
-    """Kept from the end of I to the end of W; None is all of the activation, as if W freed it."""
-    output_bytes: ArrayLike = 0.0
-    """Sent to the next stage, and back as a gradient."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Costs:
+class _Columns:
     compute_s: NDArray[np.float64]
     activation_s: NDArray[np.float64]
     gradient_s: NDArray[np.float64]
@@ -58,30 +63,19 @@ class _Costs:
 
 
 def simulate(
-    plan_or_schedule: Schedule | Plan,
+    what: Schedule | Program | Runnable,
     *,
     schedule: str | None = None,
-    forward_s: ArrayLike = 1.0,
-    backward_s: ArrayLike | None = None,
-    input_gradient_s: ArrayLike | None = None,
-    weight_gradient_s: ArrayLike | None = None,
-    overlapped_s: ArrayLike | None = None,
-    transfer_s: ArrayLike = 0.0,
-    latency_s: ArrayLike = 0.0,
-    gradient_transfer_s: ArrayLike | None = None,
-    gradient_latency_s: ArrayLike | None = None,
-    gradient_sync_s: ArrayLike = 0.0,
-    optimizer_s: ArrayLike = 0.0,
     communication: str = "link",
     iterations: int = 1,
-    memory: StageBytes | None = None,
-    memory_cap_bytes: ArrayLike | None = None,
+    costs: Costs | None = None,
+    **numbers: Unpack[CostOptions],
 ) -> Timeline:
-    """Runs a schedule or a plan: who does what from when to when, and with how much memory.
+    """Runs a schedule, a program or a plan: who does what from when to when, and with how much memory.
 
-    A plan brings its own times and memory: one rank stands for the replicas of a stage. Its schedule is the one it was
-    made for, or the family named `schedule`; of the other arguments only `communication`, `iterations`,
-    `input_gradient_s`, `weight_gradient_s` and `overlapped_s` apply. A schedule needs the costs:
+    A plan makes a program, of the schedule that it was made for, or of the family named `schedule`; it brings its own
+    costs. One rank stands for all devices that run the same stages. A schedule needs the costs, as a `hpgo.Costs` or
+    its fields as arguments; what is given beside a program's own costs replaces them:
 
     Times are seconds of one micro-batch: one number for all stages, one for each stage of a chain, one for each stage
     of all chains, or (for what is computed) an array `[micro-batch][stage]`. `backward_s` is I + W where both are
@@ -108,128 +102,59 @@ def simulate(
         raise ArgumentError(
             f"there is no communication mode `{communication}`", near(str(communication), COMMUNICATION)
         )
-    if not isinstance(plan_or_schedule, Schedule):
-        from hpgo.planning.plans import Plan  # it runs simulations
-
-        if not isinstance(plan_or_schedule, Plan):
-            raise ArgumentError(
-                f"can't simulate {shown(plan_or_schedule)}", "give a schedule, of `hpgo.schedule` say, or a plan"
-            )
-        return simulate(
-            schedule_of(plan_or_schedule, schedule),
-            input_gradient_s=input_gradient_s,
-            weight_gradient_s=weight_gradient_s,
-            overlapped_s=overlapped_s,
-            communication=communication,
-            iterations=iterations,
-            **costs_of(plan_or_schedule),
-        )
-    if schedule is not None:
-        raise ArgumentError(f"`schedule` is {schedule!r} beside a schedule", "it chooses how a plan is run")
+    run, costs, row = _what_runs(what, schedule, costs)
+    if numbers:
+        unknown = next((name for name in numbers if name not in CostOptions.__annotations__), None)
+        if unknown is not None:
+            raise TypeError(f"there is no argument `{unknown}`: {near(unknown, CostOptions.__annotations__)}")
+        costs = replace(costs, **numbers)
     if isinstance(iterations, bool) or not isinstance(iterations, int) or not 1 <= iterations < 2**32:
         raise ArgumentError(f"`iterations` is {iterations!r}", "give a whole number from 1 on")
-    actions = len(plan_or_schedule.actions) * iterations
+    actions = len(run.actions) * iterations
     if actions > _MOST_ACTIONS:
         raise ArgumentError(
             f"{actions:,} actions are more than {_MOST_ACTIONS:,}", "lower the number of iterations or micro-batches"
         )
-    shape = _Shape(plan_or_schedule)
-    if backward_s is not None:
-        backward = shape.times("backward_s", backward_s)
-    elif input_gradient_s is not None and weight_gradient_s is not None:
-        backward = shape.times("input_gradient_s", input_gradient_s) + shape.times(
-            "weight_gradient_s", weight_gradient_s
-        )
-    else:
-        backward = shape.times("backward_s", 2.0)
-    halves = {"input_gradient_s": input_gradient_s, "weight_gradient_s": weight_gradient_s}
-    columns = [
-        shape.times("forward_s", forward_s),
-        backward,
-        *(backward / 2 if given is None else shape.times(name, given) for name, given in halves.items()),
-        np.array([[np.nan]]) if overlapped_s is None else shape.times("overlapped_s", overlapped_s),
-    ]
-    rows = max(len(column) for column in columns)
-    compute = np.stack([np.broadcast_to(column, (rows, shape.stages)) for column in columns], axis=-1)
-    edges = [
-        shape.edges("transfer_s", transfer_s),
-        shape.edges("latency_s", latency_s),
-        shape.edges("gradient_transfer_s", transfer_s if gradient_transfer_s is None else gradient_transfer_s),
-        shape.edges("gradient_latency_s", latency_s if gradient_latency_s is None else gradient_latency_s),
-    ]
-    costs = _Costs(
-        np.ascontiguousarray(compute.reshape(-1, 5)),
-        np.stack(edges[:2], axis=-1),
-        np.stack(edges[2:], axis=-1),
-        shape.each("gradient_sync_s", gradient_sync_s).tolist(),
-        shape.each("optimizer_s", optimizer_s).tolist(),
-    )
+    shape = _Shape(run)
+    columns = shape.columns(costs)
+    memory = costs.memory
     if not isinstance(memory, StageBytes | None):
         raise ArgumentError(f"memory is {shown(memory)}", "make a `hpgo.StageBytes`")
     stage_bytes = None if memory is None else shape.bytes(memory)
-    cap = None if memory_cap_bytes is None else shape.caps(memory_cap_bytes)
-    run, rounds = plan_or_schedule, iterations
+    cap = None if costs.memory_cap_bytes is None else shape.caps(costs.memory_cap_bytes)
+    micro_batches, rounds = run.total_micro_batches, iterations
     if run.pace == "asynchronous" and iterations > 1:
         run, rounds = run.without_flush(iterations), 1
-        if rows > 1:
-            costs = replace(costs, compute_s=np.tile(costs.compute_s, (iterations, 1)))
+        if len(columns.compute_s) > shape.stages:  # a row for each micro-batch of one iteration
+            columns = replace(columns, compute_s=np.tile(columns.compute_s, (iterations, 1)))
     timeline = of_simulation(
-        _core.simulate(run, costs, communication, rounds),
+        _core.simulate(run, columns, communication, rounds),
         run,
         communication=communication,
         iterations=rounds,
         stage_bytes=stage_bytes,
         memory_cap_bytes=cap,
     )
-    return replace(timeline, micro_batches=plan_or_schedule.total_micro_batches, iterations=iterations)
+    return replace(timeline, micro_batches=micro_batches, iterations=iterations, row=row)
 
 
 _MOST_ACTIONS = 200_000_000
 
 
-def schedule_of(plan: Plan, name: str | None) -> Schedule:
-    """The orders of a plan's stages: as it was planned, or of another family with one stage a rank."""
-    from hpgo.programs.orders import Durations, schedule
-
-    name = name or plan.schedule
-    ranks, micro_batches = len(plan.stages), plan.micro_batches
-    planned = name == plan.schedule
-    in_flight = [stage.in_flight for stage in plan.stages]
-    if planned and name in {"1f1b", "eager_1f1b"}:
-        return schedule(name, ranks=ranks, micro_batches=micro_batches, windows=in_flight)
-    if not planned and (built := schedule(name, ranks=ranks, micro_batches=micro_batches)).stages != ranks:
-        raise ArgumentError(
-            f"`{name}` runs {built.stages} stages on {built.ranks} ranks, but the plan has one stage a rank",
-            "choose a schedule with one stage a rank",
-        )
-    # Schedules that look at durations may now be fitted to the plan's; the others come out as before.
-    halves = tuple(stage.backward_s / 2 for stage in plan.stages)
-    transfer_s = max((stage.transfer_s for stage in plan.stages[:-1]), default=0.0)
-    durations = Durations(tuple(stage.forward_s for stage in plan.stages), halves, halves, transfer_s)
-    cap = max(in_flight) if planned and name == "zb" else None
-    return schedule(name, ranks=ranks, micro_batches=micro_batches, cap=cap, durations=durations)
-
-
-def costs_of(plan: Plan) -> dict[str, Any]:
-    """Times and memory of a plan, as arguments of `simulate`."""
-    stages = plan.stages
-    edges = stages[:-1]
-    held = [stage.memory for stage in stages]
-    return {
-        "forward_s": [stage.forward_s for stage in stages],
-        "backward_s": [stage.backward_s for stage in stages],
-        "transfer_s": [stage.transfer_busy_s for stage in edges],
-        "latency_s": [max(0.0, stage.transfer_s - stage.transfer_busy_s) for stage in edges],
-        "gradient_sync_s": [stage.sync_tail_s for stage in stages],
-        "memory": StageBytes(
-            weights_bytes=[memory.weights_bytes for memory in held],
-            gradients_bytes=[memory.gradients_bytes for memory in held],
-            optimizer_bytes=[memory.optimizer_bytes for memory in held],
-            buffers_bytes=[memory.buffers_bytes for memory in held],
-            activation_bytes=[stage.memory.activations_bytes / max(1, stage.in_flight) for stage in stages],
-        ),
-        "memory_cap_bytes": [stage.capacity_bytes for stage in stages],
-    }
+def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple[Schedule, Costs, str]:
+    """The orders, what they cost, and what a rank of them stands for."""
+    if not isinstance(costs, Costs | None):
+        raise ArgumentError(f"costs are {shown(costs)}", "make a `hpgo.Costs`")
+    if not isinstance(what, Schedule | Program):
+        made = what.program(schedule) if hasattr(what, "program") else what
+        if not isinstance(made, Program):
+            raise ArgumentError(f"can't simulate {shown(what)}", "give a schedule, of `hpgo.schedule` say, or a plan")
+        what, schedule = made, None
+    if schedule is not None:
+        raise ArgumentError(f"`schedule` is {schedule!r} beside a schedule", "it chooses how a plan is run")
+    if isinstance(what, Schedule):
+        return what, costs or Costs(), "rank"
+    return what.schedule, costs or what.costs or Costs(), what.row
 
 
 class _Shape:
@@ -240,6 +165,42 @@ class _Shape:
         self.chain = schedule.chain_length
         self.micro_batches = schedule.total_micro_batches
         self.ranks = schedule.ranks
+
+    def columns(self, costs: Costs) -> _Columns:
+        """As the native simulator reads them."""
+        import numpy as np
+
+        given_i, given_w = costs.input_gradient_s, costs.weight_gradient_s
+        if costs.backward_s is not None:
+            backward = self.times("backward_s", costs.backward_s)
+        elif given_i is not None and given_w is not None:
+            backward = self.times("input_gradient_s", given_i) + self.times("weight_gradient_s", given_w)
+        else:
+            backward = self.times("backward_s", 2.0)
+        halves = {"input_gradient_s": given_i, "weight_gradient_s": given_w}
+        together = costs.overlapped_s
+        columns = [
+            self.times("forward_s", costs.forward_s),
+            backward,
+            *(backward / 2 if given is None else self.times(name, given) for name, given in halves.items()),
+            np.array([[np.nan]]) if together is None else self.times("overlapped_s", together),
+        ]
+        rows = max(len(column) for column in columns)
+        compute = np.stack([np.broadcast_to(column, (rows, self.stages)) for column in columns], axis=-1)
+        back_s, back_latency_s = costs.gradient_transfer_s, costs.gradient_latency_s
+        edges = [
+            self.edges("transfer_s", costs.transfer_s),
+            self.edges("latency_s", costs.latency_s),
+            self.edges("gradient_transfer_s", costs.transfer_s if back_s is None else back_s),
+            self.edges("gradient_latency_s", costs.latency_s if back_latency_s is None else back_latency_s),
+        ]
+        return _Columns(
+            np.ascontiguousarray(compute.reshape(-1, 5)),
+            np.stack(edges[:2], axis=-1),
+            np.stack(edges[2:], axis=-1),
+            self.each("gradient_sync_s", costs.gradient_sync_s).tolist(),
+            self.each("optimizer_s", costs.optimizer_s).tolist(),
+        )
 
     def times(self, name: str, given: ArrayLike) -> NDArray[np.float64]:
         """Shape (1 or micro-batches, stages)."""

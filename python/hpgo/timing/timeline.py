@@ -116,6 +116,8 @@ class Timeline:
     memory_cap_bytes: tuple[float, ...] | None
     """What each rank may hold."""
     _parts: _Parts
+    row: str = "rank"
+    """What a rank stands for: a `rank`; a `stage`, or a `group` of stages, where several devices may run it."""
 
     rank = _Column("actions", "rank")
     stage = _Column("actions", "stage")
@@ -259,6 +261,7 @@ class Timeline:
             "communication": self.communication,
             **measures,
             "memory_cap_bytes": self.memory_cap_bytes,
+            "row": self.row,
         }
         if with_actions:
             lines: list[list[dict[str, Any]]] = [[] for _ in range(self.ranks)]
@@ -358,6 +361,7 @@ def _of_document(document: dict[str, Any], columns: dict[str, NDArray[Any]] | No
         makespan_s=document["makespan_s"],
         memory_cap_bytes=None if cap is None else tuple(cap),
         _parts=_Parts(known, None),
+        row=document.get("row", "rank"),  # files of the version before don't say
     )
 
 

@@ -1,0 +1,73 @@
+"""What stages take and hold, for the simulator: seconds, transfers and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike
+
+    from hpgo.programs.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """What each stage keeps in memory: one number for all stages, or one for each.
+
+    Activation, stash and output are those of one micro-batch.
+    """
+
+    weights_bytes: ArrayLike = 0.0
+    """Of one version; a rank keeps as many as the schedule's `weight_versions`."""
+    gradients_bytes: ArrayLike = 0.0
+    optimizer_bytes: ArrayLike = 0.0
+    buffers_bytes: ArrayLike = 0.0
+    activation_bytes: ArrayLike = 0.0
+    """Kept from the start of F to the end of B, or of I where the backward is split."""
+    weight_gradient_stash_bytes: ArrayLike | None = None
+    """Kept from the end of I to the end of W; None is all of the activation, as if W freed it."""
+    output_bytes: ArrayLike = 0.0
+    """Sent to the next stage, and back as a gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds and bytes of the stages of a program; `hpgo.simulate` says what shape each may have."""
+
+    forward_s: ArrayLike = 1.0
+    backward_s: ArrayLike | None = None
+    input_gradient_s: ArrayLike | None = None
+    weight_gradient_s: ArrayLike | None = None
+    overlapped_s: ArrayLike | None = None
+    transfer_s: ArrayLike = 0.0
+    latency_s: ArrayLike = 0.0
+    gradient_transfer_s: ArrayLike | None = None
+    gradient_latency_s: ArrayLike | None = None
+    gradient_sync_s: ArrayLike = 0.0
+    optimizer_s: ArrayLike = 0.0
+    memory: StageBytes | None = None
+    memory_cap_bytes: ArrayLike | None = None
+    """Of each rank of the schedule."""
+
+    @classmethod
+    def of_stages(cls, stages: Sequence[Stage]) -> Costs:
+        """Those of a plan's stages, one on each rank of the schedule."""
+        edges = stages[:-1]
+        return cls(
+            forward_s=tuple(stage.forward_s for stage in stages),
+            backward_s=tuple(stage.backward_s for stage in stages),
+            transfer_s=tuple(stage.transfer_busy_s for stage in edges),
+            latency_s=tuple(max(0.0, stage.transfer_s - stage.transfer_busy_s) for stage in edges),
+            gradient_sync_s=tuple(stage.sync_tail_s for stage in stages),
+            memory=StageBytes(
+                weights_bytes=tuple(stage.memory.weights_bytes for stage in stages),
+                gradients_bytes=tuple(stage.memory.gradients_bytes for stage in stages),
+                optimizer_bytes=tuple(stage.memory.optimizer_bytes for stage in stages),
+                buffers_bytes=tuple(stage.memory.buffers_bytes for stage in stages),
+                activation_bytes=tuple(stage.memory.activations_bytes / max(1, stage.in_flight) for stage in stages),
+            ),
+            memory_cap_bytes=tuple(stage.capacity_bytes for stage in stages),
+        )

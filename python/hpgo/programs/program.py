@@ -1,0 +1,454 @@
+"""The one record of what runs: stages on devices, their orders, what moves between them, and what that costs.
+
+A schedule knows ranks that run actions of stages; a plan knows devices, replicas and rows. A `Program` says which is
+which: a rank of the schedule stands for all devices that hold its stages, and each of them runs its actions on rows of
+its own. The simulator, pictures, exporters and every process of a job read programs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from hpgo import _core
+from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import as_whole, shown
+from hpgo.programs.costs import Costs, StageBytes
+from hpgo.programs.orders import Schedule
+from hpgo.programs.ranks import GradientSum, ProgramStage, RankProgram, even_rows, rank_actions, rank_stages
+from hpgo.programs.stages import Crossing
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Sequence
+
+_VERSION = 1
+_MOST_DEVICES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What runs in each step: `hpgo.program` and `Plan.program` make it, and check that it can run."""
+
+    schedule: Schedule
+    """Orders of actions. One of its ranks stands for all devices that hold its stages."""
+    stages: tuple[ProgramStage, ...]
+    """One for each stage of the schedule, the second chain of bidirectional ones included."""
+    micro_batch_size: int
+    global_batch_size: int
+    machines: tuple[int, ...]
+    """Devices of each machine; they are numbered machine by machine from 0, idle ones included."""
+    recompute: bool = False
+    """Whether backward passes compute the activations of their stage anew."""
+    shard_optimizer: bool = False
+    """Whether the replicas of a stage share its optimizer state (ZeRO stage 1)."""
+    costs: Costs | None = None
+    """What the stages take and hold, where that is known."""
+
+    @property
+    def world_size(self) -> int:
+        """Devices, and so processes, idle ones included."""
+        return sum(self.machines)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in a step, over all chains."""
+        return self.schedule.total_micro_batches
+
+    @property
+    def loss_weight(self) -> float:
+        """Weight of one sample's loss in the mean over the global batch."""
+        return 1 / self.global_batch_size
+
+    @property
+    def row(self) -> str:
+        """What a row of a picture of it stands for: a `stage`, or a `group` of devices that hold the same stages."""
+        return "stage" if self.schedule.stages == self.schedule.ranks else "group"
+
+    @property
+    def sums(self) -> tuple[GradientSum, ...]:
+        """Which layers' gradients are summed over which ranks, in the order of the stages.
+
+        >>> import hpgo
+        >>> orders = hpgo.schedule("gpipe", ranks=2, micro_batches=4)
+        >>> two = hpgo.program(orders, [(["a", "b"], [0, 1]), (["c"], [2])], micro_batch_size=4, global_batch_size=16)
+        >>> [(one.layers, one.ranks) for one in two.sums]
+        [(('a', 'b'), (0, 1)), (('c',), (2,))]
+        """
+        devices: dict[str, set[int]] = {}
+        for stage in self.stages:
+            for layer in stage.layers:
+                devices.setdefault(layer, set()).update(stage.devices)
+        layers: dict[tuple[int, ...], list[str]] = {}
+        for layer, ranks in devices.items():
+            layers.setdefault(tuple(sorted(ranks)), []).append(layer)
+        return tuple(GradientSum(tuple(summed), ranks) for ranks, summed in layers.items())
+
+    def for_rank(self, rank: int) -> RankProgram:
+        """What the process with this rank does; idle ranks get a part without stages and actions.
+
+        Raises ArgumentError for a rank that there isn't.
+
+        >>> import hpgo
+        >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
+        >>> two = hpgo.program(orders, [(["a"], [0, 1]), (["b"], [2])], micro_batch_size=3, global_batch_size=6)
+        >>> mine = two.for_rank(1)
+        >>> [(action.kind, action.micro_batch) for action in mine.actions]
+        [('F', 0), ('F', 1), ('B', 0), ('B', 1)]
+        >>> mine.actions[0].sends[0].peer, mine.actions[0].sends[0].rows
+        (2, range(2, 3))
+        """
+        number = as_whole(rank)
+        if number is None:
+            raise ArgumentError(f"rank is {shown(rank)}", "give a whole number, as the launcher's RANK")
+        if not 0 <= number < self.world_size:
+            raise ArgumentError(
+                f"there is no rank {number}: the program is for {self.world_size} devices",
+                f"start ranks 0 to {self.world_size - 1}",
+            )
+        machine, local_rank = 0, number
+        while local_rank >= self.machines[machine]:
+            local_rank -= self.machines[machine]
+            machine += 1
+        chain = self.schedule.chain_length
+        stages = rank_stages(number, self.stages, chain)
+        sums = self.sums
+        lasts = self.stages[chain - 1 :: chain]
+        return RankProgram(
+            rank=number,
+            world_size=self.world_size,
+            machine=machine,
+            local_rank=local_rank,
+            schedule=self.schedule.name,
+            total_stages=len(self.stages),
+            micro_batch_size=self.micro_batch_size,
+            micro_batches=self.micro_batches,
+            global_batch_size=self.global_batch_size,
+            loss_weight=self.loss_weight,
+            recompute=self.recompute,
+            shard_optimizer=self.shard_optimizer,
+            stages=stages,
+            actions=rank_actions(stages, self.schedule),
+            in_flight=self.schedule.peak_in_flight[self.schedule.rank_of_stage[stages[0].stage]] if stages else 0,
+            sums=tuple(one for one in sums if number in one.ranks),
+            groups=tuple(dict.fromkeys(one.ranks for one in sums if len(one.ranks) > 1)),
+            loss_ranks=tuple(sorted({device for stage in lasts for device in stage.devices})),
+        )
+
+    def to_json(self) -> str:
+        """The program as versioned JSON, described in `docs/program.schema.json`; `Program.from_json` reads it back."""
+        stages = [
+            {
+                "layers": stage.layers,
+                "devices": stage.devices,
+                "rows": [[rows.start, rows.stop] for rows in stage.rows],
+                "crossings": [asdict(crossing) for crossing in stage.crossings],
+            }
+            for stage in self.stages
+        ]
+        orders = self.schedule
+        document = {
+            "format": "hpgo.program",
+            "version": _VERSION,
+            "schedule": {
+                "name": orders.name,
+                "pace": orders.pace,
+                "chain_length": orders.chain_length,
+                "micro_batches": orders.micro_batches,
+                "rank_of_stage": orders.rank_of_stage,
+                "weight_versions": orders.weight_versions,
+                "orders": orders.to_text().splitlines(),
+            },
+            "micro_batch_size": self.micro_batch_size,
+            "global_batch_size": self.global_batch_size,
+            "machines": self.machines,
+            "recompute": self.recompute,
+            "shard_optimizer": self.shard_optimizer,
+            "stages": stages,
+            "costs": None if self.costs is None else _plain(asdict(self.costs)),
+        }
+        return json.dumps(document, indent=2, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "the program") -> Program:
+        """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it."""
+        with hinted("make it again with `Program.save`"):
+            top = Section(parse(text, source, ArgumentError), source, ArgumentError)
+            if top.get("format", None) != "hpgo.program" or top.get("version", None) != _VERSION:
+                top.fail(f"is not a program of version {_VERSION}")
+            costs = None if top.get("costs") is None else _read_costs(top.within("costs"))
+            return top.build(_of_document, record(_Document, top), costs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the program as JSON. Raises ArgumentError if the file can't be written."""
+        write_text(path, self.to_json() + "\n", ArgumentError)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Program:
+        """Reads a program that `save` wrote. Raises ArgumentError naming the file."""
+        return cls.from_json(read_text(path, ArgumentError), source=str(path))
+
+
+def program(
+    schedule: Schedule,
+    stages: Sequence[tuple[Iterable[str], Iterable[int]]],
+    *,
+    micro_batch_size: int,
+    global_batch_size: int,
+    machines: Sequence[int] | None = None,
+    crossings: Sequence[Sequence[Crossing]] | None = None,
+    recompute: bool = False,
+    shard_optimizer: bool = False,
+    costs: Costs | None = None,
+) -> Program:
+    """Puts the stages of a schedule on devices.
+
+    Args:
+        schedule: the orders, of `hpgo.schedule` say.
+        stages: for each stage of the schedule, the second chain of bidirectional ones included, the ids of its layers
+            and its devices. A device may hold several stages, if one rank of the schedule runs them.
+        micro_batch_size: samples of a micro-batch, over all replicas of a stage.
+        global_batch_size: samples of a step: those of all micro-batches.
+        machines: devices of each machine; None is one machine that ends with the last device named.
+        crossings: for each stage what it gives to the next; None is the output of its last layer.
+        recompute: whether backward passes compute the activations of their stage anew.
+        shard_optimizer: whether the replicas of a stage share its optimizer state (ZeRO stage 1).
+        costs: seconds and bytes, for `hpgo.simulate`.
+
+    Raises ArgumentError for what can't run: another number of stages, layers named twice in a chain, a device on two
+    ranks of the schedule, a micro-batch with fewer samples than a stage has replicas.
+
+    >>> import hpgo
+    >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    >>> two = hpgo.program(orders, [(["a", "b"], [0, 1, 2]), (["c"], [3])], micro_batch_size=7, global_batch_size=28)
+    >>> two.stages[0].rows
+    (range(0, 3), range(3, 5), range(5, 7))
+    """
+    if not isinstance(schedule, Schedule):
+        raise ArgumentError(f"the schedule is {shown(schedule)}", "make one, with `hpgo.schedule` say")
+    micro_batch_size = _count("micro_batch_size", micro_batch_size)
+    parts = [_layers_and_devices(number, stage) for number, stage in enumerate(_listed("stages", stages))]
+    chain = schedule.chain_length
+    if crossings is None:
+        given = [() if (at + 1) % chain == 0 else (Crossing(layers[-1]),) for at, (layers, _) in enumerate(parts)]
+    else:
+        given = [tuple(_listed("crossings", crossing)) for crossing in _listed("crossings", crossings)]
+        given += [()] * (len(parts) - len(given))  # a chain's last stage may be left out
+    used = 1 + max((device for _, devices in parts for device in devices), default=-1)
+    return _checked(
+        Program(
+            schedule=schedule,
+            stages=tuple(
+                ProgramStage(layers, devices, even_rows(micro_batch_size, len(devices)), crossing)
+                for (layers, devices), crossing in zip(parts, given, strict=False)
+            ),
+            micro_batch_size=micro_batch_size,
+            global_batch_size=_count("global_batch_size", global_batch_size),
+            machines=(used,) if machines is None else tuple(_count("machines", one) for one in machines),
+            recompute=recompute,
+            shard_optimizer=shard_optimizer,
+            costs=costs,
+        )
+    )
+
+
+def _checked(given: Program) -> Program:
+    """The program itself; raises ArgumentError for what can't run."""
+    orders, stages = given.schedule, given.stages
+    if len(stages) != orders.stages:
+        raise ArgumentError(
+            f"`{orders.name}` runs {orders.stages} stages, but layers and devices are given for {len(stages)}",
+            "give each stage its layers and its devices, those of a second chain too",
+        )
+    if given.micro_batch_size * given.micro_batches != given.global_batch_size:
+        raise ArgumentError(
+            f"{given.micro_batches} micro-batches of {given.micro_batch_size} are"
+            f" {given.micro_batches * given.micro_batch_size} samples, not {given.global_batch_size}",
+            "build the schedule for global_batch_size / micro_batch_size micro-batches",
+        )
+    rank_of_device: dict[int, int] = {}
+    for number, stage in enumerate(stages):
+        _check_stage(number, stage, given)
+        for device in stage.devices:
+            rank = rank_of_device.setdefault(device, orders.rank_of_stage[number])
+            if rank != orders.rank_of_stage[number]:
+                raise ArgumentError(
+                    f"device {device} holds stage {number}, which rank {orders.rank_of_stage[number]} of"
+                    f" `{orders.name}` runs, beside a stage of rank {rank}",
+                    "a device may hold several stages only if one rank of the schedule runs them",
+                )
+    chains = [stages[begin : begin + orders.chain_length] for begin in range(0, len(stages), orders.chain_length)]
+    for chain in chains:
+        layers = [layer for stage in chain for layer in stage.layers]
+        if len(set(layers)) < len(layers):
+            twice = next(layer for at, layer in enumerate(layers) if layer in layers[:at])
+            raise ArgumentError(f"layer {shown(twice)} is in two stages", "give each layer to one stage of a chain")
+        if set(layers) != {layer for stage in chains[0] for layer in stage.layers}:
+            raise ArgumentError("the two chains hold different layers", "each is a copy of the whole model")
+        for number, stage in enumerate(chain):
+            before = {layer for earlier in chain[: number + 1] for layer in earlier.layers} if stage.crossings else ()
+            for crossing in stage.crossings:
+                if crossing.layer not in before or number == len(chain) - 1:
+                    raise ArgumentError(
+                        f"stage {number} can't send on the output of {shown(crossing.layer)}",
+                        "only layers of its own and earlier stages cross the cut behind it, and none the last stage's",
+                    )
+    return given
+
+
+def _check_stage(number: int, stage: ProgramStage, given: Program) -> None:
+    if not stage.layers or not stage.devices:
+        raise ArgumentError(f"stage {number} has no {'devices' if stage.layers else 'layers'}", "give it some")
+    if len(set(stage.devices)) < len(stage.devices):
+        raise ArgumentError(f"stage {number} names a device twice", "name each once")
+    wrong = next((device for device in stage.devices if not 0 <= device < given.world_size), None)
+    if wrong is not None:
+        raise ArgumentError(
+            f"stage {number} is on device {wrong}, but machines of {given.world_size} devices are given",
+            "devices are numbered machine by machine from 0",
+        )
+    ends = [0, *(rows.stop for rows in stage.rows)]
+    if [rows.start for rows in stage.rows] != ends[:-1] or ends[-1] != given.micro_batch_size or not all(stage.rows):
+        raise ArgumentError(
+            f"stage {number}: the rows of its replicas don't make a micro-batch of {given.micro_batch_size}",
+            "give each replica the next rows, at least one",
+        )
+    if len(stage.rows) != len(stage.devices):
+        raise ArgumentError(f"stage {number} has {len(stage.devices)} devices, but rows for {len(stage.rows)}")
+
+
+def _layers_and_devices(number: int, stage: object) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    if not isinstance(stage, tuple | list) or len(stage) != 2:
+        raise ArgumentError(f"stage {number} is {shown(stage)}", "give each stage its layers and its devices")
+    layers, devices = _listed(f"the layers of stage {number}", stage[0]), []
+    for layer in layers:
+        if not isinstance(layer, str) or not layer:
+            raise ArgumentError(f"stage {number} names layer {shown(layer)}", "layers are named by their ids")
+    for device in _listed(f"the devices of stage {number}", stage[1]):
+        whole = as_whole(device)
+        if whole is None or not 0 <= whole < _MOST_DEVICES:
+            raise ArgumentError(f"stage {number} names device {shown(device)}", "devices are numbered from 0")
+        devices.append(whole)
+    if not layers or not devices:
+        raise ArgumentError(f"stage {number} has no {'devices' if layers else 'layers'}", "give it some")
+    return tuple(layers), tuple(devices)
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    if isinstance(values, str):
+        raise ArgumentError(f"{name} are {shown(values)}", "give a list")
+    try:
+        return list(values)
+    except TypeError:
+        raise ArgumentError(f"{name} are {shown(values)}", "give a list") from None
+
+
+def _count(name: str, value: object) -> int:
+    whole = as_whole(value)
+    if whole is None or not 1 <= whole < 2**31:
+        raise ArgumentError(f"{name} is {shown(value)}", "give a whole number from 1")
+    return whole
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _StageRow:
+    """A stage as JSON has it."""
+
+    layers: tuple[str, ...]
+    devices: tuple[int, ...]
+    rows: tuple[tuple[int, ...], ...]
+    crossings: tuple[Crossing, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Orders:
+    """A schedule as JSON has it."""
+
+    name: str
+    pace: str
+    chain_length: int
+    micro_batches: tuple[tuple[int, ...], ...]
+    rank_of_stage: tuple[int, ...]
+    weight_versions: tuple[int, ...]
+    orders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A program as JSON has it, but for its costs."""
+
+    micro_batch_size: int
+    global_batch_size: int
+    machines: tuple[int, ...]
+    recompute: bool
+    shard_optimizer: bool
+    schedule: _Orders
+    stages: tuple[_StageRow, ...]
+
+
+def _of_document(document: _Document, costs: Costs | None) -> Program:
+    given = document.schedule
+    orders = Schedule.from_text("\n".join(given.orders), name=given.name)
+    read = (orders.chain_length, orders.micro_batches, orders.rank_of_stage)
+    if read != (given.chain_length, given.micro_batches, given.rank_of_stage):
+        raise ArgumentError("`orders` of the schedule are for other stages or micro-batches than it names")
+    paced = replace(orders, pace=given.pace, weight_versions=given.weight_versions)
+    _core.validate_schedule(paced)
+    stages = []
+    for number, stage in enumerate(document.stages):
+        if not all(len(rows) == 2 for rows in stage.rows):
+            raise ArgumentError(f"stage {number}: `rows` are pairs of a first row and the one behind the last")
+        stages.append(
+            ProgramStage(stage.layers, stage.devices, tuple(range(*rows) for rows in stage.rows), stage.crossings)
+        )
+    return _checked(
+        Program(
+            schedule=paced,
+            stages=tuple(stages),
+            micro_batch_size=document.micro_batch_size,
+            global_batch_size=document.global_batch_size,
+            machines=document.machines,
+            recompute=document.recompute,
+            shard_optimizer=document.shard_optimizer,
+            costs=costs,
+        )
+    )
+
+
+def _read_costs(section: Section) -> Costs:
+    values = {field.name: _numbers(section, field.name) for field in fields(Costs) if field.name != "memory"}
+    held = None
+    if section.get("memory") is not None:
+        memory = section.within("memory")
+        held = StageBytes(**{field.name: _numbers(memory, field.name) for field in fields(StageBytes)})
+        memory.done()
+    section.done()
+    return Costs(**values, memory=held)
+
+
+def _numbers(section: Section, key: str) -> Any:
+    """A number, tuples of them, or None."""
+
+    def check(value: object) -> Any:
+        if isinstance(value, list):
+            return tuple(map(check, value))
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            section.wrong(key, "a number or a list of numbers", value)
+        return value
+
+    value = section.get(key)
+    return None if value is None else check(value)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, lists and mappings for JSON, of tuples and arrays."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(inner) for inner in value]
+    return value.tolist() if hasattr(value, "tolist") else value
