@@ -3,7 +3,7 @@
     hpgo plan vgg-19 --cluster dapple-c --global-batch-size 2048 -o plan.json
     torchrun --nproc-per-node 16 examples/rank.py plan.json
 
-It prints the rank's part: its layers, and the first of its actions with their messages. A training script runs these
+It prints the rank's part: its layers, whom it sends rows to, and its actions. A training script runs these
 in order, and then sums gradients as `mine.sums` says; examples/engine.py is such a script.
 """
 
@@ -22,20 +22,22 @@ def main() -> None:
         plan = hpgo.Plan.read(sys.argv[1])
     except hpgo.HpgoError as error:
         sys.exit(f"error: {error.message}\nhint: {error.hint}")
+    needed = 1 + max(device for stage in plan.stages for device in stage.devices)
+    if world_size < needed:
+        sys.exit(f"the plan needs {needed} ranks, not {world_size}")
     mine = plan.for_rank(rank)
-    if world_size != mine.world_size:
-        sys.exit(f"the plan is for {mine.world_size} ranks, not {world_size}")
     if mine.is_idle:
         print(f"rank {rank}: idle")
+        return
     for stage in mine.stages:
         print(
             f"rank {rank}: stage {stage.stage}, layers {stage.layers[0]} to {stage.layers[-1]},"
             f" samples {stage.rows.start} to {stage.rows.stop - 1} of each of {mine.micro_batches} micro-batches"
         )
-    for action in mine.actions[:2]:
-        words = [f"from rank {one.peer} samples {one.rows.start} to {one.rows.stop - 1}" for one in action.receives]
-        words += [f"to rank {one.peer} samples {one.rows.start} to {one.rows.stop - 1}" for one in action.sends]
-        print(f"rank {rank}: {action.kind} of micro-batch {action.micro_batch}; {', '.join(words) or 'no messages'}")
+        for word, messages in (("receives", stage.receives), ("sends", stage.sends)):
+            for one in messages:
+                print(f"rank {rank}: {word} samples {one.rows.start} to {one.rows.stop - 1}, rank {one.peer}")
+    print(f"rank {rank}: runs {' '.join(f'{action.kind}{action.micro_batch}' for action in mine.actions)}")
 
 
 if __name__ == "__main__":

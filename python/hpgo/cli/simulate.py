@@ -91,13 +91,13 @@ def command(
 
 def _of_plan(path: str, names: Sequence[str | None], setup: Setup, given: dict[str, Any]) -> list[Timeline]:
     from hpgo.planning.plans import Plan
-    from hpgo.timing.runs import BEYOND_A_PLAN, run_plan
+    from hpgo.timing.runs import BEYOND_A_PLAN, run_program
 
     allowed = {"schedule", "comm", "iterations", "output_file", *BEYOND_A_PLAN.values()}
     if extra := ", ".join(option(key) for key in given if key not in allowed):
         raise ArgumentError(f"a plan brings its own numbers, but {extra} is given too", "leave out one of the two")
     plan = Plan.read(path)
-    return [run_plan(setup, plan, name, called=lambda key: f"`{option(key)}`") for name in names]
+    return [run_program(setup, plan.program(name), called=lambda key: f"`{option(key)}`") for name in names]
 
 
 def _timeline(setup: Setup, name: str) -> Timeline:

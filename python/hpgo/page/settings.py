@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import near, shorten
-from hpgo.timing.runs import order_of, run, run_plan
+from hpgo.timing.runs import order_of, run, run_program
 from hpgo.timing.setup import FIELDS, Setup, from_text
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def timelines(settings: Settings, plans: Plans) -> list[Timeline]:
     """What `settings` mean, one timeline a schedule; raises HpgoError where a schedule can't be had or run."""
     if settings.plan:
         plan = plans.get(settings.plan)
-        return [run_plan(settings.setup, plan, name) for name in settings.schedule or (None,)]
+        return [run_program(settings.setup, plan.program(name)) for name in settings.schedule or (None,)]
     return [_simulated(settings.setup, name) for name in settings.schedule or ("1f1b",)]
 
 

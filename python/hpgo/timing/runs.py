@@ -13,8 +13,8 @@ from hpgo.timing.simulation import simulate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hpgo.planning.plans import Plan
     from hpgo.programs.orders import Schedule
+    from hpgo.programs.program import Program
     from hpgo.timing.setup import Setup
     from hpgo.timing.timeline import Timeline
 
@@ -89,24 +89,22 @@ def run(setup: Setup, order: Schedule) -> Timeline:
     )
 
 
-def run_plan(
-    setup: Setup, plan: Plan, name: str | None = None, *, called: Callable[[str], str] = "`{}`".format
-) -> Timeline:
-    """Simulates `plan`, on the schedule `name` if given, with what `setup` adds to what a plan tells.
+def run_program(setup: Setup, program: Program, *, called: Callable[[str], str] = "`{}`".format) -> Timeline:
+    """Simulates a plan's `program` with what `setup` adds to what a plan tells.
 
-    Raises ArgumentError, which names fields as `called` does, where their numbers are not those of the plan's stages.
+    Raises ArgumentError, which names fields as `called` does, where their numbers are not those of its stages.
     """
     times: dict[str, Any] = {}
     for argument, key in BEYOND_A_PLAN.items():
         if not (numbers := getattr(setup, key)):
             continue
-        if len(numbers) not in {1, len(plan.stages)}:
+        if len(numbers) not in {1, len(program.stages)}:
             raise ArgumentError(
-                f"{called(key)} has {len(numbers)} numbers, but the plan has {len(plan.stages)} stages",
-                f"give 1 or {len(plan.stages)}",
+                f"{called(key)} has {len(numbers)} numbers, but the plan has {len(program.stages)} stages",
+                f"give 1 or {len(program.stages)}",
             )
         times[argument] = _one_or_each(numbers)
-    return simulate(plan, schedule=name, communication=setup.comm, iterations=setup.iterations, **times)
+    return simulate(program, communication=setup.comm, iterations=setup.iterations, **times)
 
 
 def _one_or_each(numbers: tuple[float, ...]) -> float | tuple[float, ...]:
