@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::error::Error;
+
 /// What a search knows about itself while it runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
@@ -19,10 +21,22 @@ impl Default for Progress {
     }
 }
 
+/// Why work ended before it had proved its answer the best.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// Its time was up.
+    Deadline,
+    /// Somebody asked it to stop.
+    Interrupt,
+    /// More would take unreasonable effort.
+    Effort,
+}
+
 /// Shared between the thread that searches and the one that waits for it.
 #[derive(Debug, Default)]
 pub struct Control {
     cancelled: AtomicBool,
+    limit: Option<Duration>,
     deadline: Option<Instant>,
     progress: Mutex<Progress>,
 }
@@ -31,7 +45,8 @@ impl Control {
     /// A control that stops the work `limit` from now, or never.
     #[must_use]
     pub fn with_deadline(limit: Option<Duration>) -> Self {
-        Self { deadline: limit.and_then(|limit| Instant::now().checked_add(limit)), ..Self::default() }
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        Self { limit, deadline, ..Self::default() }
     }
 
     /// Asks the work to stop at its next check.
@@ -48,7 +63,25 @@ impl Control {
     /// Whether the work should return what it has: cancelled, or past its deadline.
     #[must_use]
     pub fn should_stop(&self) -> bool {
-        self.is_cancelled() || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        self.stopped().is_some()
+    }
+
+    /// Why the work should return what it has, if it should; an interrupt counts before a deadline.
+    #[must_use]
+    pub fn stopped(&self) -> Option<Stopped> {
+        if self.is_cancelled() {
+            return Some(Stopped::Interrupt);
+        }
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline).then_some(Stopped::Deadline)
+    }
+
+    /// The error of work that was stopped before it had anything to return.
+    #[must_use]
+    pub fn error(&self) -> Error {
+        match self.limit {
+            Some(limit) if !self.is_cancelled() => Error::TimedOut { limit_s: limit.as_secs_f64() },
+            _ => Error::Cancelled,
+        }
     }
 
     /// Says how far the work is.

@@ -48,6 +48,12 @@ pub enum Error {
         /// The way out.
         hint: String,
     },
+    /// The deadline came before there was anything to return.
+    #[error("{limit_s} s passed before there was any plan")]
+    TimedOut {
+        /// Seconds that the work was given.
+        limit_s: f64,
+    },
     /// The caller asked to stop before there was anything to return.
     #[error("stopped before an answer was found")]
     Cancelled,
@@ -63,7 +69,7 @@ impl Error {
             | Self::Argument { hint, .. }
             | Self::Infeasible { hint, .. }
             | Self::Schedule { hint, .. } => hint,
-            Self::Cancelled => "give it more time",
+            Self::TimedOut { .. } | Self::Cancelled => "give it more time",
         }
     }
 

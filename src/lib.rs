@@ -2,8 +2,9 @@
 //!
 //! Modules import only from modules above them in this list; `python` alone knows that Python exists.
 
-pub mod control;
 pub mod error;
+
+pub mod control;
 
 pub mod cluster;
 pub mod graph;

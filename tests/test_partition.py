@@ -448,6 +448,13 @@ def test_deadline_returns_the_best_plan_so_far_with_an_honest_gap():
     assert "proven" in table(plan) or "above the best possible" in table(plan)
 
 
+def test_a_deadline_before_any_plan_says_so():
+    with pytest.raises(hpgo.HpgoError, match="passed before there was any plan") as raised:
+        partition(*large(), time_limit_s=1e-9)
+    assert not isinstance(raised.value, hpgo.InfeasibleError)
+    assert "more time" in raised.value.hint
+
+
 def test_the_same_question_has_the_same_answer_whatever_the_threads(tmp_path):
     question = steady(
         {"a": [3, 1, 4, 1, 5, 9, 2, 6], "b": [2, 7, 1, 8, 2, 8, 1, 8]},

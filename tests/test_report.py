@@ -121,7 +121,7 @@ def test_a_gap_is_told_as_a_percentage_with_the_bound(bert: hpgo.Plan) -> None:
 
 
 def test_a_stopped_search_never_claims_a_proof_by_itself(bert: hpgo.Plan) -> None:
-    stopped = replace(bert, lower_bound_s=bert.step_s / 2, finished=False)
+    stopped = replace(bert, lower_bound_s=bert.step_s / 2, stopped="deadline")
     assert "proven" not in report.proof(stopped)
     assert "stopped" in report.proof(stopped)
 

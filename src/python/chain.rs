@@ -42,16 +42,7 @@ fn partition_chain(
         }
     };
     let control = Control::with_deadline(limit);
-    watched(py, &control, progress.as_ref(), true, || {
-        chain::partition(&chain, objective, max_interval_s, &control).map_err(|error| match error {
-            // Out of time, and not Ctrl-C: the caller gets an error to act on.
-            Error::Cancelled if !control.is_cancelled() => Error::infeasible(
-                format!("no plan was found within {} s, and no proof that there is none", time_limit_s.unwrap_or(0.0)),
-                "give it more time",
-            ),
-            error => error,
-        })
-    })
+    watched(py, &control, progress.as_ref(), true, || chain::partition(&chain, objective, max_interval_s, &control))
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

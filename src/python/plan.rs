@@ -8,7 +8,7 @@ use pyo3::types::PyModule;
 use super::records::ProfileRecord;
 use super::{to_py_err, watched};
 use crate::cluster::{Cluster, Link, Machine};
-use crate::control::Control;
+use crate::control::{Control, Stopped};
 use crate::cost::{MemoryModel, Model};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
@@ -114,11 +114,26 @@ struct SearchRecord {
     lower_bound_s: f64,
     exact_placement: bool,
     one_order: Option<String>,
-    finished: bool,
+    stopped: Option<&'static str>,
     labels: u64,
     simulated: u64,
+}
+
+/// The plans that people try first, where there are any.
+#[derive(IntoPyObject)]
+struct ClassicsRecord {
     data_parallel: Option<PlanRecord>,
     straight: Option<PlanRecord>,
+    /// Why there may be a straight pipeline where none was found, or a better one.
+    straight_stopped: Option<&'static str>,
+}
+
+fn name_of(stopped: Stopped) -> &'static str {
+    match stopped {
+        Stopped::Deadline => "deadline",
+        Stopped::Interrupt => "interrupt",
+        Stopped::Effort => "effort",
+    }
 }
 
 /// A question with everything that answers it needs.
@@ -169,7 +184,7 @@ fn answer<T: Send>(
     })
 }
 
-/// The best plan, what is known about it, and the plans that people try first.
+/// The best plan, and what is known about it.
 #[pyfunction]
 fn plan(
     py: Python<'_>,
@@ -180,13 +195,6 @@ fn plan(
     answer(py, question, deadline_s, progress.as_ref(), true, |asked| {
         let &Asked { states, model, cluster, settings, control } = asked;
         let answer = hybrid::plan(model, cluster, settings, control)?;
-        // Whoever stops it while it looks at what people try first wants no more of what would follow.
-        let (straight, finished) = match hybrid::straight(model, cluster, settings, control) {
-            Ok(found) => (Some((found.plan, found.priced)), found.finished),
-            Err(Error::Infeasible { .. }) => (None, true),
-            Err(Error::Cancelled) => (None, false),
-            Err(other) => return Err(other),
-        };
         let search = SearchRecord {
             lower_bound_s: answer.lower_bound_s,
             exact_placement: answer.exact_placement,
@@ -194,13 +202,25 @@ fn plan(
                 Cuts::Exact => None,
                 Cuts::LinearOrder { why } => Some(why.clone()),
             },
-            finished: answer.finished && finished && !control.is_cancelled(),
+            stopped: answer.stopped.map(name_of),
             labels: answer.labels,
             simulated: answer.simulated,
-            data_parallel: hybrid::data_parallel(model, cluster, settings).map(|found| asked.record(found)),
-            straight: straight.map(|found| asked.record(found)),
         };
         Ok((asked.record((answer.plan, answer.priced)), search))
+    })
+}
+
+/// The plans that people try first; a short search, and none of its findings if it was interrupted.
+#[pyfunction]
+fn classic_plans(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> PyResult<ClassicsRecord> {
+    answer(py, question, deadline_s, None, false, |asked| {
+        let &Asked { model, cluster, settings, control, .. } = asked;
+        let straight = hybrid::straight(model, cluster, settings, control)?;
+        Ok(ClassicsRecord {
+            data_parallel: hybrid::data_parallel(model, cluster, settings).map(|found| asked.record(found)),
+            straight: straight.plan.map(|found| asked.record(found)),
+            straight_stopped: straight.stopped.map(name_of),
+        })
     })
 }
 
@@ -219,7 +239,7 @@ fn fits(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> PyResult
     answer(py, question, deadline_s, None, false, |&Asked { model, cluster, settings, control, .. }| {
         match hybrid::fitting(model, cluster, settings, control) {
             Ok(_) => Ok(true),
-            Err(Error::Infeasible { .. } | Error::Cancelled) => Ok(false),
+            Err(Error::Infeasible { .. } | Error::TimedOut { .. } | Error::Cancelled) => Ok(false),
             Err(other) => Err(other),
         }
     })
@@ -261,6 +281,7 @@ fn evaluate(py: Python<'_>, question: Question, stages: Vec<(Vec<usize>, Vec<u32
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan, module)?)?;
+    module.add_function(wrap_pyfunction!(classic_plans, module)?)?;
     module.add_function(wrap_pyfunction!(closest_plan, module)?)?;
     module.add_function(wrap_pyfunction!(fits, module)?)?;
     module.add_function(wrap_pyfunction!(quick_plan, module)?)?;

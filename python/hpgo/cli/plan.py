@@ -94,7 +94,7 @@ def command(
         _sweep(read, questions, keywords, as_json=as_json, as_markdown=as_markdown, output=output, plot=plot)
         return
     with as_options():
-        best, _ = _search(read, *questions[0], keywords)
+        best = _search(read, *questions[0], keywords)
     try:
         if output is not None:
             best.save(output)
@@ -136,7 +136,7 @@ def _sweep(
     for cluster, size in questions:
         try:
             with as_options():
-                best, interrupted = _search(profile, cluster, size, keywords)
+                best = _search(profile, cluster, size, keywords)
         except (InfeasibleError, ArgumentError) as error:
             failures.append(
                 {"cluster": cluster.name, "global_batch_size": size, "error": error.message, "hint": error.hint}
@@ -146,7 +146,7 @@ def _sweep(
                 click.echo(f"hint: {error.hint}", err=True)
             continue
         plans.append(best)
-        if interrupted:
+        if best.stopped == "interrupt":
             break
     if not plans:
         raise InfeasibleError("none of these questions has an answer", "see the notes above")
@@ -176,18 +176,16 @@ def _sweep(
             table(columns, rows, printable(title))
 
 
-def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords: dict[str, Any]) -> tuple[Plan, bool]:
-    """The best plan, and whether Ctrl-C ended the search for it."""
+def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords: dict[str, Any]) -> Plan:
+    """The best plan; says so if a deadline or Ctrl-C ended the search for it."""
     from hpgo.planning.planner import plan
 
     started_s = time.monotonic()
     with searching(f"batch {global_batch_size}", format_seconds) as tell:
         best = plan(profile, cluster, global_batch_size=global_batch_size, progress=tell, **keywords)
-    if best.finished:
-        return best, False
-    taken_s = time.monotonic() - started_s
-    interrupted = keywords["deadline_s"] is None or taken_s < keywords["deadline_s"]
-    why = "interrupted" if interrupted else "deadline reached"
-    known = "follows" if best.gap is None else f"is {above(best.gap)}"
-    click.echo(f"note: {why} after {taken_s:.1f} s; the best plan so far {known}", err=True)
-    return best, interrupted
+    if not best.finished:
+        why = "interrupted" if best.stopped == "interrupt" else "deadline reached"
+        known = "follows" if best.gap is None else f"is {above(best.gap)}"
+        taken_s = time.monotonic() - started_s
+        click.echo(f"note: {why} after {taken_s:.1f} s; the best plan so far {known}", err=True)
+    return best

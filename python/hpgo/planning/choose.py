@@ -24,7 +24,7 @@ from hpgo.base.wording import near
 from hpgo.model.states import cut_points
 from hpgo.planning.plans import ScheduleChoice
 from hpgo.planning.question import SCHEDULES
-from hpgo.planning.search import plan_of, price, search
+from hpgo.planning.search import plan_of, price, search, with_alternatives
 from hpgo.programs.costs import Costs
 from hpgo.programs.orders import Durations, schedule, schedules
 from hpgo.timing.simulation import simulate
@@ -164,7 +164,8 @@ class _Clock:
     """When to stop trying."""
 
     end_s: float
-    stopped: bool = False
+    stopped: str | None = None
+    """As `Plan.stopped`."""
 
     @classmethod
     def of(cls, deadline_s: float | None) -> _Clock:
@@ -172,11 +173,10 @@ class _Clock:
 
     def search(self, question: Question, progress: Callable[[float, float], object] | None) -> Plan:
         """The planner's search, in half of the time left; if Ctrl-C ended it, nothing more is to be tried."""
-        started_s = time.monotonic()
-        allowed_s = None if self.end_s == float("inf") else max(1e-3, (self.end_s - started_s) / 2)
+        allowed_s = None if self.end_s == float("inf") else max(1e-3, (self.end_s - time.monotonic()) / 2)
         plan = search(question, allowed_s, progress)
-        in_time = allowed_s is None or time.monotonic() - started_s < allowed_s
-        self.stopped = in_time and not plan.finished
+        if plan.stopped == "interrupt":
+            self.stopped = plan.stopped
         return plan
 
     def glance(self, question: Question) -> Plan | None:
@@ -184,16 +184,13 @@ class _Clock:
         left_s = None if self.end_s == float("inf") else max(1e-3, self.end_s - time.monotonic())
         try:
             return plan_of(question, _core.quick_plan(question, left_s))
-        except InfeasibleError:
+        except HpgoError:  # none fits, or none was found in time
             return None
-        except KeyboardInterrupt:  # also how the search says that it found nothing in time
-            if self.over():
-                return None
-            raise
 
     def over(self) -> bool:
-        self.stopped = self.stopped or time.monotonic() >= self.end_s
-        return self.stopped
+        if self.stopped is None and time.monotonic() >= self.end_s:
+            self.stopped = "deadline"
+        return self.stopped is not None
 
 
 def best(
@@ -230,14 +227,14 @@ def best(
     except KeyboardInterrupt:
         if not any(run.fits for run in runs):
             raise
-        clock.stopped = True
+        clock.stopped = "interrupt"
     winner, choice = _shortest(runs, name)
     if winner is None:
         raise InfeasibleError(
             f"no plan that was tried fits `{name}`: the one that comes closest {choice.why}",
             "choose schedule='auto', a smaller micro-batch, or devices with more memory",
         )
-    return replace(winner, cuts=cuts, placements=placements, finished=not clock.stopped)
+    return replace(winner, cuts=cuts, placements=placements, stopped=clock.stopped)
 
 
 def best_of_all(
@@ -258,13 +255,16 @@ def best_of_all(
     except KeyboardInterrupt:
         if not any(plan for plan, _ in tries):
             raise
-        clock.stopped = True
+        clock.stopped = "interrupt"
     winner = min((plan for plan, _ in tries if plan is not None), key=lambda plan: plan.step_s)
+    winner = replace(winner, stopped=clock.stopped or winner.stopped)
+    if winner.lower_bound_s is not None:
+        winner = with_alternatives(replace(question, schedule=winner.schedule), winner)
     choices = [choice for _, choice in tries]
     listed = {choice.name for choice in choices}
     choices += [_unknown(name, _STOPPED) for name in (*SCHEDULES, *RUN_ON_PLANS, *COMPARED) if name not in listed]
     choices.sort(key=lambda choice: (choice.step_s is None, choice.step_s or 0.0))
-    return replace(winner, schedules=tuple(choices), finished=winner.finished and not clock.stopped)
+    return replace(winner, schedules=tuple(choices))
 
 
 def _tries(
@@ -335,7 +335,7 @@ def _shortest(runs: list[Plan], name: str) -> _Try:
     fitting = [run for run in runs if run.fits]
     if not fitting:
         return None, _lacking(name, runs)
-    shortest = replace(min(fitting, key=lambda run: run.step_s), labels=0, simulated=len(runs), finished=True)
+    shortest = replace(min(fitting, key=lambda run: run.step_s), labels=0, simulated=len(runs), stopped=None)
     return shortest, _choice(shortest, shortest.limit)
 
 

@@ -11,7 +11,7 @@ from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import as_whole, shown
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question, count, is_number
-from hpgo.planning.search import plan_of, price, search
+from hpgo.planning.search import plan_of, price, search, with_alternatives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -80,7 +80,7 @@ def plan(
     if progress is not None and not callable(progress):
         raise ArgumentError(f"progress is {progress!r}", "give a function of the best step and the lower bound")
     if question.schedule in SCHEDULES:
-        return search(question, deadline_s, progress)
+        return with_alternatives(question, search(question, deadline_s, progress))
     from hpgo.planning import choose  # loads what simulates, which the search does without
 
     choose.check(question.schedule)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 _VERSION = 1
+
+STOPPED = ("deadline", "interrupt", "effort")
+"""Why a search may end before its proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,9 @@ class Plan:
     """Which cut points were tried: all, or why only those of one order of the layers."""
     placements: str = "all"
     """Which placements were tried: all, or compact ones."""
-    finished: bool = True
-    """Whether the search ran to its end; else a deadline or Ctrl-C stopped it."""
+    stopped: str | None = None
+    """Why the search ended with better plans possible: `deadline`, `interrupt` (Ctrl-C), or `effort`, a limit of its
+    own on how much it looks at; None if it ran to its end."""
     labels: int = 0
     """Partial plans that the search looked at."""
     loading_s: float = 0.0
@@ -141,6 +145,11 @@ class Plan:
         """Share of the step in which the plan's devices don't compute."""
         busy_s = sum(s.replicas * (s.forward_s + s.backward_s) for s in self.stages) * self.micro_batches
         return 1 - _ratio(busy_s, self.devices * self.step_s)
+
+    @property
+    def finished(self) -> bool:
+        """Whether neither a deadline nor Ctrl-C stopped the search; `stopped` says more."""
+        return self.stopped not in {"deadline", "interrupt"}
 
     @property
     def fits(self) -> bool:
@@ -221,7 +230,8 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as versioned JSON, described in `docs/plan.md`; `Plan.from_json` reads it back."""
-        return json.dumps({"format": "hpgo.plan", "version": _VERSION} | asdict(self), indent=2)
+        facts = {"format": "hpgo.plan", "version": _VERSION} | asdict(self) | {"finished": self.finished}
+        return json.dumps(facts, indent=2)
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the plan") -> Plan:
@@ -239,7 +249,16 @@ class Plan:
         version = top.get("version", None)
         if version != _VERSION:
             raise ArgumentError(f"{source} is a plan of version {shown(version)}, not {_VERSION}")
-        plan = record(cls, top, optional={"schedules", "machines", "crossings"})  # added within version 1
+        finished = top.flag("finished")
+        plan = record(cls, top, optional={"schedules", "stopped", "machines", "crossings"})  # added within version 1
+        if plan.stopped not in {None, *STOPPED}:
+            raise ArgumentError(
+                f"{source}: `stopped` is {shown(plan.stopped)}, not null or one of {', '.join(STOPPED)}"
+            )
+        if plan.finished != finished:
+            if plan.stopped is not None:
+                raise ArgumentError(f"{source}: `finished` and `stopped` contradict each other")
+            plan = replace(plan, stopped="deadline")  # Ctrl-C, perhaps: older files don't tell them apart
         for index, stage in enumerate(plan.stages):
             if not (stage.layers and stage.devices and stage.share):
                 raise ArgumentError(f"{source}: stage {index} has no layers, devices or samples")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -28,24 +27,18 @@ _HINT_S = 1.5
 
 
 def search(question: Question, deadline_s: float | None, progress: Callable[[float, float], object] | None) -> Plan:
-    """The native search for one of `SCHEDULES`, as `hpgo.plan` describes it."""
-    started_s = time.monotonic()
+    """The native search for one of `SCHEDULES`, as `hpgo.plan` describes it, without alternatives."""
     try:
         found, facts = _core.plan(question, deadline_s, progress)
     except InfeasibleError as error:
         raise _explained(error, question) from None
-    except KeyboardInterrupt:  # Ctrl-C, or a deadline that came before there was any plan
-        if deadline_s is None or time.monotonic() - started_s < deadline_s:
-            raise
-        raise HpgoError(f"{deadline_s:g} s passed before there was any plan", "give it more time") from None
     best = plan_of(question, found)
     return replace(
         best,
         lower_bound_s=min(facts["lower_bound_s"], best.step_s),
-        alternatives=_alternatives(question, best, facts),
         cuts=facts["one_order"] or "all",
         placements="all" if facts["exact_placement"] else "compact",
-        finished=facts["finished"],
+        stopped=facts["stopped"],
         labels=facts["labels"],
         simulated=facts["simulated"],
     )
@@ -126,40 +119,41 @@ def _at_batch(sizes: Sequence[int], values: Sequence[float], batch_size: int) ->
     return values[-1] * batch_size / sizes[-1]
 
 
-def _alternatives(question: Question, best: Plan, facts: dict[str, Any]) -> tuple[Alternative, ...]:
-    """What people try first, and why it is worse."""
+def with_alternatives(question: Question, best: Plan) -> Plan:
+    """`best` with what people try first, and why it is worse. A search that was stopped looks no further for it."""
+    not_searched = "not searched, as the search was stopped"
+    try:
+        classics = _core.classic_plans(question, None if best.finished else 0.0)
+    except KeyboardInterrupt:  # `best` is worth having all the same
+        classics = {"data_parallel": None, "straight": None, "straight_stopped": "interrupt"}
+        shared = not_searched
+    else:
+        shared = "no micro-batch can be shared by two devices"
+    straight = {None: "no plan of this kind fits", "effort": "no plan of this kind was found"}
+    missing = {"data_parallel": shared, "straight": straight.get(classics["straight_stopped"], not_searched)}
     alternatives = []
     for name, key in (("data parallelism", "data_parallel"), ("straight pipeline", "straight")):
-        if facts[key] is None:
-            if key == "data_parallel":
-                why = "no micro-batch can be shared by two devices"
-            else:
-                why = "no plan of this kind fits" if facts["finished"] else "not searched, as the search was stopped"
-            alternatives.append(Alternative(name, None, 0, 0, 0.0, why))
+        if classics[key] is None:
+            alternatives.append(Alternative(name, None, 0, 0, 0.0, missing[key]))
             continue
-        other = plan_of(question, facts[key])
-        missing = other.missing_bytes
-        if missing:
-            why = f"lacks {format_bytes(missing)} on each device"
+        other = plan_of(question, classics[key])
+        lacking = other.missing_bytes
+        if lacking:
+            why = f"lacks {format_bytes(lacking)} on each device"
         elif other.step_s <= best.step_s * (1 + 1e-9):
             why = "is this plan"
         else:
             why = other.limit
-        step_s = None if missing else other.step_s
-        alternatives.append(Alternative(name, step_s, len(other.stages), other.micro_batch_size, missing, why))
-    return tuple(alternatives)
+        step_s = None if lacking else other.step_s
+        alternatives.append(Alternative(name, step_s, len(other.stages), other.micro_batch_size, lacking, why))
+    return replace(best, alternatives=tuple(alternatives))
 
 
 def _explained(error: InfeasibleError, question: Question) -> HpgoError:
     """Names the stage that lacks memory in the plan that comes closest, and what would make some plan fit."""
-    until_s = time.monotonic() + _EXPLAINED_S
     try:
         closest = plan_of(question, _core.closest_plan(question, _EXPLAINED_S))
-    except HpgoError:
-        return error
-    except KeyboardInterrupt:  # nothing found in time, or Ctrl-C
-        if time.monotonic() < until_s:
-            raise
+    except HpgoError:  # nothing found in time
         return error
     index, stage = min(enumerate(closest.stages), key=lambda row: row[1].headroom_bytes)
     device = _smallest(question.cluster, stage.devices)

@@ -21,7 +21,7 @@ mod shortage;
 pub use question::{Chain, Hop, HostType, Objective};
 
 use crate::control::Control;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use cost::Costs;
 use search::Answer;
 
@@ -86,7 +86,7 @@ pub struct ChainPlan {
 ///
 /// # Errors
 /// [`Error::Argument`] and [`Error::Cluster`] for a question that makes no sense, [`Error::Infeasible`] saying what is
-/// short and by how much, [`Error::Cancelled`] when stopped before the first plan.
+/// short and by how much, [`Error::TimedOut`] or [`Error::Cancelled`] when stopped before the first plan.
 ///
 /// ```
 /// use hpgo::planner::chain::{Chain, HostType, Objective, partition};
@@ -102,7 +102,7 @@ pub fn partition(
     objective: Objective,
     max_interval_s: Option<f64>,
     control: &Control,
-) -> Result<ChainPlan> {
+) -> Result<ChainPlan, Error> {
     chain.check(objective, max_interval_s)?;
     let costs = Costs::new(chain);
     let limit_s = search::rounded_up(max_interval_s.unwrap_or(f64::MAX));
@@ -114,7 +114,7 @@ pub fn partition(
         Answer::Plan { path, value, lower_bound, looked_at } => {
             Ok(costs.describe(&path, objective, limit_s, value, lower_bound, looked_at))
         }
-        Answer::Stopped => Err(Error::Cancelled),
+        Answer::Stopped => Err(control.error()),
         Answer::Nothing => Err(shortage::explain(chain, max_interval_s, control)),
     }
 }

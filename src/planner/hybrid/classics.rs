@@ -6,9 +6,9 @@ use super::packing::Packing;
 use super::price::{Candidate, Priced, Pricer, StageChoice};
 use super::settings::Settings;
 use super::task::Task;
-use super::{Answer, Search};
+use super::{Answer, NARROW, SHORT, Search, WHOLE};
 use crate::cluster::Cluster;
-use crate::control::Control;
+use crate::control::{Control, Stopped};
 use crate::cost::Model;
 use crate::error::{Error, Result};
 
@@ -50,24 +50,41 @@ pub fn data_parallel(model: &Model, cluster: &Cluster, settings: &Settings) -> O
     best.map(|(_, plan, priced)| (plan, priced))
 }
 
-/// The best straight pipeline that a quick search finds: one device a stage.
+/// What a short search for a straight pipeline found.
+#[derive(Debug, Clone)]
+pub struct Straight {
+    /// The best one, with its price.
+    pub plan: Option<(Candidate, Priced)>,
+    /// Why there may be better ones, or one at all.
+    pub stopped: Option<Stopped>,
+}
+
+/// The best straight pipeline that a short search finds: one device a stage.
 ///
 /// # Errors
-/// As [`super::plan`].
-pub fn straight(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
+/// As [`super::plan`], but none where there is no such plan.
+pub fn straight(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Straight> {
     let settings = Settings { most_replicas: 1, ..settings.clone() };
-    let mut search = Search::new(model, cluster, &settings, control);
+    let mut search = Search::new(model, cluster, &settings, SHORT, control);
     search.start()?;
-    search.reach()?;
-    search.answer()
+    if search.best.is_none() {
+        search.reach()?;
+    }
+    search.pass(search.step_s(), NARROW[0])?;
+    let stopped = search.stopped();
+    let plan = match search.best {
+        Some((_, plan)) => Some((search.pricer.price(&plan)?, plan)),
+        None => None,
+    };
+    Ok(Straight { plan: plan.map(|(priced, plan)| (plan, priced)), stopped })
 }
 
 /// Some plan that fits, found without a proof: whether there is one.
 ///
 /// # Errors
-/// [`Error::Infeasible`] if none fits, [`Error::Cancelled`] if it was stopped before it knew.
+/// [`Error::Infeasible`] if none fits, [`Error::TimedOut`] or [`Error::Cancelled`] if it was stopped before it knew.
 pub fn fitting(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
-    let mut search = Search::new(model, cluster, settings, control);
+    let mut search = Search::new(model, cluster, settings, WHOLE, control);
     search.start()?;
     if search.best.is_none() {
         search.reach()?;
@@ -79,8 +96,8 @@ pub fn fitting(model: &Model, cluster: &Cluster, settings: &Settings, control: &
 /// so far.
 ///
 /// # Errors
-/// [`Error::Infeasible`] if no micro-batch can be shared at all, [`Error::Cancelled`] if it was stopped before there was
-/// any plan.
+/// [`Error::Infeasible`] if no micro-batch can be shared at all, [`Error::TimedOut`] or [`Error::Cancelled`] if it was
+/// stopped before there was any plan.
 pub fn closest(
     model: &Model,
     cluster: &Cluster,
@@ -96,7 +113,7 @@ pub fn closest(
     }
     match best {
         Some((_, plan)) => Pricer::new(model, cluster, settings).price(&plan).map(|priced| (plan, priced)),
-        None if control.should_stop() => Err(Error::Cancelled),
+        None if control.should_stop() => Err(control.error()),
         None => Err(Error::infeasible("no device may take part of any micro-batch", "allow other micro-batch sizes")),
     }
 }

@@ -1,6 +1,6 @@
 //! Prices the plan that a user gives.
 
-use super::IMPROVED;
+use super::WHOLE;
 use super::improve::improve_warm_ups;
 use super::price::{Candidate, Priced, Pricer, StageChoice};
 use super::settings::Settings;
@@ -55,7 +55,7 @@ pub fn evaluate(
     }
     match (best, refused) {
         (Some((true, plan, priced)), _) => {
-            let (_, plan) = improve_warm_ups(&mut pricer, (priced.step_s, plan), IMPROVED, &Control::default());
+            let (_, plan) = improve_warm_ups(&mut pricer, (priced.step_s, plan), WHOLE, &Control::default());
             let priced = pricer.price(&plan)?;
             Ok((plan, priced))
         }

@@ -19,7 +19,7 @@ const MOST_DEVICES: u32 = 8;
 ///
 /// # Errors
 /// [`Error::Argument`] if the question is too large, [`Error::Infeasible`] if no plan fits the devices' memory,
-/// [`Error::Cancelled`] if it was stopped.
+/// [`Error::TimedOut`] or [`Error::Cancelled`] if it was stopped.
 pub fn exhaustive(
     model: &Model,
     cluster: &Cluster,
@@ -64,7 +64,7 @@ impl All<'_> {
             return self.try_windows(plan);
         }
         if self.control.should_stop() {
-            return Err(Error::Cancelled);
+            return Err(self.control.error());
         }
         if plan.stages.len() as u32 >= self.settings.most_stages {
             return Ok(());

@@ -1,6 +1,6 @@
 //! Small steps from a good plan to a better one, each judged by simulation.
 
-use super::MOST_ACTIONS;
+use super::Effort;
 use super::price::{Candidate, Pricer};
 use crate::control::Control;
 use crate::cost::Model;
@@ -13,10 +13,10 @@ pub(super) fn improve(
     model: &Model,
     pricer: &mut Pricer<'_>,
     start: (f64, Candidate),
-    trials: u64,
+    effort: Effort,
     control: &Control,
 ) -> (f64, Candidate) {
-    climb(pricer, start, trials, control, |plan, eager| {
+    climb(pricer, start, effort, control, |plan, eager| {
         let mut plans = shifts(model, plan, eager);
         plans.extend(warm_ups(plan, eager));
         plans
@@ -27,21 +27,21 @@ pub(super) fn improve(
 pub(super) fn improve_warm_ups(
     pricer: &mut Pricer<'_>,
     start: (f64, Candidate),
-    trials: u64,
+    effort: Effort,
     control: &Control,
 ) -> (f64, Candidate) {
-    climb(pricer, start, trials, control, warm_ups)
+    climb(pricer, start, effort, control, warm_ups)
 }
 
-/// Takes the best of all neighbours until none helps or `trials` plans were simulated.
+/// Takes the best of all neighbours until none helps or that took enough effort.
 fn climb(
     pricer: &mut Pricer<'_>,
     start: (f64, Candidate),
-    trials: u64,
+    effort: Effort,
     control: &Control,
     neighbours: impl Fn(&Candidate, &[bool]) -> Vec<Neighbour>,
 ) -> (f64, Candidate) {
-    let (limit, until) = (pricer.simulated + trials, pricer.actions + MOST_ACTIONS);
+    let (limit, until) = (pricer.simulated + effort.improved, pricer.actions + effort.actions);
     let mut best = start;
     loop {
         let mut better: Option<(f64, Candidate)> = None;

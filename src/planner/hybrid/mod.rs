@@ -26,11 +26,11 @@ use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
 use crate::cluster::Cluster;
-use crate::control::{Control, Progress};
+use crate::control::{Control, Progress, Stopped};
 use crate::cost::Model;
 use crate::error::{Error, Result};
 
-pub use classics::{closest, data_parallel, fitting, straight};
+pub use classics::{Straight, closest, data_parallel, fitting, straight};
 pub use evaluate::evaluate;
 pub use exhaustive::exhaustive;
 pub use price::{Candidate, Priced, Pricer, StageChoice, StagePrice};
@@ -51,17 +51,45 @@ const NARROW: [usize; 2] = [200, 2_000];
 const RISE: f64 = 0.3;
 /// ... and at no less than this part of the step.
 const LEAST_RISE: f64 = 0.02;
-/// Labels that are made, and stages that are put in front of them, before a question is left with the gap that it has.
-const MOST_LABELS: u64 = 3_000_000;
-const MOST_TRIES: u64 = 1_000_000_000;
 /// Plans that are simulated after each pass, for each micro-batch size.
 const SIMULATED: usize = 64;
-/// Plans that are simulated at most to improve one.
-const IMPROVED: u64 = 2_000;
-/// Actions that are simulated at most, after a pass and to improve a plan: about a second.
-const MOST_ACTIONS: u64 = 100_000_000;
 /// Plans to start with that are simulated.
 const FIRST: usize = 8;
+
+/// How much work a search may be.
+#[derive(Debug, Clone, Copy)]
+struct Effort {
+    /// Labels that are made, and stages that are put in front of them, before a question is left with the gap that it
+    /// has.
+    labels: u64,
+    tries: u64,
+    /// The same for one pass over one micro-batch size: then it goes on with no more labels, and its bound says so.
+    labels_of_pass: usize,
+    tries_of_pass: u64,
+    /// Plans that are simulated to improve one.
+    improved: u64,
+    /// Actions that are simulated after a pass, and to improve a plan.
+    actions: u64,
+}
+
+/// For the answer to a question: passes of seconds and half a gigabyte of labels, a second of simulation.
+const WHOLE: Effort = Effort {
+    labels: 3_000_000,
+    tries: 1_000_000_000,
+    labels_of_pass: 3_000_000,
+    tries_of_pass: 200_000_000,
+    improved: 2_000,
+    actions: 100_000_000,
+};
+/// For a plan that is only there to compare: about 0.2 s.
+const SHORT: Effort = Effort {
+    labels: 50_000,
+    tries: 5_000_000,
+    labels_of_pass: 50_000,
+    tries_of_pass: 5_000_000,
+    improved: 500,
+    actions: 5_000_000,
+};
 
 /// The answer to one question.
 #[derive(Debug, Clone)]
@@ -74,8 +102,8 @@ pub struct Answer {
     pub lower_bound_s: f64,
     /// Whether every placement on the machines is in the search space, not only compact ones.
     pub exact_placement: bool,
-    /// Whether the search ended by itself.
-    pub finished: bool,
+    /// Why the search ended before it had no better plan left to look for; `None` if it had none.
+    pub stopped: Option<Stopped>,
     /// Suffixes that the search looked at.
     pub labels: u64,
     /// Plans that were simulated.
@@ -86,12 +114,12 @@ pub struct Answer {
 ///
 /// # Errors
 /// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense, [`Error::Infeasible`] if no plan fits the
-/// devices' memory, or none was found with reasonable effort, [`Error::Cancelled`] if it was stopped before there was
-/// any plan.
+/// devices' memory, or none was found with reasonable effort, [`Error::TimedOut`] or [`Error::Cancelled`] if it was
+/// stopped before there was any plan.
 pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
     settings.check()?;
     cluster.check()?;
-    let mut search = Search::new(model, cluster, settings, control);
+    let mut search = Search::new(model, cluster, settings, WHOLE, control);
     search.is_watched = true;
     search.start()?;
     search.reach()?;
@@ -110,6 +138,7 @@ struct Known<'a> {
 
 struct Search<'a> {
     model: &'a Model,
+    effort: Effort,
     control: &'a Control,
     known: Vec<Known<'a>>,
     pricer: Pricer<'a>,
@@ -123,13 +152,19 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(model: &'a Model, cluster: &'a Cluster, settings: &'a Settings, control: &'a Control) -> Self {
+    fn new(
+        model: &'a Model,
+        cluster: &'a Cluster,
+        settings: &'a Settings,
+        effort: Effort,
+        control: &'a Control,
+    ) -> Self {
         let known = (Task::all(model, cluster, settings).into_par_iter())
             .map(|task| Known { bound_s: 0.0, searched_s: 0.0, suffixes: Suffixes::new(task) })
             .collect();
         let pricer = Pricer::new(model, cluster, settings);
         let (best, seen) = (None, FxHashSet::default());
-        Self { model, control, known, pricer, best, seen, labels: 0, tries: 0, is_watched: false }
+        Self { model, effort, control, known, pricer, best, seen, labels: 0, tries: 0, is_watched: false }
     }
 
     /// A first plan, if one is easily made.
@@ -173,7 +208,12 @@ impl<'a> Search<'a> {
 
     /// Whether somebody asked to stop, or more would be unreasonable.
     fn must_end(&self) -> bool {
-        self.control.should_stop() || self.labels >= MOST_LABELS || self.tries >= MOST_TRIES
+        self.control.should_stop() || self.labels >= self.effort.labels || self.tries >= self.effort.tries
+    }
+
+    /// Why the search ended, if better plans may be left.
+    fn stopped(&self) -> Option<Stopped> {
+        (!self.is_proved()).then(|| self.control.stopped().unwrap_or(Stopped::Effort))
     }
 
     /// Looks ever farther above the least conceivable step until a plan is found, and around the best one.
@@ -208,11 +248,11 @@ impl<'a> Search<'a> {
 
     /// Looks for plans whose paths are shorter than `limit_s`, simulates the best, and improves on them.
     fn pass(&mut self, limit_s: f64, beam: usize) -> Result<()> {
-        let control = self.control;
+        let (control, effort) = (self.control, self.effort);
         let found: Vec<Option<Found>> = (self.known.par_iter_mut())
             .map(|known| {
                 let is_open = known.bound_s < limit_s && known.searched_s < limit_s && !control.should_stop();
-                is_open.then(|| known.suffixes.pass(limit_s, beam, control))
+                is_open.then(|| known.suffixes.pass(limit_s, beam, effort, control))
             })
             .collect();
         let mut plans = Vec::new();
@@ -230,7 +270,7 @@ impl<'a> Search<'a> {
         self.simulate(plans)?;
         if self.step_s() < before_s {
             self.best =
-                self.best.take().map(|best| improve::improve(self.model, &mut self.pricer, best, IMPROVED, control));
+                self.best.take().map(|best| improve::improve(self.model, &mut self.pricer, best, effort, control));
         }
         if self.is_watched {
             control.report(Progress { best_s: self.step_s(), lower_bound_s: self.lower_bound_s() });
@@ -240,7 +280,7 @@ impl<'a> Search<'a> {
 
     /// Simulates plans, shortest paths first, while their paths leave hope.
     fn simulate(&mut self, plans: Vec<(f64, Candidate)>) -> Result<()> {
-        let until = self.pricer.actions + MOST_ACTIONS;
+        let until = self.pricer.actions + self.effort.actions;
         for (path_s, plan) in plans {
             let is_late = self.control.should_stop() || self.pricer.actions >= until;
             if path_s >= self.step_s() || (self.best.is_some() && is_late) {
@@ -259,12 +299,12 @@ impl<'a> Search<'a> {
 
     fn answer(mut self) -> Result<Answer> {
         let lower_bound_s = self.lower_bound_s();
-        let finished = self.is_proved() || !self.control.should_stop();
+        let stopped = self.stopped();
         let Some((_, plan)) = self.best else {
             return Err(if self.control.should_stop() {
-                Error::Cancelled
+                self.control.error()
             } else {
-                let what = if self.is_proved() { "no plan fits" } else { "no plan was found that fits" };
+                let what = if stopped.is_none() { "no plan fits" } else { "no plan was found that fits" };
                 Error::infeasible(what, "use more devices, or devices with more memory")
             });
         };
@@ -273,7 +313,7 @@ impl<'a> Search<'a> {
             plan,
             lower_bound_s,
             exact_placement: self.known.iter().all(|known| known.suffixes.exact_placement()),
-            finished,
+            stopped,
             labels: self.labels,
             simulated: self.pricer.simulated,
         })

@@ -13,7 +13,7 @@ use super::task::Task;
 use crate::control::Control;
 use crate::cost::{self, Memory};
 
-/// Stages at most, unless that many don't fit.
+/// Stages at most, unless that many don't fit, or they can't be replicated.
 const FEW: usize = 16;
 /// Cuts that are tried at most, and so stages.
 const MOST_CUTS: usize = 160;
@@ -81,11 +81,13 @@ impl<'a> Packing<'a> {
         let Some(&(_, share)) = self.splits.first() else { return Vec::new() };
         let totals = &self.task.totals[share as usize];
         let whole_s: f64 = totals.forward_s.last().into_iter().chain(totals.backward_s.last()).sum();
-        let even_s = whole_s / f64::from(self.task.cluster.devices());
+        let even_s = whole_s / f64::from(self.task.most_devices());
+        // On one device each, stages are many or long.
+        let few = if self.splits.len() > 1 { FEW } else { MOST_CUTS };
         let mut plans = Vec::new();
         let mut kept = 0;
         for factor in LIMITS {
-            let found = self.pack(factor * even_s, 0.0, FEW, FEW, control);
+            let found = self.pack(factor * even_s, 0.0, few, few, control);
             kept += usize::from(!found.is_empty());
             plans.extend(found);
             if kept == LIMITS_KEPT {

@@ -182,7 +182,7 @@ impl Prefixes {
         control: &Control,
     ) -> Option<Self> {
         let (model, cluster) = (task.model, task.cluster);
-        let devices = cluster.devices();
+        let devices = task.most_devices();
         let pairs: usize = model.begins.iter().map(Vec::len).sum();
         let mut splits: Vec<Split> = Vec::new();
         for (count, share) in (0_u32..).zip(&task.share) {
@@ -252,6 +252,7 @@ impl Prefixes {
     }
 
     fn at(&self, cut: usize, free: u32, room: u32, behind: u32) -> &Least {
+        let free = free.min(*self.levels.last().expect("there is a level for all devices"));
         let level = if self.levels.len() > free as usize && self.levels[free as usize] == free {
             free as usize
         } else {

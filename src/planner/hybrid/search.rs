@@ -8,6 +8,7 @@
 //! With a beam only the most promising labels of each cut go on; the smallest bound among the rest then limits what the
 //! pass has proved.
 
+use super::Effort;
 use super::labels::{Label, Labels};
 use super::paths::{Link, Paths};
 use super::prefixes::Prefixes;
@@ -25,10 +26,6 @@ const GRID: f64 = 8192.0;
 
 /// Index of the empty suffix.
 const ROOT: u32 = 0;
-/// Labels that a pass makes at most, half a gigabyte of them: then it goes on with none, and the bound says so.
-const MOST_LABELS: usize = 3_000_000;
-/// Stages that a pass puts in front of labels at most: seconds of work.
-const MOST_TRIES: u64 = 200_000_000;
 
 /// What a pass found.
 #[derive(Debug, Default)]
@@ -66,7 +63,7 @@ impl<'a> Suffixes<'a> {
     }
 
     /// Finds plans whose paths are shorter than `threshold_s`, keeping `beam` labels a cut.
-    pub(super) fn pass(&mut self, threshold_s: f64, beam: usize, control: &Control) -> Found {
+    pub(super) fn pass(&mut self, threshold_s: f64, beam: usize, effort: Effort, control: &Control) -> Found {
         let last = self.task.model.cuts() - 1;
         let mut found = Found { plans: Vec::new(), bound_s: f64::INFINITY, labels: 0, tries: 0 };
         let Some(prefixes) = Prefixes::new(&self.task, self.machine(), threshold_s, usize::MAX, control) else {
@@ -83,7 +80,7 @@ impl<'a> Suffixes<'a> {
             let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
             labels.sort(&mut waiting);
             for (index, id) in waiting.into_iter().enumerate() {
-                let is_much = labels.all.len() >= MOST_LABELS || found.tries >= MOST_TRIES;
+                let is_much = labels.all.len() >= effort.labels_of_pass || found.tries >= effort.tries_of_pass;
                 if index >= beam || is_much || control.should_stop() {
                     // The most promising of those that don't go on.
                     found.bound_s = found.bound_s.min(labels.all[id as usize].bound_s);

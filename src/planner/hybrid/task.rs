@@ -59,4 +59,10 @@ impl<'a> Task<'a> {
             cut_bytes: model.totals(micro_batch).boundary_bytes,
         }
     }
+
+    /// Devices of use: with every layer on as many replicas as it may have, more are none.
+    pub(super) fn most_devices(&self) -> u32 {
+        let most = self.share.iter().rposition(Option::is_some).unwrap_or(0) as u32;
+        self.cluster.devices().min((self.model.layer_parameter_bytes.len() as u32).saturating_mul(most))
+    }
 }
