@@ -3,15 +3,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: build lint test test-slow wheel bench docs reproduce fuzz ci clean
+.PHONY: build torch lint test test-slow wheel bench docs reproduce fuzz ci clean
 
-ci: lint test test-slow wheel
+ci: torch lint test test-slow wheel
 
 # Tools and dependencies, pinned by constraints.txt.
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt maturin
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,browser]'
+	touch $@
+
+# What plans run on, several GB: tests that run plans for real are skipped, visibly, without it.
+torch: $(BIN)/.torch
+$(BIN)/.torch: $(BIN)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	touch $@
 
 build: $(BIN)/.installed
