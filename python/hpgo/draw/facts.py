@@ -50,7 +50,7 @@ def lighter(timelines: Sequence[Timeline]) -> str:
     """What the lighter shades stand for; empty if there are none."""
     chunked = any(timeline.chunks > 1 for timeline in timelines)
     two_way = any(shades([timeline]) > timeline.chunks for timeline in timelines)
-    meanings = ["later chunk of the rank"] * chunked + ["the other direction"] * two_way
+    meanings = [f"later chunk of the {timelines[0].row}"] * chunked + ["the other direction"] * two_way
     return f"lighter: {', or '.join(meanings)}" if meanings else ""
 
 
@@ -90,11 +90,11 @@ def counted(number: int, noun: str) -> str:
 def summary(timeline: Timeline) -> str:
     """One line: size, step, idle share, peak memory."""
     parts = [
-        counted(timeline.ranks, "rank"),
+        counted(timeline.ranks, timeline.row),
         counted(timeline.micro_batches, "micro-batch").replace("batchs", "batches"),
     ]
     if timeline.chunks > 1:
-        parts.append(f"{timeline.chunks} chunks a rank")
+        parts.append(f"{timeline.chunks} chunks a {timeline.row}")
     parts += [f"step {format_seconds(timeline.makespan_s)}", f"idle {100 * timeline.measures.idle_over_total:.1f} %"]
     peak = peak_bytes(timeline)
     if peak is not None:

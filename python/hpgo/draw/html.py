@@ -60,13 +60,13 @@ def html(timelines: Sequence[Timeline], options: Options) -> bytes:
             b'<script type="text/plain" id="c%d-%s">%s</script>\n' % (number, name.encode(), _pack(values))
             for name, values in packed.items()
         ]
-    most_ranks = max(timeline.ranks for timeline in timelines)
+    longest = max(len(f"{timeline.row} {timeline.ranks}") for timeline in timelines)
     with_table = options.table and len(timelines) > 1
     meta = {
         "title": title,
         "timelines": described,
         "end_s": max(timeline.makespan_s for timeline in timelines),
-        "gutter_px": 58 + 7 * len(str(most_ranks)),
+        "gutter_px": 23 + 7 * longest,
         "table": comparison(timelines, labels) if with_table else [],
         "notes": [*notes, definitions(with_table=with_table)],
         "theme": options.theme,
@@ -149,6 +149,7 @@ def _packed(timeline: Timeline, label: str, notes: list[str]) -> tuple[dict[str,
         "label": label,
         "summary": summary(timeline),
         "ranks": timeline.ranks,
+        "row": timeline.row,
         "chunks": timeline.chunks,
         "makespan_s": timeline.makespan_s,
         "tick_s": tick_s,

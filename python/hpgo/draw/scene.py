@@ -232,7 +232,7 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float) -> float:
     if crowded:
         columns = _density(canvas, timeline, rows)
         width = format_seconds(timeline.makespan_s / columns)
-        banded = f" and {per_row} ranks a row" if per_row > 1 else ""
+        banded = f" and {per_row} {timeline.row}s a row" if per_row > 1 else ""
         canvas.notes.append(
             f"{label}: {counted(len(timeline.rank), 'action')}, {crowded}, so heights are shares of time, "
             f"summed over columns of {width}{banded}; `hpgo view` shows each action."
@@ -254,9 +254,9 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float) -> float:
 def _rank_name(timeline: Timeline, rank: int) -> str:
     per_row = -(-timeline.ranks // _MOST_ROWS)
     if per_row == 1:
-        return f"rank {rank}"
+        return f"{timeline.row} {rank}"
     first = rank // per_row * per_row
-    return f"ranks {first}–{min(first + per_row, timeline.ranks) - 1}"
+    return f"{timeline.row}s {first}–{min(first + per_row, timeline.ranks) - 1}"
 
 
 def _rank_labels(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
@@ -279,7 +279,7 @@ def _crowding(canvas: _Canvas, timeline: Timeline) -> str:
     if actions > canvas.options.max_boxes:
         return f"more than the {canvas.options.max_boxes:,} drawn one by one"
     if timeline.ranks > _MOST_ROWS:
-        return f"on more than {_MOST_ROWS} ranks"
+        return f"on more than {_MOST_ROWS} {timeline.row}s"
     if timeline.makespan_s > 0 and float(np.median(timeline.end_s - timeline.start_s)) * canvas.px_per_s < 1:
         return "most of them narrower than a pixel"
     return ""
@@ -437,8 +437,8 @@ def _curves(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> Non
         if over:
             worst = max(over, key=lambda rank: peaks[rank] / caps[rank])
             held, cap = format_bytes(peaks[worst]), format_bytes(caps[worst])
-            above = f"{counted(len(over), 'rank')} above the memory cap"
-            canvas.notes.append(f"{label}: {above}, rank {worst} most: {held} of {cap}.")
+            above = f"{counted(len(over), timeline.row)} above the memory cap"
+            canvas.notes.append(f"{label}: {above}, {timeline.row} {worst} most: {held} of {cap}.")
     usable_px = rows.curve_px - 2
     points_a_row = _MOST_CURVE_POINTS // rows.count
     every = max(1, int(np.ceil(12 / rows.pitch_px)))

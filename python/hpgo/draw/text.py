@@ -98,7 +98,7 @@ def _rows(timeline: Timeline, columns: int, end_s: float, gutter: int) -> list[s
         f"{_rank_name(timeline, row * per_row):>{gutter - 2}} |{''.join(characters[row])}|" for row in range(count)
     ]
     if per_row > 1:
-        lines.append(f"({counted(timeline.ranks, 'rank')}, {per_row} a row)")
+        lines.append(f"({counted(timeline.ranks, timeline.row)}, {per_row} a row)")
     return lines
 
 
@@ -131,4 +131,8 @@ def _axis(columns: int, end_s: float, gutter: int) -> list[str]:
 def _rank_name(timeline: Timeline, rank: int) -> str:
     per_row = -(-timeline.ranks // _MOST_ROWS)
     first = rank // per_row * per_row
-    return f"rank {rank}" if per_row == 1 else f"ranks {first}-{min(first + per_row, timeline.ranks) - 1}"
+    return (
+        f"{timeline.row} {rank}"
+        if per_row == 1
+        else f"{timeline.row}s {first}-{min(first + per_row, timeline.ranks) - 1}"
+    )

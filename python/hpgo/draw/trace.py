@@ -58,7 +58,7 @@ def trace(timelines: Sequence[Timeline], options: Options) -> bytes:
 def _events(timeline: Timeline, first_pid: int, prefix: str) -> Iterator[str]:
     for rank in range(timeline.ranks):
         pid = first_pid + rank
-        yield _named(pid, "process_name", f"{prefix}rank {rank}")
+        yield _named(pid, "process_name", f"{prefix}{timeline.row} {rank}")
         yield f'{{"ph":"M","pid":{pid},"name":"process_sort_index","args":{{"sort_index":{pid}}}}}'
         yield _named(pid, "thread_name", "compute", _COMPUTE)
     columns = zip(

@@ -224,7 +224,7 @@ function drawPanel({ t, top, bottom }, ink, faint, paper) {
   const every = [1, 2, 5, 10].map((m) => m * power).find((step) => step >= least);
   context.fillStyle = ink; context.textAlign = "right"; context.font = "11px Arial, sans-serif"; context.textBaseline = "middle";
   for (let rank = Math.ceil(first / every) * every; rank < last; rank += every)
-    context.fillText(`rank ${rank}`, GUTTER - 6, top + rank * view.rowPx + Math.max(s.box, Math.min(view.rowPx, 12)) / 2);
+    context.fillText(`${t.row} ${rank}`, GUTTER - 6, top + rank * view.rowPx + Math.max(s.box, Math.min(view.rowPx, 12)) / 2);
 }
 
 function drawBoxes(t, top, first, last, t0, t1, s) {
@@ -453,13 +453,13 @@ function pick(x, y) {
 
 function describe({ t, rank, action: i, idle: j }) {
   const span = (start, end) => `${secondsText(start * t.tick_s)} to ${secondsText(end * t.tick_s)} (${secondsText((end - start) * t.tick_s)})`;
-  if (i === undefined) return `rank ${rank}: idle, ${causeNames[causes[t.idle.cause[j]]]}\n${span(t.idle.start[j], t.idle.end[j])}`;
+  if (i === undefined) return `${t.row} ${rank}: idle, ${causeNames[causes[t.idle.cause[j]]]}\n${span(t.idle.start[j], t.idle.end[j])}`;
   const kind = t.kind[i] & 7, chunk = t.chunks > 1 ? `, chunk ${t.chunkOf[t.stage[i]]}` : "";
   const what = kind === 4
     ? `F${t.batch[i]} on stage ${t.stage[i]} with B${t.backwardBatch[i]} on stage ${t.backwardStage[i]}`
     : `${kinds[kind]}${t.batch[i]}: ${kindNames[kinds[kind]]} of micro-batch ${t.batch[i]}, stage ${t.stage[i]}${chunk}`;
   const slack = t.slack.length && !(t.kind[i] & 8) ? `\nslack ${secondsText(t.slack[i] * t.tick_s)}` : "";
-  return `rank ${rank}: ${what}\n${span(t.start[i], t.end[i])}${slack}${t.kind[i] & 8 ? "\non the critical path" : ""}${memoryAt(t, rank, t.start[i])}`;
+  return `${t.row} ${rank}: ${what}\n${span(t.start[i], t.end[i])}${slack}${t.kind[i] & 8 ? "\non the critical path" : ""}${memoryAt(t, rank, t.start[i])}`;
 }
 
 function memoryAt(t, rank, time) {
