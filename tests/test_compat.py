@@ -131,6 +131,25 @@ def test_built_in_models_get_the_published_plans(name, global_batch_size, seps, 
     assert (stages[0][1], stages[0][3]) == (cut, list(range(devices)))
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "global_batch_size", "speedup", "cut"),
+    [
+        ("xlnet-36", "xlnet-36-pbs-1.txt", 128, 14.816194280556267, 22),
+        ("vgg-19", "vgg-19-pbs-32.txt", 2048, 14.695, 18),
+    ],
+)
+def test_written_profiles_get_the_published_plans_through_the_originals_door(
+    name, file, global_batch_size, speedup, cut
+):
+    path = Path(__file__).parent.parent / "profiling_results" / file
+    batch_size = int(re.search(r"-pbs-(\d+)", file)[1])
+    asked = HPGO.conductor_from_torch_graph_and_seps(path, batch_size, global_batch_size, [8, 16])
+    found, stages = asked.py_orchestrate()
+    assert found == pytest.approx(speedup, abs=5e-4)
+    assert stages[0][1] == cut
+    assert asked.m.layers == model_of(hpgo.read_profile(name), global_batch_size).layers
+
+
 def test_bert_48_on_single_devices_is_a_straight_pipeline():
     speedup, stages = conductor(hpgo.read_profile("bert-48"), 64, FLAT).py_orchestrate()
     assert speedup == pytest.approx(12.089, abs=5e-4)

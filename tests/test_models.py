@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.compat import model_from_torch_graph
+from hpgo.compat import model_from_torch_graph, model_of
 from hpgo.model.builtin import MODELS, built_in
 from hpgo.model.states import State, cut_points
 
@@ -68,6 +69,69 @@ def test_a_model_is_cut_like_the_published_graph(reference, name):
     ours, theirs = cut_points(built_in(name)), cut_points(published(reference, name))
     assert ours.exact == theirs.exact
     assert sorted(map(_totals, ours.states)) == sorted(map(_totals, theirs.states))
+
+
+def bert_parameters(layers: int) -> int:
+    """Weights and biases of a BERT of hidden size 1024 with the pooler, as its authors lay it out."""
+    hidden, words, positions, segments = 1024, 30_522, 512, 2
+    embeddings = (words + positions + segments + 2) * hidden  # the last two are the norm's
+    attention = 4 * (hidden * hidden + hidden)
+    feed_forward = 2 * 4 * hidden * hidden + 4 * hidden + hidden
+    return embeddings + layers * (attention + feed_forward + 4 * hidden) + hidden * hidden + hidden
+
+
+def vgg_parameters(channels: list[int]) -> int:
+    """Weights and biases of a VGG: 3 × 3 convolutions, then three linear layers on 7 × 7 × 512 values."""
+    convolutions = sum(9 * start * end + end for start, end in itertools.pairwise([3, *channels]))
+    return convolutions + sum(start * end + end for start, end in itertools.pairwise([25_088, 4096, 4096, 1000]))
+
+
+def resnet_50_parameters() -> int:
+    """Weights of ResNet-50: bottlenecks of three convolutions without biases, each with a norm of two vectors."""
+    count, width = 3 * 64 * 49 + 2 * 64, 64
+    for blocks, inner in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        for block in range(blocks):
+            outer = 4 * inner
+            count += width * inner + 9 * inner * inner + inner * outer + 2 * (2 * inner + outer)
+            count += 0 if block else width * outer + 2 * outer  # the shortcut changes its width once a group
+            width = outer
+    return count + 2048 * 1000 + 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("bert-24", bert_parameters(24)),
+        ("bert-48", bert_parameters(48)),
+        ("resnet-50", resnet_50_parameters()),
+        ("vgg-16", vgg_parameters([64] * 2 + [128] * 2 + [256] * 3 + [512] * 6)),
+    ],
+)
+def test_a_model_has_the_weights_of_its_architecture(name, parameters):
+    assert built_in(name).parameter_bytes == 4 * parameters
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"gnmt-32"}))
+def test_every_cut_of_a_model_has_before_it_all_that_its_layers_read(name):
+    profile = built_in(name)
+    graph = profile.networkx()
+    found = cut_points(profile)
+    assert found.exact
+    for state in found.states:
+        before = {profile.layers[index].id for index in state.layers}
+        assert all(before.issuperset(graph.predecessors(node)) for node in before)
+        seconds = sum(profile.layers[index].forward_s[0] for index in state.layers)
+        assert state.forward_s[0] == pytest.approx(seconds, rel=1e-12)
+    assert len(found.states[-1].layers) == len(profile.layers)
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"gnmt-32"}))
+def test_the_original_planner_sees_the_same_model_in_its_file_and_under_its_name(name):
+    batch_size = built_in(name).batch_sizes[0]
+    of_file = model_from_torch_graph(str(RESULTS / MODELS[name].file), batch_size, 64 * batch_size)
+    of_name = model_of(built_in(name), 64 * batch_size)
+    assert of_file.layers == of_name.layers
+    assert 0 < sum(layer.parameter_size for layer in of_file.layers) <= built_in(name).parameter_bytes * (1 + 1e-9)
 
 
 # Known without the reference data: layers, parameter bytes, milliseconds of all layers in both directions.

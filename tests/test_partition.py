@@ -13,6 +13,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -629,6 +630,17 @@ def test_python_examples_of_the_page_run(page_folder, capsys):
     for block in blocks("python"):
         exec(compile(block, str(PAGE), "exec"), names)
     assert "nano-0" in capsys.readouterr().out
+
+
+def test_picture_of_the_page_shows_the_schedule_that_the_page_prints():
+    (printed,) = (block for block in blocks("console") if block.startswith("$ sched-pipeline   "))
+    schedule = [stage.popitem() for stage in yaml.safe_load(printed.partition("\n")[2])]
+    picture = (PAGE.parent / "images" / "partition.svg").read_text(encoding="utf-8")
+    words = [element.text or "" for element in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
+    hosts = [word for word in words if word.split(" ")[0] in dict(schedule)]
+    assert [host.split(" ")[0] for host in hosts] == [host for host, _ in schedule]
+    assert picture.count('class="held"') == len(schedule)
+    assert any("1.549" in word for word in words)
 
 
 def test_picture_of_the_page_is_what_the_command_draws(reference, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from itertools import combinations
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 import hpgo
 from hpgo.model.formats import pipedream
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+RESULTS = Path(__file__).parent.parent / "profiling_results"
 CHAIN = """\
 n1 -- Conv2d(3, 64) -- forward_compute_time=1.5, backward_compute_time=3, activation_size=4000, parameter_size=1792
 n2 -- Linear -- forward_compute_time=2.69, backward_compute_time=1e-3, activation_size=[4000; 8], parameter_size=0.000
@@ -101,11 +99,20 @@ def test_the_batch_size_is_given_or_stands_in_the_file_name(tmp_path: Path):
         hpgo.read_profile(bare, batch_size=0)
 
 
+def assert_read_back(path: Path) -> None:
+    profile = hpgo.read_profile(path, batch_size=7)
+    again = pipedream.parse(pipedream.write(profile), name=profile.name, batch_size=7, file=profile.source)
+    assert again == profile, path.name
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.txt")), ids=lambda path: path.stem)
+def test_pipedream_text_of_ours_is_read_back_as_it_was_written(path: Path):
+    assert_read_back(path)
+
+
 def test_pipedream_text_is_read_back_as_it_was_written(reference: Path):
     for path in [*reference.glob("hpgo/profiles/*.txt"), *reference.glob("pipedream/*[0-9ae].txt")]:
-        profile = hpgo.read_profile(path, batch_size=7)
-        again = pipedream.parse(pipedream.write(profile), name=profile.name, batch_size=7, file=profile.source)
-        assert again == profile, path.name
+        assert_read_back(path)
 
 
 TINY = """\

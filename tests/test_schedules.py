@@ -183,6 +183,52 @@ def test_files_that_are_no_schedules_are_refused(tmp_path: Path) -> None:
         hpgo.Schedule.read(path)
 
 
+def test_transfers_stand_where_they_are_made_and_where_they_are_needed() -> None:
+    # Worked by hand. Rank 1 posts the receive of micro-batch 1 while rank 0 sends it, before its first backward; put
+    # off, it posts it when that backward's gradient is on its way.
+    built = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
+    first = ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"]
+    at_once = ["1RECV_F0", "1F0", "1RECV_F1", "1B0", "1SEND_B0", "1F1", "1B1", "1SEND_B1"]
+    put_off = ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"]
+    assert built.with_transfers() == [first, at_once]
+    assert built.with_transfers(deferred_receives=True) == [first, put_off]
+
+
+CARRIED = re.compile(r"(\d+)(SEND|RECV)_([FB])(\d+)")
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize(
+    "name", ["gpipe", "1f1b", "eager_1f1b", "zb_h1", "interleaved", "looped_bfs", "interleaved_zb"]
+)
+def test_what_crosses_ranks_is_sent_once_after_it_is_made_and_received_once_before_it_is_read(
+    name: str, deferred: bool
+) -> None:
+    built = hpgo.schedule(name, ranks=3, micro_batches=6)
+    lists = built.with_transfers(deferred_receives=deferred)
+    assert hpgo.Schedule.from_text("\n".join(map(" ".join, lists))).orders == built.orders
+    last = built.stages - 1
+    made, read = set(), set()
+    for listed in lists:
+        place = {token: at for at, token in enumerate(listed)}
+        assert len(place) == len(listed)
+        for token, at in place.items():
+            if (carried := CARRIED.fullmatch(token)) is None:
+                continue
+            stage, way, kind, micro_batch = carried.groups()
+            input_gradient = {f"{stage}{letter}{micro_batch}" for letter in (kind, "I" if kind == "B" else kind)}
+            (action,) = input_gradient & place.keys()
+            assert at > place[action] if way == "SEND" else at < place[action]
+            step = 1 if kind == "F" else -1
+            from_stage = int(stage) if way == "SEND" else int(stage) - step
+            (made if way == "SEND" else read).add((kind, from_stage, int(micro_batch)))
+    assert made == read
+    assert made == {
+        (kind, stage, i) for kind in "FB" for stage in range(built.stages) for i in range(6)
+        if stage != (last if kind == "F" else 0)
+    }  # fmt: skip
+
+
 def test_recorded_lists_with_transfers_are_read(reference: Path) -> None:
     for line in (reference / "schedules/torch_comms.jsonl").read_text().splitlines():
         row = json.loads(line)

@@ -25,6 +25,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
+FLUSHING = [family.name for family in hpgo.schedules() if family.pace == "flush"]
+
+
 def custom(orders: list[str], rank_of_stage: list[int] | None = None) -> hpgo.Schedule:
     """A schedule from recorded orders; stages lie where they are run."""
     schedule = hpgo.Schedule.from_text("\n".join(orders))
@@ -120,6 +123,74 @@ def starts_by_rule(
             start_s = max(start_s, ends[at - 1] + (between_alike_s if alike else 0.0))
         starts.append(start_s)
     return starts
+
+
+@pytest.mark.parametrize("communication", ["link", "latency"])
+@pytest.mark.parametrize("name", FLUSHING)
+def test_every_action_starts_when_its_inputs_and_its_rank_are_there(name: str, communication: str) -> None:
+    given = np.random.default_rng(len(name))
+    for ranks, micro_batches, latency_s in ((2, 4, 0.0), (4, 8, 0.3), (4, 16, 2.0)):
+        schedule = hpgo.schedule(name, ranks=ranks, micro_batches=micro_batches)
+        kinds = ("forward_s", "backward_s", "input_gradient_s", "weight_gradient_s", "overlapped_s")
+        times = {kind: given.uniform(0.5, 3.0, schedule.chain_length) for kind in kinds}
+        timeline = hpgo.simulate(schedule, **times, latency_s=latency_s, communication=communication)
+        due_s = starts_by_rule(timeline, schedule, timeline.end_s, latency_s=latency_s, between_alike_s=0.0)
+        np.testing.assert_allclose(timeline.start_s, due_s, rtol=0, atol=1e-9)
+        letters = dict(zip(("F", "B", "I", "W", "FB"), kinds, strict=True))
+        lasting_s = [
+            times[letters[KINDS[kind]]][stage % schedule.chain_length]
+            for kind, stage in zip(timeline.kind, timeline.stage, strict=True)
+        ]
+        np.testing.assert_allclose(timeline.end_s - timeline.start_s, lasting_s, rtol=0, atol=1e-9)
+        assert timeline.makespan_s == max(timeline.end_s)
+        measures = timeline.measures
+        busy_s = np.bincount(timeline.rank, lasting_s)
+        assert measures.busy_s == pytest.approx(busy_s)
+        spans_s = [np.ptp([timeline.start_s[at], timeline.end_s[at]]) for at in ranks_of(timeline)]
+        assert measures.max_rank_span_s == pytest.approx(max(spans_s))
+
+
+def ranks_of(timeline: Timeline) -> list[np.ndarray]:
+    """For each rank, which of the timeline's actions are its own."""
+    return [timeline.rank == rank for rank in range(timeline.ranks)]
+
+
+@pytest.mark.parametrize("name", [name for name in FLUSHING if name != "forward_only"])
+def test_activations_in_flight_are_counted_along_the_orders(name: str) -> None:
+    schedule = hpgo.schedule(name, ranks=4, micro_batches=8)
+    measures = hpgo.simulate(schedule).measures
+    for freed_by, counted in (
+        ("BW", measures.peak_in_flight),
+        ("BI", measures.peak_in_flight_freed_at_input_gradient),
+    ):
+        for order, most in zip(schedule.orders, counted, strict=True):
+            held = peak = 0
+            for action in order:
+                for _, kind, _ in _TOKEN.findall(action):
+                    held += kind == "F"
+                    peak = max(peak, held)
+                    held -= kind in freed_by
+            assert most == peak
+            assert held == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "makespan"),
+    [
+        ("sequential", lambda p, m, f, b: p * m * (f + b)),
+        ("gpipe", lambda p, m, f, b: (m + p - 1) * (f + b)),
+        ("1f1b", lambda p, m, f, b: (m + p - 1) * (f + b)),
+        ("eager_1f1b", lambda p, m, f, b: (m + p - 1) * (f + b)),
+        ("interleaved", lambda p, m, f, b: (2 * m + p - 1) * (f + b)),
+    ],
+)
+def test_textbook_schedules_take_their_closed_form(name: str, makespan: Any) -> None:
+    for ranks in (1, 2, 3, 6):
+        for micro_batches in (ranks, 4 * ranks):
+            schedule = hpgo.schedule(name, ranks=ranks, micro_batches=micro_batches)
+            for forward_s, backward_s in ((1.0, 2.0), (0.3, 0.3), (2.0, 0.5)):
+                timeline = hpgo.simulate(schedule, forward_s=forward_s, backward_s=backward_s)
+                assert timeline.makespan_s == pytest.approx(makespan(ranks, micro_batches, forward_s, backward_s))
 
 
 @pytest.mark.parametrize("communication", ["link", "latency"])
