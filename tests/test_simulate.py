@@ -136,7 +136,7 @@ def test_every_action_starts_when_its_inputs_and_its_rank_are_there(name: str, c
         timeline = hpgo.simulate(schedule, **times, latency_s=latency_s, communication=communication)
         due_s = starts_by_rule(timeline, schedule, timeline.end_s, latency_s=latency_s, between_alike_s=0.0)
         np.testing.assert_allclose(timeline.start_s, due_s, rtol=0, atol=1e-9)
-        letters = dict(zip(("F", "B", "I", "W", "FB"), kinds, strict=True))
+        letters = dict(zip(KINDS, kinds, strict=True))
         lasting_s = [
             times[letters[KINDS[kind]]][stage % schedule.chain_length]
             for kind, stage in zip(timeline.kind, timeline.stage, strict=True)
