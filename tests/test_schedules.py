@@ -247,7 +247,21 @@ def test_sends_and_receives_stand_where_torch_places_them(reference: Path) -> No
         built = hpgo.schedule(names[row["schedule"]], ranks=row["pp_ranks"], micro_batches=row["microbatches"])
         sharded = re.compile("SHARD|REDUCE")
         recorded = [[cell for cell in rank.split() if not sharded.search(cell)] for rank in row["actions"]]
-        assert built.with_transfers(deferred_receives=row["defer_pp_recv"]) == recorded
+        assert _core.communication_lists(built, row["defer_pp_recv"]) == recorded
+
+
+@pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min", "dualpipe_v"])
+def test_deferred_receives_on_a_v_are_refused_as_messages_would_be_mistaken(name: str) -> None:
+    built = hpgo.schedule(name, ranks=4, micro_batches=8)
+    with pytest.raises(hpgo.ScheduleError, match=r"with deferred receives, rank \d of .* takes one for the other"):
+        built.with_transfers(deferred_receives=True)
+    assert built.with_transfers()
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb", "interleaved", "looped_bfs", "hanayo"])
+def test_deferred_receives_come_in_the_order_of_sending_where_data_flows_one_way(name: str) -> None:
+    lists = hpgo.schedule(name, ranks=4, micro_batches=8).with_transfers(deferred_receives=True)
+    assert {entry for line in lists for entry in line if "RECV" in entry}
 
 
 def test_transfers_are_printed_for_other_tools() -> None:

@@ -42,7 +42,11 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @click.option("-g", "--group-size", type=click.IntRange(min=1), help="Micro-batches before the next chunk's turn.")
 @click.option("--cap", type=click.IntRange(min=1), help="Most activations a rank may hold.")
 @click.option("--csv", is_flag=True, help="Only the orders, one line a rank, as PyTorch reads them.")
-@click.option("--transfers", is_flag=True, help="With --csv: sends and receives too, where PyTorch places them.")
+@click.option(
+    "--transfers",
+    is_flag=True,
+    help="With --csv: sends and receives too, where PyTorch places them; to read and compare, not to load.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Orders and facts for machines.")
 def show(
     *,

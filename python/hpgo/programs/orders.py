@@ -6,6 +6,7 @@ file; `hpgo.schedules()` is the table of families.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 KINDS = ("F", "B", "I", "W", "F‖B")
 """Letters of the numbers in the first column of `Schedule.actions`, and in `Timeline.kind`: forward, backward, input
 gradient, weight gradient, and a forward and a backward run as one."""
+
+_TRANSFER = re.compile(r"(\d+)(SEND|RECV)_([FB])(\d+)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,13 +91,39 @@ class Schedule:
     def with_transfers(self, *, deferred_receives: bool = False) -> list[list[str]]:
         """As `orders`, with sends and receives where PyTorch places them.
 
-        A receive is posted when its send is, or, if deferred, right before the action that needs it.
+        The lists are there to read and to compare: PyTorch places these entries itself when it loads `to_text`, and
+        2.15 can't run lists that bring their own. A receive is posted when its send is, or, if deferred, right before
+        the action that needs it. Raises ScheduleError if deferral makes a rank receive in another order than its peer
+        sends: messages between two ranks carry no names, so one would be taken for the other (V shapes do so).
 
         >>> import hpgo
         >>> hpgo.schedule("gpipe", ranks=2, micro_batches=1).with_transfers()[0]
         ['0F0', '0SEND_F0', '0RECV_B0', '0B0']
         """
-        return _core.communication_lists(self, deferred_receives)
+        lists = _core.communication_lists(self, deferred_receives)
+        if deferred_receives:
+            self._check_pairs(lists)
+        return lists
+
+    def _check_pairs(self, lists: list[list[str]]) -> None:
+        """Raises ScheduleError unless each rank receives from each other one in the order in which that one sends."""
+        sent: dict[tuple[int, int], list[str]] = {}
+        received: dict[tuple[int, int], list[str]] = {}
+        for entry in (entry for line in lists for entry in line):
+            if (match := _TRANSFER.fullmatch(entry)) is None:
+                continue
+            stage, forward, micro_batch = int(match[1]), match[3] == "F", match[4]
+            sender = stage if match[2] == "SEND" else stage - 1 if forward else stage + 1
+            pair = self.rank_of_stage[sender], self.rank_of_stage[sender + 1 if forward else sender - 1]
+            (sent if match[2] == "SEND" else received).setdefault(pair, []).append(f"{sender}{match[3]}{micro_batch}")
+        for (sender, receiver), messages in sent.items():
+            for first, other in zip(messages, received[sender, receiver], strict=True):
+                if first != other:
+                    raise ScheduleError(
+                        f"with deferred receives, rank {receiver} of `{self.name}` waits for what `{other}` makes while"
+                        f" rank {sender} sends what `{first}` made, and takes one for the other",
+                        "post receives early: leave `deferred_receives` out",
+                    )
 
     @property
     def peak_in_flight(self) -> list[int]:
