@@ -64,7 +64,12 @@ def test_one_machine_needs_no_link_between_machines_and_a_name_defaults_to_the_f
         ("16 GiB", "[16]", "machines entry 1: `memory`: a size can't be a list", ""),
         ("speed: 0.5", "speed: .nan", "machines entry 2: device `T4`: speed is nan", ""),
         ("speed: 0.5", "sped: 0.5", "machines entry 2: `sped` is unknown", "did you mean `speed`?"),
-        ("devices: 8", "devices: 0", "machines entry 1: devices of a machine must be a whole number, got 0", ""),
+        (
+            "devices: 8",
+            "devices: 0",
+            "machines entry 1: the number of devices of a machine is 0",
+            "give a whole number from 1 to 1048576",
+        ),
         ("devices: 8", "devices: 9e9", "machines entry 1: `devices` must be a whole number from 0, got 9e+09", ""),
         ("count: 2", "count: 999999999", "machines entry 1: 999999999 × 8 devices are too many", ""),
         ("type: T4", "type: V100", "type `V100` has another memory or speed above", ""),

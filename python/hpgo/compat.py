@@ -14,8 +14,9 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
+from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError, ClusterError
-from hpgo.base.wording import as_whole, shown
+from hpgo.base.wording import shown
 from hpgo.machine.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -262,10 +263,7 @@ def conductor_from_torch_graph_and_seps(
 
 
 def _count(argument: str, value: object) -> int:
-    whole = as_whole(value)
-    if whole is None or not 1 <= whole < 2**32:
-        raise ArgumentError(f"{argument} must be a whole number of at least 1, got {value!r:.40}", "count samples")
-    return whole
+    return whole(argument, value, hint="count samples")
 
 
 def _bytes(size: float) -> float:
@@ -277,10 +275,4 @@ def _bytes(size: float) -> float:
 def _numbers(argument: str, values: Sequence[int]) -> list[int]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ArgumentError(f"{argument} are {shown(values)}", "give a list of numbers from 0")
-    numbers = []
-    for value in values:
-        number = as_whole(value)
-        if number is None or not 0 <= number < 2**32:
-            raise ArgumentError(f"{argument} hold {shown(value)}", "give whole numbers from 0")
-        numbers.append(number)
-    return numbers
+    return [whole(f"each of {argument}", value, least=0) for value in values]

@@ -26,13 +26,15 @@ def whole(
     4
     >>> whole("`ranks`", 2.5)
     Traceback (most recent call last):
-    hpgo.ArgumentError: `ranks` must be a whole number from 1, got 2.5
+    hpgo.ArgumentError: `ranks` is 2.5
+    >>> whole("devices", 9, most=8)
+    Traceback (most recent call last):
+    hpgo.ArgumentError: devices is 9
     """
     number = as_whole(value)
     if number is None or not least <= number <= most:
-        to = f" to {most}" if number is not None and number > most else ""
-        raise error(
-            f"{what} must be a whole number from {least}{to}, got {shown(value)}",
-            hint or f"give a whole number from {least} on",
-        )
+        beyond = most != MOST or (number is not None and number > most)
+        short = isinstance(value, int) and value.bit_length() < 100
+        wanted = f"give a whole number from {least} {f'to {most}' if beyond else 'on'}"
+        raise error(f"{what} is {value if short else shown(value)}", hint or wanted)
     return number

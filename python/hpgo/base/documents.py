@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
+from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import as_float, near, shorten, shown, similar
 
@@ -137,11 +138,12 @@ class Section:
         return value
 
     def whole(self, key: str, default: int = ..., *, least: int = 0) -> int:  # type: ignore[assignment]
-        """A whole number from `least` to 2³² − 1."""
+        """A whole number from `least`."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**32:
+        try:
+            return whole(key, value, least=least)
+        except ArgumentError:
             self.wrong(key, f"a whole number from {least}", value)
-        return value
 
     def number(self, key: str, default: float = ...) -> float:  # type: ignore[assignment]
         """A number, possibly infinite or NaN."""

@@ -12,6 +12,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.checks import whole
 from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.quoting import in_yaml
@@ -77,7 +78,7 @@ class Machine:
     name: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", _count("devices of a machine", self.count))
+        object.__setattr__(self, "count", _count("the number of devices of a machine", self.count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.machines:
             raise ClusterError(f"cluster `{self.name}` has no machines", "give it at least one")
-        _count("devices of a cluster", self.devices)
+        _count("the number of devices of a cluster", self.devices)
 
     @property
     def devices(self) -> int:
@@ -166,7 +167,7 @@ class Cluster:
                 raise ClusterError(f"seps must be whole numbers that ascend from 1, got {_shown_list(seps)}", hint)
             counts.append(end - start)
             start = end
-        _count("devices in seps", start)
+        _count("the number of devices in seps", start)
         device = Device("device", _unit("memory", memory, parse_bytes))
         return cls(
             f"seps {_shown_list(list(accumulate(counts)))}",
@@ -371,10 +372,7 @@ def _check_positive(what: str, value: object) -> None:
 
 
 def _count(what: str, value: object) -> int:
-    whole = as_whole(value)
-    if whole is None or not 1 <= whole <= MOST_DEVICES:
-        raise ClusterError(f"{what} must be a whole number, got {shown(value)}", f"from 1 to {MOST_DEVICES}")
-    return whole
+    return whole(what, value, most=MOST_DEVICES, error=ClusterError)
 
 
 def _shown_list(values: object) -> str:

@@ -11,8 +11,9 @@ from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.checks import whole
 from hpgo.base.errors import ProfileError
-from hpgo.base.wording import as_float, as_whole, near, shown
+from hpgo.base.wording import as_float, near, shown
 
 if TYPE_CHECKING:
     import networkx
@@ -70,9 +71,7 @@ class Layer:
             object.__setattr__(self, field, tuple(self._number(field, value) for value in values))
         object.__setattr__(self, "parameter_bytes", self._number("parameter_bytes", self.parameter_bytes))
         if self.stage is not None:
-            stage = as_whole(self.stage)
-            if stage is None or not 0 <= stage <= LARGEST:
-                raise ProfileError(f"layer `{self.id}`: stage must be a whole number from 0, got {shown(self.stage)}")
+            stage = whole(f"layer `{self.id}`: stage", self.stage, least=0, error=ProfileError)
             object.__setattr__(self, "stage", stage)
 
     def _number(self, field: str, value: object) -> float:
@@ -272,15 +271,7 @@ def _column(what: str, values: Any) -> list[Any]:
 def _batch_sizes(name: str, given: tuple[object, ...]) -> tuple[int, ...]:
     if not given:
         raise ProfileError(f"profile `{name}` has no batch size", "say for how many samples it was measured")
-    sizes = []
-    for value in given:
-        size = as_whole(value)
-        if size is None or not 1 <= size < 2**32:
-            raise ProfileError(
-                f"profile `{name}`: batch size is {shown(value)}",
-                "a batch size is a whole number of samples, at least 1",
-            )
-        sizes.append(size)
+    sizes = [whole(f"profile `{name}`: batch size", value, error=ProfileError, hint="count samples") for value in given]
     for smaller, larger in pairwise(sizes):
         if smaller >= larger:
             raise ProfileError(f"profile `{name}`: batch size {larger} stands behind {smaller}", "sort them, each once")

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpgo import _core
+from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError
-from hpgo.base.wording import as_whole, shown
+from hpgo.base.wording import shown
 from hpgo.model.profile import Profile
 
 
@@ -57,11 +58,7 @@ def cut_points(profile: Profile, *, bound: int = 10_000) -> States:
     """
     if not isinstance(profile, Profile):
         raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
-    most = as_whole(bound)
-    if most is None or not 2 <= most < 2**32:
-        raise ArgumentError(
-            f"bound is {shown(bound)}", "a whole number; there are at least two cuts: before and behind everything"
-        )
+    most = whole("bound", bound, least=2, hint="there are at least two cuts: before and behind everything")
     one_order, rows = _core.states(profile, most)
     states = []
     for layers, totals in rows:

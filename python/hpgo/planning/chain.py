@@ -12,10 +12,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from hpgo import _core
+from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError, ClusterError, InfeasibleError
 from hpgo.base.quoting import in_yaml
 from hpgo.base.wording import near, shorten
 from hpgo.machine.cluster import Cluster, Device
+from hpgo.model.batches import at_batch
 from hpgo.model.formats import pipeedge
 from hpgo.model.profile import Profile
 from hpgo.programs.costs import Costs
@@ -25,7 +27,7 @@ from hpgo.programs.stages import Crossing
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hpgo.model.formats.pipeedge import End, Links
     from hpgo.programs.program import Program
@@ -354,7 +356,7 @@ def partition(
     if isinstance(models, Profile):
         if not isinstance(device_types, Cluster) or devices is not None or model is not None:
             raise ArgumentError("a `Profile` goes with a `Cluster` and nothing else", "partition(profile, cluster)")
-        size = models.batch_sizes[-1] if batch_size is None else batch_size
+        size = whole("batch_size", models.batch_sizes[-1] if batch_size is None else batch_size)
         units = "si"  # what profiles and clusters are written in
         task = _from_profile(models, device_types, size, dtype)
     else:
@@ -363,8 +365,7 @@ def partition(
                 "PipeEdge's files are models, device types and devices, with the name of a model",
                 'partition("models.yml", "device_types.yml", "devices.yml", model="…")',
             )
-        size = 8 if batch_size is None else batch_size
-        _check_count("batch_size", size, 1)
+        size = whole("batch_size", 8 if batch_size is None else batch_size)
         task = _from_files(
             models,
             device_types,
@@ -376,9 +377,9 @@ def partition(
             units=units,
             ignore_unknown_types=ignore_unknown_types,
         )
-    _check_count("buffers_in", buffers_in, 0)
-    _check_count("buffers_out", buffers_out, 0)
-    _check_count("max_replicas", max_replicas, 1)
+    buffers_in = whole("buffers_in", buffers_in, least=0)
+    buffers_out = whole("buffers_out", buffers_out, least=0)
+    max_replicas = whole("max_replicas", max_replicas)
     if throughput is not None and not 0 < throughput < float("inf"):
         raise ArgumentError(f"the throughput to reach is {throughput}", "it is a number of samples per second above 0")
     if not task.layer_bytes:
@@ -496,12 +497,16 @@ def _from_files(
                 raise ClusterError(message, f"measured: {known}; `--interpolate` goes from there to other batch sizes")
             notes.append(f"{message}: {listed} not used")
             continue
+        sizes = sorted(measured)
         groups.append(
             _Group(
                 device_type=type_name,
                 hosts=names,
                 memory_bytes=kind.memory_mb * mega,
-                time_s=_at_batch(measured, batch_size),
+                time_s=[
+                    at_batch(sizes, times, batch_size)
+                    for times in zip(*(measured[size] for size in sizes), strict=True)
+                ],
                 port_bytes_per_s=kind.bandwidth_mbps * mega / 8,
             )
         )
@@ -525,7 +530,6 @@ def _from_files(
 def _from_profile(profile: Profile, cluster: Cluster, batch_size: int, dtype: str) -> _Task:
     from hpgo.model.states import cut_points
 
-    _check_count("batch_size", batch_size, 1)
     remarks = []
     found = cut_points(profile)
     if not all(set(one.layers) < set(other.layers) for one, other in pairwise(found.states)):
@@ -534,10 +538,7 @@ def _from_profile(profile: Profile, cluster: Cluster, batch_size: int, dtype: st
     states = found.states
 
     def total(state: int, measure: str) -> float:
-        per_batch = {
-            size: (values,) for size, values in zip(profile.batch_sizes, getattr(states[state], measure), strict=True)
-        }
-        return _at_batch(per_batch, batch_size)[0]
+        return at_batch(profile.batch_sizes, getattr(states[state], measure), batch_size)
 
     forward_s = [total(index, "forward_s") for index in range(len(states))]
     time_s = [max(0.0, later - earlier) for earlier, later in pairwise(forward_s)]
@@ -683,26 +684,9 @@ def _rule(text: str, what: str, known: frozenset[str], layers: int) -> tuple[str
     return name, frozenset(chosen)
 
 
-def _at_batch(measured: Mapping[int, tuple[float, ...]], batch_size: int) -> list[float]:
-    """Values at `batch_size`: measured, on the line between the nearest two, or in proportion beyond the last one.
-
-    >>> _at_batch({8: (1.0,), 16: (3.0,)}, 12), _at_batch({8: (1.0,), 16: (3.0,)}, 32)
-    ([2.0], [6.0])
-    """
-    if batch_size in measured:
-        return list(measured[batch_size])
-    smaller = max((size for size in measured if size < batch_size), default=None)
-    larger = min((size for size in measured if size > batch_size), default=None)
-    if smaller is None or larger is None:
-        nearest = min(measured) if smaller is None else max(measured)
-        return [value * batch_size / nearest for value in measured[nearest]]
-    share = (batch_size - smaller) / (larger - smaller)
-    return [one + share * (other - one) for one, other in zip(measured[smaller], measured[larger], strict=True)]
-
-
 def _widths(full: int, allowed: Sequence[int]) -> list[int]:
     for width in allowed:
-        _check_count("bits", width, 1)
+        whole("bits", width)
         if width > full:
             raise ArgumentError(f"{width} bits are more than the {full} that values have", "fewer bits save transfers")
     return sorted({full, *allowed}, reverse=True)
@@ -719,11 +703,6 @@ def _mega(units: str) -> float:
     if units not in pipeedge.MEGA:
         raise ArgumentError(f"there are no units `{shorten(units)}`", near(units, pipeedge.MEGA))
     return pipeedge.MEGA[units]
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-        raise ArgumentError(f"{name} is {value}", f"it is a whole number from {least}")
 
 
 def _names(groups: Iterable[_Group]) -> tuple[str, ...]:

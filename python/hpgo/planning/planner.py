@@ -7,10 +7,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
 from hpgo import _core
+from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import as_whole, shown
 from hpgo.machine.cluster import MOST_DEVICES
-from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question, count, is_number
+from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question, is_number
 from hpgo.planning.search import plan_of, price, search, with_alternatives
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def plan(
     """
     question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if max_stages is not None:
-        question = replace(question, most_stages=count("max_stages", max_stages))
+        question = replace(question, most_stages=whole("max_stages", max_stages, most=NO_LIMIT - 1))
     if deadline_s is not None and not (is_number(deadline_s) and deadline_s > 0):
         raise ArgumentError(f"deadline_s is {deadline_s!r}", "give a positive number of seconds")
     if progress is not None and not callable(progress):
@@ -163,7 +164,7 @@ def _rows(
             raise ArgumentError(f"stage {number} is {shown(stage)}", "give each stage its layers and its devices")
         layers, devices = stage[0], _listed(f"the devices of stage {number}", stage[1], most=MOST_DEVICES)
         if as_whole(layers) is not None:
-            layers = count(f"the number of layers of stage {number}", layers)
+            layers = whole(f"the number of layers of stage {number}", layers)
             if taken + layers > len(profile.layers):
                 raise ArgumentError(
                     f"stages name {taken + layers} layers, but profile `{profile.name}` has {len(profile.layers)}",
@@ -179,13 +180,8 @@ def _rows(
                     )
                 indices.append(index_of[layer])
         taken += len(indices)
-        numbers = []
-        for device in devices:
-            whole = as_whole(device)
-            if whole is None or not 0 <= whole < NO_LIMIT:
-                raise ArgumentError(f"stage {number} names device {device!r}", "devices are numbered from 0")
-            numbers.append(whole)
-        rows.append((indices, numbers))
+        hint = "devices are numbered from 0"
+        rows.append((indices, [whole(f"a device of stage {number}", device, least=0, hint=hint) for device in devices]))
     return rows
 
 

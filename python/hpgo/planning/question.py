@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, parse_bytes
-from hpgo.base.wording import as_float, as_whole, counted, near, shown
+from hpgo.base.wording import as_float, counted, near, shown
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile
 
@@ -119,10 +120,10 @@ class Question:
             raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
         if not isinstance(cluster, Cluster):
             raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.parse` say")
-        global_batch_size = count("global_batch_size", global_batch_size)
+        global_batch_size = whole("global_batch_size", global_batch_size, most=NO_LIMIT - 1)
         smallest = profile.batch_sizes[0]
         if min_micro_batch_size is not None:
-            smallest = count("min_micro_batch_size", min_micro_batch_size)
+            smallest = whole("min_micro_batch_size", min_micro_batch_size, most=NO_LIMIT - 1)
         sizes = _micro_batch_sizes(profile, global_batch_size, micro_batch_size, smallest)
         if not isinstance(recompute, bool) and recompute != "auto":
             raise ArgumentError(f"recompute is {recompute!r}", "choose True, False or 'auto'")
@@ -163,7 +164,7 @@ def _micro_batch_sizes(
         largest = global_batch_size
         sizes = [size for size in parts if size >= smallest and global_batch_size // size <= _MOST_MICRO_BATCHES]
     else:
-        micro_batch_size = count("micro_batch_size", micro_batch_size)
+        micro_batch_size = whole("micro_batch_size", micro_batch_size, most=NO_LIMIT - 1)
         if global_batch_size % micro_batch_size:
             near = min(parts, key=lambda size: (abs(size - micro_batch_size), size))
             raise ArgumentError(
@@ -216,14 +217,6 @@ def _checked(memory: MemoryModel, cluster: Cluster) -> MemoryModel:
             "reserve less, or name a cluster whose devices have more memory",
         )
     return replace(memory, **numbers)
-
-
-def count(name: str, value: object) -> int:
-    """`value` as an int. Raises ArgumentError unless it is a whole number from 1."""
-    whole = as_whole(value)
-    if whole is None or not 1 <= whole < NO_LIMIT:
-        raise ArgumentError(f"{name} is {value!r}", f"give a whole number, at least 1 and below {NO_LIMIT}")
-    return whole
 
 
 def is_number(value: object) -> bool:

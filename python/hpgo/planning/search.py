@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
 from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.machine.cluster import MOST_DEVICES
+from hpgo.model.batches import at_batch
 from hpgo.planning.plans import Alternative, Plan
 from hpgo.planning.question import divisors
 from hpgo.programs.stages import Crossing, Memory, Stage
@@ -96,7 +96,7 @@ def _crossings(
     for layer in profile.layers:
         first = stage_of[layer.id]
         if last_reader[layer.id] > first:
-            size = _at_batch(profile.batch_sizes, layer.activation_bytes, micro_batch_size)
+            size = at_batch(profile.batch_sizes, layer.activation_bytes, micro_batch_size)
             for cut in range(first, last_reader[layer.id]):
                 crossings[cut].append(Crossing(layer.id, size))
     return tuple(map(tuple, crossings))
@@ -106,17 +106,7 @@ def _profile_step_s(profile: Profile, batch_size: int) -> float:
     """Forward and backward seconds of all layers for so many samples, interpolated as the planner does."""
     sizes = profile.batch_sizes
     totals = [sum(layer.forward_s[at] + layer.backward_s[at] for layer in profile.layers) for at in range(len(sizes))]
-    return _at_batch(sizes, totals, batch_size)
-
-
-def _at_batch(sizes: Sequence[int], values: Sequence[float], batch_size: int) -> float:
-    """A value measured at some batch sizes for another: in between on a line, beyond in proportion."""
-    if batch_size <= sizes[0]:
-        return values[0] * batch_size / sizes[0]
-    for (low, high), (low_value, high_value) in zip(pairwise(sizes), pairwise(values), strict=True):
-        if batch_size <= high:
-            return low_value + (high_value - low_value) * (batch_size - low) / (high - low)
-    return values[-1] * batch_size / sizes[-1]
+    return at_batch(sizes, totals, batch_size)
 
 
 def with_alternatives(question: Question, best: Plan) -> Plan:

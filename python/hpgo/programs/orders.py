@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
+from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError, ScheduleError
 from hpgo.base.wording import counted, shown
 
@@ -139,7 +140,7 @@ class Schedule:
         >>> print(hpgo.schedule("pipedream", ranks=2, micro_batches=4).without_flush(3))
         pipedream: 2 ranks, 2 stages, 12 micro-batches, 48 actions
         """
-        _check("iterations", iterations)
+        whole("`iterations`", iterations)
         return _of(_core.without_flush(self, iterations))
 
     @classmethod
@@ -290,11 +291,12 @@ def schedule(
     """
     numbers = {"ranks": ranks, "micro_batches": micro_batches, "chunks": chunks, "group_size": group_size, "cap": cap}
     for what, number in numbers.items():
-        _check(what, number)
+        if number is not None:
+            whole(f"`{what}`", number)
     if not isinstance(windows, Sequence | None) or isinstance(windows, str):
         raise ArgumentError(f"`windows` is {shown(windows)}", "give a list with a number for each rank")
     for window in windows or ():
-        _check("windows", window)
+        whole("each of `windows`", window)
     if durations is not None:
         _check_durations(durations)
     request = _Request(
@@ -324,11 +326,6 @@ def asynchronous_windows(devices: Sequence[int]) -> list[int]:
     if not devices or min(devices) < 1:
         raise ArgumentError(f"`devices` is {list(devices)}", "give each stage at least one device")
     return [-(-sum(devices[stage:]) // devices[stage]) for stage in range(len(devices))]
-
-
-def _check(what: str, number: object) -> None:
-    if number is not None and (not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**32):
-        raise ArgumentError(f"`{what}` is {number!r}", "give a whole number from 1 on")
 
 
 def _check_durations(durations: object) -> None:

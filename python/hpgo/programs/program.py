@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
+from hpgo.base.checks import whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import as_whole, shown
@@ -228,7 +229,7 @@ def program(
     """
     if not isinstance(schedule, Schedule):
         raise ArgumentError(f"the schedule is {shown(schedule)}", "make one, with `hpgo.schedule` say")
-    micro_batch_size = _count("micro_batch_size", micro_batch_size)
+    micro_batch_size = whole("micro_batch_size", micro_batch_size)
     parts = [_layers_and_devices(number, stage) for number, stage in enumerate(_listed("stages", stages))]
     chain = schedule.chain_length
     if crossings is None:
@@ -245,8 +246,8 @@ def program(
                 for (layers, devices), crossing in zip(parts, given, strict=False)
             ),
             micro_batch_size=micro_batch_size,
-            global_batch_size=_count("global_batch_size", global_batch_size),
-            machines=(used,) if machines is None else tuple(_count("machines", one) for one in machines),
+            global_batch_size=whole("global_batch_size", global_batch_size),
+            machines=(used,) if machines is None else tuple(whole("machines", one) for one in machines),
             recompute=recompute,
             shard_optimizer=shard_optimizer,
             costs=costs,
@@ -327,10 +328,10 @@ def _layers_and_devices(number: int, stage: object) -> tuple[tuple[str, ...], tu
         if not isinstance(layer, str) or not layer:
             raise ArgumentError(f"stage {number} names layer {shown(layer)}", "layers are named by their ids")
     for device in _listed(f"the devices of stage {number}", stage[1]):
-        whole = as_whole(device)
-        if whole is None or not 0 <= whole < _MOST_DEVICES:
+        place = as_whole(device)
+        if place is None or not 0 <= place < _MOST_DEVICES:
             raise ArgumentError(f"stage {number} names device {shown(device)}", "devices are numbered from 0")
-        devices.append(whole)
+        devices.append(place)
     if not layers or not devices:
         raise ArgumentError(f"stage {number} has no {'devices' if layers else 'layers'}", "give it some")
     return tuple(layers), tuple(devices)
@@ -343,13 +344,6 @@ def _listed(name: str, values: Any) -> list[Any]:
         return list(values)
     except TypeError:
         raise ArgumentError(f"{name} are {shown(values)}", "give a list") from None
-
-
-def _count(name: str, value: object) -> int:
-    whole = as_whole(value)
-    if whole is None or not 1 <= whole < 2**31:
-        raise ArgumentError(f"{name} is {shown(value)}", "give a whole number from 1")
-    return whole
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from hpgo import _core
+from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shown
 from hpgo.programs.costs import Costs, StageBytes
@@ -108,8 +109,7 @@ def simulate(
         if unknown is not None:
             raise TypeError(f"there is no argument `{unknown}`: {near(unknown, CostOptions.__annotations__)}")
         costs = replace(costs, **numbers)
-    if isinstance(iterations, bool) or not isinstance(iterations, int) or not 1 <= iterations < 2**32:
-        raise ArgumentError(f"`iterations` is {iterations!r}", "give a whole number from 1 on")
+    iterations = whole("`iterations`", iterations)
     actions = len(run.actions) * iterations
     if actions > _MOST_ACTIONS:
         raise ArgumentError(

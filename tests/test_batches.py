@@ -1,0 +1,34 @@
+"""Between measured batch sizes, Python and the native planner draw the same line."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo.model.batches import at_batch
+
+ONE = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1, memory="1 PB")
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> hpgo.Profile:
+    sizes = draw(st.lists(st.integers(1, 64), min_size=1, max_size=4, unique=True).map(sorted))
+    numbers = st.lists(st.floats(0.0, 1e3, allow_subnormal=False), min_size=len(sizes), max_size=len(sizes)).map(tuple)
+    layer = hpgo.Layer("a", "a", draw(numbers), draw(numbers), draw(numbers), 4.0, saved_bytes=draw(numbers))
+    return hpgo.Profile("one layer", tuple(sizes), (layer,), ())
+
+
+@settings(max_examples=200, deadline=None)
+@given(profile=profiles(), batch_size=st.integers(1, 200))
+def test_a_stage_costs_natively_what_the_line_between_its_measures_says(profile: hpgo.Profile, batch_size: int) -> None:
+    options = {"global_batch_size": batch_size, "micro_batch_size": batch_size, "min_micro_batch_size": 1}
+    [stage] = hpgo.evaluate(profile, ONE, [(1, [0])], schedule="gpipe", **options).stages
+    [layer] = profile.layers
+
+    def line(values: tuple[float, ...]) -> float:
+        return at_batch(profile.batch_sizes, values, batch_size)
+
+    assert stage.forward_s == line(layer.forward_s)
+    assert stage.backward_s == line(layer.backward_s)
+    assert stage.memory.activations_bytes == line(layer.saved_bytes or ())
