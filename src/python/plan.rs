@@ -264,9 +264,15 @@ fn exhaustive(py: Python<'_>, question: Question) -> PyResult<(PlanRecord, u64)>
     })
 }
 
-/// The price of a plan given as layers and devices of each stage.
+/// The price of a plan given as layers and devices of each stage; its warm-up windows are chosen, unless they are given.
 #[pyfunction]
-fn evaluate(py: Python<'_>, question: Question, stages: Vec<(Vec<usize>, Vec<u32>)>) -> PyResult<PlanRecord> {
+#[pyo3(signature = (question, stages, windows=None))]
+fn evaluate(
+    py: Python<'_>,
+    question: Question,
+    stages: Vec<(Vec<usize>, Vec<u32>)>,
+    windows: Option<Vec<u32>>,
+) -> PyResult<PlanRecord> {
     let priced = py.detach(|| {
         let (layers, devices): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
         let (graph, cluster, settings) = question.split()?;
@@ -274,7 +280,10 @@ fn evaluate(py: Python<'_>, question: Question, stages: Vec<(Vec<usize>, Vec<u32
         let model = Model::new(&graph, &states);
         let control = Control::default();
         let asked = Asked { states: &states, model: &model, cluster: &cluster, settings: &settings, control: &control };
-        Ok(asked.record(hybrid::evaluate(&model, &cluster, &settings, &devices)?))
+        Ok(asked.record(match windows {
+            None => hybrid::evaluate(&model, &cluster, &settings, &devices)?,
+            Some(windows) => hybrid::reprice(&model, &cluster, &settings, &devices, &windows)?,
+        }))
     });
     priced.map_err(|error| to_py_err(py, &error))
 }

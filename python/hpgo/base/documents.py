@@ -20,12 +20,13 @@ from hpgo.base.wording import as_float, near, shorten, shown, similar
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterator, Mapping
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _DEEPEST = 32
+_WIDEST = 200  # characters of a line of JSON with more than numbers in it
 _MOST_BYTES = 2**26  # of a file; a device such as /dev/zero never ends
 _WORDS: dict[str, object] = {"true": True, "false": False, "null": None, "~": None, "": None} | {
     ".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
@@ -201,18 +202,22 @@ class Section:
         raise self._error(f"{self.where}: {message}", hint)
 
 
-def record(kind: type[_R], section: Section, *, optional: Container[str] = ()) -> _R:
+def record(
+    kind: type[_R], section: Section, *, optional: Container[str] = (), known: Mapping[str, object] | None = None
+) -> _R:
     """The dataclass `kind` from a section with a key for each field, but for those `optional`; numbers are finite.
 
-    Fields are text, numbers, truth values, such dataclasses, tuples of any of these, or possibly None.
+    Fields are text, numbers, truth values, such dataclasses, tuples of any of these, or possibly None. Those that are
+    `known` are not read: a caller that knows them from keys of the section has asked for these keys.
     """
+    known = known or {}
     values = {
         name: _value(field, section, name)
         for name, field in _types(kind).items()
-        if name in section or name not in optional
+        if name not in known and (name in section or name not in optional)
     }
     section.done()
-    return kind(**values)
+    return kind(**known, **values)
 
 
 _types: Callable[[type], dict[str, Any]] = cache(get_type_hints)
@@ -236,6 +241,34 @@ _CHECKED: dict[type, Callable[[Section, str], object]] = {
     float: Section.finite,
     bool: Section.flag,
 }
+
+
+def json_text(value: object, margin: str = "") -> str:
+    """`value` as JSON: what fits a line stands on one, numbers in a row always do; all else has a line for each item.
+
+    >>> print(json_text({"devices": list(range(4)), "layers": ["encoder"] * 2}))
+    {"devices": [0, 1, 2, 3], "layers": ["encoder", "encoder"]}
+    >>> len(json_text({"devices": list(range(4)), "layers": ["encoder"] * 20}).splitlines())
+    25
+    """
+    import json
+
+    inner = margin + "  "
+    if isinstance(value, dict):
+        items = [f"{json.dumps(key)}: {json_text(item, inner)}" for key, item in value.items()]
+        start, end = "{", "}"
+    elif isinstance(value, list | tuple):
+        if all(isinstance(item, int | float) for item in value):
+            return json.dumps(value)
+        items = [json_text(item, inner) for item in value]
+        start, end = "[", "]"
+    else:
+        return json.dumps(value)
+    line = ", ".join(items)
+    if len(line) <= _WIDEST and "\n" not in line:
+        return start + line + end
+    lines = f",\n{inner}".join(items)
+    return f"{start}\n{inner}{lines}\n{margin}{end}"
 
 
 def _json(text: str, file: str, error: type[HpgoError]) -> object:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from hpgo.cli.plan import show
+from hpgo.cli.plan import saving, show
 from hpgo.cli.questions import as_options, question, settings
+
+if TYPE_CHECKING:
+    from hpgo.planning.plans import Plan
+
+_OPEN = {"profile", "given_profile", "cluster", "profile_batch_size", "as_json", "as_markdown", "output", "no_embed"}
+"""Parameters that a saved plan leaves open."""
 
 
 class _Stages(click.ParamType):  # type: ignore[type-arg]
@@ -45,46 +53,117 @@ def _is_count(text: str) -> bool:
 @click.command()
 @question(several=False)
 @click.option(
-    "--stages", type=_Stages(), required=True, metavar="LAYERS@DEVICES,…",
+    "--stages", type=_Stages(), metavar="LAYERS@DEVICES,…",
     help="For each stage a number of layers, in the profile's order, and its devices.",
 )  # fmt: skip
+@click.option(
+    "--profile", "given_profile", metavar="NAME|FILE", help="Of a PLAN.json that was saved with `--no-embed`."
+)
 @click.option("--json", "as_json", is_flag=True, help="For machines: docs/plan.md.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="To paste into a document.")
-@click.option("-o", "--output", metavar="FILE", help="Also write the plan as JSON, for `hpgo export` and others.")
+@saving
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     *,
     profile: str,
-    cluster: str,
-    global_batch_size: int,
-    profile_batch_size: int | None,
-    stages: list[tuple[int, list[int]]],
+    given_profile: str | None,
     as_json: bool,
     as_markdown: bool,
     output: str | None,
+    no_embed: bool,
     **options: Any,
 ) -> None:
     """Price a plan of your own, with the model and the report of `hpgo plan`.
 
     Devices are numbered machine by machine from 0: `0-7` are eight, `0-3+8-11` four on each of two machines of eight.
 
+    In PROFILE's place may stand a PLAN.json that `hpgo plan -o` saved: it is priced anew, with what it was made with,
+    and the report says so if the step differs.
+
     \b
     Examples:
       hpgo evaluate bert-48 --cluster dapple-a -b 64 --stages "26@0-7,27@8-15"
       hpgo evaluate vgg-19 --cluster dapple-c -b 2048 --stages "22@0-14,4@15"
+      hpgo evaluate plan.json
+      hpgo evaluate lean.json --profile model.yaml --cluster h100:4
     """
+    if as_json and as_markdown:
+        raise click.UsageError("choose one of --json and --markdown")
+    stored = None
+    if _is_plan(profile):
+        given = [param for param in ctx.command.params if _is_given(ctx, param) and param.name not in _OPEN]
+        if given:
+            raise click.UsageError(
+                f"`{profile}` is a saved plan, which says itself what it was made for: leave out"
+                f" {', '.join(param.opts[0] for param in given)}"
+            )
+        stored, priced = _anew(profile, given_profile, options)
+    else:
+        if given_profile is not None:
+            raise click.UsageError(f"--profile is for a saved plan, and `{profile}` is none")
+        for param in ctx.command.params:
+            if param.name in {"cluster", "global_batch_size", "stages"} and not _is_given(ctx, param):
+                raise click.MissingParameter(ctx=ctx, param=param)
+        priced = _priced(profile, options)
+    if as_json and stored is not None and stored.step_s != priced.step_s:
+        click.echo(f"note: {profile} says {stored.step_s!r} s a step; priced anew, it is {priced.step_s!r} s", err=True)
+    try:
+        if output is not None:
+            priced.save(output, embed=not no_embed)
+    finally:
+        show(
+            priced,
+            as_json=as_json,
+            as_markdown=as_markdown,
+            embed=not no_embed,
+            stored_step_s=None if stored is None else stored.step_s,
+        )
+
+
+def _is_plan(name: str) -> bool:
+    """Whether `name` is that of a file which `hpgo plan` wrote."""
+    from hpgo.model.builtin import MODELS
+
+    try:
+        with Path(name).open("rb") as file:
+            return name not in MODELS and b'"hpgo.plan"' in file.read(200)
+    except (OSError, ValueError):  # reading it as a profile gives the reason; ValueError: a NUL in the name
+        return False
+
+
+def _is_given(ctx: click.Context, param: click.Parameter) -> bool:
+    return ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+
+
+def _anew(plan: str, profile: str | None, options: dict[str, Any]) -> tuple[Plan, Plan]:
+    """A saved plan, and the same priced anew."""
+    from hpgo.machine.cluster import Cluster
+    from hpgo.model.formats import read_profile
+    from hpgo.planning.plans import Plan
+
+    stored = Plan.read(plan)
+    cluster = options["cluster"]
+    with as_options():
+        priced = stored.reprice(
+            profile=None if profile is None else read_profile(profile, batch_size=options["profile_batch_size"]),
+            cluster=None if cluster is None else Cluster.parse(cluster),
+        )
+    return stored, priced
+
+
+def _priced(profile: str, options: dict[str, Any]) -> Plan:
+    """The plan with the stages that the command line names."""
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import read_profile
     from hpgo.planning.planner import evaluate
 
-    if as_json and as_markdown:
-        raise click.UsageError("choose one of --json and --markdown")
     with as_options():
-        read = read_profile(profile, batch_size=profile_batch_size)
-        priced = evaluate(
-            read, Cluster.parse(cluster), stages, global_batch_size=global_batch_size, **settings(options)
+        return evaluate(
+            read_profile(profile, batch_size=options["profile_batch_size"]),
+            Cluster.parse(options["cluster"]),
+            options["stages"],
+            global_batch_size=options["global_batch_size"],
+            **settings(options),
         )
-    try:
-        if output is not None:
-            priced.save(output)
-    finally:
-        show(priced, as_json=as_json, as_markdown=as_markdown)

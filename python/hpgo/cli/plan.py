@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpgo.base.documents import write_text
+from hpgo.base.documents import json_text, write_text
 from hpgo.base.errors import ArgumentError, InfeasibleError
 from hpgo.base.tables import markdown, printable
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import above
+from hpgo.base.wording import above, shorten
 from hpgo.cli.questions import SECONDS, Counts, as_options, question, settings
 from hpgo.cli.terminal import searching, table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hpgo.machine.cluster import Cluster
     from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
+
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 _STYLES: dict[str, dict[str, Any]] = {
     "headline": {"bold": True},
@@ -30,6 +34,37 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 
 
+class Alternative(click.ParamType):  # type: ignore[type-arg]
+    """`data parallelism=file.json`."""
+
+    name = "alternative"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """Its name, and the file to write it into."""
+        if isinstance(value, tuple):
+            return value
+        name, _, file = str(value).partition("=")
+        if not (name.strip() and file.strip()):
+            self.fail(f"`{shorten(str(value))}` is no NAME=FILE, like `data parallelism=dp.json`", param, ctx)
+        return name.strip(), file
+
+
+def saving(command: _Command) -> _Command:
+    """Adds the options that say how a plan is saved."""
+    options = (
+        click.option(
+            "-o", "--output", metavar="FILE", help="Also write the plan as JSON, for `hpgo export` and others."
+        ),
+        click.option(
+            "--no-embed", is_flag=True,
+            help="Write plans without profile and cluster: `hpgo evaluate` needs their files again.",
+        ),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command()
 @question(several=True)
 @click.option("--devices", type=Counts(), metavar="N[,N…]", help="Use only the first N devices of the cluster.")
@@ -37,7 +72,15 @@ _STYLES: dict[str, dict[str, Any]] = {
 @click.option("--deadline", type=SECONDS, metavar="TIME", help="Stop then, with the best plan so far: `10s`.")
 @click.option("--json", "as_json", is_flag=True, help="For machines: docs/plan.md.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="To paste into a document.")
-@click.option("-o", "--output", metavar="FILE", help="Also write the plan as JSON, for `hpgo export` and others.")
+@saving
+@click.option(
+    "--save-alternative",
+    "alternatives",
+    type=Alternative(),
+    multiple=True,
+    metavar="NAME=FILE",
+    help="Also write a plan that the report compares: `data parallelism`, or a schedule of `auto`. Repeatable.",
+)
 @click.option("--plot", metavar="FILE", help="Draw the throughput of several plans: .svg, .png or .pdf.")
 def command(
     *,
@@ -51,6 +94,8 @@ def command(
     as_json: bool,
     as_markdown: bool,
     output: str | None,
+    no_embed: bool,
+    alternatives: tuple[tuple[str, str], ...],
     plot: str | None,
     **options: Any,
 ) -> None:
@@ -68,6 +113,7 @@ def command(
       hpgo plan model.yaml -c h100:4 -b 1024 --recompute auto --reserve 2GB
       hpgo plan bert-48 -c dapple-a -b 64 --schedule auto
       hpgo plan vgg-19 -c dapple-c -b 2048 -o plan.json
+      hpgo plan vgg-19 -c h100 -b 64 --save-alternative "data parallelism=dp.json"
       hpgo plan vgg-19 -c dapple-c -b 256,512,1024,2048 --plot vgg-19.svg
       hpgo plan xlnet-36 -c h100:8 -b 1024 --devices 8,16,32,64
       hpgo plan gnmt-16 -c dapple-a -b 1024 --deadline 2s --json | jq .step_s
@@ -84,6 +130,8 @@ def command(
         from hpgo.draw.curves import check
 
         check(plot)  # before the search, which may take minutes
+    if alternatives and several:
+        raise click.UsageError("--save-alternative is for one plan: give one batch size and one device count")
     keywords = settings(options) | {"max_stages": max_stages, "deadline_s": deadline}
     with as_options():
         read = read_profile(profile, batch_size=profile_batch_size)
@@ -91,31 +139,43 @@ def command(
     clusters = [whole.first(count) for count in devices] if devices else [whole]
     questions = [(part, size) for part in clusters for size in global_batch_size]
     if several:
-        _sweep(read, questions, keywords, as_json=as_json, as_markdown=as_markdown, output=output, plot=plot)
+        _sweep(
+            read,
+            questions,
+            keywords,
+            as_json=as_json,
+            as_markdown=as_markdown,
+            output=output,
+            embed=not no_embed,
+            plot=plot,
+        )
         return
     with as_options():
         best = _search(read, *questions[0], keywords)
     try:
         if output is not None:
-            best.save(output)
+            best.save(output, embed=not no_embed)
+        for name, file in alternatives:
+            best.alternative(name).save(file, embed=not no_embed)
     finally:  # a plan that took minutes is shown, even if it can't be saved
-        show(best, as_json=as_json, as_markdown=as_markdown)
+        show(best, as_json=as_json, as_markdown=as_markdown, embed=not no_embed)
 
 
-def show(plan: Plan, *, as_json: bool, as_markdown: bool) -> None:
-    """Prints one plan on stdout."""
+def show(plan: Plan, *, as_json: bool, as_markdown: bool, embed: bool, stored_step_s: float | None = None) -> None:
+    """Prints one plan on stdout; `stored_step_s` is the step that its file names, where it was priced anew."""
     if as_json:
-        click.echo(plan.to_json())
+        click.echo(plan.to_json(embed=embed))
         return
     from hpgo.show import report
 
     if as_markdown:
-        click.echo(report.markdown(plan))
+        click.echo(report.markdown(plan, stored_step_s=stored_step_s))
         return
     if sys.stdout.isatty():
-        click.echo(report.table(plan, lambda role, text: click.style(text, **_STYLES[role])))
+        styled = lambda role, text: click.style(text, **_STYLES[role])  # noqa: E731
+        click.echo(report.table(plan, styled, stored_step_s=stored_step_s))
     else:
-        click.echo(report.table(plan))
+        click.echo(report.table(plan, stored_step_s=stored_step_s))
 
 
 def _sweep(
@@ -126,6 +186,7 @@ def _sweep(
     as_json: bool,
     as_markdown: bool,
     output: str | None,
+    embed: bool,
     plot: str | None,
 ) -> None:
     """Answers the questions that have an answer, and says on stderr why others have none."""
@@ -150,14 +211,13 @@ def _sweep(
             break
     if not plans:
         raise InfeasibleError("none of these questions has an answer", "see the notes above")
-    document = json.dumps(
+    document = json_text(
         {
             "format": "hpgo.sweep",
             "version": 1,
-            "plans": [json.loads(plan.to_json()) for plan in plans],
+            "plans": [json.loads(plan.to_json(embed=embed)) for plan in plans],
             "failures": failures,
-        },
-        indent=2,
+        }
     )
     try:
         if output is not None:

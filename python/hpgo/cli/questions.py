@@ -70,15 +70,16 @@ SECONDS = _Measure("time", parse_seconds)
 def question(*, several: bool) -> Callable[[_Command], _Command]:
     """Adds the argument PROFILE and the options that say what is asked; `settings` reads them.
 
-    `several` batch sizes may be asked for at once, and schedule `auto`, where plans are searched for.
+    `several` batch sizes may be asked for at once, and schedule `auto`, where plans are searched for. Otherwise a saved
+    plan may stand in PROFILE's place, so that cluster and batch size are not required.
     """
     names = f"{', '.join(_SCHEDULES)}; or auto, for the best" if several else ", ".join(_SCHEDULES)
 
     options = (
         click.argument("profile"),
-        click.option("-c", "--cluster", required=True, metavar="NAME|FILE", help="See `hpgo clusters`."),
+        click.option("-c", "--cluster", required=several, metavar="NAME|FILE", help="See `hpgo clusters`."),
         click.option(
-            "-b", "--global-batch-size", type=Counts() if several else int, required=True,
+            "-b", "--global-batch-size", type=Counts() if several else int, required=several,
             metavar="N[,N…]" if several else "N",
             help="Samples in a step, over all devices.",
         ),

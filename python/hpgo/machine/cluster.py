@@ -219,7 +219,7 @@ class Cluster:
         """
         with hinted("docs/clusters.md shows the format"):
             text = read_text(path, ClusterError)
-            return _from_document(parse(text, str(path), ClusterError), Path(path))
+            return _from_document(parse(text, str(path), ClusterError), str(path), Path(path).stem)
 
     @classmethod
     def parse(cls, text: str | os.PathLike[str]) -> Cluster:
@@ -263,6 +263,46 @@ class Cluster:
                 left -= machines[-1].count
         return replace(self, name=f"{devices} of {self.name}", machines=tuple(machines))
 
+    def document(self) -> dict[str, object]:
+        """The cluster as what a file of it holds, in bytes and seconds; `Cluster.from_document` reads it back.
+
+        >>> cluster = Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25)
+        >>> cluster.document()["machines"]
+        [{'count': 2, 'devices': 8, 'type': 'device', 'memory': 16000000000.0, 'speed': 1.0}]
+        """
+        machines = []
+        for machine, group in groupby(self.machines):
+            device = machine.device
+            row: dict[str, object] = {
+                "count": len(list(group)),
+                "devices": machine.count,
+                "type": device.name,
+                "memory": float(device.memory_bytes),
+                "speed": float(device.speed),
+            }
+            machines.append(row | ({"name": machine.name} if machine.name else {}))
+        links = {
+            key: {
+                "bandwidth": float(link.bytes_per_s),
+                "collective": float(link.collective_bytes_per_s),
+                "latency": float(link.latency_s),
+            }
+            for key, link in (("intra", self.intra), ("inter", self.inter))
+        }
+        return {"hpgo_cluster": _VERSION, "name": self.name, "source": self.source, "machines": machines} | links
+
+    @classmethod
+    def from_document(cls, document: object, *, file: str) -> Cluster:
+        """The cluster that a parsed file holds. Raises ClusterError naming `file` and key.
+
+        Unlike what people write, it may have devices of one name that differ.
+
+        >>> cluster = Cluster.preset("dapple-a")
+        >>> Cluster.from_document(cluster.document(), file="x.json") == cluster
+        True
+        """
+        return _from_document(document, file, "", may_differ=True)
+
     def yaml(self) -> str:
         """The cluster as a file that `Cluster.read` takes, to edit.
 
@@ -296,8 +336,8 @@ class Cluster:
         return "\n".join(lines) + "\n"
 
 
-def _from_document(document: object, path: Path) -> Cluster:
-    top = Section(document, str(path), ClusterError)
+def _from_document(document: object, file: str, stem: str, *, may_differ: bool = False) -> Cluster:
+    top = Section(document, file, ClusterError)
     version = top.get("hpgo_cluster", None)
     if version is None:
         top.fail(
@@ -309,14 +349,14 @@ def _from_document(document: object, path: Path) -> Cluster:
     machines: list[Machine] = []
     types: dict[str, Device] = {}
     for number, entry in enumerate(top.items("machines"), start=1):
-        section = Section(entry, f"{path}, machines entry {number}", ClusterError)
+        section = Section(entry, f"{file}, machines entry {number}", ClusterError)
         device = section.build(
             Device,
             section.text("type", "device"),
             _measure(section, "memory", parse_bytes),
             section.number("speed", 1.0),
         )
-        if types.setdefault(device.name, device) != device:
+        if types.setdefault(device.name, device) != device and not may_differ:
             section.fail(f"type `{device.name}` has another memory or speed above", "give it another name")
         machine = section.build(Machine, device, section.whole("devices"), section.text("name", ""))
         count = section.whole("count", 1, least=1)
@@ -326,7 +366,7 @@ def _from_document(document: object, path: Path) -> Cluster:
         machines += [machine] * count
     intra = _link(top, "intra")
     inter = _link(top, "inter") if len(machines) > 1 or "inter" in top else intra
-    name, source = top.text("name", path.stem), top.text("source", "")
+    name, source = top.text("name", stem), top.text("source", "")
     top.done()
     return top.build(Cluster, name, tuple(machines), intra, inter, source)
 

@@ -24,6 +24,7 @@ from hpgo.base.wording import near
 from hpgo.model.states import cut_points
 from hpgo.planning.plans import ScheduleChoice
 from hpgo.planning.question import SCHEDULES
+from hpgo.planning.reprice import reprice
 from hpgo.planning.search import plan_of, price, search, with_alternatives
 from hpgo.programs.costs import Costs
 from hpgo.programs.orders import Durations, schedule, schedules
@@ -133,6 +134,14 @@ def _run_with(plan: Plan, name: str, cap: int | None) -> Plan:
         cap = max(peaks)
     run = _held(plan, name, peaks, each)
     return replace(run, step_s=simulate(orders, costs=Costs.of_stages(run.stages)).makespan_s)
+
+
+def run_as(base: Plan, orders: Schedule) -> Plan:
+    """`base`, a plan with one micro-batch in flight, with its stages run in these orders, which are written down."""
+    each = [stage.memory.activations_bytes for stage in base.stages]
+    run = _held(base, orders.name, orders.peak_in_flight, each)
+    step_s = simulate(orders, costs=Costs.of_stages(run.stages)).makespan_s
+    return replace(run, step_s=step_s, actions=tuple(orders.to_text().splitlines()))
 
 
 def _held(plan: Plan, name: str, in_flight: list[int], each_bytes: list[float]) -> Plan:
@@ -335,7 +344,7 @@ def _shortest(runs: list[Plan], name: str) -> _Try:
     fitting = [run for run in runs if run.fits]
     if not fitting:
         return None, _lacking(name, runs)
-    shortest = replace(min(fitting, key=lambda run: run.step_s), labels=0, simulated=len(runs), stopped=None)
+    shortest = replace(reprice(min(fitting, key=lambda run: run.step_s)), simulated=len(runs))
     return shortest, _choice(shortest, shortest.limit)
 
 
@@ -544,13 +553,14 @@ def _choice(plan: Plan, why: str) -> ScheduleChoice:
         micro_batch_size=plan.micro_batch_size,
         planned=True,
         why=why,
+        plan=replace(plan, alternatives=(), schedules=()),
     )
 
 
 def _lacking(name: str, runs: list[Plan]) -> ScheduleChoice:
     if not runs:
         return _unknown(name, "no cut was tried: none was found, or it has too many micro-batches to simulate")
-    closest = min(runs, key=lambda run: run.missing_bytes)
+    closest = reprice(min(runs, key=lambda run: run.missing_bytes))
     choice = _choice(closest, "")
     return replace(choice, why=f"lacks {format_bytes(choice.missing_bytes)} on a device")
 

@@ -119,15 +119,16 @@ def evaluate(
     (True, True)
     """
     question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
-    rows = _rows(question.profile, stages)
+    rows = rows_of(question.profile, stages)
     if question.schedule in SCHEDULES:
         return price(question, rows)
     from hpgo.planning import choose  # loads what simulates, which pricing does without
+    from hpgo.planning.reprice import reprice
 
     choose.check(question.schedule)
     if question.schedule == "auto":
         raise ArgumentError("can't price a plan for schedule 'auto'", "it chooses a schedule for `plan`")
-    return choose.run_on(price(replace(question, schedule="1f1b"), rows), question.schedule)
+    return reprice(choose.run_on(price(replace(question, schedule="1f1b"), rows), question.schedule))
 
 
 def exhaustive(profile: Profile, cluster: Cluster, *, global_batch_size: int, **options: Unpack[Options]) -> Plan:
@@ -152,7 +153,7 @@ def exhaustive(profile: Profile, cluster: Cluster, *, global_batch_size: int, **
     return replace(best, lower_bound_s=best.step_s, simulated=plans)
 
 
-def _rows(
+def rows_of(
     profile: Profile, stages: Sequence[tuple[Iterable[str] | int, Sequence[int]]]
 ) -> list[tuple[list[int], list[int]]]:
     """Layers of each stage, by their place in the profile, and its devices. Raises ArgumentError for what is none."""

@@ -5,33 +5,60 @@ A `Plan` is plain numbers, without native or framework objects, so it can be pic
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
+from hpgo.base.documents import read_text, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shown
+from hpgo.machine.cluster import Cluster  # noqa: TC001 -- `record` looks up what fields are
+from hpgo.model.profile import Profile  # noqa: TC001
 from hpgo.planning import limits
+from hpgo.planning.question import MemoryModel  # noqa: TC001
+from hpgo.programs.blocks import Blocks  # noqa: TC001
 from hpgo.programs.costs import Costs
-from hpgo.programs.orders import Durations
+from hpgo.programs.orders import Durations, Schedule
 from hpgo.programs.orders import schedule as build
 from hpgo.programs.program import Program, program
-from hpgo.programs.stages import Crossing, Stage  # noqa: TC001 -- `record` looks them up
+from hpgo.programs.stages import Crossing, Stage  # noqa: TC001
 from hpgo.timing.simulation import simulate
 
 if TYPE_CHECKING:
     import os
 
-    from hpgo.programs.orders import Schedule
     from hpgo.programs.ranks import RankProgram
     from hpgo.timing.timeline import Timeline
 
-_VERSION = 1
-
 STOPPED = ("deadline", "interrupt", "effort")
 """Why a search may end before its proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What a plan's file keeps of a profile or a cluster that it was saved without."""
+
+    sha256: str
+    """Of what prices depend on: everything but its name and where it is from. docs/plan.md says it exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What the price of a plan stands on, besides its stages and their orders."""
+
+    profile: Profile | Digest
+    cluster: Cluster | Digest
+    memory: MemoryModel
+    equal_shares: bool
+    """Whether replicas of a stage had to get the same number of samples."""
+    overlap: bool
+    """Whether gradient synchronisation starts before the backward pass has ended."""
+    smallest_share: int
+    """Samples of a micro-batch that a replica gets, at least."""
+    count_loading: bool
+    """Whether the time of layers that load data counts."""
+    blocks: Blocks | None
+    """The row of blocks that launchers see in the profile; None if it is no such row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +74,8 @@ class Alternative:
     """Memory that a device lacks for it; 0 if it fits."""
     why: str
     """Why it is worse, in words."""
+    plan: Plan | None = None
+    """The plan itself, if there is one, whether or not it fits; `Plan.alternative` finds it by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +97,8 @@ class ScheduleChoice:
     """Whether `hpgo.plan(schedule=name)` makes the plan; else the step is only there to compare."""
     why: str
     """What keeps its step from being shorter, or why there is none."""
+    plan: Plan | None = None
+    """The plan itself, if there is one; `Plan.alternative` finds it by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +143,13 @@ class Plan:
     """Devices of each machine of the cluster; empty in files that don't say."""
     crossings: tuple[tuple[Crossing, ...], ...] = ()
     """For each stage but the last, what it gives to later ones; empty in files that don't say."""
+    actions: tuple[str, ...] = ()
+    """For each stage its actions in order, as `Schedule.to_text` writes them; empty where schedule and micro-batches in
+    flight say it all."""
+    assumptions: Assumptions | None = None
+    """None in files of version 1, which don't say; see `assumed`."""
+    made_with: str | None = None
+    """Version of hpgo; None in files that don't say."""
 
     @property
     def micro_batches(self) -> int:
@@ -175,6 +213,8 @@ class Plan:
         ranks, micro_batches = len(self.stages), self.micro_batches
         planned = name == self.schedule
         in_flight = [stage.in_flight for stage in self.stages]
+        if planned and self.actions:
+            return self._recorded()
         if planned and name in {"1f1b", "eager_1f1b"}:
             return build(name, ranks=ranks, micro_batches=micro_batches, windows=in_flight)
         if not planned and (built := build(name, ranks=ranks, micro_batches=micro_batches)).stages != ranks:
@@ -188,6 +228,19 @@ class Plan:
         durations = Durations(tuple(stage.forward_s for stage in self.stages), halves, halves, transfer_s)
         cap = max(in_flight) if planned and name == "zb" else None
         return build(name, ranks=ranks, micro_batches=micro_batches, cap=cap, durations=durations)
+
+    def _recorded(self) -> Schedule:
+        """The orders that are written down."""
+        orders = Schedule.from_text("\n".join(self.actions), name=self.schedule)
+        stages = len(self.stages)
+        if orders.rank_of_stage != tuple(range(stages)) or orders.total_micro_batches != self.micro_batches:
+            raise ArgumentError(
+                f"the plan's actions are those of {orders.stages} stages on {orders.ranks} ranks and"
+                f" {orders.total_micro_batches} micro-batches, but it has {stages} stages, a rank each, and"
+                f" {self.micro_batches} micro-batches",
+                "leave `actions` as `hpgo plan` wrote them",
+            )
+        return orders
 
     def program(self, schedule: str | None = None) -> Program:
         """What runs: the plan's stages on their devices, by its own schedule or by the family named `schedule`.
@@ -208,6 +261,7 @@ class Plan:
             machines=self.machines or (self.cluster_devices,),
             crossings=self.crossings or None,
             recompute=self.recompute,
+            shard_optimizer=self.assumptions is not None and self.assumptions.memory.shard_optimizer,
             costs=Costs.of_stages(self.stages),
         )
 
@@ -228,51 +282,72 @@ class Plan:
         """
         return self.program().for_rank(rank)
 
-    def to_json(self) -> str:
-        """The plan as versioned JSON, described in `docs/plan.md`; `Plan.from_json` reads it back."""
-        facts = {"format": "hpgo.plan", "version": _VERSION} | asdict(self) | {"finished": self.finished}
-        return json.dumps(facts, indent=2)
+    @property
+    def assumed(self) -> Assumptions:
+        """What its price stands on. Raises ArgumentError for a plan from a file of version 1, which doesn't say."""
+        if self.assumptions is None:
+            raise ArgumentError(
+                "the plan is from a file of version 1, which does not say what its price assumed: profile, cluster,"
+                " memory model, overlap",
+                "make it again with `hpgo plan`, or price its stages with `hpgo evaluate PROFILE --stages …`",
+            )
+        return self.assumptions
+
+    def reprice(self, *, profile: Profile | None = None, cluster: Cluster | None = None) -> Plan:
+        """The plan priced anew, from its stages, orders and assumptions: what it was saved with, to the last digit.
+
+        A profile and a cluster are needed only for a plan that was saved without them. Raises ArgumentError if they are
+        missing, or differ from what the plan was made with.
+
+        >>> import hpgo
+        >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+        >>> hpgo.Plan.from_json(plan.to_json()).reprice().step_s == plan.step_s
+        True
+        """
+        from hpgo.planning.reprice import reprice  # it makes plans
+
+        return reprice(self, profile, cluster)
+
+    def alternative(self, name: str) -> Plan:
+        """The plan of the alternative or the compared schedule of this name, as a plan of its own.
+
+        Raises ArgumentError if there is none.
+
+        >>> import hpgo
+        >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+        >>> plan.alternative("data parallelism").stages[0].replicas
+        16
+        """
+        rows: list[Alternative | ScheduleChoice] = [*self.alternatives, *self.schedules]
+        listed = {row.name: row for row in rows}
+        plans = [known for known, row in listed.items() if row.plan is not None]
+        hint = f"choose one of: {', '.join(plans)}" if plans else "it was saved without them, or none was looked for"
+        if name not in listed:
+            raise ArgumentError(f"the plan has no alternative {shown(name)}", hint)
+        found = listed[name].plan
+        if found is None:
+            raise ArgumentError(f"there is no plan of the alternative `{name}`: {listed[name].why}", hint)
+        return found
+
+    def to_json(self, *, embed: bool = True) -> str:
+        """The plan as versioned JSON, described in `docs/plan.md`; `Plan.from_json` reads it back.
+
+        Unless `embed` is false, profile and cluster go with it, so that it can be priced anew; else only their SHA-256.
+        """
+        from hpgo.planning.files import written  # it reads plans
+
+        return written(self, embed=embed)
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the plan") -> Plan:
         """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it."""
-        with hinted("make it again"):
-            return cls._of_text(text, source)
+        from hpgo.planning.files import read  # it makes plans
 
-    @classmethod
-    def _of_text(cls, text: str, source: str) -> Plan:
-        if not isinstance(text, str) or not text.lstrip().startswith("{"):
-            raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
-        top = Section(parse(text, source, ArgumentError), source, ArgumentError)
-        if top.get("format", None) != "hpgo.plan":
-            raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
-        version = top.get("version", None)
-        if version != _VERSION:
-            raise ArgumentError(f"{source} is a plan of version {shown(version)}, not {_VERSION}")
-        finished = top.flag("finished")
-        plan = record(cls, top, optional={"schedules", "stopped", "machines", "crossings"})  # added within version 1
-        if plan.stopped not in {None, *STOPPED}:
-            raise ArgumentError(
-                f"{source}: `stopped` is {shown(plan.stopped)}, not null or one of {', '.join(STOPPED)}"
-            )
-        if plan.finished != finished:
-            if plan.stopped is not None:
-                raise ArgumentError(f"{source}: `finished` and `stopped` contradict each other")
-            plan = replace(plan, stopped="deadline")  # Ctrl-C, perhaps: older files don't tell them apart
-        for index, stage in enumerate(plan.stages):
-            if not (stage.layers and stage.devices and stage.share):
-                raise ArgumentError(f"{source}: stage {index} has no layers, devices or samples")
-        if not plan.stages or plan.step_s < 0:
-            raise ArgumentError(f"{source} has no stages, or a step of negative time")
-        if not plan.micro_batch_size or plan.global_batch_size % plan.micro_batch_size:
-            raise ArgumentError(
-                f"{source}: micro-batches of {plan.micro_batch_size} don't make a batch of {plan.global_batch_size}"
-            )
-        return plan
+        return read(text, source)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as JSON. Raises ArgumentError if the file can't be written."""
-        write_text(path, self.to_json() + "\n", ArgumentError)
+    def save(self, path: str | os.PathLike[str], *, embed: bool = True) -> None:
+        """Writes the plan as JSON, as `to_json` does. Raises ArgumentError if the file can't be written."""
+        write_text(path, self.to_json(embed=embed) + "\n", ArgumentError)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Plan:

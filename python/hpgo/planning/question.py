@@ -14,6 +14,7 @@ from hpgo.base.units import format_bytes, parse_bytes
 from hpgo.base.wording import as_float, counted, near, shown
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile
+from hpgo.programs.blocks import Blocks
 
 if TYPE_CHECKING:
     from hpgo.programs.launchers import Launcher
@@ -77,6 +78,11 @@ class Question:
     memory: MemoryModel
     loading_s: float
     """Of loading one batch of the profile, where the profile leaves it out."""
+    measured: Profile
+    """The profile as it was given; `profile` leaves out loading, unless `count_loading`."""
+    count_loading: bool
+    blocks: Blocks | None
+    """The row of blocks that launchers see in the profile; None if it is no such row."""
     most_stages: int = NO_LIMIT
     most_replicas: int = NO_LIMIT
     equal_replicas: bool = False
@@ -127,7 +133,8 @@ class Question:
         sizes = _micro_batch_sizes(profile, global_batch_size, micro_batch_size, smallest)
         if not isinstance(recompute, bool) and recompute != "auto":
             raise ArgumentError(f"recompute is {recompute!r}", "choose True, False or 'auto'")
-        for name, value in (("equal_shares", equal_shares), ("overlap", overlap)):
+        switches = {"equal_shares": equal_shares, "overlap": overlap, "count_loading": count_loading}
+        for name, value in switches.items():
             _check_bool(name, value)
         return cls(
             profile=profile if count_loading else profile.without_loading(),
@@ -141,7 +148,17 @@ class Question:
             overlap=overlap,
             memory=_checked(MemoryModel() if memory is None else memory, cluster),
             loading_s=0.0 if count_loading else max((layer.forward_s[0] for layer in profile.loading), default=0.0),
+            measured=profile,
+            count_loading=count_loading,
+            blocks=_blocks(profile),
         )
+
+
+def _blocks(profile: Profile) -> Blocks | None:
+    try:
+        return Blocks.of(profile)
+    except ArgumentError:
+        return None
 
 
 def _not_uneven(uneven: object) -> bool:

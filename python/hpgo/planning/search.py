@@ -10,7 +10,7 @@ from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.model.batches import at_batch
-from hpgo.planning.plans import Alternative, Plan
+from hpgo.planning.plans import Alternative, Assumptions, Plan
 from hpgo.planning.question import divisors
 from hpgo.programs.stages import Crossing, Memory, Stage
 
@@ -44,9 +44,14 @@ def search(question: Question, deadline_s: float | None, progress: Callable[[flo
     )
 
 
-def price(question: Question, stages: Sequence[tuple[list[int], list[int]]]) -> Plan:
-    """The plan with these stages: for each its layers, by their place in the profile, and its devices."""
-    found = _core.evaluate(question, stages)
+def price(
+    question: Question, stages: Sequence[tuple[list[int], list[int]]], windows: Sequence[int] | None = None
+) -> Plan:
+    """The plan with these stages: for each its layers, by their place in the profile, and its devices.
+
+    Without `windows`, how many micro-batches each has in flight is chosen.
+    """
+    found = _core.evaluate(question, stages, windows)
     for record, (_, devices) in zip(found["stages"], stages, strict=True):
         record["devices"] = devices
     return plan_of(question, found)
@@ -81,6 +86,17 @@ def plan_of(question: Question, found: dict[str, Any]) -> Plan:
         cluster_devices=question.cluster.devices,
         machines=tuple(machine.count for machine in question.cluster.machines),
         crossings=_crossings(profile, [record["layers"] for record in found["stages"]], micro_batch_size),
+        assumptions=Assumptions(
+            profile=question.measured,
+            cluster=question.cluster,
+            memory=question.memory,
+            equal_shares=question.equal_shares,
+            overlap=question.overlap,
+            smallest_share=question.smallest_share,
+            count_loading=question.count_loading,
+            blocks=question.blocks,
+        ),
+        made_with=_core.__version__,
     )
 
 
@@ -135,7 +151,7 @@ def with_alternatives(question: Question, best: Plan) -> Plan:
         else:
             why = other.limit
         step_s = None if lacking else other.step_s
-        alternatives.append(Alternative(name, step_s, len(other.stages), other.micro_batch_size, lacking, why))
+        alternatives.append(Alternative(name, step_s, len(other.stages), other.micro_batch_size, lacking, why, other))
     return replace(best, alternatives=tuple(alternatives))
 
 

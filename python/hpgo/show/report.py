@@ -42,10 +42,16 @@ _PAIR = (
 _PROVEN = 5e-7  # a gap that is nothing but rounding
 
 
-def table(plan: Plan, style: Callable[[str, str], str] = lambda _role, text: text) -> str:
+def table(
+    plan: Plan,
+    style: Callable[[str, str], str] = lambda _role, text: text,
+    *,
+    stored_step_s: float | None = None,
+) -> str:
     """A plan as plain text, at most 80 columns wide unless names of layers are long.
 
-    `style` may colour a text by its role: `headline`, `columns`, `fact` (its name) or `alarm`.
+    `style` may colour a text by its role: `headline`, `columns`, `fact` (its name) or `alarm`. `stored_step_s` is the
+    step that the plan's file names, where it was priced anew.
 
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
@@ -56,7 +62,7 @@ def table(plan: Plan, style: Callable[[str, str], str] = lambda _role, text: tex
     for columns, rows in sections(plan):
         head, *body = plain(columns, rows)
         lines += [style("columns", head), *body, ""]
-    facts = summary(plan)
+    facts = summary(plan, stored_step_s)
     indent = max(len(name) for name, _ in facts) + 2
     for name, fact in facts:
         kept = _MEASURE.sub("\u00a0", printable(fact))  # where a line must not end
@@ -67,12 +73,12 @@ def table(plan: Plan, style: Callable[[str, str], str] = lambda _role, text: tex
     return "\n".join(lines).replace("\u00a0", " ")
 
 
-def markdown(plan: Plan) -> str:
-    """A plan as Markdown, to paste into a proposal or an issue."""
+def markdown(plan: Plan, *, stored_step_s: float | None = None) -> str:
+    """A plan as Markdown, to paste into a proposal or an issue; `stored_step_s` as in `table`."""
     lines = [f"## {printable(headline(plan))}", ""]
     for columns, rows in sections(plan):
         lines += [*markdown_table(columns, rows), ""]
-    return "\n".join([*lines, *(f"- **{name}**: {printable(fact)}" for name, fact in summary(plan))])
+    return "\n".join([*lines, *(f"- **{name}**: {printable(fact)}" for name, fact in summary(plan, stored_step_s))])
 
 
 def headline(plan: Plan) -> str:
@@ -175,8 +181,8 @@ def _pairs(plan: Plan) -> list[str]:
     return [name for name in ("1f1b_overlap", "interleaved_overlap", "dualpipe_v") if name in shown]
 
 
-def summary(plan: Plan) -> list[tuple[str, str]]:
-    """Named facts about the whole plan."""
+def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, str]]:
+    """Named facts about the whole plan; `stored_step_s` as in `table`."""
     count = plan.micro_batches
     schedule = (
         f"{_SCHEDULES.get(plan.schedule, plan.schedule)}, {counted(count, 'micro-batch')} of"
@@ -194,6 +200,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("bubble", f"devices don't compute for {100 * plan.bubble:.1f} % of the step"),
         *([] if plan.fits else [("memory", _shortage(plan))]),
         *([("left out", _loading(plan))] if plan.loading_s else []),
+        *([] if stored_step_s is None else [("stored step", _stored(plan, stored_step_s))]),
         ("proof", proof(plan)),
         *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
         *_without(plan),
@@ -323,6 +330,16 @@ def _instead(plan: Plan, other: Alternative) -> str:
         longer = f"{percent:.0f} % longer" if percent >= 10 else f"{percent:.2g} % longer"
     stages = f"{other.stages} stages, " if other.stages > 1 else ""
     return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.why}"
+
+
+def _stored(plan: Plan, stored_step_s: float) -> str:
+    if stored_step_s == plan.step_s:
+        return f"{_seconds(stored_step_s)}, and the same when priced anew"
+    percent = f" ({100 * (plan.step_s / stored_step_s - 1):+.3g} %)" if stored_step_s else ""
+    return (
+        f"{stored_step_s!r} s, but {plan.step_s!r} s when priced anew{percent}: the file was changed, or another"
+        " version of hpgo made it"
+    )
 
 
 def _loading(plan: Plan) -> str:

@@ -65,6 +65,38 @@ pub fn evaluate(
     }
 }
 
+/// The price of one stage between every two neighbouring cuts of `model`, on these devices, with these warm-up windows,
+/// for the first of the micro-batch sizes and the first choice about recomputation.
+///
+/// # Errors
+/// As [`evaluate`]; [`Error::Argument`] if there is not one window for each stage, [`Error::Schedule`] if windows grow
+/// along the stages.
+pub fn reprice(
+    model: &Model,
+    cluster: &Cluster,
+    settings: &Settings,
+    devices: &[Vec<u32>],
+    windows: &[u32],
+) -> Result<(Candidate, Priced)> {
+    settings.check()?;
+    cluster.check()?;
+    let (Some(&micro_batch), Some(&recompute)) = (settings.micro_batches.first(), settings.recompute.first()) else {
+        return Err(Error::argument("there is no micro-batch size to choose from", "give one"));
+    };
+    if windows.len() != devices.len() {
+        return Err(Error::argument(
+            format!("{} windows are given for {} stages", windows.len(), devices.len()),
+            "give each stage one",
+        ));
+    }
+    let stages = (footprints(cluster, devices)?.into_iter().zip(windows).enumerate())
+        .map(|(begin, (footprint, &window))| StageChoice { begin, end: begin + 1, footprint, window })
+        .collect();
+    let plan = Candidate { micro_batch, recompute, stages };
+    let priced = Pricer::new(model, cluster, settings).price(&plan)?;
+    Ok((plan, priced))
+}
+
 /// Devices of each stage as numbers of devices by machine.
 fn footprints(cluster: &Cluster, devices: &[Vec<u32>]) -> Result<Vec<Vec<(u32, u32)>>> {
     let machine_of: Vec<u32> = (0_u32..)

@@ -31,7 +31,7 @@ use crate::cost::Model;
 use crate::error::{Error, Result};
 
 pub use classics::{Straight, closest, data_parallel, fitting, straight};
-pub use evaluate::evaluate;
+pub use evaluate::{evaluate, reprice};
 pub use exhaustive::exhaustive;
 pub use price::{Candidate, Priced, Pricer, StageChoice, StagePrice};
 pub use settings::{Settings, WarmUp};

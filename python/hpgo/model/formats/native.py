@@ -38,7 +38,12 @@ def parse(text: str, *, name: str, file: str = "text") -> Profile:
     >>> parse(f"hpgo_profile: 1\nbatch_sizes: 4\nlayers: [{layer}]", name="tiny").layers[0].backward_s
     (0.002,)
     """
-    top = Section(parse_document(text, file, ProfileError), file, ProfileError)
+    return of_document(parse_document(text, file, ProfileError), name=name, file=file)
+
+
+def of_document(document: object, *, name: str, file: str) -> Profile:
+    """The profile that a parsed file holds, as `parse`."""
+    top = Section(document, file, ProfileError)
     version = top.get(VERSION_KEY)
     if isinstance(version, bool) or version != VERSION:
         top.fail(f"`{VERSION_KEY}` is {shown(version)}", f"this hpgo reads version {VERSION}")
@@ -53,6 +58,18 @@ def parse(text: str, *, name: str, file: str = "text") -> Profile:
     title, source = top.text("name", name), top.text("source", file)
     top.done()
     return top.build(Profile, title, batch_sizes, tuple(layers), tuple(edges), source)
+
+
+def document(profile: Profile) -> dict[str, object]:
+    """`profile` as what a JSON file of it holds; `of_document` reads it.
+
+    >>> toy = Profile.chain(
+    ...     "toy", batch_size=1, forward_s=[0.002], backward_s=[0.004], activation_bytes=[8], parameter_bytes=[1e3])
+    >>> document(toy)["layers"][0]["backward_s"]
+    0.004
+    """
+    keys = _head(profile) | {"layers": [_layer_keys(layer) for layer in profile.layers]}
+    return keys if _is_chain(profile) else keys | {"edges": [list(edge) for edge in profile.edges]}
 
 
 def write_json(profile: Profile) -> str:

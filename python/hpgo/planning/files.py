@@ -1,0 +1,193 @@
+"""Plans as JSON: version 2, which carries all that a price assumed, and version 1, which lacks it.
+
+What a plan shares with its alternatives stands in the file once. Profile and cluster are kept as their own files have
+them, or as the SHA-256 of what a price depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hpgo.base.documents import Section, hinted, json_text, parse, record
+from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.wording import shown
+from hpgo.machine.cluster import Cluster
+from hpgo.model.formats import native
+from hpgo.model.profile import Profile
+from hpgo.planning.plans import STOPPED, Alternative, Assumptions, Digest, Plan, ScheduleChoice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_VERSION = 2
+_COMPARED = ("alternatives", "schedules")
+_SHARED = (
+    "profile", "cluster", "global_batch_size", "cluster_devices", "machines", "loading_s", "assumptions", "made_with",
+    *_COMPARED,
+)  # fmt: skip
+"""What alternatives have from the plan that they are alternatives of, or do without."""
+_SINCE_1 = {"stopped", "machines", "crossings", "actions", "assumptions", "made_with"}
+_DIGITS = set("0123456789abcdef")
+
+_Row = TypeVar("_Row", Alternative, ScheduleChoice)
+
+
+def written(plan: Plan, *, embed: bool) -> str:
+    """`plan` as JSON; with digests of profile and cluster instead of them, unless they are to be embedded."""
+    keys = {
+        "format": "hpgo.plan",
+        "version": _VERSION,
+        "made_with": plan.made_with,
+        **_facts(plan, (*_COMPARED, "assumptions", "made_with")),
+        "finished": plan.finished,
+        "alternatives": [_row(row) for row in plan.alternatives],
+        "schedules": [_row(row) for row in plan.schedules],
+        "assumptions": None if plan.assumptions is None else _assumptions(plan.assumptions, embed=embed),
+    }
+    return json_text(keys)
+
+
+def read(text: str, source: str) -> Plan:
+    """The plan in `text`. Raises ArgumentError that names `source` and what is wrong with it."""
+    with hinted("make it again"):
+        if not isinstance(text, str) or not text.lstrip().startswith("{"):
+            raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
+        top = Section(parse(text, source, ArgumentError), source, ArgumentError)
+        if top.get("format", None) != "hpgo.plan":
+            raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
+        version = top.get("version", None)
+        if isinstance(version, bool) or version not in (1, _VERSION):
+            raise ArgumentError(f"{source} is a plan of version {shown(version)}, not 1 or {_VERSION}")
+        alternatives = top.rows("alternatives")
+        schedules = top.rows("schedules") if "schedules" in top else None  # it was added within version 1
+        known: dict[str, object] = {"alternatives": (), "schedules": ()}
+        if version == _VERSION:
+            known["assumptions"] = _read_assumptions(top)
+        plan = _read_plan(top, known, _SINCE_1 if version == 1 else {"stopped"})
+        return replace(
+            plan,
+            alternatives=_read_rows(Alternative, alternatives, plan, version),
+            schedules=_read_rows(ScheduleChoice, schedules, plan, version),
+        )
+
+
+def digest_of(source: Profile | Cluster) -> Digest:
+    """The SHA-256 of what prices depend on: the file's keys but `name` and `source`, sorted, with numbers as floats."""
+    keys = native.document(source) if isinstance(source, Profile) else source.document()
+    kept = {key: value for key, value in keys.items() if key not in {"name", "source"}}
+    text = json.dumps(_as_floats(kept), sort_keys=True, separators=(",", ":"))
+    return Digest(hashlib.sha256(text.encode()).hexdigest())
+
+
+def _as_floats(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_floats(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_floats(item) for item in value]
+    return float(value) if isinstance(value, int) else value
+
+
+def _facts(record: object, left_out: tuple[str, ...]) -> dict[str, object]:
+    """Fields of a dataclass as what JSON can hold."""
+    values = {field.name: getattr(record, field.name) for field in fields(record) if field.name not in left_out}  # type: ignore[arg-type]
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | None) else asdict(value)
+
+
+def _row(row: Alternative | ScheduleChoice) -> dict[str, object]:
+    own = row.plan
+    return _facts(row, ("plan",)) | {"plan": None if own is None else _facts(own, _SHARED) | {"finished": own.finished}}
+
+
+def _assumptions(assumptions: Assumptions, *, embed: bool) -> dict[str, object]:
+    def kept(source: Profile | Cluster | Digest) -> dict[str, object]:
+        if isinstance(source, Digest) or not embed:
+            return asdict(source if isinstance(source, Digest) else digest_of(source))
+        return native.document(source) if isinstance(source, Profile) else source.document()
+
+    sources = {"profile": kept(assumptions.profile), "cluster": kept(assumptions.cluster)}
+    return _facts(assumptions, tuple(sources)) | sources
+
+
+def _read_assumptions(top: Section) -> Assumptions | None:
+    if top.get("assumptions") is None:
+        return None
+    section = top.within("assumptions")
+    known: dict[str, object] = {}
+    for key in ("profile", "cluster"):
+        kept = section.within(key)
+        with _as_argument_error():
+            if "sha256" in kept:
+                known[key] = record(Digest, kept)
+            elif key == "profile":
+                known[key] = native.of_document(section.get(key), name="", file=kept.where)
+            else:
+                known[key] = Cluster.from_document(section.get(key), file=kept.where)
+    assumptions = record(Assumptions, section, known=known)
+    for source in (assumptions.profile, assumptions.cluster):
+        if isinstance(source, Digest) and not (len(source.sha256) == 64 and set(source.sha256) <= _DIGITS):
+            section.fail(f"{shown(source.sha256)} is no SHA-256")
+    return assumptions
+
+
+@contextmanager
+def _as_argument_error() -> Iterator[None]:
+    """What is wrong with a profile or a cluster in a plan is wrong with the plan."""
+    try:
+        yield
+    except HpgoError as error:
+        raise ArgumentError(error.message, error.hint) from None
+
+
+def _read_rows(kind: type[_Row], rows: Section | None, plan: Plan, version: object) -> tuple[_Row, ...]:
+    """Alternatives of `plan`, or schedules that it was compared with; without their plans in version 1."""
+    read: list[_Row] = []
+    if rows is None:
+        return ()
+    for row in rows:
+        section = rows.within(row)
+        own = None
+        if version == _VERSION and section.get("plan") is not None:
+            within = section.within("plan")
+            own = _read_plan(within, {key: getattr(plan, key) for key in _SHARED}, set())
+        read.append(record(kind, section, known={"plan": own}))
+    return tuple(read)
+
+
+def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -> Plan:
+    finished = section.flag("finished")
+    plan = record(Plan, section, optional=optional, known=known)
+    if plan.stopped not in {None, *STOPPED}:
+        section.fail(f"`stopped` is {shown(plan.stopped)}, not null or one of {', '.join(STOPPED)}")
+    if plan.finished != finished:
+        if plan.stopped is not None:
+            section.fail("`finished` and `stopped` contradict each other")
+        plan = replace(plan, stopped="deadline")  # Ctrl-C, perhaps: older files don't tell them apart
+    _check(plan, section.where)
+    return plan
+
+
+def _check(plan: Plan, source: str) -> None:
+    """Raises ArgumentError for what no plan has."""
+    for index, stage in enumerate(plan.stages):
+        if not (stage.layers and stage.devices and stage.share):
+            raise ArgumentError(f"{source}: stage {index} has no layers, devices or samples")
+    if not plan.stages or plan.step_s < 0:
+        raise ArgumentError(f"{source} has no stages, or a step of negative time")
+    if not plan.micro_batch_size or plan.global_batch_size % plan.micro_batch_size:
+        raise ArgumentError(
+            f"{source}: micro-batches of {plan.micro_batch_size} don't make a batch of {plan.global_batch_size}"
+        )
+    if plan.crossings and len(plan.crossings) != len(plan.stages) - 1:
+        raise ArgumentError(f"{source}: {len(plan.crossings)} crossings are not one for each stage but the last")
+    if plan.actions and len(plan.actions) != len(plan.stages):
+        raise ArgumentError(f"{source}: {len(plan.actions)} lines of actions are not one for each stage")
