@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.model.formats import pipeedge
-from hpgo.planning.chain import partition
+from hpgo.planning.chain.search import partition, partition_files
 from hpgo.show.chain_picture import svg
 from hpgo.show.chain_report import explain, table
 
@@ -74,7 +74,7 @@ class Question:
         with tempfile.TemporaryDirectory() as folder:
             files = self.write(Path(folder))
             links = Path(folder) / "links.yml" if self.links else None
-            return partition(
+            return partition_files(
                 *files,
                 model="m",
                 batch_size=1,
@@ -240,21 +240,21 @@ def test_pairwise_links_and_ends_equal_the_twin(question):
 @given(questions(links=True), st.integers(1, 30))
 def test_latency_equals_the_twin(question, limit):
     best = question.best(lambda compute, hops, lost: sum(compute) + sum(hops), limit_s=limit)
-    agree(question, best, objective="latency", throughput=1 / limit)
+    agree(question, best, objective="latency", samples_per_s=1 / limit)
 
 
 @FEW
 @given(questions(links=True), st.integers(1, 30))
 def test_fewest_hosts_equal_the_twin(question, limit):
     best = question.best(lambda compute, hops, lost: len(compute), limit_s=limit)
-    agree(question, best, objective="hosts", throughput=1 / limit)
+    agree(question, best, objective="hosts", samples_per_s=1 / limit)
 
 
 @FEW
 @given(questions(links=True), st.integers(1, 20), st.sets(st.sampled_from([16, 8, 4]), min_size=1))
 def test_fewest_bits_lost_equal_the_twin(question, limit, widths):
     best = question.best(lambda compute, hops, lost: lost, limit_s=limit, widths=sorted({32, *widths}, reverse=True))
-    agree(question, best, objective="bits", throughput=1 / limit, bits=sorted(widths))
+    agree(question, best, objective="bits", samples_per_s=1 / limit, bits=sorted(widths))
 
 
 @FEW
@@ -322,21 +322,21 @@ def test_a_shared_stage_beats_an_indivisible_layer_and_names_its_hosts():
 
 def test_fewer_bits_are_chosen_only_where_the_throughput_needs_them():
     question = steady({"a": [1, 9], "b": [9, 1]}, {"a": 1, "b": 1}, values=[0, 8, 0])  # one edge: 1 s at 32 bits
-    wide = question.plan(objective="bits", throughput=1.0, bits=[8, 16])
-    narrow = question.plan(objective="bits", throughput=1.0, bits=[8, 16]) if wide.value else wide
+    wide = question.plan(objective="bits", samples_per_s=1.0, bits=[8, 16])
+    narrow = question.plan(objective="bits", samples_per_s=1.0, bits=[8, 16]) if wide.value else wide
     assert [hop.bits for hop in narrow.hops] == [32, 32, 32]
     question.types["a"]["mbps"] = 3  # now 8/3 s
-    assert [hop.bits for hop in question.plan(objective="bits", throughput=1.0, bits=[8, 16]).hops] == [32, 8, 32]
+    assert [hop.bits for hop in question.plan(objective="bits", samples_per_s=1.0, bits=[8, 16]).hops] == [32, 8, 32]
     with pytest.raises(hpgo.InfeasibleError):
-        question.plan(objective="bits", throughput=1.0, bits=[16])
+        question.plan(objective="bits", samples_per_s=1.0, bits=[16])
 
 
 def test_throughput_that_is_out_of_reach_names_the_best():
     question = steady({"t": [3, 3]}, {"t": 2})
     with pytest.raises(hpgo.InfeasibleError, match="layer 1 alone takes 3"):
-        question.plan(objective="hosts", throughput=1.0)
+        question.plan(objective="hosts", samples_per_s=1.0)
     with pytest.raises(hpgo.InfeasibleError, match=r"every 4.000000 s.*is 6.000000 s"):
-        steady({"t": [3, 3]}, {"t": 1}).plan(objective="hosts", throughput=0.25)
+        steady({"t": [3, 3]}, {"t": 1}).plan(objective="hosts", samples_per_s=0.25)
 
 
 def test_half_precision_halves_transfers():
@@ -344,7 +344,7 @@ def test_half_precision_halves_transfers():
         question = steady({"a": [1, 9], "b": [9, 1]}, {"a": 1, "b": 1}, values=[0, 8, 0])
         paths = question.write(folder)
         paths[1].write_text(paths[1].read_text().replace("torch.float32", dtype))
-        return partition(*paths, model="m", batch_size=1, dtype=dtype)
+        return partition_files(*paths, model="m", batch_size=1, dtype=dtype)
 
     with tempfile.TemporaryDirectory() as folder:
         full, half = files("torch.float32", Path(folder)), files("torch.bfloat16", Path(folder))
@@ -367,10 +367,12 @@ def test_times_between_and_beyond_measured_batch_sizes(tmp_path, batch_size, sec
     document = json.loads(paths[1].read_text())
     document["t"]["model_profiles"]["m"] = rows
     paths[1].write_text(json.dumps(document))
-    assert partition(*paths, model="m", batch_size=batch_size, interpolate=True).interval_s == pytest.approx(seconds)
+    assert partition_files(*paths, model="m", batch_size=batch_size, interpolate=True).interval_s == pytest.approx(
+        seconds
+    )
     if batch_size not in (8, 16):
         with pytest.raises(hpgo.ClusterError, match="no profile") as raised:
-            partition(*paths, model="m", batch_size=batch_size)
+            partition_files(*paths, model="m", batch_size=batch_size)
         assert "--interpolate" in raised.value.hint
 
 
@@ -426,6 +428,20 @@ def test_pipeedge_files_read_as_profile_and_cluster_give_the_same_plan(tmp_path)
     assert both.stages == question.plan().stages
 
 
+def test_layers_that_load_data_take_no_time_unless_that_is_counted():
+    profile = hpgo.Profile.chain(
+        "toy", batch_size=2, forward_s=[5.0, 1.0, 1.0], backward_s=[0.0] * 3, activation_bytes=[1.0] * 3,
+        parameter_bytes=[0.0, 8.0, 8.0], names=["Input", "linear", "linear"],
+    )  # fmt: skip
+    pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
+    ahead, counted = partition(profile, pair), partition(profile, pair, count_loading=True)
+    assert (ahead.interval_s, ahead.loading_s) == (1.0, 5.0)
+    assert (counted.interval_s, counted.loading_s) == (5.0, 0.0)
+    assert "left out    5 s of loading data" in table(ahead)
+    assert "left out" not in table(counted)
+    assert partition(profile, pair, batch_size=4).loading_s == 10.0
+
+
 def large() -> tuple[hpgo.Profile, hpgo.Cluster]:
     from hpgo.machine.cluster import Device, Link, Machine
 
@@ -443,7 +459,7 @@ def large() -> tuple[hpgo.Profile, hpgo.Cluster]:
 
 
 def test_deadline_returns_the_best_plan_so_far_with_an_honest_gap():
-    plan = partition(*large(), time_limit_s=0.3)
+    plan = partition(*large(), deadline_s=0.3)
     assert plan.lower_bound <= plan.value
     assert plan.gap < 0.5
     assert "proven" in table(plan) or "above the best possible" in table(plan)
@@ -451,7 +467,7 @@ def test_deadline_returns_the_best_plan_so_far_with_an_honest_gap():
 
 def test_a_deadline_before_any_plan_says_so():
     with pytest.raises(hpgo.HpgoError, match="passed before there was any plan") as raised:
-        partition(*large(), time_limit_s=1e-9)
+        partition(*large(), deadline_s=1e-9)
     assert not isinstance(raised.value, hpgo.InfeasibleError)
     assert "more time" in raised.value.hint
 
@@ -478,7 +494,7 @@ def test_the_same_question_has_the_same_answer_whatever_the_threads(tmp_path):
 def test_report_shows_every_stage_and_what_sets_the_pace():
     plan = steady({"t": [3, 1, 2]}, {"t": 2}, values=[0, 8, 8, 0]).plan()
     for text in (table(plan), explain(plan)):
-        assert plan.bottleneck in text or plan.bottleneck.capitalize() in text
+        assert plan.limit in text or plan.limit.capitalize() in text
         assert "proven optimal" in text
     assert "sets the pace" in explain(plan)
     assert svg(plan) == svg(plan)
@@ -499,9 +515,9 @@ def test_report_shows_every_stage_and_what_sets_the_pace():
         ({"bits": [8]}, "several bit widths"),
         ({"objective": "bits"}, "needs a throughput"),
         ({"objective": "speed"}, "no objective `speed`"),
-        ({"throughput": -1.0}, "throughput to reach is -1"),
+        ({"samples_per_s": -1.0}, "throughput to reach is -1"),
         ({"max_replicas": 0}, "max_replicas is 0"),
-        ({"time_limit_s": -1.0}, "time limit"),
+        ({"deadline_s": -1.0}, "deadline_s is -1"),
         ({"units": "mb"}, "no units `mb`"),
     ],
 )
@@ -573,7 +589,7 @@ def test_progress_hears_the_best_value_and_the_bound() -> None:
     plan = hpgo.partition(
         profile,
         replace(alike, machines=machines),
-        time_limit_s=1,
+        deadline_s=1,
         progress=lambda best, bound: heard.append((best, bound)),
     )
     assert heard
@@ -645,5 +661,5 @@ def test_picture_of_the_page_shows_the_schedule_that_the_page_prints():
 
 def test_picture_of_the_page_is_what_the_command_draws(reference, tmp_path):
     files = [reference / "pipeedge" / f"{name}.yml" for name in ("models", "device_types", "devices_renamed")]
-    plan = partition(*files, model="google/vit-base-patch16-224")
+    plan = partition_files(*files, model="google/vit-base-patch16-224")
     assert svg(plan) == (PAGE.parent / "images" / "partition.svg").read_text(encoding="utf-8")

@@ -25,10 +25,11 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.model.formats import write_profile as write_profile
     from hpgo.model.profile import Layer as Layer
     from hpgo.model.profile import Profile as Profile
-    from hpgo.planning.chain import ChainHop as ChainHop
-    from hpgo.planning.chain import ChainPlan as ChainPlan
-    from hpgo.planning.chain import ChainStage as ChainStage
-    from hpgo.planning.chain import partition as partition
+    from hpgo.planning.chain.plans import ChainHop as ChainHop
+    from hpgo.planning.chain.plans import ChainPlan as ChainPlan
+    from hpgo.planning.chain.plans import ChainStage as ChainStage
+    from hpgo.planning.chain.search import partition as partition
+    from hpgo.planning.chain.search import partition_files as partition_files
     from hpgo.planning.planner import evaluate as evaluate
     from hpgo.planning.planner import exhaustive as exhaustive
     from hpgo.planning.planner import plan as plan
@@ -54,9 +55,9 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
     "ArgumentError": "hpgo.base.errors",
-    "ChainHop": "hpgo.planning.chain",
-    "ChainPlan": "hpgo.planning.chain",
-    "ChainStage": "hpgo.planning.chain",
+    "ChainHop": "hpgo.planning.chain.plans",
+    "ChainPlan": "hpgo.planning.chain.plans",
+    "ChainStage": "hpgo.planning.chain.plans",
     "Cluster": "hpgo.machine.cluster",
     "ClusterError": "hpgo.base.errors",
     "Costs": "hpgo.programs.costs",
@@ -81,7 +82,8 @@ _PUBLIC: dict[str, str] = {
     "Timeline": "hpgo.timing.timeline",
     "evaluate": "hpgo.planning.planner",
     "exhaustive": "hpgo.planning.planner",
-    "partition": "hpgo.planning.chain",
+    "partition": "hpgo.planning.chain.search",
+    "partition_files": "hpgo.planning.chain.search",
     "plan": "hpgo.planning.planner",
     "program": "hpgo.programs.program",
     "read_profile": "hpgo.model.formats",

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpgo.model.profile import Profile
-from hpgo.planning.chain import _Chain
+from hpgo.planning.chain.records import Chain
 from hpgo.planning.question import Question
 from hpgo.programs.orders import Schedule, _Request
 from hpgo.timing.simulation import _Columns
@@ -32,7 +32,7 @@ def states(
     profile: Profile, bound: int
 ) -> tuple[str | None, list[tuple[list[int], list[tuple[float, float, float, float, float]]]]]: ...
 def partition_chain(
-    chain: _Chain,
+    chain: Chain,
     objective: str,
     max_interval_s: float | None,
     time_limit_s: float | None,

@@ -10,7 +10,7 @@ use crate::control::Control;
 use crate::error::Error;
 use crate::planner::chain::{self, Chain, ChainPlan, Objective};
 
-/// The best plan for the fields of `hpgo.planning.chain._Chain`; Ctrl-C returns the best so far.
+/// The best plan for the fields of `hpgo.planning.chain.records.Chain`; Ctrl-C returns the best so far.
 #[pyfunction]
 fn partition_chain(
     py: Python<'_>,

@@ -9,10 +9,12 @@ import click
 from hpgo.base.documents import write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
+from hpgo.cli.questions import SECONDS
 from hpgo.cli.terminal import searching
 
 if TYPE_CHECKING:
-    from hpgo.planning.chain import ChainPlan, Units
+    from hpgo.planning.chain.files import Units
+    from hpgo.planning.chain.plans import ChainPlan
 
 
 @click.command(context_settings={"show_default": True})
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     default="throughput",
     help="Shortest interval, shortest latency, fewest hosts, or fewest bits lost.",
 )
-@click.option("--throughput", type=float, metavar="X", help="Samples per second that every plan must reach.")
+@click.option(
+    "--throughput", "samples_per_s", type=float, metavar="X", help="Samples per second that every plan must reach."
+)
 @click.option("--links", metavar="FILE", help="YAML of pairwise links, latencies, and ways in and out.")
 @click.option("--pin", "pins", multiple=True, metavar="HOST=1-12", help="These layers run here. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="HOST[=1-12]", help="Not this host, or not these layers. Repeatable.")
@@ -44,7 +48,10 @@ if TYPE_CHECKING:
 @click.option("--units", type=click.Choice(["pipeedge", "si"]), default="pipeedge",
               help="What MB and Mbps count: 2^20, as PipeEdge, or 10^6.")  # fmt: skip
 @click.option("--ignore-unknown-types", is_flag=True, help="Leave out hosts whose type has no profile.")
-@click.option("--time-limit", type=float, metavar="SECONDS", default=10.0, help="Then take the best so far.")
+@click.option("--count-loading", is_flag=True,
+              help="Count the time of layers that only load data; by default a loader works ahead.")  # fmt: skip
+@click.option("--deadline", "--time-limit", "deadline_s", type=SECONDS, metavar="TIME", default=10.0,
+              help="Stop then, with the best plan so far: `30s`.")  # fmt: skip
 @click.option("--explain", "why", is_flag=True, help="Say why: compute, transfer, memory and slack of each stage.")
 @click.option("--json", "as_json", is_flag=True, help="The whole plan for machines.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="The schedule as PipeEdge's runtime reads it.")
@@ -57,7 +64,7 @@ def command(
     dev_file: str,
     profile: str | None,
     cluster: str | None,
-    time_limit: float,
+    count_loading: bool,
     interpolate: bool,
     units: Units,
     ignore_unknown_types: bool,
@@ -80,14 +87,14 @@ def command(
       hpgo partition --objective bits --throughput 6 --bits 16 --bits 8
       hpgo partition --profile vgg-19 --cluster mixed.yaml --json
     """
-    from hpgo.planning.chain import partition
+    from hpgo.planning.chain.search import partition, partition_files
     from hpgo.show.chain_report import explain, table
 
     if (profile is None) != (cluster is None):
         raise click.UsageError("--profile and --cluster go together")
     if [why, as_json, as_yaml].count(True) > 1:
         raise click.UsageError("choose one of --explain, --json and --yaml")
-    given = {key: value for key, value in options.items() if value is not None} | {"time_limit_s": time_limit}
+    given = {key: value for key, value in options.items() if value is not None}
     objective = options["objective"]
     in_seconds = objective in {"throughput", "latency"}
     label = "interval" if objective == "throughput" else objective
@@ -97,9 +104,9 @@ def command(
             from hpgo.machine.cluster import Cluster
             from hpgo.model.formats import read_profile
 
-            plan = partition(read_profile(profile), Cluster.parse(cluster), **given)
+            plan = partition(read_profile(profile), Cluster.parse(cluster), count_loading=count_loading, **given)
         else:
-            plan = partition(
+            plan = partition_files(
                 models_file,
                 dev_types_file,
                 dev_file,

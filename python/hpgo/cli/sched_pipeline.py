@@ -63,9 +63,9 @@ def command(
 
     `hpgo partition` does the same and more: tables, reasons, links, other objectives.
     """
-    from hpgo.planning.chain import partition
+    from hpgo.planning.chain.search import partition_files
 
-    plan = partition(
+    plan = partition_files(
         models_file,
         dev_types_file,
         dev_file,

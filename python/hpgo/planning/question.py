@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError
+from hpgo.base.renamed import renamed
 from hpgo.base.units import format_bytes, parse_bytes
 from hpgo.base.wording import as_float, counted, near, shown
 from hpgo.machine.cluster import Cluster
@@ -164,11 +164,8 @@ def _blocks(profile: Profile) -> Blocks | None:
 def _not_uneven(uneven: object) -> bool:
     """`equal_shares` for an argument `uneven`."""
     _check_bool("uneven", uneven)
-    warnings.warn(
-        f"`uneven={uneven}` is now `equal_shares={not uneven}`; the old name goes with the next version",
-        DeprecationWarning,
-        stacklevel=4,  # this, `Question.of`, `hpgo.plan`, whoever called that
-    )
+    # `renamed`, this, `Question.of`, `hpgo.plan`, whoever called that
+    renamed(f"uneven={uneven}", f"equal_shares={not uneven}", stacklevel=5)
     return not uneven
 
 

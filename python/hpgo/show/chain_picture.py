@@ -14,7 +14,7 @@ from hpgo.draw.svg import svg as svg_of
 from hpgo.show.chain_report import megabytes
 
 if TYPE_CHECKING:
-    from hpgo.planning.chain import ChainPlan
+    from hpgo.planning.chain.plans import ChainPlan
 
 _MARGIN, _TOP, _ROW, _BAR, _THIN = 16.0, 84.0, 44.0, 16.0, 8.0
 _LEFT, _WIDE, _GAP, _MEMORY, _RIGHT = 240.0, 460.0, 56.0, 120.0, 56.0
@@ -31,7 +31,7 @@ def svg(plan: ChainPlan) -> str:
 
 def _scene(plan: ChainPlan) -> Scene:
     every = f"one batch of {plan.batch_size} every {plan.interval_s:.4g} s"
-    title = f"{plan.model}: {every}, {plan.throughput:.4g} samples/s"
+    title = f"{plan.model}: {every}, {plan.samples_per_s:.4g} samples/s"
     bottom = _TOP + _ROW * len(plan.stages)
     items = [*_head(title), *_axis(plan.interval_s, bottom)]
     for index in range(len(plan.stages)):

@@ -10,7 +10,7 @@ from hpgo.base.wording import above
 from hpgo.model.formats.pipeedge import MEGA
 
 if TYPE_CHECKING:
-    from hpgo.planning.chain import ChainHop, ChainPlan, ChainStage
+    from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage
 
 
 def table(plan: ChainPlan) -> str:
@@ -47,13 +47,15 @@ def summary(plan: ChainPlan) -> list[str]:
         "hosts": f"fewest hosts: {plan.value:.0f}",
         "bits": f"fewest bits lost: {plan.value:.0f} a value, summed over the edges",
     }
+    loading = f"{format_seconds(plan.loading_s)} of loading data for a batch: loaders work ahead"
     mega = "MB = 2^20 bytes, as PipeEdge counts" if plan.units == "pipeedge" else "MB = 10^6 bytes (SI)"
     return [
-        f"interval    {format_seconds(plan.interval_s)} between batches of {plan.batch_size}, set by {plan.bottleneck}",
-        f"throughput  {plan.throughput:.6g} samples/s",
+        f"interval    {format_seconds(plan.interval_s)} between batches of {plan.batch_size}, set by {plan.limit}",
+        f"throughput  {plan.samples_per_s:.6g} samples/s",
         f"latency     {format_seconds(plan.latency_s)} for one batch through the empty pipeline",
         f"objective   {meaning[plan.objective]}, {proof}",
         f"hosts       {sum(len(stage.hosts) for stage in plan.stages)} used, {len(plan.unused)} not",
+        *([f"left out    {loading}"] if plan.loading_s else []),
         f"units       {mega}",
     ]
 
@@ -68,7 +70,7 @@ def megabytes(size_bytes: float, units: str) -> str:
 def explain(plan: ChainPlan) -> str:
     """Why the plan is as fast as it is: each stage with its compute, transfer, memory and room to spare."""
     pace = f"The plan passes on a batch every {format_seconds(plan.interval_s)}."
-    lines = [f"{pace} {_sentence(plan.bottleneck)} takes that long."]
+    lines = [f"{pace} {_sentence(plan.limit)} takes that long."]
     for number, stage in enumerate(plan.stages, 1):
         lines += ["", f"Stage {number}: layers {stage.first} to {stage.last} on {_hosts(stage)}"]
         lines.append(f"  computes {format_seconds(stage.compute_s)} a batch{_spare(plan, stage)}")

@@ -226,7 +226,7 @@ def read_profile(
     timings = {row.batch_size: row for row in _timings(types, str(device_types), model, device_type, dtype)}
     sizes = tuple(sorted(timings))
     ids = [f"layer{number}" for number in range(1, layers + 1)]
-    width = _width(dtype)
+    width = bytes_of(dtype)
     return Profile(
         model,
         sizes,
@@ -304,7 +304,8 @@ def _timings(
     return rows
 
 
-def _width(dtype: str) -> int:
+def bytes_of(dtype: str) -> int:
+    """Bytes of one value; raises ArgumentError for a type that nobody knows."""
     if dtype not in BYTES_OF_DTYPE:
         raise ArgumentError(f"`{shorten(dtype)}` is no dtype that hpgo knows", near(f"torch.{dtype}", BYTES_OF_DTYPE))
     return BYTES_OF_DTYPE[dtype]

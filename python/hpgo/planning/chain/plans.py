@@ -1,0 +1,207 @@
+"""Chain plans: who takes which layers of a row of uneven hosts, what that costs, and how good it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.quoting import in_yaml
+from hpgo.base.renamed import renamed
+from hpgo.programs.costs import Costs
+from hpgo.programs.orders import schedule
+from hpgo.programs.program import program
+from hpgo.programs.stages import Crossing
+
+if TYPE_CHECKING:
+    from hpgo.programs.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class ChainStage:
+    """Consecutive layers on one host, or on several of one type that take turns. Times are for one batch."""
+
+    hosts: tuple[str, ...]
+    device_type: str
+    first: int
+    """Number of the first layer, from 1."""
+    last: int
+    """Number of the last layer, inclusive."""
+    compute_s: float
+    """On one of the hosts."""
+    interval_s: float
+    """Time between batches that the stage keeps up: compute over hosts."""
+    memory_bytes: float
+    """Layers and buffers, on each host."""
+    host_memory_bytes: float
+    """What the host has; it must be more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainHop:
+    """What moves into the first stage, between two stages, or out of the last. Times are for one batch."""
+
+    bits: int
+    """Of each value."""
+    bytes: float
+    seconds: float
+    interval_s: float
+    """Time between batches that the hop keeps up: stages of several hosts have as many ports."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlan:
+    """Who takes which layers, what that costs, and how good it is.
+
+    A model of no layers has no stages.
+    """
+
+    model: str
+    batch_size: int
+    objective: str
+    stages: tuple[ChainStage, ...]
+    hops: tuple[ChainHop, ...]
+    """One more than stages: into the first, between neighbours, out of the last."""
+    interval_s: float
+    """Time between batches: the longest of all stages and hops."""
+    latency_s: float
+    """Time of one batch through the empty pipeline."""
+    value: float
+    """What the objective counts: interval or latency in seconds, hosts, bits lost."""
+    lower_bound: float
+    """No plan has a smaller value."""
+    units: str
+    """What the files' `MB` and `Mbps` were taken for: `pipeedge` (2²⁰) or `si` (10⁶)."""
+    unused: tuple[str, ...] = ()
+    """Hosts without a stage."""
+    loading_s: float = 0.0
+    """Time of layers that load data, for one batch, which is left out: loaders work ahead."""
+    remarks: tuple[str, ...] = ()
+    """What a reader of the files should know: skipped types, repeated blocks."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput."""
+        return self.batch_size / self.interval_s if self.interval_s else float("inf")
+
+    @property
+    def gap(self) -> float:
+        """At most this share is the value above the best possible; 0 is proven optimal."""
+        if self.value <= self.lower_bound * (1 + 1e-8):
+            return 0.0
+        return self.value / self.lower_bound - 1 if self.lower_bound else float("inf")
+
+    @property
+    def limit(self) -> str:
+        """The stage or hop that sets the interval, in words.
+
+        >>> import hpgo
+        >>> toy = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1, 2], backward_s=[0, 0],
+        ...                          activation_bytes=[8, 8], parameter_bytes=[4, 4])
+        >>> pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
+        >>> hpgo.partition(toy, pair).limit
+        'stage 2 (machine1)'
+        """
+        for number, stage in enumerate(self.stages, 1):
+            if stage.interval_s == self.interval_s:
+                return f"stage {number} ({', '.join(stage.hosts)})"
+        for number, hop in enumerate(self.hops):
+            if hop.interval_s == self.interval_s:
+                return f"the transfer {self._where(number)}"
+        return "nothing: the model has no layers"
+
+    @property
+    def throughput(self) -> float:
+        """`samples_per_s`, as it was called."""
+        renamed("ChainPlan.throughput", "ChainPlan.samples_per_s")
+        return self.samples_per_s
+
+    @property
+    def bottleneck(self) -> str:
+        """`limit`, as it was called."""
+        renamed("ChainPlan.bottleneck", "ChainPlan.limit")
+        return self.limit
+
+    def utilisation(self, stage: ChainStage) -> float:
+        """Share of the time that the stage's hosts compute, from 0 to 1."""
+        return stage.interval_s / self.interval_s if self.interval_s else 0.0
+
+    def slack_s(self, part: ChainStage | ChainHop) -> float:
+        """How much longer the stage or hop could take between batches before the plan slows down."""
+        slack_s = self.interval_s - part.interval_s
+        return slack_s if slack_s > 1e-9 * self.interval_s else 0.0  # below that it is rounding
+
+    def pipeedge(self) -> str:
+        """The schedule as PipeEdge's runtime reads it: `- host: [first, last]`, in stage order.
+
+        Raises ArgumentError if hosts share a stage, which PipeEdge has no words for.
+        """
+        for number, stage in enumerate(self.stages, 1):
+            if len(stage.hosts) > 1:
+                raise ArgumentError(
+                    f"stage {number} runs on {len(stage.hosts)} hosts, which PipeEdge's schedule can't say",
+                    "leave `max_replicas` at 1, or take `--json`",
+                )
+        lines = [f"- {in_yaml(stage.hosts[0])}: [{stage.first}, {stage.last}]\n" for stage in self.stages]
+        return "".join(lines) or "[]\n"
+
+    def program(self, *, batches: int) -> Program:
+        """Forward passes of so many batches through the stages, one after the other; device d is the d-th host used.
+
+        Raises ArgumentError if hosts share a stage: they take turns batch by batch, and replicas of a program split
+        each batch; and for a model of no layers.
+
+        >>> import hpgo
+        >>> toy = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1, 2], backward_s=[0, 0],
+        ...                          activation_bytes=[8, 8], parameter_bytes=[4, 4])
+        >>> pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
+        >>> hpgo.partition(toy, pair).program(batches=3).for_rank(1).stages[0].layers
+        ('2',)
+        """
+        for number, stage in enumerate(self.stages, 1):
+            if len(stage.hosts) > 1:
+                raise ArgumentError(
+                    f"stage {number} runs on {len(stage.hosts)} hosts that take turns, but replicas split each batch",
+                    "leave `max_replicas` at 1",
+                )
+        if not self.stages:
+            raise ArgumentError("the model has no layers, so nothing runs", "partition a model with layers")
+        orders = schedule("forward_only", ranks=len(self.stages), micro_batches=batches)
+        layers = [tuple(str(layer) for layer in range(stage.first, stage.last + 1)) for stage in self.stages]
+        hops = self.hops[1:-1]
+        return program(
+            orders,
+            [(ids, [device]) for device, ids in enumerate(layers)],
+            micro_batch_size=self.batch_size,
+            global_batch_size=self.batch_size * orders.total_micro_batches,
+            machines=(1,) * len(self.stages),
+            crossings=[[Crossing(ids[-1], hop.bytes)] for ids, hop in zip(layers, hops, strict=False)],
+            costs=Costs(
+                forward_s=tuple(stage.compute_s for stage in self.stages),
+                transfer_s=tuple(hop.interval_s for hop in hops),
+                latency_s=tuple(hop.seconds - hop.interval_s for hop in hops),
+            ),
+        )
+
+    def to_json(self) -> str:
+        """Everything, for machines."""
+        facts = asdict(self) | {
+            "samples_per_s": self.samples_per_s,
+            "gap": self.gap,
+            "limit": self.limit,
+            "throughput": self.samples_per_s,  # as it was called, and the next; they go with the next version
+            "bottleneck": self.limit,
+        }
+        for stage, row in zip(self.stages, facts["stages"], strict=True):
+            row |= {"utilisation": self.utilisation(stage), "slack_s": self.slack_s(stage)}
+        # JSON has no infinity: an interval of 0 or a bound of 0 makes one.
+        known = {key: None if value == float("inf") else value for key, value in facts.items()}
+        return json.dumps(known, indent=2, ensure_ascii=False)
+
+    def _where(self, number: int) -> str:
+        if number == 0:
+            return "of the input"
+        if number == len(self.stages):
+            return "of the result"
+        return f"from stage {number} to stage {number + 1}"

@@ -1,0 +1,71 @@
+"""The question that a profile and a cluster of mixed devices ask."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hpgo.model.batches import at_batch
+from hpgo.model.formats import pipeedge
+from hpgo.model.states import cut_points
+from hpgo.planning.chain.records import Group, Hop, Task
+
+if TYPE_CHECKING:
+    from hpgo.machine.cluster import Cluster, Device
+    from hpgo.model.profile import Profile
+
+
+def task_of_profile(profile: Profile, cluster: Cluster, batch_size: int, dtype: str, *, count_loading: bool) -> Task:
+    """Cut points, devices and links; layers that load data take no time unless that is counted."""
+    loading = () if count_loading else profile.loading
+    loading_s = max((at_batch(profile.batch_sizes, layer.forward_s, batch_size) for layer in loading), default=0.0)
+    if loading:
+        profile = profile.without_loading()
+    remarks = []
+    found = cut_points(profile)
+    if not all(set(one.layers) < set(other.layers) for one, other in pairwise(found.states)):
+        found = cut_points(profile, bound=2)
+        remarks.append("the model branches: optimal for one good order of its layers")
+    states = found.states
+
+    def total(state: int, measure: str) -> float:
+        return at_batch(profile.batch_sizes, getattr(states[state], measure), batch_size)
+
+    forward_s = [total(index, "forward_s") for index in range(len(states))]
+    time_s = [max(0.0, later - earlier) for earlier, later in pairwise(forward_s)]
+    # Devices are alike if nothing but their number differs: same type, and no faster links to some than to others.
+    alike: dict[tuple[Device, int | None], list[str]] = {}
+    inner = cluster.intra != cluster.inter
+    for index, machine in enumerate(cluster.machines):
+        name = machine.name or f"machine{index}"
+        hosts = [f"{name}:{device}" for device in range(machine.count)] if machine.count > 1 else [name]
+        alike.setdefault((machine.device, index if inner and machine.count > 1 else None), []).extend(hosts)
+    groups = [
+        Group(
+            device_type=device.name,
+            hosts=tuple(hosts),
+            memory_bytes=device.memory_bytes,
+            time_s=[seconds / device.speed for seconds in time_s],
+            port_bytes_per_s=cluster.inter.bytes_per_s,
+            machine=None if index is None else str(index),
+        )
+        for (device, index), hosts in alike.items()
+    ]
+
+    def link(one: Group, other: Group) -> Hop:
+        inside = one.machine is not None and one.machine == other.machine
+        kind = cluster.intra if inside else cluster.inter
+        return Hop(kind.bytes_per_s, kind.latency_s)
+
+    return Task(
+        model=profile.name,
+        layer_bytes=[later.parameter_bytes - earlier.parameter_bytes for earlier, later in pairwise(states)],
+        cut_bytes=[total(index, "boundary_bytes") for index in range(len(states))],
+        numbers=[len(state.layers) for state in states],
+        groups=groups,
+        names=frozenset(name for group in groups for name in (group.device_type, *group.hosts)),
+        link=link,
+        bits=8 * pipeedge.bytes_of(dtype),
+        loading_s=loading_s,
+        remarks=remarks,
+    )

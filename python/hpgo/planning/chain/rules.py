@@ -1,0 +1,123 @@
+"""What links, pins and exclusions say about hosts, which they tell apart from others of their type."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hpgo.base.errors import ArgumentError, InfeasibleError
+from hpgo.base.wording import near, shorten
+from hpgo.model.formats import pipeedge
+from hpgo.planning.chain.records import Group, Hop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hpgo.model.formats.pipeedge import End, Links
+    from hpgo.planning.chain.records import Task
+
+
+class Rules:
+    """Groups as finely told apart as links, pins and exclusions need, and what these say about each."""
+
+    def __init__(
+        self, task: Task, pins: Iterable[str], exclude: Iterable[str], links: tuple[str, Links] | None
+    ) -> None:
+        file, self.links = links or ("", pipeedge.Links())
+        self._link = task.link
+        groups = task.groups
+        known = task.names
+        layers = task.numbers[-1]
+        pinned = [_rule(text, "pin", known, layers) for text in pins]
+        excluded = [_rule(text, "exclude", known, layers) for text in exclude]
+        pipeedge.check_names(self.links, known, file)
+        single = {name for name, _ in (*pinned, *excluded)}
+        single |= {name for line in self.links.lines for name in (line.senders, line.receivers)}
+        single |= {end.host for end in (self.links.input, self.links.output) if end is not None and end.host}
+        gone = {name for name, numbers in excluded if numbers is None}
+        self.groups: list[Group] = []
+        for group in groups:
+            if group.device_type in gone:
+                continue
+            together = tuple(host for host in group.hosts if host not in single)
+            apart = [(host,) for host in group.hosts if host in single and host not in gone]
+            self.groups += [replace(group, hosts=hosts) for hosts in (together, *apart) if hosts]
+        if not self.groups:
+            raise InfeasibleError("every host is excluded", "lift an exclusion")
+        self.may_run = [self._permissions(group, task.numbers, pinned, excluded) for group in self.groups]
+
+    @staticmethod
+    def _permissions(
+        group: Group,
+        numbers: list[int],
+        pinned: list[tuple[str, frozenset[int] | None]],
+        excluded: list[tuple[str, frozenset[int] | None]],
+    ) -> list[bool]:
+        names = {group.device_type, *group.hosts}
+        barred: set[int] = set()
+        for name, layers in pinned:
+            if name not in names:
+                barred |= layers or frozenset()
+        for name, layers in excluded:
+            if name in names:
+                barred |= layers or frozenset()
+        if not barred:
+            return []
+        # A position may stand for several layers of the model: none of them may be barred.
+        return [barred.isdisjoint(range(first + 1, end + 1)) for first, end in pairwise(numbers)]
+
+    def link(self, one: Group, other: Group) -> Hop:
+        """From a host of one group to a host of another, or of the same."""
+        hop = self._link(one, other)
+        rate, latency_s = hop.bytes_per_s, max(hop.latency_s, self.links.latency_s)
+        senders, receivers = {one.device_type, *one.hosts}, {other.device_type, *other.hosts}
+        for line in self.links.lines:
+            if line.senders in senders and line.receivers in receivers:
+                rate = rate if line.bytes_per_s is None else line.bytes_per_s
+                latency_s = latency_s if line.latency_s is None else line.latency_s
+        return Hop(rate, latency_s)
+
+    def end(self, end: End | None, *, inward: bool) -> list[Hop]:
+        """The hop between the world outside and each group; empty if it costs nothing."""
+        if end is None:
+            return []
+        hops = []
+        for group in self.groups:
+            if end.host is None:
+                rate = group.port_bytes_per_s if end.bytes_per_s is None else end.bytes_per_s
+                hops.append(Hop(rate, end.latency_s))
+            elif end.host in group.hosts:
+                hops.append(Hop(float("inf"), 0.0))
+            else:
+                home = next((other for other in self.groups if end.host in other.hosts), None)
+                if home is None:
+                    raise ArgumentError(f"host `{end.host}` has the input or takes the result, but is excluded", "")
+                hops.append(self.link(home, group) if inward else self.link(group, home))
+        return hops
+
+
+def _rule(text: str, what: str, known: frozenset[str], layers: int) -> tuple[str, frozenset[int] | None]:
+    """`mb-0=1-12,48` as name and layers; `mb-0` alone names all of them where that makes sense."""
+    example = "write `host=1-12,48`" if what == "pin" else "write `host` or `host=1-12,48`"
+    name, equals, numbers = text.partition("=") if text not in known else (text, "", "")
+    if name not in known:
+        raise ArgumentError(
+            f"{what} `{shorten(text)}`: there is no host or type `{shorten(name)}`", near(name, sorted(known))
+        )
+    if not equals:
+        if what == "pin":
+            raise ArgumentError(f"pin `{shorten(text)}` names no layers", example)
+        return name, None
+    chosen: set[int] = set()
+    for part in numbers.split(","):
+        first, _, last = part.partition("-")
+        last = last or first
+        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+            raise ArgumentError(f"{what} `{shorten(text)}`: `{shorten(part)}` is no range of layers", example)
+        if not 1 <= int(first) <= int(last) <= layers:
+            raise ArgumentError(
+                f"{what} `{shorten(text)}`: there are layers 1 to {layers}, not {shorten(part)}", example
+            )
+        chosen |= set(range(int(first), int(last) + 1))
+    return name, frozenset(chosen)

@@ -1,0 +1,232 @@
+"""Asks for chain plans: of a profile and a cluster, or of PipeEdge's files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from hpgo import _core
+from hpgo.base.checks import whole
+from hpgo.base.errors import ArgumentError, InfeasibleError
+from hpgo.base.wording import near, shown
+from hpgo.machine.cluster import Cluster
+from hpgo.model.formats import pipeedge
+from hpgo.model.profile import Profile
+from hpgo.planning.chain.before import old_calls
+from hpgo.planning.chain.files import Units, task_of_files
+from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage
+from hpgo.planning.chain.profiles import task_of_profile
+from hpgo.planning.chain.records import Chain, Group, HostType, Task
+from hpgo.planning.chain.rules import Rules
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    Path = str | os.PathLike[str]
+
+Objective = Literal["throughput", "latency", "hosts", "bits"]
+
+
+class Options(TypedDict, total=False):
+    """The arguments of `partition` and `partition_files` that ask for the same of both."""
+
+    buffers_in: int
+    buffers_out: int
+    objective: Objective
+    samples_per_s: float | None
+    links: Path | None
+    pins: Sequence[str]
+    exclude: Sequence[str]
+    max_replicas: int
+    bits: Sequence[int]
+    deadline_s: float | None
+    progress: Callable[[float, float], object] | None
+
+
+@old_calls()
+def partition_files(
+    models: Path,
+    device_types: Path,
+    devices: Path,
+    *,
+    model: str,
+    batch_size: int = 8,
+    interpolate: bool = False,
+    units: Units = "pipeedge",
+    ignore_unknown_types: bool = False,
+    dtype: str = "torch.float32",
+    **options: Unpack[Options],
+) -> ChainPlan:
+    """The best way to spread `model` over the hosts that PipeEdge's three files describe (docs/partition.md).
+
+    `interpolate` allows batch sizes that were not measured. `units` says what `MB` and `Mbps` count: 2²⁰, as PipeEdge
+    does, or 10⁶ ("si"). `ignore_unknown_types` skips hosts of types without a profile. Other options are those of
+    `hpgo.partition`.
+
+    Raises ProfileError, ClusterError and ArgumentError for input that makes no sense; InfeasibleError, which says what
+    is short.
+    """
+    size = whole("batch_size", batch_size)
+    task = task_of_files(
+        models,
+        device_types,
+        devices,
+        name=model,
+        batch_size=size,
+        dtype=dtype,
+        interpolate=interpolate,
+        units=units,
+        ignore_unknown_types=ignore_unknown_types,
+    )
+    return _solved(task, size, units, **options)
+
+
+@old_calls(partition_files)
+def partition(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch_size: int | None = None,
+    count_loading: bool = False,
+    dtype: str = "torch.float32",
+    **options: Unpack[Options],
+) -> ChainPlan:
+    """The best way to spread a model over a row of uneven devices (docs/partition.md explains everything).
+
+    Args:
+        profile: the model; its forward times count.
+        cluster: machines of one or several types of device.
+        batch_size: samples in a batch, the profile's largest unless given.
+        count_loading: count the time of layers that load data (`Profile.loading`); else a loader is taken to work
+            ahead, as for `hpgo.plan`.
+        dtype: the data type of values on the edges, which says how wide they are.
+        **options: the rest, with what holds if it is left out:
+            buffers_in=2, buffers_out=2: batches that wait to be worked on, and to be sent.
+            objective="throughput": the shortest interval between batches; or "latency", the shortest time of one batch;
+                "hosts", as few as reach `samples_per_s`; "bits", as few taken from the values on the edges.
+            samples_per_s=None: the throughput that every plan must reach, whatever the objective.
+            links=None: a file of pairwise links.
+            pins=(): rules like `mb-0=1-12`: these layers run on this host, or on hosts of this type.
+            exclude=(): rules like `mb-3` or `mb-3=1-4,9`: not this host or type, or not for these layers.
+            max_replicas=1: hosts of a type that may share a stage, at most.
+            bits=(): widths that edges may use beside that of `dtype`.
+            deadline_s=10.0: then the best plan so far is taken; None is never.
+            progress=None: called about ten times a second with the best value so far, infinite before there is one, and
+                the bound.
+
+    Raises ArgumentError and ClusterError for input that makes no sense; InfeasibleError, which says what is short.
+
+    >>> import hpgo
+    >>> cluster = hpgo.Cluster.of(nodes=4, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=100)
+    >>> [(stage.first, stage.last) for stage in partition(hpgo.read_profile("bert-48"), cluster).stages]
+    [(1, 16), (17, 28), (29, 40), (41, 53)]
+    """
+    if not isinstance(profile, Profile):
+        raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
+    if not isinstance(cluster, Cluster):
+        raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.parse` say")
+    size = whole("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
+    task = task_of_profile(profile, cluster, size, dtype, count_loading=count_loading)
+    return _solved(task, size, "si", **options)  # profiles and clusters are written in SI units
+
+
+def _solved(
+    task: Task,
+    batch_size: int,
+    units: Units,
+    *,
+    buffers_in: int = 2,
+    buffers_out: int = 2,
+    objective: Objective = "throughput",
+    samples_per_s: float | None = None,
+    links: Path | None = None,
+    pins: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    max_replicas: int = 1,
+    bits: Sequence[int] = (),
+    deadline_s: float | None = 10.0,
+    progress: Callable[[float, float], object] | None = None,
+    **unknown: object,
+) -> ChainPlan:
+    for name in unknown:
+        raise TypeError(f"there is no argument {shown(name)}: {near(name, Options.__annotations__)}")
+    buffers_in = whole("buffers_in", buffers_in, least=0)
+    buffers_out = whole("buffers_out", buffers_out, least=0)
+    max_replicas = whole("max_replicas", max_replicas)
+    if samples_per_s is not None and not 0 < samples_per_s < float("inf"):
+        raise ArgumentError(f"the throughput to reach is {samples_per_s}", "it is a number of samples a second above 0")
+    if deadline_s is not None and not 0 < deadline_s < float("inf"):
+        raise ArgumentError(f"deadline_s is {deadline_s!r}", "give a positive number of seconds")
+    if not task.layer_bytes:
+        unused = tuple(host for group in task.groups for host in group.hosts)
+        return ChainPlan(task.model, batch_size, objective, (), (), 0.0, 0.0, 0.0, 0.0, units, unused)
+    rules = Rules(task, pins, exclude, None if links is None else (str(links), pipeedge.read_links(links)))
+    chain = Chain(
+        layer_bytes=task.layer_bytes,
+        cut_bytes=task.cut_bytes,
+        buffers_in=buffers_in,
+        buffers_out=buffers_out,
+        types=[
+            HostType(group.device_type, len(group.hosts), group.memory_bytes, group.time_s, may_run)
+            for group, may_run in zip(rules.groups, rules.may_run, strict=True)
+        ],
+        links=[[rules.link(one, other) for other in rules.groups] for one in rules.groups],
+        input=rules.end(rules.links.input, inward=True),
+        output=rules.end(rules.links.output, inward=False),
+        max_replicas=max_replicas,
+        bits=_widths(task.bits, bits),
+    )
+    longest_s = None if samples_per_s is None else batch_size / samples_per_s
+    try:
+        found = _core.partition_chain(chain, objective, longest_s, deadline_s, progress)
+    except InfeasibleError as error:
+        if longest_s is None:
+            raise
+        asked = f"{samples_per_s:g} samples/s are a batch of {batch_size} every {longest_s:.6g} s"
+        raise InfeasibleError(error.message, f"{error.hint}; {asked}") from None
+    return _plan(found, task, rules.groups, batch_size=batch_size, objective=objective, units=units)
+
+
+def _plan(
+    found: dict[str, Any], task: Task, groups: list[Group], *, batch_size: int, objective: str, units: str
+) -> ChainPlan:
+    free = [list(group.hosts) for group in groups]
+    stages = []
+    for row in found["stages"]:
+        group, count = groups[row["host_type"]], row["replicas"]
+        hosts, free[row["host_type"]] = free[row["host_type"]][:count], free[row["host_type"]][count:]
+        stages.append(
+            ChainStage(
+                hosts=tuple(hosts),
+                device_type=group.device_type,
+                first=task.numbers[row["first"]] + 1,
+                last=task.numbers[row["end"]],
+                compute_s=row["compute_s"],
+                interval_s=row["interval_s"],
+                memory_bytes=row["memory_bytes"],
+                host_memory_bytes=group.memory_bytes,
+            )
+        )
+    return ChainPlan(
+        model=task.model,
+        batch_size=batch_size,
+        objective=objective,
+        stages=tuple(stages),
+        hops=tuple(ChainHop(**row) for row in found["hops"]),
+        interval_s=found["interval_s"],
+        latency_s=found["latency_s"],
+        value=found["value"],
+        lower_bound=found["lower_bound"],
+        units=units,
+        unused=tuple(host for hosts in free for host in hosts),
+        loading_s=task.loading_s,
+        remarks=tuple(task.remarks),
+    )
+
+
+def _widths(full: int, allowed: Sequence[int]) -> list[int]:
+    for width in allowed:
+        whole("bits", width)
+        if width > full:
+            raise ArgumentError(f"{width} bits are more than the {full} that values have", "fewer bits save transfers")
+    return sorted({full, *allowed}, reverse=True)
