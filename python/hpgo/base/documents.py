@@ -11,16 +11,17 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.files import as_path, reason, writing
 from hpgo.base.wording import as_float, near, shorten, shown, similar
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Container, Iterator, Mapping
+    from pathlib import Path
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -33,14 +34,6 @@ _WORDS: dict[str, object] = {"true": True, "false": False, "null": None, "~": No
 }  # fmt: skip
 _INT = re.compile(r"[-+]?[0-9]{1,400}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-
-
-def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
-    """`path`, whatever a caller may have given; raises `error` if it is none."""
-    try:
-        return Path(path)
-    except TypeError:
-        raise error(f"{shown(path)} is no path of a file", "give text or a `pathlib.Path`") from None
 
 
 @contextmanager
@@ -62,7 +55,7 @@ def read_text(path: str | os.PathLike[str], error: type[HpgoError]) -> str:
         beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         raise error(f"there is no file `{path}`", similar(path.name, beside) or "name a file that exists") from None
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
-        raise error(f"can't read `{path}`: {_reason(failure)}", "name a text file") from None
+        raise error(f"can't read `{path}`: {reason(failure)}", "name a text file") from None
     if len(data) > _MOST_BYTES:
         raise error(f"{path} has more than {_MOST_BYTES >> 20} MiB", "name a smaller file")
     try:
@@ -78,11 +71,8 @@ def read_text(path: str | os.PathLike[str], error: type[HpgoError]) -> str:
 
 def write_text(path: str | os.PathLike[str], text: str, error: type[HpgoError]) -> None:
     """Writes `text` into the file `path`; raises `error` naming the file if that can't be done."""
-    path = as_path(path, error)
-    try:
-        path.write_text(text, encoding="utf-8", newline="\n")
-    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
-        raise error(f"can't write `{path}`: {_reason(failure)}", "name a file in a folder that exists") from None
+    with writing(path, error) as file:
+        file.write(text.encode())
 
 
 def make_folder(path: Path) -> None:
@@ -90,11 +80,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as failure:
-        raise ArgumentError(f"can't make the folder `{path}`: {_reason(failure)}", "name another") from None
-
-
-def _reason(failure: OSError | ValueError) -> str:
-    return failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
+        raise ArgumentError(f"can't make the folder `{path}`: {reason(failure)}", "name another") from None
 
 
 def parse(text: str, file: str, error: type[HpgoError]) -> object:

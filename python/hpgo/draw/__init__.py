@@ -34,6 +34,7 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
     written.
     """
     from hpgo.base.errors import HpgoError
+    from hpgo.base.files import writing
     from hpgo.draw import raster, scene
     from hpgo.draw.options import options_of
 
@@ -48,16 +49,13 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
     if ending not in ENDINGS or "\0" in str(path):
         known = ", ".join(ENDINGS)
         raise ArgumentError(f"no picture format ends in `{ending or path.name}`", f"choose one of {known}")
-    try:
-        if ending in {".png", ".pdf"}:
-            chosen = options_of(options, len(drawn))
-            raster.write(scene.scene(drawn, chosen), chosen, path)
-        else:
-            path.write_bytes(render(drawn, ending, **options))
-    except OSError as error:
-        raise HpgoError(
-            f"can't write `{path}`: {error.strerror}", "choose a folder that exists and is yours"
-        ) from error
+    if ending in {".png", ".pdf"}:
+        chosen = options_of(options, len(drawn))
+        raster.write(scene.scene(drawn, chosen), chosen, path)
+    else:
+        picture = render(drawn, ending, **options)
+        with writing(path, HpgoError) as file:
+            file.write(picture)
     return path
 
 

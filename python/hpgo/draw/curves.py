@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError
+from hpgo.base.files import writing
 from hpgo.draw import palette
 
 if TYPE_CHECKING:
@@ -78,11 +79,11 @@ def save(
         rows[0].legend(frameon=False, ncols=min(4, len(places)))
     kind = path.suffix.lower()
     dates: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind, {"Software": None})
-    try:
-        with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "hpgo"}):
-            figure.savefig(path, dpi=160, metadata=dates)
-    except OSError as error:
-        raise ArgumentError(f"can't write `{path}`: {error.strerror}", "name a file in a folder that exists") from None
+    with (
+        rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "hpgo"}),
+        writing(path, ArgumentError) as file,
+    ):
+        figure.savefig(file, format=kind[1:], dpi=160, metadata=dates)
     return path
 
 

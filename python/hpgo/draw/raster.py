@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpgo.base.errors import HpgoError
+from hpgo.base.files import writing
 from hpgo.draw import palette
 from hpgo.draw.scene import Boxes, Line, Scene, Steps, Words
 
@@ -51,7 +52,14 @@ def write(scene: Scene, options: Options, path: Path) -> None:
     # Text stays text in the PDF, and no date makes the same scene give the same file.
     with rc_context({"pdf.fonttype": 42, "font.family": ["DejaVu Sans"]}):
         metadata = {"Title": scene.title} | ({"CreationDate": None} if path.suffix == ".pdf" else {"Software": None})
-        figure.savefig(path, dpi=2 * _PX_PER_INCH, facecolor=palette.PAPER[theme], metadata=metadata)
+        with writing(path, HpgoError) as file:
+            figure.savefig(
+                file,
+                format=path.suffix[1:].lower(),
+                dpi=2 * _PX_PER_INCH,
+                facecolor=palette.PAPER[theme],
+                metadata=metadata,
+            )
 
 
 def _line(axes: Axes, item: Line, theme: int, order: int) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo import _core
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError, ScheduleError
+from hpgo.base.files import writing
 from hpgo.base.wording import counted, shown
 
 if TYPE_CHECKING:
@@ -188,11 +189,8 @@ class Schedule:
     def save(self, path: str | os.PathLike[str], *, in_steps: bool = False) -> None:
         """Writes `to_text` to a CSV file that PyTorch's `_load_csv` reads; raises ScheduleError if it can't."""
         text = self.to_text(in_steps=in_steps)
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise ScheduleError(f"can't write {path}: {reason}", "name a file in a folder that exists") from None
+        with writing(path, ScheduleError) as file:
+            file.write(text.encode())
 
     def __eq__(self, other: object) -> bool:
         """Equal orders of equal stages; the name doesn't count."""

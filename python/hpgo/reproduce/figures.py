@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.documents import make_folder
 from hpgo.base.errors import ArgumentError
+from hpgo.base.files import writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,8 +57,9 @@ def _draw(
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(lines))
         figure.supxlabel(label)
         figure.supylabel("speed-up over one device")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None})
+        make_folder(path.parent)
+        with writing(path, ArgumentError) as file:
+            figure.savefig(file, format=path.suffix[1:], metadata={"Date": None})
 
 
 def _plot(axis: Any, group: Sequence[SweepPoint], x: Callable[[SweepPoint], int], lines: Sequence[str]) -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.files import writing
 from hpgo.programs.orders import KINDS
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+    from typing import BinaryIO
 
     import numpy as np
     from numpy.typing import NDArray
@@ -211,22 +213,18 @@ class Timeline:
             from hpgo import draw
 
             return draw.save(self, path, **options)
-        try:
+        with writing(path, HpgoError) as file:
             if ending == ".npz":
-                self._write_npz(path)
+                self._write_npz(file)
             else:
-                path.write_text(self.to_json(), encoding="utf-8")
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise HpgoError(f"can't write `{path}`: {reason}", "choose a folder that exists and is yours") from None
+                file.write(self.to_json().encode())
         return path
 
-    def _write_npz(self, path: Path) -> None:
+    def _write_npz(self, file: BinaryIO) -> None:
         import numpy as np
 
         columns = {name: getattr(self, name) for name in _COLUMNS}
-        with path.open("wb") as file:  # savez would append an ending of its own
-            np.savez(file, document=np.array(json.dumps(self._document(with_actions=False))), **columns)
+        np.savez(file, document=np.array(json.dumps(self._document(with_actions=False))), **columns)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Timeline:

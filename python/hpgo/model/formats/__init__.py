@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from hpgo.base.documents import as_path, hinted, read_text, write_text
+from hpgo.base.documents import hinted, read_text, write_text
 from hpgo.base.errors import ArgumentError, ProfileError
+from hpgo.base.files import as_path
 from hpgo.base.wording import near, shorten, shown
 from hpgo.model.builtin import MODELS, built_in
 from hpgo.model.profile import Profile

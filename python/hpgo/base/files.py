@@ -1,0 +1,74 @@
+"""Writing files whole or not at all.
+
+What is written goes to a new file beside the old one, which then takes its name in one step: whoever reads meanwhile
+sees the old content or the new, and an interrupted program leaves the old. A pipe or a device has no name to take, and
+is written to as it stands.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpgo.base.wording import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from hpgo.base.errors import HpgoError
+
+
+def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
+    """`path`, whatever a caller may have given; raises `error` if it is none."""
+    try:
+        return Path(path)
+    except TypeError:
+        raise error(f"{shown(path)} is no path of a file", "give text or a `pathlib.Path`") from None
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[BinaryIO]:
+    """A file to write to, that is there as `path` when the block has ended well; raises `error` if it can't be.
+
+    A link stays one, and what it leads to is written; a file that was there keeps its mode.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with writing(Path(folder) / "x.txt", HpgoError) as file:
+    ...         size = file.write(b"whole")
+    ...     print(*(one.name for one in Path(folder).iterdir()))
+    x.txt
+    """
+    path = as_path(path, error)
+    if "\0" in str(path):
+        raise error(f"can't write {shown(str(path))}: a name holds no NUL", "name a file in a folder that exists")
+    try:
+        target = path.resolve() if path.is_symlink() else path
+        if target.exists() and not target.is_file():
+            with target.open("wb") as file:
+                yield file
+            return
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(13, os.strerror(13))
+        beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
+        try:
+            with beside.open("xb") as file:
+                yield file
+            if target.exists():
+                beside.chmod(target.stat().st_mode & 0o7777)
+            beside.replace(target)
+        except BaseException:
+            with suppress(OSError):
+                beside.unlink()
+            raise
+    except OSError as failure:
+        raise error(f"can't write `{path}`: {reason(failure)}", "name a file in a folder that exists") from None
+
+
+def reason(failure: OSError | ValueError) -> str:
+    """Why the operating system refused, in its words."""
+    return failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
