@@ -37,6 +37,7 @@ def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[Bi
     A link stays one, and what it leads to is written; a file that was there keeps its mode.
 
     >>> import tempfile
+    >>> from hpgo.base.errors import HpgoError
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with writing(Path(folder) / "x.txt", HpgoError) as file:
     ...         size = file.write(b"whole")
