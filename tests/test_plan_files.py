@@ -317,6 +317,17 @@ def test_a_file_of_version_1_is_read_and_says_what_it_lacks(auto: hpgo.Plan) -> 
     SCHEMA.validate(json.loads(old.to_json()))
 
 
+def test_a_file_that_an_older_hpgo_wrote_is_read_and_shown() -> None:
+    old = hpgo.Plan.read(ROOT / "tests/golden/plan-version-1.json")
+    new = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=2048)
+    assert (old.stages, old.step_s, old.alternatives[0].step_s) == (new.stages, new.step_s, new.alternatives[0].step_s)
+    assert old.timeline().makespan_s == new.timeline().makespan_s
+    assert old.for_rank(3).stages[0].rows == new.for_rank(3).stages[0].rows
+    for lacking in (old.reprice, lambda: old.assumed):
+        with pytest.raises(hpgo.ArgumentError, match="file of version 1"):
+            lacking()
+
+
 def test_alternatives_are_plans_of_their_own(plan: hpgo.Plan) -> None:
     shared = plan.alternative("data parallelism")
     assert [stage.replicas for stage in shared.stages] == [16]

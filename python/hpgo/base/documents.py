@@ -193,12 +193,13 @@ def record(
 ) -> _R:
     """The dataclass `kind` from a section with a key for each field, but for those `optional`; numbers are finite.
 
-    Fields are text, numbers, truth values, such dataclasses, tuples of any of these, or possibly None. Those that are
-    `known` are not read: a caller that knows them from keys of the section has asked for these keys.
+    Fields are text, numbers, truth values, such dataclasses, tuples of any of these, or possibly None; `optional` names
+    those of all of them. Fields that are `known` are not read: a caller that knows them from keys of the section has
+    asked for these keys.
     """
     known = known or {}
     values = {
-        name: _value(field, section, name)
+        name: _value(field, section, name, optional)
         for name, field in _types(kind).items()
         if name not in known and (name in section or name not in optional)
     }
@@ -209,16 +210,16 @@ def record(
 _types: Callable[[type], dict[str, Any]] = cache(get_type_hints)
 
 
-def _value(kind: Any, section: Section, key: str) -> object:
+def _value(kind: Any, section: Section, key: str, optional: Container[str]) -> object:
     if kind in _CHECKED:
         return _CHECKED[kind](section, key)
     if is_dataclass(kind):
-        return record(kind, section.within(key))  # type: ignore[arg-type]  # it is a type
+        return record(kind, section.within(key), optional=optional)  # type: ignore[arg-type]  # it is a type
     inner = get_args(kind)
     if get_origin(kind) is tuple:
         rows = section.rows(key)
-        return tuple(_value(inner[0], rows, row) for row in rows)
-    return None if section.get(key) is None else _value(inner[0], section, key)  # `float | None`
+        return tuple(_value(inner[0], rows, row, optional) for row in rows)
+    return None if section.get(key) is None else _value(inner[0], section, key, optional)  # `float | None`
 
 
 _CHECKED: dict[type, Callable[[Section, str], object]] = {

@@ -30,7 +30,8 @@ _SHARED = (
     *_COMPARED,
 )  # fmt: skip
 """What alternatives have from the plan that they are alternatives of, or do without."""
-_SINCE_1 = {"stopped", "machines", "crossings", "actions", "assumptions", "made_with"}
+_SINCE_1 = {"stopped", "machines", "crossings", "actions", "assumptions", "made_with", "plan"}
+"""Keys that files of version 1 may lack, at any depth."""
 _DIGITS = set("0123456789abcdef")
 
 _Row = TypeVar("_Row", Alternative, ScheduleChoice)
@@ -67,11 +68,12 @@ def read(text: str, source: str) -> Plan:
         known: dict[str, object] = {"alternatives": (), "schedules": ()}
         if version == _VERSION:
             known["assumptions"] = _read_assumptions(top)
-        plan = _read_plan(top, known, _SINCE_1 if version == 1 else {"stopped"})
+        optional = _SINCE_1 if version == 1 else {"stopped"}
+        plan = _read_plan(top, known, optional)
         return replace(
             plan,
-            alternatives=_read_rows(Alternative, alternatives, plan, version),
-            schedules=_read_rows(ScheduleChoice, schedules, plan, version),
+            alternatives=_read_rows(Alternative, alternatives, plan, optional),
+            schedules=_read_rows(ScheduleChoice, schedules, plan, optional),
         )
 
 
@@ -148,17 +150,16 @@ def _as_argument_error() -> Iterator[None]:
         raise ArgumentError(error.message, error.hint) from None
 
 
-def _read_rows(kind: type[_Row], rows: Section | None, plan: Plan, version: object) -> tuple[_Row, ...]:
-    """Alternatives of `plan`, or schedules that it was compared with; without their plans in version 1."""
+def _read_rows(kind: type[_Row], rows: Section | None, plan: Plan, optional: set[str]) -> tuple[_Row, ...]:
+    """Alternatives of `plan`, or schedules that it was compared with."""
     read: list[_Row] = []
     if rows is None:
         return ()
     for row in rows:
         section = rows.within(row)
         own = None
-        if version == _VERSION and section.get("plan") is not None:
-            within = section.within("plan")
-            own = _read_plan(within, {key: getattr(plan, key) for key in _SHARED}, set())
+        if ("plan" in section or "plan" not in optional) and section.get("plan") is not None:
+            own = _read_plan(section.within("plan"), {key: getattr(plan, key) for key in _SHARED}, optional)
         read.append(record(kind, section, known={"plan": own}))
     return tuple(read)
 
