@@ -7,6 +7,8 @@ from hpgo.base.wording import as_whole, shown
 
 MOST = 2**32 - 1
 """What counts may be at most: the native side keeps them in 32 bits."""
+MOST_GPUS = 2**12
+"""What a device of a plan may stand for at most."""
 
 
 def whole(
@@ -38,3 +40,23 @@ def whole(
         wanted = f"give a whole number from {least} {f'to {most}' if beyond else 'on'}"
         raise error(f"{what} is {value if short else shown(value)}", hint or wanted)
     return number
+
+
+def check_text(what: str, value: object, error: type[HpgoError] = ArgumentError) -> str:
+    r"""`value`, if it is text that files and other programs can hold.
+
+    Raises `error`, which calls the value `what`, for what is no text, or has half a character.
+
+    >>> check_text("a profile's name", "bert")
+    'bert'
+    >>> check_text("a profile's name", "\ud800")
+    Traceback (most recent call last):
+    hpgo.ArgumentError: a profile's name holds half a character
+    """
+    if not isinstance(value, str):
+        raise error(f"{what} must be text, got {shown(value)}", "an empty one will do")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise error(f"{what} holds half a character", "write it anew: large ones are pairs of `\\u` escapes") from None
+    return value

@@ -12,7 +12,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import whole
+from hpgo.base.checks import MOST_GPUS, check_text, whole
 from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.quoting import in_yaml
@@ -45,6 +45,7 @@ class Device:
     """Compute speed relative to the device that the profile was measured on: times divide by it."""
 
     def __post_init__(self) -> None:
+        check_text("a device's name", self.name, ClusterError)
         _check_positive(f"device `{self.name}`: memory_bytes", self.memory_bytes)
         _check_positive(f"device `{self.name}`: speed", self.speed)
 
@@ -78,6 +79,7 @@ class Machine:
     name: str = ""
 
     def __post_init__(self) -> None:
+        check_text("a machine's name", self.name, ClusterError)
         object.__setattr__(self, "count", _count("the number of devices of a machine", self.count))
 
 
@@ -96,8 +98,16 @@ class Cluster:
     """Between machines: each machine has one port."""
     source: str = ""
     """Where the numbers come from."""
+    gpus_per_device: int = 1
+    """How many GPUs each device stands for: those that share each layer, by tensor parallelism say."""
 
     def __post_init__(self) -> None:
+        gpus = whole(
+            f"cluster {shown(self.name)}: gpus_per_device", self.gpus_per_device, most=MOST_GPUS, error=ClusterError
+        )
+        object.__setattr__(self, "gpus_per_device", gpus)
+        for field in ("name", "source"):
+            check_text(f"a cluster's {field}", getattr(self, field), ClusterError)
         if not self.machines:
             raise ClusterError(f"cluster `{self.name}` has no machines", "give it at least one")
         _count("the number of devices of a cluster", self.devices)
@@ -118,6 +128,7 @@ class Cluster:
         memory: str | float = "16 GB",
         latency: str | float = 0,
         name: str = "",
+        gpus_per_device: int = 1,
     ) -> Cluster:
         """`nodes` equal machines; `inter_gbit_s` may be left out if there is only one.
 
@@ -143,7 +154,9 @@ class Cluster:
             _check_positive(argument, gbit_s)
             rates.append(gbit_s * 1e9 / 8)
         intra, inter = (Link(rate, rate, latency_s) for rate in rates)
-        return cls(name or f"{nodes}x{devices_per_node}", (Machine(device, devices_per_node),) * nodes, intra, inter)
+        machines = (Machine(device, devices_per_node),) * nodes
+        name = name or f"{nodes}x{devices_per_node}"
+        return cls(name, machines, intra, inter, gpus_per_device=gpus_per_device)
 
     @classmethod
     def from_seps(cls, seps: Sequence[int], *, memory: str | float = "16 GB") -> Cluster:
@@ -289,7 +302,10 @@ class Cluster:
             }
             for key, link in (("intra", self.intra), ("inter", self.inter))
         }
-        return {"hpgo_cluster": _VERSION, "name": self.name, "source": self.source, "machines": machines} | links
+        head: dict[str, object] = {"hpgo_cluster": _VERSION, "name": self.name, "source": self.source}
+        if self.gpus_per_device != 1:
+            head["gpus_per_device"] = self.gpus_per_device
+        return head | {"machines": machines} | links
 
     @classmethod
     def from_document(cls, document: object, *, file: str) -> Cluster:
@@ -317,6 +333,8 @@ class Cluster:
         lines = [f"hpgo_cluster: {_VERSION}", f"name: {in_yaml(self.name)}"]
         if self.source:
             lines.append(f"source: {in_yaml(self.source)}")
+        if self.gpus_per_device != 1:
+            lines.append(f"gpus_per_device: {self.gpus_per_device}")
         lines.append("machines:")
         for machine, group in groupby(self.machines):
             device = machine.device
@@ -367,8 +385,9 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
     intra = _link(top, "intra")
     inter = _link(top, "inter") if len(machines) > 1 or "inter" in top else intra
     name, source = top.text("name", stem), top.text("source", "")
+    gpus = top.whole("gpus_per_device", 1, least=1)
     top.done()
-    return top.build(Cluster, name, tuple(machines), intra, inter, source)
+    return top.build(Cluster, name, tuple(machines), intra, inter, source, gpus)
 
 
 def _link(top: Section, key: str) -> Link:

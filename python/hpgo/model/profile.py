@@ -11,7 +11,7 @@ from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import whole
+from hpgo.base.checks import MOST_GPUS, check_text, whole
 from hpgo.base.errors import ProfileError
 from hpgo.base.wording import as_float, near, shown
 
@@ -49,8 +49,7 @@ class Layer:
 
     def __post_init__(self) -> None:
         for field in ("id", "name"):
-            if not isinstance(getattr(self, field), str):
-                raise ProfileError(f"layer `{self.id}`: {field} must be text, got {shown(getattr(self, field))}")
+            check_text(f"layer {shown(self.id)}: {field}", getattr(self, field), ProfileError)
         if not self.id:
             raise ProfileError(f"layer `{self.name}` has an empty id", "edges name layers by their id")
         measured = ["forward_s", "backward_s", "activation_bytes"]
@@ -102,9 +101,15 @@ class Profile:
     """`(from, to)` layer ids."""
     source: str = ""
     """Where the numbers come from."""
+    gpus_per_device: int = 1
+    """How many GPUs shared each layer when it was measured, by tensor parallelism say; plans take them for one."""
 
     def __post_init__(self) -> None:
         self._check_kinds()
+        gpus = whole(
+            f"profile {shown(self.name)}: gpus_per_device", self.gpus_per_device, most=MOST_GPUS, error=ProfileError
+        )
+        object.__setattr__(self, "gpus_per_device", gpus)
         if not self.layers:
             raise ProfileError(f"profile `{self.name}` has no layers", "give it at least one")
         object.__setattr__(self, "batch_sizes", _batch_sizes(self.name, self.batch_sizes))
@@ -136,10 +141,7 @@ class Profile:
 
     def _check_kinds(self) -> None:
         for field in ("name", "source"):
-            if not isinstance(getattr(self, field), str):
-                raise ProfileError(
-                    f"a profile's {field} must be text, got {shown(getattr(self, field))}", "an empty one will do"
-                )
+            check_text(f"a profile's {field}", getattr(self, field), ProfileError)
         for field in ("batch_sizes", "layers", "edges"):
             if not isinstance(getattr(self, field), tuple):
                 raise ProfileError(

@@ -59,6 +59,8 @@ class Assumptions:
     """Whether the time of layers that load data counts."""
     blocks: Blocks | None
     """The row of blocks that launchers see in the profile; None if it is no such row."""
+    gpus_per_device: int
+    """How many GPUs each device stands for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,7 @@ class Question:
             raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
         if not isinstance(cluster, Cluster):
             raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.parse` say")
+        check_gpus(profile, cluster)
         global_batch_size = whole("global_batch_size", global_batch_size, most=NO_LIMIT - 1)
         smallest = profile.batch_sizes[0]
         if min_micro_batch_size is not None:
@@ -241,3 +242,14 @@ def is_number(value: object) -> bool:
 def _check_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} is {value!r}", "choose True or False")
+
+
+def check_gpus(profile: Profile, cluster: Cluster) -> None:
+    """Raises ArgumentError if devices of `cluster` stand for other numbers of GPUs than `profile` was measured on."""
+    measured, there = profile.gpus_per_device, cluster.gpus_per_device
+    if measured != there:
+        raise ArgumentError(
+            f"profile `{profile.name}` was measured on {counted(measured, 'GPU')} a device, but a device of cluster"
+            f" `{cluster.name}` is {counted(there, 'GPU')}",
+            "give both the same `gpus_per_device`: how many GPUs share each layer",
+        )

@@ -95,6 +95,7 @@ def plan_of(question: Question, found: dict[str, Any]) -> Plan:
             smallest_share=question.smallest_share,
             count_loading=question.count_loading,
             blocks=question.blocks,
+            gpus_per_device=question.cluster.gpus_per_device,
         ),
         made_with=_core.__version__,
     )

@@ -56,8 +56,9 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
     ids = [layer.id for layer in layers]
     edges = _edges(top) if "edges" in top else list(pairwise(ids))
     title, source = top.text("name", name), top.text("source", file)
+    gpus = top.whole("gpus_per_device", 1, least=1)
     top.done()
-    return top.build(Profile, title, batch_sizes, tuple(layers), tuple(edges), source)
+    return top.build(Profile, title, batch_sizes, tuple(layers), tuple(edges), source, gpus)
 
 
 def document(profile: Profile) -> dict[str, object]:
@@ -154,12 +155,13 @@ def _edges(top: Section) -> list[tuple[str, str]]:
 
 
 def _head(profile: Profile) -> dict[str, object]:
-    return {
+    head = {
         VERSION_KEY: VERSION,
         "name": profile.name,
         "source": profile.source,
         "batch_sizes": _bare(profile.batch_sizes),
     }
+    return head | ({"gpus_per_device": profile.gpus_per_device} if profile.gpus_per_device != 1 else {})
 
 
 def _layer_keys(layer: Layer) -> dict[str, object]:

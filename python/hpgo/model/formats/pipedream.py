@@ -67,13 +67,19 @@ def write(profile: Profile, batch_size: int | None = None) -> str:
 
     The format has no place for the batch size, `saved_bytes` and `source`. Ids with blanks become `node1`, `node2`, …
 
-    Raises ArgumentError if the profile was not measured at that batch size.
+    Raises ArgumentError if the profile was not measured at that batch size, or on several GPUs a device, which the
+    format can't say.
 
     >>> toy = Profile.chain(
     ...     "toy", batch_size=1, forward_s=[0.002], backward_s=[0.004], activation_bytes=[8], parameter_bytes=[1e3])
     >>> print(write(toy), end="")
     layer0 -- layer0 -- forward_compute_time=2, backward_compute_time=4, activation_size=8, parameter_size=1000
     """
+    if profile.gpus_per_device != 1:
+        raise ArgumentError(
+            f"PipeDream text can't say that a device of profile `{profile.name}` is {profile.gpus_per_device} GPUs",
+            "write it as JSON or YAML",
+        )
     if batch_size is None and len(profile.batch_sizes) == 1:
         batch_size = profile.batch_sizes[0]
     if batch_size not in profile.batch_sizes:

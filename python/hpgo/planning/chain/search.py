@@ -17,6 +17,7 @@ from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage
 from hpgo.planning.chain.profiles import task_of_profile
 from hpgo.planning.chain.records import Chain, Group, HostType, Task
 from hpgo.planning.chain.rules import Rules
+from hpgo.planning.question import check_gpus
 
 if TYPE_CHECKING:
     import os
@@ -125,6 +126,7 @@ def partition(
         raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
     if not isinstance(cluster, Cluster):
         raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.parse` say")
+    check_gpus(profile, cluster)
     size = whole("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
     task = task_of_profile(profile, cluster, size, dtype, count_loading=count_loading)
     return _solved(task, size, "si", **options)  # profiles and clusters are written in SI units
