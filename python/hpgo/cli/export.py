@@ -2,32 +2,79 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-_LAUNCHERS = ("megatron", "deepspeed", "torchtitan")  # hpgo.export.LAUNCHERS, which `--help` need not load
+from hpgo.export.targets import NAMES, TARGETS, find
+
+if TYPE_CHECKING:
+    from hpgo.planning.plans import Plan
+    from hpgo.programs.program import Program
 
 
-@click.command()
+_TRIED = ", ".join(f"{target.name}@{target.version}" if target.version else target.name for target in TARGETS)
+
+
+@click.command(epilog=f"Tried with: {_TRIED}.")
 @click.argument("plan", metavar="PLAN.json")
-@click.option("--to", "launcher", type=click.Choice(_LAUNCHERS), required=True, help="Who shall run it.")
-@click.option("-o", "--output", metavar="FILE", help="Write it there instead of printing it.")
-def command(plan: str, launcher: str, output: str | None) -> None:
+@click.option(
+    "--to",
+    "target",
+    metavar="NAME[@VERSION]",
+    required=True,
+    callback=lambda _context, _option, name: _known(name),
+    help=f"Who shall run it: {', '.join(NAMES)}.",
+)
+@click.option("-o", "--output", metavar="FILE|FOLDER/", help="Write it there instead of printing it.")
+def command(plan: str, target: str, output: str | None) -> None:
     """Write PLAN.json, from `hpgo plan -o`, as configuration of a launcher.
 
-    Launchers run grids: as many replicas of each stage. Plans with other counts are for launchers of your own, which
-    ask a plan what each rank does: `Plan.for_rank`, examples/rank.py.
+    Launchers run grids: as many replicas of each stage; `hpgo plan --for NAME` plans for one. Plans with other counts
+    are for launchers of your own, which ask a plan what each rank does: `Plan.for_rank`, examples/rank.py.
+
+    With `-o FILE` the main file is FILE, and others that it needs lie beside it; with a folder, or a name that ends in
+    a slash, all go into it. Without, the main file is printed.
 
     \b
     Examples:
       hpgo export plan.json --to megatron -o arguments.txt
-      hpgo export plan.json --to torchtitan -o job.toml
-      hpgo export plan.json --to deepspeed -o planned.py
+      hpgo export plan.json --to torchtitan@0.2 -o job.toml
+      hpgo export plan.json --to torch -o job/
     """
     from hpgo import export
-    from hpgo.planning.plans import Plan
 
-    read = Plan.read(plan)
+    read = _read(plan)
     if output is not None:
-        export.save(read, launcher, output)
-    else:
-        click.echo(export.LAUNCHERS[launcher](read), nl=False)
+        main, *others = export.save(read, target, output)
+        if others:
+            click.echo(f"wrote {main}, and beside it {', '.join(other.name for other in others)}", err=True)
+        return
+    (_, text), *rest = export.files(read, target).items()
+    click.echo(text, nl=False)
+    if rest:
+        names = ", ".join(name for name, _ in rest)
+        click.echo(f"it needs {names} too: `-o FOLDER/` writes all", err=True)
+
+
+def _known(target: str) -> str:
+    from hpgo.base.errors import ArgumentError
+
+    try:
+        find(target)
+    except ArgumentError as error:
+        raise click.BadParameter(f"{error.message}; {error.hint}") from None
+    return target
+
+
+def _read(path: str) -> Plan | Program:
+    """The plan or the program that a file holds."""
+    from hpgo.base.documents import parse, read_text
+    from hpgo.base.errors import ArgumentError
+    from hpgo.planning.plans import Plan
+    from hpgo.programs.program import Program
+
+    text = read_text(path, ArgumentError)
+    document = parse(text, path, ArgumentError) if text.lstrip().startswith("{") else None
+    is_program = isinstance(document, dict) and document.get("format") == "hpgo.program"
+    return (Program if is_program else Plan).from_json(text, source=path)

@@ -1,33 +1,114 @@
-"""Plans for launchers: each module writes what one framework accepts, and refuses what it can't run.
+"""Plans for launchers: each writer says what one framework accepts, and refuses what it can't run.
 
-hpgo.export.torchtitan(plan)  # text; hpgo.export.save(plan, "torchtitan", "job.toml") writes it
+hpgo.export.files(plan, "torchtitan@0.3")  # texts by file name
+hpgo.export.save(plan, "torchtitan@0.3", "job/")  # writes them
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
 
-from hpgo.base.documents import write_text
+from hpgo.base.documents import make_folder, write_text
 from hpgo.base.errors import ArgumentError
-from hpgo.base.wording import near
-from hpgo.export.deepspeed import deepspeed
-from hpgo.export.megatron import megatron
-from hpgo.export.torchtitan import torchtitan
+from hpgo.base.files import as_path
+from hpgo.export.targets import NAMES, TARGETS, Place, Target, find
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
+    from pathlib import Path
 
     from hpgo.planning.plans import Plan
+    from hpgo.programs.program import Program
 
-__all__ = ["LAUNCHERS", "deepspeed", "megatron", "save", "torchtitan"]
-
-LAUNCHERS: dict[str, Callable[[Plan], str]] = {"megatron": megatron, "deepspeed": deepspeed, "torchtitan": torchtitan}
-"""What a plan can be written for."""
+__all__ = ["NAMES", "TARGETS", "Place", "Target", "deepspeed", "files", "find", "megatron", "save", "torchtitan"]
 
 
-def save(plan: Plan, launcher: str, path: str | os.PathLike[str]) -> None:
-    """Writes `plan` for one of `LAUNCHERS`. Raises ArgumentError, also for a plan that the launcher can't run."""
-    if launcher not in LAUNCHERS:
-        raise ArgumentError(f"there is no exporter `{launcher}`", near(str(launcher), LAUNCHERS))
-    write_text(path, LAUNCHERS[launcher](plan), ArgumentError)
+def files(plan: object, target: str, *, path: str | os.PathLike[str] = "") -> dict[str, str]:
+    """What `target`, `NAME` or `NAME@VERSION`, needs to run `plan`: texts by file name, the main file first.
+
+    `path` is where the main file will lie. If it ends with a slash, the files keep their own names in that folder; else
+    those beside the main file are named after it: `job.toml` and `job.order.csv`.
+
+    Raises ArgumentError for a target that is unknown or a version that nobody has run, and for a plan that it can't
+    run; InfeasibleError for a plan that doesn't fit the devices' memory.
+
+    >>> import hpgo
+    >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    >>> list(files(plan, "torchtitan@0.3")), list(files(plan, "torchtitan@0.3", path="jobs/bert.py"))
+    (['planned.py', 'order.csv'], ['bert.py', 'bert.order.csv'])
+    """
+    folder, _, main = os.fspath(path).rpartition("/")
+    return find(target).write(plan, Place(folder, main))
+
+
+def save(plan: object, target: str, path: str | os.PathLike[str]) -> list[Path]:
+    """Writes `files` and returns their paths.
+
+    If `path` is a folder, or ends with a slash, they go into it under their own names; else the main file is `path` and
+    the others lie beside it.
+
+    Raises as `files`, and ArgumentError if they can't be written.
+    """
+    where = as_path(path, ArgumentError)
+    into = _is_folder(path) or where.is_dir()
+    written = files(plan, target, path=f"{where}/" if into else where)
+    folder = where if into else where.parent
+    if into:
+        make_folder(folder)
+    paths = [folder / name for name in written]
+    for to, text in zip(paths, written.values(), strict=True):
+        write_text(to, text, ArgumentError)
+    return paths
+
+
+def _is_folder(path: object) -> bool:
+    return str(path).endswith(("/", os.sep))
+
+
+def megatron(plan: Plan | Program) -> str:
+    """The arguments of Megatron-LM, one a line, quoted for a shell, under comments.
+
+    Raises as `files`.
+
+    >>> import hpgo
+    >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    >>> print(megatron(plan).splitlines()[-1])
+    --pipeline-model-parallel-layout 'Et*28|t*20L'
+    """
+    return _main(plan, "megatron")
+
+
+def torchtitan(plan: Plan | Program, version: str = "") -> str:
+    """The main file for torchtitan: sections of a job's TOML for 0.2, a Python module for 0.3, the latest.
+
+    Raises as `files`.
+
+    >>> import hpgo
+    >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    >>> [line for line in torchtitan(plan).splitlines() if "pipeline_parallel_degree" in line]
+    ['    parallelism.pipeline_parallel_degree = 2']
+    """
+    return _main(plan, f"torchtitan@{version}" if version else "torchtitan")
+
+
+def deepspeed(plan: Plan | Program) -> str:
+    """A Python module: PARTS, REPLICAS, CONFIG (for `deepspeed.initialize`) and a pipeline module. Raises as `files`.
+
+    >>> import hpgo
+    >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    >>> [line for line in deepspeed(plan).splitlines() if line.startswith("PARTS")]
+    ['PARTS = [0, 32, 53]']
+    """
+    return _main(plan, "deepspeed")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LAUNCHERS":
+        warnings.warn("use `hpgo.export.TARGETS` instead of `LAUNCHERS`", DeprecationWarning, stacklevel=2)
+        return {"megatron": megatron, "deepspeed": deepspeed, "torchtitan": torchtitan}
+    raise AttributeError(f"module 'hpgo.export' has no attribute {name!r}")
+
+
+def _main(plan: object, target: str) -> str:
+    return next(iter(files(plan, target).values()))

@@ -59,6 +59,11 @@ class Launcher:
         """
         return f"{self.title} {self.version}" if self.version else self.title
 
+    @property
+    def by_file(self) -> bool:
+        """Whether it takes orders of forwards and backwards from a file, and so runs them as planned."""
+        return _CSV in self.schedules.values()
+
 
 _CSV = "an order file"
 """PyTorch's pipelining runs any order of one chain of stages that ends with a flush, given as a file."""

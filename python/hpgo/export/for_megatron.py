@@ -1,0 +1,64 @@
+"""Megatron-LM and what builds on it: a layout of stages, and the arguments that say the same everywhere.
+
+Source: Megatron Core's user guide, "Custom Pipeline Model Parallel Layout": E embeds, t is a transformer layer, L
+computes the loss, and | ends a stage; stage s is on rank s mod p.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from hpgo.base.quoting import in_shell
+from hpgo.export.jobs import Job
+
+if TYPE_CHECKING:
+    from hpgo.export.targets import Place, Target
+
+
+def arguments(given: object, target: Target, place: Place) -> dict[str, str]:
+    """One argument a line, each quoted for a shell, under comments."""
+    job = Job.of(given, target, place)
+    words = [f"--{key.replace('_', '-')}{_value(value)}" for key, value in settings(job).items() if value is not False]
+    comments = job.header(
+        "pass them on: grep -v '^#' FILE | xargs torchrun ... pretrain_gpt.py ...",
+        CLIPPING.format("--clip-grad"),
+    )
+    text = "\n".join([*(f"# {line}" for line in comments), *words]) + "\n"
+    return {place.main or "arguments.txt": text} | job.beside()
+
+
+CLIPPING = "gradients are clipped at norm 1 unless {} says otherwise; the plan's price leaves that out"
+
+
+def settings(job: Job) -> dict[str, int | str | bool]:
+    """What Megatron is told, by the names of its configuration; raises ArgumentError for what it can't run."""
+    counts = job.block_counts
+    chosen: dict[str, int | str | bool] = {
+        "num_layers": sum(counts),
+        "global_batch_size": job.program.global_batch_size,
+        "micro_batch_size": job.share,
+        "tensor_model_parallel_size": job.gpus_per_device,
+        "pipeline_model_parallel_size": job.ranks,
+    }
+    if job.program.recompute:
+        # Groups must divide the blocks of each stage: Megatron runs past the last one otherwise.
+        group = math.gcd(*counts)
+        job.check_recomputation(None if set(counts) == {group} else group)
+        chosen |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": group}
+    if job.replicas > 1:
+        shared = job.program.shard_optimizer
+        # Without the last one, weights would be gathered before the next step begins.
+        chosen |= {
+            "use_distributed_optimizer": shared,
+            "overlap_grad_reduce": job.overlap,
+            "overlap_param_gather": shared and job.overlap,
+        }
+    if job.ranks > 1:
+        layout = "|".join(f"t*{count}" if count else "" for count in counts)
+        chosen["pipeline_model_parallel_layout"] = f"E{layout}L"
+    return chosen
+
+
+def _value(value: int | str | bool) -> str:
+    return "" if value is True else f" {in_shell(str(value))}"

@@ -1,0 +1,177 @@
+"""torchtitan: the part of a job's configuration that says how to parallelise, and the orders as a file.
+
+Version 0.2 reads TOML; 0.3 is configured in Python, and its head is called `lm_head`. Both run any orders from a file,
+so eager and zero-bubble ones run as planned. Modules are named as in their Llama: `tok_embeddings`, `layers.0` and so
+on, `norm`, and the head.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.quoting import in_python, in_toml
+from hpgo.export.jobs import Job
+
+if TYPE_CHECKING:
+    from hpgo.export.targets import Place, Target
+
+_ORDER = "order.csv"
+_CLIPPING = "gradients are clipped at norm 1 unless training.max_norm says otherwise; the plan's price leaves that out"
+
+
+def toml(given: object, target: Target, place: Place) -> dict[str, str]:
+    """Sections `training`, `parallelism` and `activation_checkpoint` of a job's TOML, for 0.2."""
+    job = Job.of(given, target, place)
+    _check_recomputation(job)
+    if job.replicas > 1 and job.gpus_per_device > 1 and job.ranks == 1 and not job.program.shard_optimizer:
+        raise ArgumentError(
+            f"{target.label} can't replicate a model that tensor parallelism splits", "plan with `--shard-optimizer`"
+        )
+    lines = [
+        *(f"# {line}" for line in job.header(_CLIPPING, *_notes(job))),
+        "[training]",
+        f"global_batch_size = {job.program.global_batch_size}",
+        f"local_batch_size = {_local_batch_size(job)}",
+        "",
+        "[parallelism]",
+        *(f"{key} = {in_toml(value) if isinstance(value, str) else value}" for key, value in _degrees(job).items()),
+    ]
+    if job.ranks > 1:
+        lines += [
+            f"pipeline_parallel_schedule = {in_toml(_shape(job))}",
+            f"pipeline_parallel_schedule_csv = {in_toml(place.path(_ORDER))}",
+            f"pipeline_parallel_microbatch_size = {job.share}",
+            "module_fqns_per_model_part = [",
+            *(f"  [{', '.join(map(in_toml, part))}]," for part in _parts(job, "output")),
+            "]",
+        ]
+    lines += ["", "[activation_checkpoint]", f'mode = "{"full" if job.program.recompute else "none"}"']
+    return {place.main or "job.toml": "\n".join(lines) + "\n"} | _beside(job)
+
+
+def python(given: object, target: Target, place: Place) -> dict[str, str]:
+    """A module whose function `planned` sets what the plan decides in a `Trainer.Config`, for 0.3."""
+    job = Job.of(given, target, place)
+    _check_recomputation(job)
+    settings: dict[str, object] = {
+        "training.global_batch_size": job.program.global_batch_size,
+        "training.local_batch_size": _local_batch_size(job),
+    } | {f"parallelism.{key}": value for key, value in _degrees(job).items()}
+    if job.ranks > 1:
+        # It captures no CUDA graphs of a pipeline, and says so before it starts.
+        settings["training.disable_cuda_graphs"] = True
+        settings["parallelism.pipeline_parallel_schedule"] = _shape(job)
+        settings["parallelism.pipeline_parallel_microbatch_size"] = job.share
+    assigned = [f"    {key} = {in_python(value)}" for key, value in settings.items()]
+    if job.ranks > 1:
+        assigned += [
+            "    parallelism.pipeline_parallel_schedule_csv = str(ORDER)",
+            "    parallelism.module_fqns_per_model_part = [list(part) for part in PARTS]",
+        ]
+    parts = [f"    {in_python(part)}," for part in _parts(job, "lm_head")]
+    policy = "FullAC.Config()" if job.program.recompute else "None"
+    lines = [
+        '"""What a plan decides in torchtitan\'s configuration.',
+        "",
+        "In a module of yours, say my_configs.py, for `--module my_configs --config mine`:",
+        "",
+        "    from torchtitan.models.llama3.config_registry import llama3_8b",
+        "",
+        "    def mine():",
+        "        return planned(llama3_8b())",
+        '"""',
+        "",
+        *(f"# {line}" for line in job.header(_CLIPPING)),
+        "",
+        "from dataclasses import replace",
+        "from pathlib import Path",
+        "",
+        "from torchtitan.distributed.activation_checkpoint import FullAC" if job.program.recompute else "",
+        "",
+        f"BLOCKS = {sum(job.block_counts)}",
+        f"ORDER = Path(__file__).resolve().with_name({in_python(place.name(_ORDER))})" if job.ranks > 1 else "",
+        *(["PARTS = [", *parts, "]"] if job.ranks > 1 else []),
+        "",
+        "",
+        "def planned(config):",
+        '    """The same configuration, parallelised as planned."""',
+        "    found = len(config.model_spec.model.layers)",
+        "    if found != BLOCKS:",
+        '        raise ValueError(f"the plan is for {BLOCKS} blocks, but the model has {found}")',
+        "    training, parallelism = config.training, config.parallelism",
+        *assigned,
+        f"    return replace(config, activation_checkpoint={policy})  # checks it anew",
+    ]
+    return {place.main or "planned.py": _tidy(lines)} | _beside(job)
+
+
+def _beside(job: Job) -> dict[str, str]:
+    order = {job.place.name(_ORDER): job.program.schedule.to_text()} if job.ranks > 1 else {}
+    return order | job.beside()
+
+
+def _notes(job: Job) -> list[str]:
+    blocks = sum(job.block_counts)
+    notes = [f"the model must have {blocks} blocks: what is not named here, torchtitan leaves out without a word"]
+    if job.ranks > 1:
+        notes.append("pipeline_parallel_schedule_csv is looked for from where the job is started")
+    return notes
+
+
+def _local_batch_size(job: Job) -> int:
+    """Samples of a replica between two sums of gradients: of the whole step, or of one pass without a pipeline."""
+    return job.share * job.program.micro_batches if job.ranks > 1 else job.share
+
+
+def _degrees(job: Job) -> dict[str, int | str]:
+    shared = job.replicas > 1 and (
+        job.program.shard_optimizer or (job.ranks > 1 and False not in job.launcher.shards_optimizer)
+    )
+    degrees: dict[str, int | str] = {
+        "pipeline_parallel_degree": job.ranks,
+        "data_parallel_replicate_degree": 1 if shared else job.replicas,
+        "data_parallel_shard_degree": job.replicas if shared else 1,
+        "tensor_parallel_degree": job.gpus_per_device,
+    }
+    if shared:
+        # Weights stay gathered from the first forward pass to the last backward pass, so only the optimizer's state is
+        # shared, and weights travel once a step.
+        degrees["fsdp_reshard_after_forward"] = "never"
+    return degrees
+
+
+def _shape(job: Job) -> str:
+    """A schedule of PyTorch's whose stages lie on ranks as the plan's do; the orders themselves are in the file."""
+    ranks, stages = job.ranks, len(job.program.stages)
+    placed = job.program.schedule.rank_of_stage
+    if placed == tuple(stage % ranks for stage in range(stages)):
+        return "1F1B" if job.chunks == 1 else "Interleaved1F1B"
+    if placed == (*range(ranks), *reversed(range(ranks))):
+        return "ZBVZeroBubble"
+    raise ArgumentError(
+        f"torchtitan puts stages on ranks in a loop or a V, but `{job.program.schedule.name}` does otherwise",
+        "choose another schedule",
+    )
+
+
+def _parts(job: Job, head: str) -> list[list[str]]:
+    parts, first = [], 0
+    for count in job.block_counts:
+        parts.append([f"layers.{index}" for index in range(first, first + count)])
+        first += count
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", head]
+    return parts
+
+
+def _check_recomputation(job: Job) -> None:
+    job.check_recomputation(1)
+
+
+def _tidy(lines: list[str]) -> str:
+    """Lines, with at most two empty ones in a row."""
+    text = "\n".join(lines) + "\n"
+    while "\n\n\n\n" in text:
+        text = text.replace("\n\n\n\n", "\n\n\n")
+    return text

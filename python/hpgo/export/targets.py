@@ -1,0 +1,127 @@
+"""What a plan can be exported for: one row a target and version.
+
+A row is all that a new target needs besides the module that writes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import near, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the main file will lie, which says what the others are called."""
+
+    folder: str = ""
+    main: str = ""
+    """Name of the main file; empty for its own."""
+
+    def name(self, own: str) -> str:
+        """Of a file that lies beside the main one.
+
+        >>> Place().name("order.csv"), Place("jobs", "bert.toml").name("order.csv")
+        ('order.csv', 'bert.order.csv')
+        """
+        stem, dot, _ = self.main.rpartition(".")
+        return f"{stem if dot and stem else self.main}.{own}" if self.main else own
+
+    def path(self, own: str) -> str:
+        """The same with its folder.
+
+        >>> Place("jobs", "bert.toml").path("order.csv")
+        'jobs/bert.order.csv'
+        """
+        return f"{self.folder}/{self.name(own)}" if self.folder else self.name(own)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One version of something that runs plans."""
+
+    name: str
+    version: str
+    """The release that its files are for; its patches count too. Empty where one form serves all."""
+    title: str
+    """What people call it."""
+    tested: str
+    """What the files were tried with."""
+    form: str
+    """What is written, in a few words."""
+    writer: str
+    """`module:function`: of what was given, this row and the `Place`, texts by file name, the main file first."""
+    launcher: str = ""
+    """Its row in `hpgo.programs.launchers`; empty for those that run no training plans."""
+
+    @property
+    def label(self) -> str:
+        """Title and version.
+
+        >>> find("torchtitan@0.2.2").label
+        'torchtitan 0.2'
+        """
+        return f"{self.title} {self.version}" if self.version else self.title
+
+    def write(self, plan: object, place: Place) -> dict[str, str]:
+        """Texts by file name, the main file first; raises ArgumentError for a plan that the target can't run."""
+        module, function = self.writer.split(":")
+        write: Callable[[object, Target, Place], dict[str, str]] = getattr(importlib.import_module(module), function)
+        return write(plan, self, place)
+
+
+_CORE = "megatron-core 0.16.1"
+_FAMILY = "hpgo.export.for_megatron_family"
+
+TARGETS: tuple[Target, ...] = (
+    Target("torch", "2.15", "torch.distributed.pipelining", "torch 2.15.0", "a Python module and the orders",
+           "hpgo.export.for_torch:module", "torch@2.15"),
+    Target("torchtitan", "0.2", "torchtitan", "torchtitan 0.2.2", "sections of a job's TOML and the orders",
+           "hpgo.export.for_torchtitan:toml", "torchtitan@0.2"),
+    Target("torchtitan", "0.3", "torchtitan", "torchtitan 0.3.0", "a Python module for its settings, and the orders",
+           "hpgo.export.for_torchtitan:python", "torchtitan@0.3"),
+    Target("megatron", "0.16", "Megatron-LM", _CORE, "arguments of its command line",
+           "hpgo.export.for_megatron:arguments", "megatron@0.16"),
+    Target("megatron-bridge", "0.6", "Megatron-Bridge", _CORE, "YAML for its ConfigContainer",
+           f"{_FAMILY}:bridge", "megatron@0.16"),
+    Target("nemo", "2.5", "NeMo", _CORE, "a Python module for its recipes", f"{_FAMILY}:nemo", "megatron@0.16"),
+    Target("verl", "0.9", "verl", _CORE, "overrides of its SFT trainer", f"{_FAMILY}:verl", "megatron@0.16"),
+    Target("ms-swift", "4.5", "ms-swift", _CORE, "YAML of its Megatron arguments",
+           f"{_FAMILY}:swift", "megatron@0.16"),
+    Target("deepspeed", "0.19", "DeepSpeed", "deepspeed 0.19.8", "a Python module with a PipelineModule",
+           "hpgo.export.for_deepspeed:module", "deepspeed@0.19"),
+)  # fmt: skip
+"""All targets, older versions first."""
+
+NAMES = tuple(dict.fromkeys(target.name for target in TARGETS))
+"""Of all targets, whatever their versions."""
+
+
+def find(name: str) -> Target:
+    """The row for `NAME` or `NAME@VERSION`; the latest version if none is named.
+
+    Raises ArgumentError for a target that is unknown, or a version that nobody has run.
+
+    >>> find("torchtitan").version
+    '0.3'
+    """
+    base, at, version = str(name).partition("@")
+    rows = [row for row in TARGETS if row.name == base]
+    if not rows:
+        raise ArgumentError(f"there is no exporter `{shorten(base)}`", near(base, NAMES))
+    if not at:
+        return rows[-1]
+    for row in rows:
+        if row.version and (version == row.version or version.startswith(f"{row.version}.")):
+            return row
+    known = ", ".join(f"{base}@{row.version}" for row in rows if row.version)
+    raise ArgumentError(
+        f"nobody has tried {rows[-1].title} `{shorten(version)}`",
+        f"known: {known}" if known else f"leave the version out: `{base}`",
+    )
