@@ -9,15 +9,25 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import Any
+import unicodedata
+from typing import TYPE_CHECKING, Any
 
 from hpgo.base.wording import shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _PLAIN = re.compile(r"[A-Za-z]([\w./+() -]*[\w)])?", re.ASCII)
 _RESERVED = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}  # the last six in YAML 1.1
 _TEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
         "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "µ": r"\ensuremath{\mu}",
-        "·": r"\ensuremath{\cdot}", "×": r"\ensuremath{\times}", "–": "--", "′": "'"}  # fmt: skip
+        "·": r"\ensuremath{\cdot}", "×": r"\ensuremath{\times}", "–": "--", "…": r"\dots{}", "′": "'",
+        "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''", "ß": r"\ss{}", "æ": r"\ae{}",
+        "Æ": r"\AE{}", "œ": r"\oe{}", "Œ": r"\OE{}", "ø": r"\o{}", "Ø": r"\O{}", "ł": r"\l{}",
+        "Ł": r"\L{}"}  # fmt: skip
+# Accents behind their letter in Unicode, before it in TeX.
+_TEX_ACCENTS = {"\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0304": "=", "\u0306": "u", "\u0307": ".",
+                "\u0308": '"', "\u030a": "r", "\u030b": "H", "\u030c": "v", "\u0327": "c"}  # fmt: skip
 _ANSI_C = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\\": r"\\", "'": r"\'"}
 
 
@@ -68,12 +78,25 @@ def in_shell(text: str) -> str:
 
 
 def in_tex(text: str) -> str:
-    r"""Words of a paragraph, with TeX's special characters made harmless and others left out as blanks.
+    r"""Words of a paragraph in ASCII, so that any TeX sets them; a letter of other scripts is told by its number.
 
     >>> print(in_tex("27.3 % of zb_h1\n\\end{document}"))
     27.3 \% of zb\_h1 \textbackslash{}end\{document\}
+    >>> print(in_tex("André 中"))
+    Andr\'{e} U+4E2D
     """
-    return "".join(_TEX.get(letter, letter if letter.isprintable() else " ") for letter in text)
+    return "".join(map(_tex_letter, text))
+
+
+def _tex_letter(letter: str) -> str:
+    if letter in _TEX:
+        return _TEX[letter]
+    if letter.isascii() or not letter.isprintable():
+        return letter if letter.isprintable() else " "
+    plain, accent = unicodedata.normalize("NFD", letter)[0], unicodedata.normalize("NFD", letter)[1:]
+    if accent in _TEX_ACCENTS and plain.isascii():
+        return rf"\{_TEX_ACCENTS[accent]}{{{plain}}}"
+    return f"U+{ord(letter):04X}"
 
 
 def in_comment(text: str) -> str:
@@ -86,6 +109,15 @@ def in_comment(text: str) -> str:
         letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text[:120]
     )
     return shorten("".join(letters), 120)
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """`template` with `__NAME__` replaced by each of the `parts`, in which such marks are left as they are.
+
+    >>> filled("<h1>__TITLE__</h1> __BODY__", {"TITLE": "__BODY__", "BODY": "text"})
+    '<h1>__BODY__</h1> text'
+    """
+    return re.sub(f"__({'|'.join(parts)})__", lambda mark: parts[mark[1]], template)
 
 
 def _octal(letter: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from hpgo.base.wording import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -92,8 +94,3 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[s
 def numeric(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
     """Which columns hold only numbers."""
     return [all(_NUMBER.fullmatch(row[index]) for row in cells) for index in range(columns)]
-
-
-def printable(text: str) -> str:
-    """`text` on one line, without what would steer the terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)

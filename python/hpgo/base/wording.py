@@ -100,5 +100,18 @@ def as_whole(value: object) -> int | None:
 
 
 def shorten(text: str, most: int = 40) -> str:
-    """At most so many characters of `text`."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    r"""At most so many characters of `text`, printable ones.
+
+    >>> shorten("a\nb"), shorten("x" * 50, most=4)
+    ('a b', 'xxx…')
+    """
+    return printable(text if len(text) <= most else f"{text[: most - 1]}…")
+
+
+def printable(text: str) -> str:
+    r"""`text` on one line, without what would steer a terminal, break a document of XML or be half a character.
+
+    >>> printable("red\x1b[31m\nhint: none")
+    'red [31m hint: none'
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from hpgo.cli.plan import saving, show
 from hpgo.cli.questions import as_options, question, settings
+from hpgo.cli.terminal import say
 
 if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
@@ -108,7 +109,7 @@ def command(
                 raise click.MissingParameter(ctx=ctx, param=param)
         priced = _priced(profile, options)
     if as_json and stored is not None and stored.step_s != priced.step_s:
-        click.echo(f"note: {profile} says {stored.step_s!r} s a step; priced anew, it is {priced.step_s!r} s", err=True)
+        say("note", f"{profile} says {stored.step_s!r} s a step; priced anew, it is {priced.step_s!r} s")
     try:
         if output is not None:
             priced.save(output, embed=not no_embed)

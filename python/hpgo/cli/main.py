@@ -16,6 +16,7 @@ import click
 
 from hpgo.base.errors import HpgoError
 from hpgo.base.wording import near, shorten
+from hpgo.cli.terminal import say
 
 # sub-command -> (module whose attribute `command` it is, one line of help); modules load when called
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -95,9 +96,9 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
         asked = error.ctx if isinstance(error, click.UsageError) else None
         if asked is not None:
             click.echo(asked.get_usage(), err=True)
-        click.echo(f"error: {error.format_message()}", err=True)
+        say("error", error.format_message())
         if asked is not None:
-            click.echo(f"hint: `{asked.command_path} --help` says more", err=True)
+            say("hint", f"`{asked.command_path} --help` says more")
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader (`| head`) has what it wanted; keep the interpreter from complaining while it closes stdout.
@@ -110,9 +111,9 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
 
 def fail(error: HpgoError) -> NoReturn:
     """Prints `error:` and `hint:` on stderr and exits with 1."""
-    click.echo(f"error: {error.message}", err=True)
+    say("error", error.message)
     if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
+        say("hint", error.hint)
     sys.exit(1)
 
 

@@ -10,7 +10,7 @@ from hpgo.base.documents import write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
 from hpgo.cli.questions import SECONDS
-from hpgo.cli.terminal import searching
+from hpgo.cli.terminal import say, searching
 
 if TYPE_CHECKING:
     from hpgo.planning.chain.files import Units
@@ -117,7 +117,7 @@ def command(
                 **given,
             )
     for remark in plan.remarks:
-        click.echo(f"warning: {remark}", err=True)
+        say("warning", remark)
     if picture is not None:
         from hpgo.show.chain_picture import svg
 

@@ -11,11 +11,11 @@ import click
 
 from hpgo.base.documents import json_text, write_text
 from hpgo.base.errors import ArgumentError, InfeasibleError
-from hpgo.base.tables import markdown, printable
+from hpgo.base.tables import markdown
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import above, shorten
+from hpgo.base.wording import above, printable, shorten
 from hpgo.cli.questions import SECONDS, Counts, as_options, question, settings
-from hpgo.cli.terminal import searching, table
+from hpgo.cli.terminal import say, searching, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,9 +202,9 @@ def _sweep(
             failures.append(
                 {"cluster": cluster.name, "global_batch_size": size, "error": error.message, "hint": error.hint}
             )
-            click.echo(f"note: batch {size} on {cluster.name}: {error.message}", err=True)
+            say("note", f"batch {size} on {cluster.name}: {error.message}")
             if error.hint:
-                click.echo(f"hint: {error.hint}", err=True)
+                say("hint", error.hint)
             continue
         plans.append(best)
         if best.stopped == "interrupt":
@@ -247,5 +247,5 @@ def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords
         why = "interrupted" if best.stopped == "interrupt" else "deadline reached"
         known = "follows" if best.gap is None else f"is {above(best.gap)}"
         taken_s = time.monotonic() - started_s
-        click.echo(f"note: {why} after {taken_s:.1f} s; the best plan so far {known}", err=True)
+        say("note", f"{why} after {taken_s:.1f} s; the best plan so far {known}")
     return best

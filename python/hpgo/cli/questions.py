@@ -10,6 +10,7 @@ import click
 
 from hpgo.base.errors import HpgoError
 from hpgo.base.units import parse_bytes, parse_seconds
+from hpgo.cli.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -138,7 +139,7 @@ def settings(options: dict[str, Any]) -> dict[str, Any]:
 
     equal_shares = options.pop("equal_shares")
     if options.pop("no_uneven"):
-        click.echo("warning: `--no-uneven` is now `--equal-shares`; the old name goes with the next version", err=True)
+        say("warning", "`--no-uneven` is now `--equal-shares`; the old name goes with the next version")
         equal_shares = True
     return {
         "schedule": options.pop("schedule"),

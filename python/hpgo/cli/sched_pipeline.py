@@ -8,6 +8,7 @@ import click
 
 from hpgo.base.wording import above
 from hpgo.cli.main import run
+from hpgo.cli.terminal import say
 
 
 class _UsageError(click.UsageError):
@@ -77,9 +78,9 @@ def command(
         ignore_unknown_types=ignore_unknown_types,
     )
     for remark in plan.remarks:
-        click.echo(f"warning: {remark}", err=True)
+        say("warning", remark)
     if plan.gap:
-        click.echo(f"warning: not proven optimal: {above(plan.gap)} possible", err=True)
+        say("warning", f"not proven optimal: {above(plan.gap)} possible")
     click.echo(plan.pipeedge(), nl=False)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpgo.base.tables import cells_of, folded, numeric, plain
+from hpgo.base.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,6 +59,11 @@ def _rich_table(columns: Sequence[str], cells: list[list[str]], title: str | Non
     console.print(drawn, width=max(console.width, least), crop=False)
 
 
+def say(kind: str, text: str) -> None:
+    """Prints an `error`, `hint`, `note` or `warning` on stderr: one line, whatever the names in it hold."""
+    click.echo(f"{kind}: {printable(text)}", err=True)
+
+
 def sources(source_of: Mapping[str, str]) -> None:
     """Prints where each named thing comes from, those from one place together."""
     names: dict[str, list[str]] = {}
@@ -66,7 +72,9 @@ def sources(source_of: Mapping[str, str]) -> None:
     click.echo()
     for source, those in names.items():
         click.echo(
-            textwrap.fill(f"{', '.join(those)}: {source}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+            textwrap.fill(
+                printable(f"{', '.join(those)}: {source}"), WIDTH, subsequent_indent="  ", break_on_hyphens=False
+            )
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.files import writing
+from hpgo.base.wording import printable
 from hpgo.draw import palette
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ def save(
     path = Path(path)
     figure = Figure(figsize=(7.5, 2.6 * len(panels) + 0.2), layout="constrained")
     figure.set_facecolor(palette.PAPER[0])
-    figure.suptitle(title)
+    figure.suptitle(printable(title), parse_math=False)
     rows = figure.subplots(len(panels), 1, sharex=True)
     for axes, panel in zip(rows, panels, strict=True):
         for at, (name, values) in enumerate(panel.curves.items()):
-            axes.plot(places[name], values, label=name, **_look(at))
+            axes.plot(places[name], values, **_look(at))
         axes.set_ylabel(panel.label)
         axes.set_ylim(bottom=0, top=1.04 * axes.get_ylim()[1])
         axes.set_xscale("log", base=2)
@@ -76,7 +77,10 @@ def save(
     rows[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
     rows[-1].set_xlabel(axis)
     if len(places) > 1:
-        rows[0].legend(frameon=False, ncols=min(4, len(places)))
+        # Named here, as a label that starts with `_` would be left out, and a `$` start a formula.
+        legend = rows[0].legend(rows[0].lines, [" "] * len(rows[0].lines), frameon=False, ncols=min(4, len(places)))
+        for words, name in zip(legend.get_texts(), panels[0].curves, strict=True):
+            words.set(text=printable(name), parse_math=False)
     kind = path.suffix.lower()
     dates: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind, {"Software": None})
     with (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpgo.base.units import format_bytes, format_seconds
+from hpgo.base.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,10 +21,10 @@ _HELD = "Activations held: most on one rank from F to B or W, in micro-batches o
 
 
 def names(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[str]:
-    """A name for each timeline: its label, or its schedule, numbered where two share it."""
+    """A name for each timeline, fit to be drawn: its label, or its schedule, numbered where two share it."""
     if labels:
-        return list(labels)
-    schedules = [timeline.schedule for timeline in timelines]
+        return [printable(label) for label in labels]
+    schedules = [printable(timeline.schedule) for timeline in timelines]
     return [
         name if schedules.count(name) == 1 else f"{name} ({schedules[: i + 1].count(name)})"
         for i, name in enumerate(schedules)

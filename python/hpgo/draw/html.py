@@ -10,11 +10,13 @@ import base64
 import json
 import math
 import zlib
+from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpgo.base.quoting import filled
 from hpgo.draw import palette
 from hpgo.draw.facts import (
     chunk_of_stage,
@@ -86,18 +88,15 @@ def html(timelines: Sequence[Timeline], options: Options) -> bytes:
     }
     here = resources.files("hpgo.draw")
     parts = {
-        "__TITLE__": title.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;"),
-        "__SCHEME__": {"auto": "light dark"}.get(options.theme, options.theme),
+        "TITLE": escape(title),
+        "SCHEME": {"auto": "light dark"}.get(options.theme, options.theme),
         # `<` could end the script element that holds the JSON.
-        "__META__": json.dumps(meta, ensure_ascii=False).replace("<", "\\u003c"),
-        "__SCRIPT__": (here / "view.js").read_text(encoding="utf-8"),
+        "META": json.dumps(meta, ensure_ascii=False).replace("<", "\\u003c"),
+        "SCRIPT": (here / "view.js").read_text(encoding="utf-8"),
     }
-    page = (here / "view.html").read_text(encoding="utf-8")
-    for mark, text in parts.items():
-        page = page.replace(mark, text)
-    # Last and in bytes: the columns may be tens of megabytes.
-    before, after = page.encode().split(b"__COLUMNS__")
-    return b"".join([before, *columns, after])
+    # The columns in bytes: they may be tens of megabytes.
+    before, after = (here / "view.html").read_text(encoding="utf-8").split("__COLUMNS__")
+    return b"".join([filled(before, parts).encode(), *columns, filled(after, parts).encode()])
 
 
 def _packed(timeline: Timeline, label: str, notes: list[str]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

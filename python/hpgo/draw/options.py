@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpgo.base.errors import ArgumentError
-from hpgo.base.wording import near
+from hpgo.base.wording import near, printable
 
 _CHOICES = {"transfers": ("none", "arrows", "lanes"), "theme": ("auto", "light", "dark")}
 
@@ -48,7 +48,8 @@ def options_of(chosen: dict[str, Any], timelines: int) -> Options:
     for name in chosen:
         if name not in names:
             raise ArgumentError(f"unknown picture option `{name}`", near(name, names))
-    options = Options(**{**chosen, "labels": tuple(chosen.get("labels") or ())})
+    words = {"labels": tuple(chosen.get("labels") or ()), "title": printable(chosen.get("title") or "")}
+    options = Options(**(chosen | words))
     for name, choices in _CHOICES.items():
         if getattr(options, name) not in choices:
             raise ArgumentError(f"{name} is `{getattr(options, name)}`", f"choose {', '.join(choices)}")

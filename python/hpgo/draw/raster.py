@@ -106,4 +106,5 @@ def _words(axes: Axes, words: Words, theme: int, order: int) -> None:
         axes.text(
             x, y, text, ha=align, va="baseline", color=words.colour or font.colour[theme],
             fontsize=size_px * _POINTS_PER_PX * 0.92, fontweight="bold" if font.bold else "normal", zorder=order,
+            parse_math=False,  # a `$` is one
         )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from hpgo.base.errors import HpgoError
+from hpgo.base.quoting import filled
 from hpgo.draw import ENDINGS
 from hpgo.draw.facts import comparison, definitions, summary
 from hpgo.page.settings import RENAMED, TRANSFERS
@@ -27,7 +28,7 @@ def page(items: Sequence[tuple[str, str]], plans: Plans, outcome: Sequence[Timel
     """The whole page for an address's `items`: as typed, so that a mistake can be mended where it is."""
     template = resources.files("hpgo.page").joinpath("page.html").read_text(encoding="utf-8")
     result = _mistake(outcome) if isinstance(outcome, HpgoError) else _result(items, outcome)
-    return template.replace("__FORM__", _form(items, plans)).replace("__RESULT__", result)
+    return filled(template, {"FORM": _form(items, plans), "RESULT": result})
 
 
 def _mistake(error: HpgoError) -> str:

@@ -17,7 +17,7 @@ from hpgo import _core
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError, ScheduleError
 from hpgo.base.files import writing
-from hpgo.base.wording import counted, shown
+from hpgo.base.wording import counted, printable, shown
 
 if TYPE_CHECKING:
     import os
@@ -208,7 +208,7 @@ class Schedule:
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: {counted(self.ranks, 'rank')}, {counted(self.stages, 'stage')}, "
+            f"{printable(self.name)}: {counted(self.ranks, 'rank')}, {counted(self.stages, 'stage')}, "
             f"{counted(self.total_micro_batches, 'micro-batch')}, {counted(len(self.actions), 'action')}"
         )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpgo.base.units import format_seconds
+from hpgo.base.wording import printable
 from hpgo.draw.axis import number_text, ticks, time_unit
 from hpgo.draw.options import Options
 from hpgo.draw.scene import Boxes, Item, Line, Scene, Words
@@ -31,7 +32,7 @@ def svg(plan: ChainPlan) -> str:
 
 def _scene(plan: ChainPlan) -> Scene:
     every = f"one batch of {plan.batch_size} every {plan.interval_s:.4g} s"
-    title = f"{plan.model}: {every}, {plan.samples_per_s:.4g} samples/s"
+    title = printable(f"{plan.model}: {every}, {plan.samples_per_s:.4g} samples/s")
     bottom = _TOP + _ROW * len(plan.stages)
     items = [*_head(title), *_axis(plan.interval_s, bottom)]
     for index in range(len(plan.stages)):
@@ -41,7 +42,7 @@ def _scene(plan: ChainPlan) -> Scene:
         for number, stage in enumerate(plan.stages, 1)
     )
     width = _LEFT + _WIDE + _GAP + _MEMORY + _RIGHT
-    return Scene(width, bottom + 44, title, described, 1, tuple(items))
+    return Scene(width, bottom + 44, title, printable(described), 1, tuple(items))
 
 
 def _head(title: str) -> list[Item]:
@@ -80,8 +81,8 @@ def _stage(plan: ChainPlan, index: int) -> list[Item]:
     memory, capacity = megabytes(stage.memory_bytes, plan.units), megabytes(stage.host_memory_bytes, plan.units)
     kind = "slowest" if plan.slack_s(stage) == 0 else "compute"
     items: list[Item] = [
-        Words("legend", [_MARGIN], [top + 12], [shown]),
-        Words("fact", [_MARGIN], [top + 27], [f"{layers} · {stage.device_type}"]),
+        Words("legend", [_MARGIN], [top + 12], [printable(shown)]),
+        Words("fact", [_MARGIN], [top + 27], [printable(f"{layers} · {stage.device_type}")]),
         _box(kind, _LEFT, top, px_per_s * stage.interval_s, _BAR, tip=f"computes {stage.compute_s:.6g} s"),
         Words("cell", [_LEFT + _WIDE + 38], [top + 12], [f"{plan.utilisation(stage):.0%}"]),
     ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.tables import plain
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import above
+from hpgo.base.wording import above, printable
 from hpgo.model.formats.pipeedge import MEGA
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def summary(plan: ChainPlan) -> list[str]:
     }
     loading = f"{format_seconds(plan.loading_s)} of loading data for a batch: loaders work ahead"
     mega = "MB = 2^20 bytes, as PipeEdge counts" if plan.units == "pipeedge" else "MB = 10^6 bytes (SI)"
-    return [
+    lines = [
         f"interval    {format_seconds(plan.interval_s)} between batches of {plan.batch_size}, set by {plan.limit}",
         f"throughput  {plan.samples_per_s:.6g} samples/s",
         f"latency     {format_seconds(plan.latency_s)} for one batch through the empty pipeline",
@@ -58,6 +58,7 @@ def summary(plan: ChainPlan) -> list[str]:
         *([f"left out    {loading}"] if plan.loading_s else []),
         f"units       {mega}",
     ]
+    return [printable(line) for line in lines]
 
 
 def megabytes(size_bytes: float, units: str) -> str:
@@ -90,7 +91,7 @@ def explain(plan: ChainPlan) -> str:
         lines += ["", f"Not used, for no plan would be better with them: {', '.join(plan.unused)}."]
         if plan.gap:
             lines[-1] = f"Not used: {', '.join(plan.unused)}."
-    return "\n".join([*lines, "", *summary(plan)])
+    return "\n".join([*map(printable, lines), "", *summary(plan)])
 
 
 def _hosts(stage: ChainStage) -> str:

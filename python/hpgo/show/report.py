@@ -13,9 +13,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpgo.base.tables import markdown as markdown_table
-from hpgo.base.tables import plain, printable
+from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import above, counted
+from hpgo.base.wording import above, counted, printable
 from hpgo.planning import limits
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def table(
 
 def markdown(plan: Plan, *, stored_step_s: float | None = None) -> str:
     """A plan as Markdown, to paste into a proposal or an issue; `stored_step_s` as in `table`."""
-    lines = [f"## {printable(headline(plan))}", ""]
+    lines = [f"## {headline(plan)}", ""]
     for columns, rows in sections(plan):
         lines += [*markdown_table(columns, rows), ""]
     return "\n".join([*lines, *(f"- **{name}**: {printable(fact)}" for name, fact in summary(plan, stored_step_s))])
@@ -83,7 +83,7 @@ def markdown(plan: Plan, *, stored_step_s: float | None = None) -> str:
 
 def headline(plan: Plan) -> str:
     """The answer in one line."""
-    return (
+    return printable(
         f"{plan.profile} on {plan.cluster}: a step of {counted(plan.global_batch_size, 'sample')} takes"
         f" {_seconds(plan.step_s)}" + ("" if plan.fits else ", if it had the memory")
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo.base.units import format_bytes, format_seconds
+from hpgo.base.wording import printable
 from hpgo.timing.timeline import CAUSES
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def headline(timeline: Timeline) -> str:
     parts += [f"{timeline.chunks} stages a rank"] if timeline.chunks > 1 else []
     parts += [f"{timeline.micro_batches} micro-batches"]
     parts += [f"{timeline.iterations} steps"] if timeline.iterations > 1 else []
-    return f"{', '.join(parts)}, communication `{timeline.communication}`"
+    return printable(f"{', '.join(parts)}, communication `{timeline.communication}`")
 
 
 def measures(timeline: Timeline) -> Table:

@@ -19,13 +19,14 @@ from hpgo.base.wording import near, shorten
 from hpgo.model.profile import LARGEST, Layer, Profile
 
 _COSTS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+_ENTRY = re.compile(r"\ufeff?\s*(\{|#|\"?\w+\"?\s*:(\s|$))")  # of a mapping in JSON or YAML, or a comment there
 _SHAPE = "a layer is `id -- name -- " + ", ".join(f"{key}=…" for key in _COSTS) + "`; an edge is indented: `  id -- id`"
 
 
 def looks_like(text: str) -> bool:
-    """Whether the first line that says anything has the separator of this format."""
+    """Whether the first line that says anything has the separator of this format, and is no JSON or YAML."""
     first = next((line for line in text.splitlines() if line.strip()), "")
-    return " -- " in first
+    return " -- " in first and not _ENTRY.match(first)
 
 
 def parse(text: str, *, name: str, batch_size: int, file: str = "text") -> Profile:
