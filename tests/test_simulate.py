@@ -17,7 +17,8 @@ from hpgo import _core
 from hpgo.base.errors import ArgumentError, ScheduleError
 from hpgo.cli.main import group, run
 from hpgo.programs.orders import KINDS
-from hpgo.timing.timeline import CAUSES, Timeline
+from hpgo.timing.measures import CAUSES
+from hpgo.timing.timeline import Timeline
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

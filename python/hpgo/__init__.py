@@ -48,8 +48,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.programs.ranks import RankProgram as RankProgram
     from hpgo.programs.stages import Crossing as Crossing
     from hpgo.programs.stages import Stage as Stage
+    from hpgo.timing.measures import Measures as Measures
     from hpgo.timing.simulation import simulate as simulate
-    from hpgo.timing.timeline import Measures as Measures
     from hpgo.timing.timeline import Timeline as Timeline
 
 # public name -> module that defines it
@@ -67,7 +67,7 @@ _PUBLIC: dict[str, str] = {
     "InfeasibleError": "hpgo.base.errors",
     "Layer": "hpgo.model.profile",
     "Layout": "hpgo.programs.layout",
-    "Measures": "hpgo.timing.timeline",
+    "Measures": "hpgo.timing.measures",
     "MemoryModel": "hpgo.planning.question",
     "Plan": "hpgo.planning.plans",
     "Profile": "hpgo.model.profile",

@@ -32,7 +32,7 @@ from hpgo.draw.facts import (
 )
 from hpgo.draw.scene import staircase
 from hpgo.programs.orders import KINDS
-from hpgo.timing.timeline import CAUSES, TRANSFER_KINDS
+from hpgo.timing.measures import CAUSES, TRANSFER_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

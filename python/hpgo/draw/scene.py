@@ -30,7 +30,7 @@ from hpgo.draw.facts import (
     summary,
 )
 from hpgo.programs.orders import KINDS
-from hpgo.timing.timeline import CAUSES, TRANSFER_KINDS
+from hpgo.timing.measures import CAUSES, TRANSFER_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ import numpy as np
 
 from hpgo.draw.facts import names
 from hpgo.programs.orders import KINDS
-from hpgo.timing.timeline import CAUSES, TRANSFER_KINDS
+from hpgo.timing.measures import CAUSES, TRANSFER_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

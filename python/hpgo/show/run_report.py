@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import printable
-from hpgo.timing.timeline import CAUSES
+from hpgo.timing.measures import CAUSES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,64 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
-import zipfile
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.errors import HpgoError
 from hpgo.base.files import writing
 from hpgo.programs.orders import KINDS
+from hpgo.timing import stored
+from hpgo.timing.measures import Measures
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
-    from typing import BinaryIO
 
     import numpy as np
     from numpy.typing import NDArray
 
     from hpgo import _core
     from hpgo.programs.orders import Schedule
-
-TRANSFER_KINDS = ("activation", "gradient")
-CAUSES = ("fill", "drain", "dependency", "communication", "imbalance")
-"""Why a rank stands idle: before its first action; behind its last; its input isn't computed yet; it is on the way; it
-is being computed, by a rank that has more work in all."""
-
-_FORMAT = "hpgo-timeline-1"
-_ACTION = re.compile(r"(\d+)([FBIW])(\d+)|\((\d+)F(\d+);(\d+)B(\d+)\)OVERLAP_F_B")
-
-
-@dataclass(frozen=True, slots=True)
-class Measures:
-    """Numbers of a whole run. T is the makespan, b_r the busy time of rank r of p."""
-
-    makespan_s: float
-    """T: the end of everything."""
-    max_rank_span_s: float
-    """The longest time from a rank's first start to its last end; the zero-bubble papers' cost."""
-    busy_s: tuple[float, ...]
-    """b_r of each rank."""
-    idle_over_total: float
-    """1 − Σ b_r / (p T)."""
-    idle_over_busy: float
-    """p T / Σ b_r − 1; some tools call this the bubble rate."""
-    idle_over_busiest: float
-    """1 − max b_r / T."""
-    idle_by_cause_s: tuple[float, ...]
-    """Seconds of all ranks, in the order of `CAUSES`."""
-    peak_in_flight: tuple[int, ...]
-    """Most chunk activations that each rank holds, freed at B or W."""
-    peak_in_flight_freed_at_input_gradient: tuple[int, ...]
-    """The same, freed at B or I."""
-    messages: int
-    """Messages between ranks."""
-    peak_memory_bytes: tuple[float, ...] | None = None
-    """Of each rank; None where memory is not known."""
-    bytes_sent: tuple[float, ...] | None = None
-    """By each rank to others; None where sizes are not known."""
 
 
 class _Parts:
@@ -215,70 +176,22 @@ class Timeline:
             return draw.save(self, path, **options)
         with writing(path, HpgoError) as file:
             if ending == ".npz":
-                self._write_npz(file)
+                stored.write_npz(
+                    file, self._document(with_actions=False), self._parts["actions"] | self._parts["times"]
+                )
             else:
                 file.write(self.to_json().encode())
         return path
 
-    def _write_npz(self, file: BinaryIO) -> None:
-        import numpy as np
-
-        columns = {name: getattr(self, name) for name in _COLUMNS}
-        np.savez(file, document=np.array(json.dumps(self._document(with_actions=False))), **columns)
-
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Timeline:
-        """Reads what `save` wrote as `.npz` or `.timeline.json`; raises ArgumentError for anything else."""
-        path = Path(path)
-        try:
-            if path.suffix.lower() == ".npz":
-                import numpy as np
-
-                with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                    columns = {name: stored[name] for name in _COLUMNS}
-                    return _of_document(json.loads(str(stored["document"])), columns)
-            return _of_document(json.loads(path.read_text(encoding="utf-8")), None)
-        except OSError as error:
-            raise ArgumentError(f"can't read `{path}`: {error.strerror or error}", "name a timeline file") from None
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, zipfile.BadZipFile):
-            raise ArgumentError(
-                f"`{path}` holds no timeline", "write one with `Timeline.save` as .npz or .timeline.json"
-            ) from None
+        """Reads what `save` wrote as `.npz` or `.timeline.json`; raises ArgumentError that says what is wrong."""
+        fields, parts = stored.read(path)
+        return cls(**fields, _parts=_Parts(parts, None))
 
     def _document(self, *, with_actions: bool = True) -> dict[str, Any]:
-        measures = {field.name: getattr(self.measures, field.name) for field in fields(Measures)}
-        measures["idle_by_cause_s"] = dict(zip(CAUSES, measures["idle_by_cause_s"], strict=True))
-        document = {
-            "format": _FORMAT,
-            "schedule": self.schedule,
-            "ranks": self.ranks,
-            "stages": self.stages,
-            "chunks": self.chunks,
-            "micro_batches": self.micro_batches,
-            "iterations": self.iterations,
-            "communication": self.communication,
-            **measures,
-            "memory_cap_bytes": self.memory_cap_bytes,
-            "row": self.row,
-        }
-        if with_actions:
-            lines: list[list[dict[str, Any]]] = [[] for _ in range(self.ranks)]
-            rows = zip(self.rank.tolist(), self.action_texts(), self.start_s.tolist(), self.end_s.tolist(), strict=True)
-            for rank, action, start_s, end_s in rows:
-                lines[rank].append({"action": action, "start_s": start_s, "end_s": end_s})
-            document["actions"] = lines
-        for part in ("transfers", "syncs", "idle"):
-            document[part] = {name: column.tolist() for name, column in self._parts[part].items()}
-        document["slack_s"] = self.slack_s.tolist()
-        document["memory"] = self.memory and [
-            {"time_s": time_s.tolist(), "bytes": held.tolist()} for time_s, held in self.memory
-        ]
-        return document
-
-
-_COLUMNS = (
-    "rank", "stage", "micro_batch", "kind", "backward_stage", "backward_micro_batch", "start_s", "end_s",
-)  # fmt: skip
+        facts = {name: getattr(self, name) for name in stored.FIELDS}
+        return stored.document(facts, self._parts, self.action_texts() if with_actions else None)
 
 
 def of_simulation(
@@ -328,60 +241,3 @@ def of_simulation(
         memory_cap_bytes=memory_cap_bytes,
         _parts=parts,
     )
-
-
-def _of_document(document: dict[str, Any], columns: dict[str, NDArray[Any]] | None) -> Timeline:
-    import numpy as np
-
-    if document["format"] != _FORMAT:
-        raise ValueError(document["format"])
-    arrays: dict[str, Any] = columns or _columns_of(document["actions"])
-    times = {name: arrays.pop(name) for name in ("start_s", "end_s")}
-    measures = {field.name: document[field.name] for field in fields(Measures)}
-    measures["idle_by_cause_s"] = [measures["idle_by_cause_s"][cause] for cause in CAUSES]
-    measures = {name: tuple(value) if isinstance(value, list) else value for name, value in measures.items()}
-    whole = ("from_rank", "to_rank", "rank", "stage", "micro_batch")
-    types: dict[str, Any] = dict.fromkeys(whole, np.uint32) | {"kind": np.uint8, "cause": np.uint8}
-    known: dict[str, Any] = {
-        part: {name: np.array(column, types.get(name, np.float64)) for name, column in document[part].items()}
-        for part in ("transfers", "syncs", "idle")
-    }
-    known |= {"actions": arrays, "times": times}
-    known["slack"] = {"slack_s": np.array(document["slack_s"], np.float64)}
-    known["measures"] = Measures(**measures)
-    known["memory"] = document["memory"] and tuple(
-        (np.array(curve["time_s"], np.float64), np.array(curve["bytes"], np.float64)) for curve in document["memory"]
-    )
-    cap = document["memory_cap_bytes"]
-    return Timeline(
-        **{name: document[name] for name in ("schedule", "ranks", "stages", "chunks", "micro_batches", "iterations")},
-        communication=document["communication"],
-        makespan_s=document["makespan_s"],
-        memory_cap_bytes=None if cap is None else tuple(cap),
-        _parts=_Parts(known, None),
-        row=document.get("row", "rank"),  # files of the version before don't say
-    )
-
-
-def _columns_of(lines: list[list[dict[str, Any]]]) -> dict[str, NDArray[Any]]:
-    import numpy as np
-
-    rows = []
-    for rank, line in enumerate(lines):
-        for entry in line:
-            match = _ACTION.fullmatch(entry["action"])
-            if match is None:
-                raise ValueError(entry["action"])
-            stage, letter, micro_batch, *pair = match.groups()
-            if letter is None:
-                forward_stage, forward, backward_stage, backward = map(int, pair)
-                row = (rank, forward_stage, forward, KINDS.index("F‖B"), backward_stage, backward)
-            else:
-                row = (rank, int(stage), int(micro_batch), KINDS.index(letter), int(stage), int(micro_batch))
-            rows.append(row)
-    table = np.array(rows, np.int32).reshape(-1, 6)
-    columns: dict[str, NDArray[Any]] = {name: table[:, at].copy() for at, name in enumerate(_COLUMNS[:6])}
-    columns["kind"] = columns["kind"].astype(np.uint8)
-    for name in ("start_s", "end_s"):
-        columns[name] = np.array([entry[name] for line in lines for entry in line], np.float64)
-    return columns

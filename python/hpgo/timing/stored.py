@@ -1,0 +1,339 @@
+"""Timelines as files: JSON with every column, or npz with the columns of actions as arrays and JSON for the rest.
+
+Files come from anywhere, so everything is checked before it is used: sizes before memory is taken for them, and each
+column for its kind, its length and its range.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zipfile
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hpgo.base.documents import Section, hinted, parse
+from hpgo.base.errors import ArgumentError
+from hpgo.base.files import as_path, reason
+from hpgo.base.wording import as_float, shown
+from hpgo.programs.orders import KINDS
+from hpgo.timing.measures import CAUSES, TRANSFER_KINDS, Measures
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+    from typing import BinaryIO
+
+    from numpy.typing import NDArray
+
+FIELDS = (
+    "schedule", "ranks", "stages", "chunks", "micro_batches", "iterations", "communication", "memory_cap_bytes", "row"
+)  # fmt: skip
+"""What a timeline says beside its columns; the makespan is among the measures."""
+
+_FORMAT = "hpgo-timeline-1"
+_ACTION = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})|\((\d{1,9})F(\d{1,9});(\d{1,9})B(\d{1,9})\)OVERLAP_F_B")
+_COLUMNS = (
+    "rank", "stage", "micro_batch", "kind", "backward_stage", "backward_micro_batch", "start_s", "end_s",
+)  # fmt: skip
+_MOST_BYTES = 2**31  # of a file, and of what it holds when it is unpacked
+_MOST_RANKS = 2**24
+_HINT = "write it again with `Timeline.save`, as .npz or .timeline.json"
+
+
+def document(facts: Mapping[str, Any], parts: Any, texts: Sequence[str] | None) -> dict[str, Any]:
+    """A timeline as JSON has it; `texts` are its actions as PyTorch writes them, None where columns have them."""
+    measures = {field.name: getattr(parts["measures"], field.name) for field in fields(Measures)}
+    measures["idle_by_cause_s"] = dict(zip(CAUSES, measures["idle_by_cause_s"], strict=True))
+    written = {"format": _FORMAT} | dict(facts) | measures
+    if texts is not None:
+        lines: list[list[dict[str, Any]]] = [[] for _ in range(facts["ranks"])]
+        times = parts["times"]
+        rows = zip(
+            parts["actions"]["rank"].tolist(), texts, times["start_s"].tolist(), times["end_s"].tolist(), strict=True
+        )
+        for rank, action, start_s, end_s in rows:
+            lines[rank].append({"action": action, "start_s": start_s, "end_s": end_s})
+        written["actions"] = lines
+    for part in ("transfers", "syncs", "idle"):
+        written[part] = {name: column.tolist() for name, column in parts[part].items()}
+    written["slack_s"] = parts["slack"]["slack_s"].tolist()
+    written["memory"] = parts["memory"] and [
+        {"time_s": time_s.tolist(), "bytes": held.tolist()} for time_s, held in parts["memory"]
+    ]
+    return written
+
+
+def write_npz(file: BinaryIO, written: Mapping[str, Any], columns: Mapping[str, NDArray[Any]]) -> None:
+    """The columns of actions as arrays, and the document of everything else as text."""
+    import numpy as np
+
+    np.savez(file, document=np.array(json.dumps(written)), **{name: columns[name] for name in _COLUMNS})  # type: ignore[arg-type]  # `allow_pickle` is none of them
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields and parts of the timeline in a file. Raises ArgumentError that says what is wrong with which file."""
+    path = as_path(path, ArgumentError)
+    try:
+        with path.open("rb") as file:
+            if path.suffix.lower() == ".npz":
+                text, columns = _unpacked(file, str(path))
+            else:
+                data = file.read(_MOST_BYTES + 1)
+                if len(data) > _MOST_BYTES:
+                    _fail(path, f"has more than {_MOST_BYTES >> 20} MiB")
+                text, columns = data.decode(), None
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path, or bytes that are no text
+        if isinstance(failure, ArgumentError):
+            raise
+        if isinstance(failure, UnicodeDecodeError):
+            _fail(path, "holds no timeline: it is not UTF-8 text")
+        raise ArgumentError(f"can't read `{path}`: {reason(failure)}", "name a timeline file") from None
+    if not text.lstrip().startswith("{"):
+        _fail(path, "holds no timeline")
+    with hinted(_HINT):
+        top = Section(parse(text, str(path), ArgumentError), str(path), ArgumentError)
+        if top.get("format", None) != _FORMAT:
+            _fail(path, "holds no timeline")
+        return _parts(top, columns)
+
+
+def _fail(path: object, message: str) -> NoReturn:
+    raise ArgumentError(f"`{path}` {message}", _HINT)
+
+
+# --- npz --------------------------------------------------------------------------------------------------------------
+
+
+def _unpacked(file: BinaryIO, path: str) -> tuple[str, dict[str, NDArray[Any]]]:
+    """The document and the columns of actions; no array is made before the bytes that it needs are there."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+            if sum(sizes.values()) > _MOST_BYTES:
+                _fail(path, f"holds more than {_MOST_BYTES >> 20} MiB")
+            arrays = {}
+            for name in ("document", *_COLUMNS):
+                if f"{name}.npy" not in sizes:
+                    _fail(path, f"holds no timeline: `{name}` is missing")
+                with archive.open(f"{name}.npy") as member:
+                    arrays[name] = _array(member.read(), name, path)
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError, RuntimeError, OSError) as failure:
+        if isinstance(failure, OSError) and failure.errno is not None:
+            raise
+        _fail(path, f"holds no timeline: {failure}")
+    except Exception as failure:
+        if isinstance(failure, ArgumentError):
+            raise
+        _fail(path, f"holds no timeline: {failure}")
+    text = arrays.pop("document")
+    if text.ndim != 0 or text.dtype.kind != "U":
+        _fail(path, "holds no timeline: `document` is no text")
+    return str(text), arrays
+
+
+def _array(data: bytes, name: str, path: str) -> NDArray[Any]:
+    import io
+
+    import numpy as np
+
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    if version not in {(1, 0), (2, 0)}:
+        _fail(path, f"holds no timeline: `{name}` is of an unknown version")
+    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, kind = header(stream)
+    begin = stream.tell()
+    if kind.hasobject or kind.kind not in "iufU" or math.prod(shape) * kind.itemsize != len(data) - begin:
+        _fail(path, f"holds no timeline: `{name}` is damaged")
+    return np.frombuffer(data, kind, offset=begin).reshape(shape)
+
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+
+def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    import numpy as np
+
+    ranks = top.whole("ranks", least=1)
+    if ranks > _MOST_RANKS:
+        top.wrong("ranks", f"at most {_MOST_RANKS}", ranks)
+    stages = top.whole("stages", least=1)
+    makespan_s = top.finite("makespan_s")
+    facts = {
+        "schedule": top.text("schedule"),
+        "ranks": ranks,
+        "stages": stages,
+        "chunks": top.whole("chunks", least=1),
+        "micro_batches": top.whole("micro_batches"),
+        "iterations": top.whole("iterations", least=1),
+        "communication": top.text("communication"),
+        "makespan_s": makespan_s,
+        "memory_cap_bytes": _each_rank(top, "memory_cap_bytes", ranks, may_lack=True),
+        "row": top.text("row", "rank"),  # files of the version before don't say
+    }
+    if facts["row"] not in {"rank", "stage", "group"}:
+        top.wrong("row", "rank, stage or group", facts["row"])
+    actions = _columns_of(top, ranks) if columns is None else columns
+    count = len(actions["rank"]) if actions["rank"].ndim == 1 else 0
+    limits = {"rank": ranks, "stage": stages, "backward_stage": stages, "kind": len(KINDS)}
+    checked = {name: _checked(top, name, actions[name], count, limits.get(name, 2**31)) for name in _COLUMNS}
+    if (np.diff(checked["rank"]) < 0).any():
+        top.fail("`rank` is not in order", _HINT)
+    parts: dict[str, Any] = {
+        "times": {"start_s": checked.pop("start_s"), "end_s": checked.pop("end_s")},
+        "actions": {name: column.astype(np.uint8 if name == "kind" else np.int32) for name, column in checked.items()},
+        "transfers": _part(
+            top, "transfers", ("from_rank", "to_rank", "stage", "micro_batch", "kind", "start_s", "end_s"),
+            {"from_rank": ranks, "to_rank": ranks, "stage": stages, "micro_batch": 2**31, "kind": len(TRANSFER_KINDS)},
+        ),
+        "syncs": _part(top, "syncs", ("stage", "start_s", "end_s", "optimizer_end_s"), {"stage": stages}),
+        "idle": _part(top, "idle", ("rank", "start_s", "end_s", "cause"), {"rank": ranks, "cause": len(CAUSES)}),
+        "slack": {"slack_s": _checked(top, "slack_s", _column(top, "slack_s"), count, None)},
+        "memory": _curves(top, ranks),
+        "measures": _measures(top, ranks),
+    }  # fmt: skip
+    if "actions" in top:
+        top.get("actions")
+    top.done()
+    for part in ("times", "transfers", "syncs", "idle"):
+        where = f"{top.where}, {'actions' if part == 'times' else part}"
+        _check_span(parts[part], makespan_s, where)
+    return facts, parts
+
+
+def _check_span(columns: Mapping[str, NDArray[Any]], makespan_s: float, where: str) -> None:
+    """Raises ArgumentError unless all of it starts before it ends, and ends before the run does."""
+    last_s = makespan_s * (1 + 1e-9)
+    if (columns["end_s"] < columns["start_s"]).any():
+        raise ArgumentError(f"{where}: `end_s` is before `start_s`")
+    for name in ("end_s", "optimizer_end_s"):
+        if name in columns and (columns[name] > last_s).any():
+            raise ArgumentError(f"{where}: `{name}` goes beyond the makespan, {makespan_s:g} s")
+
+
+def _part(top: Section, part: str, names: Sequence[str], limits: Mapping[str, int]) -> dict[str, NDArray[Any]]:
+    import numpy as np
+
+    section = top.within(part)
+    found = {name: _column(section, name) for name in names}
+    section.done()
+    count = len(found[names[0]])
+    kinds = {"kind": np.uint8, "cause": np.uint8}
+    checked = {name: _checked(section, name, column, count, limits.get(name)) for name, column in found.items()}
+    return {
+        name: column.astype(kinds.get(name, np.uint32)) if name in limits else column
+        for name, column in checked.items()
+    }
+
+
+def _column(section: Section, key: str) -> NDArray[Any]:
+    """The list under `key` as an array of numbers."""
+    import numpy as np
+
+    values = section.items(key)
+    if not all(type(value) in {int, float} for value in values):
+        section.fail(f"`{key}` must be a list of numbers")
+    try:
+        return np.array(values, np.float64)
+    except OverflowError:
+        section.fail(f"`{key}` holds a number that is too large")
+
+
+def _checked(section: Section, key: str, column: NDArray[Any], count: int, limit: int | None) -> NDArray[Any]:
+    """The column, if it has `count` numbers: whole ones below `limit`, or seconds from zero on where there is none."""
+    import numpy as np
+
+    if column.ndim != 1 or column.dtype.kind not in "iuf" or len(column) != count:
+        section.fail(f"`{key}` must be {count} numbers, as many as its neighbours have")
+    if not np.isfinite(column).all() or (column < 0).any():
+        section.fail(f"`{key}` must be finite numbers, zero or more")
+    if limit is None or key in {"start_s", "end_s"}:
+        return column.astype(np.float64)
+    if (column >= limit).any() or (column != np.floor(column)).any():
+        section.fail(f"`{key}` must be whole numbers below {limit}")
+    return column
+
+
+def _curves(top: Section, ranks: int) -> tuple[tuple[NDArray[Any], NDArray[Any]], ...] | None:
+    if top.get("memory") is None:
+        return None
+    rows = top.rows("memory")
+    curves = []
+    for row in rows:
+        curve = rows.within(row)
+        time_s, held = _column(curve, "time_s"), _column(curve, "bytes")
+        curve.done()
+        curves.append((
+            _checked(curve, "time_s", time_s, len(time_s), None), _checked(curve, "bytes", held, len(time_s), None)
+        ))  # fmt: skip
+    if len(curves) != ranks:
+        top.fail(f"`memory` has {len(curves)} curves for {ranks} ranks")
+    return tuple(curves)
+
+
+def _measures(top: Section, ranks: int) -> Measures:
+    causes = top.within("idle_by_cause_s")
+    idle = tuple(_number(causes, cause) for cause in CAUSES)
+    causes.done()
+    return Measures(
+        **{
+            name: _number(top, name)
+            for name in ("makespan_s", "max_rank_span_s", "idle_over_total", "idle_over_busy", "idle_over_busiest")
+        },
+        busy_s=_each_rank(top, "busy_s", ranks) or (),
+        idle_by_cause_s=idle,
+        peak_in_flight=tuple(map(int, _each_rank(top, "peak_in_flight", ranks) or ())),
+        peak_in_flight_freed_at_input_gradient=tuple(
+            map(int, _each_rank(top, "peak_in_flight_freed_at_input_gradient", ranks) or ())
+        ),
+        messages=top.whole("messages"),
+        peak_memory_bytes=_each_rank(top, "peak_memory_bytes", ranks, may_lack=True),
+        bytes_sent=_each_rank(top, "bytes_sent", ranks, may_lack=True),
+    )
+
+
+def _number(section: Section, key: str) -> float:
+    """A number that may be infinite (a rate of something that takes no time), but neither negative nor NaN."""
+    number = section.number(key)
+    # Shares of time come out a rounding error below zero where nothing is idle.
+    return number if number >= -1e-6 else section.wrong(key, "a number, zero or more", number)
+
+
+def _each_rank(top: Section, key: str, ranks: int, *, may_lack: bool = False) -> tuple[float, ...] | None:
+    if may_lack and top.get(key) is None:
+        return None
+    column = _checked(top, key, _column(top, key), ranks, None)
+    return tuple(column.tolist())
+
+
+def _columns_of(top: Section, ranks: int) -> dict[str, NDArray[Any]]:
+    """The columns of actions from lines of text, one line a rank."""
+    import numpy as np
+
+    lines = top.items("actions")
+    if len(lines) != ranks:
+        top.fail(f"`actions` has {len(lines)} lines for {ranks} ranks")
+    rows, times = [], []
+    for rank, line in enumerate(lines):
+        if not isinstance(line, list):
+            top.wrong("actions", "lists of actions", line)
+        for entry in line:
+            if not isinstance(entry, dict) or entry.keys() != {"action", "start_s", "end_s"}:
+                top.fail(f"an entry of rank {rank} is no action with its start_s and end_s")
+            text, seconds = entry["action"], (entry["start_s"], entry["end_s"])
+            match = _ACTION.fullmatch(text) if isinstance(text, str) else None
+            if match is None or not all(type(second) in {int, float} for second in seconds):
+                top.fail(f"rank {rank} has {shown(text)} from {shown(seconds[0])} to {shown(seconds[1])}")
+            times.append(tuple(map(as_float, seconds)))
+            stage, letter, micro_batch, *pair = match.groups()
+            if letter is None:
+                forward_stage, forward, backward_stage, backward = map(int, pair)
+                rows.append((rank, forward_stage, forward, KINDS.index("F‖B"), backward_stage, backward))
+            else:
+                at = int(stage), int(micro_batch)
+                rows.append((rank, *at, KINDS.index(letter), *at))
+    table, ends = np.array(rows, np.int64).reshape(-1, 6), np.array(times, np.float64).reshape(-1, 2)
+    columns: dict[str, NDArray[Any]] = {name: table[:, at].copy() for at, name in enumerate(_COLUMNS[:6])}
+    return columns | {"start_s": ends[:, 0].copy(), "end_s": ends[:, 1].copy()}
