@@ -249,6 +249,18 @@ def test_programs_with_several_stages_a_rank_are_virtual_stages() -> None:
     job = tomllib.loads(export.torchtitan(program, "0.2"))["parallelism"]
     assert (job["pipeline_parallel_schedule"], job["pipeline_parallel_degree"]) == ("Interleaved1F1B", 2)
     assert assigned(main(program, "torch"))["RANK_OF_STAGE"] == [0, 1, 0, 1]
+    # Larger groups are told, and orders that Megatron does not run are refused.
+    orders = hpgo.schedule("interleaved", ranks=2, micro_batches=8, group_size=4)
+    groups = hpgo.program(orders, stages, micro_batch_size=4, global_batch_size=32)
+    for target in FAMILY:
+        told = settings_of(groups, target)
+        name = "virtual_pipeline" if target.startswith(("megatron@", "ms-swift")) else "vp"
+        assert told[f"microbatch_group_size_per_{name}_stage"] == "4"
+    orders = hpgo.Schedule.from_text(
+        hpgo.schedule("looped_bfs", ranks=2, micro_batches=4, chunks=2).to_text(), name="interleaved"
+    )
+    with pytest.raises(hpgo.ArgumentError, match="the orders are others, though they are called that"):
+        export.megatron(hpgo.program(orders, stages, micro_batch_size=4, global_batch_size=16))
     v_shape = hpgo.schedule("zb_v", ranks=2, micro_batches=4)
     stages = [(names[:2], (0, 1)), (names[2:4], (2, 3)), (names[4:6], (2, 3)), (names[6:], (0, 1))]
     program = hpgo.program(v_shape, stages, micro_batch_size=4, global_batch_size=16)
@@ -269,8 +281,12 @@ def test_two_copies_of_a_model_are_refused() -> None:
 def test_the_shell_hands_each_argument_on_as_it_is(bert: hpgo.Plan, tmp_path: Path) -> None:
     # Files that a bare `*` or `|` would match or make.
     (tmp_path / "Et28t20L").touch()
-    text = export.megatron(bert)
-    (tmp_path / "arguments.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "arguments.txt").write_text(text := main(bert, "verl"), encoding="utf-8")
+    script = "grep -v '^#' arguments.txt | xargs printf '%s\\n'"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == shlex.split(text, comments=True)
+    assert "pipeline_model_parallel_layout='Et*28|t*20L'" in done.stdout
+    (tmp_path / "arguments.txt").write_text(text := export.megatron(bert), encoding="utf-8")
     for script in (
         "grep -v '^#' arguments.txt | xargs printf '%s\\n'",
         'eval "arguments=($(cat arguments.txt))"; printf "%s\\n" "${arguments[@]}"',
@@ -448,6 +464,22 @@ def test_a_profile_of_groups_needs_a_cluster_of_the_same(tmp_path: Path) -> None
             dataclasses.replace(profile, gpus_per_device=wrong)
         with pytest.raises(hpgo.ClusterError, match="gpus_per_device is"):
             dataclasses.replace(cluster, gpus_per_device=wrong)
+
+
+def test_a_plan_that_does_not_say_what_it_assumed_is_refused() -> None:
+    plan = dataclasses.replace(priced([2, 2], replicas=2), assumptions=None)
+    for target in TRAINING:
+        with pytest.raises(hpgo.ArgumentError, match="does not say what its price assumed") as caught:
+            export.files(plan, target)
+        assert "make it again" in caught.value.hint
+
+
+def test_groups_of_gpus_are_told_to_people_and_processes() -> None:
+    plan = on_groups(4)
+    assert " on 4 devices of 4 GPUs," in " ".join(str(plan).split())
+    program = plan.program()
+    assert hpgo.Program.from_json(program.to_json()).gpus_per_device == program.for_rank(0).gpus_per_device == 4
+    assert settings_of(program, "megatron@0.16")["tensor_model_parallel_size"] == "4"
 
 
 def test_plans_keep_what_exports_need_in_their_files() -> None:

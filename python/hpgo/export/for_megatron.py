@@ -10,16 +10,21 @@ import math
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_shell
-from hpgo.export.jobs import Job
+from hpgo.export.jobs import Job, group_size
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
 
 
+_NAMES = {"microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtual_pipeline_stage"}
+"""Settings that the command line calls otherwise."""
+
+
 def arguments(given: object, target: Target, place: Place) -> dict[str, str]:
     """One argument a line, each quoted for a shell, under comments."""
     job = Job.of(given, target, place)
-    words = [f"--{key.replace('_', '-')}{_value(value)}" for key, value in settings(job).items() if value is not False]
+    told = settings(job).items()
+    words = [f"--{_NAMES.get(key, key).replace('_', '-')}{_value(value)}" for key, value in told if value is not False]
     comments = job.header(
         "pass them on: grep -v '^#' FILE | xargs torchrun ... pretrain_gpt.py ...",
         CLIPPING.format("--clip-grad"),
@@ -57,6 +62,8 @@ def settings(job: Job) -> dict[str, int | str | bool]:
     if job.ranks > 1:
         layout = "|".join(f"t*{count}" if count else "" for count in counts)
         chosen["pipeline_model_parallel_layout"] = f"E{layout}L"
+        if job.chunks > 1 and (group := group_size(job.program.schedule)) != job.ranks:
+            chosen["microbatch_group_size_per_vp_stage"] = group
     return chosen
 
 

@@ -20,6 +20,8 @@ Value = int | str | bool | None
 _DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 _RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_layers")
 _OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
+_GROUP = "microbatch_group_size_per_vp_stage"
+_SWIFT = {_GROUP: "microbatch_group_size_per_virtual_pipeline_stage"}
 
 
 def bridge(given: object, target: Target, place: Place) -> dict[str, str]:
@@ -33,6 +35,7 @@ def bridge(given: object, target: Target, place: Place) -> dict[str, str]:
             *_DEGREES,
             "virtual_pipeline_model_parallel_size",
             "pipeline_model_parallel_layout",
+            _GROUP,
             *_RECOMPUTATION,
         ),
         "ddp": _part(told, "use_distributed_optimizer", *_OVERLAPS),
@@ -49,10 +52,10 @@ def swift(given: object, target: Target, place: Place) -> dict[str, str]:
     job = Job.of(given, target, place)
     told = _told(job)
     told["recompute_granularity"] = told["recompute_granularity"] or "none"
-    keys = ("global_batch_size", "micro_batch_size", *_DEGREES, "pipeline_model_parallel_layout", *_RECOMPUTATION,
-            "use_distributed_optimizer", *_OVERLAPS)  # fmt: skip
+    keys = ("global_batch_size", "micro_batch_size", *_DEGREES, "pipeline_model_parallel_layout", _GROUP,
+            *_RECOMPUTATION, "use_distributed_optimizer", *_OVERLAPS)  # fmt: skip
     # It passes each on as text, so what is to be left alone must not be there.
-    values = {key: told[key] for key in keys if told[key] is not None}
+    values = {_SWIFT.get(key, key): told[key] for key in keys if told[key] is not None}
     lines = [*_comments(job, "clip_grad"), *(f"{key}: {_yaml(value)}" for key, value in values.items())]
     return {place.main or "planned.yaml": "\n".join(lines) + "\n"} | job.beside()
 
@@ -71,7 +74,10 @@ def verl(given: object, target: Target, place: Place) -> dict[str, str]:
         "engine.use_distributed_optimizer": told["use_distributed_optimizer"],
         **{f"++engine.override_ddp_config.{key}": told[key] for key in _OVERLAPS},
         **{f"++engine.override_transformer_config.{key}": told[key] for key in _RECOMPUTATION},
-        "++engine.override_transformer_config.pipeline_model_parallel_layout": told["pipeline_model_parallel_layout"],
+        **{
+            f"++engine.override_transformer_config.{key}": told[key]
+            for key in ("pipeline_model_parallel_layout", _GROUP)
+        },
     }
     comments = _comments(
         job,
@@ -93,7 +99,7 @@ def nemo(given: object, target: Target, place: Place) -> dict[str, str]:
             f"strategy.{key}": told[key]
             for key in (*_DEGREES, "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout")
         },
-        **{f"recipe.model.config.{key}": told[key] for key in _RECOMPUTATION},
+        **{f"recipe.model.config.{key}": told[key] for key in (_GROUP, *_RECOMPUTATION)},
         **{f"strategy.ddp.{key}": told[key] for key in ("use_distributed_optimizer", *_OVERLAPS)},
         "recipe.optim.config.use_distributed_optimizer": told["use_distributed_optimizer"],
     }
@@ -119,7 +125,7 @@ def nemo(given: object, target: Target, place: Place) -> dict[str, str]:
 
 def _told(job: Job) -> dict[str, Value]:
     """All settings, those that are off or nothing too."""
-    nothing: dict[str, Value] = dict.fromkeys((*_RECOMPUTATION, "pipeline_model_parallel_layout"))
+    nothing: dict[str, Value] = dict.fromkeys((*_RECOMPUTATION, "pipeline_model_parallel_layout", _GROUP))
     off: dict[str, Value] = dict.fromkeys(("use_distributed_optimizer", *_OVERLAPS), False)
     chunks: dict[str, Value] = {"virtual_pipeline_model_parallel_size": job.chunks if job.chunks > 1 else None}
     return nothing | off | chunks | settings(job)

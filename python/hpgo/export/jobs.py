@@ -8,6 +8,7 @@ backward pass) is priced that way, and the header says so.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hpgo import _core
@@ -65,7 +66,7 @@ class Job:
             raise ArgumentError(f"the plan is {shown(given)}", "make one, with `hpgo.plan` or `hpgo.Plan.read` say")
         plan, program = (given, given.program()) if isinstance(given, Plan) else (None, given)
         row = launcher(target.launcher)
-        gpus = plan.assumed.gpus_per_device if plan else 1
+        gpus = program.gpus_per_device
         if plan is not None:
             _check_memory(plan)
         check(
@@ -233,13 +234,27 @@ def _orders(planned: Schedule, row: Launcher) -> Schedule:
         return planned
     if planned.stages == ranks:
         return build(name, ranks=ranks, micro_batches=micro_batches)
-    own = build(name, ranks=ranks, micro_batches=micro_batches, chunks=planned.stages // ranks)
+    chunks, group = planned.stages // ranks, group_size(planned)
+    own = None
+    if group >= ranks:  # what it asks for; the family asks for the rest
+        own = build(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, group_size=group)
     if own != planned:
         raise ArgumentError(
-            f"{row.title} runs {row.schedules[name]} with groups of {ranks} micro-batches, but the orders are others",
-            "leave the group size as it is",
+            f"{row.title} runs {row.schedules[name]}, but the orders are others, though they are called that",
+            f"build them with `hpgo.schedule('{name}', …)` for {ranks} micro-batches or more",
         )
-    return own
+    return planned
+
+
+def group_size(interleaved: Schedule) -> int:
+    """How many micro-batches pass through a stage of an interleaved schedule before the rank's next stage has its turn.
+
+    >>> import hpgo
+    >>> group_size(hpgo.schedule("interleaved", ranks=2, micro_batches=8, chunks=2, group_size=4))
+    4
+    """
+    first = (action.rstrip("0123456789") for action in interleaved.orders[0])
+    return sum(1 for _ in takewhile(lambda action: action == "0F", first))
 
 
 def _sums_each_pass(program: Program, row: Launcher) -> bool:

@@ -264,6 +264,7 @@ class Plan:
             crossings=self.crossings or None,
             recompute=self.recompute,
             shard_optimizer=self.assumptions is not None and self.assumptions.memory.shard_optimizer,
+            gpus_per_device=1 if self.assumptions is None else self.assumptions.gpus_per_device,
             costs=Costs.of_stages(self.stages),
         )
 

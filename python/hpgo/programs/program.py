@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.base.checks import whole
+from hpgo.base.checks import MOST_GPUS, whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import as_whole, shown
@@ -45,6 +45,8 @@ class Program:
     """Whether backward passes compute the activations of their stage anew."""
     shard_optimizer: bool = False
     """Whether the replicas of a stage share its optimizer state (ZeRO stage 1)."""
+    gpus_per_device: int = 1
+    """How many GPUs each device stands for, those that share each layer."""
     costs: Costs | None = None
     """What the stages take and hold, where that is known."""
 
@@ -130,6 +132,7 @@ class Program:
             loss_weight=self.loss_weight,
             recompute=self.recompute,
             shard_optimizer=self.shard_optimizer,
+            gpus_per_device=self.gpus_per_device,
             stages=stages,
             actions=rank_actions(stages, self.schedule),
             in_flight=self.schedule.peak_in_flight[self.schedule.rank_of_stage[stages[0].stage]] if stages else 0,
@@ -167,6 +170,7 @@ class Program:
             "machines": self.machines,
             "recompute": self.recompute,
             "shard_optimizer": self.shard_optimizer,
+            "gpus_per_device": self.gpus_per_device,
             "stages": stages,
             "costs": None if self.costs is None else _plain(asdict(self.costs)),
         }
@@ -202,6 +206,7 @@ def program(
     crossings: Sequence[Sequence[Crossing]] | None = None,
     recompute: bool = False,
     shard_optimizer: bool = False,
+    gpus_per_device: int = 1,
     costs: Costs | None = None,
 ) -> Program:
     """Puts the stages of a schedule on devices.
@@ -216,6 +221,7 @@ def program(
         crossings: for each stage what it gives to the next; None is the output of its last layer.
         recompute: whether backward passes compute the activations of their stage anew.
         shard_optimizer: whether the replicas of a stage share its optimizer state (ZeRO stage 1).
+        gpus_per_device: how many GPUs each device stands for, those that share each layer.
         costs: seconds and bytes, for `hpgo.simulate`.
 
     Raises ArgumentError for what can't run: another number of stages, layers named twice in a chain, a device on two
@@ -250,6 +256,7 @@ def program(
             machines=(used,) if machines is None else tuple(whole("machines", one) for one in machines),
             recompute=recompute,
             shard_optimizer=shard_optimizer,
+            gpus_per_device=whole("gpus_per_device", gpus_per_device, most=MOST_GPUS),
             costs=costs,
         )
     )
@@ -381,6 +388,7 @@ class _Document:
     machines: tuple[int, ...]
     recompute: bool
     shard_optimizer: bool
+    gpus_per_device: int
     schedule: _Orders
     stages: tuple[_StageRow, ...]
 
@@ -409,6 +417,7 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
             machines=document.machines,
             recompute=document.recompute,
             shard_optimizer=document.shard_optimizer,
+            gpus_per_device=whole("gpus_per_device", document.gpus_per_device, most=MOST_GPUS),
             costs=costs,
         )
     )

@@ -120,6 +120,8 @@ class RankProgram:
     """Whether backward passes compute the activations of their stage anew."""
     shard_optimizer: bool
     """Whether the replicas of a stage share its optimizer state (ZeRO stage 1)."""
+    gpus_per_device: int
+    """How many GPUs the rank's device stands for."""
     stages: tuple[RankStage, ...]
     """Those that it holds, none if it is idle."""
     actions: tuple[RankAction, ...]

@@ -190,8 +190,10 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
     )
     idle = plan.cluster_devices - plan.devices
     used = f"{plan.devices} of {plan.cluster_devices}" if idle else str(plan.devices)
+    gpus = 1 if plan.assumptions is None else plan.assumptions.gpus_per_device
+    groups = f" of {gpus} GPUs" if gpus > 1 else ""
     throughput = (
-        f"{plan.samples_per_s:.4g} samples/s on {used} device{'s' if plan.cluster_devices > 1 else ''},"
+        f"{plan.samples_per_s:.4g} samples/s on {used} device{'s' if plan.cluster_devices > 1 else ''}{groups},"
         f" {plan.speed_up:.4g} × one device with memory enough"
     )
     return [
