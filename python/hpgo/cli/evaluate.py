@@ -104,10 +104,7 @@ def command(
     else:
         if given_profile is not None:
             raise click.UsageError(f"--profile is for a saved plan, and `{profile}` is none")
-        for param in ctx.command.params:
-            if param.name in {"cluster", "global_batch_size", "stages"} and not _is_given(ctx, param):
-                raise click.MissingParameter(ctx=ctx, param=param)
-        priced = _priced(profile, options)
+        priced = _priced(ctx, profile, options)
     if as_json and stored is not None and stored.step_s != priced.step_s:
         say("note", f"{profile} says {stored.step_s!r} s a step; priced anew, it is {priced.step_s!r} s")
     try:
@@ -154,15 +151,19 @@ def _anew(plan: str, profile: str | None, options: dict[str, Any]) -> tuple[Plan
     return stored, priced
 
 
-def _priced(profile: str, options: dict[str, Any]) -> Plan:
+def _priced(ctx: click.Context, profile: str, options: dict[str, Any]) -> Plan:
     """The plan with the stages that the command line names."""
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import read_profile
     from hpgo.planning.planner import evaluate
 
     with as_options():
+        read = read_profile(profile, batch_size=options["profile_batch_size"])  # first: it may be meant as a saved plan
+        for param in ctx.command.params:
+            if param.name in {"cluster", "global_batch_size", "stages"} and not _is_given(ctx, param):
+                raise click.MissingParameter(ctx=ctx, param=param)
         return evaluate(
-            read_profile(profile, batch_size=options["profile_batch_size"]),
+            read,
             Cluster.parse(options["cluster"]),
             options["stages"],
             global_batch_size=options["global_batch_size"],
