@@ -121,7 +121,7 @@ def test_every_error_about_the_files_of_hosts_has_a_hint(tmp_path, text):
     for file in files:
         file.write_text(text, encoding="utf-8")
     with pytest.raises(hpgo.HpgoError) as caught:
-        hpgo.partition(*files, model="net")
+        hpgo.partition_files(*files, model="net")
     assert "models.yml" in caught.value.message
     assert caught.value.hint
 
@@ -133,7 +133,7 @@ def test_a_missing_file_of_a_built_in_model_says_so():
 
 
 @pytest.mark.parametrize("path", [None, 3, b"a.yaml", ["a.yaml"], object()])
-@pytest.mark.parametrize("read", [hpgo.read_profile, hpgo.Cluster.read, hpgo.Cluster.parse, hpgo.Plan.read])
+@pytest.mark.parametrize("read", [hpgo.read_profile, hpgo.Cluster.read, hpgo.Plan.read])
 def test_what_is_no_path_is_told(read, path):
     with pytest.raises(hpgo.HpgoError, match="no path of a file"):
         read(path)

@@ -166,7 +166,7 @@ def test_a_plan_takes_the_times_that_no_profile_tells(simulate: Command, tmp_pat
 def test_data_files_are_written_and_read_back(simulate: Command, tmp_path: Path) -> None:
     for name in ("run.npz", "run.timeline.json"):
         assert simulate("-s", 2, "-b", 2, "-o", name)[0] == 0
-        assert Timeline.load(tmp_path / name).makespan_s == 9
+        assert Timeline.read(tmp_path / name).makespan_s == 9
 
 
 def test_orders_from_a_file_are_simulated(simulate: Command, tmp_path: Path) -> None:

@@ -100,13 +100,13 @@ def test_files_without_a_cluster_are_refused(tmp_path, text):
 def test_a_missing_file_and_a_misspelt_preset_suggest_the_near_name(tmp_path):
     (tmp_path / "lab.yaml").write_text(LAB)
     with pytest.raises(hpgo.ClusterError) as caught:
-        Cluster.parse(tmp_path / "lap.yaml")
+        Cluster.read(tmp_path / "lap.yaml")
     assert caught.value.hint == "did you mean `lab.yaml`?"
     with pytest.raises(hpgo.ClusterError) as caught:
-        Cluster.parse("daple-a")
+        Cluster.read("daple-a")
     assert caught.value.hint == "did you mean `dapple-a`?"
-    assert Cluster.parse(tmp_path / "lab.yaml").name == "lab"
-    assert Cluster.parse("h100:3").devices == 24
+    assert Cluster.read(tmp_path / "lab.yaml").name == "lab"
+    assert Cluster.read("h100:3").devices == 24
 
 
 @pytest.mark.parametrize("name", ["h100:", "h100:0", "h100:-1", "h100:many", "h100:999999999", "h100:1:2"])

@@ -156,7 +156,7 @@ def test_every_launcher_gets_the_blocks_the_batch_and_the_grid_of_the_plan(
         assert told["pipeline_model_parallel_size"] == str(stages)
         assert ("pipeline_model_parallel_layout" in told) == (stages > 1)
         if stages > 1:
-            layout = hpgo.Layout.parse(told["pipeline_model_parallel_layout"])
+            layout = hpgo.Layout.from_text(told["pipeline_model_parallel_layout"])
             assert [stage.count("t") for stage in layout.stages] == counts
             joined = "".join(layout.stages)
             assert (joined[0], joined[-1]) == ("E", "L")

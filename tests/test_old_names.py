@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ast
+from pathlib import Path
 
 import pytest
 
 import hpgo
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parent.parent
 TOY = hpgo.Profile.chain(
     "toy", batch_size=1, forward_s=[1.0, 2.0], backward_s=[2.0, 4.0], activation_bytes=[8.0] * 2,
     parameter_bytes=[4.0] * 2,
@@ -71,3 +70,28 @@ def test_chain_plans_still_have_a_throughput_and_a_bottleneck() -> None:
     assert caught[0].filename == __file__
     with warned("ChainPlan.bottleneck", "ChainPlan.limit"):
         assert plan.bottleneck == plan.limit == "stage 2 (machine1)"
+
+
+def test_readers_still_have_their_old_names(tmp_path: Path) -> None:
+    with warned("Cluster.parse", "Cluster.read"):
+        assert hpgo.Cluster.parse("h100:3") == hpgo.Cluster.read("h100:3")
+    with warned("Layout.parse", "Layout.from_text"):
+        assert hpgo.Layout.parse("Et|tL") == hpgo.Layout.from_text("Et|tL")
+    timeline = hpgo.simulate(hpgo.schedule("1f1b", ranks=2, micro_batches=2))
+    path = timeline.save(tmp_path / "run.npz")
+    with warned("Timeline.load", "Timeline.read"):
+        assert hpgo.Timeline.load(path).to_json() == hpgo.Timeline.read(path).to_json()
+
+
+def test_the_table_in_the_docs_has_every_old_name() -> None:
+    rows = (ROOT / "docs/compatibility.md").read_text(encoding="utf-8").splitlines()
+    table = {row.split("`")[1]: row.split("`")[3] for row in rows if row.startswith("| `")}
+    calls = [
+        [ast.unparse(argument).strip("'") for argument in node.args]
+        for file in (ROOT / "python").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "renamed"
+    ]
+    named = {old: new for old, new in calls if "{" not in old}
+    assert named.items() <= table.items()
+    assert len(table) == len(calls) + 1  # those of `partition` share one call

@@ -479,7 +479,7 @@ def test_the_same_question_has_the_same_answer_whatever_the_threads(tmp_path):
         values=[3, 1, 4, 1, 5, 2, 6, 5, 3],
     )
     paths = question.write(tmp_path)
-    script = "import sys, hpgo; print(hpgo.partition(*sys.argv[1:], model='m', batch_size=1).to_json())"
+    script = "import sys, hpgo; print(hpgo.partition_files(*sys.argv[1:], model='m', batch_size=1).to_json())"
     answers = {
         subprocess.run(
             [sys.executable, "-c", script, *map(str, paths)],

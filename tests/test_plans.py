@@ -301,7 +301,7 @@ def test_ctrl_c_while_the_alternatives_are_looked_for_leaves_the_proof(monkeypat
 
 
 def test_alternatives_are_there_within_a_moment_and_the_same_each_time() -> None:
-    question = (hpgo.read_profile("xlnet-36"), hpgo.Cluster.parse("h100:32"))
+    question = (hpgo.read_profile("xlnet-36"), hpgo.Cluster.read("h100:32"))
     plans = [hpgo.plan(*question, global_batch_size=512) for _ in range(2)]
     assert plans[0] == plans[1]
     assert all(other.step_s is not None for other in plans[0].alternatives)

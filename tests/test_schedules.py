@@ -295,22 +295,22 @@ LAYOUTS = st.lists(st.text("Etm", min_size=1, max_size=6), min_size=1, max_size=
 @settings(deadline=None)
 def test_layouts_go_out_and_in_again(stages: tuple[str, ...]) -> None:
     layout = hpgo.Layout(stages)
-    assert hpgo.Layout.parse(str(layout)) == layout
+    assert hpgo.Layout.from_text(str(layout)) == layout
 
 
 @given(st.text("EtmL|()*,0123 x", max_size=20))
 @settings(deadline=None)
 def test_any_layout_text_is_read_or_refused(text: str) -> None:
     try:
-        layout = hpgo.Layout.parse(text)
+        layout = hpgo.Layout.from_text(text)
     except hpgo.ArgumentError as error:
         assert error.hint  # noqa: PT017 -- either outcome is right
     else:
-        assert hpgo.Layout.parse(str(layout)) == layout
+        assert hpgo.Layout.from_text(str(layout)) == layout
 
 
 def test_a_layout_runs_as_megatron_would() -> None:
-    layout = hpgo.Layout.parse("Et*2|(tt|)*14t,mL")
+    layout = hpgo.Layout.from_text("Et*2|(tt|)*14t,mL")
     assert len(layout.stages) == 16
     assert layout.schedule(ranks=4, micro_batches=8) == hpgo.schedule(
         "interleaved", ranks=4, micro_batches=8, chunks=4, group_size=4

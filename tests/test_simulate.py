@@ -285,7 +285,7 @@ def test_a_timeline_survives_files_and_pickles(tmp_path: Path) -> None:
     memory = hpgo.StageBytes(weights_bytes=1e9, activation_bytes=[1e8, 2e8, 3e8, 4e8], output_bytes=1e6)
     timeline = hpgo.simulate(schedule, latency_s=0.1, iterations=2, memory=memory, memory_cap_bytes=4e9)
     copies = [pickle.loads(pickle.dumps(timeline))]
-    copies += [Timeline.load(timeline.save(tmp_path / f"run{ending}")) for ending in (".npz", ".timeline.json")]
+    copies += [Timeline.read(timeline.save(tmp_path / f"run{ending}")) for ending in (".npz", ".timeline.json")]
     for copy in copies:
         assert copy.to_json() == timeline.to_json()
         assert copy.measures == timeline.measures
@@ -472,9 +472,9 @@ def test_files_that_hold_no_timeline_are_named(tmp_path: Path, content: bytes, e
     path = tmp_path / f"broken{ending}"
     path.write_bytes(content)
     with pytest.raises(ArgumentError, match="broken"):
-        Timeline.load(path)
+        Timeline.read(path)
     with pytest.raises(ArgumentError, match="absent"):
-        Timeline.load(tmp_path / f"absent{ending}")
+        Timeline.read(tmp_path / f"absent{ending}")
 
 
 def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 def refused_or_drawn(path: Path) -> bool:
     """Whether the file is refused; one that is taken must also give pictures and measures."""
     try:
-        timeline = hpgo.Timeline.load(path)
+        timeline = hpgo.Timeline.read(path)
     except hpgo.HpgoError as error:
         refused = error
     else:
@@ -98,7 +98,7 @@ def test_what_is_wrong_is_named(place: tuple[Any, ...], value: Any, words: str, 
     path = tmp_path / "run.timeline.json"
     path.write_text(json.dumps(changed(json.loads(RUN.to_json()), place, value)))
     with pytest.raises(hpgo.ArgumentError, match=words):
-        hpgo.Timeline.load(path)
+        hpgo.Timeline.read(path)
 
 
 def members_of(path: Path) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def test_arrays_that_claim_more_than_they_hold_are_refused_before_memory_is_take
         for name, data in members.items():
             archive.writestr(name, huge if name == "rank.npy" else data)
     with pytest.raises(hpgo.ArgumentError, match="`rank` is damaged"):
-        hpgo.Timeline.load(path)
+        hpgo.Timeline.read(path)
 
 
 def test_a_bomb_and_an_endless_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,12 +161,12 @@ def test_a_bomb_and_an_endless_file_are_refused(tmp_path: Path, monkeypatch: pyt
         archive.writestr("document.npy", bytes(2**23))
     assert path.stat().st_size < 2**15
     with pytest.raises(hpgo.ArgumentError, match="holds more than"):
-        hpgo.Timeline.load(path)
+        hpgo.Timeline.read(path)
     endless = tmp_path / "endless.timeline.json"
     endless.symlink_to("/dev/zero")
     with pytest.raises(hpgo.ArgumentError, match="has more than"):
-        hpgo.Timeline.load(endless)
+        hpgo.Timeline.read(endless)
     nested = tmp_path / "deep.timeline.json"
     nested.write_text('{"format": ' + "[" * 100_000)
     with pytest.raises(hpgo.ArgumentError, match="nested too deep"):
-        hpgo.Timeline.load(nested)
+        hpgo.Timeline.read(nested)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo import export as export
     from hpgo.base.errors import ArgumentError as ArgumentError
     from hpgo.base.errors import ClusterError as ClusterError
+    from hpgo.base.errors import FileError as FileError
     from hpgo.base.errors import HpgoError as HpgoError
     from hpgo.base.errors import InfeasibleError as InfeasibleError
     from hpgo.base.errors import ProfileError as ProfileError
@@ -63,6 +64,7 @@ _PUBLIC: dict[str, str] = {
     "Costs": "hpgo.programs.costs",
     "Crossing": "hpgo.programs.stages",
     "Durations": "hpgo.programs.orders",
+    "FileError": "hpgo.base.errors",
     "HpgoError": "hpgo.base.errors",
     "InfeasibleError": "hpgo.base.errors",
     "Layer": "hpgo.model.profile",

@@ -14,8 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from hpgo.base.checks import whole
-from hpgo.base.errors import ArgumentError, HpgoError
-from hpgo.base.files import as_path, reason, writing
+from hpgo.base.errors import ArgumentError, HpgoError, file_error
+from hpgo.base.files import as_path, refused, writing
 from hpgo.base.wording import as_float, near, shorten, shown, similar
 
 if TYPE_CHECKING:
@@ -53,9 +53,11 @@ def read_text(path: str | os.PathLike[str], error: type[HpgoError]) -> str:
             data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise error(f"there is no file `{path}`", similar(path.name, beside) or "name a file that exists") from None
+        raise file_error(error)(
+            f"there is no file `{path}`", similar(path.name, beside) or "name a file that exists"
+        ) from None
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
-        raise error(f"can't read `{path}`: {reason(failure)}", "name a text file") from None
+        raise refused("read", path, failure, error, "name a text file") from None
     if len(data) > _MOST_BYTES:
         raise error(f"{path} has more than {_MOST_BYTES >> 20} MiB", "name a smaller file")
     try:
@@ -80,7 +82,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as failure:
-        raise ArgumentError(f"can't make the folder `{path}`: {reason(failure)}", "name another") from None
+        raise refused("make the folder", path, failure, ArgumentError, "name another") from None
 
 
 def parse(text: str, file: str, error: type[HpgoError]) -> object:

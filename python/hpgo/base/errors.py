@@ -42,5 +42,52 @@ class InfeasibleError(HpgoError):
     """The question is well-formed but nothing satisfies it: too little memory, say."""
 
 
-for _error in (HpgoError, ProfileError, ClusterError, ArgumentError, ScheduleError, InfeasibleError):
+class FileError(HpgoError, OSError):
+    """A file can't be read or written.
+
+    It is an error of what the file was to hold, too, so that handlers of a `ProfileError`, say, need to know no other.
+
+    >>> import hpgo
+    >>> try:
+    ...     hpgo.read_profile("absent/model.yaml")
+    ... except OSError as error:
+    ...     print(isinstance(error, hpgo.FileError), isinstance(error, hpgo.ProfileError), error.message)
+    True True there is no file `absent/model.yaml`
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.errno, self.strerror = None, message  # OSError takes its first two arguments for these
+
+
+class ProfileFileError(FileError, ProfileError):
+    """A `FileError` that is a `ProfileError`."""
+
+
+class ClusterFileError(FileError, ClusterError):
+    """A `FileError` that is a `ClusterError`."""
+
+
+class ArgumentFileError(FileError, ArgumentError):
+    """A `FileError` that is a `ArgumentError`."""
+
+
+class ScheduleFileError(FileError, ScheduleError):
+    """A `FileError` that is a `ScheduleError`."""
+
+
+_OF_FILES: dict[type[HpgoError], type[FileError]] = {
+    ProfileError: ProfileFileError,
+    ClusterError: ClusterFileError,
+    ArgumentError: ArgumentFileError,
+    ScheduleError: ScheduleFileError,
+}
+
+
+def file_error(error: type[HpgoError]) -> type[FileError]:
+    """The `FileError` that handlers of `error` catch as well."""
+    return _OF_FILES.get(error, FileError)
+
+
+for _error in (HpgoError, ProfileError, ClusterError, ArgumentError, ScheduleError, InfeasibleError, FileError):
     _error.__module__ = "hpgo"  # where users find it, and what a traceback should say

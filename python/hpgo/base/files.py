@@ -13,13 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpgo.base.errors import file_error
 from hpgo.base.wording import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-    from hpgo.base.errors import HpgoError
+    from hpgo.base.errors import FileError, HpgoError
 
 
 def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
@@ -46,7 +47,9 @@ def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[Bi
     """
     path = as_path(path, error)
     if "\0" in str(path):
-        raise error(f"can't write {shown(str(path))}: a name holds no NUL", "name a file in a folder that exists")
+        raise file_error(error)(
+            f"can't write {shown(str(path))}: a name holds no NUL", "name a file in a folder that exists"
+        )
     try:
         target = path.resolve() if path.is_symlink() else path
         if target.exists() and not target.is_file():
@@ -67,9 +70,12 @@ def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[Bi
                 beside.unlink()
             raise
     except OSError as failure:
-        raise error(f"can't write `{path}`: {reason(failure)}", "name a file in a folder that exists") from None
+        raise refused("write", path, failure, error, "name a file in a folder that exists") from None
 
 
-def reason(failure: OSError | ValueError) -> str:
-    """Why the operating system refused, in its words."""
-    return failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
+def refused(
+    to_do: str, path: str | os.PathLike[str], failure: OSError | ValueError, error: type[HpgoError], hint: str
+) -> FileError:
+    """The error that says why the operating system won't `read` or `write` the file `path`, in its words."""
+    reason = failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
+    return file_error(error)(f"can't {to_do} `{path}`: {reason}", hint)

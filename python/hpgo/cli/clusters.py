@@ -60,7 +60,7 @@ def show(cluster: str) -> None:
       hpgo clusters show dapple-a
       hpgo clusters show h100:4 > mine.yaml
     """
-    click.echo(Cluster.parse(cluster).yaml(), nl=False)
+    click.echo(Cluster.read(cluster).yaml(), nl=False)
 
 
 def _rates(link: Link, *, used: bool) -> tuple[str, str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpgo.cli.pictures import picture_options, timelines_in
+
+if TYPE_CHECKING:
+    from hpgo.programs.names import ScheduleName
 
 
 @click.command()
@@ -26,7 +29,7 @@ from hpgo.cli.pictures import picture_options, timelines_in
 @click.option(
     "--width", "width_px", type=click.IntRange(min=320), default=1200, show_default=True, help="Width in pixels."
 )
-def command(inputs: tuple[str, ...], outputs: tuple[str, ...], schedule: str | None, **options: Any) -> None:
+def command(inputs: tuple[str, ...], outputs: tuple[str, ...], schedule: ScheduleName | None, **options: Any) -> None:
     """Draw timelines, or plans as they would run, one above the other on one time axis.
 
     A TIMELINE is a file that `Timeline.save` keeps (.timeline.json or .npz), a PLAN what `hpgo plan` saved. The

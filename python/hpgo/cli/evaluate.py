@@ -146,7 +146,7 @@ def _anew(plan: str, profile: str | None, options: dict[str, Any]) -> tuple[Plan
     with as_options():
         priced = stored.reprice(
             profile=None if profile is None else read_profile(profile, batch_size=options["profile_batch_size"]),
-            cluster=None if cluster is None else Cluster.parse(cluster),
+            cluster=None if cluster is None else Cluster.read(cluster),
         )
     return stored, priced
 
@@ -164,7 +164,7 @@ def _priced(ctx: click.Context, profile: str, options: dict[str, Any]) -> Plan:
                 raise click.MissingParameter(ctx=ctx, param=param)
         return evaluate(
             read,
-            Cluster.parse(options["cluster"]),
+            Cluster.read(options["cluster"]),
             options["stages"],
             global_batch_size=options["global_batch_size"],
             **settings(options),

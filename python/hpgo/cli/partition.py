@@ -104,7 +104,7 @@ def command(
             from hpgo.machine.cluster import Cluster
             from hpgo.model.formats import read_profile
 
-            plan = partition(read_profile(profile), Cluster.parse(cluster), count_loading=count_loading, **given)
+            plan = partition(read_profile(profile), Cluster.read(cluster), count_loading=count_loading, **given)
         else:
             plan = partition_files(
                 models_file,

@@ -10,6 +10,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hpgo.programs.names import ScheduleName
     from hpgo.timing.timeline import Timeline
 
 
@@ -36,14 +37,15 @@ def picture_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def timelines_in(inputs: Sequence[str], schedule: str | None) -> list[Timeline]:
+def timelines_in(inputs: Sequence[str], schedule: ScheduleName | None) -> list[Timeline]:
     """The timelines in the named files, plans simulated, on `schedule` if given."""
     return [_timeline_in(path, schedule) for path in inputs]
 
 
-def _timeline_in(path: str, schedule: str | None) -> Timeline:
+def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
     """What the file's own words at its beginning say it is."""
     from hpgo.base.errors import ArgumentError
+    from hpgo.base.files import refused
     from hpgo.planning.plans import Plan
     from hpgo.timing.simulation import simulate
     from hpgo.timing.timeline import Timeline
@@ -52,12 +54,11 @@ def _timeline_in(path: str, schedule: str | None) -> Timeline:
         with Path(path).open("rb") as file:
             head = file.read(200)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ArgumentError(f"can't read `{path}`: {reason}", "name a plan or a timeline") from None
+        raise refused("read", path, error, ArgumentError, "name a plan or a timeline") from None
     if b'"hpgo.plan"' in head:
         return simulate(Plan.read(path), schedule=schedule)
     if b'"hpgo-timeline' in head or path.lower().endswith(".npz"):
-        return Timeline.load(path)
+        return Timeline.read(path)
     raise ArgumentError(
         f"`{path}` is neither a plan nor a timeline",
         "`hpgo plan -o plan.json` makes plans, `Timeline.save` makes timelines (.npz or .timeline.json)",

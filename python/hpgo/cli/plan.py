@@ -135,7 +135,7 @@ def command(
     keywords = settings(options) | {"max_stages": max_stages, "deadline_s": deadline}
     with as_options():
         read = read_profile(profile, batch_size=profile_batch_size)
-    whole = Cluster.parse(cluster)
+    whole = Cluster.read(cluster)
     clusters = [whole.first(count) for count in devices] if devices else [whole]
     questions = [(part, size) for part in clusters for size in global_batch_size]
     if several:

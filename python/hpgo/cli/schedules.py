@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from hpgo.programs.orders import Schedule, schedule, schedules
+
+if TYPE_CHECKING:
+    from hpgo.programs.names import ScheduleName
 
 
 @click.group(invoke_without_command=True)
@@ -50,7 +54,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Orders and facts for machines.")
 def show(
     *,
-    name: str,
+    name: ScheduleName,
     ranks: int,
     micro_batches: int,
     chunks: int | None,

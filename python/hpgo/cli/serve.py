@@ -28,6 +28,7 @@ def command(plans: tuple[str, ...], host: str, port: int, opens: bool) -> None:
     from pathlib import Path
 
     from hpgo.base.errors import HpgoError
+    from hpgo.base.files import refused
 
     if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
         raise HpgoError("the page needs starlette and uvicorn, which are not installed", "`pip install 'hpgo[serve]'`")
@@ -41,7 +42,7 @@ def command(plans: tuple[str, ...], host: str, port: int, opens: bool) -> None:
         try:
             held.add(Path(path).read_bytes(), Path(path).name)
         except OSError as error:
-            raise HpgoError(f"can't read `{path}`: {error.strerror}", "name a plan that `hpgo plan` saved") from error
+            raise refused("read", path, error, HpgoError, "name a plan that `hpgo plan` saved") from None
     bound = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{bound.getsockname()[1]}/"

@@ -16,6 +16,7 @@ from hpgo.cli.setups import Command, option, read, setup_options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpgo.programs.names import ScheduleName
     from hpgo.timing.setup import Setup
     from hpgo.timing.timeline import Timeline
 
@@ -59,7 +60,8 @@ def command(
     """
     given = {key: value for key, value in options.items() if value is not None}
     setup, beside = read(config, given)
-    names = [beside.get("schedule", "1f1b")] if compare is None else [name.strip() for name in compare.split(",")]
+    typed = beside.get("schedule", "1f1b") if compare is None else compare
+    names: list[Any] = [typed] if compare is None else [name.strip() for name in typed.split(",")]
     if not all(names):
         of = "--schedule" if compare is None else "--compare"
         raise ArgumentError(f"`{of}` names an empty schedule", "write it like `--compare gpipe,1f1b`")
@@ -89,7 +91,7 @@ def command(
         click.echo(f"wrote {written}", err=True)
 
 
-def _of_plan(path: str, names: Sequence[str | None], setup: Setup, given: dict[str, Any]) -> list[Timeline]:
+def _of_plan(path: str, names: Sequence[ScheduleName | None], setup: Setup, given: dict[str, Any]) -> list[Timeline]:
     from hpgo.planning.plans import Plan
     from hpgo.timing.runs import BEYOND_A_PLAN, run_program
 
@@ -100,7 +102,7 @@ def _of_plan(path: str, names: Sequence[str | None], setup: Setup, given: dict[s
     return [run_program(setup, plan.program(name), called=lambda key: f"`{option(key)}`") for name in names]
 
 
-def _timeline(setup: Setup, name: str) -> Timeline:
+def _timeline(setup: Setup, name: ScheduleName) -> Timeline:
     from hpgo.timing.runs import order_of, run
 
     if not _is_file(name):
@@ -118,7 +120,7 @@ def _is_file(name: str) -> bool:
     return name.lower().endswith((".csv", ".txt"))
 
 
-def _check_known(names: Sequence[str], setup: Setup) -> None:
+def _check_known(names: Sequence[ScheduleName], setup: Setup) -> None:
     """Raises ArgumentError for an option that is given to schedules of which none has it."""
     from hpgo.programs.orders import schedules
     from hpgo.timing.runs import OPTIONS
@@ -148,7 +150,7 @@ def _print(timelines: Sequence[Timeline], *, alone: bool) -> None:
         table(*run_report.ranks(timelines[0]))
 
 
-def _sweep(names: Sequence[str], setup: Setup, output: str | None, *, as_json: bool) -> None:
+def _sweep(names: Sequence[ScheduleName], setup: Setup, output: str | None, *, as_json: bool) -> None:
     from hpgo.cli.terminal import progress, table
     from hpgo.show import run_report
     from hpgo.timing.runs import sweep

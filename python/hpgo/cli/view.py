@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpgo.cli.pictures import picture_options, timelines_in
+
+if TYPE_CHECKING:
+    from hpgo.programs.names import ScheduleName
 
 
 @click.command()
@@ -15,7 +18,9 @@ from hpgo.cli.pictures import picture_options, timelines_in
 @click.option("-o", "--output", metavar="FILE", help="Keep the page here; a temporary file otherwise.")
 @click.option("--open/--no-open", "opens", default=True, help="Open the page in the browser.")
 @picture_options
-def command(inputs: tuple[str, ...], output: str | None, opens: bool, schedule: str | None, **options: Any) -> None:
+def command(
+    inputs: tuple[str, ...], output: str | None, opens: bool, schedule: ScheduleName | None, **options: Any
+) -> None:
     """Open plans or timelines as one interactive page: zoom, pan, hover, no server.
 
     The page is one file that works offline; send it to whom you like. Its path goes to stdout.

@@ -16,6 +16,7 @@ from hpgo.base.checks import MOST_GPUS, check_text, whole
 from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.quoting import in_yaml
+from hpgo.base.renamed import renamed
 from hpgo.base.units import (
     format_bytes,
     format_bytes_per_s,
@@ -225,33 +226,31 @@ class Cluster:
         )
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Cluster:
-        """The cluster in a YAML or JSON file (docs/clusters.md describes it).
+    def read(cls, source: str | os.PathLike[str]) -> Cluster:
+        """The cluster of that name, or in that YAML or JSON file (docs/clusters.md describes it).
 
-        Raises ClusterError naming file, line or key.
-        """
-        with hinted("docs/clusters.md shows the format"):
-            text = read_text(path, ClusterError)
-            return _from_document(parse(text, str(path), ClusterError), str(path), Path(path).stem)
+        A preset's name wins; write `./h100` or `Path("h100")` for a file of that name. Raises ClusterError naming file,
+        line or key; or if it is neither.
 
-    @classmethod
-    def parse(cls, text: str | os.PathLike[str]) -> Cluster:
-        """What `--cluster` takes: a preset's name, or the path of a file.
-
-        A name wins; write `./h100` or `Path("h100")` for a file of that name. Raises ClusterError if it is neither.
-
-        >>> Cluster.parse("dapple-c").name
+        >>> Cluster.read("dapple-c").name
         'dapple-c'
         """
         from hpgo.machine.presets import PRESETS
 
-        if not isinstance(text, str):
-            return cls.read(text)
-        if text.partition(":")[0] in PRESETS:
-            return cls.preset(text)
-        if Path(text).suffix in {".yaml", ".yml", ".json"} or "/" in text or _is_file(text):
-            return cls.read(text)
-        raise ClusterError(f"`{shorten(text)}` is no known cluster and no file", near(text, PRESETS))
+        if isinstance(source, str):
+            if source.partition(":")[0] in PRESETS:
+                return cls.preset(source)
+            if Path(source).suffix not in {".yaml", ".yml", ".json"} and "/" not in source and not _is_file(source):
+                raise ClusterError(f"`{shorten(source)}` is no known cluster and no file", near(source, PRESETS))
+        with hinted("docs/clusters.md shows the format"):
+            text = read_text(source, ClusterError)
+            return _from_document(parse(text, str(source), ClusterError), str(source), Path(source).stem)
+
+    @classmethod
+    def parse(cls, text: str | os.PathLike[str]) -> Cluster:
+        """`Cluster.read`, as it was called."""
+        renamed("Cluster.parse", "Cluster.read")
+        return cls.read(text)
 
     def first(self, devices: int) -> Cluster:
         """The part of the cluster that holds its first `devices` devices.

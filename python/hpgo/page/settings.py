@@ -15,6 +15,7 @@ from hpgo.timing.setup import FIELDS, Setup, from_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hpgo.programs.names import ScheduleName
     from hpgo.timing.timeline import Timeline
 
 
@@ -28,7 +29,7 @@ class Settings:
     """What one address asks for: a run, in the fields of `Setup`, and how it is drawn."""
 
     setup: Setup = field(default_factory=Setup)
-    schedule: tuple[str, ...] = ()
+    schedule: tuple[ScheduleName, ...] = ()
     """None is the plan's own, or 1f1b."""
     plan: str = ""
     transfers: str = "none"
@@ -108,7 +109,7 @@ def timelines(settings: Settings, plans: Plans) -> list[Timeline]:
 
 # The page asks for the same picture as a table, as SVG and as exports, one after the other.
 @functools.lru_cache(maxsize=16)
-def _simulated(setup: Setup, name: str) -> Timeline:
+def _simulated(setup: Setup, name: ScheduleName) -> Timeline:
     return run(setup, order_of(setup, name))
 
 

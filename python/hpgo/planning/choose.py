@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
     from hpgo.planning.question import Question
+    from hpgo.programs.names import ScheduleName
     from hpgo.programs.orders import Family, Schedule
     from hpgo.programs.stages import Stage
 
@@ -48,7 +49,7 @@ RUN_ON_PLANS = ("zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential")
 _FRUGAL = ("zb", "sequential")
 """Those of them that can do with one activation a stage, which is less than 1F1B's."""
 
-COMPARED = {
+COMPARED: dict[ScheduleName, tuple[int, ...]] = {
     "interleaved": (2, 4),
     "interleaved_overlap": (2, 4),
     "looped_bfs": (2, 4),
@@ -406,7 +407,7 @@ def _small(plan: Plan) -> bool:
 def _compared(question: Question, near_size: int, clock: _Clock) -> list[ScheduleChoice]:
     """What the schedules with several stages a device would give on balanced cuts."""
     priced: dict[tuple[object, ...], Plan] = {}
-    tried: dict[str, list[ScheduleChoice]] = {name: [] for name in COMPARED}
+    tried: dict[ScheduleName, list[ScheduleChoice]] = {name: [] for name in COMPARED}
     refused: dict[str, str] = {}
     options = {family.name: family.options for family in schedules()}
     row = _row_of_cuts(question.profile)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hpgo.base.documents import read_text, write_text
 from hpgo.base.errors import ArgumentError
@@ -27,6 +27,7 @@ from hpgo.timing.simulation import simulate
 if TYPE_CHECKING:
     import os
 
+    from hpgo.programs.names import ScheduleName
     from hpgo.programs.ranks import RankProgram
     from hpgo.timing.timeline import Timeline
 
@@ -206,12 +207,12 @@ class Plan:
         """What keeps the step from being shorter, in words."""
         return limits.describe(self.stages, self.micro_batches, self.step_s)
 
-    def orders(self, schedule: str | None = None) -> Schedule:
+    def orders(self, schedule: ScheduleName | None = None) -> Schedule:
         """Who does what in which order, one rank a stage: as it was planned, or by the family named `schedule`.
 
         Raises ArgumentError for a family that runs several stages on a rank.
         """
-        name = schedule or self.schedule
+        name = cast("ScheduleName", schedule or self.schedule)  # or `build` will say what it is
         ranks, micro_batches = len(self.stages), self.micro_batches
         planned = name == self.schedule
         in_flight = [stage.in_flight for stage in self.stages]
@@ -244,7 +245,7 @@ class Plan:
             )
         return orders
 
-    def program(self, schedule: str | None = None) -> Program:
+    def program(self, schedule: ScheduleName | None = None) -> Program:
         """What runs: the plan's stages on their devices, by its own schedule or by the family named `schedule`.
 
         Raises ArgumentError for a family that runs several stages on a rank.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError
@@ -18,6 +18,7 @@ from hpgo.programs.blocks import Blocks
 
 if TYPE_CHECKING:
     from hpgo.programs.launchers import Launcher
+    from hpgo.programs.names import PlannedSchedule
 
 SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
 """What the search plans for, with a proof; `hpgo.planning.choose` runs other schedules on what it finds.
@@ -48,10 +49,10 @@ class MemoryModel:
 class Options(TypedDict, total=False):
     """The arguments that `plan`, `evaluate` and `exhaustive` share; `plan` explains them."""
 
-    schedule: str
+    schedule: PlannedSchedule
     micro_batch_size: int | None
     min_micro_batch_size: int | None
-    recompute: bool | str
+    recompute: bool | Literal["auto"]
     equal_shares: bool
     uneven: bool
     """What `equal_shares` was: its opposite."""
@@ -125,7 +126,7 @@ class Question:
         if not isinstance(profile, Profile):
             raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
         if not isinstance(cluster, Cluster):
-            raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.parse` say")
+            raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.read` say")
         check_gpus(profile, cluster)
         global_batch_size = whole("global_batch_size", global_batch_size, most=NO_LIMIT - 1)
         smallest = profile.batch_sizes[0]

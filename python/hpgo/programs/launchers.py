@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from hpgo.programs.names import ScheduleName
 
 Cuts = Literal["anywhere", "one output", "blocks"]
 
@@ -156,7 +158,7 @@ NAMES = tuple(dict.fromkeys(row.name for row in TABLE))
 """Of all launchers, whatever their versions."""
 
 
-def runs_as(launcher: Launcher, schedule: str) -> str:
+def runs_as(launcher: Launcher, schedule: str) -> ScheduleName:
     """The schedule that `launcher` runs for a plan with `schedule`: the same, or 1F1B for eager 1F1B.
 
     Raises ArgumentError if it runs nothing near.
@@ -165,7 +167,7 @@ def runs_as(launcher: Launcher, schedule: str) -> str:
     ('1f1b', 'eager_1f1b')
     """
     if schedule in launcher.schedules:
-        return schedule
+        return cast("ScheduleName", schedule)
     if schedule == "eager_1f1b" and "1f1b" in launcher.schedules:
         return "1f1b"
     if not launcher.trains:

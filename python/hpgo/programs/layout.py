@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpgo.base.errors import ArgumentError
+from hpgo.base.renamed import renamed
 
 if TYPE_CHECKING:
     from hpgo.programs.orders import Schedule
@@ -27,12 +28,12 @@ class Layout:
     stages: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Layout:
+    def from_text(cls, text: str) -> Layout:
         """Reads what Megatron's `--pipeline-model-parallel-layout` takes.
 
         Raises ArgumentError where a letter is unknown, a bracket isn't closed, or the layout is huge.
 
-        >>> Layout.parse("Et|(tt|)*2tL").stages
+        >>> Layout.from_text("Et|(tt|)*2tL").stages
         ('Et', 'tt', 'tt', 'tL')
         """
         pieces = re.findall(r"\*\s*\d+|.", text.replace(",", "").replace(" ", ""))
@@ -67,6 +68,12 @@ class Layout:
         if len(open_parts) > 1:
             raise ArgumentError(f"layout `{text}` leaves a bracket open", "write `(tt|)*3`")
         return cls(tuple(open_parts[0].split("|")))
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """`Layout.from_text`, as it was called."""
+        renamed("Layout.parse", "Layout.from_text")
+        return cls.from_text(text)
 
     def __str__(self) -> str:
         """The shortest text without brackets: repeated letters as `t*n`.

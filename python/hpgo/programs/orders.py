@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo import _core
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError, ScheduleError
-from hpgo.base.files import writing
+from hpgo.base.files import refused, writing
 from hpgo.base.wording import counted, printable, shown
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
+
+    from hpgo.programs.names import ScheduleName
 
 KINDS = ("F", "B", "I", "W", "F‖B")
 """Letters of the numbers in the first column of `Schedule.actions`, and in `Timeline.kind`: forward, backward, input
@@ -166,9 +168,7 @@ class Schedule:
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise ScheduleError(
-                f"can't read {path}: {error.strerror}", "name a CSV file with one line a rank"
-            ) from None
+            raise refused("read", path, error, ScheduleError, "name a CSV file with one line a rank") from None
         except ValueError:  # not UTF-8, or a NUL in the path
             raise ScheduleError(f"{path} is not text", "name a CSV file with one line a rank") from None
         return cls.from_text(text, name=path.stem)
@@ -224,7 +224,7 @@ class Family:
     one action on one chunk.
     """
 
-    name: str
+    name: ScheduleName
     summary: str
     source: str
     limits: str
@@ -267,7 +267,7 @@ class _Request:
 
 
 def schedule(
-    name: str,
+    name: ScheduleName,
     *,
     ranks: int,
     micro_batches: int,

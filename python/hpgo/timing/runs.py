@@ -13,6 +13,7 @@ from hpgo.timing.simulation import simulate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hpgo.programs.names import ScheduleName
     from hpgo.programs.orders import Schedule
     from hpgo.programs.program import Program
     from hpgo.timing.setup import Setup
@@ -28,7 +29,7 @@ BEYOND_A_PLAN = {
 """What no profile tells, and with it no plan: arguments of `simulate`, and the fields they come from."""
 
 
-def order_of(setup: Setup, name: str) -> Schedule:
+def order_of(setup: Setup, name: ScheduleName) -> Schedule:
     """The schedule `name` in the sizes of `setup`; a family that takes durations is fitted to its times.
 
     Of the options, a family gets those that it has, so that one setup serves a comparison. Raises ScheduleError and
@@ -148,8 +149,8 @@ class SweepPoint:
 
 def sweep(
     setup: Setup,
-    names: Sequence[str],
-    timeline_of: Callable[[Setup, str], Timeline],
+    names: Sequence[ScheduleName],
+    timeline_of: Callable[[Setup, ScheduleName], Timeline],
     report: Callable[[float, str], object],
 ) -> list[SweepPoint]:
     """Each schedule at growing numbers of micro-batches, up to those of `setup` or 64.

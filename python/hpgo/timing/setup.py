@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import parse_bytes
 from hpgo.base.wording import shown
+
+if TYPE_CHECKING:
+    from hpgo.programs.names import Communication
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Setup:
     chunks: int | None = None
     group_size: int | None = None
     cap: int | None = None
-    comm: str = "link"
+    comm: Communication = "link"
     iterations: int = 1
     weight_bytes: tuple[float, ...] = ()
     """Weights, gradients and optimizer state of a rank."""

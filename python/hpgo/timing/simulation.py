@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
+    from hpgo.programs.names import Communication, ScheduleName
+
 COMMUNICATION = {
     "link": "asynchronous; each link takes one message after the other",
     "latency": "asynchronous; links are never full",
@@ -50,7 +52,7 @@ class CostOptions(TypedDict, total=False):
 class Runnable(Protocol):
     """What makes a program: a plan."""
 
-    def program(self, schedule: str | None = None) -> Program:
+    def program(self, schedule: ScheduleName | None = None) -> Program:
         """The program, run by its own schedule or another."""
 
 
@@ -66,8 +68,8 @@ class _Columns:
 def simulate(
     what: Schedule | Program | Runnable,
     *,
-    schedule: str | None = None,
-    communication: str = "link",
+    schedule: ScheduleName | None = None,
+    communication: Communication = "link",
     iterations: int = 1,
     costs: Costs | None = None,
     **numbers: Unpack[CostOptions],

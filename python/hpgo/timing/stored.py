@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpgo.base.documents import Section, hinted, parse
 from hpgo.base.errors import ArgumentError
-from hpgo.base.files import as_path, reason
+from hpgo.base.files import as_path, refused
 from hpgo.base.wording import as_float, shown
 from hpgo.programs.orders import KINDS
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS, Measures
@@ -89,7 +89,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
             raise
         if isinstance(failure, UnicodeDecodeError):
             _fail(path, "holds no timeline: it is not UTF-8 text")
-        raise ArgumentError(f"can't read `{path}`: {reason(failure)}", "name a timeline file") from None
+        raise refused("read", path, failure, ArgumentError, "name a timeline file") from None
     if not text.lstrip().startswith("{"):
         _fail(path, "holds no timeline")
     with hinted(_HINT):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import HpgoError
 from hpgo.base.files import writing
+from hpgo.base.renamed import renamed
 from hpgo.programs.orders import KINDS
 from hpgo.timing import stored
 from hpgo.timing.measures import Measures
@@ -159,13 +160,13 @@ class Timeline:
         ]
 
     def to_json(self) -> str:
-        """Everything, as one JSON document that `Timeline.load` reads from a file."""
+        """Everything, as one JSON document that `Timeline.read` reads from a file."""
         return json.dumps(self._document(), ensure_ascii=False)
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> Path:
         """Writes a picture or the data, chosen by the file's ending.
 
-        `.npz` and `.timeline.json` keep the data for `Timeline.load`; every other ending is a picture, with the
+        `.npz` and `.timeline.json` keep the data for `Timeline.read`; every other ending is a picture, with the
         options of `hpgo.draw.save`. Raises ArgumentError for an unknown ending, HpgoError if the file can't be written.
         """
         path = Path(path)
@@ -184,10 +185,16 @@ class Timeline:
         return path
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Timeline:
+    def read(cls, path: str | os.PathLike[str]) -> Timeline:
         """Reads what `save` wrote as `.npz` or `.timeline.json`; raises ArgumentError that says what is wrong."""
         fields, parts = stored.read(path)
         return cls(**fields, _parts=_Parts(parts, None))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Timeline:
+        """`Timeline.read`, as it was called."""
+        renamed("Timeline.load", "Timeline.read")
+        return cls.read(path)
 
     def _document(self, *, with_actions: bool = True) -> dict[str, Any]:
         facts = {name: getattr(self, name) for name in stored.FIELDS}

@@ -125,7 +125,7 @@ def partition(
     if not isinstance(profile, Profile):
         raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
     if not isinstance(cluster, Cluster):
-        raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.parse` say")
+        raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.read` say")
     check_gpus(profile, cluster)
     size = whole("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
     task = task_of_profile(profile, cluster, size, dtype, count_loading=count_loading)

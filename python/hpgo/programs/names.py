@@ -1,0 +1,20 @@
+"""Words that arguments take, for type checkers and editors; a test holds them to what runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+ScheduleName = Literal[
+    "sequential", "forward_only", "staggered", "gpipe", "1f1b", "eager_1f1b", "1f1b_overlap", "pipedream",
+    "pipedream_2bw", "interleaved", "interleaved_overlap", "looped_bfs", "hanayo", "zb_h1", "zb_h2", "zb",
+    "interleaved_zb", "zb_v", "v_half", "v_min", "dualpipe", "dualpipe_v", "chimera",
+]  # fmt: skip
+"""Families that `hpgo.schedule` builds."""
+
+PlannedSchedule = Literal[
+    "1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential", "auto",
+]  # fmt: skip
+"""What `hpgo.plan` plans for."""
+
+Communication = Literal["link", "latency", "stream", "stream_deferred", "rendezvous"]
+"""How messages travel in `hpgo.simulate`."""
