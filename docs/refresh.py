@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("plan.md", "export.md"))]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("plan.md", "export.md", "launch.md"))]
 _BLOCK = re.compile(r"```console\n(.*?)\n```", re.DOTALL)
 _EFFORT = re.compile(r"[0-9,]+ partial\s+plans,\s+[0-9,]+\s+whole\s+ones\s+simulated")
 

@@ -14,6 +14,7 @@ from hpgo._core import __version__
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo import draw as draw
     from hpgo import export as export
+    from hpgo import launch as launch
     from hpgo.base.errors import ArgumentError as ArgumentError
     from hpgo.base.errors import ClusterError as ClusterError
     from hpgo.base.errors import FileError as FileError
@@ -96,7 +97,7 @@ _PUBLIC: dict[str, str] = {
 }
 
 # public modules, used as `hpgo.draw.save`
-_MODULES = ("draw", "export")
+_MODULES = ("draw", "export", "launch")
 
 __all__ = ["__version__", *_MODULES, *_PUBLIC]  # noqa: PLE0604 -- the names are strings
 

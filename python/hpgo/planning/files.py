@@ -23,6 +23,8 @@ from hpgo.planning.plans import STOPPED, Alternative, Assumptions, Digest, Plan,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    _Source = TypeVar("_Source", Profile, Cluster)
+
 _VERSION = 2
 _COMPARED = ("alternatives", "schedules")
 _SHARED = (
@@ -83,6 +85,29 @@ def digest_of(source: Profile | Cluster) -> Digest:
     kept = {key: value for key, value in keys.items() if key not in {"name", "source"}}
     text = json.dumps(_as_floats(kept), sort_keys=True, separators=(",", ":"))
     return Digest(hashlib.sha256(text.encode()).hexdigest())
+
+
+def known_source(kind: str, name: str, saved: _Source | Digest, given: _Source | None) -> _Source:
+    """The profile or cluster that a plan was made with: `saved` in it, or `given` beside it.
+
+    Raises ArgumentError if it isn't at hand, or if another one is given.
+    """
+    if given is None:
+        if isinstance(saved, Digest):
+            raise ArgumentError(
+                f"the plan was saved without its {kind} `{name}`",
+                f"give the {kind} that it was made with: `--{kind} FILE`, or `{kind}=` in Python",
+            )
+        return saved
+    expected = saved if isinstance(saved, Digest) else digest_of(saved)
+    if digest_of(given) != expected:
+        raise ArgumentError(
+            f"the plan was made with another {kind}: `{given.name}` has SHA-256 {digest_of(given).sha256[:12]}…, and"
+            f" `{name}` has {expected.sha256[:12]}…",
+            f"give the {kind} that it was made with, or price its stages on this one with `hpgo evaluate PROFILE"
+            " --stages …`",
+        )
+    return given
 
 
 def _as_floats(value: Any) -> Any:

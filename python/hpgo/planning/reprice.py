@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError
-from hpgo.planning.files import digest_of
+from hpgo.planning.files import known_source
 from hpgo.planning.planner import rows_of
-from hpgo.planning.plans import Digest
 from hpgo.planning.question import SCHEDULES, Question
 from hpgo.planning.search import price
 
@@ -17,14 +15,12 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
 
-    _Source = TypeVar("_Source", Profile, Cluster)
-
 
 def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None = None) -> Plan:
     """`plan` priced anew, as `Plan.reprice` describes it: nothing is chosen again, nothing is searched."""
     assumed = plan.assumed
-    profile = _known("profile", plan.profile, assumed.profile, profile)
-    cluster = _known("cluster", plan.cluster, assumed.cluster, cluster)
+    profile = known_source("profile", plan.profile, assumed.profile, profile)
+    cluster = known_source("cluster", plan.cluster, assumed.cluster, cluster)
     question = Question.of(
         profile,
         cluster,
@@ -46,23 +42,3 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
     # With one micro-batch in flight, activations are those of one.
     base = price(replace(question, schedule="1f1b"), stages, [1] * len(stages))
     return choose.run_as(base, plan.orders())
-
-
-def _known(kind: str, name: str, saved: _Source | Digest, given: _Source | None) -> _Source:
-    """The profile or cluster that the plan was made with. Raises ArgumentError if it isn't at hand."""
-    if given is None:
-        if isinstance(saved, Digest):
-            raise ArgumentError(
-                f"the plan was saved without its {kind} `{name}`",
-                f"give the {kind} that it was made with: `--{kind} FILE`, or `reprice({kind}=…)`",
-            )
-        return saved
-    expected = saved if isinstance(saved, Digest) else digest_of(saved)
-    if digest_of(given) != expected:
-        raise ArgumentError(
-            f"the plan was made with another {kind}: `{given.name}` has SHA-256 {digest_of(given).sha256[:12]}…, and"
-            f" `{name}` has {expected.sha256[:12]}…",
-            f"give the {kind} that it was made with, or price its stages on this one with `hpgo evaluate PROFILE"
-            " --stages …`",
-        )
-    return given

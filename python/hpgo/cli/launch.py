@@ -1,0 +1,141 @@
+"""`hpgo launch`: starts the processes of a plan, or writes what starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from hpgo.launch import Job
+
+# hpgo.launch.TARGETS, which `--help` need not load
+_TARGETS = ("local", "torchrun", "slurm", "kubeflow", "pytorchjob", "ray", "ssh-hosts")
+
+
+@click.command()
+@click.argument("plan", metavar="PLAN.json")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS…]")
+@click.option("--on", "target", type=click.Choice(_TARGETS), required=True, help="What starts the processes.")
+@click.option("--script", required=True, metavar="FILE.py", help="What each process runs, as the machines name it.")
+@click.option("-o", "--output", metavar="FILE", help="Write it there instead of printing or running it.")
+@click.option("--json", "as_json", is_flag=True, help="Machines, idle ranks and the file's text, for machines.")
+@click.option("--cluster", metavar="NAME|FILE", help="The plan's cluster, for plans saved without it.")
+@click.option("--hosts", "hosts_file", metavar="FILE", help="torchrun, ssh-hosts: a line for each machine, in order.")
+@click.option("--port", type=int, metavar="N", help="local, torchrun, slurm, ssh-hosts: where rank 0 listens; 29500.")
+@click.option(
+    "--python", default="python3", show_default=True, metavar="FILE", help="The interpreter, on all machines."
+)
+@click.option("--name", help="In the queue; the profile's if left out.")
+@click.option("--image", help="pytorchjob, kubeflow: the container.")
+@click.option("--runtime", metavar="NAME", help="kubeflow: the training runtime; torch-distributed.")
+@click.option(
+    "--resource", metavar="NAME",
+    help="slurm, kubeflow, pytorchjob, ray: what devices are called there (gpu, nvidia.com/gpu, GPU); `none` for none.",
+)  # fmt: skip
+@click.option("--sbatch", multiple=True, metavar="OPTION", help="slurm: `partition=gpu`, say. Repeatable.")
+def command(
+    *,
+    plan: str,
+    arguments: tuple[str, ...],
+    target: str,
+    script: str,
+    output: str | None,
+    as_json: bool,
+    cluster: str | None,
+    python: str,
+    name: str | None,
+    **options: Any,
+) -> None:
+    """Start the processes of PLAN.json, or write the file that starts them.
+
+    One process starts for each device of the cluster, idle ones too: rank r on device r, machine by machine. All
+    targets set what torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR,
+    MASTER_PORT. The script asks the plan for its part: `Plan.for_rank`. What stands behind `--` goes to the script.
+
+    `--on local` without -o runs the job here; it ends with the exit code of the first rank that fails. The others
+    print a file: a bash script (torchrun, slurm, ssh-hosts), YAML (kubeflow, pytorchjob) or Python (ray).
+
+    \b
+    Examples:
+      hpgo launch plan.json --on local --script train.py -- --steps 10
+      hpgo launch plan.json --on slurm --script train.py -o job.sh
+      hpgo launch plan.json --on slurm --script train.py --sbatch partition=gpu
+      hpgo launch plan.json --on torchrun --script train.py --hosts hosts.txt
+      hpgo launch plan.json --on ssh-hosts --script train.py --hosts hosts.txt
+      hpgo launch plan.json --on kubeflow --script train.py --image me/train:1
+      hpgo launch plan.json --on ray --script train.py -o start.py
+    """
+    from hpgo import launch
+    from hpgo.machine.cluster import Cluster
+    from hpgo.planning.plans import Plan
+
+    given = {key: value for key, value in options.items() if value not in {None, ()}}
+    if "hosts_file" in given:
+        given["hosts"] = _hosts(given.pop("hosts_file"))
+    if given.get("resource") == "none":
+        given["resource"] = None
+    job = launch.Job.of(
+        Plan.read(plan),
+        script,
+        arguments,
+        cluster=None if cluster is None else Cluster.parse(cluster),
+        python=python,
+        name=name,
+    )
+    text = launch.text(job, target, **given)
+    if output is not None:
+        launch.save(job, target, output, **given)
+    if as_json:
+        click.echo(_document(job, target, text))
+    elif output is None and target == "local":
+        _run(text)
+    elif output is None:
+        click.echo(text, nl=False)
+
+
+def _hosts(path: str) -> list[str]:
+    from hpgo.base.documents import read_text
+    from hpgo.base.errors import ArgumentError
+
+    lines = (line.partition("#")[0].strip() for line in read_text(path, ArgumentError).splitlines())
+    return [line for line in lines if line]
+
+
+def _document(job: Job, target: str, text: str) -> str:
+    machines = [
+        {"ranks": node.ranks, "type": node.kind, "name": node.name, "first_rank": first}
+        for node, first in zip(job.nodes, job.first_ranks, strict=True)
+    ]
+    return json.dumps(
+        {
+            "format": "hpgo.launch",
+            "version": 1,
+            "on": target,
+            "name": job.name,
+            "title": job.title,
+            "ranks": job.ranks,
+            "machines": machines,
+            "idle": job.idle,
+            "command": job.command,
+            "text": text,
+        },
+        indent=2,
+    )
+
+
+def _run(text: str) -> None:
+    """Becomes the job's script, so that signals reach it and its exit code is this command's."""
+    from hpgo.base.errors import HpgoError
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp("bash", ["bash", "-c", text])  # noqa: S606, S607 -- the shell of the PATH, as `#!` has it
+    except OSError as error:
+        raise HpgoError(
+            f"can't run bash: {error.strerror or error}", "write the job with `-o`, for a machine that has bash"
+        ) from None

@@ -1,0 +1,75 @@
+"""Jobs: what starts the processes of a plan, here or on a cluster, each rank on the device that the plan means.
+
+job = hpgo.launch.Job.of(plan, "train.py", ["--steps", "100"])
+hpgo.launch.slurm(job)  # text; hpgo.launch.save(job, "slurm", "job.sh") writes it
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.documents import write_text
+from hpgo.base.errors import ArgumentError
+from hpgo.base.files import as_path
+from hpgo.base.wording import near, shown
+from hpgo.launch.job import Job, Node
+from hpgo.launch.kubernetes import kubeflow, pytorchjob
+from hpgo.launch.ray import ray
+from hpgo.launch.shell import local, ssh_hosts, torchrun
+from hpgo.launch.slurm import slurm
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+__all__ = [
+    "TARGETS", "Job", "Node", "kubeflow", "local", "pytorchjob", "ray", "save", "slurm", "ssh_hosts", "text",
+    "torchrun",
+]  # fmt: skip
+
+TARGETS: dict[str, Callable[..., str]] = {
+    "local": local,
+    "torchrun": torchrun,
+    "slurm": slurm,
+    "kubeflow": kubeflow,
+    "pytorchjob": pytorchjob,
+    "ray": ray,
+    "ssh-hosts": ssh_hosts,
+}
+"""What a job can be written for; each takes the job and keywords of its own."""
+
+
+def text(job: Job, target: str, **options: Any) -> str:
+    """What starts `job` on one of `TARGETS`, with the target's own `options`.
+
+    Raises ArgumentError for a target that there isn't, for options that it doesn't have or lacks, and for a job that it
+    can't start.
+
+    >>> import hpgo
+    >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    >>> text(Job.of(plan, "train.py"), "slurm", image="me/train:1")
+    Traceback (most recent call last):
+    hpgo.ArgumentError: `slurm` has no option `image`
+    """
+    if not isinstance(target, str) or target not in TARGETS:
+        raise ArgumentError(f"there is no target {shown(target)}", near(str(target), TARGETS))
+    if not isinstance(job, Job):
+        raise ArgumentError(f"the job is {shown(job)}", "make one, with `hpgo.launch.Job.of`")
+    import inspect
+
+    known = list(inspect.signature(TARGETS[target]).parameters.values())[1:]
+    for name in options:
+        if name not in {option.name for option in known}:
+            raise ArgumentError(f"`{target}` has no option `{name}`", near(name, [option.name for option in known]))
+    for option in known:
+        if option.default is option.empty and option.name not in options:
+            raise ArgumentError(f"`{target}` needs `{option.name}`", "give it with that keyword")
+    return TARGETS[target](job, **options)
+
+
+def save(job: Job, target: str, path: str | os.PathLike[str], **options: Any) -> None:
+    """Writes what `text` returns. Raises ArgumentError, also if the file can't be written."""
+    made = text(job, target, **options)
+    if target == "ray" and as_path(path, ArgumentError).name == "ray.py":
+        raise ArgumentError("a script named `ray.py` would be imported instead of Ray", "name it `start.py`, say")
+    write_text(path, made, ArgumentError)

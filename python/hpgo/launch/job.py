@@ -1,0 +1,221 @@
+"""A job: which processes start on which machine, and what each of them runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.quoting import in_comment
+from hpgo.base.wording import as_whole, counted, shown
+from hpgo.machine.cluster import Cluster
+from hpgo.planning.files import known_source
+from hpgo.planning.plans import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_HOST = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.:-]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of the job."""
+
+    ranks: int
+    """Processes that start on it: one for each GPU of its devices."""
+    kind: str
+    """Its type of device, as the cluster names it."""
+    name: str
+    """Its name in the cluster; may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every target starts: one process a device of the cluster. Rank r runs on device r.
+
+    Devices are numbered machine by machine, so the ranks of a machine follow each other, and the local rank is the
+    device's number within its machine. Devices that the plan leaves idle start too: `for_rank` gives them a part
+    without stages, and collectives want them counted. A device that stands for g GPUs gets g processes, whose ranks
+    follow each other.
+    """
+
+    name: str
+    """For queues: lower-case letters, digits and hyphens."""
+    title: str
+    """What runs, in words."""
+    nodes: tuple[Node, ...]
+    """In the order in which their devices are numbered."""
+    idle: tuple[int, ...]
+    """Ranks without a part in the plan."""
+    command: tuple[str, ...]
+    """What each process runs."""
+    gpus_per_device: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        script: str,
+        arguments: Iterable[str] = (),
+        *,
+        cluster: Cluster | None = None,
+        python: str = "python3",
+        name: str | None = None,
+    ) -> Job:
+        """The job that runs `plan`.
+
+        Args:
+            plan: what shall run; it must fit the devices' memory.
+            script: Python file that each process runs, as the machines name it.
+            arguments: what the script is given.
+            cluster: the plan's cluster, for plans that were saved without.
+            python: the interpreter, as the machines name it.
+            name: for queues; the profile's if left out.
+
+        Raises ArgumentError for a plan that doesn't fit, without a cluster or with another one, and for words that
+        can't be an argument of a command.
+
+        >>> import hpgo
+        >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+        >>> job = Job.of(plan, "train.py", ["--steps", "10"])
+        >>> job.ranks, [node.ranks for node in job.nodes], job.command
+        (16, [8, 8], ('python3', 'train.py', '--steps', '10'))
+        """
+        if not isinstance(plan, Plan):
+            raise ArgumentError(f"the plan is {shown(plan)}", "make one, with `hpgo.plan` or `hpgo.Plan.read` say")
+        if not plan.fits:
+            raise ArgumentError(
+                f"the plan does not fit: a device lacks {plan.missing_bytes / 1e9:.3g} GB",
+                "plan with less memory (`--recompute auto`, smaller micro-batches), or on larger devices",
+            )
+        if isinstance(arguments, str):
+            raise ArgumentError(f"the script's arguments are {shown(arguments)}", "give a list of words")
+        command = (python, script, *arguments)
+        for word in command:
+            if not isinstance(word, str) or "\0" in word:
+                raise ArgumentError(f"{shown(word)} can't be an argument of a command", "give text without NUL")
+        for what, word in (("script", script), ("interpreter", python)):
+            if not word.strip() or word.startswith("-"):
+                raise ArgumentError(
+                    f"the {what} is {shown(word)}, which is no file's name", "write `./-name` for such a file"
+                )
+        found = _cluster_of(plan, cluster)
+        gpus = found.gpus_per_device
+        used = {device for stage in plan.stages for device in stage.devices}
+        return cls(
+            name=_queue_name(plan.profile if name is None else name),
+            title=f"{plan.profile} on {plan.cluster}",
+            nodes=tuple(Node(machine.count * gpus, machine.device.name, machine.name) for machine in found.machines),
+            idle=tuple(rank for rank in range(found.devices * gpus) if rank // gpus not in used),
+            command=command,
+            gpus_per_device=gpus,
+        )
+
+    @property
+    def ranks(self) -> int:
+        """Processes, idle ones included."""
+        return sum(node.ranks for node in self.nodes)
+
+    @property
+    def first_ranks(self) -> tuple[int, ...]:
+        """For each machine its first rank."""
+        return tuple(accumulate((node.ranks for node in self.nodes[:-1]), initial=0))
+
+    @property
+    def equal(self) -> bool:
+        """Whether all machines have as many devices of the same type."""
+        return len({(node.ranks, node.kind) for node in self.nodes}) == 1
+
+    def need_equal(self, target: str) -> Node:
+        """What all machines are like. Raises ArgumentError if they differ, since `target` can't tell them apart."""
+        if not self.equal:
+            kinds = dict.fromkeys(f"{node.ranks} × {node.kind}" for node in self.nodes)
+            raise ArgumentError(
+                f"{target} starts equal machines, but the cluster mixes {', '.join(kinds)}",
+                "use `slurm`, which starts them as a heterogeneous job, or `ssh-hosts`, which names each machine",
+            )
+        return self.nodes[0]
+
+    def hosts(self, given: Sequence[str] | None) -> tuple[str, ...]:
+        """A host for each machine: `given`, or the machines' names in the cluster.
+
+        Raises ArgumentError if there is not one for each, if two are the same, or if one can't be a host's name.
+        """
+        hint = "name one host for each machine, in the cluster's order: a line each in the file for `--hosts`"
+        if isinstance(given, str):
+            raise ArgumentError(f"the hosts are {shown(given)}", "give a list of names")
+        hosts = tuple(node.name for node in self.nodes) if given is None else tuple(given)
+        if given is None and not all(hosts):
+            raise ArgumentError(f"the cluster's {counted(len(hosts), 'machine')} have no names", hint)
+        if len(hosts) != len(self.nodes):
+            raise ArgumentError(f"{counted(len(hosts), 'host')} for {counted(len(self.nodes), 'machine')}", hint)
+        for at, host in enumerate(hosts):
+            if not isinstance(host, str) or not _HOST.fullmatch(host):
+                raise ArgumentError(f"{shown(host)} is no name of a host", "like `node-3`, `10.0.0.3` or `me@node-3`")
+            if host in hosts[:at]:
+                raise ArgumentError(f"host `{host}` is named for two machines", hint)
+        return hosts
+
+    def header(self, *more: str) -> list[str]:
+        """Lines of comment for the top of a file: what starts, where each rank runs, and `more`."""
+        machines = counted(len(self.nodes), "machine")
+        gpus = self.gpus_per_device
+        where = (
+            "one a device; rank r runs on device r"
+            if gpus == 1
+            else f"{gpus} a device; rank r runs on GPU r mod {gpus} of device r div {gpus}"
+        )
+        lines = [
+            f"{self.title}: {counted(self.ranks, 'rank')} on {machines}, {where}",
+            *(
+                [f"the plan leaves {_listed(self.idle)} idle: started all the same, without a part"]
+                if self.idle
+                else []
+            ),
+            *more,
+        ]
+        return [f"# {in_comment(line)}" for line in lines]
+
+
+def checked_port(port: object) -> int:
+    """`port`, at which rank 0 listens; raises ArgumentError if it is none."""
+    number = as_whole(port)
+    if number is None or not 1 <= number < 2**16:
+        raise ArgumentError(f"the port is {shown(port)}", "give a free port of the first machine, like 29500")
+    return number
+
+
+def _cluster_of(plan: Plan, given: Cluster | None) -> Cluster:
+    if given is not None and not isinstance(given, Cluster):
+        raise ArgumentError(f"the cluster is {shown(given)}", "make one, with `hpgo.Cluster.parse` say")
+    if plan.assumptions is not None:
+        return known_source("cluster", plan.cluster, plan.assumptions.cluster, given)
+    hint = "give the cluster that it was made for: `--cluster NAME`, or `cluster=` in Python"
+    if given is None:
+        raise ArgumentError("the plan is from a file that does not say which machines its cluster has", hint)
+    if given.devices != plan.cluster_devices:
+        raise ArgumentError(
+            f"cluster `{given.name}` has {given.devices} devices, but the plan is for {plan.cluster_devices}", hint
+        )
+    return given
+
+
+def _queue_name(text: str) -> str:
+    """`text` as Kubernetes and SLURM take names: a label that begins with a letter, short enough for endings."""
+    words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return (words if words[:1].isalpha() else f"job-{words}")[:40].rstrip("-")
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    """Ranks in words: `rank 3`, `ranks 3, 5–8`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    words = ", ".join("–".join(map(str, run)) for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {words}"

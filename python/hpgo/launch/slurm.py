@@ -1,0 +1,106 @@
+"""SLURM: a batch script that starts one task a rank; machines that differ make a heterogeneous job."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.quoting import in_shell
+from hpgo.base.wording import shown
+from hpgo.launch.job import checked_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hpgo.launch.job import Job, Node
+
+# What places the ranks, and so is the plan's to say.
+_PLACED = {"nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task", "distribution",
+           "overcommit", "job-name", "array"}  # fmt: skip
+_OPTION = re.compile(r"([a-z][a-z-]*)(=[\w./:,@%+\[\]=*-]+)?", re.ASCII)
+_NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
+# SLURM numbers tasks node by node, over all components of a heterogeneous job.
+_TASK = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID"
+_COUNT = r'read -ra devices <<< "$DEVICES"; export LOCAL_WORLD_SIZE=${devices[SLURM_NODEID]}; exec "$@"'
+
+
+def slurm(job: Job, *, port: int = 29500, resource: str | None = "gpu", sbatch: Iterable[str] = ()) -> str:
+    """A script for `sbatch`, with a task for each rank.
+
+    Machines that follow each other and are alike make one component of the job; if there are several, it is a
+    heterogeneous job, and devices are asked for by type, named as the cluster names it.
+
+    Args:
+        job: what shall run.
+        port: where rank 0 listens, on the first machine.
+        resource: SLURM's name for devices (`--gres`); None asks for none.
+        sbatch: more options, without the hyphens in front: `partition=gpu`. Every component gets them.
+
+    Raises ArgumentError for options that would place ranks elsewhere, and for names that SLURM can't have.
+
+    >>> import hpgo
+    >>> from hpgo.launch import Job
+    >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    >>> text = slurm(Job.of(plan, "train.py"), sbatch=["partition=gpu"])
+    >>> [line for line in text.splitlines() if line.startswith("#SBATCH")][1:]
+    ['#SBATCH --nodes=2', '#SBATCH --ntasks-per-node=8', '#SBATCH --gres=gpu:8', '#SBATCH --partition=gpu']
+    """
+    more = [f"#SBATCH --{_option(option)}" for option in sbatch]
+    parts = [list(alike) for _, alike in groupby(job.nodes, key=lambda node: (node.ranks, node.kind))]
+    typed = len({node.kind for node in job.nodes}) > 1
+    directives: list[str] = [f"#SBATCH --job-name={job.name}"]
+    for at, nodes in enumerate(parts):
+        directives += [
+            *(["#SBATCH hetjob"] if at else []),
+            f"#SBATCH --nodes={len(nodes)}",
+            f"#SBATCH --ntasks-per-node={nodes[0].ranks}",
+            *([] if resource is None else [f"#SBATCH --gres={_devices(nodes[0], resource, typed=typed)}"]),
+            *more,
+        ]
+    groups = f" --het-group=0-{len(parts) - 1}" if len(parts) > 1 else ""
+    srun = f"srun{groups} --kill-on-bad-exit=1 --distribution=block"
+    devices = " ".join(str(node.ranks) for node in job.nodes)
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            *job.header("start it with `sbatch`"),
+            *directives,
+            "set -euo pipefail",
+            'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+            f"export MASTER_ADDR=${{hosts[0]}} MASTER_PORT={checked_port(port)} WORLD_SIZE={job.ranks}",
+            f'export DEVICES="{devices}" GROUP_WORLD_SIZE={len(job.nodes)}',
+            "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}",
+            f"exec {srun} bash -c '{_TASK}; {_COUNT}' rank {_words(job.command)}",
+            "",
+        ]
+    )
+
+
+def _devices(node: Node, resource: str, *, typed: bool) -> str:
+    if not isinstance(resource, str) or not _NAME.fullmatch(resource):
+        raise ArgumentError(f"{shown(resource)} is no resource of SLURM", "like `gpu`; `sinfo -o %G` lists them")
+    if not typed:
+        return f"{resource}:{node.ranks}"
+    if not _NAME.fullmatch(node.kind):
+        raise ArgumentError(
+            f"SLURM has no type of device {shown(node.kind)}",
+            "name types in the cluster's file as SLURM does: `sinfo -o %G` lists them",
+        )
+    return f"{resource}:{node.kind}:{node.ranks}"
+
+
+def _option(option: str) -> str:
+    found = _OPTION.fullmatch(option) if isinstance(option, str) else None
+    if found is None:
+        raise ArgumentError(f"{shown(option)} is no option of sbatch", "write `partition=gpu` for `--partition=gpu`")
+    if found[1] in _PLACED:
+        raise ArgumentError(
+            f"`{found[1]}` would start other ranks than the plan has, or elsewhere", "leave it out: the plan says it"
+        )
+    return option
+
+
+def _words(words: Sequence[str]) -> str:
+    return " ".join(map(in_shell, words))

@@ -1,0 +1,597 @@
+"""Jobs: every target starts each rank where the plan has it, and names never become code."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import hpgo
+from hpgo import launch
+
+ARGUMENTS = (
+    "--steps",
+    "10",
+    "two words",
+    "it's",
+    'say "hi"',
+    "$HOME $(touch pwned)",
+    "line\ntouch pwned",
+    "no",
+    "-x\t",
+)
+SAYS = """
+import json, os, signal, sys, time
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+print(json.dumps([{name: os.environ[name] for name in names}, sys.argv[1:], os.getpid()]) + "\\n", end="", flush=True)
+if sys.argv[1:] == ["fail"] and os.environ["RANK"] == "3":
+    sys.exit(7)
+if sys.argv[1:] == ["deaf"]:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("deaf", flush=True)
+if sys.argv[1:] in (["fail"], ["wait"], ["deaf"]):
+    time.sleep(300)
+"""
+HAS_TORCH, HAS_RAY = (importlib.util.find_spec(name) is not None for name in ("torch", "ray"))
+
+
+def machines(*sizes: int, kinds: str = "") -> hpgo.Cluster:
+    """A cluster of machines with so many devices, each of the type that its letter names."""
+    alike = hpgo.Cluster.of(nodes=len(sizes), devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10)
+    kind = kinds or "V" * len(sizes)
+    return replace(
+        alike,
+        machines=tuple(
+            replace(machine, count=size, device=replace(machine.device, name=kind[at]))
+            for at, (machine, size) in enumerate(zip(alike.machines, sizes, strict=True))
+        ),
+    )
+
+
+def job(
+    cluster: hpgo.Cluster,
+    *arguments: str,
+    name: str = "toy",
+    script: str = "says.py",
+    elsewhere: Any = None,
+    **options: Any,
+) -> launch.Job:
+    """Two stages on devices 0 and 2; the other devices are idle."""
+    profile = hpgo.Profile.chain(
+        name,
+        batch_size=1,
+        forward_s=[1, 1],
+        backward_s=[2, 2],
+        activation_bytes=[1, 1],
+        parameter_bytes=[1, 1],
+    )
+    plan = hpgo.evaluate(profile, cluster, [(1, [0]), (1, [2])], global_batch_size=4)
+    return launch.Job.of(plan, script, arguments, cluster=elsewhere, **options)
+
+
+def placed(*sizes: int) -> set[tuple[str, ...]]:
+    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK of every device, numbered machine by machine."""
+    where = [(machine, local) for machine, size in enumerate(sizes) for local in range(size)]
+    return {
+        tuple(map(str, (rank, len(where), local, sizes[machine], machine)))
+        for rank, (machine, local) in enumerate(where)
+    }
+
+
+def said(text: str) -> tuple[set[tuple[str, ...]], list[list[str]], set[tuple[str, str]], list[int]]:
+    """Where the ranks were, what arguments they got, whom they shall meet, and their process ids."""
+    records = [json.loads(line[line.index("[") :]) for line in text.splitlines() if '"RANK"' in line]
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    return (
+        {tuple(where[name] for name in names) for where, _, _ in records},
+        [arguments for _, arguments, _ in records],
+        {(where["MASTER_ADDR"], where["MASTER_PORT"]) for where, _, _ in records},
+        [process for _, _, process in records],
+    )
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def soon_dead(processes: list[int]) -> bool:
+    until = time.monotonic() + 30
+    while any(map(alive, processes)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not any(map(alive, processes))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the training script and an `ssh` that runs its command here, as another shell would."""
+    (tmp_path / "says.py").write_text(SAYS, encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    ssh = tmp_path / "bin/ssh"
+    ssh.write_text(
+        '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do case $1 in -o) shift 2 ;; *) shift ;; esac; done\n'
+        'echo "to $1" >&2; shift; cd /; exec sh -c "$*"\n',
+        encoding="utf-8",
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(target: str, given: launch.Job) -> str:
+    """What `target` gets, with the options that it can't do without."""
+    hosts = [f"me@node-{at}" for at in range(len(given.nodes))]
+    options: dict[str, dict[str, Any]] = {
+        "torchrun": {"hosts": hosts},
+        "ssh-hosts": {"hosts": hosts},
+        "pytorchjob": {"image": "me/train:1"},
+    }
+    return launch.text(given, target, **options.get(target, {}))
+
+
+NAMES = ["toy", "x\ntouch pwned", "'; touch pwned; '", "$(touch pwned)", "`touch pwned`", "\x1b[2J\r", "*", "é"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bash_reads_every_script_whatever_names_hold(name: str, place: Path) -> None:
+    given = job(machines(2, 2), *ARGUMENTS, name=name)
+    for target in ("local", "torchrun", "slurm", "ssh-hosts"):
+        text = written(target, given)
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
+        assert all(line.startswith("#") for line in text.splitlines()[: 2 + bool(given.idle)])
+    done = subprocess.run(["bash", "-c", launch.local(given)], capture_output=True, text=True, timeout=60, check=True)
+    assert said(done.stdout)[1] == [list(ARGUMENTS)] * 4
+    assert not list(place.rglob("pwned"))
+
+
+@pytest.mark.parametrize("sizes", [(3,), (2, 3), (1, 1, 2)])
+def test_local_starts_every_device_as_a_rank_with_its_place(sizes: tuple[int, ...], place: Path) -> None:
+    text = launch.local(job(machines(*sizes), "a b"), port=29411)
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    where, arguments, meets, _ = said(done.stdout)
+    assert where == placed(*sizes)
+    assert arguments == [["a b"]] * sum(sizes)
+    assert meets == {("127.0.0.1", "29411")}
+
+
+def test_ssh_starts_each_machines_ranks_in_the_same_folder_of_its_host(place: Path) -> None:
+    text = launch.ssh_hosts(job(machines(2, 1, 2), *ARGUMENTS), hosts=["node-a", "me@node-b", "10.0.0.3"])
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    assert sorted(done.stderr.splitlines()) == ["to 10.0.0.3", "to me@node-b", "to node-a"]
+    where, arguments, meets, _ = said(done.stdout)
+    assert where == placed(2, 1, 2)
+    assert arguments == [list(ARGUMENTS)] * 5
+    assert meets == {("node-a", "29500")}
+    assert not list(place.rglob("pwned"))
+
+
+@pytest.mark.parametrize("target", ["local", "ssh-hosts"])
+def test_a_rank_that_fails_ends_the_others_and_gives_its_exit_code(target: str, place: Path) -> None:
+    text = written(target, job(machines(2, 2), "fail"))
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 7
+    assert "exit code 7: the other ranks end" in done.stderr
+    assert not any(map(alive, said(done.stdout)[3]))
+
+
+@pytest.mark.parametrize("target", ["local", "ssh-hosts"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_all_ranks(target: str, number: int, code: int, place: Path) -> None:
+    text = written(target, job(machines(2, 1), "wait"))
+    process = subprocess.Popen(["bash", "-c", text], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(3)]
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    assert not any(map(alive, said("".join(lines))[3]))
+
+
+@pytest.mark.slow
+def test_a_rank_that_hears_no_signal_is_killed(place: Path) -> None:
+    text = launch.local(job(machines(3), "deaf"))
+    process = subprocess.Popen(["bash", "-c", text], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(6)]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert soon_dead(said("".join(lines))[3])
+
+
+def test_ranks_on_other_hosts_end_when_the_connection_does(place: Path) -> None:
+    text = launch.ssh_hosts(job(machines(2, 1), "wait"), hosts=["a", "b"])
+    process = subprocess.Popen(["bash", "-c", text], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    ranks = said("".join(process.stdout.readline() for _ in range(3)))[3]
+    process.kill()
+    process.communicate(timeout=60)
+    assert soon_dead(ranks)
+
+
+def test_torchrun_is_called_on_each_machine_with_its_number_and_devices(place: Path) -> None:
+    stub = place / "bin/python-stub"
+    stub.write_text('#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done\n', encoding="utf-8")
+    stub.chmod(0o755)
+    given = job(machines(2, 3), *ARGUMENTS, python="python-stub")
+    text = launch.torchrun(given, hosts=["me@node-a", "node-b"], port=1234)
+    for machine, devices in enumerate((2, 3)):
+        call = ["bash", "-c", text, "job.sh", str(machine)]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=20, check=True)
+        words = done.stdout.split("\0")[:-1]
+        assert words[:2] == ["-m", "torch.distributed.run"]
+        assert set(words[2:7]) == {
+            "--nnodes=2",
+            f"--node-rank={machine}",
+            f"--nproc-per-node={devices}",
+            "--master-addr=node-a",
+            "--master-port=1234",
+        }
+        assert words[7:] == ["says.py", *ARGUMENTS]
+    for wrong in (["2"], []):
+        call = ["bash", "-c", text, "job.sh", *wrong]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=20, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "from 0 to 1" in done.stderr
+    alone = ["bash", "-c", launch.torchrun(job(machines(3), python="python-stub"))]
+    done = subprocess.run(alone, capture_output=True, text=True, timeout=20, check=True)
+    assert "--nproc-per-node=3" in done.stdout.split("\0")
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: pip install 'hpgo[torch]'")
+def test_torchrun_gives_machines_of_different_size_the_plans_ranks(place: Path) -> None:
+    text = launch.torchrun(
+        job(machines(1, 2), *ARGUMENTS, python=sys.executable), hosts=["127.0.0.1", "localhost"], port=29437
+    )
+    agents = [
+        subprocess.Popen(
+            ["bash", "-c", text, "job.sh", str(machine)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        for machine in (0, 1)
+    ]
+    texts = [agent.communicate(timeout=120)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0]
+    where, arguments, meets, _ = said("\n".join(texts))
+    assert where == placed(1, 2)
+    assert arguments == [list(ARGUMENTS)] * 3
+    assert meets == {("127.0.0.1", "29437")}
+
+
+SRUN = """
+import itertools, os, subprocess, sys
+at, components = 1, os.environ["COMPONENTS"].split()
+while sys.argv[at].startswith("--"):
+    at += 1
+parts = [tuple(map(int, part.split("x"))) for part in components]
+sizes = itertools.chain(*([size] * count for count, size in parts))
+places = [(node, local) for node, size in enumerate(sizes) for local in range(size)]
+for task, (node, local) in enumerate(places):
+    where = {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node)}
+    subprocess.run(sys.argv[at:], env=os.environ | where, check=True)
+print("srun", *sys.argv[1:at])
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kinds", "components"),
+    [((2, 2), "VV", "2x2"), ((2, 2, 3), "VVT", "2x2 1x3"), ((2, 2, 2), "VTV", "1x2 1x2 1x2"), ((3,), "V", "1x3")],
+)
+def test_slurm_gets_a_component_for_machines_that_are_alike_and_numbers_ranks_as_the_plan(
+    sizes: tuple[int, ...], kinds: str, components: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = launch.slurm(job(machines(*sizes, kinds=kinds), *ARGUMENTS), sbatch=["partition=gpu", "time=1:00:00"])
+    asked = [[]]  # type: list[list[str]]
+    for line in re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE):
+        if line == "hetjob":
+            asked.append([])
+        else:
+            asked[-1].append(line)
+    shapes = [dict(word.removeprefix("--").split("=", 1) for word in part) for part in asked]
+    assert " ".join(f"{shape['nodes']}x{shape['ntasks-per-node']}" for shape in shapes) == components
+    mixed = len(set(kinds)) > 1
+    firsts = [kinds[sum(int(shape["nodes"]) for shape in shapes[:at])] for at in range(len(shapes))]
+    assert [shape["gres"] for shape in shapes] == [
+        f"gpu:{kind}:{shape['ntasks-per-node']}" if mixed else f"gpu:{shape['ntasks-per-node']}"
+        for kind, shape in zip(firsts, shapes, strict=True)
+    ]
+    assert all((shape["partition"], shape["time"]) == ("gpu", "1:00:00") for shape in shapes)
+    assert shapes[0]["job-name"] == "toy"
+
+    (place / "srun.py").write_text(SRUN, encoding="utf-8")
+    for name, does in (
+        ("srun", f'exec {sys.executable} {place}/srun.py "$@"'),
+        ("scontrol", "echo node-0; echo node-1"),
+    ):
+        (place / "bin" / name).write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
+        (place / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("COMPONENTS", components)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node-[0-1]")
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    where, arguments, meets, _ = said(done.stdout)
+    assert where == placed(*sizes)
+    assert arguments == [list(ARGUMENTS)] * sum(sizes)
+    assert meets == {("node-0", "29500")}
+    assert ("--het-group=0-" in done.stdout) == (len(shapes) > 1)
+    assert not list(place.rglob("pwned"))
+
+
+def _slurm_answers() -> bool:
+    if not shutil.which("sinfo"):
+        return False
+    try:
+        return bool(subprocess.run(["sinfo", "--noheader"], capture_output=True, timeout=10, check=True).stdout)
+    except subprocess.SubprocessError:
+        return False
+
+
+@pytest.mark.skipif(not _slurm_answers(), reason="no SLURM answers here")
+@pytest.mark.parametrize("kinds", ["VV", "VT"])
+def test_sbatch_accepts_the_scripts(kinds: str, place: Path) -> None:
+    resource = (
+        "gpu"
+        if "gpu" in subprocess.run(["sinfo", "-ho%G"], capture_output=True, text=True, check=True).stdout
+        else None
+    )
+    text = launch.slurm(job(machines(1, 2, kinds=kinds)), resource=resource if kinds == "VV" else None)
+    done = subprocess.run(
+        ["sbatch", "--test-only"], input=text, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# What Kubeflow's published definitions say of the fields in use: kind of value, and what must be there.
+TRAINER = {"image": str, "command": list, "numNodes": int, "numProcPerNode": int, "resourcesPerNode": dict}
+CONTAINER = {"name": str, "image": str, "command": list, "resources": dict}
+
+
+def check(section: dict[str, Any], kinds: dict[str, type], *required: str) -> None:
+    assert set(required) <= set(section) <= set(kinds)
+    assert all(type(section[key]) is kinds[key] for key in section)
+
+
+def expanded(words: list[str]) -> list[str]:
+    """A container's command after Kubernetes has put in variables, of which there are none."""
+    return [re.sub(r"\$\$", "$", word) for word in words]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kubeflow_gets_a_pod_a_machine_in_the_form_of_its_definitions(name: str) -> None:
+    given = job(machines(4, 4, 4), *ARGUMENTS, "$(HOME)", name=name)
+    command = ["python3", "-m", "torch.distributed.run", "says.py", *ARGUMENTS, "$(HOME)"]
+    train = yaml.safe_load(launch.kubeflow(given, image="me/train:1"))
+    assert (train["apiVersion"], train["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    assert re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", train["metadata"]["name"])
+    check(train["spec"], {"runtimeRef": dict, "trainer": dict}, "runtimeRef", "trainer")
+    assert train["spec"]["runtimeRef"] == {"name": "torch-distributed"}
+    trainer = train["spec"]["trainer"]
+    check(trainer, TRAINER)
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (3, 4)
+    assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 4}}
+    assert expanded(trainer["command"]) == command
+
+    older = yaml.safe_load(launch.pytorchjob(given, image="me/train:1", resource="amd.com/gpu"))
+    assert (older["apiVersion"], older["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    check(older["spec"], {"nprocPerNode": str, "pytorchReplicaSpecs": dict}, "nprocPerNode", "pytorchReplicaSpecs")
+    assert older["spec"]["nprocPerNode"] == "4"
+    replicas = older["spec"]["pytorchReplicaSpecs"]
+    assert {kind: replica["replicas"] for kind, replica in replicas.items()} == {"Master": 1, "Worker": 2}
+    for replica in replicas.values():
+        check(replica, {"replicas": int, "restartPolicy": str, "template": dict}, "template")
+        (container,) = replica["template"]["spec"]["containers"]
+        check(container, CONTAINER, "name", "image")
+        assert container["name"] == "pytorch"
+        assert container["resources"] == {"limits": {"amd.com/gpu": 4}}
+        assert expanded(container["command"]) == command
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ray_gets_a_worker_a_machine_and_the_command_as_data(name: str) -> None:
+    text = launch.ray(job(machines(2, 2), *ARGUMENTS, name=name))
+    values = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    assert values["JOB"] == {"machines": 2, "devices": 2, "command": ["python3", "says.py", *ARGUMENTS]}
+    assert (values["USE_GPU"], values["RESOURCES"]) == (True, {"CPU": 2, "GPU": 2})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed: pip install 'ray[train]'")
+def test_ray_starts_the_plans_ranks_on_as_many_nodes(place: Path) -> None:
+    given = job(machines(1, 1, 1), *ARGUMENTS, script=str(place / "says.py"), python=sys.executable)
+    launch.save(given, "ray", place / "start.py", resource=None)
+    cluster = (
+        "import subprocess, sys, os, ray.cluster_utils\n"
+        "cluster = ray.cluster_utils.Cluster()\n"
+        "for _ in range(3): cluster.add_node(num_cpus=2)\n"
+        "done = subprocess.run([sys.executable, 'start.py'], env=os.environ | {'RAY_ADDRESS': cluster.address})\n"
+        "cluster.shutdown(); sys.exit(done.returncode)\n"
+    )
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "-c", cluster],
+        env=os.environ | quiet,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    colours = re.compile(r"\x1b\[[0-9;]*m")
+    lines = [line.partition(") ")[2] for line in colours.sub("", done.stdout + done.stderr).splitlines()]
+    where, arguments, meets, _ = said("\n".join(lines))
+    assert where == placed(1, 1, 1)
+    assert arguments == [list(ARGUMENTS)] * 3
+    assert len(meets) == 1
+
+
+@pytest.mark.parametrize("target", ["kubeflow", "pytorchjob", "ray"])
+def test_mixed_machines_are_refused_where_they_could_change_places(target: str) -> None:
+    for cluster in (machines(2, 3), machines(2, 2, kinds="VT")):
+        with pytest.raises(hpgo.ArgumentError, match="starts equal machines, but the cluster mixes") as caught:
+            written(target, job(cluster))
+        assert "slurm" in caught.value.hint
+
+
+def test_a_plan_that_does_not_fit_is_not_started() -> None:
+    profile = hpgo.read_profile("bert-48")
+    cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100, memory="4 GB")
+    plan = hpgo.evaluate(profile, cluster, [(26, [0]), (27, [1])], global_batch_size=64)
+    assert not plan.fits
+    with pytest.raises(hpgo.ArgumentError, match=r"does not fit: a device lacks [0-9.]+ GB"):
+        launch.Job.of(plan, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: job(machines(3), script="-c"), "script is `-c`"),
+        (lambda: job(machines(3), python=" "), "interpreter is ` `"),
+        (lambda: job(machines(3), "a\0b"), "argument of a command"),
+        (lambda: launch.Job.of(3, "train.py"), "the plan is 3"),
+        (lambda: launch.local(job(machines(3)), port=0), "the port is 0"),
+        (lambda: launch.ssh_hosts(job(machines(2, 1))), "machines have no names"),
+        (lambda: launch.ssh_hosts(job(machines(2, 1)), hosts=["a"]), "1 host for 2 machines"),
+        (lambda: launch.ssh_hosts(job(machines(2, 1)), hosts=["a", "a"]), "named for two machines"),
+        (lambda: launch.ssh_hosts(job(machines(2, 1)), hosts=["a", "-oProxyCommand=x"]), "no name of a host"),
+        (lambda: launch.torchrun(job(machines(2, 1)), hosts=["a", "b;touch pwned"]), "no name of a host"),
+        (lambda: launch.slurm(job(machines(3)), sbatch=["nodes=3"]), "`nodes` would start other ranks"),
+        (lambda: launch.slurm(job(machines(3)), sbatch=["partition=a\n#SBATCH --array=1-9"]), "no option of sbatch"),
+        (lambda: launch.slurm(job(replace(machines(3), name="x")), resource="g p u"), "no resource of SLURM"),
+        (lambda: launch.kubeflow(job(machines(3)), image="a b"), "the image is"),
+        (lambda: launch.text(job(machines(3)), "local", image="x"), "`local` has no option `image`"),
+        (lambda: launch.text(job(machines(3)), "pytorchjob"), "`pytorchjob` needs `image`"),
+        (lambda: launch.text(job(machines(3)), "lokal"), "no target `lokal`"),
+    ],
+)
+def test_what_can_not_be_started_is_refused(make: Any, says: str) -> None:
+    with pytest.raises(hpgo.ArgumentError, match=re.escape(says)) as caught:
+        make()
+    assert caught.value.hint
+
+
+def test_another_cluster_than_the_plans_is_refused() -> None:
+    for other in (machines(2, 1), machines(4)):
+        with pytest.raises(hpgo.ArgumentError, match="made with another cluster"):
+            job(machines(3), elsewhere=other)
+
+
+def test_a_device_of_several_gpus_gets_as_many_ranks_that_follow_each_other() -> None:
+    profile = replace(hpgo.read_profile("vgg-19"), gpus_per_device=4)
+    cluster = replace(machines(2, 1), gpus_per_device=4)
+    plan = hpgo.evaluate(profile, cluster, [(26, [0, 2])], global_batch_size=64)
+    given = launch.Job.of(plan, "train.py")
+    assert [node.ranks for node in given.nodes] == [8, 4]
+    assert given.idle == (4, 5, 6, 7)
+    assert "rank r runs on GPU r mod 4 of device r div 4" in launch.local(given)
+    assert "ranks 4–7 idle" in launch.local(given)
+
+
+def test_a_plan_saved_without_its_cluster_takes_the_one_it_was_made_for(place: Path) -> None:
+    plan = saved_plan(place)
+    hpgo.Plan.read(plan).save(plan, embed=False)
+    with pytest.raises(hpgo.ArgumentError, match="saved without its cluster"):
+        launch.Job.of(hpgo.Plan.read(plan), "says.py")
+    given = launch.Job.of(hpgo.Plan.read(plan), "says.py", cluster=machines(2, 2))
+    assert [node.ranks for node in given.nodes] == [2, 2]
+
+
+def hpgo_launch(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hpgo", "launch", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def saved_plan(place: Path) -> str:
+    profile = hpgo.Profile.chain(
+        "toy", batch_size=1, forward_s=[1, 1], backward_s=[2, 2], activation_bytes=[1, 1], parameter_bytes=[1, 1]
+    )
+    plan = hpgo.evaluate(profile, machines(2, 2), [(1, [0, 1]), (1, [2])], global_batch_size=4)
+    plan.save(place / "plan.json")
+    return "plan.json"
+
+
+def test_the_command_runs_the_job_here_and_ends_as_it_does(place: Path) -> None:
+    plan = saved_plan(place)
+    done = hpgo_launch(plan, "--on", "local", "--script", "says.py", "--port", "29433", "--", *ARGUMENTS)
+    assert (done.returncode, done.stderr) == (0, "")
+    where, arguments, meets, _ = said(done.stdout)
+    assert where == placed(2, 2)
+    assert arguments == [list(ARGUMENTS)] * 4
+    assert meets == {("127.0.0.1", "29433")}
+    assert hpgo_launch(plan, "--on", "local", "--script", "says.py", "--", "fail").returncode == 7
+
+
+def test_ctrl_c_ends_the_job_that_the_command_runs(place: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "hpgo",
+        "launch",
+        saved_plan(place),
+        "--on",
+        "local",
+        "--script",
+        "says.py",
+        "--",
+        "wait",
+    ]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    ranks = said("".join(process.stdout.readline() for _ in range(4)))[3]
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not any(map(alive, ranks))
+
+
+def test_the_command_writes_what_the_functions_return(place: Path) -> None:
+    plan = saved_plan(place)
+    (place / "hosts").write_text("node-0  # the first\n\nme@node-1\n", encoding="utf-8")
+    given = launch.Job.of(hpgo.Plan.read(plan), "says.py", ["a b"])
+    cases = {
+        "local": ([], {}),
+        "torchrun": (["--hosts", "hosts"], {"hosts": ["node-0", "me@node-1"]}),
+        "ssh-hosts": (["--hosts", "hosts", "--port", "7"], {"hosts": ["node-0", "me@node-1"], "port": 7}),
+        "slurm": (["--sbatch", "time=9", "--resource", "none"], {"sbatch": ["time=9"], "resource": None}),
+        "kubeflow": (["--runtime", "mine"], {"runtime": "mine"}),
+        "pytorchjob": (["--image", "me/x:1"], {"image": "me/x:1"}),
+        "ray": ([], {}),
+    }  # type: dict[str, tuple[list[str], dict[str, Any]]]
+    assert set(cases) == set(launch.TARGETS)
+    for target, (words, options) in cases.items():
+        call = [plan, "--on", target, "--script", "says.py", *words]
+        done = hpgo_launch(*call, "-o", "job", "--json", "--", "a b")
+        assert (done.returncode, done.stderr) == (0, "")
+        text = launch.text(given, target, **options)
+        assert (place / "job").read_text(encoding="utf-8") == text
+        told = json.loads(done.stdout)
+        assert (told["format"], told["on"], told["text"], told["ranks"]) == ("hpgo.launch", target, text, 4)
+        assert [machine["first_rank"] for machine in told["machines"]] == [0, 2]
+        assert told["idle"] == [3]
+        if target != "local":
+            assert hpgo_launch(*call, "--", "a b").stdout == text
+
+
+def test_a_script_named_like_ray_would_hide_it(place: Path) -> None:
+    with pytest.raises(hpgo.ArgumentError, match=r"ray\.py"):
+        launch.save(job(machines(2, 2)), "ray", place / "ray.py")
