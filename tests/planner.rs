@@ -7,6 +7,7 @@ use hpgo::planner::hybrid::{self, Settings, WarmUp};
 use hpgo::states::{DEFAULT_BOUND, States};
 use hpgo::{Control, Error};
 use proptest::prelude::*;
+use proptest::bool::weighted;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
@@ -99,8 +100,8 @@ fn questions() -> impl Strategy<Value = Question> {
     let warm_up = prop_oneof![2 => Just(WarmUp::Eager), 1 => Just(WarmUp::Least), 1 => Just(WarmUp::All)];
     let recompute = prop_oneof![Just(vec![false]), Just(vec![true]), Just(vec![false, true])];
     let batch = prop_oneof![Just(1_u32), Just(2), Just(4), Just(6), Just(8)];
-    (graphs(), clusters(), batch, warm_up, recompute, any::<[bool; 3]>()).prop_map(
-        |(graph, cluster, global_batch, warm_up, recompute, [uneven_shares, overlap_sync, shard_optimizer])| {
+    (graphs(), clusters(), batch, warm_up, recompute, any::<[bool; 3]>(), weighted(0.3)).prop_map(
+        |(graph, cluster, global_batch, warm_up, recompute, [uneven_shares, overlap_sync, shard_optimizer], equal_replicas)| {
             let micro_batches = (1..=global_batch).filter(|size| global_batch.is_multiple_of(*size)).collect();
             let settings = Settings {
                 global_batch,
@@ -118,6 +119,7 @@ fn questions() -> impl Strategy<Value = Question> {
                 },
                 most_stages: u32::MAX,
                 most_replicas: u32::MAX,
+                equal_replicas,
             };
             Question { graph, cluster, settings }
         },

@@ -96,7 +96,7 @@ def test_cuts_lie_between_blocks_and_each_stage_counts_its_own(
     ends = [f"in-{word[at]}" for at in range(before)], [f"out-{word[at]}" for at in range(after)]
     names = [*ends[0], *(layer for row in rows for layer in row), *ends[1]]
     found = Blocks.of(profile_of(names, seconds={name: 0.0 for side in ends for name in side} | {"h.0.a": 9.0}))
-    sizes = {len(cut) for cut in found.cuts}
+    sizes = {len(cut) for cut in found.cuts()}
     for size in range(1, len(names)):
         stages = [names[:size], names[size:]]
         if size in sizes:

@@ -1,5 +1,5 @@
 """`python -m hpgo` is the command `hpgo`."""
 
-from hpgo.cli.entry import hpgo
+from hpgo.cli.main import main
 
-hpgo()
+main()

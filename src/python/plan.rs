@@ -60,11 +60,13 @@ struct Question {
     smallest_share: u32,
     recompute: Vec<bool>,
     schedule: String,
-    uneven: bool,
+    equal_shares: bool,
     overlap: bool,
     memory: MemoryModel,
     most_stages: u32,
     most_replicas: u32,
+    equal_replicas: bool,
+    stage_ends: Option<Vec<Vec<usize>>>,
 }
 
 impl Question {
@@ -73,7 +75,7 @@ impl Question {
             global_batch: self.global_batch_size,
             micro_batches: self.micro_batch_sizes,
             smallest_share: self.smallest_share,
-            uneven_shares: self.uneven,
+            uneven_shares: !self.equal_shares,
             overlap_sync: self.overlap,
             recompute: self.recompute,
             warm_up: match self.schedule.as_str() {
@@ -84,6 +86,7 @@ impl Question {
             memory: self.memory,
             most_stages: self.most_stages,
             most_replicas: self.most_replicas,
+            equal_replicas: self.equal_replicas,
         };
         Ok((self.profile.try_into()?, self.cluster.into(), settings))
     }
@@ -165,10 +168,24 @@ impl Asked<'_> {
     }
 }
 
+/// The layers between neighbours among the places where stages may end, each given with all layers before it.
+fn stages_of(ends: Vec<Vec<usize>>, layers: usize) -> Vec<Vec<usize>> {
+    let mut passed = vec![false; layers];
+    let mut stages = Vec::with_capacity(ends.len() + 1);
+    for end in ends.into_iter().chain([(0..layers).collect()]) {
+        // A layer that there isn't is left for `States::between` to name.
+        let is_new = |&layer: &usize| !passed.get(layer).copied().unwrap_or(false);
+        let stage: Vec<usize> = end.into_iter().filter(is_new).collect();
+        stage.iter().for_each(|&layer| passed.get_mut(layer).into_iter().for_each(|known| *known = true));
+        stages.push(stage);
+    }
+    stages
+}
+
 /// What `work` makes of a question; it is [`watched`].
 fn answer<T: Send>(
     py: Python<'_>,
-    question: Question,
+    mut question: Question,
     deadline_s: Option<f64>,
     progress: Option<&Py<PyAny>>,
     keep_partial: bool,
@@ -177,8 +194,12 @@ fn answer<T: Send>(
     let deadline = deadline_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
     let control = Control::with_deadline(deadline);
     watched(py, &control, progress, keep_partial, || {
+        let stage_ends = question.stage_ends.take();
         let (graph, cluster, settings) = question.split()?;
-        let states = States::of(&graph, DEFAULT_BOUND)?;
+        let states = match stage_ends {
+            None => States::of(&graph, DEFAULT_BOUND)?,
+            Some(ends) => States::between(&graph, &stages_of(ends, graph.layers.len()))?,
+        };
         let model = Model::new(&graph, &states);
         work(&Asked { states: &states, model: &model, cluster: &cluster, settings: &settings, control: &control })
     })

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     "--profile", metavar="NAME|FILE", help="A built-in model or a file, instead of the three; with --cluster."
 )
 @click.option("--cluster", metavar="NAME|FILE", help="A cluster, of mixed devices say, for --profile.")
+@click.option(
+    "--for",
+    "launcher",
+    metavar="NAME",
+    help="Cut --profile as vllm or sglang can: between blocks, one a stage at least.",
+)
 @click.option("-b", "--batch-size", type=int, metavar="N", help="Samples in a batch: 8, or the largest of --profile.")
 @click.option("-d", "--dtype", metavar="TYPE", default="torch.float32", help="Data type of values on the edges.")
 @click.option("-i", "--buffers-in", type=int, metavar="N", default=2, help="Batches that wait to be worked on.")
@@ -64,6 +70,7 @@ def command(
     dev_file: str,
     profile: str | None,
     cluster: str | None,
+    launcher: str | None,
     count_loading: bool,
     interpolate: bool,
     units: Units,
@@ -86,12 +93,15 @@ def command(
       hpgo partition --pin mb-0=1-4 --exclude rcc-3 --links links.yml
       hpgo partition --objective bits --throughput 6 --bits 16 --bits 8
       hpgo partition --profile vgg-19 --cluster mixed.yaml --json
+      hpgo partition --profile bert-48 --cluster mixed.yaml --for vllm
     """
     from hpgo.planning.chain.search import partition, partition_files
     from hpgo.show.chain_report import explain, table
 
     if (profile is None) != (cluster is None):
         raise click.UsageError("--profile and --cluster go together")
+    if launcher is not None and profile is None:
+        raise click.UsageError("--for goes with --profile and --cluster: PipeEdge's files don't name blocks")
     if [why, as_json, as_yaml].count(True) > 1:
         raise click.UsageError("choose one of --explain, --json and --yaml")
     given = {key: value for key, value in options.items() if value is not None}
@@ -104,7 +114,13 @@ def command(
             from hpgo.machine.cluster import Cluster
             from hpgo.model.formats import read_profile
 
-            plan = partition(read_profile(profile), Cluster.read(cluster), count_loading=count_loading, **given)
+            plan = partition(
+                read_profile(profile),
+                Cluster.read(cluster),
+                launcher=launcher,
+                count_loading=count_loading,
+                **given,
+            )
         else:
             plan = partition_files(
                 models_file,

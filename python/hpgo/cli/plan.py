@@ -67,6 +67,12 @@ def saving(command: _Command) -> _Command:
 
 @click.command()
 @question(several=True)
+@click.option(
+    "--for",
+    "launcher",
+    metavar="NAME[@VERSION]",
+    help="Search only what this launcher runs: megatron, torchtitan, deepspeed or torch.",
+)
 @click.option("--devices", type=Counts(), metavar="N[,N…]", help="Use only the first N devices of the cluster.")
 @click.option("--max-stages", type=int, metavar="N", help="Stages at most.")
 @click.option("--deadline", type=SECONDS, metavar="TIME", help="Stop then, with the best plan so far: `10s`.")
@@ -88,6 +94,7 @@ def command(
     cluster: str,
     global_batch_size: tuple[int, ...],
     profile_batch_size: int | None,
+    launcher: str | None,
     devices: tuple[int, ...] | None,
     max_stages: int | None,
     deadline: float | None,
@@ -112,6 +119,7 @@ def command(
       hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
       hpgo plan model.yaml -c h100:4 -b 1024 --recompute auto --reserve 2GB
       hpgo plan bert-48 -c dapple-a -b 64 --schedule auto
+      hpgo plan bert-48 -c dapple-a -b 64 --for megatron -o plan.json
       hpgo plan vgg-19 -c dapple-c -b 2048 -o plan.json
       hpgo plan vgg-19 -c h100 -b 64 --save-alternative "data parallelism=dp.json"
       hpgo plan vgg-19 -c dapple-c -b 256,512,1024,2048 --plot vgg-19.svg
@@ -132,7 +140,7 @@ def command(
         check(plot)  # before the search, which may take minutes
     if alternatives and several:
         raise click.UsageError("--save-alternative is for one plan: give one batch size and one device count")
-    keywords = settings(options) | {"max_stages": max_stages, "deadline_s": deadline}
+    keywords = settings(options) | {"launcher": launcher, "max_stages": max_stages, "deadline_s": deadline}
     with as_options():
         read = read_profile(profile, batch_size=profile_batch_size)
     whole = Cluster.read(cluster)

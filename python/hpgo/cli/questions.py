@@ -75,6 +75,7 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
     plan may stand in PROFILE's place, so that cluster and batch size are not required.
     """
     names = f"{', '.join(_SCHEDULES)}; or auto, for the best" if several else ", ".join(_SCHEDULES)
+    usual = "eager_1f1b, or what --for runs" if several else "eager_1f1b"
 
     options = (
         click.argument("profile"),
@@ -89,8 +90,8 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
             help="Samples that PipeDream text was measured with, if its name doesn't say.",
         ),
         click.option(
-            "--schedule", default="eager_1f1b", show_default=True, metavar="NAME",
-            help=f"The order of forwards and backwards: {names}.",
+            "--schedule", metavar="NAME",
+            help=f"The order of forwards and backwards, {usual} by default: {names}.",
         ),
         click.option(
             "--micro-batch-size", type=int, metavar="N", help="Samples in a micro-batch; by default the best."
@@ -141,8 +142,8 @@ def settings(options: dict[str, Any]) -> dict[str, Any]:
     if options.pop("no_uneven"):
         say("warning", "`--no-uneven` is now `--equal-shares`; the old name goes with the next version")
         equal_shares = True
-    return {
-        "schedule": options.pop("schedule"),
+    schedule = options.pop("schedule")
+    return ({} if schedule is None else {"schedule": schedule}) | {
         "micro_batch_size": options.pop("micro_batch_size"),
         "min_micro_batch_size": options.pop("min_micro_batch_size"),
         "recompute": _RECOMPUTE[options.pop("recompute")],

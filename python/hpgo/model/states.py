@@ -6,13 +6,18 @@ of the graph, as in PipeDream's antichain states. A stage is the difference of t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hpgo import _core
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shown
 from hpgo.model.profile import Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,42 @@ class States:
     def exact(self) -> bool:
         """Whether every useful cut is among the states."""
         return self.one_order is None
+
+
+def given_cuts(profile: Profile, cuts: Iterable[Collection[str]]) -> States:
+    """The cut points with these layers before them, each a superset of the last, and both ends: before and behind all.
+
+    >>> from hpgo.model.profile import Profile
+    >>> toy = Profile.chain("toy", batch_size=1, forward_s=[0.1, 0.2, 0.3], backward_s=[0.2, 0.4, 0.6],
+    ...                     activation_bytes=[4e6, 4e3, 4], parameter_bytes=[1e8, 2e8, 3e8])
+    >>> [(state.layers, state.boundary_bytes) for state in given_cuts(toy, [["layer0", "layer1"]]).states]
+    [((), (0.0,)), ((0, 1), (4000.0,)), ((0, 1, 2), (0.0,))]
+    """
+    index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
+    sizes = range(len(profile.batch_sizes))
+    states = []
+    for cut in [(), *cuts, tuple(index_of)]:
+        layers = tuple(index_of[layer] for layer in cut)
+        inside, held = set(cut), [profile.layers[index] for index in layers]
+        senders = {start for start, end in profile.edges if start in inside and end not in inside}
+        sent = [layer for layer in held if layer.id in senders]
+        states.append(
+            State(
+                layers,
+                tuple(math.fsum(layer.forward_s[at] for layer in held) for at in sizes),
+                tuple(math.fsum(layer.backward_s[at] for layer in held) for at in sizes),
+                math.fsum(layer.parameter_bytes for layer in held),
+                tuple(
+                    math.fsum(
+                        (layer.activation_bytes if layer.saved_bytes is None else layer.saved_bytes)[at]
+                        for layer in held
+                    )
+                    for at in sizes
+                ),
+                tuple(math.fsum(layer.activation_bytes[at] for layer in sent) for at in sizes),
+            )
+        )
+    return States(tuple(states), None)
 
 
 def cut_points(profile: Profile, *, bound: int = 10_000) -> States:

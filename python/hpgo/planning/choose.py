@@ -15,7 +15,7 @@ import time
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hpgo import _core
 from hpgo.base.errors import ArgumentError, HpgoError, InfeasibleError
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from hpgo.machine.cluster import Cluster
-    from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
     from hpgo.planning.question import Question
     from hpgo.programs.names import ScheduleName
     from hpgo.programs.orders import Family, Schedule
     from hpgo.programs.stages import Stage
 
+    _Name = TypeVar("_Name", bound=str)
     _Try = tuple[Plan | None, ScheduleChoice]  # the best plan of a schedule, if any, and what to say of it
 
 RUN_ON_PLANS = ("zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential")
@@ -272,9 +272,15 @@ def best_of_all(
         winner = with_alternatives(replace(question, schedule=winner.schedule), winner)
     choices = [choice for _, choice in tries]
     listed = {choice.name for choice in choices}
-    choices += [_unknown(name, _STOPPED) for name in (*SCHEDULES, *RUN_ON_PLANS, *COMPARED) if name not in listed]
+    untried = _known(question, (*SCHEDULES, *RUN_ON_PLANS, *COMPARED))
+    choices += [_unknown(name, _STOPPED) for name in untried if name not in listed]
     choices.sort(key=lambda choice: (choice.step_s is None, choice.step_s or 0.0))
     return replace(winner, schedules=tuple(choices))
+
+
+def _known(question: Question, names: Iterable[_Name]) -> list[_Name]:
+    """Those of `names` that the launcher of the question runs."""
+    return [name for name in names if question.launcher is None or name in question.launcher.schedules]
 
 
 def _tries(
@@ -284,14 +290,15 @@ def _tries(
     progress: Callable[[float, float], object] | None,
 ) -> Iterator[_Try]:
     """The best plan of each schedule, and what to say of it; raises InfeasibleError if no schedule fits."""
+    name, *others = _known(question, ("eager_1f1b", "1f1b", "gpipe"))
     try:
-        first = clock.search(replace(question, schedule="eager_1f1b"), progress)
+        first = clock.search(replace(question, schedule=name), progress)
     except InfeasibleError as error:
         yield from _frugal_tries(question, clock, error)
         return
     yield first, _choice(first, first.limit)
     found = [first]
-    for name in ("1f1b", "gpipe"):  # they hold as much as eager 1F1B, or more
+    for name in others:  # they hold as much as the first, or more
         if clock.over():
             return
         try:
@@ -302,13 +309,13 @@ def _tries(
         found.append(plan)
         yield plan, _choice(plan, plan.limit)
     if question.recompute == (True,):
-        for name in (*RUN_ON_PLANS, *COMPARED):
+        for name in _known(question, (*RUN_ON_PLANS, *COMPARED)):
             yield None, _unknown(name, "is planned with activations kept")
         return
     kept = replace(question, schedule="1f1b", recompute=(False,))
     cuts = list(_candidates(kept, [plan for plan in found if not plan.recompute], clock))
     cuts = cuts or list(_sparest(kept, clock))
-    for name in RUN_ON_PLANS:
+    for name in _known(question, RUN_ON_PLANS):
         yield _shortest(list(_runs(cuts, name, clock)), name)
     for choice in _compared(kept, first.micro_batch_size, clock):
         yield None, choice
@@ -318,13 +325,13 @@ def _frugal_tries(question: Question, clock: _Clock, error: InfeasibleError) -> 
     """As `_tries` where 1F1B fits nowhere, nor GPipe, which holds more: `error` says why."""
     kept = replace(question, schedule="1f1b", recompute=(False,))
     cuts = [] if question.recompute == (True,) else list(_sparest(kept, clock))
-    tries = [_shortest(list(_runs(cuts, name, clock)), name) for name in _FRUGAL]
+    tries = [_shortest(list(_runs(cuts, name, clock)), name) for name in _known(question, _FRUGAL)]
     if not any(plan for plan, _ in tries):
         raise error
     yield from tries
-    for name in SCHEDULES:
+    for name in _known(question, SCHEDULES):
         yield None, _unknown(name, error.message)
-    for name in RUN_ON_PLANS:
+    for name in _known(question, RUN_ON_PLANS):
         if name not in _FRUGAL:
             yield _shortest(list(_runs(cuts, name, clock)), name)
     for choice in _compared(kept, cuts[0].micro_batch_size, clock):
@@ -407,17 +414,17 @@ def _small(plan: Plan) -> bool:
 def _compared(question: Question, near_size: int, clock: _Clock) -> list[ScheduleChoice]:
     """What the schedules with several stages a device would give on balanced cuts."""
     priced: dict[tuple[object, ...], Plan] = {}
-    tried: dict[ScheduleName, list[ScheduleChoice]] = {name: [] for name in COMPARED}
+    tried: dict[ScheduleName, list[ScheduleChoice]] = {name: [] for name in _known(question, COMPARED)}
     refused: dict[str, str] = {}
     options = {family.name: family.options for family in schedules()}
-    row = _row_of_cuts(question.profile)
+    row = _row_of_cuts(question)
     cluster = question.cluster
     for size in _sizes(question, near_size):
         for depth in _depths(cluster, min(question.most_stages, cluster.devices)):
             if depth == 1 or cluster.devices % depth or size < cluster.devices // depth * question.smallest_share:
                 continue
-            for name, counts in COMPARED.items():
-                for chunks in counts:
+            for name, runs in tried.items():
+                for chunks in COMPARED[name]:
                     micro_batches = question.global_batch_size // size
                     stages = depth * chunks
                     if clock.over() or 3 * micro_batches * stages > _MOST_ACTIONS or stages > len(row) - 1:
@@ -435,7 +442,7 @@ def _compared(question: Question, near_size: int, clock: _Clock) -> list[Schedul
                         orders = schedule(
                             name, ranks=depth, micro_batches=micro_batches, chunks=chunks, durations=_durations(plan)
                         )
-                    tried[name].append(_simulated(name, plan, orders, chunks))
+                    runs.append(_simulated(name, plan, orders, chunks))
     choices = []
     for name, runs in tried.items():
         if not runs:
@@ -505,10 +512,12 @@ def _priced(question: Question, row: list[tuple[int, ...]], orders: Schedule) ->
     return price(whole, rows)
 
 
-def _row_of_cuts(profile: Profile) -> list[tuple[int, ...]]:
+def _row_of_cuts(question: Question) -> list[tuple[int, ...]]:
     """Cut points one behind the other: all of a chain, and of a branching model those that each hold the last."""
+    if question.stage_ends is not None:
+        return [(), *question.stage_ends, tuple(range(len(question.profile.layers)))]
     row: list[tuple[int, ...]] = [()]
-    for state in cut_points(profile).states:
+    for state in cut_points(question.profile).states:
         if len(state.layers) > len(row[-1]) and set(row[-1]) <= set(state.layers):
             row.append(state.layers)
     return row

@@ -29,10 +29,10 @@ _VERSION = 2
 _COMPARED = ("alternatives", "schedules")
 _SHARED = (
     "profile", "cluster", "global_batch_size", "cluster_devices", "machines", "loading_s", "assumptions", "made_with",
-    *_COMPARED,
+    "restriction", *_COMPARED,
 )  # fmt: skip
 """What alternatives have from the plan that they are alternatives of, or do without."""
-_SINCE_1 = {"stopped", "machines", "crossings", "actions", "assumptions", "made_with", "plan"}
+_SINCE_1 = {"stopped", "machines", "crossings", "actions", "assumptions", "made_with", "plan", "restriction"}
 """Keys that files of version 1 may lack, at any depth."""
 _DIGITS = set("0123456789abcdef")
 

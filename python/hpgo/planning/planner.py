@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
@@ -13,6 +14,7 @@ from hpgo.base.wording import as_whole, shown
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question, is_number
 from hpgo.planning.search import plan_of, price, search, with_alternatives
+from hpgo.programs.launchers import launcher as find_launcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +30,7 @@ def plan(
     cluster: Cluster,
     *,
     global_batch_size: int,
+    launcher: str | None = None,
     max_stages: int | None = None,
     deadline_s: float | None = None,
     progress: Callable[[float, float], object] | None = None,
@@ -39,6 +42,8 @@ def plan(
         profile: what each layer costs.
         cluster: what is connected to what.
         global_batch_size: samples in a step, over all devices and micro-batches.
+        launcher: search only what this launcher runs, under its own schedule: `megatron`, `torchtitan`, `deepspeed` or
+            `torch`, with a version as in `torchtitan@0.2` or the latest. `Plan.restriction` says what that costs.
         max_stages: stages at most.
         deadline_s: return the best plan found so far after this many seconds, with its gap. Ctrl-C does the same.
         progress: called about ten times a second with the best step so far, infinite before there is one, and
@@ -80,6 +85,18 @@ def plan(
         raise ArgumentError(f"deadline_s is {deadline_s!r}", "give a positive number of seconds")
     if progress is not None and not callable(progress):
         raise ArgumentError(f"progress is {progress!r}", "give a function of the best step and the lower bound")
+    if launcher is None:
+        return _best(question, deadline_s, progress)
+    from hpgo.planning.restrict import restricted, with_restriction
+
+    until_s = None if deadline_s is None else time.monotonic() + deadline_s
+    row = find_launcher(launcher)
+    asked = restricted(question, row, schedule=options.get("schedule"))
+    return with_restriction(_best(asked, deadline_s, progress), asked, row, question, until_s=until_s)
+
+
+def _best(question: Question, deadline_s: float | None, progress: Callable[[float, float], object] | None) -> Plan:
+    """What the planner answers to a checked question, under any schedule."""
     if question.schedule in SCHEDULES:
         return with_alternatives(question, search(question, deadline_s, progress))
     from hpgo.planning import choose  # loads what simulates, which the search does without

@@ -105,6 +105,40 @@ class ScheduleChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class Restriction:
+    """Which launcher a plan was searched for, and the best plan of all that it is compared to.
+
+    The bound of such a plan is one for all plans that the launcher runs.
+    """
+
+    launcher: str
+    """What `hpgo.plan(launcher=…)` calls it: `megatron`."""
+    version: str
+    """The version that was planned for; empty if all are alike."""
+    label: str
+    """What people call both."""
+    space: str
+    """What it runs, in words."""
+    free_step_s: float | None
+    """Of the best plan that was found with no launcher in mind; None if none was looked for."""
+    free_lower_bound_s: float | None
+    """No plan at all takes less."""
+    free_stages: int | None
+    """Of the best plan."""
+
+    def costs(self, step_s: float) -> tuple[float, float] | None:
+        """Shares by which `step_s` is longer than the best step of all, at least and at most; None if nobody looked.
+
+        >>> Restriction("megatron", "0.16", "Megatron-LM 0.16", "", 1.0, 0.75, 3).costs(1.5)
+        (0.5, 1.0)
+        """
+        if self.free_step_s is None or self.free_lower_bound_s is None:
+            return None
+        least, most = (_ratio(step_s, free_s) - 1 for free_s in (self.free_step_s, self.free_lower_bound_s))
+        return max(0.0, least), max(0.0, most)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A way to train: stages on devices, micro-batches, and the step that it is predicted to take.
 
@@ -153,6 +187,8 @@ class Plan:
     """None in files of version 1, which don't say; see `assumed`."""
     made_with: str | None = None
     """Version of hpgo; None in files that don't say."""
+    restriction: Restriction | None = None
+    """The launcher that it was searched for; None if anybody may run it."""
 
     @property
     def micro_batches(self) -> int:

@@ -93,11 +93,6 @@ class Question:
     launcher: Launcher | None = None
     """Who is to run the plan; None if anybody may."""
 
-    @property
-    def uneven(self) -> bool:
-        """Whether shares may differ by one sample, as the native planner asks."""
-        return not self.equal_shares
-
     @classmethod
     def of(
         cls,

@@ -91,25 +91,28 @@ class Blocks:
             _check_cost(seconds, number_of, stem, name)
         return cls(stem, before, tuple(tuple(members[number]) for number in numbers), after)
 
-    @property
-    def cuts(self) -> tuple[tuple[str, ...], ...]:
+    def cuts(self, *, least_blocks: int = 0) -> tuple[tuple[str, ...], ...]:
         """For each place between blocks where a pipeline may be cut, the layers before it.
 
-        What embeds may be a stage of its own, and so may what predicts.
+        What embeds may be a stage of its own, and so may what predicts, unless each stage has `least_blocks` of 1.
         """
         passed = list(self.before)
-        states = [tuple(passed)] if passed else []
+        states = [tuple(passed)]
         for block in self.blocks:
             passed += block
             states.append(tuple(passed))
-        return tuple(states) if self.after else tuple(states[:-1])
+        if least_blocks or not self.before:
+            del states[0]
+        if least_blocks or not self.after:
+            del states[-1]
+        return tuple(states)
 
     def counts(self, stages: Iterable[Sequence[str]], launcher: str) -> tuple[int, ...]:
         """How many blocks each of `stages` has, given as ids of its layers.
 
         Raises ArgumentError for a stage that ends inside a block, or apart from what `launcher` keeps together.
         """
-        allowed = {frozenset(), *map(frozenset, self.cuts), frozenset(self._all())}
+        allowed = {frozenset(), *map(frozenset, self.cuts()), frozenset(self._all())}
         passed: set[str] = set()
         counts = []
         last_of = {block[-1] for block in self.blocks}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hpgo.programs.names import ScheduleName
 
-Cuts = Literal["anywhere", "one output", "blocks"]
+Cuts = Literal["anywhere", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Launcher:
     schedules: Mapping[str, str]
     """Schedules that it runs, with the name that it has for each; the first is its own choice."""
     cuts: Cuts
-    """Where stages may end: `anywhere`, where the output of `one output` layer crosses, or between `blocks`, with what
-    embeds on the first stage and what predicts on the last."""
+    """Where stages may end: `anywhere`, or between `blocks`, with what embeds on the first stage and what predicts on
+    the last."""
     equal_replicas: bool = True
     """Whether each stage must have as many replicas, and whether each replica must get as many samples."""
     shards_optimizer: tuple[bool, ...] = (False, True)
@@ -118,7 +118,7 @@ TABLE: tuple[Launcher, ...] = (
         "0.19",
         "DeepSpeed",
         schedules=MappingProxyType({"1f1b": "TrainSchedule"}),
-        cuts="one output",
+        cuts="anywhere",
         overlaps=False,
     ),
     Launcher("torch", "2.15", "PyTorch", schedules=_BY_FILE, cuts="anywhere", overlaps=False),

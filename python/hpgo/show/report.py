@@ -205,6 +205,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         *([] if stored_step_s is None else [("stored step", _stored(plan, stored_step_s))]),
         ("proof", proof(plan)),
         *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
+        *([(f"--for {plan.restriction.launcher}", restriction(plan))] if plan.restriction is not None else []),
         *_without(plan),
         *(
             [("to compare", "schedules with several stages a device, on balanced cuts: a plan has one stage a device")]
@@ -236,13 +237,34 @@ def proof(plan: Plan) -> str:
 
 
 def _whose(plan: Plan) -> str:
-    """Whose plans a bound is about, where several schedules were compared."""
-    return f" for {_SCHEDULES[plan.schedule]}" if plan.schedules else ""
+    """Whose plans a bound is about, where several schedules were compared or one launcher is to run the plan."""
+    words = f" for {_SCHEDULES[plan.schedule]}" if plan.schedules else ""
+    return words + (f" among plans that {plan.restriction.label} runs" if plan.restriction is not None else "")
+
+
+def restriction(plan: Plan) -> str:
+    """What it costs that a launcher must run the plan, in words; empty if none must."""
+    if plan.restriction is None:
+        return ""
+    known = plan.restriction.costs(plan.step_s)
+    free_s, stages = plan.restriction.free_step_s, plan.restriction.free_stages
+    if known is None or free_s is None or stages is None:
+        return "not compared with the best plan that anybody could run"
+    least, most = known
+    if most <= _PROVEN:
+        return "costs nothing: no plan that anybody could run has a shorter step"
+    share = _percent(most) if most - least <= _PROVEN else f"at most {_percent(most)}"
+    return (
+        f"costs {share} against the best plan that anybody could run; the best one found has"
+        f" {counted(stages, 'stage')} and takes {_seconds(free_s)}"
+    )
 
 
 def search_space(plan: Plan) -> str:
     """Which plans were compared, in words."""
     cuts = "every cut between layers" if plan.cuts == "all" else f"cuts of one order of the layers ({plan.cuts})"
+    if plan.restriction is not None:
+        cuts = plan.restriction.space if plan.cuts == "all" else f"{cuts}; {plan.restriction.space}"
     placements = (
         "every placement on the machines"
         if plan.placements == "all"
@@ -323,13 +345,7 @@ def _instead(plan: Plan, other: Alternative) -> str:
     if other.step_s <= plan.step_s * (1 + 1e-9):
         return other.why
     ratio = other.step_s / plan.step_s if plan.step_s else math.inf
-    percent = 100 * (ratio - 1)
-    if ratio >= 2:
-        longer = f"{ratio:.1f} × as long"
-    elif percent < 0.01:
-        longer = "less than 0.01 % longer"
-    else:
-        longer = f"{percent:.0f} % longer" if percent >= 10 else f"{percent:.2g} % longer"
+    longer = f"{ratio:.1f} × as long" if ratio >= 2 else f"{_percent(ratio - 1)} longer"
     stages = f"{other.stages} stages, " if other.stages > 1 else ""
     return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.why}"
 
@@ -356,6 +372,13 @@ def _shortage(plan: Plan) -> str:
 def _samples(micro_batch: int, stage: Stage) -> str:
     smallest = micro_batch // stage.replicas
     return str(stage.share) if smallest == stage.share else f"{smallest}–{stage.share}"
+
+
+def _percent(share: float) -> str:
+    percent = 100 * share
+    if percent < 0.01:
+        return "less than 0.01 %"
+    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
 def _seconds(seconds: float) -> str:

@@ -72,6 +72,10 @@ impl All<'_> {
         for begin in self.model.begins[end].clone() {
             for footprint in footprints(free) {
                 let replicas: u32 = footprint.iter().map(|&(_, count)| count).sum();
+                let behind = plan.stages.first().map(StageChoice::replicas);
+                if self.settings.equal_replicas && behind.is_some_and(|behind| behind != replicas) {
+                    continue;
+                }
                 if self.settings.share(plan.micro_batch, replicas).is_none() || self.is_mirrored(plan, &footprint, free)
                 {
                     continue;

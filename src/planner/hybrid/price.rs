@@ -128,6 +128,9 @@ impl<'a> Pricer<'a> {
     /// [`Error::Argument`] if the replicas of a stage can't share the micro-batch.
     pub fn stages(&mut self, plan: &Candidate) -> Result<Vec<StagePrice>> {
         let micro_batch = plan.micro_batch;
+        if self.settings.equal_replicas && plan.stages.windows(2).any(|two| two[0].replicas() != two[1].replicas()) {
+            return Err(Error::argument("stages differ in their numbers of replicas", "give each stage as many"));
+        }
         let mut prices = Vec::with_capacity(plan.stages.len());
         for (index, stage) in plan.stages.iter().enumerate() {
             let replicas = stage.replicas();

@@ -37,6 +37,8 @@ pub struct Settings {
     pub most_stages: u32,
     /// Replicas of a stage at most.
     pub most_replicas: u32,
+    /// Whether all stages have the same number of replicas.
+    pub equal_replicas: bool,
 }
 
 impl Settings {

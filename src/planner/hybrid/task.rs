@@ -1,5 +1,7 @@
 //! One micro-batch size, with or without recomputation: what the passes over it share.
 
+use std::ops::RangeInclusive;
+
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -24,23 +26,42 @@ pub(super) struct Task<'a> {
 }
 
 impl<'a> Task<'a> {
-    /// One for each micro-batch size, with and without recomputation where the settings leave both open.
+    /// One for each micro-batch size, with and without recomputation where the settings leave both open, and for each
+    /// number of replicas where all stages must have the same: then the best and the bound are those of the best number.
     pub(super) fn all(model: &'a Model, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
-        let questions: Vec<(u32, bool)> = (settings.micro_batches.iter())
-            .flat_map(|&micro_batch| settings.recompute.iter().map(move |&recompute| (micro_batch, recompute)))
-            .collect();
+        let mut questions: Vec<(u32, bool, RangeInclusive<u32>)> = Vec::new();
+        for &micro_batch in &settings.micro_batches {
+            for &recompute in &settings.recompute {
+                let any = 1..=cluster.devices();
+                if settings.equal_replicas {
+                    let allowed = any.filter(|&replicas| settings.share(micro_batch, replicas).is_some());
+                    questions.extend(allowed.map(|replicas| (micro_batch, recompute, replicas..=replicas)));
+                } else {
+                    questions.push((micro_batch, recompute, any));
+                }
+            }
+        }
         (questions.into_par_iter())
-            .map(|(micro_batch, recompute)| Self::new(model, cluster, settings, micro_batch, recompute))
+            .map(|(micro_batch, recompute, replicas)| {
+                Self::new(model, cluster, settings, micro_batch, recompute, &replicas)
+            })
             .collect()
     }
 
-    fn new(model: &'a Model, cluster: &'a Cluster, settings: &'a Settings, micro_batch: u32, recompute: bool) -> Self {
+    fn new(
+        model: &'a Model,
+        cluster: &'a Cluster,
+        settings: &'a Settings,
+        micro_batch: u32,
+        recompute: bool,
+        allowed: &RangeInclusive<u32>,
+    ) -> Self {
         let devices = cluster.devices();
         let mut totals = Vec::new();
         let mut known: FxHashMap<u32, u32> = FxHashMap::default();
         let share: Vec<Option<u32>> = (0..=devices)
             .map(|replicas| {
-                let share = if replicas == 0 { None } else { settings.share(micro_batch, replicas) }?;
+                let share = if allowed.contains(&replicas) { settings.share(micro_batch, replicas) } else { None }?;
                 Some(*known.entry(share).or_insert_with(|| {
                     totals.push(model.totals(share));
                     totals.len() as u32 - 1

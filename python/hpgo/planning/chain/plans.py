@@ -79,6 +79,10 @@ class ChainPlan:
     """Time of layers that load data, for one batch, which is left out: loaders work ahead."""
     remarks: tuple[str, ...] = ()
     """What a reader of the files should know: skipped types, repeated blocks."""
+    launcher: str = ""
+    """What it was planned for: `vllm`; empty if anybody may run it."""
+    blocks: tuple[int, ...] = ()
+    """Blocks of each stage, if it was planned for a launcher that counts them."""
 
     @property
     def samples_per_s(self) -> float:

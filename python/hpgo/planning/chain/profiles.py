@@ -5,24 +5,42 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from hpgo.base.errors import ArgumentError
 from hpgo.model.batches import at_batch
 from hpgo.model.formats import pipeedge
-from hpgo.model.states import cut_points
+from hpgo.model.states import cut_points, given_cuts
 from hpgo.planning.chain.records import Group, Hop, Task
+from hpgo.programs.blocks import Blocks
 
 if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster, Device
     from hpgo.model.profile import Profile
+    from hpgo.programs.launchers import Launcher
 
 
-def task_of_profile(profile: Profile, cluster: Cluster, batch_size: int, dtype: str, *, count_loading: bool) -> Task:
-    """Cut points, devices and links; layers that load data take no time unless that is counted."""
+def task_of_profile(
+    profile: Profile, cluster: Cluster, batch_size: int, dtype: str, *, count_loading: bool, launcher: Launcher | None
+) -> Task:
+    """Cut points, devices and links; layers that load data take no time unless that is counted.
+
+    Raises ArgumentError for a launcher that trains, or that can't cut the model.
+    """
     loading = () if count_loading else profile.loading
     loading_s = max((at_batch(profile.batch_sizes, layer.forward_s, batch_size) for layer in loading), default=0.0)
     if loading:
         profile = profile.without_loading()
     remarks = []
-    found = cut_points(profile)
+    blocks: list[int] = []
+    if launcher is None:
+        found = cut_points(profile)
+    elif launcher.trains:
+        raise ArgumentError(
+            f"{launcher.title} trains, and this plans inference", f"`hpgo plan --for {launcher.name}` plans training"
+        )
+    else:
+        model = Blocks.of(profile)
+        found = given_cuts(profile, model.cuts(least_blocks=launcher.least_blocks))
+        blocks = list(range(len(model.blocks) + 1))
     if not all(set(one.layers) < set(other.layers) for one, other in pairwise(found.states)):
         found = cut_points(profile, bound=2)
         remarks.append("the model branches: optimal for one good order of its layers")
@@ -68,4 +86,6 @@ def task_of_profile(profile: Profile, cluster: Cluster, batch_size: int, dtype: 
         bits=8 * pipeedge.bytes_of(dtype),
         loading_s=loading_s,
         remarks=remarks,
+        launcher="" if launcher is None else launcher.name,
+        blocks=blocks,
     )

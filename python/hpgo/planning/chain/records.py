@@ -74,3 +74,6 @@ class Task:
     """Of each value, unless narrower ones are allowed."""
     loading_s: float = 0.0
     remarks: list[str] = field(default_factory=list)
+    launcher: str = ""
+    blocks: list[int] = field(default_factory=list)
+    """Blocks of the model before each position, if a launcher counts them."""

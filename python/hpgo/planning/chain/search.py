@@ -18,6 +18,7 @@ from hpgo.planning.chain.profiles import task_of_profile
 from hpgo.planning.chain.records import Chain, Group, HostType, Task
 from hpgo.planning.chain.rules import Rules
 from hpgo.planning.question import check_gpus
+from hpgo.programs.launchers import launcher as find_launcher
 
 if TYPE_CHECKING:
     import os
@@ -87,6 +88,7 @@ def partition(
     profile: Profile,
     cluster: Cluster,
     *,
+    launcher: str | None = None,
     batch_size: int | None = None,
     count_loading: bool = False,
     dtype: str = "torch.float32",
@@ -97,6 +99,7 @@ def partition(
     Args:
         profile: the model; its forward times count.
         cluster: machines of one or several types of device.
+        launcher: `vllm` or `sglang`: cut between the model's blocks only, and give each stage one at least.
         batch_size: samples in a batch, the profile's largest unless given.
         count_loading: count the time of layers that load data (`Profile.loading`); else a loader is taken to work
             ahead, as for `hpgo.plan`.
@@ -128,7 +131,8 @@ def partition(
         raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.read` say")
     check_gpus(profile, cluster)
     size = whole("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
-    task = task_of_profile(profile, cluster, size, dtype, count_loading=count_loading)
+    row = None if launcher is None else find_launcher(launcher)
+    task = task_of_profile(profile, cluster, size, dtype, count_loading=count_loading, launcher=row)
     return _solved(task, size, "si", **options)  # profiles and clusters are written in SI units
 
 
@@ -223,6 +227,8 @@ def _plan(
         unused=tuple(host for hosts in free for host in hosts),
         loading_s=task.loading_s,
         remarks=tuple(task.remarks),
+        launcher=task.launcher,
+        blocks=tuple(task.blocks[row["end"]] - task.blocks[row["first"]] for row in found["stages"] if task.blocks),
     )
 
 

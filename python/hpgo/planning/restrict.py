@@ -1,0 +1,135 @@
+"""Plans for one launcher: a question with what it can't run left out, and what that costs against the best plan of all.
+
+The search itself knows of the restrictions, so its bound is one for all plans that the launcher runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.wording import counted, shorten
+from hpgo.planning.plans import Restriction
+from hpgo.planning.search import search
+from hpgo.programs.blocks import Blocks
+
+if TYPE_CHECKING:
+    from hpgo.planning.plans import Alternative, Plan, ScheduleChoice
+    from hpgo.planning.question import Question
+    from hpgo.programs.launchers import Launcher
+
+    _Row = TypeVar("_Row", Alternative, ScheduleChoice)
+
+FREE_S = 10.0
+"""Seconds to look for the best plan that anybody could run."""
+
+
+def restricted(question: Question, launcher: Launcher, *, schedule: str | None) -> Question:
+    """`question`, asked for what `launcher` runs; under its own choice of schedule, unless `schedule` was asked for.
+
+    Raises ArgumentError, with the way out, if it runs nothing of what is asked.
+    """
+    title = launcher.title
+    if not launcher.trains:
+        raise ArgumentError(f"{title} trains nothing", f"`hpgo partition --for {launcher.name}` plans inference")
+    if schedule is None:
+        schedule = next(iter(launcher.schedules))
+    elif schedule != "auto" and schedule not in launcher.schedules:
+        raise ArgumentError(
+            f"{title} does not run schedule {schedule!r}", f"choose auto or one of {', '.join(launcher.schedules)}"
+        )
+    memory = question.memory
+    if memory.shard_optimizer not in launcher.shards_optimizer:
+        if memory.shard_optimizer:
+            raise ArgumentError(
+                f"{title} does not share the optimizer's state between replicas", "leave out `shard_optimizer`"
+            )
+        memory = replace(memory, shard_optimizer=True)
+    cluster = question.cluster
+    if cluster.gpus_per_device > 1 and not launcher.tensor_parallel:
+        raise ArgumentError(
+            f"a device of `{shorten(cluster.name)}` is {cluster.gpus_per_device} GPUs, which {title} can't join",
+            "plan with a profile and a cluster of single GPUs",
+        )
+    if launcher.recomputes == "no" and False not in question.recompute:
+        raise ArgumentError(f"{title} does not recompute activations", "leave out `recompute`")
+    return replace(
+        question,
+        schedule=schedule,
+        equal_shares=question.equal_shares or launcher.equal_replicas,
+        equal_replicas=launcher.equal_replicas,
+        overlap=question.overlap and launcher.overlaps,
+        memory=memory,
+        recompute=(False,) if launcher.recomputes == "no" else question.recompute,
+        stage_ends=_stage_ends(question, launcher),
+        launcher=launcher,
+    )
+
+
+def _stage_ends(question: Question, launcher: Launcher) -> tuple[tuple[int, ...], ...] | None:
+    if launcher.cuts == "anywhere":
+        return None
+    index_of = {layer.id: index for index, layer in enumerate(question.profile.layers)}
+    return tuple(
+        tuple(index_of[layer] for layer in cut)
+        for cut in Blocks.of(question.profile).cuts(least_blocks=launcher.least_blocks)
+    )
+
+
+def with_restriction(
+    plan: Plan, question: Question, launcher: Launcher, free: Question, *, until_s: float | None
+) -> Plan:
+    """`plan`, found for `question` of this launcher, with what it is compared to: the best answer to the `free` one.
+
+    That is searched for during `FREE_S`, or until the clock says `until_s`; not at all if the search for `plan` was
+    stopped, or if nothing is known of the steps that its schedule can have.
+    """
+    left_s = FREE_S if until_s is None else min(FREE_S, until_s - time.monotonic())
+    best: Plan | None = None
+    if plan.finished and plan.lower_bound_s is not None and left_s > 0:
+        # Eager 1F1B has the plans of 1F1B and more. Sharing the optimizer's state takes nothing from anybody.
+        schedule = plan.schedule if plan.schedule == "gpipe" else "eager_1f1b"
+        with contextlib.suppress(HpgoError, KeyboardInterrupt):  # the plan is worth having without the comparison
+            best = search(replace(free, schedule=schedule, memory=question.memory), left_s, None)
+    restriction = Restriction(
+        launcher=launcher.name,
+        version=launcher.version,
+        label=launcher.label,
+        space=_space(question, launcher),
+        free_step_s=None if best is None else min(best.step_s, plan.step_s),
+        free_lower_bound_s=None if best is None else best.lower_bound_s,
+        free_stages=None if best is None else len(best.stages),
+    )
+    return replace(
+        plan,
+        restriction=restriction,
+        alternatives=_with(plan.alternatives, restriction),
+        schedules=_with(plan.schedules, restriction),
+    )
+
+
+def _with(rows: tuple[_Row, ...], restriction: Restriction) -> tuple[_Row, ...]:
+    """Alternatives of a plan, whose plans were looked for among the same."""
+    return tuple(
+        row if row.plan is None else replace(row, plan=replace(row.plan, restriction=restriction)) for row in rows
+    )
+
+
+def _space(question: Question, launcher: Launcher) -> str:
+    """What the launcher runs, in words."""
+    words = []
+    if launcher.cuts == "blocks":
+        blocks = Blocks.of(question.profile)
+        words.append(f"cuts between {counted(len(blocks.blocks), 'block')} `{shorten(blocks.stem)}…`")
+    else:
+        words.append("every cut between layers")
+    if launcher.equal_replicas:
+        words.append("as many replicas of each stage, with equal shares")
+    if not launcher.overlaps:
+        words.append("gradients summed behind the last backward pass")
+    if launcher.shards_optimizer == (True,):
+        words.append("the optimizer's state shared between replicas")
+    return ", ".join(words)
