@@ -6,15 +6,14 @@ A profile goes in, a plan comes out, and everything else reads the plan. The pub
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from hpgo._core import __version__
-
+TYPE_CHECKING = False  # as type checkers take it; `typing` itself would take longer to load than all of this
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
+    from typing import Any
+
     from hpgo import draw as draw
     from hpgo import export as export
     from hpgo import launch as launch
+    from hpgo._core import __version__ as __version__
     from hpgo.base.errors import ArgumentError as ArgumentError
     from hpgo.base.errors import ClusterError as ClusterError
     from hpgo.base.errors import FileError as FileError
@@ -56,6 +55,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
 
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
+    "__version__": "hpgo._core",
     "ArgumentError": "hpgo.base.errors",
     "ChainHop": "hpgo.planning.chain.plans",
     "ChainPlan": "hpgo.planning.chain.plans",
@@ -99,10 +99,12 @@ _PUBLIC: dict[str, str] = {
 # public modules, used as `hpgo.draw.save`
 _MODULES = ("draw", "export", "launch")
 
-__all__ = ["__version__", *_MODULES, *_PUBLIC]  # noqa: PLE0604 -- the names are strings
+__all__ = [*_MODULES, *_PUBLIC]  # noqa: PLE0604 -- the names are strings
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
     if name in _MODULES:
         return importlib.import_module(f"hpgo.{name}")
     if name in _PUBLIC:

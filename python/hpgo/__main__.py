@@ -1,5 +1,5 @@
 """`python -m hpgo` is the command `hpgo`."""
 
-from hpgo.cli.main import main
+from hpgo.cli.entry import hpgo
 
-main()
+hpgo()

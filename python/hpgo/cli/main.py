@@ -77,7 +77,10 @@ def group(ctx: click.Context) -> None:
 
 
 def run(command: click.Command, args: list[str] | None = None, prog_name: str | None = None) -> NoReturn:
-    """Runs `command` as a process would: prints errors and exits with the documented code."""
+    """Runs `command` as a process would: prints errors and exits with the documented code.
+
+    Ctrl-C and a reader that went away (`| head`) pass: `hpgo.cli.entry` ends the process for these.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: `>&-`
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 -- until the end
@@ -87,12 +90,9 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
         code = command.main(args, prog_name=prog_name, standalone_mode=False)
     except HpgoError as error:
         fail(error)
+        sys.stdout.flush()  # what can't be written is said here, not when Python ends
     except click.Abort:
-        click.echo("interrupted", err=True)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+        raise KeyboardInterrupt from None
     except click.ClickException as error:
         asked = error.ctx if isinstance(error, click.UsageError) else None
         if asked is not None:
@@ -102,9 +102,7 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
             say("hint", f"`{asked.command_path} --help` says more")
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader (`| head`) has what it wanted; keep the interpreter from complaining while it closes stdout.
-        sys.stderr.close()
-        sys.exit(0)
+        raise
     except OSError as error:  # a full disk below stdout; files of arguments have been dealt with
         fail(HpgoError(f"can't write the output: {error.strerror or error}"))
     sys.exit(code if isinstance(code, int) else 0)

@@ -144,6 +144,7 @@ class Schedule:
         pipedream: 2 ranks, 2 stages, 12 micro-batches, 48 actions
         """
         whole("`iterations`", iterations)
+        _load_arrays()
         return _of(_core.without_flush(self, iterations))
 
     @classmethod
@@ -159,6 +160,7 @@ class Schedule:
         """
         if not isinstance(text, str):
             raise ArgumentError(f"the orders are {shown(text)}", "give text, or a file to `Schedule.read`")
+        _load_arrays()
         return _of(_core.read_schedule(name, text))
 
     @classmethod
@@ -300,6 +302,7 @@ def schedule(
     request = _Request(
         ranks, micro_batches, chunks, group_size, cap, None if windows is None else list(windows), durations
     )
+    _load_arrays()
     return _of(_core.build_schedule(str(name), request))
 
 
@@ -336,6 +339,11 @@ def _check_durations(durations: object) -> None:
             raise ArgumentError(f"`{name}` is {shown(each)}", "give seconds, one number for each stage")
     if not isinstance(durations.transfer_s, Real):
         raise ArgumentError(f"`transfer_s` is {shown(durations.transfer_s)}", "give a number of seconds")
+
+
+def _load_arrays() -> None:
+    """Loads numpy before native code wants it, which could not pass on a Ctrl-C that comes meanwhile."""
+    import numpy  # noqa: F401
 
 
 def _of(record: dict[str, Any]) -> Schedule:

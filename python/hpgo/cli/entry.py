@@ -1,0 +1,39 @@
+"""The doors of the commands: they end well on Ctrl-C, also while Python still loads what a command needs.
+
+Nothing is imported before the door is shut but what Python has loaded anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def hpgo() -> None:
+    """Entry point of the command `hpgo`."""
+    _enter("hpgo.cli.main")
+
+
+def sched_pipeline() -> None:
+    """Entry point of the command `sched-pipeline`."""
+    _enter("hpgo.cli.sched_pipeline")
+
+
+def _enter(module: str) -> None:
+    """Runs the `main` of `module`, which ends in SystemExit, and says with the exit code how it ended."""
+    code: str | int | None = 0
+    try:
+        from importlib import import_module
+
+        import_module(module).main()
+    except SystemExit as end:
+        code = end.code
+    except KeyboardInterrupt:
+        code = 130
+        sys.stderr.write("interrupted\n")
+    except BrokenPipeError:  # the reader (`| head`) has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C finds nothing more to stop
+    sys.exit(code)
