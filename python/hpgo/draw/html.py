@@ -1,7 +1,7 @@
 """Timelines as one interactive HTML file: no server, no network, everything packed inside.
 
 Times become whole ticks of a power of ten seconds, columns become differences, and differences deflate well because
-schedules repeat: a million actions take a few megabytes. `view.js` unpacks and draws them.
+schedules repeat: a million actions take a few megabytes. the scripts in `view/` unpack and draw them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from hpgo.draw.options import Options
     from hpgo.timing.timeline import Timeline
 
+_SCRIPTS = ("state", "data", "geometry", "paint", "pointing", "input")
+"""Parts of the page's script, in the order in which they build on each other."""
 _CRITICAL = 8
 """Bit that marks an action of the critical path in the column of kinds."""
 _MOST_TRANSFERS = 2_000_000
@@ -86,16 +88,16 @@ def html(timelines: Sequence[Timeline], options: Options) -> bytes:
             "critical": options.critical_path,
         },
     }
-    here = resources.files("hpgo.draw")
+    here = resources.files("hpgo.draw").joinpath("view")
     parts = {
         "TITLE": escape(title),
         "SCHEME": {"auto": "light dark"}.get(options.theme, options.theme),
         # `<` could end the script element that holds the JSON.
         "META": json.dumps(meta, ensure_ascii=False).replace("<", "\\u003c"),
-        "SCRIPT": (here / "view.js").read_text(encoding="utf-8"),
+        "SCRIPT": "\n".join((here / f"{part}.js").read_text(encoding="utf-8") for part in _SCRIPTS),
     }
     # The columns in bytes: they may be tens of megabytes.
-    before, after = (here / "view.html").read_text(encoding="utf-8").split("__COLUMNS__")
+    before, after = (here / "page.html").read_text(encoding="utf-8").split("__COLUMNS__")
     return b"".join([filled(before, parts).encode(), *columns, filled(after, parts).encode()])
 
 

@@ -1,0 +1,41 @@
+// Where things are: times and ranks on the canvas, and the part of them that is in view.
+
+const plotPx = () => width - GUTTER - RIGHT;
+const xOf = (time_s) => GUTTER + (time_s - view.t0) / (view.t1 - view.t0) * plotPx();
+const timeOf = (x) => view.t0 + (x - GUTTER) / plotPx() * (view.t1 - view.t0);
+const contentPx = () => timelines.reduce((sum, t) => sum + HEAD + t.ranks * view.rowPx + PANEL_GAP, 0);
+
+function panels() {
+  let y = AXIS - view.top;
+  return timelines.map((t) => { const top = y + HEAD; y = top + t.ranks * view.rowPx + PANEL_GAP; return { t, top, bottom: top + t.ranks * view.rowPx }; });
+}
+
+// The strips of one rank's row: boxes on top, then the lane of transfers, then the memory curve.
+function strips() {
+  const arrows = show.transfers === "arrows" && !show.memory && view.rowPx > 16; // they need room between the rows
+  const gap = arrows ? Math.min(14, view.rowPx * 0.35) : view.rowPx > 9 ? 2 : 0, usable = view.rowPx - gap;
+  const memory = show.memory ? usable * 0.45 : 0, lane = show.transfers === "lanes" && usable > 6 ? Math.max(3, usable * 0.18) : 0;
+  return { box: usable - memory - lane, lane, memory, usable };
+}
+
+function clampView() {
+  const end = META.end_s || 1, span = Math.min(Math.max(view.t1 - view.t0, end * 1e-8), end * 1.02);
+  view.t0 = Math.min(Math.max(view.t0, -0.01 * end), 1.01 * end - span);
+  view.t1 = view.t0 + span;
+  view.top = Math.max(0, Math.min(view.top, contentPx() - (height - AXIS)));
+}
+
+function zoomTo(t0, t1) { view.t0 = t0; view.t1 = t1; redraw(); }
+function zoom(factor, x) { const at = timeOf(x), s = view.t1 - view.t0; view.t0 = at - (at - view.t0) * factor; view.t1 = view.t0 + s * factor; redraw(); }
+function zoomRows(factor, y) {
+  const before = view.rowPx, at = y - AXIS + view.top;
+  view.rowPx = Math.min(120, Math.max(fitRowPx(), before * factor));
+  view.top = at * view.rowPx / before - (y - AXIS);
+  redraw();
+}
+function fitRowPx() {
+  const ranks = timelines.reduce((sum, t) => sum + t.ranks, 0);
+  return Math.min(show.memory ? 44 : 30, Math.max(0.02, (height - AXIS - timelines.length * (HEAD + PANEL_GAP)) / Math.max(ranks, 1)));
+}
+function fit() { view.t0 = 0; view.t1 = META.end_s || 1; view.top = 0; view.rowPx = fitRowPx(); redraw(); }
+function redraw() { if (state.ready && !dirty) { dirty = true; requestAnimationFrame(() => { dirty = false; draw(); }); } }
