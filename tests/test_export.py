@@ -254,7 +254,7 @@ def test_programs_with_several_stages_a_rank_are_virtual_stages() -> None:
     groups = hpgo.program(orders, stages, micro_batch_size=4, global_batch_size=32)
     for target in FAMILY:
         told = settings_of(groups, target)
-        name = "virtual_pipeline" if target.startswith(("megatron@", "ms-swift")) else "vp"
+        name = "virtual_pipeline" if target.startswith("megatron@") else "vp"
         assert told[f"microbatch_group_size_per_{name}_stage"] == "4"
     orders = hpgo.Schedule.from_text(
         hpgo.schedule("looped_bfs", ranks=2, micro_batches=4, chunks=2).to_text(), name="interleaved"
@@ -336,6 +336,15 @@ def test_a_header_prices_gradients_where_the_launcher_sums_them() -> None:
         each_s = stage.forward_s + stage.backward_s + stage.sync_tail_s
         assert said_step_s(one, target) == pytest.approx(5 * each_s, rel=1e-3)
         assert "in each of the 5 passes" in main(one, target)
+
+
+@pytest.mark.parametrize("target", ["torch", "torchtitan@0.2", "torchtitan@0.3", "megatron", "deepspeed"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_was_planned_for_a_launcher_is_exported_at_the_price_of_the_plan(target: str, recompute: bool) -> None:
+    profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
+    plan = hpgo.plan(profile, cluster, global_batch_size=64, launcher=target, recompute=recompute)
+    assert said_step_s(plan, target) == pytest.approx(plan.step_s, rel=1e-3)
+    assert "the plan itself" not in main(plan, target)
 
 
 def test_headers_say_what_was_tried_and_that_gradients_are_clipped(bert: hpgo.Plan) -> None:

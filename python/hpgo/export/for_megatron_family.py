@@ -21,7 +21,6 @@ _DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 _RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_layers")
 _OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
 _GROUP = "microbatch_group_size_per_vp_stage"
-_SWIFT = {_GROUP: "microbatch_group_size_per_virtual_pipeline_stage"}
 
 
 def bridge(given: object, target: Target, place: Place) -> dict[str, str]:
@@ -55,7 +54,7 @@ def swift(given: object, target: Target, place: Place) -> dict[str, str]:
     keys = ("global_batch_size", "micro_batch_size", *_DEGREES, "pipeline_model_parallel_layout", _GROUP,
             *_RECOMPUTATION, "use_distributed_optimizer", *_OVERLAPS)  # fmt: skip
     # It passes each on as text, so what is to be left alone must not be there.
-    values = {_SWIFT.get(key, key): told[key] for key in keys if told[key] is not None}
+    values = {key: told[key] for key in keys if told[key] is not None}
     lines = [*_comments(job, "clip_grad"), *(f"{key}: {_yaml(value)}" for key, value in values.items())]
     return {place.main or "planned.yaml": "\n".join(lines) + "\n"} | job.beside()
 

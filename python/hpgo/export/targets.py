@@ -77,6 +77,7 @@ class Target:
 
 
 _CORE = "megatron-core 0.16.1"
+_LAYOUT = "megatron-core 0.16.1: the layout; other settings are as in the source of this release"
 _FAMILY = "hpgo.export.for_megatron_family"
 
 TARGETS: tuple[Target, ...] = (
@@ -88,11 +89,11 @@ TARGETS: tuple[Target, ...] = (
            "hpgo.export.for_torchtitan:python", "torchtitan@0.3"),
     Target("megatron", "0.16", "Megatron-LM", _CORE, "arguments of its command line",
            "hpgo.export.for_megatron:arguments", "megatron@0.16"),
-    Target("megatron-bridge", "0.6", "Megatron-Bridge", _CORE, "YAML for its ConfigContainer",
+    Target("megatron-bridge", "0.6", "Megatron-Bridge", _LAYOUT, "YAML for its ConfigContainer",
            f"{_FAMILY}:bridge", "megatron@0.16"),
-    Target("nemo", "2.5", "NeMo", _CORE, "a Python module for its recipes", f"{_FAMILY}:nemo", "megatron@0.16"),
-    Target("verl", "0.9", "verl", _CORE, "overrides of its SFT trainer", f"{_FAMILY}:verl", "megatron@0.16"),
-    Target("ms-swift", "4.5", "ms-swift", _CORE, "YAML of its Megatron arguments",
+    Target("nemo", "2.5", "NeMo", _LAYOUT, "a Python module for its recipes", f"{_FAMILY}:nemo", "megatron@0.16"),
+    Target("verl", "0.9", "verl", _LAYOUT, "overrides of its SFT trainer", f"{_FAMILY}:verl", "megatron@0.16"),
+    Target("ms-swift", "4.5", "ms-swift", _LAYOUT, "YAML of its Megatron arguments",
            f"{_FAMILY}:swift", "megatron@0.16"),
     Target("deepspeed", "0.19", "DeepSpeed", "deepspeed 0.19.8", "a Python module with a PipelineModule",
            "hpgo.export.for_deepspeed:module", "deepspeed@0.19"),
