@@ -601,7 +601,10 @@ def test_names_of_profiles_clusters_and_layers_are_never_code(layer: str, profil
                 assert yaml.safe_load(text) == yaml.safe_load(usual)
             elif name.endswith(".txt"):
                 assert shlex.split(text, comments=True) == shlex.split(usual, comments=True)
-                subprocess.run(["bash", "-n"], input=text, text=True, encoding="utf-8", timeout=60, check=True)
+                subprocess.run(["bash", "-n"], input=text.encode(), timeout=60, check=True)
+                read = 'eval "words=($(cat))"; printf "%s\\n" "${words[@]}"'
+                done = subprocess.run(["bash", "-c", read], input=text.encode(), capture_output=True, check=True)
+                assert done.stdout.decode().splitlines() == shlex.split(text, comments=True)
             else:
                 assert text == usual
 
