@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import Any
+
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import as_whole, shown
 
@@ -39,6 +42,36 @@ def whole(
         short = isinstance(value, int) and value.bit_length() < 100
         wanted = f"give a whole number from {least} {f'to {most}' if beyond else 'on'}"
         raise error(f"{what} is {value if short else shown(value)}", hint or wanted)
+    return number
+
+
+def listed(name: str, values: Any, *, most: int | None = None) -> list[Any]:
+    """`values` as a list of at most so many. Raises ArgumentError, which calls them `name`, for text and for one value.
+
+    >>> listed("devices", range(3))
+    [0, 1, 2]
+    """
+    if isinstance(values, str):
+        raise ArgumentError(f"{name} are {shown(values)}", "give a list")
+    try:
+        found = list(islice(values, None if most is None else most + 1))
+    except TypeError:
+        raise ArgumentError(f"{name} are {shown(values)}", "give a list") from None
+    if most is not None and len(found) > most:
+        raise ArgumentError(f"{name} are more than {most}", "name each once")
+    return found
+
+
+def device_number(stage: int, value: object) -> int:
+    """The number of a device that the stage of that number names; raises ArgumentError for what is none.
+
+    >>> device_number(2, -1)
+    Traceback (most recent call last):
+    hpgo.ArgumentError: stage 2 names device -1
+    """
+    number = as_whole(value)
+    if number is None or not 0 <= number <= MOST:
+        raise ArgumentError(f"stage {stage} names device {value!r:.40}", "devices are numbered from 0")
     return number
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from hpgo import _core
-from hpgo.base.checks import whole
+from hpgo.base.checks import device_number, listed, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import as_whole, shown
 from hpgo.machine.cluster import MOST_DEVICES
@@ -177,10 +176,10 @@ def rows_of(
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     rows: list[tuple[list[int], list[int]]] = []
     taken = 0
-    for number, stage in enumerate(_listed("stages", stages, most=len(profile.layers))):
+    for number, stage in enumerate(listed("stages", stages, most=len(profile.layers))):
         if not isinstance(stage, tuple | list) or len(stage) != 2:
             raise ArgumentError(f"stage {number} is {shown(stage)}", "give each stage its layers and its devices")
-        layers, devices = stage[0], _listed(f"the devices of stage {number}", stage[1], most=MOST_DEVICES)
+        layers, devices = stage[0], listed(f"the devices of stage {number}", stage[1], most=MOST_DEVICES)
         if as_whole(layers) is not None:
             layers = whole(f"the number of layers of stage {number}", layers)
             if taken + layers > len(profile.layers):
@@ -191,25 +190,12 @@ def rows_of(
             indices = list(range(taken, taken + layers))
         else:
             indices = []
-            for layer in _listed(f"the layers of stage {number}", layers, most=len(profile.layers)):
+            for layer in listed(f"the layers of stage {number}", layers, most=len(profile.layers)):
                 if not isinstance(layer, str) or layer not in index_of:
                     raise ArgumentError(
                         f"profile `{profile.name}` has no layer {shown(layer)}", "stages name layer ids"
                     )
                 indices.append(index_of[layer])
         taken += len(indices)
-        hint = "devices are numbered from 0"
-        rows.append((indices, [whole(f"a device of stage {number}", device, least=0, hint=hint) for device in devices]))
+        rows.append((indices, [device_number(number, device) for device in devices]))
     return rows
-
-
-def _listed(name: str, values: Any, *, most: int) -> list[Any]:
-    if isinstance(values, str):
-        raise ArgumentError(f"{name} are {shown(values)}", "give a list")
-    try:
-        listed = list(islice(values, most + 1))
-    except TypeError:
-        raise ArgumentError(f"{name} are {shown(values)}", "give a list") from None
-    if len(listed) > most:
-        raise ArgumentError(f"{name} are more than {most}", "name each once")
-    return listed

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.base.checks import MOST_GPUS, whole
+from hpgo.base.checks import MOST_GPUS, device_number, listed, whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import as_whole, shown
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _VERSION = 1
-_MOST_DEVICES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +235,12 @@ def program(
     if not isinstance(schedule, Schedule):
         raise ArgumentError(f"the schedule is {shown(schedule)}", "make one, with `hpgo.schedule` say")
     micro_batch_size = whole("micro_batch_size", micro_batch_size)
-    parts = [_layers_and_devices(number, stage) for number, stage in enumerate(_listed("stages", stages))]
+    parts = [_layers_and_devices(number, stage) for number, stage in enumerate(listed("stages", stages))]
     chain = schedule.chain_length
     if crossings is None:
         given = [() if (at + 1) % chain == 0 else (Crossing(layers[-1]),) for at, (layers, _) in enumerate(parts)]
     else:
-        given = [tuple(_listed("crossings", crossing)) for crossing in _listed("crossings", crossings)]
+        given = [tuple(listed("crossings", crossing)) for crossing in listed("crossings", crossings)]
         given += [()] * (len(parts) - len(given))  # a chain's last stage may be left out
     used = 1 + max((device for _, devices in parts for device in devices), default=-1)
     return _checked(
@@ -330,27 +329,14 @@ def _check_stage(number: int, stage: ProgramStage, given: Program) -> None:
 def _layers_and_devices(number: int, stage: object) -> tuple[tuple[str, ...], tuple[int, ...]]:
     if not isinstance(stage, tuple | list) or len(stage) != 2:
         raise ArgumentError(f"stage {number} is {shown(stage)}", "give each stage its layers and its devices")
-    layers, devices = _listed(f"the layers of stage {number}", stage[0]), []
+    layers = listed(f"the layers of stage {number}", stage[0])
     for layer in layers:
         if not isinstance(layer, str) or not layer:
             raise ArgumentError(f"stage {number} names layer {shown(layer)}", "layers are named by their ids")
-    for device in _listed(f"the devices of stage {number}", stage[1]):
-        place = as_whole(device)
-        if place is None or not 0 <= place < _MOST_DEVICES:
-            raise ArgumentError(f"stage {number} names device {shown(device)}", "devices are numbered from 0")
-        devices.append(place)
+    devices = [device_number(number, device) for device in listed(f"the devices of stage {number}", stage[1])]
     if not layers or not devices:
         raise ArgumentError(f"stage {number} has no {'devices' if layers else 'layers'}", "give it some")
     return tuple(layers), tuple(devices)
-
-
-def _listed(name: str, values: Any) -> list[Any]:
-    if isinstance(values, str):
-        raise ArgumentError(f"{name} are {shown(values)}", "give a list")
-    try:
-        return list(values)
-    except TypeError:
-        raise ArgumentError(f"{name} are {shown(values)}", "give a list") from None
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
