@@ -33,6 +33,10 @@ pub struct Memory {
     pub optimizer_bytes: f64,
     /// What all micro-batches in flight keep for their backward passes.
     pub activations_bytes: f64,
+    /// The part of it that one micro-batch keeps from its forward on: of a stage that recomputes, its input.
+    pub kept_bytes: f64,
+    /// The part that one micro-batch has besides while it runs backward, made again by recomputation.
+    pub recomputed_bytes: f64,
     /// Send and receive buffers: an activation and a gradient on each side.
     pub buffers_bytes: f64,
 }
@@ -231,12 +235,15 @@ pub fn memory(
     let saved_bytes = totals.saved_bytes[end] - totals.saved_bytes[begin];
     let (input_bytes, output_bytes) = (totals.boundary_bytes[begin], totals.boundary_bytes[end]);
     let window = f64::from(window);
+    // Recomputing keeps each micro-batch's input and, for the one that runs backward, everything.
+    let (kept_bytes, recomputed_bytes) = if recompute { (input_bytes, saved_bytes) } else { (saved_bytes, 0.0) };
     Memory {
         weights_bytes,
         gradients_bytes: weights_bytes * options.gradients_per_weight,
         optimizer_bytes: if options.shard_optimizer { optimizer_bytes / f64::from(replicas) } else { optimizer_bytes },
-        // Recomputing keeps each micro-batch's input and, for the one that runs backward, everything.
-        activations_bytes: if recompute { window * input_bytes + saved_bytes } else { window * saved_bytes },
+        activations_bytes: window * kept_bytes + recomputed_bytes,
+        kept_bytes,
+        recomputed_bytes,
         buffers_bytes: 2.0 * (input_bytes + output_bytes),
     }
 }

@@ -594,6 +594,23 @@ proptest! {
             }
         }
     }
+
+    #[test]
+    fn recomputation_never_holds_more_than_what_it_makes_again((schedule, costs) in random_case(), kept in 0.0..1.0) {
+        let times = simulate(&schedule, &costs, Communication::Link, 2).expect("valid");
+        let peaks = |activation: f64, recomputed: f64| -> Vec<f64> {
+            let stash = activation + recomputed;
+            let one = StageBytes { activation, recomputed, weight_gradient_stash: stash, ..StageBytes::default() };
+            let curves = memory(&schedule, &times, &vec![one; schedule.rank_of_stage.len()]);
+            curves.into_iter().map(|(_, bytes)| bytes.into_iter().fold(0.0, f64::max)).collect()
+        };
+        let (all, inputs, again) = (peaks(1.0, 0.0), peaks(kept, 0.0), peaks(kept, 1.0 - kept));
+        for rank in 0..all.len() {
+            prop_assert!(again[rank] <= all[rank] + 1e-9, "{} > {}", again[rank], all[rank]);
+            let one = all[rank].min(1.0); // 0 for a rank that does nothing
+            prop_assert!(again[rank] + 1e-9 >= inputs[rank].max(one), "{} < {}", again[rank], inputs[rank]);
+        }
+    }
 }
 
 #[test]

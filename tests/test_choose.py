@@ -304,13 +304,78 @@ def test_the_same_question_has_the_same_answer_twice(auto: hpgo.Plan) -> None:
     assert again == auto
 
 
-def test_recomputation_is_left_to_schedules_that_know_it() -> None:
-    question = (chain([1.0] * 4, activation_bytes=1e8), cluster(2))
-    with pytest.raises(hpgo.ArgumentError, match="activations kept"):
-        hpgo.plan(*question, global_batch_size=8, schedule="zb_h1", recompute=True)
-    plan = hpgo.plan(*question, global_batch_size=8, schedule="auto", recompute=True)
+def held_bytes(order: hpgo.Schedule, rank: int, kept_bytes: float, again_bytes: float) -> float:
+    """Most activations of a rank: its stage's input from F on, what I or B makes again until W or B has ended."""
+    held, most = 0.0, 0.0
+    for action in order.orders[rank]:
+        if "F" in action:
+            held += kept_bytes
+        elif "W" not in action:
+            held += again_bytes
+        most = max(most, held)
+        if "B" in action or "W" in action:
+            held -= kept_bytes + again_bytes
+    assert held == pytest.approx(0)
+    return most
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recomputation_is_priced_as_it_is_simulated(name: str) -> None:
+    """I repeats the forward, so that I and W take 2 and 1 for a forward of 1 and a backward of 2."""
+    question = (chain([1.0] * 4, activation_bytes=1e8, parameter_bytes=1e8), cluster(4, gbit_s=1e6))
+    plan = hpgo.plan(*question, global_batch_size=8, micro_batch_size=1, schedule=name, recompute=True)
     assert plan.recompute
-    assert all(choice.step_s is None for choice in plan.schedules if choice.name not in SCHEDULES)
+    order, timeline = plan.orders(), plan.timeline()
+    free = hpgo.simulate(order, forward_s=1, backward_s=3, input_gradient_s=2, weight_gradient_s=1)
+    if len(plan.stages) == 4:
+        assert plan.step_s == pytest.approx(free.makespan_s, rel=1e-3)
+    assert timeline.makespan_s == pytest.approx(plan.step_s, rel=1e-12)
+    for rank, stage in enumerate(plan.stages):
+        kept, again = (0.0 if rank == 0 else 1e8), 1e8 * len(stage.layers)
+        if name != "1f1b_overlap":  # pairs hold both halves at once
+            assert stage.memory.activations_bytes == pytest.approx(held_bytes(order, rank, kept, again))
+        assert timeline.measures.peak_memory_bytes is not None
+        assert timeline.measures.peak_memory_bytes[rank] == pytest.approx(stage.memory.total_bytes)
+
+
+def test_recomputation_lets_schedules_with_several_stages_a_device_fit() -> None:
+    """Interleaved: an input for each chunk under way, and the activations of the one that runs backward."""
+    profile = chain([1.0] * 8, activation_bytes=1e8)
+    wide = replace(profile, layers=tuple(replace(layer, saved_bytes=(2e9,)) for layer in profile.layers))
+    question = (wide, cluster(4, "16 GB", gbit_s=1e6))
+    kept, again = (
+        {
+            choice.name: choice
+            for choice in hpgo.plan(
+                *question, global_batch_size=16, micro_batch_size=1, schedule="auto", recompute=recompute
+            ).schedules
+        }
+        for recompute in (False, True)
+    )
+    in_flight = hpgo.schedule("interleaved", ranks=4, micro_batches=16, chunks=2).peak_in_flight
+    buffers = 2 * 2 * 2e8  # an input and an output, each way, of both chunks
+    assert kept["interleaved"].missing_bytes == pytest.approx(in_flight[0] * 2e9 + buffers - 2e8 - 16e9, rel=0.02)
+    assert again["interleaved"].missing_bytes == 0
+    # The first chunk of rank 0 has no input to keep; the largest is a rank behind it.
+    assert again["interleaved"].peak_bytes == pytest.approx(in_flight[1] * 1e8 + 2e9 + buffers)
+    splits = {family.name for family in hpgo.schedules() if family.splits_backward}
+    for name in choose.COMPARED:
+        if name not in splits:
+            assert again[name].step_s is not None, again[name].why
+        elif again[name].chunks == kept[name].chunks:  # at worst all wait for W, and their inputs were kept besides
+            most = hpgo.schedule(name, ranks=4, micro_batches=16, chunks=again[name].chunks).peak_in_flight
+            assert again[name].missing_bytes <= kept[name].missing_bytes + max(most) * 1e8
+
+
+def test_recompute_auto_compares_activations_kept_and_recomputed() -> None:
+    question = (chain([1.0] * 8, activation_bytes=1e9), cluster(4, "12 GB", gbit_s=1e6))
+    again, either = (
+        hpgo.plan(*question, global_batch_size=16, schedule="zb_h1", recompute=recompute)
+        for recompute in (True, "auto")
+    )
+    assert again.fits
+    assert either.fits
+    assert either.step_s < again.step_s
 
 
 def test_a_deadline_ends_the_comparison(auto: hpgo.Plan) -> None:

@@ -71,6 +71,9 @@ impl CostsRecord<'_> {
     }
 }
 
+/// Up to this many actions, a simulation is over before anybody could interrupt it, and needs no thread of its own.
+const QUICK: usize = 200_000;
+
 /// A simulated schedule. What is large and not always wanted is computed when it is asked for.
 #[pyclass(frozen, module = "hpgo._core")]
 struct Simulation {
@@ -110,13 +113,19 @@ fn simulate_schedule(
     })();
     let ((schedule, is_checked), costs, communication) = prepared.map_err(|error| to_py_err(py, &error))?;
     let control = Control::with_deadline(None::<Duration>);
-    watched(py, &control, None, false, || {
+    let is_quick = schedule.action_count().saturating_mul(iterations as usize) <= QUICK;
+    let run = || {
         if !is_checked {
             schedule.validate()?;
         }
         let times = simulate(&schedule, &costs, communication, iterations, &control)?;
         Ok(Simulation { schedule, costs, times })
-    })
+    };
+    if is_quick {
+        py.detach(run).map_err(|error| to_py_err(py, &error))
+    } else {
+        watched(py, &control, None, false, run)
+    }
 }
 
 /// Sends and receives between the actions of each rank, as PyTorch writes them.
@@ -215,7 +224,7 @@ impl Simulation {
         py.detach(|| slack_s(&self.schedule, &self.costs, &self.times)).into_pyarray(py)
     }
 
-    /// Step curves of memory, one for each rank, from `(stages, 6)` bytes in the order of [`StageBytes`].
+    /// Step curves of memory, one for each rank, from `(stages, 7)` bytes in the order of [`StageBytes`].
     #[allow(clippy::type_complexity, reason = "one pair of arrays a rank")]
     fn memory<'py>(
         &self,
@@ -223,8 +232,8 @@ impl Simulation {
         stages: PyReadonlyArray2<'py, f64>,
     ) -> PyResult<Vec<(Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>)>> {
         let rows = stages.as_array();
-        if rows.dim() != (self.schedule.rank_of_stage.len(), 6) {
-            let error = Error::argument(format!("bytes of stages have shape {:?}", rows.dim()), "give six a stage");
+        if rows.dim() != (self.schedule.rank_of_stage.len(), 7) {
+            let error = Error::argument(format!("bytes of stages have shape {:?}", rows.dim()), "give seven a stage");
             return Err(to_py_err(py, &error));
         }
         let bytes_of = |row: numpy::ndarray::ArrayView1<'_, f64>| StageBytes {
@@ -234,6 +243,7 @@ impl Simulation {
             activation: row[3],
             weight_gradient_stash: row[4],
             output: row[5],
+            recomputed: row[6],
         };
         let stages: Vec<StageBytes> = rows.rows().into_iter().map(bytes_of).collect();
         let curves = py.detach(|| memory(&self.schedule, &self.times, &stages));

@@ -69,12 +69,16 @@ pub struct StageBytes {
     pub gradients: f64,
     /// Optimizer state.
     pub optimizer: f64,
-    /// Kept from the start of `F` to the end of `B`, or of `I` where the backward is split.
+    /// Kept from the start of `F` to the end of `B`, or of `I` where the backward is split. Where activations are
+    /// recomputed, this is the stage's input alone.
     pub activation: f64,
     /// Kept from the end of `I` to the end of `W`.
     pub weight_gradient_stash: f64,
     /// Sent to the next stage, and back as a gradient.
     pub output: f64,
+    /// What recomputation makes again: kept, beside `activation`, from the start of `B` or `I` to the end of `B`, or of
+    /// `I` where the backward is split.
+    pub recomputed: f64,
 }
 
 /// All measures but those that need bytes.
@@ -349,16 +353,24 @@ pub fn memory(schedule: &Schedule, times: &Times, stages: &[StageBytes]) -> Vec<
         };
         for (count, place) in (times.offsets[rank]..times.offsets[rank + 1]).enumerate() {
             let action = order[count % order.len()];
-            for half in action.halves().filter(|half| half.kind == Kind::Forward) {
-                change(times.start_s[place], stages[half.stage as usize].activation);
+            for half in action.halves() {
+                let StageBytes { activation, recomputed, .. } = stages[half.stage as usize];
+                let taken = match half.kind {
+                    Kind::Forward => activation,
+                    Kind::Backward | Kind::InputGradient => recomputed,
+                    Kind::WeightGradient | Kind::Overlapped => 0.0, // the latter is no half
+                };
+                change(times.start_s[place], taken);
             }
             for half in action.halves() {
-                let StageBytes { activation, weight_gradient_stash: stash, .. } = stages[half.stage as usize];
+                let StageBytes { activation, recomputed, weight_gradient_stash: stash, .. } =
+                    stages[half.stage as usize];
                 let freed = match half.kind {
                     Kind::Forward if trains => 0.0,
-                    Kind::Overlapped => 0.0, // it is no half
-                    Kind::Forward | Kind::Backward => activation,
-                    Kind::InputGradient => activation - stash,
+                    Kind::Overlapped => 0.0,
+                    Kind::Forward => activation,
+                    Kind::Backward => activation + recomputed,
+                    Kind::InputGradient => activation + recomputed - stash,
                     Kind::WeightGradient => stash,
                 };
                 change(times.end_s[place], -freed);

@@ -14,7 +14,8 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import cache, lru_cache
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, TypeVar
 
 from hpgo import _core
@@ -26,19 +27,20 @@ from hpgo.planning.plans import ScheduleChoice
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.reprice import reprice
 from hpgo.planning.search import plan_of, price, search, with_alternatives
-from hpgo.programs.costs import Costs
-from hpgo.programs.orders import Durations, schedule, schedules
+from hpgo.programs.costs import Costs, StageBytes
+from hpgo.programs.orders import schedule, schedules
 from hpgo.timing.simulation import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hpgo.machine.cluster import Cluster
     from hpgo.planning.plans import Plan
     from hpgo.planning.question import Question
     from hpgo.programs.names import ScheduleName
-    from hpgo.programs.orders import Family, Schedule
+    from hpgo.programs.orders import Durations, Family, Schedule
     from hpgo.programs.stages import Stage
+    from hpgo.timing.timeline import Timeline
 
     _Name = TypeVar("_Name", bound=str)
     _Try = tuple[Plan | None, ScheduleChoice]  # the best plan of a schedule, if any, and what to say of it
@@ -99,15 +101,11 @@ def _refusal(family: Family) -> tuple[str, str]:
 def run_on(plan: Plan, name: str) -> Plan:
     """`plan` with its stages run by the schedule `name` of `RUN_ON_PLANS`: simulated, with the memory that this takes.
 
-    A backward pass is halved into I and W where the schedule splits it, and activations are held until W. A forward and
-    a backward that run as one take as long as one after the other: profiles don't tell what that saves. `zb` takes the
-    cap on activations that gives the shortest step within memory. Raises ArgumentError for a plan that recomputes
-    activations: what I recomputes would be held until W too, which the cost model does not know.
+    A backward pass is halved into I and W where the schedule splits it, and activations are held until W. Recomputation
+    is part of I, and what it makes again is held until W, too. A forward and a backward that run as one take as long as
+    one after the other: profiles don't tell what that saves. `zb` takes the cap on activations that gives the shortest
+    step within memory.
     """
-    if plan.recompute:
-        raise ArgumentError(
-            f"`{name}` is planned with activations kept", "leave recomputation to 1f1b, eager_1f1b or gpipe"
-        )
     if name != "zb":
         return _run_with(plan, name, None)
     depth = len(plan.stages)
@@ -125,48 +123,76 @@ def run_on(plan: Plan, name: str) -> Plan:
 
 def _run_with(plan: Plan, name: str, cap: int | None) -> Plan:
     """As `run_on`, with at most `cap` activations on each device; the peak that comes out is a cap that gives it."""
-    each = [stage.memory.activations_bytes / max(1, stage.in_flight) for stage in plan.stages]
+    durations = plan.durations if name in _fitted() else None
     while True:
-        peaks = [cap or 1] * len(plan.stages)
-        orders = _held(plan, name, peaks, each).orders()
+        orders = _orders(name, len(plan.stages), plan.micro_batches, cap, durations)
         peaks = orders.peak_in_flight
         if cap is None or max(peaks) >= cap:
             break
         cap = max(peaks)
-    run = _held(plan, name, peaks, each)
-    return replace(run, step_s=simulate(orders, costs=Costs.of_stages(run.stages)).makespan_s)
+    return run_as(plan, orders)
 
 
-def run_as(base: Plan, orders: Schedule) -> Plan:
-    """`base`, a plan with one micro-batch in flight, with its stages run in these orders, which are written down."""
-    each = [stage.memory.activations_bytes for stage in base.stages]
-    run = _held(base, orders.name, orders.peak_in_flight, each)
-    step_s = simulate(orders, costs=Costs.of_stages(run.stages)).makespan_s
-    return replace(run, step_s=step_s, actions=tuple(orders.to_text().splitlines()))
+def run_as(plan: Plan, orders: Schedule) -> Plan:
+    """`plan` with its stages run in these orders, a stage on each rank."""
+    run = _held(plan, orders.name, orders.peak_in_flight)
+    costs = replace(Costs.of_stages(run.stages, recompute=run.recompute), memory=None, memory_cap_bytes=None)
+    if not (run.recompute and _splits_backward(orders.name)):
+        return replace(run, step_s=simulate(orders, costs=costs).makespan_s)
+    # How many micro-batches wait for W at once, with what was made again for them, is for the order to say.
+    held = StageBytes(
+        activation_bytes=[stage.kept_bytes for stage in run.stages],
+        recomputed_bytes=[stage.memory.recomputed_bytes for stage in run.stages],
+    )
+    timeline = simulate(orders, costs=replace(costs, memory=held))
+    stages = tuple(
+        replace(stage, memory=replace(stage.memory, activations_bytes=peak_bytes))
+        for stage, peak_bytes in zip(run.stages, _peaks_bytes(timeline), strict=True)
+    )
+    return replace(run, step_s=timeline.makespan_s, stages=stages)
 
 
-def _held(plan: Plan, name: str, in_flight: list[int], each_bytes: list[float]) -> Plan:
-    """The plan run by `name`, with so many activations on each stage; the step is still the old one."""
+@lru_cache(maxsize=64)  # many plans have as many stages and micro-batches
+def _orders(
+    name: ScheduleName, ranks: int, micro_batches: int, cap: int | None, durations: Durations | None
+) -> Schedule:
+    return schedule(name, ranks=ranks, micro_batches=micro_batches, cap=cap, durations=durations)
+
+
+@cache
+def _fitted() -> frozenset[str]:
+    """Schedules that look at durations."""
+    return frozenset(family.name for family in schedules() if "durations" in family.options)
+
+
+def _peaks_bytes(timeline: Timeline) -> list[float]:
+    """Most that each rank holds."""
+    return [float(held.max()) for _, held in timeline.memory or ()]
+
+
+def _held(plan: Plan, name: str, in_flight: list[int]) -> Plan:
+    """The plan run by `name`, with so many activations on each stage, perhaps recomputed; the step is the old one."""
     split = _splits_backward(name)
     stages = tuple(
         replace(
             stage,
             in_flight=count,
-            sync_tail_s=_tail_s(stage) if split else stage.sync_tail_s,
-            memory=replace(stage.memory, activations_bytes=count * each),
+            sync_tail_s=_tail_s(stage, plan.recompute) if split else stage.sync_tail_s,
+            memory=replace(stage.memory, activations_bytes=count * stage.kept_bytes + stage.memory.recomputed_bytes),
         )
-        for stage, count, each in zip(plan.stages, in_flight, each_bytes, strict=True)
+        for stage, count in zip(plan.stages, in_flight, strict=True)
     )
     return replace(plan, schedule=name, stages=stages, lower_bound_s=None, alternatives=(), schedules=())
 
 
+@cache
 def _splits_backward(name: str) -> bool:
     return any(family.splits_backward for family in schedules() if family.name == name)
 
 
-def _tail_s(stage: Stage) -> float:
+def _tail_s(stage: Stage, recompute: bool) -> float:
     """Synchronisation after the last W, at most: W is the half of the backward that the sums can hide behind."""
-    return min(stage.sync_s, stage.sync_tail_s + stage.backward_s / 2)
+    return min(stage.sync_s, stage.sync_tail_s + stage.halves_s(recompute=recompute)[1])
 
 
 @dataclass(slots=True)
@@ -214,19 +240,15 @@ def best(
     Raises InfeasibleError if none of them fits.
     """
     name = question.schedule
-    if question.recompute == (True,):
-        raise ArgumentError(
-            f"`{name}` is planned with activations kept", "leave recomputation to 1f1b, eager_1f1b or gpipe"
-        )
     clock = _Clock.of(deadline_s)
-    kept = replace(question, schedule="1f1b", recompute=(False,))
+    flushed = replace(question, schedule="1f1b")
     cuts, placements = "all", "all"
     try:
-        first = clock.search(kept, progress)
-        plans = _candidates(kept, [first], clock)
+        first = clock.search(flushed, progress)
+        plans = _candidates(flushed, [first], clock)
         cuts, placements = first.cuts, first.placements
     except InfeasibleError:
-        sparest = list(_sparest(kept, clock)) if name in _FRUGAL else []
+        sparest = list(_sparest(flushed, clock)) if name in _FRUGAL else []
         if not sparest:
             raise
         plans = iter(sparest)
@@ -308,23 +330,18 @@ def _tries(
             continue
         found.append(plan)
         yield plan, _choice(plan, plan.limit)
-    if question.recompute == (True,):
-        for name in _known(question, (*RUN_ON_PLANS, *COMPARED)):
-            yield None, _unknown(name, "is planned with activations kept")
-        return
-    kept = replace(question, schedule="1f1b", recompute=(False,))
-    cuts = list(_candidates(kept, [plan for plan in found if not plan.recompute], clock))
-    cuts = cuts or list(_sparest(kept, clock))
+    flushed = replace(question, schedule="1f1b")
+    cuts = list(_candidates(flushed, found, clock))
     for name in _known(question, RUN_ON_PLANS):
         yield _shortest(list(_runs(cuts, name, clock)), name)
-    for choice in _compared(kept, first.micro_batch_size, clock):
+    for choice in _compared(flushed, first.micro_batch_size, clock):
         yield None, choice
 
 
 def _frugal_tries(question: Question, clock: _Clock, error: InfeasibleError) -> Iterator[_Try]:
     """As `_tries` where 1F1B fits nowhere, nor GPipe, which holds more: `error` says why."""
-    kept = replace(question, schedule="1f1b", recompute=(False,))
-    cuts = [] if question.recompute == (True,) else list(_sparest(kept, clock))
+    flushed = replace(question, schedule="1f1b")
+    cuts = list(_sparest(flushed, clock))
     tries = [_shortest(list(_runs(cuts, name, clock)), name) for name in _known(question, _FRUGAL)]
     if not any(plan for plan, _ in tries):
         raise error
@@ -334,7 +351,7 @@ def _frugal_tries(question: Question, clock: _Clock, error: InfeasibleError) -> 
     for name in _known(question, RUN_ON_PLANS):
         if name not in _FRUGAL:
             yield _shortest(list(_runs(cuts, name, clock)), name)
-    for choice in _compared(kept, cuts[0].micro_batch_size, clock):
+    for choice in _compared(flushed, cuts[0].micro_batch_size, clock):
         yield None, choice
 
 
@@ -362,8 +379,7 @@ def _candidates(question: Question, first: list[Plan], clock: _Clock) -> Iterato
     for plan in first:
         seen.add(_cut(plan))
         yield plan
-    near_size = first[0].micro_batch_size if first else question.micro_batch_sizes[0]
-    for size in _sizes(question, near_size):
+    for size in _sizes(question, first[0].micro_batch_size):
         for found in _each_depth(replace(question, micro_batch_sizes=(size,)), clock):
             if _cut(found) not in seen:
                 seen.add(_cut(found))
@@ -382,18 +398,19 @@ def _sparest(question: Question, clock: _Clock) -> Iterator[Plan]:
 
 
 def _each_depth(question: Question, clock: _Clock) -> Iterator[Plan]:
-    """1F1B's best plan for every depth worth trying."""
-    for depth in _depths(question.cluster, min(question.most_stages, len(question.profile.layers))):
+    """1F1B's best plan for every depth worth trying, with activations kept and recomputed as the question has it."""
+    depths = _depths(question.cluster, min(question.most_stages, len(question.profile.layers)))
+    for depth, recompute in product(depths, question.recompute):
         if clock.over():
             return
         most_replicas = -(-question.cluster.devices // depth)
-        found = clock.glance(replace(question, most_stages=depth, most_replicas=most_replicas))
+        found = clock.glance(replace(question, most_stages=depth, most_replicas=most_replicas, recompute=(recompute,)))
         if found is not None:
             yield found
 
 
 def _cut(plan: Plan) -> tuple[object, ...]:
-    return plan.micro_batch_size, tuple((stage.layers, stage.devices) for stage in plan.stages)
+    return plan.micro_batch_size, plan.recompute, tuple((stage.layers, stage.devices) for stage in plan.stages)
 
 
 def _sizes(question: Question, near_size: int) -> list[int]:
@@ -414,35 +431,47 @@ def _small(plan: Plan) -> bool:
 def _compared(question: Question, near_size: int, clock: _Clock) -> list[ScheduleChoice]:
     """What the schedules with several stages a device would give on balanced cuts."""
     priced: dict[tuple[object, ...], Plan] = {}
+    placed: dict[tuple[ScheduleName, int, int], tuple[int, ...]] = {}
     tried: dict[ScheduleName, list[ScheduleChoice]] = {name: [] for name in _known(question, COMPARED)}
     refused: dict[str, str] = {}
-    options = {family.name: family.options for family in schedules()}
     row = _row_of_cuts(question)
-    cluster = question.cluster
-    for size in _sizes(question, near_size):
-        for depth in _depths(cluster, min(question.most_stages, cluster.devices)):
-            if depth == 1 or cluster.devices % depth or size < cluster.devices // depth * question.smallest_share:
+
+    @cache  # placements and micro-batches share them
+    def cuts(at: int, stages: int) -> list[int]:
+        seconds = [layer.forward_s[at] + layer.backward_s[at] for layer in question.profile.layers]
+        return _balanced([sum(seconds[layer] for layer in layers) for layers in row], stages)
+
+    def built(
+        name: ScheduleName, depth: int, micro_batches: int, chunks: int, plan: Plan | None = None
+    ) -> Schedule | None:
+        durations = None if plan is None else plan.durations
+        try:
+            return schedule(name, ranks=depth, micro_batches=micro_batches, chunks=chunks, durations=durations)
+        except ArgumentError as error:
+            refused[name] = error.message
+            return None
+
+    for size, depth, name, chunks in _shapes(question, near_size):
+        micro_batches = question.global_batch_size // size
+        stages = depth * chunks
+        if clock.over() or 3 * micro_batches * stages > _MOST_ACTIONS or stages > len(row) - 1:
+            continue
+        orders = None
+        if name not in _fitted() or (name, depth, chunks) not in placed:
+            orders = built(name, depth, micro_batches, chunks)
+            if orders is None:
                 continue
-            for name, runs in tried.items():
-                for chunks in COMPARED[name]:
-                    micro_batches = question.global_batch_size // size
-                    stages = depth * chunks
-                    if clock.over() or 3 * micro_batches * stages > _MOST_ACTIONS or stages > len(row) - 1:
-                        continue
-                    try:
-                        orders = schedule(name, ranks=depth, micro_batches=micro_batches, chunks=chunks)
-                    except ArgumentError as error:
-                        refused[name] = error.message
-                        continue
-                    key = (size, depth, orders.rank_of_stage)
-                    if key not in priced:
-                        priced[key] = _priced(replace(question, micro_batch_sizes=(size,)), row, orders)
-                    plan = priced[key]
-                    if "durations" in options[name]:
-                        orders = schedule(
-                            name, ranks=depth, micro_batches=micro_batches, chunks=chunks, durations=_durations(plan)
-                        )
-                    runs.append(_simulated(name, plan, orders, chunks))
+            placed[name, depth, chunks] = orders.rank_of_stage
+        rank_of_stage = placed[name, depth, chunks]
+        for recompute in question.recompute:
+            key = (size, recompute, rank_of_stage)
+            if key not in priced:
+                single = replace(question, micro_batch_sizes=(size,), recompute=(recompute,))
+                priced[key] = _priced(single, row, cuts, rank_of_stage)
+            if name in _fitted():
+                orders = built(name, depth, micro_batches, chunks, priced[key])
+            if orders is not None:
+                tried[name].append(_simulated(name, priced[key], orders, chunks))
     choices = []
     for name, runs in tried.items():
         if not runs:
@@ -453,19 +482,23 @@ def _compared(question: Question, near_size: int, clock: _Clock) -> list[Schedul
     return choices
 
 
-def _durations(plan: Plan) -> Durations:
-    halves = tuple(stage.backward_s / 2 for stage in plan.stages)
-    transfer_s = max((stage.transfer_s for stage in plan.stages[:-1]), default=0.0)
-    return Durations(tuple(stage.forward_s for stage in plan.stages), halves, halves, transfer_s)
+def _shapes(question: Question, near_size: int) -> Iterator[tuple[int, int, ScheduleName, int]]:
+    """Micro-batch sizes, ranks, schedules of `COMPARED` and stages on a rank that go together."""
+    devices = question.cluster.devices
+    for size in _sizes(question, near_size):
+        for depth in _depths(question.cluster, min(question.most_stages, devices)):
+            if depth > 1 and devices % depth == 0 and size >= devices // depth * question.smallest_share:
+                for name in _known(question, COMPARED):
+                    yield from ((size, depth, name, chunks) for chunks in COMPARED[name])
 
 
 def _simulated(name: str, plan: Plan, orders: Schedule, chunks: int) -> ScheduleChoice:
     """What `orders` gives on a plan with all chunks' stages priced, each on devices of its own."""
-    costs = replace(Costs.of_stages(plan.stages), memory_cap_bytes=None)
+    costs = replace(Costs.of_stages(plan.stages, recompute=plan.recompute), memory_cap_bytes=None)
     if _splits_backward(name):
-        costs = replace(costs, gradient_sync_s=tuple(_tail_s(stage) for stage in plan.stages))
+        costs = replace(costs, gradient_sync_s=tuple(_tail_s(stage, plan.recompute) for stage in plan.stages))
     timeline = simulate(orders, costs=costs)
-    peaks = [float(peak) for peak in timeline.measures.peak_memory_bytes or ()]
+    peaks = _peaks_bytes(timeline)
     room = [float("inf")] * orders.ranks
     for stage, rank in zip(plan.stages, orders.rank_of_stage, strict=True):
         room[rank] = min(room[rank], stage.capacity_bytes)
@@ -480,31 +513,40 @@ def _simulated(name: str, plan: Plan, orders: Schedule, chunks: int) -> Schedule
         chunks=chunks,
         micro_batch_size=plan.micro_batch_size,
         planned=False,
-        why=f"{lacking}runs {chunks} stages on a device, and a plan has one: this is what balanced cuts would give",
+        why=(
+            f"{lacking}runs {chunks} stages on a device, and a plan has one: this is what balanced cuts would give"
+            f"{' with activations recomputed' if plan.recompute else ''}"
+        ),
     )
 
 
-def _priced(question: Question, row: list[tuple[int, ...]], orders: Schedule) -> Plan:
-    """Balanced stages for the placement of `orders`, priced on a cluster that has each device once for each chunk.
+def _priced(
+    question: Question,
+    row: list[tuple[int, ...]],
+    cuts: Callable[[int, int], list[int]],
+    rank_of_stage: tuple[int, ...],
+) -> Plan:
+    """Balanced stages on the ranks of `rank_of_stage`, priced on a cluster that has each device once for each chunk.
 
+    Stages lie between `cuts` of a row of cut points, given the place of a batch size in the profile and their number.
     Links join machines and the devices inside them as before, so that transfers and sums take what they do on it.
     """
     profile, cluster = question.profile, question.cluster
-    chunks = orders.stages // orders.ranks
+    ranks, stages = max(rank_of_stage) + 1, len(rank_of_stage)
+    chunks = stages // ranks
     machines = tuple(replace(machine, count=machine.count * chunks) for machine in cluster.machines)
     copies = []  # of each device: the number of its copy for each chunk
     begin = 0
     for machine in cluster.machines:
         copies += [[begin + chunk * machine.count + at for chunk in range(chunks)] for at in range(machine.count)]
         begin += machine.count * chunks
-    replicas = cluster.devices // orders.ranks
+    replicas = cluster.devices // ranks
     share = question.micro_batch_sizes[0] / replicas
     at = min(range(len(profile.batch_sizes)), key=lambda index: abs(profile.batch_sizes[index] - share))
-    seconds = [layer.forward_s[at] + layer.backward_s[at] for layer in profile.layers]
-    ends = _balanced([sum(seconds[layer] for layer in layers) for layers in row], orders.stages)
-    used = [0] * orders.ranks
+    ends = cuts(at, stages)
+    used = [0] * ranks
     rows = []
-    for stage, rank in enumerate(orders.rank_of_stage):
+    for stage, rank in enumerate(rank_of_stage):
         devices = [copies[rank * replicas + replica][used[rank]] for replica in range(replicas)]
         used[rank] += 1
         rows.append((sorted(set(row[ends[stage + 1]]) - set(row[ends[stage]])), devices))
@@ -523,7 +565,7 @@ def _row_of_cuts(question: Question) -> list[tuple[int, ...]]:
     return row
 
 
-def _balanced(seconds_before: list[float], stages: int) -> list[int]:
+def _balanced(seconds_before: Sequence[float], stages: int) -> list[int]:
     """Indices of the cuts around each of `stages` stages whose longest is as short as it can be.
 
     >>> _balanced([0.0, 1.0, 3.0, 4.0, 6.0], 2)
@@ -548,7 +590,7 @@ def _balanced(seconds_before: list[float], stages: int) -> list[int]:
     return [*ends(high_s)[:-1], last]
 
 
-def _longest(seconds_before: list[float], cuts: list[int]) -> float:
+def _longest(seconds_before: Sequence[float], cuts: list[int]) -> float:
     return max(seconds_before[end] - seconds_before[begin] for begin, end in pairwise(cuts))
 
 

@@ -23,6 +23,8 @@ from hpgo.planning.plans import STOPPED, Alternative, Assumptions, Digest, Plan,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hpgo.programs.stages import Stage
+
     _Source = TypeVar("_Source", Profile, Cluster)
 
 _VERSION = 2
@@ -32,7 +34,9 @@ _SHARED = (
     "restriction", *_COMPARED,
 )  # fmt: skip
 """What alternatives have from the plan that they are alternatives of, or do without."""
-_SINCE_1 = {"stopped", "machines", "crossings", "actions", "assumptions", "made_with", "plan", "restriction"}
+_SINCE_2 = {"stopped", "kept_bytes", "recomputed_bytes"}
+"""Keys that files of version 2 may lack, at any depth: it grew."""
+_SINCE_1 = {*_SINCE_2, "machines", "crossings", "actions", "assumptions", "made_with", "plan", "restriction"}
 """Keys that files of version 1 may lack, at any depth."""
 _DIGITS = set("0123456789abcdef")
 
@@ -70,7 +74,7 @@ def read(text: str, source: str) -> Plan:
         known: dict[str, object] = {"alternatives": (), "schedules": ()}
         if version == _VERSION:
             known["assumptions"] = _read_assumptions(top)
-        optional = _SINCE_1 if version == 1 else {"stopped"}
+        optional = _SINCE_1 if version == 1 else _SINCE_2
         plan = _read_plan(top, known, optional)
         return replace(
             plan,
@@ -189,9 +193,15 @@ def _read_rows(kind: type[_Row], rows: Section | None, plan: Plan, optional: set
     return tuple(read)
 
 
+def _with_kept_bytes(stage: Stage) -> Stage:
+    """`stage` with the even share of each micro-batch in its activations, where the file has their sum alone."""
+    return replace(stage, memory=replace(stage.memory, kept_bytes=stage.kept_bytes))
+
+
 def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -> Plan:
     finished = section.flag("finished")
     plan = record(Plan, section, optional=optional, known=known)
+    plan = replace(plan, stages=tuple(_with_kept_bytes(stage) for stage in plan.stages))
     if plan.stopped not in {None, *STOPPED}:
         section.fail(f"`stopped` is {shown(plan.stopped)}, not null or one of {', '.join(STOPPED)}")
     if plan.finished != finished:

@@ -262,11 +262,20 @@ class Plan:
                 "choose a schedule with one stage a rank",
             )
         # Schedules that look at durations may now be fitted to the plan's; the others come out as before.
-        halves = tuple(stage.backward_s / 2 for stage in self.stages)
-        transfer_s = max((stage.transfer_s for stage in self.stages[:-1]), default=0.0)
-        durations = Durations(tuple(stage.forward_s for stage in self.stages), halves, halves, transfer_s)
         cap = max(in_flight) if planned and name == "zb" else None
-        return build(name, ranks=ranks, micro_batches=micro_batches, cap=cap, durations=durations)
+        return build(name, ranks=ranks, micro_batches=micro_batches, cap=cap, durations=self.durations)
+
+    @property
+    def durations(self) -> Durations:
+        """What the plan's stages take, for schedules that are fitted to that."""
+        halves = [stage.halves_s(recompute=self.recompute) for stage in self.stages]
+        transfer_s = max((stage.transfer_s for stage in self.stages[:-1]), default=0.0)
+        return Durations(
+            forward_s=tuple(stage.forward_s for stage in self.stages),
+            input_gradient_s=tuple(half_s for half_s, _ in halves),
+            weight_gradient_s=tuple(half_s for _, half_s in halves),
+            transfer_s=transfer_s,
+        )
 
     def _recorded(self) -> Schedule:
         """The orders that are written down."""
@@ -302,7 +311,7 @@ class Plan:
             recompute=self.recompute,
             shard_optimizer=self.assumptions is not None and self.assumptions.memory.shard_optimizer,
             gpus_per_device=1 if self.assumptions is None else self.assumptions.gpus_per_device,
-            costs=Costs.of_stages(self.stages),
+            costs=Costs.of_stages(self.stages, recompute=self.recompute),
         )
 
     def timeline(self) -> Timeline:

@@ -39,6 +39,6 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
         return price(question, stages, [stage.in_flight for stage in plan.stages])
     from hpgo.planning import choose  # loads what simulates, which pricing does without
 
-    # With one micro-batch in flight, activations are those of one.
     base = price(replace(question, schedule="1f1b"), stages, [1] * len(stages))
-    return choose.run_as(base, plan.orders())
+    orders = plan.orders()
+    return replace(choose.run_as(base, orders), actions=tuple(orders.to_text().splitlines()))

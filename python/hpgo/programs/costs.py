@@ -26,11 +26,16 @@ class StageBytes:
     optimizer_bytes: ArrayLike = 0.0
     buffers_bytes: ArrayLike = 0.0
     activation_bytes: ArrayLike = 0.0
-    """Kept from the start of F to the end of B, or of I where the backward is split."""
+    """Kept from the start of F to the end of B, or of I where the backward is split; of a stage that recomputes its
+    activations, the input."""
     weight_gradient_stash_bytes: ArrayLike | None = None
-    """Kept from the end of I to the end of W; None is all of the activation, as if W freed it."""
+    """Kept from the end of I to the end of W; None is all of the activation, and what was recomputed, as if
+    W freed it."""
     output_bytes: ArrayLike = 0.0
     """Sent to the next stage, and back as a gradient."""
+    recomputed_bytes: ArrayLike = 0.0
+    """What recomputation makes again: kept, beside the activation, from the start of B or I to the end of B, or of I
+    where the backward is split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +58,14 @@ class Costs:
     """Of each rank of the schedule."""
 
     @classmethod
-    def of_stages(cls, stages: Sequence[Stage]) -> Costs:
-        """Those of a plan's stages, one on each rank of the schedule."""
+    def of_stages(cls, stages: Sequence[Stage], *, recompute: bool) -> Costs:
+        """Those of a plan's stages, one on each rank of the schedule, if it recomputes activations or not."""
         edges = stages[:-1]
         return cls(
             forward_s=tuple(stage.forward_s for stage in stages),
             backward_s=tuple(stage.backward_s for stage in stages),
+            input_gradient_s=tuple(stage.halves_s(recompute=True)[0] for stage in stages) if recompute else None,
+            weight_gradient_s=tuple(stage.halves_s(recompute=True)[1] for stage in stages) if recompute else None,
             transfer_s=tuple(stage.transfer_busy_s for stage in edges),
             latency_s=tuple(max(0.0, stage.transfer_s - stage.transfer_busy_s) for stage in edges),
             gradient_sync_s=tuple(stage.sync_tail_s for stage in stages),
@@ -67,7 +74,8 @@ class Costs:
                 gradients_bytes=tuple(stage.memory.gradients_bytes for stage in stages),
                 optimizer_bytes=tuple(stage.memory.optimizer_bytes for stage in stages),
                 buffers_bytes=tuple(stage.memory.buffers_bytes for stage in stages),
-                activation_bytes=tuple(stage.memory.activations_bytes / max(1, stage.in_flight) for stage in stages),
+                activation_bytes=tuple(stage.kept_bytes for stage in stages),
+                recomputed_bytes=tuple(stage.memory.recomputed_bytes for stage in stages),
             ),
             memory_cap_bytes=tuple(stage.capacity_bytes for stage in stages),
         )

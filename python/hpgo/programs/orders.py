@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -312,6 +313,11 @@ def schedules() -> tuple[Family, ...]:
     >>> [family.name for family in schedules() if family.chains == 2]
     ['dualpipe', 'chimera']
     """
+    return _families()
+
+
+@cache
+def _families() -> tuple[Family, ...]:
     return tuple(Family(**row | {"options": tuple(row["options"])}) for row in _core.schedule_families())
 
 

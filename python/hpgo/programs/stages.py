@@ -16,6 +16,11 @@ class Memory:
     """Kept for the backward passes of all micro-batches in flight."""
     buffers_bytes: float
     """An activation and a gradient on the way, on each side."""
+    kept_bytes: float | None = None
+    """The part of the activations that one micro-batch keeps from its forward on: of a stage that recomputes, its
+    input. None in plans of older files, which had the sum alone."""
+    recomputed_bytes: float = 0.0
+    """The part that one micro-batch has besides while it runs backward, made again by recomputation."""
 
     @property
     def total_bytes(self) -> float:
@@ -61,6 +66,21 @@ class Stage:
     def replicas(self) -> int:
         """Devices that run copies of it."""
         return len(self.devices)
+
+    @property
+    def kept_bytes(self) -> float:
+        """What one micro-batch keeps from its forward on: activations, or the stage's input if they are recomputed."""
+        kept_bytes = self.memory.kept_bytes
+        return self.memory.activations_bytes / max(1, self.in_flight) if kept_bytes is None else kept_bytes
+
+    def halves_s(self, *, recompute: bool) -> tuple[float, float]:
+        """Seconds of I and W, where a schedule splits the backward: half of it each, as profiles don't say.
+
+        The forward that recomputation repeats is part of I.
+        """
+        repeated_s = self.forward_s if recompute else 0.0
+        half_s = (self.backward_s - repeated_s) / 2
+        return repeated_s + half_s, half_s
 
     @property
     def headroom_bytes(self) -> float:

@@ -187,19 +187,21 @@ class _Shape:
             *(backward / 2 if given is None else self.times(name, given) for name, given in halves.items()),
             np.array([[np.nan]]) if together is None else self.times("overlapped_s", together),
         ]
-        rows = max(len(column) for column in columns)
-        compute = np.stack([np.broadcast_to(column, (rows, self.stages)) for column in columns], axis=-1)
-        back_s, back_latency_s = costs.gradient_transfer_s, costs.gradient_latency_s
-        edges = [
-            self.edges("transfer_s", costs.transfer_s),
-            self.edges("latency_s", costs.latency_s),
-            self.edges("gradient_transfer_s", costs.transfer_s if back_s is None else back_s),
-            self.edges("gradient_latency_s", costs.latency_s if back_latency_s is None else back_latency_s),
-        ]
+        compute = np.empty((max(len(column) for column in columns), self.stages, 5))
+        for at, column in enumerate(columns):
+            compute[:, :, at] = column
+        there = back = np.stack(
+            [self.edges(name, getattr(costs, name)) for name in ("transfer_s", "latency_s")], axis=-1
+        )
+        if costs.gradient_transfer_s is not None or costs.gradient_latency_s is not None:
+            back = there.copy()
+            for at, name in enumerate(("gradient_transfer_s", "gradient_latency_s")):
+                if getattr(costs, name) is not None:
+                    back[:, at] = self.edges(name, getattr(costs, name))
         return _Columns(
-            np.ascontiguousarray(compute.reshape(-1, 5)),
-            np.stack(edges[:2], axis=-1),
-            np.stack(edges[2:], axis=-1),
+            compute.reshape(-1, 5),
+            there,
+            back,
             self.each("gradient_sync_s", costs.gradient_sync_s).tolist(),
             self.each("optimizer_s", costs.optimizer_s).tolist(),
         )
@@ -248,7 +250,7 @@ class _Shape:
         )
 
     def bytes(self, memory: StageBytes) -> NDArray[np.float64]:
-        """Shape (stages, 6)."""
+        """Shape (stages, 7)."""
         import numpy as np
 
         stash = memory.weight_gradient_stash_bytes
@@ -257,10 +259,13 @@ class _Shape:
             "gradients_bytes": memory.gradients_bytes,
             "optimizer_bytes": memory.optimizer_bytes,
             "activation_bytes": memory.activation_bytes,
-            "weight_gradient_stash_bytes": memory.activation_bytes if stash is None else stash,
+            "weight_gradient_stash_bytes": 0.0 if stash is None else stash,
             "output_bytes": memory.output_bytes,
+            "recomputed_bytes": memory.recomputed_bytes,
         }
         table = np.stack([self.each(name, column) for name, column in columns.items()], axis=-1)
+        if stash is None:
+            table[:, 4] = table[:, 3] + table[:, 6]
         table[:, 0] += self.each("buffers_bytes", memory.buffers_bytes)
         return table
 
@@ -286,8 +291,8 @@ def _numbers(name: str, given: ArrayLike) -> NDArray[np.float64]:
         what = "ragged lists" if isinstance(given, Sequence) and not isinstance(given, str) else repr(given)[:60]
         raise ArgumentError(f"`{name}` must be numbers, got {what}", "give one number, or a list of them")
     array = array.astype(np.float64)
-    wrong = array[~((array >= 0) & (array < np.inf))]
-    if wrong.size:
+    if array.size and not (array.min() >= 0 and array.max() < np.inf):
+        wrong = array[~((array >= 0) & (array < np.inf))]
         raise ArgumentError(f"`{name}` holds {wrong.flat[0]}", "give finite numbers, zero or more")
     return array
 

@@ -3,7 +3,7 @@
 use super::WHOLE;
 use super::improve::improve_warm_ups;
 use super::price::{Candidate, Priced, Pricer, StageChoice};
-use super::settings::Settings;
+use super::settings::{Settings, WarmUp};
 use crate::cluster::Cluster;
 use crate::control::Control;
 use crate::cost::Model;
@@ -54,12 +54,13 @@ pub fn evaluate(
         }
     }
     match (best, refused) {
-        (Some((true, plan, priced)), _) => {
+        // Other schedules leave no choice of warm-up.
+        (Some((true, plan, priced)), _) if settings.warm_up == WarmUp::Eager => {
             let (_, plan) = improve_warm_ups(&mut pricer, (priced.step_s, plan), WHOLE, &Control::default());
             let priced = pricer.price(&plan)?;
             Ok((plan, priced))
         }
-        (Some((false, plan, priced)), _) => Ok((plan, priced)),
+        (Some((_, plan, priced)), _) => Ok((plan, priced)),
         (None, Some(error)) => Err(error),
         (None, None) => Err(Error::argument("there is no micro-batch size to choose from", "give one")),
     }
