@@ -357,6 +357,14 @@ def test_headers_say_what_was_tried_and_that_gradients_are_clipped(bert: hpgo.Pl
     assert assigned(export.deepspeed(bert))["CONFIG"]["gradient_clipping"] == 1.0
 
 
+def test_the_table_of_launchers_of_the_version_before_works_with_a_warning(bert: hpgo.Plan) -> None:
+    with pytest.warns(DeprecationWarning, match="use `hpgo.export.TARGETS`"):
+        launchers = export.LAUNCHERS
+    assert launchers["megatron"](bert) == export.megatron(bert)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = export.nothing
+
+
 # --- What can't run is refused ----------------------------------------------------------------------------------------
 
 
