@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from toys import toy
 
 import hpgo
 from hpgo.cli.main import group
@@ -47,8 +49,7 @@ def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProce
     )
 
 
-def chain(**changes: object) -> hpgo.Profile:
-    return hpgo.Profile.chain("toy", **({"batch_size": 8} | COLUMNS | changes))
+chain = partial(toy, batch_size=8, **COLUMNS)
 
 
 def layer(**changes: object) -> hpgo.Layer:

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import chain
 
 import hpgo
 from hpgo.planning import choose
@@ -17,17 +18,6 @@ from hpgo.planning.question import SCHEDULES
 
 NAMES = ("1f1b", "eager_1f1b", "gpipe", *choose.RUN_ON_PLANS)
 GB = 1e9
-
-
-def chain(forward_s: list[float], *, activation_bytes: float = 0.0, parameter_bytes: float = 0.0) -> hpgo.Profile:
-    return hpgo.Profile.chain(
-        "toy",
-        batch_size=1,
-        forward_s=forward_s,
-        backward_s=[2 * seconds for seconds in forward_s],
-        activation_bytes=[activation_bytes] * len(forward_s),
-        parameter_bytes=[parameter_bytes] * len(forward_s),
-    )
 
 
 def cluster(devices: int, memory: str = "16 GB", gbit_s: float = 100) -> hpgo.Cluster:

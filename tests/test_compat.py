@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import computing
 
 import HPGO
 import hpgo
@@ -28,18 +29,6 @@ TIES = {
     ("xlnet-36-pbs-1.txt", 128, 10),
     ("xlnet-36-pbs-1.txt", 128, 13),
 }
-
-
-def chain(compute_s, activation_bytes=None, parameter_bytes=None, batch_size=1):
-    count = len(compute_s)
-    return hpgo.Profile.chain(
-        "chain",
-        batch_size=batch_size,
-        forward_s=[seconds / 4 for seconds in compute_s],
-        backward_s=[3 * seconds / 4 for seconds in compute_s],
-        activation_bytes=activation_bytes or [0.0] * count,
-        parameter_bytes=parameter_bytes or [0.0] * count,
-    )
 
 
 def conductor(profile, global_batch_size, seps):
@@ -181,7 +170,7 @@ def test_data_parallelism_without_overlap_is_as_the_guide_prints_it(
 
 
 def test_columns_need_positive_settings_and_memory():
-    model = model_of(chain([1.0], [1e9], [1e9]), 8)
+    model = model_of(computing([1.0], [1e9], [1e9]), 8)
     model.peak_activation_per_batch = 17e9  # no sample fits beside the weights
     assert columns(model, Devices((4,))).p3 is None
     for value in (0, -1, float("nan"), None):
@@ -207,7 +196,7 @@ def test_stages_name_their_layers():
 
 
 def test_layers_show_what_each_state_adds_at_the_global_batch_size():
-    model = model_of(chain([1.0, 3.0], [10.0, 20.0], [5.0, 6.0], batch_size=2), 4)
+    model = model_of(computing([1.0, 3.0], [10.0, 20.0], [5.0, 6.0], batch_size=2), 4)
     first, second = model.layers
     assert (first.id, first.name, first.desc) == (0, None, "layer0")
     assert (second.compute_time, second.activation_size, second.output_activation_size) == (6.0, 40.0, 40.0)
@@ -237,7 +226,7 @@ def test_the_page_on_compatibility_runs_from_top_to_bottom(monkeypatch, capsys):
 
 
 def test_settings_of_the_model_count():
-    asked = conductor(chain([1.0] * 8), 64, [4])
+    asked = conductor(computing([1.0] * 8), 64, [4])
     with_small, _ = asked.py_orchestrate()
     asked.m.min_micro_batch_size = 64  # one micro-batch: no pipeline
     with_large, _ = asked.py_orchestrate()
@@ -246,11 +235,11 @@ def test_settings_of_the_model_count():
 
 
 def test_one_device_is_no_faster_than_one_device():
-    assert conductor(chain([1.0, 1.0]), 8, [1]).py_orchestrate() == (1.0, [(0, 1, 1, [0])])
+    assert conductor(computing([1.0, 1.0]), 8, [1]).py_orchestrate() == (1.0, [(0, 1, 1, [0])])
 
 
 def test_more_devices_than_layers_still_get_an_answer():
-    speedup, stages = conductor(chain([1.0, 1.0]), 64, [8, 16]).py_orchestrate()
+    speedup, stages = conductor(computing([1.0, 1.0]), 64, [8, 16]).py_orchestrate()
     assert 1 < speedup <= 16
     assert stages[-1][1] == 1
 
@@ -270,7 +259,7 @@ def test_a_thousand_devices_get_an_answer(seps):
 )
 def test_the_straight_pipeline_has_the_smallest_bottleneck(compute_s, devices, activation):
     activations = [activation * 1e9] * len(compute_s)
-    asked = conductor(chain(compute_s, activations), 1, [devices])
+    asked = conductor(computing(compute_s, activations), 1, [devices])
     asked.py_orchestrate()
     straight = [result for result in asked.res if len(result.stages) == devices]
     if devices > len(compute_s):
@@ -309,7 +298,7 @@ def speedup_by_hand(conductor, bottleneck_s, stages):
     st.integers(1, 64),
 )
 def test_no_split_in_two_scores_better_than_the_one_found(layers, seps, global_batch_size):
-    asked = conductor(chain(*map(list, zip(*layers, strict=True))), global_batch_size, seps)
+    asked = conductor(computing(*map(list, zip(*layers, strict=True))), global_batch_size, seps)
     asked.py_orchestrate()
     sums = list(itertools.accumulate(layer.compute_time for layer in asked.m.layers))
     last, everyone = len(layers) - 1, range(seps[-1])
@@ -338,7 +327,7 @@ def test_no_split_in_two_scores_better_than_the_one_found(layers, seps, global_b
     st.integers(1, 200),
 )
 def test_stages_cover_all_layers_on_different_devices(compute_s, seps, global_batch_size):
-    asked = conductor(chain(compute_s, [1e8] * len(compute_s), [1e8] * len(compute_s)), global_batch_size, seps)
+    asked = conductor(computing(compute_s, [1e8] * len(compute_s), [1e8] * len(compute_s)), global_batch_size, seps)
     speedup, stages = asked.py_orchestrate()
     assert 0 < speedup <= seps[-1] * (1 + 1e-9)
     assert stages[0][0] == 0
@@ -378,7 +367,7 @@ def test_bad_arguments_are_named(tmp_path, monkeypatch, capfd, arguments, error,
 
 
 def test_bad_settings_are_named():
-    asked = conductor(chain([1.0, 1.0]), 8, [2])
+    asked = conductor(computing([1.0, 1.0]), 8, [2])
     for smallest in (0, -1, 9, 1.5, None):
         asked.m.min_micro_batch_size = smallest
         with pytest.raises(hpgo.ArgumentError, match="min_micro_batch_size"):
@@ -405,12 +394,12 @@ def test_a_size_that_is_no_amount_is_named(size):
 @pytest.mark.parametrize("stages", [None, [], "two", 3, [(0, "b", 1, [0])]])
 def test_stages_that_no_answer_has_are_named(stages):
     with pytest.raises(hpgo.ArgumentError, match="stages"):
-        conductor(chain([1.0, 1.0]), 8, [2]).layers(stages)
+        conductor(computing([1.0, 1.0]), 8, [2]).layers(stages)
 
 
 def test_models_without_time_or_with_several_batch_sizes_are_refused():
     with pytest.raises(hpgo.ProfileError, match="takes no time"):
-        model_of(chain([0.0]), 1)
+        model_of(computing([0.0]), 1)
     layer = hpgo.Layer("a", "a", (1.0, 2.0), (1.0, 2.0), (1.0, 2.0), 1.0)
     with pytest.raises(hpgo.ArgumentError, match="batch sizes 1, 2"):
         model_of(hpgo.Profile("two", (1, 2), (layer,), ()), 8)

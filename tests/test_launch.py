@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from toys import chain
 
 import hpgo
 from hpgo import launch
@@ -70,15 +71,7 @@ def job(
     **options: Any,
 ) -> launch.Job:
     """Two stages on devices 0 and 2; the other devices are idle."""
-    profile = hpgo.Profile.chain(
-        name,
-        batch_size=1,
-        forward_s=[1, 1],
-        backward_s=[2, 2],
-        activation_bytes=[1, 1],
-        parameter_bytes=[1, 1],
-    )
-    plan = hpgo.evaluate(profile, cluster, [(1, [0]), (1, [2])], global_batch_size=4)
+    plan = hpgo.evaluate(chain([1, 1], 1, 1, name=name), cluster, [(1, [0]), (1, [2])], global_batch_size=4)
     return launch.Job.of(plan, script, arguments, cluster=elsewhere, **options)
 
 
@@ -522,10 +515,7 @@ def hpgo_launch(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def saved_plan(place: Path) -> str:
-    profile = hpgo.Profile.chain(
-        "toy", batch_size=1, forward_s=[1, 1], backward_s=[2, 2], activation_bytes=[1, 1], parameter_bytes=[1, 1]
-    )
-    plan = hpgo.evaluate(profile, machines(2, 2), [(1, [0, 1]), (1, [2])], global_batch_size=4)
+    plan = hpgo.evaluate(chain([1, 1], 1, 1), machines(2, 2), [(1, [0, 1]), (1, [2])], global_batch_size=4)
     plan.save(place / "plan.json")
     return "plan.json"
 

@@ -6,14 +6,12 @@ import ast
 from pathlib import Path
 
 import pytest
+from toys import chain
 
 import hpgo
 
 ROOT = Path(__file__).parent.parent
-TOY = hpgo.Profile.chain(
-    "toy", batch_size=1, forward_s=[1.0, 2.0], backward_s=[2.0, 4.0], activation_bytes=[8.0] * 2,
-    parameter_bytes=[4.0] * 2,
-)  # fmt: skip
+TOY = chain([1.0, 2.0], 8.0, 4.0)
 PAIR = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
 
 

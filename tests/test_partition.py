@@ -19,6 +19,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import chain
 
 import hpgo
 from hpgo.model.formats import pipeedge
@@ -387,10 +388,7 @@ def mixed_cluster(*, intra: float = 1e9, inter: float = 1e9, counts: tuple[int, 
 
 
 def test_profile_spreads_over_a_cluster_of_mixed_devices():
-    profile = hpgo.Profile.chain(
-        "toy", batch_size=4, forward_s=[1.0] * 7, backward_s=[0.0] * 7,
-        activation_bytes=[1.0] * 7, parameter_bytes=[8.0] * 7,
-    )  # fmt: skip
+    profile = chain([1.0] * 7, 1.0, 8.0, backward=0.0, batch_size=4)
     plan = partition(profile, mixed_cluster())
     assert plan.interval_s == 1.0  # speeds 1, 2 and 4 take 1, 2 and 4 of the 7 layers
     assert sorted(stage.last - stage.first + 1 for stage in plan.stages) == [1, 2, 4]
@@ -398,10 +396,7 @@ def test_profile_spreads_over_a_cluster_of_mixed_devices():
 
 
 def test_devices_of_one_machine_use_its_faster_links():
-    profile = hpgo.Profile.chain(
-        "toy", batch_size=1, forward_s=[1.0] * 4, backward_s=[0.0] * 4,
-        activation_bytes=[1e6] * 4, parameter_bytes=[8.0] * 4,
-    )  # fmt: skip
+    profile = chain([1.0] * 4, 1e6, 8.0, backward=0.0)
     slow = partition(profile, mixed_cluster(inter=1e5, counts=(4, 1, 1)))
     assert all(":" in stage.hosts[0] for stage in slow.stages) or len(slow.stages) == 1
 
@@ -447,10 +442,7 @@ def large() -> tuple[hpgo.Profile, hpgo.Cluster]:
 
     layers = 600
     wave = [1.0 + 0.5 * math.sin(index * 1.7) + 0.3 * math.sin(index * index) for index in range(layers)]
-    profile = hpgo.Profile.chain(
-        "large", batch_size=1, forward_s=wave, backward_s=[0.0] * layers,
-        activation_bytes=[1e6] * layers, parameter_bytes=[1e6] * layers,
-    )  # fmt: skip
+    profile = chain(wave, 1e6, 1e6, backward=0.0, name="large")
     machines = tuple(
         Machine(Device(f"d{kind}", 1e9, 1 + 0.37 * kind), 1, f"m{kind}-{index}")
         for kind in range(10) for index in range(12)

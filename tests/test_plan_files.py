@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import chain
 
 import hpgo
 from hpgo.cli.main import group
@@ -263,10 +264,7 @@ def test_the_embedded_files_are_files_of_their_own(plan: hpgo.Plan, tmp_path: Pa
 
 
 def test_a_plan_for_thousands_of_devices_keeps_a_small_file() -> None:
-    profile = hpgo.Profile.chain(
-        "toy", batch_size=1, forward_s=[1.0] * 8, backward_s=[2.0] * 8, activation_bytes=[1e6] * 8,
-        parameter_bytes=[1e8] * 8,
-    )  # fmt: skip
+    profile = chain([1.0] * 8, 1e6, 1e8)
     cluster = hpgo.Cluster.preset("h100:2048")
     stages = [(1, range(2048 * index, 2048 * (index + 1))) for index in range(8)]
     plan = hpgo.evaluate(profile, cluster, stages, global_batch_size=2048 * 64, micro_batch_size=2048)

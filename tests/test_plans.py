@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import toy
 
 import hpgo
 from hpgo import _core
@@ -66,17 +67,6 @@ def dapple() -> hpgo.Cluster:
 def uneven() -> hpgo.Plan:
     """Several stages with unequal numbers of replicas."""
     return hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-b"), global_batch_size=64)
-
-
-def toy(**columns: list[float]) -> hpgo.Profile:
-    count = len(next(iter(columns.values()), [0] * 4))
-    usual = {
-        "forward_s": [0.01 * (1 + index % 3) for index in range(count)],
-        "backward_s": [0.02 * (1 + index % 2) for index in range(count)],
-        "activation_bytes": [2e6] * count,
-        "parameter_bytes": [1e8] * count,
-    }
-    return hpgo.Profile.chain("toy", batch_size=1, **usual | columns)
 
 
 def pair(memory: str = "16 GB") -> hpgo.Cluster:
