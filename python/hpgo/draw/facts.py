@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hpgo.timing.timeline import Timeline
 
-_IDLE = "Idle: share of ranks × step in which a rank computes nothing."
+_IDLE = "Idle: share of {0}s × step in which a {0} computes nothing."
 _HELD = "Activations held: most on one rank from F to B or W, in micro-batches of all its layers."
 
 
@@ -131,9 +131,11 @@ def comparison(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[lis
     return [[cell for i, cell in enumerate(row) if i not in unwanted] for row in rows]
 
 
-def definitions(*, with_table: bool) -> str:
+def definitions(timelines: Sequence[Timeline], *, with_table: bool) -> str:
     """What the words of a summary, and of the table where it is shown, mean."""
-    return f"{_IDLE} {_HELD}" if with_table else _IDLE
+    noun = "device" if any(timeline.devices for timeline in timelines) else "rank"
+    idle = _IDLE.format(noun)
+    return f"{idle} {_HELD}" if with_table else idle
 
 
 def _relative(value: float, base: float, is_first: bool) -> str:

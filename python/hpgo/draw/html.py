@@ -72,7 +72,7 @@ def html(timelines: Sequence[Timeline], options: Options) -> bytes:
         "end_s": max(timeline.makespan_s for timeline in timelines),
         "gutter_px": 23 + 7 * longest,
         "table": comparison(timelines, labels) if with_table else [],
-        "notes": [*notes, definitions(with_table=with_table)],
+        "notes": [*notes, definitions(timelines, with_table=with_table)],
         "theme": options.theme,
         "kinds": KINDS,
         "causes": CAUSES,

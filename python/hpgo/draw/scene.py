@@ -200,7 +200,7 @@ def scene(timelines: Sequence[Timeline], options: Options) -> Scene:
     with_table = options.table and len(timelines) > 1
     if with_table:
         y = _table(canvas, comparison(timelines, labels), y + 14)
-    for note in [*dict.fromkeys(canvas.notes), definitions(with_table=with_table)]:
+    for note in [*dict.fromkeys(canvas.notes), definitions(timelines, with_table=with_table)]:
         for line in _wrapped(note, (options.width_px - 2 * _MARGIN_PX) / (11 * 0.55)):
             y += 16
             canvas.word("note", _MARGIN_PX, y, line)

@@ -52,7 +52,7 @@ def text(timelines: Sequence[Timeline], options: Options) -> str:
     with_table = options.table and len(timelines) > 1
     used = sorted({code for timeline in timelines for code in np.unique(timeline.kind).tolist()})
     lines.append(", ".join([_MEANINGS[code] for code in used] + [". idle"]))
-    words = f"One character is {format_seconds(end_s / columns)}. {definitions(with_table=with_table)}"
+    words = f"One character is {format_seconds(end_s / columns)}. {definitions(timelines, with_table=with_table)}"
     lines += textwrap.wrap(words, options.columns)
     if with_table:
         rows = comparison(timelines, labels)

@@ -47,7 +47,7 @@ def _result(items: Sequence[tuple[str, str]], drawn: Sequence[Timeline]) -> str:
     )
     return (
         f"<table><tr>{head}</tr>{body}</table>"
-        f'<p class="hint">{escape(definitions(with_table=True))}</p>'
+        f'<p class="hint">{escape(definitions(drawn, with_table=True))}</p>'
         f'<img id="picture" src="/picture.svg?{query}" alt="{escape(described)}">'
         f'<p class="exports">Export: {exports}</p>'
         f'<p><a href="/picture.html?{query}" target="_blank">Open as an interactive picture: zoom, pan, hover</a></p>'

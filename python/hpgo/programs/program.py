@@ -70,6 +70,12 @@ class Program:
         return "stage" if self.schedule.stages == self.schedule.ranks else "group"
 
     @property
+    def devices_of_rank(self) -> tuple[int, ...]:
+        """For each rank of the schedule, how many devices hold its stages."""
+        stage_of = dict(zip(self.schedule.rank_of_stage, self.stages, strict=True))
+        return tuple(len(stage_of[rank].devices) for rank in range(self.schedule.ranks))
+
+    @property
     def sums(self) -> tuple[GradientSum, ...]:
         """Which layers' gradients are summed over which ranks, in the order of the stages.
 

@@ -32,16 +32,17 @@ def headline(timeline: Timeline) -> str:
 def measures(timeline: Timeline) -> Table:
     """Each measure with its meaning."""
     found = timeline.measures
+    whose = "of all devices' time" if timeline.devices else "of all ranks' time"
     rows = [
         ["step", format_seconds(found.makespan_s), "to the end of the last optimizer step"],
         ["longest rank span", format_seconds(found.max_rank_span_s), "from a rank's first start to its last end"],
-        ["idle / total", _percent(found.idle_over_total), "of all ranks' time"],
+        ["idle / total", _percent(found.idle_over_total), whose],
         ["idle / busy", _percent(found.idle_over_busy), "also called bubble rate"],
         ["idle of the busiest", _percent(found.idle_over_busiest), "what balancing alone can't win back"],
     ]
-    total_s = timeline.ranks * timeline.makespan_s
+    total_s = (sum(timeline.devices) or timeline.ranks) * timeline.makespan_s
     rows += [
-        [f"  idle: {cause}", _percent(idle_s / total_s), "of all ranks' time"]
+        [f"  idle: {cause}", _percent(idle_s / total_s), whose]
         for cause, idle_s in zip(CAUSES, found.idle_by_cause_s, strict=True)
         if idle_s > 1e-9 * total_s
     ]

@@ -21,13 +21,13 @@ class Measures:
     busy_s: tuple[float, ...]
     """b_r of each rank."""
     idle_over_total: float
-    """1 − Σ b_r / (p T)."""
+    """1 − Σ b_r / (p T), where a rank that stands for n devices counts n times, here and below; `Plan.bubble`."""
     idle_over_busy: float
     """p T / Σ b_r − 1; some tools call this the bubble rate."""
     idle_over_busiest: float
     """1 − max b_r / T."""
     idle_by_cause_s: tuple[float, ...]
-    """Seconds of all ranks, in the order of `CAUSES`."""
+    """Seconds of all ranks, or of all devices that they stand for, in the order of `CAUSES`."""
     peak_in_flight: tuple[int, ...]
     """Most chunk activations that each rank holds, freed at B or W."""
     peak_in_flight_freed_at_input_gradient: tuple[int, ...]

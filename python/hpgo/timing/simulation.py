@@ -105,7 +105,7 @@ def simulate(
         raise ArgumentError(
             f"there is no communication mode `{communication}`", near(str(communication), COMMUNICATION)
         )
-    run, costs, row = _what_runs(what, schedule, costs)
+    run, costs, row, devices = _what_runs(what, schedule, costs)
     if numbers:
         unknown = next((name for name in numbers if name not in CostOptions.__annotations__), None)
         if unknown is not None:
@@ -136,15 +136,19 @@ def simulate(
         iterations=rounds,
         stage_bytes=stage_bytes,
         memory_cap_bytes=cap,
+        row=row,
+        devices=devices,
     )
-    return replace(timeline, micro_batches=micro_batches, iterations=iterations, row=row)
+    return replace(timeline, micro_batches=micro_batches, iterations=iterations)
 
 
 _MOST_ACTIONS = 200_000_000
 
 
-def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple[Schedule, Costs, str]:
-    """The orders, what they cost, and what a rank of them stands for."""
+def _what_runs(
+    what: object, schedule: str | None, costs: Costs | None
+) -> tuple[Schedule, Costs, str, tuple[int, ...]]:
+    """The orders, what they cost, what a rank of them stands for, and for how many devices, if not for one."""
     if not isinstance(costs, Costs | None):
         raise ArgumentError(f"costs are {shown(costs)}", "make a `hpgo.Costs`")
     if not isinstance(what, Schedule | Program):
@@ -155,8 +159,8 @@ def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple
     if schedule is not None:
         raise ArgumentError(f"`schedule` is {schedule!r} beside a schedule", "it chooses how a plan is run")
     if isinstance(what, Schedule):
-        return what, costs or Costs(), "rank"
-    return what.schedule, costs or what.costs or Costs(), what.row
+        return what, costs or Costs(), "rank", ()
+    return what.schedule, costs or what.costs or Costs(), what.row, what.devices_of_rank
 
 
 class _Shape:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FIELDS = (
-    "schedule", "ranks", "stages", "chunks", "micro_batches", "iterations", "communication", "memory_cap_bytes", "row"
+    "schedule", "ranks", "stages", "chunks", "micro_batches", "iterations", "communication", "memory_cap_bytes", "row",
+    "devices",
 )  # fmt: skip
 """What a timeline says beside its columns; the makespan is among the measures."""
 
@@ -173,6 +174,10 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
         "memory_cap_bytes": _each_rank(top, "memory_cap_bytes", ranks, may_lack=True),
         "row": top.text("row", "rank"),  # files of the version before don't say
     }
+    if "devices" in top and top.items("devices"):
+        facts["devices"] = tuple(map(int, _each_rank(top, "devices", ranks) or ()))
+        if min(facts["devices"]) < 1:
+            top.wrong("devices", "at least one for each rank", min(facts["devices"]))
     if facts["row"] not in {"rank", "stage", "group"}:
         top.wrong("row", "rank, stage or group", facts["row"])
     actions = _columns_of(top, ranks) if columns is None else columns

@@ -82,6 +82,8 @@ class Timeline:
     _parts: _Parts
     row: str = "rank"
     """What a rank stands for: a `rank`; a `stage`, or a `group` of stages, where several devices may run it."""
+    devices: tuple[int, ...] = ()
+    """How many devices each rank stands for; empty where it is one for all."""
 
     rank = _Column("actions", "rank")
     stage = _Column("actions", "stage")
@@ -209,6 +211,8 @@ def of_simulation(
     iterations: int,
     stage_bytes: NDArray[np.float64] | None,
     memory_cap_bytes: tuple[float, ...] | None,
+    row: str,
+    devices: tuple[int, ...],
 ) -> Timeline:
     """The timeline of a native simulation; `stage_bytes` has the columns of `hpgo.StageBytes`."""
     import numpy as np
@@ -226,6 +230,8 @@ def of_simulation(
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in simulated.measures().items()
         }
+        if devices:
+            values |= weighed(values["busy_s"])
         if stage_bytes is not None:
             values["peak_memory_bytes"] = tuple(float(held.max()) for _, held in parts["memory"])
             transfers = parts["transfers"]
@@ -234,6 +240,17 @@ def of_simulation(
             by_rank = np.bincount(transfers["from_rank"], weights=sent, minlength=schedule.ranks)
             values["bytes_sent"] = tuple(by_rank.tolist())
         return Measures(**values)
+
+    def weighed(busy_s: tuple[float, ...]) -> dict[str, Any]:
+        """Idle time of all devices, where each rank stands for several."""
+        counts, idle = np.array(devices), parts["idle"]
+        total_s, all_busy_s = float(counts.sum()) * simulated.makespan_s, float(counts @ np.array(busy_s))
+        lasting_s = (idle["end_s"] - idle["start_s"]) * counts[idle["rank"]]
+        return {
+            "idle_over_total": 1 - all_busy_s / total_s if total_s else 0.0,
+            "idle_over_busy": total_s / all_busy_s - 1 if all_busy_s else 0.0,
+            "idle_by_cause_s": tuple(np.bincount(idle["cause"], lasting_s, minlength=len(CAUSES)).tolist()),
+        }
 
     parts = _Parts({}, compute)
     return Timeline(
@@ -247,4 +264,6 @@ def of_simulation(
         makespan_s=simulated.makespan_s,
         memory_cap_bytes=memory_cap_bytes,
         _parts=parts,
+        row=row,
+        devices=devices,
     )
