@@ -305,7 +305,7 @@ def test_a_file_of_version_1_is_read_and_says_what_it_lacks(auto: hpgo.Plan) -> 
     old = hpgo.Plan.from_json(json.dumps(_version_1(auto)))
     assert (old.stages, old.step_s, old.schedules[0].step_s) == (auto.stages, auto.step_s, auto.schedules[0].step_s)
     assert (old.assumptions, old.crossings, old.made_with) == (None, (), None)
-    assert str(old) == str(auto)
+    assert str(old) == str(replace(auto, assumptions=None))  # it does not say what the optimizer keeps
     with pytest.raises(hpgo.ArgumentError, match="version 1"):
         old.reprice()
     with pytest.raises(hpgo.ArgumentError, match="no plan of the alternative `gpipe`") as caught:

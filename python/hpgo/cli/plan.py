@@ -219,6 +219,8 @@ def _sweep(
             break
     if not plans:
         raise InfeasibleError("none of these questions has an answer", "see the notes above")
+    for note in dict.fromkeys(note for best in plans for note in best.notes):
+        say("note", note)
     document = json_text(
         {
             "format": "hpgo.sweep",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -11,6 +12,7 @@ import click
 from hpgo.base.errors import HpgoError
 from hpgo.base.units import parse_bytes, parse_seconds
 from hpgo.cli.terminal import say
+from hpgo.planning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,7 +96,9 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
             help=f"The order of forwards and backwards, {usual} by default: {names}.",
         ),
         click.option(
-            "--micro-batch-size", type=int, metavar="N", help="Samples in a micro-batch; by default the best."
+            "--micro-batch-size", type=int, metavar="N",
+            help="Samples that enter the pipeline at once, shared by a stage's replicas; by default the best."
+            " (Megatron's option of this name counts the samples of one replica.)",
         ),
         click.option(
             "--min-micro-batch-size", type=int, metavar="N",
@@ -105,12 +109,18 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
             help="Recompute activations in the backward pass, for less memory.",
         ),
         click.option(
-            "--gradients-per-weight", type=float, default=1.0, show_default=True, metavar="BYTES",
-            help="Bytes of gradients for each byte of weights.",
+            "--optimizer", type=click.Choice(tuple(OPTIMIZERS)), default=next(iter(OPTIMIZERS)), show_default=True,
+            help="What is kept for each parameter, in bytes of weights + gradients + optimizer state: "
+            + "; ".join(f"{name} {kept.bytes_text}" for name, kept in OPTIMIZERS.items())
+            + ". The profile's weights count as they are; the rest is in proportion.",
         ),
         click.option(
-            "--optimizer-per-weight", type=float, default=2.0, show_default=True, metavar="BYTES",
-            help="Bytes of optimizer state for each byte of weights: 2 is Adam, 0 plain SGD.",
+            "--gradients-per-weight", type=float, metavar="BYTES",
+            help="Bytes of gradients for each byte of weights, instead of the optimizer's.",
+        ),
+        click.option(
+            "--optimizer-per-weight", type=float, metavar="BYTES",
+            help="Bytes of optimizer state for each byte of weights, instead of the optimizer's.",
         ),
         click.option("--shard-optimizer", is_flag=True, help="Replicas share the optimizer state (ZeRO stage 1)."),
         click.option(
@@ -138,6 +148,10 @@ def settings(options: dict[str, Any]) -> dict[str, Any]:
     """Takes the options of `question` out of `options`, as keyword arguments of `hpgo.plan` without the batch size."""
     from hpgo.planning.question import MemoryModel
 
+    kept = MemoryModel.preset(
+        options.pop("optimizer"), shard_optimizer=options.pop("shard_optimizer"), reserved_bytes=options.pop("reserve")
+    )
+    instead = {name: options.pop(name) for name in ("gradients_per_weight", "optimizer_per_weight")}
     equal_shares = options.pop("equal_shares")
     if options.pop("no_uneven"):
         say("warning", "`--no-uneven` is now `--equal-shares`; the old name goes with the next version")
@@ -150,12 +164,7 @@ def settings(options: dict[str, Any]) -> dict[str, Any]:
         "equal_shares": equal_shares,
         "overlap": not options.pop("no_overlap"),
         "count_loading": options.pop("count_loading"),
-        "memory": MemoryModel(
-            gradients_per_weight=options.pop("gradients_per_weight"),
-            optimizer_per_weight=options.pop("optimizer_per_weight"),
-            shard_optimizer=options.pop("shard_optimizer"),
-            reserved_bytes=options.pop("reserve"),
-        ),
+        "memory": replace(kept, **{name: given for name, given in instead.items() if given is not None}),
     }
 
 

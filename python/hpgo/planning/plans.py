@@ -189,6 +189,9 @@ class Plan:
     """Version of hpgo; None in files that don't say."""
     restriction: Restriction | None = None
     """The launcher that it was searched for; None if anybody may run it."""
+    notes: tuple[str, ...] = ()
+    """What to know about the numbers that its price stands on: a profile measured on other devices, or with far smaller
+    batches."""
 
     @property
     def micro_batches(self) -> int:

@@ -14,6 +14,7 @@ from hpgo.base.units import format_bytes, parse_bytes
 from hpgo.base.wording import as_float, counted, near, shown
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile
+from hpgo.planning.optimizers import OPTIMIZERS
 from hpgo.programs.blocks import Blocks
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _MOST_MICRO_BATCHES = 2**16  # of a step; simulations of more would take seconds
 class MemoryModel:
     """What a device holds besides activations, in bytes for each byte of weights.
 
-    The defaults are Adam in the precision of the weights: gradients once, two moments.
+    The defaults are Adam in the precision of the weights: gradients once, two moments. `preset` knows others by name.
     """
 
     gradients_per_weight: float = 1.0
@@ -44,6 +45,31 @@ class MemoryModel:
     """Replicas of a stage share its optimizer state evenly (ZeRO stage 1)."""
     reserved_bytes: float = 0.0
     """Of each device, for the framework's own use."""
+
+    @classmethod
+    def preset(cls, name: str, *, shard_optimizer: bool = False, reserved_bytes: float = 0.0) -> MemoryModel:
+        """The model of one of `hpgo.planning.optimizers.OPTIMIZERS`. Raises ArgumentError if there is none.
+
+        >>> MemoryModel.preset("adam-bf16").optimizer_per_weight
+        6.0
+        """
+        if not isinstance(name, str) or name not in OPTIMIZERS:
+            raise ArgumentError(f"there is no optimizer {shown(name)}", near(str(name), OPTIMIZERS))
+        kept = OPTIMIZERS[name]
+        return cls(kept.gradients / kept.weights, kept.state / kept.weights, shard_optimizer, reserved_bytes)
+
+    @property
+    def optimizer(self) -> str | None:
+        """The preset that keeps as many bytes; None if none does.
+
+        >>> MemoryModel().optimizer
+        'adam-fp32'
+        """
+        each = (self.gradients_per_weight, self.optimizer_per_weight)
+        presets = ((name, MemoryModel.preset(name)) for name in OPTIMIZERS)
+        return next(
+            (name for name, one in presets if (one.gradients_per_weight, one.optimizer_per_weight) == each), None
+        )
 
 
 class Options(TypedDict, total=False):

@@ -10,6 +10,7 @@ from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.model.batches import at_batch
+from hpgo.planning.notes import notes
 from hpgo.planning.plans import Alternative, Assumptions, Plan
 from hpgo.planning.question import divisors
 from hpgo.programs.stages import Crossing, Memory, Stage
@@ -98,6 +99,7 @@ def plan_of(question: Question, found: dict[str, Any]) -> Plan:
             gpus_per_device=question.cluster.gpus_per_device,
         ),
         made_with=_core.__version__,
+        notes=notes(question, stages),
     )
 
 

@@ -17,11 +17,13 @@ from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import above, counted, printable
 from hpgo.planning import limits
+from hpgo.planning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hpgo.planning.plans import Alternative, Plan
+    from hpgo.planning.question import MemoryModel
     from hpgo.programs.stages import Stage
 
 WIDTH = 80
@@ -186,7 +188,8 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
     count = plan.micro_batches
     schedule = (
         f"{_SCHEDULES.get(plan.schedule, plan.schedule)}, {counted(count, 'micro-batch')} of"
-        f" {counted(plan.micro_batch_size, 'sample')}, activations {'recomputed' if plan.recompute else 'kept'}"
+        f" {counted(plan.micro_batch_size, 'sample')}, shared by a stage's replicas,"
+        f" activations {'recomputed' if plan.recompute else 'kept'}"
     )
     idle = plan.cluster_devices - plan.devices
     used = f"{plan.devices} of {plan.cluster_devices}" if idle else str(plan.devices)
@@ -200,6 +203,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         ("schedule", schedule),
         ("throughput", throughput),
         ("bubble", f"devices don't compute for {100 * plan.bubble:.1f} % of the step"),
+        *([] if plan.assumptions is None else [("optimizer", _optimizer(plan.assumptions.memory))]),
         *([] if plan.fits else [("memory", _shortage(plan))]),
         *([("left out", _loading(plan))] if plan.loading_s else []),
         *([] if stored_step_s is None else [("stored step", _stored(plan, stored_step_s))]),
@@ -216,6 +220,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         ("limited by", plan.limit),
         ("would help", limits.advice(plan.stages, count, plan.step_s, idle=idle)),
         *((f"or {other.name}", _instead(plan, other)) for other in plan.alternatives),
+        *(("note", note) for note in plan.notes),
     ]
 
 
@@ -362,6 +367,27 @@ def _stored(plan: Plan, stored_step_s: float) -> str:
 
 def _loading(plan: Plan) -> str:
     return f"loading data, {format_seconds(plan.loading_s)} for each profiled batch: loaders work ahead of the step"
+
+
+def _optimizer(memory: MemoryModel) -> str:
+    """What is kept beside weights and activations.
+
+    >>> from hpgo import MemoryModel
+    >>> print(_optimizer(MemoryModel(shard_optimizer=True)))
+    adam-fp32: for each byte of weights 1 of gradients and 2 of state (4 + 4 + 8 a parameter), which replicas share
+    """
+    name = memory.optimizer
+    kept = (
+        f"for each byte of weights {memory.gradients_per_weight:g} of gradients and {memory.optimizer_per_weight:g} of"
+        " state"
+    )
+    known = "" if name is None else f" ({OPTIMIZERS[name].bytes_text} a parameter)"
+    return (
+        ("" if name is None else f"{name}: ")
+        + kept
+        + known
+        + (", which replicas share" if memory.shard_optimizer else "")
+    )
 
 
 def _shortage(plan: Plan) -> str:

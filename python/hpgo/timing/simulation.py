@@ -145,9 +145,7 @@ def simulate(
 _MOST_ACTIONS = 200_000_000
 
 
-def _what_runs(
-    what: object, schedule: str | None, costs: Costs | None
-) -> tuple[Schedule, Costs, str, tuple[int, ...]]:
+def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple[Schedule, Costs, str, tuple[int, ...]]:
     """The orders, what they cost, what a rank of them stands for, and for how many devices, if not for one."""
     if not isinstance(costs, Costs | None):
         raise ArgumentError(f"costs are {shown(costs)}", "make a `hpgo.Costs`")

@@ -175,9 +175,10 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
         "row": top.text("row", "rank"),  # files of the version before don't say
     }
     if "devices" in top and top.items("devices"):
-        facts["devices"] = tuple(map(int, _each_rank(top, "devices", ranks) or ()))
-        if min(facts["devices"]) < 1:
-            top.wrong("devices", "at least one for each rank", min(facts["devices"]))
+        devices = tuple(map(int, _each_rank(top, "devices", ranks) or ()))
+        if min(devices) < 1:
+            top.wrong("devices", "at least one for each rank", min(devices))
+        facts["devices"] = devices
     if facts["row"] not in {"rank", "stage", "group"}:
         top.wrong("row", "rank, stage or group", facts["row"])
     actions = _columns_of(top, ranks) if columns is None else columns

@@ -12,7 +12,7 @@ from hpgo.base.files import writing
 from hpgo.base.renamed import renamed
 from hpgo.programs.orders import KINDS
 from hpgo.timing import stored
-from hpgo.timing.measures import Measures
+from hpgo.timing.measures import CAUSES, Measures
 
 if TYPE_CHECKING:
     import os

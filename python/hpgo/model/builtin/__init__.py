@@ -42,6 +42,34 @@ MODELS: dict[str, Model] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Where the figures of a built-in model were measured."""
+
+    type: str
+    """What names of such devices hold."""
+    said: str
+    """In words."""
+
+
+_MEASURED = {
+    "AlibabaPAI/DAPPLE": Measured("V100", "V100s"),
+    "msr-fiddle/pipedream": Measured("V100", "a device that its publishers don't name, V100s perhaps"),
+}
+"""By how `Profile.source` begins."""
+
+
+def measured_on(profile: Profile) -> Measured | None:
+    """What a built-in model was measured on; None for any other profile.
+
+    >>> measured_on(built_in("bert-48")).said
+    'V100s'
+    """
+    if profile.name not in MODELS or profile.source != built_in(profile.name).source:
+        return None
+    return next(where for start, where in _MEASURED.items() if profile.source.startswith(start))
+
+
 def built_in(name: str) -> Profile:
     """The built-in model `name`; raises ProfileError with the nearest name if there is none.
 

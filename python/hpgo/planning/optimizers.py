@@ -1,0 +1,42 @@
+"""What common optimizers keep for each parameter, in bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """Bytes of a parameter."""
+
+    weights: int
+    """As the profile has them: `parameter_bytes` of a layer is so many times its parameters."""
+    gradients: int
+    state: int
+    what: str
+
+    @property
+    def bytes_text(self) -> str:
+        """Bytes of weights, gradients and state.
+
+        >>> OPTIMIZERS["adam-bf16"].bytes_text
+        '2 + 2 + 12'
+        """
+        return f"{self.weights} + {self.gradients} + {self.state}"
+
+
+OPTIMIZERS = {
+    "adam-fp32": Optimizer(4, 4, 8, "Adam in 32 bits: two moments"),
+    "adam-bf16": Optimizer(
+        2,
+        2,
+        12,
+        "16-bit weights and gradients, 32-bit moments and copy of the weights (ZeRO, Rajbhandari et al., 2020)",
+    ),
+    "adam-bf16-fp32-gradients": Optimizer(
+        2, 4, 12, "the same with gradients summed in 32 bits (Megatron-LM for bfloat16)"
+    ),
+    "sgd": Optimizer(4, 4, 0, "plain SGD"),
+    "sgd-momentum": Optimizer(4, 4, 4, "SGD with a momentum"),
+}
+"""By name; the first is what a `hpgo.MemoryModel` counts on unless it is told."""
