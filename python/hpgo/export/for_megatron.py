@@ -6,11 +6,11 @@ computes the loss, and | ends a stage; stage s is on rank s mod p.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_shell
 from hpgo.export.jobs import Job, group_size
+from hpgo.programs.recomputation import group_of
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
@@ -47,9 +47,8 @@ def settings(job: Job) -> dict[str, int | str | bool]:
         "pipeline_model_parallel_size": job.ranks,
     }
     if job.program.recompute:
-        # Groups must divide the blocks of each stage: Megatron runs past the last one otherwise.
-        group = math.gcd(*counts)
-        job.check_recomputation(None if set(counts) == {group} else group)
+        job.check_recomputation()
+        group = group_of(job.launcher, counts) or counts[0]
         chosen |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": group}
     if job.replicas > 1:
         shared = job.program.shard_optimizer

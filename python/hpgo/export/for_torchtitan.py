@@ -23,7 +23,7 @@ _CLIPPING = "gradients are clipped at norm 1 unless training.max_norm says other
 def toml(given: object, target: Target, place: Place) -> dict[str, str]:
     """Sections `training`, `parallelism` and `activation_checkpoint` of a job's TOML, for 0.2."""
     job = Job.of(given, target, place)
-    _check_recomputation(job)
+    job.check_recomputation()
     if job.replicas > 1 and job.gpus_per_device > 1 and job.ranks == 1 and not job.program.shard_optimizer:
         raise ArgumentError(
             f"{target.label} can't replicate a model that tensor parallelism splits", "plan with `--shard-optimizer`"
@@ -53,7 +53,7 @@ def toml(given: object, target: Target, place: Place) -> dict[str, str]:
 def python(given: object, target: Target, place: Place) -> dict[str, str]:
     """A module whose function `planned` sets what the plan decides in a `Trainer.Config`, for 0.3."""
     job = Job.of(given, target, place)
-    _check_recomputation(job)
+    job.check_recomputation()
     settings: dict[str, object] = {
         "training.global_batch_size": job.program.global_batch_size,
         "training.local_batch_size": _local_batch_size(job),
@@ -163,10 +163,6 @@ def _parts(job: Job, head: str) -> list[list[str]]:
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", head]
     return parts
-
-
-def _check_recomputation(job: Job) -> None:
-    job.check_recomputation(1)
 
 
 def _tidy(lines: list[str]) -> str:

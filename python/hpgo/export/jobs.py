@@ -16,13 +16,13 @@ from hpgo.base.errors import ArgumentError, InfeasibleError
 from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import counted, shown
-from hpgo.export.recomputation import activations_bytes
 from hpgo.model.profile import Profile
 from hpgo.planning.plans import Plan
 from hpgo.programs.blocks import Blocks
 from hpgo.programs.launchers import check, launcher, runs_as
 from hpgo.programs.orders import schedule as build
 from hpgo.programs.program import Program
+from hpgo.programs.recomputation import activations_bytes, group_of
 from hpgo.timing.simulation import simulate
 
 if TYPE_CHECKING:
@@ -190,9 +190,12 @@ class Job:
                 lines.append(f"{len(lines) - 1},{machine},{slot * self.gpus_per_device + gpu}")
         return "\n".join(lines) + "\n"
 
-    def check_recomputation(self, group: int | None) -> None:
-        """Raises InfeasibleError if recomputing groups of so many blocks, None for whole stages, holds too much."""
-        if not self.program.recompute or self.plan is None or self.profile is None or group is None:
+    def check_recomputation(self) -> None:
+        """Raises InfeasibleError if recomputing as many blocks at a time as the launcher does holds too much."""
+        if not self.program.recompute or self.plan is None or self.profile is None:
+            return
+        group = group_of(self.launcher, self.block_counts)
+        if group is None:
             return
         in_flight = self.program.schedule.peak_in_flight
         blocks = self.blocks

@@ -86,12 +86,17 @@ def plan(
         raise ArgumentError(f"progress is {progress!r}", "give a function of the best step and the lower bound")
     if launcher is None:
         return _best(question, deadline_s, progress)
-    from hpgo.planning.restrict import restricted, with_restriction
+    from hpgo.planning.restrict import restricted, solved, with_restriction
 
     until_s = None if deadline_s is None else time.monotonic() + deadline_s
     row = find_launcher(launcher)
     asked = restricted(question, row, schedule=options.get("schedule"))
-    return with_restriction(_best(asked, deadline_s, progress), asked, row, question, until_s=until_s)
+    best = solved(
+        asked,
+        row,
+        lambda question: _best(question, None if until_s is None else max(1e-3, until_s - time.monotonic()), progress),
+    )
+    return with_restriction(best, asked, row, question, until_s=until_s)
 
 
 def _best(question: Question, deadline_s: float | None, progress: Callable[[float, float], object] | None) -> Plan:

@@ -8,23 +8,26 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.errors import ArgumentError, HpgoError, InfeasibleError
+from hpgo.base.units import format_bytes
 from hpgo.base.wording import counted, shorten
 from hpgo.planning.plans import Restriction
 from hpgo.planning.search import search
 from hpgo.programs.blocks import Blocks
+from hpgo.programs.recomputation import activations_bytes, group_of
 
 if TYPE_CHECKING:
-    from hpgo.planning.plans import Alternative, Plan, ScheduleChoice
+    from collections.abc import Callable
+
+    from hpgo.planning.plans import Plan
     from hpgo.planning.question import Question
     from hpgo.programs.launchers import Launcher
 
-    _Row = TypeVar("_Row", Alternative, ScheduleChoice)
-
 FREE_S = 10.0
 """Seconds to look for the best plan that anybody could run."""
+_TRIES = 8
 
 
 def restricted(question: Question, launcher: Launcher, *, schedule: str | None) -> Question:
@@ -79,6 +82,81 @@ def _stage_ends(question: Question, launcher: Launcher) -> tuple[tuple[int, ...]
     )
 
 
+def solved(question: Question, launcher: Launcher, solve: Callable[[Question], Plan]) -> Plan:
+    """What `solve` answers to `question`, with room for what `launcher` keeps where it recomputes parts of stages.
+
+    The planner counts the inputs of stages; a launcher that keeps more of them has plans looked for with so much memory
+    set aside, until one has room. The bound is that of the first search, which allowed all of them.
+
+    Raises InfeasibleError if none is found.
+    """
+    plan = solve(question)
+    bound_s = plan.lower_bound_s
+    aside_bytes = 0.0
+    for _ in range(_TRIES):
+        lacking_bytes = _lacking_bytes(plan, question, launcher)
+        if lacking_bytes <= 0:
+            plan = _with_all_memory(plan, question) if aside_bytes else plan
+            return plan if bound_s is None else replace(plan, lower_bound_s=min(bound_s, plan.step_s))
+        aside_bytes += lacking_bytes
+        reserved_bytes = question.memory.reserved_bytes + aside_bytes
+        try:
+            plan = solve(replace(question, memory=replace(question.memory, reserved_bytes=reserved_bytes)))
+        except InfeasibleError as error:
+            raise InfeasibleError(
+                f"{launcher.title} keeps {format_bytes(aside_bytes)} more than the inputs of stages where it"
+                f" recomputes, and with so much set aside {error.message}",
+                error.hint,
+            ) from None
+    raise InfeasibleError(
+        f"no plan was found that has room for what {launcher.title} keeps where it recomputes",
+        "set memory aside with `reserve`, use more devices, or leave out `recompute`",
+    )
+
+
+def _lacking_bytes(plan: Plan, question: Question, launcher: Launcher) -> float:
+    """Memory that a device lacks for what `launcher` keeps, beyond what is set aside for it; 0 or less if none does."""
+    if not plan.recompute or launcher.recomputes in {"stage", "no"}:
+        return 0.0
+    blocks = Blocks.of(question.profile)
+    group = group_of(launcher, blocks.counts([stage.layers for stage in plan.stages], launcher.title))
+    if group is None:
+        return 0.0
+    aside_bytes = plan.assumed.memory.reserved_bytes - question.memory.reserved_bytes
+    return (
+        max(
+            activations_bytes(question.profile, blocks, stage, group, stage.in_flight)
+            - stage.memory.activations_bytes
+            - stage.headroom_bytes
+            for stage in plan.stages
+        )
+        - aside_bytes
+    )
+
+
+def _with_all_memory(plan: Plan, question: Question) -> Plan:
+    """`plan` with what was set aside counted as free again, in its alternatives too."""
+    memory = question.memory
+    bytes_of = [machine.device.memory_bytes for machine in question.cluster.machines for _ in range(machine.count)]
+    stages = tuple(
+        replace(stage, capacity_bytes=min(bytes_of[device] for device in stage.devices) - memory.reserved_bytes)
+        for stage in plan.stages
+    )
+    free = replace(plan, stages=stages, assumptions=replace(plan.assumed, memory=memory))
+    return _with_each(free, lambda other: _with_all_memory(other, question))
+
+
+def _with_each(plan: Plan, change: Callable[[Plan], Plan]) -> Plan:
+    """`plan` with its alternatives' plans changed."""
+    return replace(
+        plan,
+        alternatives=tuple(
+            row if row.plan is None else replace(row, plan=change(row.plan)) for row in plan.alternatives
+        ),
+        schedules=tuple(row if row.plan is None else replace(row, plan=change(row.plan)) for row in plan.schedules),
+    )
+
+
 def with_restriction(
     plan: Plan, question: Question, launcher: Launcher, free: Question, *, until_s: float | None
 ) -> Plan:
@@ -103,19 +181,8 @@ def with_restriction(
         free_lower_bound_s=None if best is None else best.lower_bound_s,
         free_stages=None if best is None else len(best.stages),
     )
-    return replace(
-        plan,
-        restriction=restriction,
-        alternatives=_with(plan.alternatives, restriction),
-        schedules=_with(plan.schedules, restriction),
-    )
-
-
-def _with(rows: tuple[_Row, ...], restriction: Restriction) -> tuple[_Row, ...]:
-    """Alternatives of a plan, whose plans were looked for among the same."""
-    return tuple(
-        row if row.plan is None else replace(row, plan=replace(row.plan, restriction=restriction)) for row in rows
-    )
+    # Its alternatives were looked for among the same plans.
+    return _with_each(replace(plan, restriction=restriction), lambda other: replace(other, restriction=restriction))
 
 
 def _space(question: Question, launcher: Launcher) -> str:
@@ -132,4 +199,6 @@ def _space(question: Question, launcher: Launcher) -> str:
         words.append("gradients summed behind the last backward pass")
     if launcher.shards_optimizer == (True,):
         words.append("the optimizer's state shared between replicas")
+    if True in question.recompute and launcher.recomputes in {"groups", "block"}:
+        words.append("room for what its recomputation keeps")
     return ", ".join(words)

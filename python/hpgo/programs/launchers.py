@@ -43,8 +43,9 @@ class Launcher:
     """Whether replicas keep the whole optimizer state (False), a share of it (True, ZeRO stage 1), or either."""
     overlaps: bool = True
     """Whether it can sum gradients while backward passes still run."""
-    recomputes: Literal["stage", "block", "no"] = "stage"
-    """What recomputation keeps of each micro-batch: the input of the stage, of each block, or it has none."""
+    recomputes: Literal["stage", "groups", "block", "no"] = "stage"
+    """What recomputation keeps of each micro-batch: the input of the stage, of equal groups of blocks, of each block,
+    or it has none. `hpgo.programs.recomputation` counts it."""
     tensor_parallel: bool = False
     """Whether a device of the plan may stand for several GPUs that share each layer."""
     trains: bool = True
@@ -87,6 +88,7 @@ TABLE: tuple[Launcher, ...] = (
         "Megatron-LM",
         schedules=MappingProxyType({"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}),
         cuts="blocks",
+        recomputes="groups",
         tensor_parallel=True,
     ),
     # Its data parallelism beside a pipeline is FSDP, which shares the optimizer's state. PyTorch's runtime sums

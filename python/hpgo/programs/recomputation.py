@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from hpgo.model.batches import at_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hpgo.model.profile import Profile
     from hpgo.programs.blocks import Blocks
+    from hpgo.programs.launchers import Launcher
     from hpgo.programs.stages import Stage
+
+
+def group_of(launcher: Launcher, counts: Sequence[int]) -> int | None:
+    """Blocks that `launcher` recomputes at a time where stages have so many; None if a stage is recomputed as a whole.
+
+    >>> from hpgo.programs.launchers import launcher
+    >>> [group_of(launcher(name), [4, 6]) for name in ("megatron", "torchtitan", "deepspeed")]
+    [2, 1, None]
+    """
+    if launcher.recomputes == "block":
+        return 1
+    if launcher.recomputes == "stage" or len(set(counts)) == 1:
+        return None
+    # Groups must divide the blocks of each stage: Megatron runs past the last one otherwise.
+    return math.gcd(*counts)
 
 
 def activations_bytes(profile: Profile, blocks: Blocks, stage: Stage, group: int, in_flight: int) -> float:
