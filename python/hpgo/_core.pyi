@@ -1,7 +1,7 @@
 """The native module. Plain records in, plain records out; the package around it is what people use."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Literal, TypedDict, final, type_check_only
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +9,173 @@ from numpy.typing import NDArray
 from hpgo.model.profile import Profile
 from hpgo.planning.chain.records import Chain
 from hpgo.planning.question import Question
+from hpgo.programs.names import ScheduleName
 from hpgo.programs.orders import Schedule, _Request
 from hpgo.timing.simulation import _Columns
 
 __version__: str
+
+# Records are dicts; tests/test_border.py holds these to what crosses. The dataclasses made of them document the fields.
+_Stopped = Literal["deadline", "interrupt", "effort"]
+_Whole = NDArray[Any]
+_Times = NDArray[np.float64]
+
+@type_check_only
+class MemoryRecord(TypedDict):
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    kept_bytes: float
+    recomputed_bytes: float
+    buffers_bytes: float
+
+@type_check_only
+class PriceRecord(TypedDict):
+    share: int
+    forward_s: float
+    backward_s: float
+    transfer_s: float
+    transfer_busy_s: float
+    sync_s: float
+    sync_tail_s: float
+    memory: MemoryRecord
+    capacity_bytes: float
+
+@type_check_only
+class StageRecord(TypedDict):
+    layers: list[int]
+    devices: Sequence[int]
+    window: int
+    price: PriceRecord
+
+@type_check_only
+class PlanRecord(TypedDict):
+    micro_batch_size: int
+    recompute: bool
+    step_s: float
+    path_s: float
+    stages: list[StageRecord]
+
+@type_check_only
+class SearchRecord(TypedDict):
+    lower_bound_s: float
+    exact_placement: bool
+    one_order: str | None
+    stopped: _Stopped | None
+    labels: int
+    simulated: int
+
+@type_check_only
+class ClassicsRecord(TypedDict):
+    data_parallel: PlanRecord | None
+    straight: PlanRecord | None
+    straight_stopped: _Stopped | None
+
+@type_check_only
+class ChainStageRecord(TypedDict):
+    host_type: int
+    replicas: int
+    first: int
+    end: int
+    compute_s: float
+    interval_s: float
+    memory_bytes: float
+
+@type_check_only
+class ChainHopRecord(TypedDict):
+    bits: int
+    bytes: float
+    seconds: float
+    interval_s: float
+
+@type_check_only
+class ChainRecord(TypedDict):
+    stages: list[ChainStageRecord]
+    hops: list[ChainHopRecord]
+    interval_s: float
+    latency_s: float
+    value: float
+    lower_bound: float
+    looked_at: int
+
+@type_check_only
+class ScheduleRecord(TypedDict):
+    name: str
+    chain_length: int
+    micro_batches: list[tuple[int, int]]
+    rank_of_stage: list[int]
+    actions: NDArray[np.uint32]
+    rank_starts: list[int]
+    pace: str
+    weight_versions: list[int]
+    checked: CheckedSchedule
+
+@type_check_only
+class FamilyRecord(TypedDict):
+    name: ScheduleName
+    summary: str
+    source: str
+    limits: str
+    options: list[str]
+    chunks: str
+    chains: int
+    splits_backward: bool
+    pace: str
+    weight_versions: str
+    peak: str
+    bubble: str
+
+@type_check_only
+class ActionsRecord(TypedDict):
+    rank: _Whole
+    stage: _Whole
+    micro_batch: _Whole
+    kind: _Whole
+    backward_stage: _Whole
+    backward_micro_batch: _Whole
+
+@type_check_only
+class TimesRecord(TypedDict):
+    start_s: _Times
+    end_s: _Times
+
+@type_check_only
+class TransfersRecord(TypedDict):
+    from_rank: _Whole
+    to_rank: _Whole
+    stage: _Whole
+    micro_batch: _Whole
+    kind: _Whole
+    start_s: _Times
+    end_s: _Times
+
+@type_check_only
+class SyncsRecord(TypedDict):
+    stage: _Whole
+    start_s: _Times
+    end_s: _Times
+    optimizer_end_s: _Times
+
+@type_check_only
+class IdleRecord(TypedDict):
+    rank: _Whole
+    start_s: _Times
+    end_s: _Times
+    cause: _Whole
+
+@type_check_only
+class MeasuresRecord(TypedDict):
+    makespan_s: float
+    max_rank_span_s: float
+    busy_s: list[float]
+    idle_over_total: float
+    idle_over_busy: float
+    idle_over_busiest: float
+    idle_by_cause_s: list[float]
+    peak_in_flight: list[int]
+    peak_in_flight_freed_at_input_gradient: list[int]
+    messages: int
 
 def legacy_all_reduce_s(seps: list[int], devices: list[int], size: float) -> float: ...
 def legacy_columns(
@@ -37,28 +200,26 @@ def partition_chain(
     max_interval_s: float | None,
     time_limit_s: float | None,
     progress: Callable[[float, float], object] | None,
-) -> dict[str, Any]: ...
-def build_schedule(name: str, request: _Request) -> dict[str, Any]: ...
-def without_flush(schedule: Schedule, iterations: int) -> dict[str, Any]: ...
-def read_schedule(name: str, text: str) -> dict[str, Any]: ...
+) -> ChainRecord: ...
+def build_schedule(name: str, request: _Request) -> ScheduleRecord: ...
+def without_flush(schedule: Schedule, iterations: int) -> ScheduleRecord: ...
+def read_schedule(name: str, text: str) -> ScheduleRecord: ...
 def write_schedule(schedule: Schedule, in_steps: bool) -> str: ...
 def validate_schedule(schedule: Schedule) -> None: ...
 def peak_in_flight(schedule: Schedule) -> list[int]: ...
-def schedule_families() -> list[dict[str, Any]]: ...
+def schedule_families() -> list[FamilyRecord]: ...
 def schedule_peaks(name: str, request: _Request) -> list[int] | None: ...
-
-# Records are dicts: `hpgo.planning.search` makes dataclasses of them, which document their fields.
 def plan(
     question: Question, deadline_s: float | None, progress: Callable[[float, float], object] | None
-) -> tuple[dict[str, Any], dict[str, Any]]: ...
-def classic_plans(question: Question, deadline_s: float | None) -> dict[str, Any]: ...
-def closest_plan(question: Question, deadline_s: float | None) -> dict[str, Any]: ...
+) -> tuple[PlanRecord, SearchRecord]: ...
+def classic_plans(question: Question, deadline_s: float | None) -> ClassicsRecord: ...
+def closest_plan(question: Question, deadline_s: float | None) -> PlanRecord: ...
 def fits(question: Question, deadline_s: float | None) -> bool: ...
-def quick_plan(question: Question, deadline_s: float | None) -> dict[str, Any]: ...
-def exhaustive(question: Question) -> tuple[dict[str, Any], int]: ...
+def quick_plan(question: Question, deadline_s: float | None) -> PlanRecord: ...
+def exhaustive(question: Question) -> tuple[PlanRecord, int]: ...
 def evaluate(
     question: Question, stages: Sequence[tuple[list[int], list[int]]], windows: Sequence[int] | None = None
-) -> dict[str, Any]: ...
+) -> PlanRecord: ...
 def simulate(
     schedule: Schedule,
     costs: _Columns,
@@ -74,11 +235,11 @@ class CheckedSchedule: ...
 class Simulation:
     @property
     def makespan_s(self) -> float: ...
-    def actions(self) -> dict[str, NDArray[Any]]: ...
-    def times(self) -> dict[str, NDArray[np.float64]]: ...
-    def transfers(self) -> dict[str, NDArray[Any]]: ...
-    def syncs(self) -> dict[str, NDArray[Any]]: ...
-    def idle(self) -> dict[str, NDArray[Any]]: ...
+    def actions(self) -> ActionsRecord: ...
+    def times(self) -> TimesRecord: ...
+    def transfers(self) -> TransfersRecord: ...
+    def syncs(self) -> SyncsRecord: ...
+    def idle(self) -> IdleRecord: ...
     def slack_s(self) -> NDArray[np.float64]: ...
     def memory(self, stages: NDArray[np.float64]) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]: ...
-    def measures(self) -> dict[str, Any]: ...
+    def measures(self) -> MeasuresRecord: ...

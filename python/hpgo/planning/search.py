@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpgo import _core
 from hpgo.base.errors import HpgoError, InfeasibleError
@@ -58,7 +58,7 @@ def price(
     return plan_of(question, found)
 
 
-def plan_of(question: Question, found: dict[str, Any]) -> Plan:
+def plan_of(question: Question, found: _core.PlanRecord) -> Plan:
     """What the native planner found or priced."""
     profile = question.profile
     stages = []
@@ -69,7 +69,15 @@ def plan_of(question: Question, found: dict[str, Any]) -> Plan:
                 layers=tuple(profile.layers[index].id for index in record["layers"]),
                 devices=tuple(record["devices"]),
                 in_flight=record["window"],
-                **price | {"memory": Memory(**price["memory"])},
+                share=price["share"],
+                forward_s=price["forward_s"],
+                backward_s=price["backward_s"],
+                transfer_s=price["transfer_s"],
+                transfer_busy_s=price["transfer_busy_s"],
+                sync_s=price["sync_s"],
+                sync_tail_s=price["sync_tail_s"],
+                memory=Memory(**price["memory"]),
+                capacity_bytes=price["capacity_bytes"],
             )
         )
     micro_batch_size = found["micro_batch_size"]
@@ -138,14 +146,17 @@ def with_alternatives(question: Question, best: Plan) -> Plan:
         shared = not_searched
     else:
         shared = "no micro-batch can be shared by two devices"
-    straight = {None: "no plan of this kind fits", "effort": "no plan of this kind was found"}
-    missing = {"data_parallel": shared, "straight": straight.get(classics["straight_stopped"], not_searched)}
+    ended = {None: "no plan of this kind fits", "effort": "no plan of this kind was found"}
+    straight = ended.get(classics["straight_stopped"], not_searched)
     alternatives = []
-    for name, key in (("data parallelism", "data_parallel"), ("straight pipeline", "straight")):
-        if classics[key] is None:
-            alternatives.append(Alternative(name, None, 0, 0, 0.0, missing[key]))
+    for name, found, reason in (
+        ("data parallelism", classics["data_parallel"], shared),
+        ("straight pipeline", classics["straight"], straight),
+    ):
+        if found is None:
+            alternatives.append(Alternative(name, None, 0, 0, 0.0, reason))
             continue
-        other = plan_of(question, classics[key])
+        other = plan_of(question, found)
         lacking = other.missing_bytes
         if lacking:
             why = f"lacks {format_bytes(lacking)} on each device"

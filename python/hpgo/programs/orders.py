@@ -318,7 +318,23 @@ def schedules() -> tuple[Family, ...]:
 
 @cache
 def _families() -> tuple[Family, ...]:
-    return tuple(Family(**row | {"options": tuple(row["options"])}) for row in _core.schedule_families())
+    return tuple(
+        Family(
+            name=row["name"],
+            summary=row["summary"],
+            source=row["source"],
+            limits=row["limits"],
+            options=tuple(row["options"]),
+            chunks=row["chunks"],
+            chains=row["chains"],
+            splits_backward=row["splits_backward"],
+            pace=row["pace"],
+            weight_versions=row["weight_versions"],
+            peak=row["peak"],
+            bubble=row["bubble"],
+        )
+        for row in _core.schedule_families()
+    )
 
 
 def asynchronous_windows(devices: Sequence[int]) -> list[int]:
@@ -352,11 +368,17 @@ def _load_arrays() -> None:
     import numpy  # noqa: F401
 
 
-def _of(record: dict[str, Any]) -> Schedule:
+def _of(record: _core.ScheduleRecord) -> Schedule:
     record["actions"].flags.writeable = False
-    for name in ("micro_batches", "rank_of_stage", "rank_starts", "weight_versions"):
-        record[name] = tuple(record[name])
-    checked = record.pop("checked")
-    built = Schedule(**record)
-    object.__setattr__(built, "_checked", checked)
+    built = Schedule(
+        name=record["name"],
+        chain_length=record["chain_length"],
+        micro_batches=tuple(record["micro_batches"]),
+        rank_of_stage=tuple(record["rank_of_stage"]),
+        actions=record["actions"],
+        rank_starts=tuple(record["rank_starts"]),
+        pace=record["pace"],
+        weight_versions=tuple(record["weight_versions"]),
+    )
+    object.__setattr__(built, "_checked", record["checked"])
     return built

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from hpgo import _core
 from hpgo.base.checks import whole
@@ -194,7 +194,7 @@ def _solved(
 
 
 def _plan(
-    found: dict[str, Any], task: Task, groups: list[Group], *, batch_size: int, objective: str, units: str
+    found: _core.ChainRecord, task: Task, groups: list[Group], *, batch_size: int, objective: str, units: str
 ) -> ChainPlan:
     free = [list(group.hosts) for group in groups]
     stages = []

@@ -1,0 +1,92 @@
+"""The stub says of every record what crosses from the native module: its fields, and theirs."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toys import chain
+
+import hpgo
+from hpgo import _core
+from hpgo.planning.question import Question
+from hpgo.programs.orders import _Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+STUB = ast.parse((Path(hpgo.__file__).parent / "_core.pyi").read_text(encoding="utf-8"))
+RECORDS = {
+    node.name: {field.target.id: ast.unparse(field.annotation) for field in node.body}
+    for node in STUB.body
+    if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "TypedDict" for base in node.bases)
+}
+PROFILE = chain([1.0, 2.0], 8.0, 4.0)
+PAIR = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
+QUESTION = Question.of(PROFILE, PAIR, global_batch_size=4, schedule="1f1b")
+ORDERS = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+
+
+def crossed(function: str, ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the native `function` returns while `ask` runs."""
+    returned = []
+    native = getattr(_core, function)
+
+    def heard(*given: Any) -> Any:
+        returned.append(native(*given))
+        return returned[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_core, function, heard)
+        ask()
+    return returned[0]
+
+
+def check(annotation: str, value: Any, found: set[str]) -> None:
+    """Compares records and what is in them; collects the names of those met."""
+    if annotation.startswith("list["):
+        for each in value:
+            check(annotation[5:-1], each, found)
+    elif annotation.startswith("tuple["):
+        for part, each in zip(annotation[6:-1].split(", "), value, strict=True):
+            check(part, each, found)
+    elif annotation.removesuffix(" | None") in RECORDS and value is not None:
+        name = annotation.removesuffix(" | None")
+        found.add(name)
+        assert set(value) == set(RECORDS[name]), name
+        for field, inner in RECORDS[name].items():
+            if not inner.startswith("list[tuple"):
+                check(inner, value[field], found)
+
+
+def returns(function: str, within: str | None = None) -> str:
+    body = STUB.body if within is None else next(n.body for n in STUB.body if getattr(n, "name", "") == within)
+    node = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == function)
+    return ast.unparse(node.returns)
+
+
+def test_every_record_has_the_fields_that_the_stub_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: set[str] = set()
+    request = _Request(2, 4, None, None, None, None, None)
+    values = {
+        "plan": _core.plan(QUESTION, None, None),
+        "classic_plans": _core.classic_plans(QUESTION, None),
+        "quick_plan": _core.quick_plan(QUESTION, None),
+        "closest_plan": _core.closest_plan(QUESTION, None),
+        "exhaustive": _core.exhaustive(QUESTION),
+        "evaluate": _core.evaluate(QUESTION, [([0, 1], [0, 1])]),
+        "build_schedule": _core.build_schedule("1f1b", request),
+        "read_schedule": _core.read_schedule("mine", ORDERS.to_text()),
+        "without_flush": _core.without_flush(hpgo.schedule("pipedream", ranks=2, micro_batches=4), 2),
+        "schedule_families": _core.schedule_families(),
+        "partition_chain": crossed("partition_chain", lambda: hpgo.partition(PROFILE, PAIR), monkeypatch),
+    }
+    for function, value in values.items():
+        check(returns(function), value, met)
+    simulated = crossed("simulate", lambda: hpgo.simulate(ORDERS, transfer_s=0.1), monkeypatch)
+    for part in ("actions", "times", "transfers", "syncs", "idle", "measures"):
+        check(returns(part, "Simulation"), getattr(simulated, part)(), met)
+    assert met == set(RECORDS)
