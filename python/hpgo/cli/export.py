@@ -9,6 +9,7 @@ import click
 from hpgo.export.targets import NAMES, TARGETS, find
 
 if TYPE_CHECKING:
+    from hpgo.planning.chain.plans import ChainPlan
     from hpgo.planning.plans import Plan
     from hpgo.programs.program import Program
 
@@ -30,6 +31,8 @@ _TRIED = ", ".join(f"{target.name}@{target.version}" if target.version else targ
 def command(plan: str, target: str, output: str | None) -> None:
     """Write PLAN.json, from `hpgo plan -o`, as configuration of a launcher.
 
+    Plans of inference, from `hpgo partition --for NAME --json`, go to vllm, sglang, llama.cpp and accelerate.
+
     Launchers run grids: as many replicas of each stage; `hpgo plan --for NAME` plans for one. Plans with other counts
     are for launchers of your own, which ask a plan what each rank does: `Plan.for_rank`, examples/rank.py.
 
@@ -41,6 +44,7 @@ def command(plan: str, target: str, output: str | None) -> None:
       hpgo export plan.json --to megatron -o arguments.txt
       hpgo export plan.json --to torchtitan@0.2 -o job.toml
       hpgo export plan.json --to torch -o job/
+      hpgo export chain.json --to vllm -o serve.sh
     """
     from hpgo import export
 
@@ -67,14 +71,16 @@ def _known(target: str) -> str:
     return target
 
 
-def _read(path: str) -> Plan | Program:
+def _read(path: str) -> Plan | Program | ChainPlan:
     """The plan or the program that a file holds."""
     from hpgo.base.documents import parse, read_text
     from hpgo.base.errors import ArgumentError
+    from hpgo.planning.chain.plans import ChainPlan
     from hpgo.planning.plans import Plan
     from hpgo.programs.program import Program
 
     text = read_text(path, ArgumentError)
     document = parse(text, path, ArgumentError) if text.lstrip().startswith("{") else None
-    is_program = isinstance(document, dict) and document.get("format") == "hpgo.program"
-    return (Program if is_program else Plan).from_json(text, source=path)
+    kinds: dict[object, type[Program | ChainPlan]] = {"hpgo.program": Program, "hpgo.chain": ChainPlan}
+    form = document.get("format") if isinstance(document, dict) else None
+    return (kinds.get(form, Plan) if isinstance(form, str) else Plan).from_json(text, source=path)

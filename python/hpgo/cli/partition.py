@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "--for",
     "launcher",
     metavar="NAME",
-    help="Cut --profile as vllm or sglang can: between blocks, one a stage at least.",
+    help="Cut --profile as vllm, sglang, llama.cpp and accelerate can: between blocks, one a stage at least.",
 )
 @click.option("-b", "--batch-size", type=int, metavar="N", help="Samples in a batch: 8, or the largest of --profile.")
 @click.option("-d", "--dtype", metavar="TYPE", default="torch.float32", help="Data type of values on the edges.")
@@ -94,6 +94,7 @@ def command(
       hpgo partition --objective bits --throughput 6 --bits 16 --bits 8
       hpgo partition --profile vgg-19 --cluster mixed.yaml --json
       hpgo partition --profile bert-48 --cluster mixed.yaml --for vllm
+      hpgo partition --profile llm.yaml --cluster two.yaml --for sglang --json
     """
     from hpgo.planning.chain.search import partition, partition_files
     from hpgo.show.chain_report import explain, table

@@ -79,6 +79,7 @@ class Target:
 _CORE = "megatron-core 0.16.1"
 _LAYOUT = "megatron-core 0.16.1: the layout; other settings are as in the source of this release"
 _FAMILY = "hpgo.export.for_megatron_family"
+_SERVING = "hpgo.export.for_serving"
 
 TARGETS: tuple[Target, ...] = (
     Target("torch", "2.15", "torch.distributed.pipelining", "torch 2.15.0", "a Python module and the orders",
@@ -97,6 +98,10 @@ TARGETS: tuple[Target, ...] = (
            f"{_FAMILY}:swift", "megatron@0.16"),
     Target("deepspeed", "0.19", "DeepSpeed", "deepspeed 0.19.8", "a Python module with a PipelineModule",
            "hpgo.export.for_deepspeed:module", "deepspeed@0.19"),
+    Target("vllm", "0.33", "vLLM", "vllm 0.33.0", "a bash script that serves", f"{_SERVING}:vllm"),
+    Target("sglang", "0.5", "SGLang", "sglang 0.5.23", "a bash script that serves", f"{_SERVING}:sglang"),
+    Target("llama.cpp", "", "llama.cpp", "", "a bash script that serves", f"{_SERVING}:llama_cpp"),
+    Target("accelerate", "1.15", "accelerate", "accelerate 1.15.0", "a Python module", f"{_SERVING}:accelerate"),
 )  # fmt: skip
 """All targets, older versions first."""
 

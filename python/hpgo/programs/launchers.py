@@ -124,8 +124,12 @@ TABLE: tuple[Launcher, ...] = (
         overlaps=False,
     ),
     Launcher("torch", "2.15", "PyTorch", schedules=_BY_FILE, cuts="anywhere", overlaps=False),
-    Launcher("vllm", "", "vLLM", schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1),
-    Launcher("sglang", "", "SGLang", schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1),
+    *(
+        Launcher(name, "", title, schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1)
+        for name, title in (
+            ("vllm", "vLLM"), ("sglang", "SGLang"), ("llama.cpp", "llama.cpp"), ("accelerate", "accelerate"),
+        )
+    ),
 )  # fmt: skip
 """What each launcher runs, older versions first."""
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_yaml
 from hpgo.base.renamed import renamed
@@ -15,7 +16,13 @@ from hpgo.programs.program import program
 from hpgo.programs.stages import Crossing
 
 if TYPE_CHECKING:
+    import os
+
     from hpgo.programs.program import Program
+
+_VERSION = 1
+_DERIVED = ("samples_per_s", "gap", "limit", "throughput", "bottleneck")
+_DERIVED_OF_STAGES = ("utilisation", "slack_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,8 @@ class ChainPlan:
     """What it was planned for: `vllm`; empty if anybody may run it."""
     blocks: tuple[int, ...] = ()
     """Blocks of each stage, if it was planned for a launcher that counts them."""
+    gpus_per_device: int = 1
+    """GPUs that a host stands for."""
 
     @property
     def samples_per_s(self) -> float:
@@ -189,19 +198,62 @@ class ChainPlan:
         )
 
     def to_json(self) -> str:
-        """Everything, for machines."""
-        facts = asdict(self) | {
-            "samples_per_s": self.samples_per_s,
-            "gap": self.gap,
-            "limit": self.limit,
-            "throughput": self.samples_per_s,  # as it was called, and the next; they go with the next version
-            "bottleneck": self.limit,
-        }
-        for stage, row in zip(self.stages, facts["stages"], strict=True):
-            row |= {"utilisation": self.utilisation(stage), "slack_s": self.slack_s(stage)}
+        """Everything, for machines; `ChainPlan.from_json` reads it back."""
+        facts = (
+            {"format": "hpgo.chain", "version": _VERSION}
+            | asdict(self)
+            | {
+                "samples_per_s": self.samples_per_s,
+                "gap": self.gap,
+                "limit": self.limit,
+                "throughput": self.samples_per_s,  # as it was called, and the next; they go with the next version
+                "bottleneck": self.limit,
+            }
+        )
+        facts["stages"] = [
+            asdict(stage) | {"utilisation": self.utilisation(stage), "slack_s": self.slack_s(stage)}
+            for stage in self.stages
+        ]
         # JSON has no infinity: an interval of 0 or a bound of 0 makes one.
         known = {key: None if value == float("inf") else value for key, value in facts.items()}
         return json.dumps(known, indent=2, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "the plan") -> ChainPlan:
+        """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it.
+
+        >>> import hpgo
+        >>> pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1, memory="80 GB")
+        >>> plan = hpgo.partition(hpgo.read_profile("bert-48"), pair)
+        >>> ChainPlan.from_json(plan.to_json()) == plan
+        True
+        """
+        with hinted("make it again: `hpgo partition … --json`"):
+            document = parse(text, source, ArgumentError)
+            top = Section(document, source, ArgumentError)
+            if top.get("format", None) != "hpgo.chain" or top.get("version", None) != _VERSION:
+                top.fail(f"is not a plan of `hpgo partition` of version {_VERSION}")
+            for key in _DERIVED:
+                top.get(key, None)
+            rows = top.items("stages")
+            stages = [{key: row[key] for key in row if key not in _DERIVED_OF_STAGES} if isinstance(row, dict) else row
+                      for row in rows]  # fmt: skip
+            kept = Section({"stages": stages}, source, ArgumentError).rows("stages")
+            plan = record(cls, top, known={"stages": tuple(record(ChainStage, kept.within(row)) for row in kept)})
+            if not all(stage.hosts for stage in plan.stages) or plan.batch_size < 1 or plan.gpus_per_device < 1:
+                top.fail("a stage has no hosts, or there are no samples or GPUs")
+            if plan.blocks and (len(plan.blocks) != len(plan.stages) or min(plan.blocks) < 1):
+                top.fail("`blocks` must be a number from 1 for each stage")
+            return plan
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON. Raises ArgumentError if the file can't be written."""
+        write_text(path, self.to_json() + "\n", ArgumentError)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> ChainPlan:
+        """Reads a plan that `save` wrote. Raises ArgumentError naming the file."""
+        return cls.from_json(read_text(path, ArgumentError), source=str(path))
 
     def _where(self, number: int) -> str:
         if number == 0:

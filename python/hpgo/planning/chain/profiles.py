@@ -88,4 +88,5 @@ def task_of_profile(
         remarks=remarks,
         launcher="" if launcher is None else launcher.name,
         blocks=blocks,
+        gpus_per_device=cluster.gpus_per_device,
     )

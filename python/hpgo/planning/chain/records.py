@@ -77,3 +77,4 @@ class Task:
     launcher: str = ""
     blocks: list[int] = field(default_factory=list)
     """Blocks of the model before each position, if a launcher counts them."""
+    gpus_per_device: int = 1

@@ -99,7 +99,8 @@ def partition(
     Args:
         profile: the model; its forward times count.
         cluster: machines of one or several types of device.
-        launcher: `vllm` or `sglang`: cut between the model's blocks only, and give each stage one at least.
+        launcher: `vllm`, `sglang`, `llama.cpp` or `accelerate`: cut between the model's blocks only, and give each
+            stage one at least.
         batch_size: samples in a batch, the profile's largest unless given.
         count_loading: count the time of layers that load data (`Profile.loading`); else a loader is taken to work
             ahead, as for `hpgo.plan`.
@@ -229,6 +230,7 @@ def _plan(
         remarks=tuple(task.remarks),
         launcher=task.launcher,
         blocks=tuple(task.blocks[row["end"]] - task.blocks[row["first"]] for row in found["stages"] if task.blocks),
+        gpus_per_device=task.gpus_per_device,
     )
 
 
