@@ -168,6 +168,7 @@ def test_what_a_launcher_lacks_is_refused_before_the_search() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"launcher": "megatron", "schedule": "gpipe"}, "Megatron-LM does not run schedule 'gpipe'"),
+        ({"launcher": "torch", "schedule": "pipedream"}, "PyTorch does not run schedule 'pipedream'"),
         ({"launcher": "megatron@0.1"}, "nobody has tried Megatron-LM `0.1`"),
         ({"launcher": "vllm"}, "vLLM trains nothing"),
         ({"launcher": 3}, "the launcher is 3"),
@@ -185,6 +186,14 @@ def test_auto_compares_only_the_schedules_of_the_launcher() -> None:
     plan = hpgo.plan(profile, cluster, global_batch_size=64, launcher="megatron", schedule="auto")
     assert plan.schedule == "1f1b"
     assert {choice.name for choice in plan.schedules} == {"1f1b", "interleaved"}
+    assert len({stage.replicas for stage in plan.stages}) == 1
+
+
+def test_a_schedule_without_a_bound_is_not_compared() -> None:
+    profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-c").first(4)
+    plan = hpgo.plan(profile, cluster, global_batch_size=64, launcher="torch", schedule="zb_h1")
+    assert (plan.schedule, plan.lower_bound_s) == ("zb_h1", None)
+    assert "not compared with the best plan that anybody could run: no bound is known" in " ".join(str(plan).split())
     assert len({stage.replicas for stage in plan.stages}) == 1
 
 

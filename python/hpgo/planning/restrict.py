@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from hpgo.base.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
@@ -16,6 +16,7 @@ from hpgo.base.wording import counted, shorten
 from hpgo.planning.plans import Restriction
 from hpgo.planning.search import search
 from hpgo.programs.blocks import Blocks
+from hpgo.programs.names import PlannedSchedule
 from hpgo.programs.recomputation import activations_bytes, group_of
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ def restricted(question: Question, launcher: Launcher, *, schedule: str | None) 
     if schedule is None:
         schedule = next(iter(launcher.schedules))
     elif schedule != "auto" and schedule not in launcher.schedules:
+        plannable = [name for name in launcher.schedules if name in get_args(PlannedSchedule)]
         raise ArgumentError(
-            f"{title} does not run schedule {schedule!r}", f"choose auto or one of {', '.join(launcher.schedules)}"
+            f"{title} does not run schedule {schedule!r}", f"choose auto or one of {', '.join(plannable)}"
         )
     memory = question.memory
     if memory.shard_optimizer not in launcher.shards_optimizer:

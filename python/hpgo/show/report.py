@@ -254,7 +254,8 @@ def restriction(plan: Plan) -> str:
     known = plan.restriction.costs(plan.step_s)
     free_s, stages = plan.restriction.free_step_s, plan.restriction.free_stages
     if known is None or free_s is None or stages is None:
-        return "not compared with the best plan that anybody could run"
+        why = "no bound is known for its schedule" if plan.lower_bound_s is None else "the search had no time left"
+        return f"not compared with the best plan that anybody could run: {why}"
     least, most = known
     if most <= _PROVEN:
         return "costs nothing: no plan that anybody could run has a shorter step"
