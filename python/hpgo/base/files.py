@@ -8,7 +8,6 @@ is written to as it stands.
 from __future__ import annotations
 
 import os
-import secrets
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,7 +57,7 @@ def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[Bi
             return
         if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(13, os.strerror(13))
-        beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
+        beside = target.with_name(f".{target.name[:100]}.{os.urandom(4).hex()}.tmp")
         try:
             with beside.open("xb") as file:
                 yield file

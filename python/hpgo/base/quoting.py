@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.wording import shorten
@@ -68,6 +66,8 @@ def in_shell(text: str) -> str:
     """
     whole = _whole(text).replace("\0", "\ufffd")
     if whole.isprintable():
+        import shlex
+
         return shlex.quote(whole)
     # `$'…'` takes bytes in octal; three digits, so that a digit behind them stays one.
     letters = (
@@ -93,6 +93,8 @@ def _tex_letter(letter: str) -> str:
         return _TEX[letter]
     if letter.isascii() or not letter.isprintable():
         return letter if letter.isprintable() else " "
+    import unicodedata
+
     plain, accent = unicodedata.normalize("NFD", letter)[0], unicodedata.normalize("NFD", letter)[1:]
     if accent in _TEX_ACCENTS and plain.isascii():
         return rf"\{_TEX_ACCENTS[accent]}{{{plain}}}"

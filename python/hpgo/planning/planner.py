@@ -13,7 +13,6 @@ from hpgo.base.wording import as_whole, shown
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question, is_number
 from hpgo.planning.search import plan_of, price, search, with_alternatives
-from hpgo.programs.launchers import launcher as find_launcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -87,6 +86,7 @@ def plan(
     if launcher is None:
         return _best(question, deadline_s, progress)
     from hpgo.planning.restrict import restricted, solved, with_restriction
+    from hpgo.programs.launchers import launcher as find_launcher
 
     until_s = None if deadline_s is None else time.monotonic() + deadline_s
     row = find_launcher(launcher)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from hpgo.base.documents import read_text, write_text
 from hpgo.base.errors import ArgumentError
@@ -17,17 +17,14 @@ from hpgo.model.profile import Profile  # noqa: TC001
 from hpgo.planning import limits
 from hpgo.planning.question import MemoryModel  # noqa: TC001
 from hpgo.programs.blocks import Blocks  # noqa: TC001
-from hpgo.programs.costs import Costs
-from hpgo.programs.orders import Durations, Schedule
-from hpgo.programs.orders import schedule as build
-from hpgo.programs.program import Program, program
 from hpgo.programs.stages import Crossing, Stage  # noqa: TC001
-from hpgo.timing.simulation import simulate
 
 if TYPE_CHECKING:
     import os
 
     from hpgo.programs.names import ScheduleName
+    from hpgo.programs.orders import Durations, Schedule
+    from hpgo.programs.program import Program
     from hpgo.programs.ranks import RankProgram
     from hpgo.timing.timeline import Timeline
 
@@ -251,47 +248,16 @@ class Plan:
 
         Raises ArgumentError for a family that runs several stages on a rank.
         """
-        name = cast("ScheduleName", schedule or self.schedule)  # or `build` will say what it is
-        ranks, micro_batches = len(self.stages), self.micro_batches
-        planned = name == self.schedule
-        in_flight = [stage.in_flight for stage in self.stages]
-        if planned and self.actions:
-            return self._recorded()
-        if planned and name in {"1f1b", "eager_1f1b"}:
-            return build(name, ranks=ranks, micro_batches=micro_batches, windows=in_flight)
-        if not planned and (built := build(name, ranks=ranks, micro_batches=micro_batches)).stages != ranks:
-            raise ArgumentError(
-                f"`{name}` runs {built.stages} stages on {built.ranks} ranks, but the plan has one stage a rank",
-                "choose a schedule with one stage a rank",
-            )
-        # Schedules that look at durations may now be fitted to the plan's; the others come out as before.
-        cap = max(in_flight) if planned and name == "zb" else None
-        return build(name, ranks=ranks, micro_batches=micro_batches, cap=cap, durations=self.durations)
+        from hpgo.planning.running import orders_of  # it runs plans, which looking for them does not
+
+        return orders_of(self, schedule)
 
     @property
     def durations(self) -> Durations:
         """What the plan's stages take, for schedules that are fitted to that."""
-        halves = [stage.halves_s(recompute=self.recompute) for stage in self.stages]
-        transfer_s = max((stage.transfer_s for stage in self.stages[:-1]), default=0.0)
-        return Durations(
-            forward_s=tuple(stage.forward_s for stage in self.stages),
-            input_gradient_s=tuple(half_s for half_s, _ in halves),
-            weight_gradient_s=tuple(half_s for _, half_s in halves),
-            transfer_s=transfer_s,
-        )
+        from hpgo.planning.running import durations_of
 
-    def _recorded(self) -> Schedule:
-        """The orders that are written down."""
-        orders = Schedule.from_text("\n".join(self.actions), name=self.schedule)
-        stages = len(self.stages)
-        if orders.rank_of_stage != tuple(range(stages)) or orders.total_micro_batches != self.micro_batches:
-            raise ArgumentError(
-                f"the plan's actions are those of {orders.stages} stages on {orders.ranks} ranks and"
-                f" {orders.total_micro_batches} micro-batches, but it has {stages} stages, a rank each, and"
-                f" {self.micro_batches} micro-batches",
-                "leave `actions` as `hpgo plan` wrote them",
-            )
-        return orders
+        return durations_of(self)
 
     def program(self, schedule: ScheduleName | None = None) -> Program:
         """What runs: the plan's stages on their devices, by its own schedule or by the family named `schedule`.
@@ -304,21 +270,14 @@ class Plan:
         >>> [len(stage.devices) for stage in runs.stages], runs.stages[0].crossings[0].layer
         ([15, 1], 'pool-5')
         """
-        return program(
-            self.orders(schedule),
-            [(stage.layers, stage.devices) for stage in self.stages],
-            micro_batch_size=self.micro_batch_size,
-            global_batch_size=self.global_batch_size,
-            machines=self.machines or (self.cluster_devices,),
-            crossings=self.crossings or None,
-            recompute=self.recompute,
-            shard_optimizer=self.assumptions is not None and self.assumptions.memory.shard_optimizer,
-            gpus_per_device=1 if self.assumptions is None else self.assumptions.gpus_per_device,
-            costs=Costs.of_stages(self.stages, recompute=self.recompute),
-        )
+        from hpgo.planning.running import program_of
+
+        return program_of(self, schedule)
 
     def timeline(self) -> Timeline:
         """The simulated step: `hpgo.simulate` of this plan."""
+        from hpgo.timing.simulation import simulate
+
         return simulate(self)
 
     def for_rank(self, rank: int) -> RankProgram:

@@ -1,0 +1,77 @@
+"""A plan's orders, and the program that follows from it: what `Plan.orders` and `Plan.program` answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from hpgo.base.errors import ArgumentError
+from hpgo.programs.costs import Costs
+from hpgo.programs.orders import Durations, Schedule
+from hpgo.programs.orders import schedule as build
+from hpgo.programs.program import Program, program
+
+if TYPE_CHECKING:
+    from hpgo.planning.plans import Plan
+    from hpgo.programs.names import ScheduleName
+
+
+def orders_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
+    """The order of each stage, one rank a stage."""
+    name = cast("ScheduleName", schedule or plan.schedule)  # or `build` will say what it is
+    ranks, micro_batches = len(plan.stages), plan.micro_batches
+    planned = name == plan.schedule
+    in_flight = [stage.in_flight for stage in plan.stages]
+    if planned and plan.actions:
+        return _recorded(plan)
+    if planned and name in {"1f1b", "eager_1f1b"}:
+        return build(name, ranks=ranks, micro_batches=micro_batches, windows=in_flight)
+    if not planned and (built := build(name, ranks=ranks, micro_batches=micro_batches)).stages != ranks:
+        raise ArgumentError(
+            f"`{name}` runs {built.stages} stages on {built.ranks} ranks, but the plan has one stage a rank",
+            "choose a schedule with one stage a rank",
+        )
+    # Schedules that look at durations may now be fitted to the plan's; the others come out as before.
+    cap = max(in_flight) if planned and name == "zb" else None
+    return build(name, ranks=ranks, micro_batches=micro_batches, cap=cap, durations=durations_of(plan))
+
+
+def durations_of(plan: Plan) -> Durations:
+    """Seconds of the plan's stages."""
+    halves = [stage.halves_s(recompute=plan.recompute) for stage in plan.stages]
+    transfer_s = max((stage.transfer_s for stage in plan.stages[:-1]), default=0.0)
+    return Durations(
+        forward_s=tuple(stage.forward_s for stage in plan.stages),
+        input_gradient_s=tuple(half_s for half_s, _ in halves),
+        weight_gradient_s=tuple(half_s for _, half_s in halves),
+        transfer_s=transfer_s,
+    )
+
+
+def _recorded(plan: Plan) -> Schedule:
+    """The orders that are written down."""
+    orders = Schedule.from_text("\n".join(plan.actions), name=plan.schedule)
+    stages = len(plan.stages)
+    if orders.rank_of_stage != tuple(range(stages)) or orders.total_micro_batches != plan.micro_batches:
+        raise ArgumentError(
+            f"the plan's actions are those of {orders.stages} stages on {orders.ranks} ranks and"
+            f" {orders.total_micro_batches} micro-batches, but it has {stages} stages, a rank each, and"
+            f" {plan.micro_batches} micro-batches",
+            "leave `actions` as `hpgo plan` wrote them",
+        )
+    return orders
+
+
+def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
+    """The plan's stages on their devices, in these orders, with what they cost."""
+    return program(
+        orders_of(plan, schedule),
+        [(stage.layers, stage.devices) for stage in plan.stages],
+        micro_batch_size=plan.micro_batch_size,
+        global_batch_size=plan.global_batch_size,
+        machines=plan.machines or (plan.cluster_devices,),
+        crossings=plan.crossings or None,
+        recompute=plan.recompute,
+        shard_optimizer=plan.assumptions is not None and plan.assumptions.memory.shard_optimizer,
+        gpus_per_device=1 if plan.assumptions is None else plan.assumptions.gpus_per_device,
+        costs=Costs.of_stages(plan.stages, recompute=plan.recompute),
+    )
