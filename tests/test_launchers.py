@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
+from hpgo.export.targets import TARGETS
 from hpgo.programs.blocks import Blocks
 from hpgo.programs.launchers import NAMES, TABLE, check, launcher, runs_as
 
@@ -170,6 +171,11 @@ def test_what_a_launcher_does_not_run_is_refused_and_nothing_else(
         )
     if runs:
         assert runs_as(row, schedule) in row.schedules
+
+
+def test_exporters_write_for_the_versions_that_are_planned_for() -> None:
+    written = {(target.name, target.version) for target in TARGETS}
+    assert {(row.name, row.version) for row in TABLE} <= written
 
 
 def test_launchers_that_serve_train_nothing() -> None:

@@ -217,6 +217,7 @@ def test_inference_is_cut_between_blocks_with_one_a_stage_at_least(name: str) ->
     assert min(plan.blocks) >= 1
     assert plan.interval_s >= free.lower_bound / ROUNDING
     assert plan.gap == 0
+    assert any(",".join(map(str, plan.blocks)) in text for text in export.files(plan, name).values())
     with pytest.raises(hpgo.ArgumentError, match="trains, and this plans inference"):
         hpgo.partition(profile, cluster, launcher="megatron")
 

@@ -125,9 +125,10 @@ TABLE: tuple[Launcher, ...] = (
     ),
     Launcher("torch", "2.15", "PyTorch", schedules=_BY_FILE, cuts="anywhere", overlaps=False),
     *(
-        Launcher(name, "", title, schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1)
-        for name, title in (
-            ("vllm", "vLLM"), ("sglang", "SGLang"), ("llama.cpp", "llama.cpp"), ("accelerate", "accelerate"),
+        Launcher(name, version, title, schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1)
+        for name, version, title in (
+            ("vllm", "0.33", "vLLM"), ("sglang", "0.5", "SGLang"), ("llama.cpp", "", "llama.cpp"),
+            ("accelerate", "1.15", "accelerate"),
         )
     ),
 )  # fmt: skip
