@@ -49,6 +49,25 @@ class Alternative(click.ParamType):  # type: ignore[type-arg]
         return name.strip(), file
 
 
+class Share(click.ParamType):  # type: ignore[type-arg]
+    """`0.5%`, or `0.005`."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The share as a number from 0 to 1."""
+        if not isinstance(value, str):
+            return float(value)
+        text, percent = value.strip().removesuffix("%"), value.strip().endswith("%")
+        try:
+            share = float(text) / (100 if percent else 1)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:  # NaN fails every comparison
+            self.fail(f"`{shorten(value)}` is no share from 0 to 100 %; write it like 0.5%", param, ctx)
+        return share
+
+
 def saving(command: _Command) -> _Command:
     """Adds the options that say how a plan is saved."""
     options = (
@@ -75,6 +94,12 @@ def saving(command: _Command) -> _Command:
 )
 @click.option("--devices", type=Counts(), metavar="N[,N…]", help="Use only the first N devices of the cluster.")
 @click.option("--max-stages", type=int, metavar="N", help="Stages at most.")
+@click.option(
+    "--tie",
+    type=Share(),
+    metavar="SHARE",
+    help="Take the plan with the least memory whose step is at most so much longer than the shortest: `0.5%`.",
+)
 @click.option("--deadline", type=SECONDS, metavar="TIME", help="Stop then, with the best plan so far: `10s`.")
 @click.option("--json", "as_json", is_flag=True, help="For machines: docs/plan.md.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="To paste into a document.")
@@ -97,6 +122,7 @@ def command(
     launcher: str | None,
     devices: tuple[int, ...] | None,
     max_stages: int | None,
+    tie: float | None,
     deadline: float | None,
     as_json: bool,
     as_markdown: bool,
@@ -121,6 +147,7 @@ def command(
       hpgo plan bert-48 -c dapple-a -b 64 --schedule auto
       hpgo plan bert-48 -c dapple-a -b 64 --for megatron -o plan.json
       hpgo plan vgg-19 -c dapple-c -b 2048 -o plan.json
+      hpgo plan bert-48 -c h100:4 -b 1024 --tie 5%
       hpgo plan vgg-19 -c h100 -b 64 --save-alternative "data parallelism=dp.json"
       hpgo plan vgg-19 -c dapple-c -b 256,512,1024,2048 --plot vgg-19.svg
       hpgo plan xlnet-36 -c h100:8 -b 1024 --devices 8,16,32,64
@@ -140,7 +167,7 @@ def command(
         check(plot)  # before the search, which may take minutes
     if alternatives and several:
         raise click.UsageError("--save-alternative is for one plan: give one batch size and one device count")
-    keywords = settings(options) | {"launcher": launcher, "max_stages": max_stages, "deadline_s": deadline}
+    keywords = settings(options) | {"launcher": launcher, "max_stages": max_stages, "tie": tie, "deadline_s": deadline}
     with as_options():
         read = read_profile(profile, batch_size=profile_batch_size)
     whole = Cluster.read(cluster)

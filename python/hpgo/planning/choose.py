@@ -27,6 +27,7 @@ from hpgo.planning.plans import ScheduleChoice
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.reprice import reprice
 from hpgo.planning.search import plan_of, price, search, with_alternatives
+from hpgo.planning.ties import with_leaner
 from hpgo.programs.costs import Costs, StageBytes
 from hpgo.programs.orders import schedule, schedules
 from hpgo.timing.simulation import simulate
@@ -291,7 +292,8 @@ def best_of_all(
     winner = min((plan for plan, _ in tries if plan is not None), key=lambda plan: plan.step_s)
     winner = replace(winner, stopped=clock.stopped or winner.stopped)
     if winner.lower_bound_s is not None:
-        winner = with_alternatives(replace(question, schedule=winner.schedule), winner)
+        alone = replace(question, schedule=winner.schedule)
+        winner = with_leaner(alone, with_alternatives(alone, winner))
     choices = [choice for _, choice in tries]
     listed = {choice.name for choice in choices}
     untried = _known(question, (*SCHEDULES, *RUN_ON_PLANS, *COMPARED))

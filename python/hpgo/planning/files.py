@@ -34,7 +34,7 @@ _SHARED = (
     "restriction", *_COMPARED,
 )  # fmt: skip
 """What alternatives have from the plan that they are alternatives of, or do without."""
-_SINCE_2 = {"stopped", "kept_bytes", "recomputed_bytes", "notes"}
+_SINCE_2 = {"stopped", "kept_bytes", "recomputed_bytes", "notes", "tie"}
 """Keys that files of version 2 may lack, at any depth: it grew."""
 _SINCE_1 = {*_SINCE_2, "machines", "crossings", "actions", "assumptions", "made_with", "plan", "restriction"}
 """Keys that files of version 1 may lack, at any depth."""

@@ -13,6 +13,7 @@ from hpgo.base.wording import as_whole, shown
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question, is_number
 from hpgo.planning.search import plan_of, price, search, with_alternatives
+from hpgo.planning.ties import least_memory, with_leaner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,7 @@ def plan(
     global_batch_size: int,
     launcher: str | None = None,
     max_stages: int | None = None,
+    tie: float | None = None,
     deadline_s: float | None = None,
     progress: Callable[[float, float], object] | None = None,
     **options: Unpack[Options],
@@ -43,6 +45,9 @@ def plan(
         launcher: search only what this launcher runs, under its own schedule: `megatron`, `torchtitan`, `deepspeed` or
             `torch`, with a version as in `torchtitan@0.2` or the latest. `Plan.restriction` says what that costs.
         max_stages: stages at most.
+        tie: take the plan with the least memory on its fullest device among those whose step is at most this share
+            longer than the shortest one found: 0.005 is half a percent. `Plan.tie` says what it was preferred to;
+            bound and gap are still those of the shortest step. It takes a few searches more.
         deadline_s: return the best plan found so far after this many seconds, with its gap. Ctrl-C does the same.
         progress: called about ten times a second with the best step so far, infinite before there is one, and
             the lower bound.
@@ -81,10 +86,12 @@ def plan(
         question = replace(question, most_stages=whole("max_stages", max_stages, most=NO_LIMIT - 1))
     if deadline_s is not None and not (is_number(deadline_s) and deadline_s > 0):
         raise ArgumentError(f"deadline_s is {deadline_s!r}", "give a positive number of seconds")
+    if tie is not None and not (is_number(tie) and 0 <= tie <= 1):
+        raise ArgumentError(f"tie is {tie!r:.40}", "give a share of the step from 0 to 1: 0.005 is half a percent")
     if progress is not None and not callable(progress):
         raise ArgumentError(f"progress is {progress!r}", "give a function of the best step and the lower bound")
     if launcher is None:
-        return _best(question, deadline_s, progress)
+        return _best(question, tie, deadline_s, progress)
     from hpgo.planning.restrict import restricted, solved, with_restriction
     from hpgo.programs.launchers import launcher as find_launcher
 
@@ -94,20 +101,37 @@ def plan(
     best = solved(
         asked,
         row,
-        lambda question: _best(question, None if until_s is None else max(1e-3, until_s - time.monotonic()), progress),
+        lambda question: _best(
+            question, tie, None if until_s is None else max(1e-3, until_s - time.monotonic()), progress
+        ),
     )
     return with_restriction(best, asked, row, question, until_s=until_s)
 
 
-def _best(question: Question, deadline_s: float | None, progress: Callable[[float, float], object] | None) -> Plan:
+def _best(
+    question: Question,
+    tie: float | None,
+    deadline_s: float | None,
+    progress: Callable[[float, float], object] | None,
+) -> Plan:
     """What the planner answers to a checked question, under any schedule."""
     if question.schedule in SCHEDULES:
-        return with_alternatives(question, search(question, deadline_s, progress))
+        started_s = time.monotonic()
+        best = search(question, deadline_s, progress)
+        if tie is not None:
+            left_s = None if deadline_s is None else deadline_s - (time.monotonic() - started_s)
+            best = least_memory(question, best, float(tie), left_s)
+        return with_leaner(question, with_alternatives(question, best))
+    if tie is not None:
+        raise ArgumentError(
+            f"`tie` is not for schedule {question.schedule!r}",
+            f"choose one of {', '.join(SCHEDULES)}; `auto` lists the memory of every schedule",
+        )
     from hpgo.planning import choose  # loads what simulates, which the search does without
 
     choose.check(question.schedule)
-    best = choose.best_of_all if question.schedule == "auto" else choose.best
-    return best(question, deadline_s=deadline_s, progress=progress)
+    solve = choose.best_of_all if question.schedule == "auto" else choose.best
+    return solve(question, deadline_s=deadline_s, progress=progress)
 
 
 def evaluate(

@@ -136,6 +136,18 @@ class Restriction:
 
 
 @dataclass(frozen=True, slots=True)
+class Tie:
+    """What a plan was preferred to, for its memory."""
+
+    within: float
+    """How much longer its step may be, as a share."""
+    step_s: float
+    """The shortest step that was found."""
+    peak_bytes: float
+    """On the fullest device of the plan with that step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A way to train: stages on devices, micro-batches, and the step that it is predicted to take.
 
@@ -186,6 +198,8 @@ class Plan:
     """Version of hpgo; None in files that don't say."""
     restriction: Restriction | None = None
     """The launcher that it was searched for; None if anybody may run it."""
+    tie: Tie | None = None
+    """What it was preferred to, if the least memory was asked for; None if the shortest step was."""
     notes: tuple[str, ...] = ()
     """What to know about the numbers that its price stands on: a profile measured on other devices, or with far smaller
     batches."""

@@ -160,7 +160,7 @@ def with_alternatives(question: Question, best: Plan) -> Plan:
         lacking = other.missing_bytes
         if lacking:
             why = f"lacks {format_bytes(lacking)} on each device"
-        elif other.step_s <= best.step_s * (1 + 1e-9):
+        elif abs(other.step_s - best.step_s) <= 1e-9 * best.step_s or (best.tie is None and other.step_s < best.step_s):
             why = "is this plan"
         else:
             why = other.limit

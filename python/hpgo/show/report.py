@@ -22,7 +22,7 @@ from hpgo.planning.optimizers import OPTIMIZERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hpgo.planning.plans import Alternative, Plan
+    from hpgo.planning.plans import Alternative, Plan, Tie
     from hpgo.planning.question import MemoryModel
     from hpgo.programs.stages import Stage
 
@@ -207,6 +207,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         *([] if plan.fits else [("memory", _shortage(plan))]),
         *([("left out", _loading(plan))] if plan.loading_s else []),
         *([] if stored_step_s is None else [("stored step", _stored(plan, stored_step_s))]),
+        *([] if plan.tie is None else [("tie", _tie(plan, plan.tie))]),
         ("proof", proof(plan)),
         *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
         *([(f"--for {plan.restriction.launcher}", restriction(plan))] if plan.restriction is not None else []),
@@ -348,10 +349,15 @@ def _instead(plan: Plan, other: Alternative) -> str:
         if not other.missing_bytes:
             return other.why
         return f"{counted(other.stages, 'stage')}: {other.why}"
-    if other.step_s <= plan.step_s * (1 + 1e-9):
+    if other.why == "is this plan":
         return other.why
     ratio = other.step_s / plan.step_s if plan.step_s else math.inf
-    longer = f"{ratio:.1f} × as long" if ratio >= 2 else f"{_percent(ratio - 1)} longer"
+    if abs(ratio - 1) <= 1e-9:
+        longer = "as long"
+    elif ratio < 1:  # of a plan that was preferred for its memory
+        longer = f"{_percent(1 - ratio)} shorter"
+    else:
+        longer = f"{ratio:.1f} × as long" if ratio >= 2 else f"{_percent(ratio - 1)} longer"
     stages = f"{other.stages} stages, " if other.stages > 1 else ""
     return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.why}"
 
@@ -368,6 +374,17 @@ def _stored(plan: Plan, stored_step_s: float) -> str:
 
 def _loading(plan: Plan) -> str:
     return f"loading data, {format_seconds(plan.loading_s)} for each profiled batch: loaders work ahead of the step"
+
+
+def _tie(plan: Plan, tie: Tie) -> str:
+    """What a plan was preferred to, and by how much it is longer."""
+    longer = plan.step_s / tie.step_s - 1 if tie.step_s else 0.0
+    held = max(stage.memory.total_bytes for stage in plan.stages)
+    least = f"the least memory found within {100 * tie.within:.3g} % of the shortest step found, {_seconds(tie.step_s)}"
+    if held >= tie.peak_bytes:
+        return f"{least}: that plan itself"
+    instead = f"{_bytes(held)} instead of {_bytes(tie.peak_bytes)} on the fullest device"
+    return f"{least}: {'as long' if longer <= 1e-9 else f'{_percent(longer)} longer'}, {instead}"
 
 
 def _optimizer(memory: MemoryModel) -> str:

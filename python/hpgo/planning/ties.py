@@ -1,0 +1,139 @@
+"""Plans that take hardly longer than the shortest step and hold much less.
+
+`with_leaner` looks beside a plan, at the same stages in smaller micro-batches, with fewer of them in flight or with
+activations recomputed, which costs next to nothing. `least_memory` searches anew on devices that are given ever less
+memory. Neither changes what the search has proved: the bound stays that of the shortest step.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hpgo import _core
+from hpgo.base.errors import HpgoError, InfeasibleError
+from hpgo.base.units import format_bytes
+from hpgo.planning.plans import Alternative, Tie
+from hpgo.planning.search import price
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpgo.planning.plans import Plan
+    from hpgo.planning.question import Question
+
+_LONGER = 0.01  # a share of the step that few would miss
+_LESS = 0.75  # of the memory, which is worth a line of the report
+_SIZES = 3  # of micro-batches that are tried beside a plan
+_MOST_ACTIONS = 20_000  # of a step; simulations of more take longer than a hundredth of a second
+_ROUNDS = 8  # of halving the memory that is not yet known to be needed, or not to do
+_CLOSE = 0.02  # between what does and what does not, as a share
+
+
+def with_leaner(question: Question, best: Plan) -> Plan:
+    """`best` with the plan beside it that holds least as an alternative, if that is hardly longer and much smaller."""
+    if best.tie is not None or not best.finished:
+        return best
+    found = min(_within(_beside(question, best), best.step_s * (1 + _LONGER)), key=peak_bytes, default=None)
+    if found is None or peak_bytes(found) > _LESS * peak_bytes(best):
+        return best
+    less, more = (format_bytes(float(f"{peak_bytes(plan):.3g}")) for plan in (found, best))
+    why = f"{less} instead of {more} on the fullest device"
+    other = Alternative(
+        "less memory", found.step_s, len(found.stages), found.micro_batch_size, 0.0, why, replace(found, notes=())
+    )
+    return replace(best, alternatives=(*best.alternatives, other))
+
+
+def least_memory(question: Question, best: Plan, within: float, deadline_s: float | None) -> Plan:
+    """The plan with the least memory on its fullest device whose step is at most `within` longer than that of `best`.
+
+    The memory that is needed is narrowed down by searches on devices that have no more than some of it. After
+    `deadline_s` seconds, or Ctrl-C, it is the best plan so far.
+    """
+    until_s = None if deadline_s is None else time.monotonic() + deadline_s
+    limit_s = best.step_s * (1 + within)
+    kept = min([best, *_within(_beside(question, best), limit_s)], key=lambda plan: (peak_bytes(plan), plan.step_s))
+    stopped, too_little = best.stopped, 0.0
+    for _ in range(_ROUNDS):
+        enough = peak_bytes(kept)
+        if best.stopped == "interrupt" or enough - too_little <= _CLOSE * enough:
+            break
+        left_s = None if until_s is None else until_s - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            stopped = "deadline"
+            break
+        middle = (too_little + enough) / 2
+        try:
+            found, ended = _on_smaller_devices(question, middle, left_s)
+        except InfeasibleError:
+            too_little = middle
+            continue
+        except (HpgoError, KeyboardInterrupt) as error:  # time ran out, or patience, before there was a plan
+            stopped = "deadline" if isinstance(error, HpgoError) else "interrupt"
+            break
+        if found.step_s <= limit_s:
+            kept = found
+        else:
+            too_little = middle
+        if ended in {"deadline", "interrupt"}:
+            stopped = ended
+            break
+    searched = ("lower_bound_s", "cuts", "placements", "labels", "simulated")
+    return replace(
+        kept,
+        **{name: getattr(best, name) for name in searched},
+        stopped=stopped,
+        tie=Tie(within, best.step_s, peak_bytes(best)),
+    )
+
+
+def peak_bytes(plan: Plan) -> float:
+    """What its fullest device holds."""
+    return max(stage.memory.total_bytes for stage in plan.stages)
+
+
+def _within(plans: Iterator[Plan], limit_s: float) -> Iterator[Plan]:
+    return (plan for plan in plans if plan.step_s <= limit_s and plan.fits)
+
+
+def _beside(question: Question, best: Plan) -> Iterator[Plan]:
+    """The stages of `best` in smaller micro-batches, with as few in flight as 1F1B has, or recomputed if allowed."""
+    index_of = {layer.id: index for index, layer in enumerate(question.profile.layers)}
+    rows = [([index_of[layer] for layer in stage.layers], list(stage.devices)) for stage in best.stages]
+    most = _MOST_ACTIONS // (2 * len(rows))
+    least = max(stage.replicas for stage in best.stages) * question.smallest_share
+    sizes = [
+        size
+        for size in question.micro_batch_sizes
+        if least <= size < best.micro_batch_size and question.global_batch_size // size <= most
+    ]
+    depth = len(rows)
+    fewest = [min(best.micro_batches, depth - at) for at in range(depth)]  # of 1F1B
+    tried: list[tuple[int, bool, list[int] | None]] = [(size, best.recompute, None) for size in sizes[-_SIZES:]]
+    if True in question.recompute and not best.recompute:
+        tried.append((best.micro_batch_size, True, None))
+    if best.micro_batches <= most and question.schedule == "eager_1f1b":
+        tried.append((best.micro_batch_size, best.recompute, fewest))
+    for size, recompute, windows in tried:
+        try:
+            yield price(replace(question, micro_batch_sizes=(size,), recompute=(recompute,)), rows, windows)
+        except HpgoError:  # such a micro-batch can't be shared in equal parts
+            continue
+
+
+def _on_smaller_devices(question: Question, most_bytes: float, deadline_s: float | None) -> tuple[Plan, str | None]:
+    """The best plan that holds at most `most_bytes`, priced on the devices as they are, and what stopped the search."""
+    reserved = question.memory.reserved_bytes
+    machines = tuple(
+        replace(
+            machine,
+            device=replace(machine.device, memory_bytes=min(machine.device.memory_bytes, most_bytes + reserved)),
+        )
+        for machine in question.cluster.machines
+    )
+    found, facts = _core.plan(replace(question, cluster=replace(question.cluster, machines=machines)), deadline_s, None)
+    asked = replace(question, micro_batch_sizes=(found["micro_batch_size"],), recompute=(found["recompute"],))
+    stages = [(list(record["layers"]), list(record["devices"])) for record in found["stages"]]
+    return price(asked, stages, [record["window"] for record in found["stages"]]), facts["stopped"]
