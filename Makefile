@@ -4,7 +4,7 @@ BIN := .venv/bin
 CHOSEN := -m "not slow"
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: build torch lint test test-slow wheel bench docs reproduce fuzz ci clean
+.PHONY: build torch lint test test-slow wheel bench docs reproduce frameworks fuzz ci clean
 
 # The tests come last and in one run, so that it ends by saying what was skipped and why.
 ci: CHOSEN =
@@ -66,9 +66,14 @@ docs: build
 reproduce: build
 	$(BIN)/hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction
 
+# The frameworks' own code reads, builds and runs what `hpgo export` writes, and docs/export.md gets the table; makes
+# .frameworks, an environment each. $MEGATRON_LM names a checkout of Megatron-LM, for its parser of arguments.
+frameworks: build torch
+	$(BIN)/python tests/frameworks/run.py --write docs/export.md
+
 fuzz: build
 	$(BIN)/python fuzz/readers.py 60
 
 clean:
 	cargo clean
-	rm -rf .venv
+	rm -rf .venv .frameworks

@@ -1,0 +1,194 @@
+"""Plans exported for DeepSpeed: the module it is given, its own checks of the configuration, one step."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import logging
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import deepspeed
+import deepspeed.comm.comm
+from cases import Case, cases, check_places, outcome, refused_by, tally
+from deepspeed.runtime.config import DeepSpeedConfig
+from processes import difference, pretended, together
+from results import Result, done
+
+import hpgo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logging.disable(logging.WARNING)
+communication = importlib.import_module("deepspeed.comm.torch")  # the attribute of this name is torch itself
+communication.build_shm_op = lambda: None  # compiles a kernel
+
+SCHEDULES = ("1f1b", "eager_1f1b")
+WIDTH = 6
+
+
+class Layer(torch.nn.Module):
+    """One of the profile's, with weights that depend on its name only."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        torch.manual_seed(sum(name.encode()))
+        self.linear = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(x)) + x / 2
+
+
+def mean_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return ((output - target) ** 2).mean()
+
+
+def reasons(case: Case) -> list[str]:
+    return refused_by(case, schedules=SCHEDULES, whole_models=False)
+
+
+@contextlib.contextmanager
+def backend() -> Iterator[None]:
+    """DeepSpeed's own communication on the group that is there."""
+    deepspeed.comm.comm.cdb = communication.TorchBackend(None, None, None)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        deepspeed.comm.comm.cdb = None
+
+
+def load(files: dict[str, str]) -> SimpleNamespace:
+    """The exported module."""
+    name, text = next(iter(files.items()))
+    space: dict[str, Any] = {"__name__": Path(name).stem}
+    exec(compile(text, name, "exec"), space)
+    return SimpleNamespace(**space)
+
+
+def the_same(case: Case) -> bool:
+    """Whether the real module of a rank, and DeepSpeed's reading of CONFIG, are what the case means."""
+    files = outcome(case.given, "deepspeed", reasons(case))
+    if files is None:
+        return False
+    check_places(case, files)
+    exported = load(files)
+    names = [layer for layers in case.layers for layer in layers]
+    assert names == exported.LAYERS
+    world = case.ranks * case.replicas[0]
+    rank = len(names) % world
+    with pretended(rank, world), backend():
+        module = exported.PlannedPipelineModule([Layer(name) for name in names], loss_fn=mean_loss)
+        assert (module.num_stages, module.stage_id) == (case.ranks, rank // case.replicas[0])
+        mine = names[module._local_start : module._local_stop]
+        assert tuple(mine) == case.layers[module.stage_id]
+        assert len(module.forward_funcs) == len(mine)
+        # Groups of this many layers: all of a stage is one.
+        assert bool(module.activation_checkpoint_interval) == case.recompute
+        assert not case.recompute or module.activation_checkpoint_interval >= max(map(len, case.layers))
+        config = DeepSpeedConfig(exported.CONFIG, mpu=module.mpu())
+        assert config.train_batch_size == case.global_batch_size
+        assert config.train_micro_batch_size_per_gpu == case.share
+        assert config.gradient_accumulation_steps == case.micro_batches
+        assert config.zero_optimization_stage == case.zero
+        with contextlib.suppress(ValueError):
+            exported.PlannedPipelineModule([Layer(name) for name in names[1:]], loss_fn=mean_loss)
+            raise AssertionError("a model with a layer less is taken")
+    return True
+
+
+def some(number: int, most: int) -> Iterator[Case]:
+    """Cases with a pipeline that DeepSpeed runs on at most so many processes."""
+    fitting = (
+        case
+        for case in cases(600, SCHEDULES, seed=5)
+        if not reasons(case) and case.ranks > 1 and case.ranks * case.replicas[0] <= most
+    )
+    for _ in range(number):
+        yield next(fitting)
+
+
+def built() -> str:
+    """Five plans: the layers of each rank's real module."""
+    ranks = 0
+    for case in some(5, most=16):
+        exported = load(hpgo.export.files(case.given, "deepspeed"))
+        names = [layer for layers in case.layers for layer in layers]
+        world = case.ranks * case.replicas[0]
+        for rank in range(world):
+            with pretended(rank, world), backend():
+                module = exported.PlannedPipelineModule([Layer(name) for name in names], loss_fn=mean_loss)
+                held = [layer.linear.weight for layer in module.forward_funcs]
+                wanted = [Layer(name).linear.weight for name in case.layers[rank // case.replicas[0]]]
+                assert all(torch.equal(one, other) for one, other in zip(held, wanted, strict=True))
+        ranks += world
+    return f"5 plans, {ranks} ranks"
+
+
+def trained() -> str:
+    """Two plans, one that recomputes and one that shares the optimizer's state, against one process."""
+    worst = 0.0
+    for zero in (0, 1):
+        case = next(
+            case
+            for case in some(80, most=6)
+            if case.replicas[0] > 1 and (case.zero, case.recompute) == (zero, not zero)
+        )
+        found = together(case.ranks * case.replicas[0], _train, case)
+        names = [layer for layers in case.layers for layer in layers]
+        model = torch.nn.Sequential(*(Layer(name) for name in names))
+        inputs, targets = batch(case)
+        mean_loss(model(inputs), targets).backward()
+        wanted = {
+            (name, key): parameter.grad
+            for name, layer in zip(names, model, strict=True)
+            for key, parameter in layer.named_parameters()
+        }
+        worst = max(worst, difference({key: grad for rank in found for key, grad in rank.items()}, wanted))
+    assert worst <= 1e-5, worst  # in float32: DeepSpeed sums no gradients in float64
+    return f"2 trained, off by {worst:.0e}"
+
+
+def batch(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(9)
+    shape = (case.global_batch_size, WIDTH)
+    return torch.randn(shape) / 8, torch.randn(shape) / 8
+
+
+def _train(case: Case) -> dict[tuple[str, str], torch.Tensor]:
+    exported = load(hpgo.export.files(case.given, "deepspeed"))
+    names = [layer for layers in case.layers for layer in layers]
+    with backend():
+        module = exported.PlannedPipelineModule([Layer(name) for name in names], loss_fn=mean_loss)
+        before = {key: parameter.detach().clone() for key, parameter in module.named_parameters()}
+        # A rate of 1, so that weights move by their gradients, which are too small to be clipped.
+        engine, *_ = deepspeed.initialize(
+            model=module,
+            config=exported.CONFIG | {"zero_allow_untested_optimizer": True},
+            optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+            dist_init_required=False,
+        )
+        replica = torch.distributed.get_rank() % case.replicas[0]
+        inputs, targets = (
+            whole.view(case.micro_batches, case.replicas[0], case.share, WIDTH)[:, replica] for whole in batch(case)
+        )
+        engine.train_batch(iter(list(zip(inputs, targets, strict=True))))
+        # Its parameters are called by their layer's number.
+        return {
+            (names[int(key.partition(".")[0])], key.partition(".")[2]): before[key] - parameter.detach()
+            for key, parameter in module.named_parameters()
+        }
+
+
+if __name__ == "__main__":
+    ran = f"deepspeed {deepspeed.__version__}"
+    done(Result("deepspeed", ran, tally(cases(200, SCHEDULES), the_same), built(), trained()))

@@ -1,0 +1,374 @@
+"""Plans exported for Megatron-LM and what builds on it, read by Megatron Core, and by Megatron-LM's own parser.
+
+Megatron Core's wheel has no parser of arguments: that is read from the checkout that $MEGATRON_LM names.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import logging
+import os
+import shlex
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+import yaml
+
+logging.disable(logging.WARNING)
+warnings.simplefilter("ignore")
+torch.cuda.get_device_capability = lambda *_: (9, 0)  # asked for while modules load
+torch.cuda.get_device_properties = lambda *_: SimpleNamespace(major=9, minor=0)  # and while arguments are checked
+
+import megatron.core
+from cases import Case, cases, check_places, outcome, refused_by, tally
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.parallel_state import RankGenerator
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import LayerType
+from processes import OnCpu, difference, pretended, together
+from results import Result, done
+
+import hpgo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SCHEDULES = ("1f1b", "eager_1f1b", "interleaved")
+TINY = {"hidden_size": 16, "num_attention_heads": 2, "use_cpu_initialization": True, "perform_initialization": True}
+VOCABULARY, LENGTH = 32, 6
+
+# What each form says, in the words of Megatron's configuration
+
+
+def of_arguments(files: dict[str, str]) -> dict[str, Any]:
+    """Megatron-LM's arguments."""
+    words = shlex.split(files["arguments.txt"], comments=True)
+    told: dict[str, Any] = {}
+    for at, word in enumerate(words):
+        if word.startswith("--"):
+            value = words[at + 1] if at + 1 < len(words) and not words[at + 1].startswith("--") else True
+            name = word[2:].replace("-", "_").replace("per_virtual_pipeline_stage", "per_vp_stage")
+            told[name] = int(value) if isinstance(value, str) and value.isdigit() else value
+    return told
+
+
+def of_bridge(files: dict[str, str]) -> dict[str, Any]:
+    """Megatron-Bridge's sections."""
+    (text,) = (text for name, text in files.items() if name.endswith(".yaml"))
+    sections = yaml.safe_load(text)
+    assert sections["optimizer"]["use_distributed_optimizer"] == sections["ddp"]["use_distributed_optimizer"]
+    return {key: value for section in sections.values() for key, value in section.items()}
+
+
+def of_swift(files: dict[str, str]) -> dict[str, Any]:
+    """ms-swift's arguments, where no recomputation is a word."""
+    (text,) = (text for name, text in files.items() if name.endswith(".yaml"))
+    told = yaml.safe_load(text)
+    assert {"recompute_granularity", "use_distributed_optimizer"} <= told.keys(), "its own choice is another"
+    if told["recompute_granularity"] == "none":
+        del told["recompute_granularity"]
+    return told
+
+
+def of_verl(files: dict[str, str]) -> dict[str, Any]:
+    """verl's overrides, whose values are in Hydra's quotes."""
+    told: dict[str, Any] = {}
+    for word in shlex.split(files["overrides.txt"], comments=True):
+        key, _, value = word.partition("=")
+        told[key.rpartition(".")[2]] = yaml.safe_load(value)
+    return told | {"global_batch_size": told["train_batch_size"], "micro_batch_size": told["micro_batch_size_per_gpu"]}
+
+
+def of_nemo(files: dict[str, str]) -> dict[str, Any]:
+    """What the function of a NeMo module assigns."""
+    (text,) = (text for name, text in files.items() if name.endswith(".py"))
+    return {
+        node.targets[0].attr: ast.literal_eval(node.value)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)
+    }
+
+
+# Reading back
+
+
+def reasons(case: Case) -> list[str]:
+    return refused_by(case, schedules=SCHEDULES, whole_models=True)
+
+
+def reader(target: str, told_by: Callable[[dict[str, str]], dict[str, Any]]) -> Callable[[Case], bool]:
+    """A check that a target's files say what the case does, as Megatron Core understands them."""
+
+    def the_same(case: Case) -> bool:
+        files = outcome(case.given, target, reasons(case))
+        if files is None:
+            return False
+        check_places(case, files)
+        told = told_by(files)
+        assert (told["global_batch_size"], told["micro_batch_size"]) == (case.global_batch_size, case.share)
+        assert bool(told.get("use_distributed_optimizer")) == bool(case.zero)
+        compare(case, config_of(case, told))
+        return True
+
+    return the_same
+
+
+def config_of(case: Case, told: dict[str, Any]) -> TransformerConfig:
+    """Megatron Core's configuration, which checks what it is told."""
+    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "pipeline_model_parallel_layout",
+             "microbatch_group_size_per_vp_stage", "recompute_granularity", "recompute_method",
+             "recompute_num_layers")  # fmt: skip
+    return TransformerConfig(
+        num_layers=told.get("num_layers", case.blocks),
+        pipeline_dtype=torch.float32,
+        **{name: told[name] for name in names if told.get(name) is not None},
+        **TINY,
+    )
+
+
+def compare(case: Case, config: TransformerConfig) -> None:
+    """Stages, degrees, recomputation."""
+    assert config.num_layers == case.blocks
+    assert (config.pipeline_model_parallel_size, config.tensor_model_parallel_size) == (case.ranks, case.gpus)
+    if len(case.counts) > case.ranks:
+        assert config.microbatch_group_size_per_vp_stage == (case.group or case.ranks)
+    assert (config.virtual_pipeline_model_parallel_size or 1) == len(case.counts) // case.ranks
+    assert (config.recompute_granularity == "full") == case.recompute
+    if case.recompute:
+        assert all(count % config.recompute_num_layers == 0 for count in case.counts), "it would run past a stage"
+    layout = config.pipeline_model_parallel_layout
+    assert (layout is None) == (case.ranks == 1)
+    for stage, rank in enumerate(case.rank_of_stage if layout else ()):
+        kinds = layout.layout[rank][stage // case.ranks]
+        assert kinds.count(LayerType.decoder) == case.counts[stage]
+        assert (LayerType.embedding in kinds) == (stage == 0)
+        assert (LayerType.loss in kinds) == (stage == len(case.counts) - 1)
+    each = RankGenerator(tp=case.gpus, ep=1, dp=case.replicas[0], pp=case.ranks, cp=1, order="tp-cp-ep-dp-pp")
+    for kind, fixed in (("dp", (0, 2)), ("tp", (0, 1)), ("pp", (1, 2))):
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in enumerate(case.grid):
+            groups.setdefault(tuple(place[axis] for axis in fixed), []).append(rank)
+        assert sorted(each.get_ranks(kind)) == sorted(groups.values())
+
+
+def parsed(case: Case) -> bool:
+    """Whether Megatron-LM's own parser and checks understand the arguments as the case means them."""
+    from megatron.training.arguments import core_transformer_config_from_args, parse_args, validate_args
+
+    files = outcome(case.given, "megatron", reasons(case))
+    if files is None:
+        return False
+    os.environ.update(RANK="0", WORLD_SIZE=str(len(case.grid)), CUDA_DEVICE_MAX_CONNECTIONS="1")
+    # What an export leaves to its user: a model, a length, a tokenizer; and no fused kernels, which need a GPU.
+    sys.argv = ["pretrain_gpt.py", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8",
+                "--max-position-embeddings", "8", "--lr", "1e-4", "--train-iters", "1", "--vocab-size", "32",
+                "--tokenizer-type", "NullTokenizer", "--transformer-impl", "local", "--no-persist-layer-norm",
+                "--no-gradient-accumulation-fusion", *shlex.split(files["arguments.txt"], comments=True)]  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()):
+        arguments = validate_args(parse_args())
+        compare(case, core_transformer_config_from_args(arguments))
+    assert arguments.data_parallel_size == case.replicas[0]
+    micro_batches = arguments.global_batch_size // (arguments.micro_batch_size * arguments.data_parallel_size)
+    assert (arguments.micro_batch_size, micro_batches) == (case.share, case.micro_batches)
+    assert bool(arguments.use_distributed_optimizer) == bool(case.zero)
+    return True
+
+
+# Building and training
+
+
+def some(number: int, most: int) -> Iterator[Case]:
+    """Cases with a pipeline that Megatron runs on at most so many processes."""
+    fitting = (
+        case
+        for case in cases(400, SCHEDULES, seed=3)
+        if not reasons(case) and case.ranks > 1 and len(case.grid) <= most
+    )
+    for _ in range(number):
+        yield next(fitting)
+
+
+def chunks(config: TransformerConfig) -> list[GPTModel]:
+    """The model of this rank, one for each of its stages."""
+    virtual = config.virtual_pipeline_model_parallel_size
+    return [
+        GPTModel(
+            config,
+            get_gpt_layer_local_spec(),
+            vocab_size=VOCABULARY,
+            max_sequence_length=LENGTH,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
+            share_embeddings_and_output_weights=False,
+            vp_stage=chunk,
+        )
+        for chunk in (range(virtual) if virtual else [None])
+    ]
+
+
+@contextlib.contextmanager
+def grid(config: TransformerConfig) -> Iterator[None]:
+    """Megatron's process groups."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=config.tensor_model_parallel_size,
+        pipeline_model_parallel_size=config.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=config.virtual_pipeline_model_parallel_size,
+        create_gloo_process_groups=False,
+    )
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def built() -> str:
+    """Five plans: the blocks of each rank's real model."""
+    ranks = 0
+    for case in some(5, most=16):
+        config = config_of(case, of_arguments(hpgo.export.files(case.given, "megatron")))
+        for rank, (_, replica, gpu) in enumerate(case.grid):
+            with pretended(rank, len(case.grid)), grid(config):
+                assert parallel_state.get_data_parallel_rank() == replica
+                assert parallel_state.get_tensor_model_parallel_rank() == gpu
+                for stage, model in zip(case.held(rank), chunks(config), strict=True):
+                    assert [layer.layer_number - 1 for layer in model.decoder.layers] == case.parts[stage]
+                    assert hasattr(model, "embedding") == (stage == 0)
+                    assert hasattr(model, "output_layer") == (stage == len(case.counts) - 1)
+            ranks += 1
+    return f"5 plans, {ranks} ranks"
+
+
+def trained() -> str:
+    """A plan of either schedule, each rank a process, against one process."""
+    worst = 0.0
+    for name in ("1f1b", "interleaved"):
+        case = next(
+            case
+            for case in some(80, most=6)
+            if case.replicas[0] > 1 and case.gpus == 1 and case.schedule == name and not case.recompute
+        )
+        told = of_arguments(hpgo.export.files(case.given, "megatron"))
+        found = together(case.ranks * case.replicas[0], _train, case, told)
+        (wanted,) = together(1, _train_alone, case)
+        every = {key: gradient for rank in found for key, gradient in rank.items()}
+        worst = max(worst, difference(every, wanted))
+    assert worst <= 1e-6, worst  # the rest is in float64, but Megatron's loss in float32
+    return f"2 trained, off by {worst:.0e}"
+
+
+def _train(case: Case, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return _step(config_of(case, told), case.share, case.replicas[0], case.micro_batches, told)
+
+
+def _train_alone(case: Case) -> dict[str, torch.Tensor]:
+    config = TransformerConfig(num_layers=case.blocks, pipeline_dtype=torch.float32, **TINY)
+    return _step(config, case.global_batch_size, 1, 1, {})
+
+
+def _step(
+    config: TransformerConfig, share: int, replicas: int, micro_batches: int, told: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    # Megatron asks for the current GPU where it makes buffers, and for its random state before a dropout of nothing.
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda *_: None
+    get_cuda_rng_tracker().fork = lambda *_: contextlib.nullcontext()
+    config.params_dtype = config.pipeline_dtype = torch.float64
+    config.attention_dropout = config.hidden_dropout = 0.0
+    config.masked_softmax_fusion = config.bias_dropout_fusion = config.gradient_accumulation_fusion = False
+    # As Megatron-LM's own command line has it.
+    config.overlap_p2p_comm = config.virtual_pipeline_model_parallel_size is not None
+    config.batch_p2p_comm = not config.overlap_p2p_comm
+    with OnCpu(), grid(config):
+        models = [
+            DistributedDataParallel(
+                config,
+                DistributedDataParallelConfig(
+                    grad_reduce_in_fp32=False,
+                    overlap_grad_reduce=bool(told.get("overlap_grad_reduce")),
+                    use_distributed_optimizer=False,
+                ),
+                model.to(torch.float64),
+            )
+            for model in chunks(config)
+        ]
+        for model in models:
+            for name, parameter in model.named_parameters():
+                torch.manual_seed(sum(_global(model, name).encode()))
+                parameter.data = torch.randn_like(parameter) / 8
+        config.finalize_model_grads_func = finalize_model_grads
+        config.no_sync_func = [model.no_sync for model in models] if len(models) > 1 else models[0].no_sync
+        torch.manual_seed(5)
+        tokens = torch.randint(0, VOCABULARY, (share * replicas * micro_batches, LENGTH + 1))
+        replica = parallel_state.get_data_parallel_rank()
+        mine = tokens.view(micro_batches, replicas, share, LENGTH + 1)[:, replica]
+
+        def forward_step(batches: Iterator[torch.Tensor], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+            batch = next(batches)
+            positions = torch.arange(LENGTH).expand(share, LENGTH)
+            mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)[None, None]
+            output = model(batch[:, :-1], positions, mask, labels=batch[:, 1:])
+            return output, lambda losses: (losses.mean(), {})
+
+        get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=[iter(mine) for _ in models],
+            model=models,
+            num_microbatches=micro_batches,
+            seq_length=LENGTH,
+            micro_batch_size=share,
+        )
+        return {
+            _global(model, name): parameter.main_grad.clone()
+            for model in models
+            for name, parameter in model.named_parameters()
+        }
+
+
+def _global(model: Any, name: str) -> str:
+    """A parameter's name in the whole model."""
+    parts = name.removeprefix("module.").split(".")
+    if parts[:2] == ["decoder", "layers"]:
+        parts[2] = str(model.module.decoder.layers[int(parts[2])].layer_number - 1)
+    return ".".join(parts)
+
+
+def checkout(folder: str) -> str:
+    """The version of a checkout of Megatron-LM."""
+    space: dict[str, Any] = {}
+    exec((Path(folder) / "megatron" / "core" / "package_info.py").read_text(encoding="utf-8"), space)
+    return f"the parser of Megatron-LM {space['MAJOR']}.{space['MINOR']}.{space['PATCH']}"
+
+
+FORMS = {
+    "megatron": of_arguments,
+    "megatron-bridge": of_bridge,
+    "nemo": of_nemo,
+    "verl": of_verl,
+    "ms-swift": of_swift,
+}
+
+if __name__ == "__main__":
+    core = f"megatron-core {megatron.core.__version__}"
+    rows = [
+        Result(target, core, tally(cases(200, SCHEDULES), reader(target, told_by))) for target, told_by in FORMS.items()
+    ]
+    rows[0] = replace(rows[0], built=built(), trained=trained())
+    if found := os.environ.get("MEGATRON_LM"):
+        sys.path.insert(0, found)
+        own = Result("megatron", checkout(found), tally(cases(200, SCHEDULES), parsed))
+    else:
+        own = Result("megatron", "Megatron-LM's parser", "skipped: $MEGATRON_LM names no checkout")
+    done(rows[0], own, *rows[1:])

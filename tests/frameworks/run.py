@@ -1,0 +1,94 @@
+"""Runs every file of checks in its environment, and prints what was run on which version.
+
+    python tests/frameworks/run.py [--write docs/export.md]
+
+Started by `make frameworks`, with the interpreter whose torch all environments see.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import environments
+from rich.console import Console
+from rich.table import Table
+
+from hpgo.base.documents import write_text
+from hpgo.base.errors import HpgoError
+from hpgo.reproduce.document import fill
+
+HERE = Path(__file__).parent
+CHECKS = {
+    "torch_checks": None,  # in the environment of whoever runs this
+    "torchtitan_checks": ("torchtitan-0.3", "torchtitan-0.2"),
+    "megatron_checks": ("megatron",),
+    "deepspeed_checks": ("deepspeed",),
+    "accelerate_checks": ("accelerate",),
+}
+COLUMNS = {
+    "target": "target",
+    "ran": "run with",
+    "read_back": "200 random plans, read back",
+    "built": "built",
+    "trained": "trained, or served, against one process",
+}
+
+
+def check(module: str, python: Path) -> list[dict[str, str]]:
+    """Rows of the table; what fails is a row that says so."""
+    paths = (str(environments.ROOT / "python"), str(HERE))
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "found.json"
+        ended = subprocess.run(
+            [python, HERE / f"{module}.py", found],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if ended.returncode == 0:
+            rows: list[dict[str, str]] = json.loads(found.read_text(encoding="utf-8"))
+            return rows
+    sys.stderr.write(ended.stderr)
+    return [dict.fromkeys(COLUMNS, "") | {"target": module, "read_back": "FAILED"}]
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status: 0 if all checks hold."""
+    environments.build_all()
+    rows = []
+    for module, names in CHECKS.items():
+        for python in [Path(sys.executable)] if names is None else map(environments.python, names):
+            began_s = time.monotonic()
+            rows += check(module, python)
+            Console(stderr=True).print(f"{module} {python.parent.parent.name}: {time.monotonic() - began_s:.0f} s")
+    table = Table(*COLUMNS.values())
+    for row in rows:
+        table.add_row(*(row[key] for key in COLUMNS))
+    Console(width=140 if not sys.stdout.isatty() else None).print(table)
+    failed = any(row["read_back"] == "FAILED" for row in rows)
+    skipped = any("skipped" in row["read_back"] for row in rows)
+    if arguments[:1] == ["--write"] and not failed and not skipped:
+        document = Path(arguments[1])
+        write_text(document, fill(document.read_text(encoding="utf-8"), {"frameworks": markdown(rows)}), HpgoError)
+    return int(failed)
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """The same table for the document."""
+    lines = [f"| {' | '.join(COLUMNS.values())} |", "|" + "---|" * len(COLUMNS)]
+    for row in rows:
+        target, *others = (row[key] for key in COLUMNS)
+        lines.append(f"| {' | '.join([f'`{target}`', *others])} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
