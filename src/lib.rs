@@ -6,9 +6,7 @@ pub mod error;
 
 pub mod control;
 
-pub mod cluster;
-pub mod graph;
-pub mod states;
+pub mod model;
 
 pub mod cost;
 

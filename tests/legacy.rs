@@ -2,7 +2,7 @@
 
 #![allow(missing_docs)]
 
-use hpgo::graph::{Graph, Layer, Measurement};
+use hpgo::model::graph::{Graph, Layer, Measurement};
 use hpgo::planner::legacy::{Devices, Model, best, columns, plans};
 use hpgo::{Control, Error};
 

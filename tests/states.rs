@@ -3,8 +3,8 @@
 #![allow(missing_docs, clippy::float_cmp)]
 
 use hpgo::Error;
-use hpgo::graph::{Graph, Layer, Measurement};
-use hpgo::states::{Cuts, DEFAULT_BOUND, States};
+use hpgo::model::graph::{Graph, Layer, Measurement};
+use hpgo::model::states::{Cuts, DEFAULT_BOUND, States};
 use proptest::prelude::*;
 
 /// A graph whose layer k costs 2^k seconds unless `free[k]`, so equal sums mean equal sets of costly layers.

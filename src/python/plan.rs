@@ -7,13 +7,13 @@ use pyo3::types::PyModule;
 
 use super::records::ProfileRecord;
 use super::{to_py_err, watched};
-use crate::cluster::{Cluster, Link, Machine};
 use crate::control::{Control, Stopped};
+use crate::cost::network::{Cluster, Link, Machine};
 use crate::cost::{MemoryModel, Model};
 use crate::error::{Error, Result};
-use crate::graph::Graph;
+use crate::model::graph::Graph;
+use crate::model::states::{Cuts, DEFAULT_BOUND, States};
 use crate::planner::hybrid::{self, Candidate, Priced, Settings, StagePrice, WarmUp};
-use crate::states::{Cuts, DEFAULT_BOUND, States};
 
 /// `hpgo.machine.cluster.Cluster`.
 #[derive(FromPyObject)]
@@ -52,7 +52,7 @@ impl From<ClusterRecord> for Cluster {
 
 /// `hpgo.planning.question.Question`.
 #[derive(FromPyObject)]
-struct Question {
+struct QuestionRecord {
     profile: ProfileRecord,
     cluster: ClusterRecord,
     global_batch_size: u32,
@@ -69,11 +69,11 @@ struct Question {
     stage_ends: Option<Vec<Vec<usize>>>,
 }
 
-impl Question {
+impl QuestionRecord {
     fn split(self) -> Result<(Graph, Cluster, Settings)> {
         let settings = Settings {
             global_batch: self.global_batch_size,
-            micro_batches: self.micro_batch_sizes,
+            micro_batch_sizes: self.micro_batch_sizes,
             smallest_share: self.smallest_share,
             uneven_shares: !self.equal_shares,
             overlap_sync: self.overlap,
@@ -81,7 +81,13 @@ impl Question {
             warm_up: match self.schedule.as_str() {
                 "gpipe" => WarmUp::All,
                 "1f1b" => WarmUp::Least,
-                _ => WarmUp::Eager,
+                "eager_1f1b" => WarmUp::Eager,
+                other => {
+                    return Err(Error::argument(
+                        format!("no search knows schedule `{other}`"),
+                        "choose `1f1b`, `eager_1f1b` or `gpipe`",
+                    ));
+                }
             },
             memory: self.memory,
             most_stages: self.most_stages,
@@ -168,24 +174,10 @@ impl Asked<'_> {
     }
 }
 
-/// The layers between neighbours among the places where stages may end, each given with all layers before it.
-fn stages_of(ends: Vec<Vec<usize>>, layers: usize) -> Vec<Vec<usize>> {
-    let mut passed = vec![false; layers];
-    let mut stages = Vec::with_capacity(ends.len() + 1);
-    for end in ends.into_iter().chain([(0..layers).collect()]) {
-        // A layer that there isn't is left for `States::between` to name.
-        let is_new = |&layer: &usize| !passed.get(layer).copied().unwrap_or(false);
-        let stage: Vec<usize> = end.into_iter().filter(is_new).collect();
-        stage.iter().for_each(|&layer| passed.get_mut(layer).into_iter().for_each(|known| *known = true));
-        stages.push(stage);
-    }
-    stages
-}
-
 /// What `work` makes of a question; it is [`watched`].
 fn answer<T: Send>(
     py: Python<'_>,
-    mut question: Question,
+    mut question: QuestionRecord,
     deadline_s: Option<f64>,
     progress: Option<&Py<PyAny>>,
     keep_partial: bool,
@@ -198,7 +190,7 @@ fn answer<T: Send>(
         let (graph, cluster, settings) = question.split()?;
         let states = match stage_ends {
             None => States::of(&graph, DEFAULT_BOUND)?,
-            Some(ends) => States::between(&graph, &stages_of(ends, graph.layers.len()))?,
+            Some(ends) => States::ending_at(&graph, &ends)?,
         };
         let model = Model::new(&graph, &states);
         work(&Asked { states: &states, model: &model, cluster: &cluster, settings: &settings, control: &control })
@@ -209,7 +201,7 @@ fn answer<T: Send>(
 #[pyfunction]
 fn plan(
     py: Python<'_>,
-    question: Question,
+    question: QuestionRecord,
     deadline_s: Option<f64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<(PlanRecord, SearchRecord)> {
@@ -233,7 +225,7 @@ fn plan(
 
 /// The plans that people try first; a short search, and none of its findings if it was interrupted.
 #[pyfunction]
-fn classic_plans(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> PyResult<ClassicsRecord> {
+fn classic_plans(py: Python<'_>, question: QuestionRecord, deadline_s: Option<f64>) -> PyResult<ClassicsRecord> {
     answer(py, question, deadline_s, None, false, |asked| {
         let &Asked { model, cluster, settings, control, .. } = asked;
         let straight = hybrid::straight(model, cluster, settings, control)?;
@@ -247,7 +239,7 @@ fn classic_plans(py: Python<'_>, question: Question, deadline_s: Option<f64>) ->
 
 /// The plan that comes closest to fitting the devices' memory.
 #[pyfunction]
-fn closest_plan(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> PyResult<PlanRecord> {
+fn closest_plan(py: Python<'_>, question: QuestionRecord, deadline_s: Option<f64>) -> PyResult<PlanRecord> {
     answer(py, question, deadline_s, None, false, |asked| {
         let &Asked { model, cluster, settings, control, .. } = asked;
         Ok(asked.record(hybrid::closest(model, cluster, settings, control)?))
@@ -256,7 +248,7 @@ fn closest_plan(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> 
 
 /// Whether some plan fits the devices' memory; not known to fit when the deadline passes.
 #[pyfunction]
-fn fits(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> PyResult<bool> {
+fn fits(py: Python<'_>, question: QuestionRecord, deadline_s: Option<f64>) -> PyResult<bool> {
     answer(py, question, deadline_s, None, false, |&Asked { model, cluster, settings, control, .. }| {
         match hybrid::fitting(model, cluster, settings, control) {
             Ok(_) => Ok(true),
@@ -268,7 +260,7 @@ fn fits(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> PyResult
 
 /// The best plan that a quick search finds, without a proof; the same one on every machine, if there is no deadline.
 #[pyfunction]
-fn quick_plan(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> PyResult<PlanRecord> {
+fn quick_plan(py: Python<'_>, question: QuestionRecord, deadline_s: Option<f64>) -> PyResult<PlanRecord> {
     answer(py, question, deadline_s, None, false, |asked| {
         let &Asked { model, cluster, settings, control, .. } = asked;
         let found = hybrid::fitting(model, cluster, settings, control)?;
@@ -278,7 +270,7 @@ fn quick_plan(py: Python<'_>, question: Question, deadline_s: Option<f64>) -> Py
 
 /// The best of all plans of a small question, each simulated, and how many there are.
 #[pyfunction]
-fn exhaustive(py: Python<'_>, question: Question) -> PyResult<(PlanRecord, u64)> {
+fn exhaustive(py: Python<'_>, question: QuestionRecord) -> PyResult<(PlanRecord, u64)> {
     answer(py, question, None, None, false, |asked| {
         let (plan, priced, plans) = hybrid::exhaustive(asked.model, asked.cluster, asked.settings, asked.control)?;
         Ok((asked.record((plan, priced)), plans))
@@ -290,7 +282,7 @@ fn exhaustive(py: Python<'_>, question: Question) -> PyResult<(PlanRecord, u64)>
 #[pyo3(signature = (question, stages, windows=None))]
 fn evaluate(
     py: Python<'_>,
-    question: Question,
+    question: QuestionRecord,
     stages: Vec<(Vec<usize>, Vec<u32>)>,
     windows: Option<Vec<u32>>,
 ) -> PyResult<PlanRecord> {

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use super::to_py_err;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Layer, Measurement};
+use crate::model::graph::{Graph, Layer, Measurement};
 
 /// `hpgo.model.profile.Layer`.
 #[derive(FromPyObject)]

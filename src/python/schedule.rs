@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use super::to_py_err;
 use crate::error::{Error, Result};
-use crate::schedule::{Action, Chunks, FAMILIES, Kind, Pace, Request, Schedule, build, family};
+use crate::schedule::{Action, Chunks, FAMILIES, Kind, Pace, Request, Schedule, build};
 
 /// A schedule that is known to be runnable.
 #[pyclass(frozen, module = "hpgo._core")]
@@ -184,6 +184,7 @@ struct Row {
     chunks: &'static str,
     chains: u32,
     splits_backward: bool,
+    trains: bool,
     pace: &'static str,
     weight_versions: &'static str,
     peak: &'static str,
@@ -206,21 +207,13 @@ fn schedule_families() -> Vec<Row> {
         },
         chains: family.chains,
         splits_backward: family.splits_backward,
+        trains: family.trains,
         pace: pace_name(family.pace),
         weight_versions: family.weight_versions,
         peak: family.peak,
         bubble: family.bubble,
     };
     FAMILIES.iter().map(row).collect()
-}
-
-#[pyfunction]
-fn schedule_peaks(py: Python<'_>, name: &str, request: Request) -> PyResult<Option<Vec<u32>>> {
-    let peaks = family(name).and_then(|family| {
-        let sizes = family.sizes(&request)?;
-        Ok((0..sizes.ranks).map(|rank| family.peak_in_flight(sizes, rank)).collect())
-    });
-    peaks.map_err(|error| to_py_err(py, &error))
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -232,6 +225,5 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(validate_schedule, module)?)?;
     module.add_function(wrap_pyfunction!(peak_in_flight, module)?)?;
     module.add_function(wrap_pyfunction!(schedule_families, module)?)?;
-    module.add_function(wrap_pyfunction!(schedule_peaks, module)?)?;
     Ok(())
 }

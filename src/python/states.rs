@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyModule;
 
 use super::{records, to_py_err};
-use crate::states::{Cuts, States};
+use crate::model::states::{Cuts, States};
 
 /// Layers inside; then forward and backward seconds, parameter, saved and boundary bytes for each batch size.
 type State = (Vec<usize>, Vec<(f64, f64, f64, f64, f64)>);

@@ -5,53 +5,9 @@
 
 use super::interleaved::Loop;
 use super::one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows, overlapped};
-use super::{LONGEST_S, Schedule, bidirectional, fill_drain, v_shape, wave, zb_greedy, zero_bubble};
+use super::request::{Request, Sizes};
+use super::{Schedule, bidirectional, fill_drain, v_shape, wave, zb_greedy, zero_bubble};
 use crate::error::{Error, Result};
-
-/// Larger schedules are refused: 200 million actions are 4 GB.
-pub const MOST_ACTIONS: u64 = 200_000_000;
-
-/// What a schedule is asked for. Options that the family doesn't take must stay `None`.
-#[derive(Debug, Clone, PartialEq)]
-#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
-pub struct Request {
-    /// Number of ranks, `p`.
-    pub ranks: u32,
-    /// Number of micro-batches over all chains, `M`.
-    pub micro_batches: u32,
-    /// Chunks a rank, `v`; `None` is the family's own number.
-    pub chunks: Option<u32>,
-    /// Micro-batches that pass through a chunk before the next chunk's turn, `g`.
-    pub group_size: Option<u32>,
-    /// Most activations a rank may hold, in chunks.
-    pub cap: Option<u32>,
-    /// Warm-up forwards of each stage, in place of the family's own.
-    pub windows: Option<Vec<u32>>,
-    /// How long actions take, for the families that look; `None` is one second for each of F, I and W.
-    pub durations: Option<Durations>,
-}
-
-impl Request {
-    /// `ranks` ranks, `micro_batches` micro-batches, all else as the family has it.
-    #[must_use]
-    pub const fn new(ranks: u32, micro_batches: u32) -> Self {
-        Self { ranks, micro_batches, chunks: None, group_size: None, cap: None, windows: None, durations: None }
-    }
-}
-
-/// Seconds of one micro-batch on each stage of a chain.
-#[derive(Debug, Clone, PartialEq)]
-#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
-pub struct Durations {
-    /// Forward of each stage.
-    pub forward_s: Vec<f64>,
-    /// Input gradient of each stage.
-    pub input_gradient_s: Vec<f64>,
-    /// Weight gradient of each stage.
-    pub weight_gradient_s: Vec<f64>,
-    /// From a stage to the next, or back.
-    pub transfer_s: f64,
-}
 
 /// How many chunks a rank has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,21 +29,6 @@ pub enum Pace {
     Asynchronous,
     /// All ranks step together; a step takes as long as its slowest rank.
     LockStep,
-}
-
-/// A request's numbers, checked against a family's limits and filled with its defaults.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sizes {
-    /// Ranks, `p`.
-    pub ranks: u32,
-    /// Chunks a rank, `v`.
-    pub chunks: u32,
-    /// Micro-batches, `M`.
-    pub micro_batches: u32,
-    /// Micro-batches in a group, `g`.
-    pub group_size: u32,
-    /// Most activations a rank may hold.
-    pub cap: u32,
 }
 
 /// Seconds of one micro-batch on any chunk, for the closed forms.
@@ -130,6 +71,8 @@ pub struct Family {
     pub chains: u32,
     /// Whether its backwards are `I` and `W`, at least in part.
     pub splits_backward: bool,
+    /// Whether there are backwards at all.
+    pub trains: bool,
     /// What ranks wait for.
     pub pace: Pace,
     /// Versions of the weights that rank `r` keeps, as a formula. Copies of the model are counted by `chains`.
@@ -142,7 +85,7 @@ pub struct Family {
     versions_of: fn(u32) -> u32,
     peak_of: Option<fn(Sizes, u32) -> u32>,
     bubble_of: Option<fn(Sizes, Uniform) -> f64>,
-    accepts: fn(Sizes) -> bool,
+    pub(super) accepts: fn(Sizes) -> bool,
     build: fn(Sizes, &Request) -> Result<Schedule>,
 }
 
@@ -156,6 +99,7 @@ const PLAIN: Family = Family {
     chunks: Chunks::Exactly(1),
     chains: 1,
     splits_backward: false,
+    trains: true,
     pace: Pace::Flush,
     weight_versions: "1",
     versions_of: |_| 1,
@@ -192,6 +136,7 @@ pub const FAMILIES: &[Family] = &[
         name: "forward_only",
         summary: "forwards only, as in inference",
         source: "pipelined inference, for instance PipeEdge (Hu et al., 2022)",
+        trains: false,
         peak: "1",
         bubble: "(p - 1) F",
         peak_of: Some(|_, _| 1),
@@ -203,6 +148,7 @@ pub const FAMILIES: &[Family] = &[
         name: "staggered",
         summary: "forwards in lock step: in step t, stage s works on micro-batch t - s",
         source: "systolic pipelines (Kung, 1982)",
+        trains: false,
         pace: Pace::LockStep,
         peak: "1",
         bubble: "(p - 1) F",
@@ -289,8 +235,9 @@ pub const FAMILIES: &[Family] = &[
         name: "interleaved",
         summary: "1F1B over several chunks a rank, in groups of micro-batches",
         source: "Megatron-LM (Narayanan et al., 2021)",
-        limits: GROUPS,
+        limits: IN_GROUPS,
         options: &["chunks", "group_size"],
+        accepts: Sizes::are_in_groups,
         chunks: Chunks::Several,
         peak: "min(v M, (v - 1) g + 2 (p - r - 1) + 1)",
         bubble: "(p - 1) (F + B) if g = p",
@@ -306,8 +253,9 @@ pub const FAMILIES: &[Family] = &[
         name: "interleaved_overlap",
         summary: "interleaved 1F1B whose steady state runs a forward and a backward as one",
         source: "Megatron-LM, combined 1F1B",
-        limits: GROUPS,
+        limits: IN_GROUPS,
         options: &["chunks", "group_size"],
+        accepts: Sizes::are_in_groups,
         chunks: Chunks::Several,
         peak: "min(v M, (v - 1) g + 2 (p - r))",
         bubble: "(p - 1) (F + B) on the last rank if g = p",
@@ -389,7 +337,7 @@ pub const FAMILIES: &[Family] = &[
         bubble: "found by search; (p - 1) F with a cap of 2 p",
         build: |sizes, request| {
             let cap = request.cap.unwrap_or(2 * sizes.ranks);
-            Ok(zb_greedy::zb(sizes.ranks, sizes.micro_batches, cap, &durations(sizes, request)?))
+            Ok(zb_greedy::zb(sizes.ranks, sizes.micro_batches, cap, &request.durations(sizes)?))
         },
         ..PLAIN
     },
@@ -397,8 +345,9 @@ pub const FAMILIES: &[Family] = &[
         name: "interleaved_zb",
         summary: "interleaved 1F1B with split backwards",
         source: "PyTorch, ScheduleInterleavedZeroBubble, after Qi et al. (2023)",
-        limits: GROUPS,
+        limits: IN_GROUPS,
         options: &["chunks", "group_size"],
+        accepts: Sizes::are_in_groups,
         chunks: Chunks::Several,
         splits_backward: true,
         peak: "min(v M, (v - 1) g + p)",
@@ -424,7 +373,7 @@ pub const FAMILIES: &[Family] = &[
         bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
         build: |sizes, request| match request.durations {
             None => Ok(v_shape::zb_v(sizes.ranks, sizes.micro_batches)),
-            Some(_) => Ok(v_shape::zb_v_fitted(sizes.ranks, sizes.micro_batches, &durations(sizes, request)?)),
+            Some(_) => Ok(v_shape::zb_v_fitted(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?)),
         },
         ..PLAIN
     },
@@ -437,7 +386,7 @@ pub const FAMILIES: &[Family] = &[
         splits_backward: true,
         peak: "at most 2 ⌊(p + 2) / 2⌋",
         bubble: "found by squeezing repeated blocks",
-        build: |sizes, request| Ok(v_shape::v_half(sizes.ranks, sizes.micro_batches, &durations(sizes, request)?)),
+        build: |sizes, request| Ok(v_shape::v_half(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?)),
         ..PLAIN
     },
     Family {
@@ -449,7 +398,7 @@ pub const FAMILIES: &[Family] = &[
         splits_backward: true,
         peak: "at most 2 ⌊(p + 4) / 3⌋",
         bubble: "found by squeezing repeated blocks",
-        build: |sizes, request| Ok(v_shape::v_min(sizes.ranks, sizes.micro_batches, &durations(sizes, request)?)),
+        build: |sizes, request| Ok(v_shape::v_min(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?)),
         ..PLAIN
     },
     Family {
@@ -500,7 +449,7 @@ pub const FAMILIES: &[Family] = &[
     },
 ];
 
-const GROUPS: &str = "M a multiple of g, or a last group of at least p; g at least p or all of M";
+const IN_GROUPS: &str = "M a multiple of g, or a last group of at least p; g at least p or all of M";
 
 /// `each (F‖B + B - 3 W)`.
 fn dual_bubble(each: u32, uniform: Uniform) -> f64 {
@@ -517,153 +466,14 @@ fn named(name: &str, schedule: Schedule) -> Schedule {
 }
 
 fn windowed(sizes: Sizes, request: &Request, name: &str, own: fn(u32, u32, u32) -> Vec<u32>) -> Result<Schedule> {
-    let Some(windows) = &request.windows else {
-        return Ok(named(name, one_f_one_b(&own(sizes.ranks, sizes.micro_batches, sizes.cap), sizes.micro_batches)));
+    let windows = match request.windows(sizes)? {
+        Some(windows) => windows,
+        None => own(sizes.ranks, sizes.micro_batches, sizes.cap),
     };
-    if windows.len() != sizes.ranks as usize {
-        return Err(Error::argument(
-            format!("`windows` has {} entries for {} ranks", windows.len(), sizes.ranks),
-            "give the number of warm-up forwards of each rank",
-        ));
-    }
-    let windows: Vec<u32> = windows.iter().map(|&window| window.min(sizes.cap).min(sizes.micro_batches)).collect();
-    if let Some(stage) = windows.iter().position(|&window| window == 0) {
-        return Err(Error::argument(
-            format!("`windows` of stage {stage} is 0"),
-            "a stage holds at least one activation",
-        ));
-    }
-    if let Some(stage) = windows.windows(2).position(|pair| pair[0] < pair[1]) {
-        return Err(Error::argument(
-            format!(
-                "`windows` deadlocks: stage {} wants {} forwards before its first backward, stage {stage} gives it {}",
-                stage + 1,
-                windows[stage + 1],
-                windows[stage]
-            ),
-            "let windows shrink from stage to stage",
-        ));
-    }
     Ok(named(name, one_f_one_b(&windows, sizes.micro_batches)))
 }
 
-/// The request's durations, or one second for each of F, I and W.
-fn durations(sizes: Sizes, request: &Request) -> Result<Durations> {
-    let stages = (sizes.ranks * sizes.chunks) as usize;
-    let Some(durations) = &request.durations else {
-        let one = vec![1.0; stages];
-        return Ok(Durations {
-            forward_s: one.clone(),
-            input_gradient_s: one.clone(),
-            weight_gradient_s: one,
-            transfer_s: 0.0,
-        });
-    };
-    let Durations { forward_s, input_gradient_s, weight_gradient_s, transfer_s } = durations;
-    for (what, list) in [
-        ("forward_s", forward_s),
-        ("input_gradient_s", input_gradient_s),
-        ("weight_gradient_s", weight_gradient_s),
-        ("transfer_s", &vec![*transfer_s; stages]),
-    ] {
-        if list.len() != stages {
-            return Err(Error::argument(
-                format!("`{what}` has {} entries for {stages} stages", list.len()),
-                "give one for each stage",
-            ));
-        }
-        if let Some(time_s) = list.iter().find(|time_s| !(0.0..=LONGEST_S).contains(*time_s)) {
-            return Err(Error::argument(
-                format!("`{what}` holds {time_s:?}"),
-                format!("times are numbers of seconds from 0 to {LONGEST_S:e}"),
-            ));
-        }
-    }
-    Ok(durations.clone())
-}
-
 impl Family {
-    /// Checks `request` against the limits and fills in what it leaves open.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] if a number is 0, an option isn't this family's, a limit is broken, or the schedule would
-    /// have more than [`MOST_ACTIONS`] actions.
-    pub fn sizes(&self, request: &Request) -> Result<Sizes> {
-        let name = self.name;
-        self.check_options(request)?;
-        let Request { ranks, micro_batches, .. } = *request;
-        let chunks = match (self.chunks, request.chunks) {
-            (Chunks::Exactly(chunks), None) => chunks,
-            (Chunks::Several | Chunks::Even, None) => 2,
-            (Chunks::Several, Some(chunks)) if chunks >= 2 => chunks,
-            (Chunks::Even, Some(chunks)) if chunks.is_multiple_of(2) => chunks,
-            (Chunks::Exactly(own), Some(chunks)) if own == chunks => chunks,
-            (kind, Some(chunks)) => {
-                let wanted = match kind {
-                    Chunks::Exactly(own) => own.to_string(),
-                    Chunks::Several => "2 or more".to_owned(),
-                    Chunks::Even => "an even number of".to_owned(),
-                };
-                return Err(Error::argument(
-                    format!("`{name}` was asked for {chunks} chunk(s) a rank but has {wanted}"),
-                    "leave `chunks` out, or choose another schedule",
-                ));
-            }
-        };
-        let kinds = if self.splits_backward { 3 } else { 2 };
-        let actions = [chunks, micro_batches, kinds].iter().try_fold(u64::from(ranks), |n, &k| n.checked_mul(k.into()));
-        if actions.is_none_or(|actions| actions > MOST_ACTIONS) {
-            let size = actions.map_or_else(|| "more than 10^19".to_owned(), |actions| actions.to_string());
-            return Err(Error::argument(
-                format!(
-                    "`{name}` of {ranks} ranks, {chunks} chunk(s) and {micro_batches} micro-batches has {size} actions"
-                ),
-                format!("at most {MOST_ACTIONS} are allowed: ask for fewer micro-batches, chunks or ranks"),
-            ));
-        }
-        let group_size = match request.group_size {
-            None => smallest_group(ranks, micro_batches),
-            Some(group) => group,
-        };
-        let sizes = Sizes { ranks, chunks, micro_batches, group_size, cap: request.cap.unwrap_or(u32::MAX) };
-        let last_group = micro_batches % group_size;
-        let groups = group_size >= ranks.min(micro_batches) && (last_group == 0 || last_group >= ranks);
-        if !(self.accepts)(sizes) || (self.limits == GROUPS && !groups) {
-            let group = if self.limits == GROUPS { format!(", g = {group_size}") } else { String::new() };
-            return Err(Error::argument(
-                format!("`{name}` can't have p = {ranks} ranks and M = {micro_batches} micro-batches{group}"),
-                format!("it needs {}", self.limits),
-            ));
-        }
-        Ok(sizes)
-    }
-
-    fn check_options(&self, request: &Request) -> Result<()> {
-        let Self { name, options, .. } = self;
-        let numbers = [
-            ("ranks", Some(request.ranks)),
-            ("micro_batches", Some(request.micro_batches)),
-            ("chunks", request.chunks),
-            ("group_size", request.group_size),
-            ("cap", request.cap),
-        ];
-        if let Some((what, _)) = numbers.iter().find(|(_, number)| *number == Some(0)) {
-            return Err(Error::argument(format!("`{what}` is 0"), "it must be at least 1"));
-        }
-        let given = [
-            ("group_size", request.group_size.is_some()),
-            ("cap", request.cap.is_some()),
-            ("windows", request.windows.is_some()),
-        ];
-        match given.iter().find(|(option, given)| *given && !options.contains(option)) {
-            Some((option, _)) => Err(Error::argument(
-                format!("`{name}` has no option `{option}`"),
-                if options.is_empty() { "leave it out".to_owned() } else { format!("it takes {}", options.join(", ")) },
-            )),
-            None => Ok(()),
-        }
-    }
-
     /// The schedule for `request`.
     ///
     /// # Errors
@@ -689,63 +499,4 @@ impl Family {
     pub fn bubble_s(&self, sizes: Sizes, uniform: Uniform) -> Option<f64> {
         self.bubble_of.map(|bubble| bubble(sizes, uniform))
     }
-}
-
-/// The smallest group that divides `micro_batches` and keeps all ranks busy.
-fn smallest_group(ranks: u32, micro_batches: u32) -> u32 {
-    (ranks..=micro_batches).find(|&group| micro_batches.is_multiple_of(group)).unwrap_or(micro_batches)
-}
-
-/// The row called `name`.
-///
-/// # Errors
-/// [`Error::Schedule`] if there is none; the hint names the nearest ones.
-pub fn family(name: &str) -> Result<&'static Family> {
-    FAMILIES.iter().find(|family| family.name == name).ok_or_else(|| {
-        let letters = |name: &str| name.to_lowercase().replace(['_', '-', ' '], "");
-        let mut near: Vec<(usize, &str)> =
-            FAMILIES.iter().map(|family| (edits(&letters(name), &letters(family.name)), family.name)).collect();
-        near.sort_by_key(|&(edits, _)| edits);
-        near.retain(|&(edits, _)| edits <= 3);
-        let hint = match near.as_slice() {
-            [] => "`hpgo schedules` lists them all".to_owned(),
-            near => {
-                let names: Vec<String> = near.iter().take(3).map(|(_, name)| format!("`{name}`")).collect();
-                format!("did you mean {}? `hpgo schedules` lists them all", names.join(" or "))
-            }
-        };
-        Error::schedule(format!("there is no schedule `{name}`"), hint)
-    })
-}
-
-/// Letters to insert, delete or replace to get from one word to the other (Levenshtein, 1966).
-fn edits(from: &str, to: &str) -> usize {
-    let mut row: Vec<usize> = (0..=to.chars().count()).collect();
-    for (i, a) in from.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in to.chars().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[row.len() - 1]
-}
-
-/// The schedule of family `name` for `request`.
-///
-/// ```
-/// use hpgo::schedule::{Request, build};
-///
-/// let schedule = build("interleaved", &Request { chunks: Some(3), ..Request::new(4, 8) })?;
-/// assert_eq!(schedule.stages(), 12);
-/// assert_eq!(build("dualpipe", &Request::new(4, 6)).unwrap_err().hint(), "it needs p even, M even and at least 2 p");
-/// # Ok::<(), hpgo::Error>(())
-/// ```
-///
-/// # Errors
-/// [`Error::Schedule`] if there is no such family, [`Error::Argument`] if the request is outside its limits.
-pub fn build(name: &str, request: &Request) -> Result<Schedule> {
-    family(name)?.build(request)
 }

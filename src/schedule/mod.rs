@@ -16,7 +16,9 @@ mod bidirectional;
 mod families;
 mod fill_drain;
 mod interleaved;
+mod names;
 mod one_f_one_b;
+mod request;
 mod squeeze;
 mod text;
 mod v_shape;
@@ -26,8 +28,10 @@ mod weights;
 mod zb_greedy;
 mod zero_bubble;
 
-pub use families::{Chunks, Durations, FAMILIES, Family, MOST_ACTIONS, Pace, Request, Sizes, Uniform, build, family};
+pub use families::{Chunks, FAMILIES, Family, Pace, Uniform};
+pub use names::{build, family};
 pub use one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows};
+pub use request::{Durations, MOST_ACTIONS, Request, Sizes};
 pub use text::{Entry, Parameters};
 
 /// Longer times are refused: their sums lose what short ones add.

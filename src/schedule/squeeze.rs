@@ -19,12 +19,12 @@ const SAME_S: f64 = 1e-9;
 pub(super) fn squeeze(schedule: &Schedule, cap: u32, durations: &Durations) -> Schedule {
     // Forwards that move ahead at once take the room of those that other ranks will wait for; once the order is tight
     // without them, fewer do.
-    let in_turn = Taste { eager: false, patient: false };
+    let in_turn = Waits { eager: false, patient: false };
     let (tight, _) = carried_out(schedule, cap, durations, in_turn);
     let mut best: Option<(Schedule, f64)> = None;
     for from in [schedule, &tight] {
         for patient in [false, true] {
-            let tried = carried_out(from, cap, durations, Taste { eager: true, patient });
+            let tried = carried_out(from, cap, durations, Waits { eager: true, patient });
             if best.as_ref().is_none_or(|best| tried.1 + SAME_S < best.1) {
                 best = Some(tried);
             }
@@ -35,7 +35,7 @@ pub(super) fn squeeze(schedule: &Schedule, cap: u32, durations: &Durations) -> S
 
 /// What a rank does rather than wait.
 #[derive(Debug, Clone, Copy)]
-struct Taste {
+struct Waits {
     /// Forwards move ahead of actions that wait.
     eager: bool,
     /// It waits for an input gradient that comes before a weight gradient would be over.
@@ -43,8 +43,8 @@ struct Taste {
 }
 
 /// The order as it turns out, and its makespan.
-fn carried_out(schedule: &Schedule, cap: u32, durations: &Durations, taste: Taste) -> (Schedule, f64) {
-    let mut run = Run::new(schedule, cap, durations, taste);
+fn carried_out(schedule: &Schedule, cap: u32, durations: &Durations, waits: Waits) -> (Schedule, f64) {
+    let mut run = Run::new(schedule, cap, durations, waits);
     run.run();
     let makespan_s = run.ranks.iter().map(|rank| rank.free_s).fold(0.0, f64::max);
     let orders = run.ranks.into_iter().map(|rank| rank.order).collect();
@@ -64,7 +64,7 @@ struct Run<'a> {
     durations: &'a Durations,
     rank_of_stage: &'a [u32],
     cap: u32,
-    taste: Taste,
+    waits: Waits,
     /// When the input of each forward and of each input gradient is there, by `[stage][micro-batch]`.
     forward_ready_s: Vec<f64>,
     input_ready_s: Vec<f64>,
@@ -95,7 +95,7 @@ impl Ord for Instant {
 }
 
 impl<'a> Run<'a> {
-    fn new(schedule: &'a Schedule, cap: u32, durations: &'a Durations, taste: Taste) -> Self {
+    fn new(schedule: &'a Schedule, cap: u32, durations: &'a Durations, waits: Waits) -> Self {
         let micro_batches = schedule.total_micro_batches() as usize;
         let cells = micro_batches * schedule.rank_of_stage.len();
         let mut forward_ready_s = vec![f64::INFINITY; cells];
@@ -111,7 +111,7 @@ impl<'a> Run<'a> {
             durations,
             rank_of_stage: &schedule.rank_of_stage,
             cap,
-            taste,
+            waits,
             forward_ready_s,
             input_ready_s: vec![f64::INFINITY; cells],
             micro_batches,
@@ -148,7 +148,7 @@ impl<'a> Run<'a> {
             match action.kind {
                 Kind::Forward => {
                     let ready = self.forward_ready_s[self.cell(action)] <= now_s + SAME_S;
-                    if ready && weight.is_none() && (turn == 0 || (self.taste.eager && most_held < self.cap)) {
+                    if ready && weight.is_none() && (turn == 0 || (self.waits.eager && most_held < self.cap)) {
                         return Some(place);
                     }
                     held += 1;
@@ -171,7 +171,7 @@ impl<'a> Run<'a> {
         }
         let place = weight?;
         let weight_s = self.durations.weight_gradient_s[todo[place]?.stage as usize];
-        (!self.taste.patient || now_s + weight_s <= soonest_s + SAME_S).then_some(place)
+        (!self.waits.patient || now_s + weight_s <= soonest_s + SAME_S).then_some(place)
     }
 
     fn carry_out(&mut self, rank: usize, place: usize, now_s: f64) {

@@ -1,7 +1,7 @@
 //! Zero bubble under any memory cap, fitted to the durations of uneven stages.
 //!
 //! A rank fills the gap before its next forward or input gradient with weight gradients, and runs one earlier only to
-//! make room under the cap. What remains open is a matter of taste: how far forwards may run ahead, which of a forward
+//! make room under the cap. What remains open is a matter of preference: how far forwards may run ahead, which of a forward
 //! and an input gradient goes first, and by how much a weight gradient may overrun its gap. Every combination is tried
 //! in virtual time, and the one with the smallest makespan wins. The idea is that of Qi et al. (2023), section 3.1.
 
@@ -46,7 +46,7 @@ enum First {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Taste {
+struct Preference {
     ahead: Ahead,
     first: First,
     /// Part of a weight gradient that may overrun the gap.
@@ -54,7 +54,7 @@ struct Taste {
 }
 
 /// Most often the best first.
-fn tastes() -> impl Iterator<Item = Taste> {
+fn preferences() -> impl Iterator<Item = Preference> {
     let firsts = [
         First::Earlier,
         First::InputGradient,
@@ -66,7 +66,9 @@ fn tastes() -> impl Iterator<Item = Taste> {
     let aheads =
         [Ahead::Cap, Ahead::Quarters(4), Ahead::Eager, Ahead::Quarters(6), Ahead::Quarters(7), Ahead::Quarters(8)];
     [0.0, 1.0, 0.5, 0.25].into_iter().flat_map(move |overrun| {
-        aheads.into_iter().flat_map(move |ahead| firsts.into_iter().map(move |first| Taste { ahead, first, overrun }))
+        aheads
+            .into_iter()
+            .flat_map(move |ahead| firsts.into_iter().map(move |first| Preference { ahead, first, overrun }))
     })
 }
 
@@ -75,8 +77,8 @@ pub(super) fn zb(ranks: u32, micro_batches: u32, cap: u32, durations: &Durations
     let bound_s = bound_s(micro_batches, durations);
     let mut best: Option<Trial> = None;
     let mut tried = 0;
-    for taste in tastes() {
-        let mut trial = Trial::new(ranks, micro_batches, cap, durations, taste);
+    for preference in preferences() {
+        let mut trial = Trial::new(ranks, micro_batches, cap, durations, preference);
         trial.run();
         tried += 3 * ranks as usize * micro_batches as usize;
         if best.as_ref().is_none_or(|best| trial.cost() < best.cost()) {
@@ -130,12 +132,12 @@ struct Trial<'a> {
     durations: &'a Durations,
     micro_batches: usize,
     cap: usize,
-    taste: Taste,
+    preference: Preference,
     ranks: Vec<Rank>,
 }
 
 impl<'a> Trial<'a> {
-    fn new(ranks: u32, micro_batches: u32, cap: u32, durations: &'a Durations, taste: Taste) -> Self {
+    fn new(ranks: u32, micro_batches: u32, cap: u32, durations: &'a Durations, preference: Preference) -> Self {
         let micro_batches = micro_batches as usize;
         let rank = || Rank {
             order: Vec::with_capacity(3 * micro_batches),
@@ -144,7 +146,7 @@ impl<'a> Trial<'a> {
             ..Rank::default()
         };
         let ranks = (0..ranks).map(|_| rank()).collect();
-        Self { durations, micro_batches, cap: cap as usize, taste, ranks }
+        Self { durations, micro_batches, cap: cap as usize, preference, ranks }
     }
 
     /// Makespan, then the longest time between first start and last end of a rank.
@@ -209,7 +211,7 @@ impl<'a> Trial<'a> {
         let input_s = rank.free_s.max(input_ready_s);
         let forward_s = (rank.free_s + room_s).max(forward_ready_s);
         let length_s = self.durations.forward_s[at];
-        let forward = match self.taste.first {
+        let forward = match self.preference.first {
             First::Earlier => forward_s + SAME_S < input_s,
             First::InputGradient => forward_s + length_s <= input_s + SAME_S,
             First::Turns if (forward_s - input_s).abs() < SAME_S => !rank.after_forward,
@@ -225,7 +227,7 @@ impl<'a> Trial<'a> {
 
     fn ahead(&self, at: usize) -> usize {
         let to_end = self.ranks.len() - at;
-        match self.taste.ahead {
+        match self.preference.ahead {
             Ahead::Cap => usize::MAX,
             Ahead::Eager => 2 * to_end - 1,
             Ahead::Quarters(quarters) => quarters * to_end / 4,
@@ -237,7 +239,7 @@ impl<'a> Trial<'a> {
             self.put_weight(at);
         }
         let weight_s = self.durations.weight_gradient_s[at];
-        let latest_end_s = next.start_s + self.taste.overrun * weight_s + SAME_S;
+        let latest_end_s = next.start_s + self.preference.overrun * weight_s + SAME_S;
         while self.ranks[at].weights < self.ranks[at].input_end_s.len()
             && self.ranks[at].free_s + SAME_S < next.start_s
             && self.ranks[at].free_s + weight_s <= latest_end_s

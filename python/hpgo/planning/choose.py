@@ -86,7 +86,7 @@ def _refusal(family: Family) -> tuple[str, str]:
     plannable = f"choose auto or one of {', '.join((*SCHEDULES, *RUN_ON_PLANS))}"
     if family.pace == "asynchronous":
         return "it updates weights while micro-batches are under way, so no step of it ends", plannable
-    if family.name in {"forward_only", "staggered"}:
+    if not family.trains:
         return (
             "it has no backward passes, and a plan is a training step",
             "`hpgo.partition` plans inference; `hpgo.simulate` runs this schedule",

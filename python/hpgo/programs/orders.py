@@ -238,6 +238,8 @@ class Family:
     chains: int
     """Copies of the model."""
     splits_backward: bool
+    trains: bool
+    """Whether it has backwards."""
     pace: str
     """`flush`, `asynchronous` or `lock step`."""
     weight_versions: str
@@ -328,6 +330,7 @@ def _families() -> tuple[Family, ...]:
             chunks=row["chunks"],
             chains=row["chains"],
             splits_backward=row["splits_backward"],
+            trains=row["trains"],
             pace=row["pace"],
             weight_versions=row["weight_versions"],
             peak=row["peak"],

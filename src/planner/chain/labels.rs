@@ -10,7 +10,7 @@ use std::collections::hash_map::Entry;
 use rustc_hash::FxHashMap;
 
 use super::cost::Step;
-use super::prices::Prices;
+use super::host_prices::Prices;
 use super::question::{HostType, Objective};
 use super::roads::Roads;
 use crate::control::Control;

@@ -6,13 +6,13 @@
 //! has hosts. Everything that is asked (throughput, latency, few hosts, few bits lost; pins, links, quantised edges) is
 //! expressed in two functions of this path: what a stage costs and what a hop between two crews costs (`cost`).
 //!
-//! `roads` keeps the stages and hops that are within a time limit; `prices` proves that a limit is out of reach by
+//! `roads` keeps the stages and hops that are within a time limit; `host_prices` proves that a limit is out of reach by
 //! putting a price on hosts; `labels` looks for a path within host counts, guided and bounded by those prices;
 //! `search` moves the limit until path and proof meet. `shortage` says what is missing where nothing fits.
 
 mod cost;
+mod host_prices;
 mod labels;
-mod prices;
 mod question;
 mod roads;
 mod search;

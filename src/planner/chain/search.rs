@@ -1,8 +1,8 @@
 //! Moves the limit, or the price of a plan, until the best plan found and the proof that nothing is better meet.
 
 use super::cost::{Costs, Step};
+use super::host_prices::{self, Raised};
 use super::labels;
-use super::prices::{self, Haggled};
 use super::question::Objective;
 use super::roads::Roads;
 use crate::control::{Control, Progress};
@@ -111,13 +111,13 @@ fn with_fewer_hosts(costs: &Costs<'_>, path: Vec<Step>, limit_s: f64, control: &
     let roads = Roads::new(costs, Objective::Hosts, limit_s);
     let Some(hosts) = roads.path_value(&path) else { return path };
     let start = vec![0.0; costs.chain.types.len()];
-    match prices::haggle(&roads, start, hosts - 1.0 + ROUNDING, 20, control) {
-        Haggled::Plan(shorter, _) => shorter,
-        Haggled::Prices(prices) => {
+    match host_prices::raise_bound(&roads, start, hosts - 1.0 + ROUNDING, 20, control) {
+        Raised::Plan(shorter, _) => shorter,
+        Raised::Prices(prices) => {
             let found = labels::search(&roads, &[prices], hosts - 1.0, FEWER_BY_ONE, EFFORTS[0].width, control);
             found.best.map_or(path, |(shorter, _)| shorter)
         }
-        Haggled::NoWay | Haggled::Stopped => path,
+        Raised::NoWay | Raised::Stopped => path,
     }
 }
 
@@ -139,15 +139,15 @@ struct Trial<'a> {
 impl Trial<'_> {
     fn reach(&mut self, limit_s: f64, effort: Effort) -> Verdict {
         let roads = Roads::new(self.costs, Objective::Throughput, limit_s);
-        let start = self.of_host.take().unwrap_or_else(|| prices::by_speed(&roads));
-        let prices = match prices::haggle(&roads, start, ROUNDING, effort.rounds, self.control) {
-            Haggled::Prices(prices) => prices,
-            Haggled::Plan(path, prices) => {
+        let start = self.of_host.take().unwrap_or_else(|| host_prices::by_speed(&roads));
+        let prices = match host_prices::raise_bound(&roads, start, ROUNDING, effort.rounds, self.control) {
+            Raised::Prices(prices) => prices,
+            Raised::Plan(path, prices) => {
                 self.of_host = Some(prices.of_host);
                 return Verdict::Reached(path);
             }
-            Haggled::NoWay => return Verdict::OutOfReach,
-            Haggled::Stopped => return Verdict::Unknown,
+            Raised::NoWay => return Verdict::OutOfReach,
+            Raised::Stopped => return Verdict::Unknown,
         };
         self.of_host = Some(prices.of_host.clone());
         if prices.bound > ROUNDING {
@@ -167,14 +167,14 @@ impl Trial<'_> {
 pub(super) fn cheapest(costs: &Costs<'_>, objective: Objective, limit_s: f64, control: &Control) -> Answer {
     let roads = Roads::new(costs, objective, limit_s);
     let start = vec![0.0; costs.chain.types.len()];
-    let prices = match prices::haggle(&roads, start, f64::INFINITY, 100, control) {
-        Haggled::Prices(prices) => prices,
-        Haggled::Plan(path, _) => {
+    let prices = match host_prices::raise_bound(&roads, start, f64::INFINITY, 100, control) {
+        Raised::Prices(prices) => prices,
+        Raised::Plan(path, _) => {
             let value = roads.path_value(&path).unwrap_or(f64::INFINITY);
             return Answer::Plan { path, value, lower_bound: value, looked_at: 0 };
         }
-        Haggled::NoWay => return Answer::Nothing,
-        Haggled::Stopped => return Answer::Stopped,
+        Raised::NoWay => return Answer::Nothing,
+        Raised::Stopped => return Answer::Stopped,
     };
     let counted = objective != Objective::Latency;
     let better: fn(f64) -> f64 = if counted { FEWER_BY_ONE } else { |value| value - ROUNDING * value };

@@ -7,9 +7,9 @@ use super::price::{Candidate, Priced, Pricer, StageChoice};
 use super::settings::Settings;
 use super::task::Task;
 use super::{Answer, NARROW, SHORT, Search, WHOLE};
-use crate::cluster::Cluster;
 use crate::control::{Control, Stopped};
 use crate::cost::Model;
+use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 
 /// By less than this, a plan that needs less memory isn't closer.
@@ -22,7 +22,7 @@ const NOTABLE: f64 = 0.97;
 pub fn data_parallel(model: &Model, cluster: &Cluster, settings: &Settings) -> Option<(Candidate, Priced)> {
     let mut pricer = Pricer::new(model, cluster, settings);
     let mut best: Option<(f64, Candidate, Priced)> = None;
-    for &micro_batch in &settings.micro_batches {
+    for &micro_batch in &settings.micro_batch_sizes {
         let Some(replicas) = (1..=cluster.devices()).rev().find(|&r| settings.share(micro_batch, r).is_some()) else {
             continue;
         };

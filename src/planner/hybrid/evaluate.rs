@@ -4,9 +4,9 @@ use super::WHOLE;
 use super::improve::improve_warm_ups;
 use super::price::{Candidate, Priced, Pricer, StageChoice};
 use super::settings::{Settings, WarmUp};
-use crate::cluster::Cluster;
 use crate::control::Control;
 use crate::cost::Model;
+use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 
 /// The fastest of the allowed micro-batch sizes for one stage between every two neighbouring cuts of `model`, on these
@@ -29,7 +29,7 @@ pub fn evaluate(
     let mut pricer = Pricer::new(model, cluster, settings);
     let mut best: Option<(bool, Candidate, Priced)> = None;
     let mut refused = None;
-    for &micro_batch in &settings.micro_batches {
+    for &micro_batch in &settings.micro_batch_sizes {
         for &recompute in &settings.recompute {
             let mut plan = Candidate { micro_batch, recompute, stages: stages.clone() };
             let windows = match pricer.windows(&plan, &vec![true; stages.len()]) {
@@ -81,7 +81,8 @@ pub fn reprice(
 ) -> Result<(Candidate, Priced)> {
     settings.check()?;
     cluster.check()?;
-    let (Some(&micro_batch), Some(&recompute)) = (settings.micro_batches.first(), settings.recompute.first()) else {
+    let (Some(&micro_batch), Some(&recompute)) = (settings.micro_batch_sizes.first(), settings.recompute.first())
+    else {
         return Err(Error::argument("there is no micro-batch size to choose from", "give one"));
     };
     if windows.len() != devices.len() {

@@ -5,9 +5,9 @@
 
 use super::price::{Candidate, Priced, Pricer, StageChoice};
 use super::settings::Settings;
-use crate::cluster::Cluster;
 use crate::control::Control;
 use crate::cost::Model;
+use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 
 /// Cuts of a model that is small enough: 12 layers in a row.
@@ -36,7 +36,7 @@ pub fn exhaustive(
         ));
     }
     let mut all = All { model, cluster, settings, control, pricer: Pricer::new(model, cluster, settings), best: None };
-    for &micro_batch in &settings.micro_batches {
+    for &micro_batch in &settings.micro_batch_sizes {
         for &recompute in &settings.recompute {
             let mut plan = Candidate { micro_batch, recompute, stages: Vec::new() };
             let mut free: Vec<u32> = cluster.machines.iter().map(|machine| machine.devices).collect();

@@ -21,7 +21,7 @@ pub(super) struct Label {
     pub window: u32,
     /// The label it was made from, and the index of the move that made it.
     pub parent: u32,
-    pub step: u32,
+    pub move_index: u32,
 }
 
 /// Complete plans that a pass hands on.

@@ -25,9 +25,9 @@ mod task;
 use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
-use crate::cluster::Cluster;
 use crate::control::{Control, Progress, Stopped};
 use crate::cost::Model;
+use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 
 pub use classics::{Straight, closest, data_parallel, fitting, straight};
@@ -38,7 +38,7 @@ pub use settings::{Settings, WarmUp};
 
 use packing::Packing;
 use prefixes::least_step_s;
-use search::{Found, Suffixes};
+use search::{PassResult, Suffixes};
 use task::Task;
 
 /// How far above the least conceivable step plans are looked for, pass by pass, until one is found. A pass costs little
@@ -127,8 +127,8 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
     search.answer()
 }
 
-/// One micro-batch size and what is known of it.
-struct Known<'a> {
+/// The search for one micro-batch size.
+struct SizeSearch<'a> {
     suffixes: Suffixes<'a>,
     /// None of its plans has a shorter step.
     bound_s: f64,
@@ -140,7 +140,7 @@ struct Search<'a> {
     model: &'a Model,
     effort: Effort,
     control: &'a Control,
-    known: Vec<Known<'a>>,
+    sizes: Vec<SizeSearch<'a>>,
     pricer: Pricer<'a>,
     best: Option<(f64, Candidate)>,
     /// Plans that were simulated as a pass found them.
@@ -159,19 +159,19 @@ impl<'a> Search<'a> {
         effort: Effort,
         control: &'a Control,
     ) -> Self {
-        let known = (Task::all(model, cluster, settings).into_par_iter())
-            .map(|task| Known { bound_s: 0.0, searched_s: 0.0, suffixes: Suffixes::new(task) })
+        let sizes = (Task::all(model, cluster, settings).into_par_iter())
+            .map(|task| SizeSearch { bound_s: 0.0, searched_s: 0.0, suffixes: Suffixes::new(task) })
             .collect();
         let pricer = Pricer::new(model, cluster, settings);
         let (best, seen) = (None, FxHashSet::default());
-        Self { model, effort, control, known, pricer, best, seen, labels: 0, tries: 0, is_watched: false }
+        Self { model, effort, control, sizes, pricer, best, seen, labels: 0, tries: 0, is_watched: false }
     }
 
     /// A first plan, if one is easily made.
     fn start(&mut self) -> Result<()> {
         let control = self.control;
         let packed: Vec<Vec<Candidate>> =
-            (self.known.par_iter()).map(|known| Packing::new(&known.suffixes.task).plans(control)).collect();
+            (self.sizes.par_iter()).map(|size| Packing::new(&size.suffixes.task).plans(control)).collect();
         let mut plans = Vec::new();
         for mut plan in packed.into_iter().flatten() {
             for eager in [true, false] {
@@ -185,9 +185,9 @@ impl<'a> Search<'a> {
         plans.truncate(FIRST);
         self.simulate(plans)?;
         let step_s = self.step_s();
-        self.known.par_iter_mut().for_each(|known| {
-            let (task, machine) = (&known.suffixes.task, known.suffixes.machine());
-            known.bound_s = least_step_s(task, machine, step_s, control).min(step_s);
+        self.sizes.par_iter_mut().for_each(|size| {
+            let (task, machine) = (&size.suffixes.task, size.suffixes.machine());
+            size.bound_s = least_step_s(task, machine, step_s, control).min(step_s);
         });
         Ok(())
     }
@@ -197,13 +197,13 @@ impl<'a> Search<'a> {
     }
 
     fn lower_bound_s(&self) -> f64 {
-        self.known.iter().map(|known| known.bound_s).fold(self.step_s(), f64::min)
+        self.sizes.iter().map(|size| size.bound_s).fold(self.step_s(), f64::min)
     }
 
     /// Whether more searching can raise no bound.
     fn is_proved(&self) -> bool {
         let step_s = self.step_s();
-        self.known.iter().all(|known| known.bound_s >= step_s || known.searched_s >= step_s)
+        self.sizes.iter().all(|size| size.bound_s >= step_s || size.searched_s >= step_s)
     }
 
     /// Whether somebody asked to stop, or more would be unreasonable.
@@ -236,8 +236,8 @@ impl<'a> Search<'a> {
         }
         while !(self.is_proved() || self.must_end()) {
             let step_s = self.step_s();
-            let open = self.known.iter().filter(|known| known.bound_s.max(known.searched_s) < step_s);
-            let searched_s = open.map(|known| known.searched_s.max(known.bound_s)).fold(step_s, f64::min);
+            let open = self.sizes.iter().filter(|size| size.bound_s.max(size.searched_s) < step_s);
+            let searched_s = open.map(|size| size.searched_s.max(size.bound_s)).fold(step_s, f64::min);
             let rise_s = (RISE * (step_s - searched_s)).max(LEAST_RISE * step_s);
             // Without any plan yet there is nothing to rise to.
             let limit_s = if step_s.is_finite() { step_s.min(searched_s + rise_s) } else { step_s };
@@ -249,18 +249,18 @@ impl<'a> Search<'a> {
     /// Looks for plans whose paths are shorter than `limit_s`, simulates the best, and improves on them.
     fn pass(&mut self, limit_s: f64, beam: usize) -> Result<()> {
         let (control, effort) = (self.control, self.effort);
-        let found: Vec<Option<Found>> = (self.known.par_iter_mut())
-            .map(|known| {
-                let is_open = known.bound_s < limit_s && known.searched_s < limit_s && !control.should_stop();
-                is_open.then(|| known.suffixes.pass(limit_s, beam, effort, control))
+        let found: Vec<Option<PassResult>> = (self.sizes.par_iter_mut())
+            .map(|size| {
+                let is_open = size.bound_s < limit_s && size.searched_s < limit_s && !control.should_stop();
+                is_open.then(|| size.suffixes.pass(limit_s, beam, effort, control))
             })
             .collect();
         let mut plans = Vec::new();
-        for (known, found) in self.known.iter_mut().zip(found) {
+        for (size, found) in self.sizes.iter_mut().zip(found) {
             let Some(found) = found else { continue };
             let shortest_s = found.plans.first().map_or(f64::INFINITY, |(path_s, _)| *path_s);
-            known.bound_s = known.bound_s.max(shortest_s.min(found.bound_s).min(limit_s));
-            known.searched_s = known.searched_s.max(found.bound_s.min(limit_s));
+            size.bound_s = size.bound_s.max(shortest_s.min(found.bound_s).min(limit_s));
+            size.searched_s = size.searched_s.max(found.bound_s.min(limit_s));
             self.labels += found.labels;
             self.tries += found.tries;
             plans.extend(found.plans.into_iter().take(SIMULATED));
@@ -312,7 +312,7 @@ impl<'a> Search<'a> {
             priced: self.pricer.price(&plan)?,
             plan,
             lower_bound_s,
-            exact_placement: self.known.iter().all(|known| known.suffixes.exact_placement()),
+            exact_placement: self.sizes.iter().all(|size| size.suffixes.exact_placement()),
             stopped,
             labels: self.labels,
             simulated: self.pricer.simulated,

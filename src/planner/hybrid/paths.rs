@@ -77,7 +77,7 @@ impl Middle {
 
 /// A stage as the paths see it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Link {
+pub(super) struct PathStage {
     pub forward_s: f64,
     pub backward_s: f64,
     pub sync_s: f64,
@@ -89,8 +89,8 @@ pub(super) struct Link {
 
 impl Paths {
     /// Puts a stage in front of the suffix, whose first stage has the window `next_window`.
-    pub(super) fn extend(&self, stage: &Link, next_window: u32, micro_batches: u32) -> Self {
-        let Link { forward_s, backward_s, sync_s, window, busy_s: link_s, latency_s } = *stage;
+    pub(super) fn extend(&self, stage: &PathStage, next_window: u32, micro_batches: u32) -> Self {
+        let PathStage { forward_s, backward_s, sync_s, window, busy_s: link_s, latency_s } = *stage;
         let work_s = forward_s + backward_s;
         let transfer_s = link_s + latency_s;
         let below = |path_s: f64| path_s + 2.0 * transfer_s;

@@ -7,8 +7,8 @@
 use super::paths::Paths;
 use super::settings::largest_window;
 use super::task::Task;
-use crate::cluster::{Cluster, Machine, Rate};
 use crate::control::Control;
+use crate::cost::network::{Cluster, Machine, Rate};
 use crate::cost::{self, Totals};
 
 /// More devices than this are rounded up to one of as many levels, ...
@@ -65,7 +65,7 @@ impl Least {
 }
 
 /// What a stage in front of a cut, and its transfer to the stage behind it, do to each of them.
-struct Ahead {
+struct FrontStage {
     trip_s: f64,
     fill_s: f64,
     others_forward_s: f64,
@@ -75,7 +75,7 @@ struct Ahead {
     both_s: f64,
 }
 
-impl Ahead {
+impl FrontStage {
     fn new(forward_s: f64, backward_s: f64, sync_s: f64, transfer_s: f64, window: u32, micro_batches: u32) -> Self {
         let count = f64::from(micro_batches);
         let skipped = f64::from(window - 1);
@@ -99,7 +99,7 @@ impl Ahead {
 impl Least {
     /// Takes a stage into account that has `before` in front of it.
     #[inline]
-    fn lower(&mut self, stage: &Ahead, before: &Self) {
+    fn lower(&mut self, stage: &FrontStage, before: &Self) {
         let above = |path_s: f64| path_s + stage.trip_s;
         let from_here = above(before.trip_s);
         let started_s = before.fill_s + stage.fill_s + stage.others_forward_s;
@@ -381,12 +381,13 @@ impl Sources<'_> {
                             <= self.memory_bytes
                     };
                     let Some(window) = largest_window(least_window, most_window, fits) else { continue };
-                    let ahead =
-                        |transfer_s| Ahead::new(forward_s, backward_s, sync_s, transfer_s, window, task.micro_batches);
+                    let ahead = |transfer_s| {
+                        FrontStage::new(forward_s, backward_s, sync_s, transfer_s, window, task.micro_batches)
+                    };
                     let (away, beside) = (ahead(away_s), ahead(beside_s));
                     let all_s = micro_batches * work_s;
                     for &(level, rest) in &split.rests {
-                        let mut place = |room: usize, room_before: usize, stage: &Ahead| {
+                        let mut place = |room: usize, room_before: usize, stage: &FrontStage| {
                             let before = farther.unwrap_or(&least)[entry(begin, rest, room_before)];
                             // The stage's gradients are summed while earlier stages drain.
                             if all_s + before.trip_s.max(before.fill_s + sync_s) < threshold_s {

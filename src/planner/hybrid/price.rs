@@ -1,8 +1,8 @@
 //! Prices a whole plan: every stage's seconds and bytes, then the simulated step.
 
-use super::paths::{Link, Paths};
+use super::paths::{PathStage, Paths};
 use super::settings::{Settings, largest_window};
-use crate::cluster::{Cluster, Rate};
+use crate::cost::network::{Cluster, Rate};
 use crate::cost::{self, Memory, Model, Totals};
 use crate::error::{Error, Result};
 use crate::schedule::one_f_one_b;
@@ -290,15 +290,15 @@ fn longest_path_s(stages: &[StagePrice], windows: &[u32], micro_batches: u32) ->
     let mut paths = Paths::default();
     let mut next_window = 1;
     for (stage, &window) in stages.iter().zip(windows).rev() {
-        paths = paths.extend(&link(stage, window), next_window, micro_batches);
+        paths = paths.extend(&path_stage(stage, window), next_window, micro_batches);
         next_window = window;
     }
     paths.synced_s
 }
 
 /// A priced stage as the paths see it.
-fn link(stage: &StagePrice, window: u32) -> Link {
-    Link {
+fn path_stage(stage: &StagePrice, window: u32) -> PathStage {
+    PathStage {
         forward_s: stage.forward_s,
         backward_s: stage.backward_s,
         sync_s: stage.sync_tail_s,

@@ -10,7 +10,7 @@
 
 use super::Effort;
 use super::labels::{Label, Labels};
-use super::paths::{Link, Paths};
+use super::paths::{PathStage, Paths};
 use super::prefixes::Prefixes;
 use super::price::{Candidate, StageChoice};
 use super::settings::largest_window;
@@ -29,7 +29,7 @@ const ROOT: u32 = 0;
 
 /// What a pass found.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct PassResult {
     /// Complete plans with the length of their longest path, shortest first.
     pub plans: Vec<(f64, Candidate)>,
     /// No plan of the space that is missing above has shorter paths than this; infinite if none is missing.
@@ -63,18 +63,18 @@ impl<'a> Suffixes<'a> {
     }
 
     /// Finds plans whose paths are shorter than `threshold_s`, keeping `beam` labels a cut.
-    pub(super) fn pass(&mut self, threshold_s: f64, beam: usize, effort: Effort, control: &Control) -> Found {
+    pub(super) fn pass(&mut self, threshold_s: f64, beam: usize, effort: Effort, control: &Control) -> PassResult {
         let last = self.task.model.cuts() - 1;
-        let mut found = Found { plans: Vec::new(), bound_s: f64::INFINITY, labels: 0, tries: 0 };
+        let mut found = PassResult { plans: Vec::new(), bound_s: f64::INFINITY, labels: 0, tries: 0 };
         let Some(prefixes) = Prefixes::new(&self.task, self.machine(), threshold_s, usize::MAX, control) else {
-            return Found { bound_s: 0.0, ..found };
+            return PassResult { bound_s: 0.0, ..found };
         };
         let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free(0), 0, 0);
         let mut labels = Labels::new(last + 1, self.task.micro_batches);
         if root_bound_s < threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
             let bound_s = root_bound_s;
-            labels.add(Label { paths, bound_s, cut, situation: 0, stages: 0, window: 1, parent: ROOT, step: 0 });
+            labels.add(Label { paths, bound_s, cut, situation: 0, stages: 0, window: 1, parent: ROOT, move_index: 0 });
         }
         for cut in (1..=last).rev() {
             let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
@@ -111,7 +111,7 @@ impl<'a> Suffixes<'a> {
         let grid_s = if self.task.cluster.devices() > EXACT_DEVICES { prefixes.least_s() / GRID } else { 0.0 };
         let cut_bytes = if label.stages == 0 { 0.0 } else { self.task.cut_bytes[end] };
         let mut tries = 0;
-        for (step, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
+        for (move_index, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
             let Some(share) = self.task.share[choice.replicas as usize] else { continue };
             let totals = &self.task.totals[share as usize];
             let capacity_bytes = choice.memory_bytes - self.task.settings.memory.reserved_bytes;
@@ -158,7 +158,7 @@ impl<'a> Suffixes<'a> {
                 let fits = |window| bytes(window) <= capacity_bytes;
                 let Some(largest) = largest_window(least, most.max(least), fits) else { continue };
                 for window in [largest, least] {
-                    let stage = Link {
+                    let stage = PathStage {
                         forward_s,
                         backward_s,
                         sync_s,
@@ -178,7 +178,7 @@ impl<'a> Suffixes<'a> {
                             stages,
                             window,
                             parent: id,
-                            step,
+                            move_index,
                         });
                     }
                     if least == largest {
@@ -197,7 +197,7 @@ impl<'a> Suffixes<'a> {
         while id != ROOT {
             let label = &labels[id as usize];
             let parent = &labels[label.parent as usize];
-            moves.push(self.space.moves(parent.situation)[label.step as usize].clone());
+            moves.push(self.space.moves(parent.situation)[label.move_index as usize].clone());
             stages.push(StageChoice {
                 begin: label.cut as usize,
                 end: parent.cut as usize,

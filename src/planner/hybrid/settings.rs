@@ -20,7 +20,7 @@ pub struct Settings {
     /// Samples of one step.
     pub global_batch: u32,
     /// Samples of a micro-batch to choose from; each divides `global_batch`.
-    pub micro_batches: Vec<u32>,
+    pub micro_batch_sizes: Vec<u32>,
     /// The smallest share of a micro-batch that a replica may get: below it the profile isn't trusted.
     pub smallest_share: u32,
     /// Whether replicas of a stage may get shares that differ by one sample.
@@ -48,7 +48,7 @@ impl Settings {
         if self.global_batch == 0 {
             return Err(Error::argument("the global batch size is 0", "a step needs at least one sample"));
         }
-        for &micro_batch in &self.micro_batches {
+        for &micro_batch in &self.micro_batch_sizes {
             if micro_batch == 0 || !self.global_batch.is_multiple_of(micro_batch) {
                 return Err(Error::argument(
                     format!("micro-batch size {micro_batch} does not divide global batch size {}", self.global_batch),

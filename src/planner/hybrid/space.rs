@@ -6,7 +6,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::cluster::{Cluster, Rate};
+use crate::cost::network::{Cluster, Rate};
 
 /// Beyond this many situations, placement is restricted to compact moves.
 const EXACT_SITUATIONS: f64 = 4_000.0;

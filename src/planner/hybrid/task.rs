@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use super::settings::Settings;
-use crate::cluster::Cluster;
+use crate::cost::network::Cluster;
 use crate::cost::{Model, Totals};
 
 /// The question for one micro-batch size.
@@ -30,7 +30,7 @@ impl<'a> Task<'a> {
     /// number of replicas where all stages must have the same: then the best and the bound are those of the best number.
     pub(super) fn all(model: &'a Model, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
         let mut questions: Vec<(u32, bool, RangeInclusive<u32>)> = Vec::new();
-        for &micro_batch in &settings.micro_batches {
+        for &micro_batch in &settings.micro_batch_sizes {
             for &recompute in &settings.recompute {
                 let any = 1..=cluster.devices();
                 if settings.equal_replicas {

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::error::{Error, Result};
-use crate::graph::Graph;
-use crate::states::{Set, States};
+use crate::model::graph::Graph;
+use crate::model::states::{Set, States};
 
 /// Antichain states listed before [`States`] takes over. The original has no bound and does not return.
 const MOST_STATES: usize = 5_000;

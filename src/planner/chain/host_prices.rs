@@ -102,7 +102,7 @@ fn next_crew(roads: &Roads<'_>, prices: &[Vec<f64>], position: usize, from: Opti
 }
 
 /// What looking for prices brought.
-pub(super) enum Haggled {
+pub(super) enum Raised {
     /// The best prices found; no plan has a value below their bound.
     Prices(Prices),
     /// A cheapest path keeps to the host counts, and its value is the bound itself: nothing is better.
@@ -114,10 +114,10 @@ pub(super) enum Haggled {
 }
 
 /// Improves the bound in at most `rounds` steps from `start`; stops as soon as it exceeds `enough`.
-pub(super) fn haggle(roads: &Roads<'_>, start: Vec<f64>, enough: f64, rounds: usize, control: &Control) -> Haggled {
-    let Some(prices) = Prices::new(roads, start, control) else { return Haggled::Stopped };
+pub(super) fn raise_bound(roads: &Roads<'_>, start: Vec<f64>, enough: f64, rounds: usize, control: &Control) -> Raised {
+    let Some(prices) = Prices::new(roads, start, control) else { return Raised::Stopped };
     if prices.bound == f64::INFINITY {
-        Haggled::NoWay
+        Raised::NoWay
     } else if roads.objective == Objective::Throughput {
         by_simplex(roads, prices, enough, rounds, control)
     } else {
@@ -128,7 +128,7 @@ pub(super) fn haggle(roads: &Roads<'_>, start: Vec<f64>, enough: f64, rounds: us
 /// Polyak's subgradient method, for values that differ from path to path.
 ///
 /// Steps go along (uses / hosts − 1) in total prices `μ_t = λ_t n_t`, so types of one host and of many move alike.
-fn by_slopes(roads: &Roads<'_>, mut prices: Prices, enough: f64, rounds: usize, control: &Control) -> Haggled {
+fn by_slopes(roads: &Roads<'_>, mut prices: Prices, enough: f64, rounds: usize, control: &Control) -> Raised {
     let hosts: Vec<f64> = roads.costs.chain.types.iter().map(|host| (host.hosts as f64).max(1.0)).collect();
     let mut best = prices.clone();
     let mut ambition = (0.1 * prices.bound.abs()).max(1e-3);
@@ -142,7 +142,7 @@ fn by_slopes(roads: &Roads<'_>, mut prices: Prices, enough: f64, rounds: usize, 
         if roads.costs.chain.types.iter().enumerate().all(slack) {
             let value = roads.path_value(&path).unwrap_or(f64::INFINITY);
             if value <= prices.bound.max(best.bound) + 1e-12 * value.abs() {
-                return Haggled::Plan(path, best);
+                return Raised::Plan(path, best);
             }
         }
         let slope: Vec<f64> = uses
@@ -181,7 +181,7 @@ fn by_slopes(roads: &Roads<'_>, mut prices: Prices, enough: f64, rounds: usize, 
             best = prices.clone();
         }
     }
-    Haggled::Prices(best)
+    Raised::Prices(best)
 }
 
 /// Column generation, for values that are 0 on every path: only the ratios of prices matter, and their total is 1.
@@ -190,7 +190,7 @@ fn by_slopes(roads: &Roads<'_>, mut prices: Prices, enough: f64, rounds: usize, 
 /// prices that prove it are the two sides of a matrix game. Solved as max Σy with Σ y·share ≤ 1 by the revised simplex
 /// method, whose next column is the cheapest path at the present prices (Gilmore & Gomory, 1961). Asking half way
 /// towards the best prices so far keeps early steps from jumping (Wentges, 1997).
-fn by_simplex(roads: &Roads<'_>, start: Prices, enough: f64, rounds: usize, control: &Control) -> Haggled {
+fn by_simplex(roads: &Roads<'_>, start: Prices, enough: f64, rounds: usize, control: &Control) -> Raised {
     let types = &roads.costs.chain.types;
     let size = types.len();
     let hosts: Vec<f64> = types.iter().map(|host| (host.hosts as f64).max(1.0)).collect();
@@ -211,7 +211,7 @@ fn by_simplex(roads: &Roads<'_>, start: Prices, enough: f64, rounds: usize, cont
         }
         let Some((path, uses)) = asked.cheapest_path(roads) else { break };
         if uses.iter().zip(types).all(|(&uses, host)| uses <= host.hosts) {
-            return Haggled::Plan(path, best);
+            return Raised::Plan(path, best);
         }
         let shares: Vec<f64> = uses.iter().zip(&hosts).map(|(&uses, hosts)| uses as f64 / hosts).collect();
         let worth = |rows: &[Vec<f64>], is_path: &[bool]| -> Vec<f64> {
@@ -242,7 +242,7 @@ fn by_simplex(roads: &Roads<'_>, start: Prices, enough: f64, rounds: usize, cont
             best = asked.clone();
         }
     }
-    Haggled::Prices(best)
+    Raised::Prices(best)
 }
 
 /// One step of the simplex method: the path with these `shares` takes the place of the row that gives out first.

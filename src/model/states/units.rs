@@ -10,7 +10,7 @@
 //! no cut with more bytes. Only its saved bytes may count in the neighbouring stage.
 
 use super::{Set, Wires};
-use crate::graph::Graph;
+use crate::model::graph::Graph;
 
 /// Layers that enter a down-set together.
 #[derive(Debug, Clone, PartialEq)]

@@ -15,7 +15,7 @@ mod walk;
 pub(crate) use set::Set;
 
 use crate::error::{Error, Result};
-use crate::graph::Graph;
+use crate::model::graph::Graph;
 use units::Unit;
 
 /// Down-sets that [`States::of`] lists before it falls back to one order, unless told otherwise.
@@ -35,7 +35,7 @@ pub enum Cuts {
 
 /// Sums over the layers of one down-set, at one of the profile's batch sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Totals {
+pub struct CutTotals {
     /// Forward seconds.
     pub forward_s: f64,
     /// Backward seconds.
@@ -56,7 +56,7 @@ pub struct States {
     order: Vec<usize>,
     sets: Vec<Set>,
     /// `totals[state * batch_sizes + batch]`.
-    totals: Vec<Totals>,
+    totals: Vec<CutTotals>,
     batch_sizes: usize,
     units: Vec<Unit>,
 }
@@ -68,8 +68,8 @@ impl States {
     /// [`Error::Profile`] if the graph has no layers, has a cycle, or numbers that are not finite and positive.
     ///
     /// ```
-    /// use hpgo::graph::{Graph, Layer, Measurement};
-    /// use hpgo::states::{DEFAULT_BOUND, States};
+    /// use hpgo::model::graph::{Graph, Layer, Measurement};
+    /// use hpgo::model::states::{DEFAULT_BOUND, States};
     ///
     /// let measured = vec![Measurement { forward_s: 1.0, activation_bytes: 8.0, ..Measurement::default() }];
     /// let layer = Layer { name: "linear".into(), parameter_bytes: 4.0, measured };
@@ -97,6 +97,29 @@ impl States {
             sets.len()
         );
         Ok(Self::with(graph, order, &wires, units, sets, Cuts::LinearOrder { why }))
+    }
+
+    /// The states at which stages may end, each given as all layers before it; before them the empty one, behind them the
+    /// full one.
+    ///
+    /// # Errors
+    /// As [`States::between`].
+    pub fn ending_at(graph: &Graph, ends: &[Vec<usize>]) -> Result<Self> {
+        let layers = graph.layers.len();
+        let mut passed = vec![false; layers];
+        let mut stages = Vec::with_capacity(ends.len() + 1);
+        for end in ends.iter().cloned().chain([(0..layers).collect()]) {
+            // A layer that there isn't is left for `between` to name.
+            let is_new = |&layer: &usize| !passed.get(layer).copied().unwrap_or(false);
+            let stage: Vec<usize> = end.into_iter().filter(is_new).collect();
+            for &layer in &stage {
+                if let Some(known) = passed.get_mut(layer) {
+                    *known = true;
+                }
+            }
+            stages.push(stage);
+        }
+        Self::between(graph, &stages)
     }
 
     /// The cut points between given stages, first stage first: lists of layer indices that together hold every layer once.
@@ -161,7 +184,7 @@ impl States {
         let mut totals = Vec::with_capacity(sets.len() * batch_sizes);
         for set in &sets {
             for batch in 0..batch_sizes {
-                let mut sum = Totals::default();
+                let mut sum = CutTotals::default();
                 for position in set.iter() {
                     let layer = &graph.layers[order[position]];
                     let measured = &layer.measured[batch];
@@ -200,7 +223,7 @@ impl States {
 
     /// Sums over the layers of `state`, at the profile's batch size with index `batch`.
     #[must_use]
-    pub fn totals(&self, state: usize, batch: usize) -> &Totals {
+    pub fn totals(&self, state: usize, batch: usize) -> &CutTotals {
         &self.totals[state * self.batch_sizes + batch]
     }
 

@@ -1,53 +1,11 @@
-//! What one stage costs: seconds per micro-batch, seconds of gradient synchronisation, bytes of memory.
+//! What one stage computes: seconds per micro-batch, seconds of gradient synchronisation.
 //!
 //! A *share* is the number of samples of a micro-batch that one replica handles. Totals over the layers below each cut
 //! are kept for every share, so a stage between two cuts costs two subtractions.
 
-use crate::cluster::Rate;
-use crate::graph::Graph;
-use crate::states::{self, States};
-
-/// What a device must hold besides activations, and what the search may assume about it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
-pub struct MemoryModel {
-    /// Bytes of gradients for each byte of weights.
-    pub gradients_per_weight: f64,
-    /// Bytes of optimizer state for each byte of weights (Adam with two moments: 2).
-    pub optimizer_per_weight: f64,
-    /// Whether the replicas of a stage share the optimizer state evenly (ZeRO stage 1).
-    pub shard_optimizer: bool,
-    /// Bytes of each device that nobody may plan with: the framework's own.
-    pub reserved_bytes: f64,
-}
-
-/// Bytes that one device of a stage holds at its peak.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-#[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
-pub struct Memory {
-    /// Weights.
-    pub weights_bytes: f64,
-    /// Gradients.
-    pub gradients_bytes: f64,
-    /// Optimizer state.
-    pub optimizer_bytes: f64,
-    /// What all micro-batches in flight keep for their backward passes.
-    pub activations_bytes: f64,
-    /// The part of it that one micro-batch keeps from its forward on: of a stage that recomputes, its input.
-    pub kept_bytes: f64,
-    /// The part that one micro-batch has besides while it runs backward, made again by recomputation.
-    pub recomputed_bytes: f64,
-    /// Send and receive buffers: an activation and a gradient on each side.
-    pub buffers_bytes: f64,
-}
-
-impl Memory {
-    /// All of it.
-    #[must_use]
-    pub fn total_bytes(&self) -> f64 {
-        self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes + self.buffers_bytes
-    }
-}
+use super::network::Rate;
+use crate::model::graph::Graph;
+use crate::model::states::{self, States};
 
 /// Sums over the layers below each cut, for one share.
 #[derive(Debug, Clone, Default)]
@@ -116,8 +74,9 @@ impl Model {
             .collect();
         let measured = (graph.batch_sizes.iter().enumerate())
             .map(|(batch, &size)| {
-                let each =
-                    |value: fn(&states::Totals) -> f64| (0..cuts).map(|cut| value(states.totals(cut, batch))).collect();
+                let each = |value: fn(&states::CutTotals) -> f64| {
+                    (0..cuts).map(|cut| value(states.totals(cut, batch))).collect()
+                };
                 let totals = Totals {
                     forward_s: each(|totals| totals.forward_s),
                     backward_s: each(|totals| totals.backward_s),
@@ -216,34 +175,4 @@ pub fn sync_s(
     overlap: bool,
 ) -> f64 {
     extend_sync(model, totals, speed, model.layers_between(begin, end), rate, overlap, 0.0)
-}
-
-/// What one device of the stage between two cuts holds with `window` micro-batches in flight.
-#[must_use]
-pub fn memory(
-    model: &Model,
-    totals: &Totals,
-    options: &MemoryModel,
-    stage: (usize, usize),
-    replicas: u32,
-    window: u32,
-    recompute: bool,
-) -> Memory {
-    let (begin, end) = stage;
-    let weights_bytes = model.parameter_bytes[end] - model.parameter_bytes[begin];
-    let optimizer_bytes = weights_bytes * options.optimizer_per_weight;
-    let saved_bytes = totals.saved_bytes[end] - totals.saved_bytes[begin];
-    let (input_bytes, output_bytes) = (totals.boundary_bytes[begin], totals.boundary_bytes[end]);
-    let window = f64::from(window);
-    // Recomputing keeps each micro-batch's input and, for the one that runs backward, everything.
-    let (kept_bytes, recomputed_bytes) = if recompute { (input_bytes, saved_bytes) } else { (saved_bytes, 0.0) };
-    Memory {
-        weights_bytes,
-        gradients_bytes: weights_bytes * options.gradients_per_weight,
-        optimizer_bytes: if options.shard_optimizer { optimizer_bytes / f64::from(replicas) } else { optimizer_bytes },
-        activations_bytes: window * kept_bytes + recomputed_bytes,
-        kept_bytes,
-        recomputed_bytes,
-        buffers_bytes: 2.0 * (input_bytes + output_bytes),
-    }
 }

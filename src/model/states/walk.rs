@@ -4,7 +4,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::units::Unit;
 use super::{Set, Wires};
-use crate::graph::Graph;
+use crate::model::graph::Graph;
 
 /// Orders kept side by side by [`best_order`].
 const BEAM: usize = 128;

@@ -1,0 +1,8 @@
+//! What a stage costs: `compute` in seconds, `memory` in bytes, and `network` what transfers and sums take on a cluster.
+
+pub mod compute;
+pub mod memory;
+pub mod network;
+
+pub use compute::{Model, Totals, extend_sync, sync_s};
+pub use memory::{Memory, MemoryModel, memory};

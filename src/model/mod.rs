@@ -1,0 +1,4 @@
+//! What is trained: a graph of layers, and where it may be cut.
+
+pub mod graph;
+pub mod states;

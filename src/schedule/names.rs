@@ -1,0 +1,60 @@
+//! Families by name.
+
+use super::Schedule;
+use super::families::{FAMILIES, Family};
+use super::request::Request;
+use crate::error::{Error, Result};
+
+/// The row called `name`.
+///
+/// # Errors
+/// [`Error::Schedule`] if there is none; the hint names the nearest ones.
+pub fn family(name: &str) -> Result<&'static Family> {
+    FAMILIES.iter().find(|family| family.name == name).ok_or_else(|| {
+        let letters = |name: &str| name.to_lowercase().replace(['_', '-', ' '], "");
+        let mut near: Vec<(usize, &str)> =
+            FAMILIES.iter().map(|family| (edits(&letters(name), &letters(family.name)), family.name)).collect();
+        near.sort_by_key(|&(edits, _)| edits);
+        near.retain(|&(edits, _)| edits <= 3);
+        let hint = match near.as_slice() {
+            [] => "`hpgo schedules` lists them all".to_owned(),
+            near => {
+                let names: Vec<String> = near.iter().take(3).map(|(_, name)| format!("`{name}`")).collect();
+                format!("did you mean {}? `hpgo schedules` lists them all", names.join(" or "))
+            }
+        };
+        Error::schedule(format!("there is no schedule `{name}`"), hint)
+    })
+}
+
+/// Letters to insert, delete or replace to get from one word to the other (Levenshtein, 1966).
+fn edits(from: &str, to: &str) -> usize {
+    let mut row: Vec<usize> = (0..=to.chars().count()).collect();
+    for (i, a) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in to.chars().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[row.len() - 1]
+}
+
+/// The schedule of family `name` for `request`.
+///
+/// ```
+/// use hpgo::schedule::{Request, build};
+///
+/// let schedule = build("interleaved", &Request { chunks: Some(3), ..Request::new(4, 8) })?;
+/// assert_eq!(schedule.stages(), 12);
+/// assert_eq!(build("dualpipe", &Request::new(4, 6)).unwrap_err().hint(), "it needs p even, M even and at least 2 p");
+/// # Ok::<(), hpgo::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Schedule`] if there is no such family, [`Error::Argument`] if the request is outside its limits.
+pub fn build(name: &str, request: &Request) -> Result<Schedule> {
+    family(name)?.build(request)
+}
