@@ -13,6 +13,7 @@ mod schedule;
 mod simulate;
 mod states;
 
+use std::num::NonZero;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -44,6 +45,24 @@ fn to_py_err(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
+/// Runs `work` with threads for its parallel parts that end with it.
+///
+/// Threads that stayed would be missing in a child that Python forks, and work there would wait for them for ever.
+fn with_threads_of_its_own<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let mut threads = rayon::ThreadPoolBuilder::new();
+    if std::env::var_os("RAYON_NUM_THREADS").is_none() {
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        threads = threads.num_threads(cores.min(MOST_THREADS));
+    }
+    match threads.build() {
+        Ok(pool) => pool.install(work),
+        Err(_) => work(), // no threads to be had: one will do
+    }
+}
+
+/// A search has about so many parts at most that can run side by side.
+const MOST_THREADS: usize = 16;
+
 /// Runs `work` on its own thread without the interpreter lock.
 ///
 /// While it runs, this thread wakes every 20 ms to see Ctrl-C and every 100 ms to call
@@ -61,7 +80,7 @@ fn watched<T: Send>(
     std::thread::scope(|scope| {
         let worker = scope.spawn(move || {
             // The receiver outlives the worker, and a panic drops the sender: both are seen below.
-            let _ = sender.send(work());
+            let _ = sender.send(with_threads_of_its_own(work));
         });
         let mut failure = None;
         let mut ticks = 0_u32;
