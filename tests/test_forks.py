@@ -1,4 +1,4 @@
-"""Planning works in processes that Python forked after planning, and while it plans: its default start method on Linux."""
+"""Planning works in processes that Python forked after planning, or meanwhile: its default start on Linux."""
 
 from __future__ import annotations
 
