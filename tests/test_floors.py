@@ -112,7 +112,7 @@ def test_what_starts_often_loads_nothing_heavy(statement: str, heavy: set[str]) 
 def test_no_module_hides_a_public_function() -> None:
     """Importing `hpgo.plan` as a module would put it where the function `hpgo.plan` is."""
     script = (
-        "import importlib, inspect, pkgutil, hpgo\n"
+        "import importlib, inspect, pathlib, pkgutil, hpgo\n"
         "for found in pkgutil.walk_packages(hpgo.__path__, 'hpgo.'):\n"
         "    if not found.name.startswith(('hpgo.__main__', 'hpgo.runtime')):\n"
         "        importlib.import_module(found.name)\n"
@@ -136,7 +136,12 @@ def test_no_module_hides_a_public_function() -> None:
         " 'simulate', 'partition', 'partition_files', 'program'}\n"
         "functions = {name for name in hpgo.__all__ if inspect.isfunction(getattr(hpgo, name))}\n"
         "assert functions == called, functions ^ called\n"
-        "assert callable(hpgo.partition_files)\n"
+        "write = lambda name, text: pathlib.Path(name).write_text(text)\n"
+        "write('models.yml', 'm: {layers: 2, mem_MB: [1, 1], parameters_in: 4, parameters_out: [4, 4]}')\n"
+        "write('types.yml', 't: {bw_Mbps: 100, mem_MB: 100, model_profiles: {m: [{batch_size: 1, dtype:"
+        " torch.float32, time_s: [1, 2]}]}}')\n"
+        "write('devices.yml', 't: [a, b]')\n"
+        "hpgo.partition_files('models.yml', 'types.yml', 'devices.yml', model='m', batch_size=1)\n"
         "hpgo.partition(toy, cluster)\n"
     )
     with tempfile.TemporaryDirectory() as folder:
