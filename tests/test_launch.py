@@ -482,6 +482,19 @@ def test_what_can_not_be_started_is_refused(make: Any, says: str) -> None:
     assert caught.value.hint
 
 
+def test_a_plan_for_a_launcher_is_refused_where_its_ranks_would_land_elsewhere() -> None:
+    cluster, profile = machines(2, 2), chain([1.0] * 4)
+    plan = hpgo.plan(profile, cluster, global_batch_size=8, launcher="deepspeed")
+    assert launch.Job.of(plan, "train.py").ranks == 4
+    idle = hpgo.evaluate(profile, cluster, [(2, [0]), (2, [1])], global_batch_size=8)
+    swapped = hpgo.evaluate(profile, cluster, [(2, [2, 3]), (2, [0, 1])], global_batch_size=8)
+    for given, words in ((idle, "leaves 2 devices idle"), (swapped, "in another order")):
+        assert launch.Job.of(given, "train.py").ranks == 4, "fine for processes that ask the plan"
+        with pytest.raises(hpgo.ArgumentError, match=words) as caught:
+            launch.Job.of(replace(given, restriction=plan.restriction), "train.py")
+        assert caught.value.hint
+
+
 def test_another_cluster_than_the_plans_is_refused() -> None:
     for other in (machines(2, 1), machines(4)):
         with pytest.raises(hpgo.ArgumentError, match="made with another cluster"):

@@ -75,8 +75,8 @@ class Job:
             python: the interpreter, as the machines name it.
             name: for queues; the profile's if left out.
 
-        Raises ArgumentError for a plan that doesn't fit, without a cluster or with another one, and for words that
-        can't be an argument of a command.
+        Raises ArgumentError for a plan that doesn't fit, without a cluster or with another one, for one made for a
+        launcher that would number its ranks otherwise, and for words that can't be an argument of a command.
 
         >>> import hpgo
         >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
@@ -102,6 +102,7 @@ class Job:
                 raise ArgumentError(
                     f"the {what} is {shown(word)}, which is no file's name", "write `./-name` for such a file"
                 )
+        _check_grid(plan)
         found = _cluster_of(plan, cluster)
         gpus = found.gpus_per_device
         used = {device for stage in plan.stages for device in stage.devices}
@@ -178,6 +179,28 @@ class Job:
             *more,
         ]
         return [f"# {in_comment(line)}" for line in lines]
+
+
+def _check_grid(plan: Plan) -> None:
+    """Raises ArgumentError for a plan made for a launcher whose own numbers of ranks would land on other devices.
+
+    Such launchers number ranks stage by stage, and take every process that starts for one of theirs.
+    """
+    devices = [device for stage in plan.stages for device in stage.devices]
+    if plan.restriction is None or devices == list(range(plan.cluster_devices)):
+        return
+    idle = plan.cluster_devices - len(devices)
+    why = (
+        f"leaves {counted(idle, 'device')} idle, whose processes {plan.restriction.label} would take for its ranks"
+        if idle
+        else f"is on devices in another order than that in which {plan.restriction.label} numbers ranks"
+    )
+    raise ArgumentError(
+        f"the plan {why}",
+        f"plan on fewer devices with `--devices {len(devices)}`"
+        if idle
+        else "start each rank where `ranks.csv`, which `hpgo export` writes, says",
+    )
 
 
 def checked_port(port: object) -> int:
