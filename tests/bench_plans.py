@@ -24,6 +24,12 @@ SMALL = [
     ("bert-48", "dapple-b", 64),
     ("bert-48", "dapple-c", 64),
 ]
+SCHEDULES = [
+    ("bert-48", "dapple-a", 64),
+    ("vgg-19", "dapple-c", 2_048),
+    ("gnmt-16", "dapple-a", 1_024),
+    ("xlnet-36", "h100:2", 128),
+]
 LARGE = [
     ("bert-48", 8, 512),
     ("xlnet-36", 8, 128),
@@ -50,6 +56,17 @@ def told(benchmark: Any, plan: hpgo.Plan) -> None:
 def test_plan(benchmark: Any, model: str, preset: str, size: int) -> None:
     profile, cluster = hpgo.read_profile(model), hpgo.Cluster.preset(preset)
     told(benchmark, benchmark(hpgo.plan, profile, cluster, global_batch_size=size))
+
+
+@pytest.mark.parametrize(
+    ("model", "preset", "size"), SCHEDULES, ids=[f"{model} {size} on {preset}" for model, preset, size in SCHEDULES]
+)
+def test_schedules(benchmark: Any, model: str, preset: str, size: int) -> None:
+    question = (hpgo.read_profile(model), hpgo.Cluster.preset(preset))
+    found = benchmark.pedantic(
+        hpgo.plan, question, {"global_batch_size": size, "schedule": "auto"}, rounds=5, warmup_rounds=1
+    )
+    benchmark.extra_info["schedule"] = found.schedule
 
 
 @pytest.mark.parametrize(

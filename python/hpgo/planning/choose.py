@@ -333,8 +333,9 @@ def _tries(
         found.append(plan)
         yield plan, _choice(plan, plan.limit)
     flushed = replace(question, schedule="1f1b")
-    cuts = list(_candidates(flushed, found, clock))
-    for name in _known(question, RUN_ON_PLANS):
+    run_on_plans = _known(question, RUN_ON_PLANS)
+    cuts = list(_candidates(flushed, found, clock)) if run_on_plans else []
+    for name in run_on_plans:
         yield _shortest(list(_runs(cuts, name, clock)), name)
     for choice in _compared(flushed, first.micro_batch_size, clock):
         yield None, choice

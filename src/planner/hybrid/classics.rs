@@ -67,6 +67,7 @@ pub fn straight(model: &Model, cluster: &Cluster, settings: &Settings, control: 
     let settings = Settings { most_replicas: 1, ..settings.clone() };
     let mut search = Search::new(model, cluster, &settings, SHORT, control);
     search.start()?;
+    search.bound();
     if search.best.is_none() {
         search.reach()?;
     }
@@ -87,6 +88,7 @@ pub fn fitting(model: &Model, cluster: &Cluster, settings: &Settings, control: &
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
     search.start()?;
     if search.best.is_none() {
+        search.bound();
         search.reach()?;
     }
     search.answer()

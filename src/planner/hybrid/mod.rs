@@ -122,6 +122,7 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
     search.is_watched = true;
     search.start()?;
+    search.bound();
     search.reach()?;
     search.prove()?;
     search.answer()
@@ -183,13 +184,16 @@ impl<'a> Search<'a> {
         }
         plans.sort_by(|a, b| a.0.total_cmp(&b.0));
         plans.truncate(FIRST);
-        self.simulate(plans)?;
-        let step_s = self.step_s();
+        self.simulate(plans)
+    }
+
+    /// A first bound for every size.
+    fn bound(&mut self) {
+        let (control, step_s) = (self.control, self.step_s());
         self.sizes.par_iter_mut().for_each(|size| {
             let (task, machine) = (&size.suffixes.task, size.suffixes.machine());
             size.bound_s = least_step_s(task, machine, step_s, control).min(step_s);
         });
-        Ok(())
     }
 
     fn step_s(&self) -> f64 {

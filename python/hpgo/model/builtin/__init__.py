@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ProfileError
@@ -65,9 +66,14 @@ def measured_on(profile: Profile) -> Measured | None:
     >>> measured_on(built_in("bert-48")).said
     'V100s'
     """
-    if profile.name not in MODELS or profile.source != built_in(profile.name).source:
+    if profile.name not in MODELS or profile.source != _source(profile.name):
         return None
     return next(where for start, where in _MEASURED.items() if profile.source.startswith(start))
+
+
+@cache  # every plan that is priced asks
+def _source(name: str) -> str:
+    return built_in(name).source
 
 
 def built_in(name: str) -> Profile:
