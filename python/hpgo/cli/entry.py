@@ -23,17 +23,21 @@ def _enter(module: str) -> None:
     """Runs the `main` of `module`, which ends in SystemExit, and says with the exit code how it ended."""
     code: str | int | None = 0
     try:
+        import signal
         from importlib import import_module
 
-        import_module(module).main()
-    except SystemExit as end:
-        code = end.code
+        from hpgo.base.signals import uninterrupted
+
+        with uninterrupted():
+            main = import_module(module).main
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        except BrokenPipeError:  # the reader (`| head`) has what it wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is done is done
     except KeyboardInterrupt:
         code = 130
         sys.stderr.write("interrupted\n")
-    except BrokenPipeError:  # the reader (`| head`) has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C finds nothing more to stop
     sys.exit(code)

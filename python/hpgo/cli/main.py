@@ -15,6 +15,7 @@ from typing import NoReturn
 import click
 
 from hpgo.base.errors import HpgoError
+from hpgo.base.signals import uninterrupted
 from hpgo.base.wording import near, shorten
 from hpgo.cli.terminal import say
 
@@ -43,7 +44,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        with uninterrupted():
+            command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
         return command
 
     def resolve_command(

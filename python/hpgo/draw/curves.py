@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.files import writing
+from hpgo.base.signals import uninterrupted
 from hpgo.base.wording import printable
 from hpgo.draw import palette
 
@@ -51,9 +52,10 @@ def save(
     Raises ArgumentError for another ending than `ENDINGS`, if matplotlib is missing, or if the file can't be written.
     """
     check(path)
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
+    with uninterrupted():
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 
     path = Path(path)
     figure = Figure(figsize=(7.5, 2.6 * len(panels) + 0.2), layout="constrained")

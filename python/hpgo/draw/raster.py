@@ -8,6 +8,7 @@ import numpy as np
 
 from hpgo.base.errors import HpgoError
 from hpgo.base.files import writing
+from hpgo.base.signals import uninterrupted
 from hpgo.draw import palette
 from hpgo.draw.scene import Boxes, Line, Scene, Steps, Words
 
@@ -29,8 +30,10 @@ def write(scene: Scene, options: Options, path: Path) -> None:
     Raises HpgoError where matplotlib is not installed.
     """
     try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
+        with uninterrupted():
+            from matplotlib import rc_context
+            from matplotlib.backends import backend_agg, backend_pdf  # noqa: F401 -- what writes either
+            from matplotlib.figure import Figure
     except ImportError as error:
         raise HpgoError(
             f"{path.suffix} pictures need matplotlib, which is not installed",

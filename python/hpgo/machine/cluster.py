@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.checks import MOST_GPUS, check_text, whole
 from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.errors import ArgumentError, ClusterError
-from hpgo.base.quoting import in_yaml
 from hpgo.base.renamed import renamed
 from hpgo.base.units import (
     format_bytes,
@@ -329,6 +328,8 @@ class Cluster:
         intra: {bandwidth: 150 GB/s, collective: 150 GB/s, latency: 0 s}
         inter: {bandwidth: 3.125 GB/s, collective: 3.125 GB/s, latency: 0 s}
         """
+        from hpgo.base.quoting import in_yaml
+
         lines = [f"hpgo_cluster: {_VERSION}", f"name: {in_yaml(self.name)}"]
         if self.source:
             lines.append(f"source: {in_yaml(self.source)}")

@@ -18,6 +18,7 @@ from hpgo import _core
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError, ScheduleError
 from hpgo.base.files import refused, writing
+from hpgo.base.signals import uninterrupted
 from hpgo.base.wording import counted, printable, shown
 
 if TYPE_CHECKING:
@@ -366,9 +367,13 @@ def _check_durations(durations: object) -> None:
         raise ArgumentError(f"`transfer_s` is {shown(durations.transfer_s)}", "give a number of seconds")
 
 
+@cache
 def _load_arrays() -> None:
-    """Loads numpy before native code wants it, which could not pass on a Ctrl-C that comes meanwhile."""
-    import numpy  # noqa: F401
+    """Loads numpy, here and on the native side, which could not pass on a Ctrl-C that comes meanwhile."""
+    with uninterrupted():
+        import numpy  # noqa: F401
+
+        _core.read_schedule("", "0F0")
 
 
 def _of(record: _core.ScheduleRecord) -> Schedule:
