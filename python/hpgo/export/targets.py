@@ -9,8 +9,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError
-from hpgo.base.wording import near, shorten
+from hpgo.programs.launchers import row_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,17 +116,4 @@ def find(name: str) -> Target:
     >>> find("torchtitan").version
     '0.3'
     """
-    base, at, version = str(name).partition("@")
-    rows = [row for row in TARGETS if row.name == base]
-    if not rows:
-        raise ArgumentError(f"there is no exporter `{shorten(base)}`", near(base, NAMES))
-    if not at:
-        return rows[-1]
-    for row in rows:
-        if row.version and (version == row.version or version.startswith(f"{row.version}.")):
-            return row
-    known = ", ".join(f"{base}@{row.version}" for row in rows if row.version)
-    raise ArgumentError(
-        f"nobody has tried {rows[-1].title} `{shorten(version)}`",
-        f"known: {known}" if known else f"leave the version out: `{base}`",
-    )
+    return row_of(TARGETS, str(name), "exporter")

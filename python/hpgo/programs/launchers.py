@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
@@ -145,11 +145,36 @@ def launcher(name: str) -> Launcher:
     """
     if not isinstance(name, str):
         raise ArgumentError(f"the launcher is {shown(name)}", f"name one of {', '.join(NAMES)}")
-    base, _, version = name.partition("@")
-    rows = [row for row in TABLE if row.name == base]
+    return row_of(TABLE, name, "launcher")
+
+
+class _Versioned(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+
+
+_Row = TypeVar("_Row", bound=_Versioned)
+
+
+def row_of(table: Sequence[_Row], name: str, kind: str) -> _Row:
+    """The row of `table`, older versions first, for `NAME` or `NAME@VERSION`; the latest version if none is named.
+
+    Raises ArgumentError, which calls what the table lists a `kind`, for an unknown name, or a version nobody tried.
+
+    >>> row_of(TABLE, "megatron@0.16.1", "launcher").version
+    '0.16'
+    """
+    base, at, version = name.partition("@")
+    rows = [row for row in table if row.name == base]
     if not rows:
-        raise ArgumentError(f"there is no launcher `{shorten(base)}`", near(base, NAMES))
-    if not version and not name.endswith("@"):
+        raise ArgumentError(
+            f"there is no {kind} `{shorten(base)}`", near(base, dict.fromkeys(row.name for row in table))
+        )
+    if not at:
         return rows[-1]
     for row in rows:
         if row.version and (version == row.version or version.startswith(f"{row.version}.")):
