@@ -1,0 +1,103 @@
+"""Prices of random plans, held against a second cost model that was written from the pages alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from random import Random
+
+import chance
+import pytest
+import twin
+
+import hpgo
+
+TIMES = ("forward_s", "backward_s", "transfer_s", "transfer_busy_s", "sync_s", "sync_tail_s", "capacity_bytes")
+MEMORY = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "buffers_bytes", "kept_bytes", "recomputed_bytes")
+
+
+def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | None]:
+    """What the package and the twin say of the plan with this seed: names of terms, with both numbers."""
+    random = Random(seed)
+    sizes = random.choice([(1,), (2,), (1, 2, 4), (1, 3), (2, 8)])
+    profile = chance.profile(random, batch_sizes=sizes, count=random.randint(1, 7), branching=random.random() < 0.5)
+    cluster = chance.cluster(random)
+    stages = chance.stages(random, profile, cluster)
+    assumed = twin.Assumed(
+        micro_batches=random.randint(1, 8),
+        micro_batch=max(random.choice([4, 5, 6, 8, 12, 17]), *(len(devices) for _, devices in stages)),
+        schedule=random.choice(["1f1b", "eager_1f1b", "gpipe"]),
+        recompute=random.random() < 0.3,
+        overlap=random.random() < 0.6,
+        count_loading=random.random() < 0.3,
+        gradients_per_weight=random.choice([0.5, 1.0, 2.0]),
+        optimizer_per_weight=random.choice([0.0, 2.0, 6.0]),
+        shard_optimizer=random.random() < 0.4,
+        reserved_bytes=random.choice([0.0, 1e8]),
+    )
+    plan = hpgo.evaluate(
+        profile,
+        cluster,
+        stages,
+        global_batch_size=assumed.micro_batches * assumed.micro_batch,
+        micro_batch_size=assumed.micro_batch,
+        min_micro_batch_size=1,
+        schedule=assumed.schedule,
+        recompute=assumed.recompute,
+        overlap=assumed.overlap,
+        count_loading=assumed.count_loading,
+        memory=hpgo.MemoryModel(
+            gradients_per_weight=assumed.gradients_per_weight,
+            optimizer_per_weight=assumed.optimizer_per_weight,
+            shard_optimizer=assumed.shard_optimizer,
+            reserved_bytes=assumed.reserved_bytes,
+        ),
+    )
+    ours = twin.price(
+        asdict(profile), asdict(cluster), assumed, [(stage.layers, stage.devices) for stage in plan.stages]
+    )
+    if assumed.schedule != "gpipe" and random.random() < 0.6:
+        windows = [min(random.randint(1, 9), assumed.micro_batches) for _ in stages]
+        windows = windows if random.random() < 0.1 else sorted(windows, reverse=True)
+        given = tuple(replace(stage, in_flight=window) for stage, window in zip(plan.stages, windows, strict=True))
+        try:
+            plan = replace(plan, stages=given).reprice()
+        except hpgo.ScheduleError:
+            with pytest.raises(ValueError, match="wait for each other"):
+                twin.step_s(assumed.micro_batches, ours, windows)
+            return [], None
+    in_flight = [stage.in_flight for stage in plan.stages]
+    terms: list[tuple[object, float, float]] = [
+        ("step_s", plan.step_s, twin.step_s(assumed.micro_batches, ours, in_flight)),
+    ]
+    for number, (stage, mine) in enumerate(zip(plan.stages, ours, strict=True)):
+        terms.append(((number, "share"), stage.share, mine.share))
+        terms += (((number, name), getattr(stage, name), getattr(mine, name)) for name in TIMES)
+        terms += (((number, name), getattr(stage.memory, name), getattr(mine, name)) for name in MEMORY)
+        activations = mine.activations_bytes(stage.in_flight)
+        terms.append(((number, "activations_bytes"), stage.memory.activations_bytes, activations))
+    return terms, plan
+
+
+def differences(seeds: range) -> tuple[list[object], int]:
+    """Terms that differ by more than 10⁻⁹, and how many plans have any."""
+    wrong: list[object] = []
+    plans = 0
+    for seed in seeds:
+        terms, plan = priced(seed)
+        plans += plan is not None
+        wrong += [(seed, *term) for term in terms if not math.isclose(*term[1:], rel_tol=1e-9)]
+    return wrong, plans
+
+
+def test_random_plans_cost_what_a_model_written_from_the_pages_says() -> None:
+    wrong, plans = differences(range(1_000))
+    assert wrong == []
+    assert plans > 900
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_plans_cost_what_a_model_written_from_the_pages_says() -> None:
+    wrong, plans = differences(range(1_000, 12_000))
+    assert wrong == []
+    assert plans > 10_000

@@ -1,0 +1,216 @@
+"""The planner's cost model a second time, from the pages alone, to hold `hpgo.evaluate` and `hpgo.plan` against.
+
+Profile and cluster come as what `dataclasses.asdict` makes of them. Nothing here is the package's: each rule of
+docs/planner.md stands in its plainest form, and none is made fast at the price of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Record = dict[str, Any]
+Stages = Sequence[tuple[Sequence[str], Sequence[int]]]
+"""For each stage the ids of its layers, in the order in which they run, and its devices."""
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What a price stands on besides profile, cluster and stages."""
+
+    micro_batches: int
+    micro_batch: int
+    schedule: str = "eager_1f1b"
+    recompute: bool = False
+    overlap: bool = True
+    count_loading: bool = False
+    gradients_per_weight: float = 1.0
+    optimizer_per_weight: float = 2.0
+    shard_optimizer: bool = False
+    reserved_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Seconds of one micro-batch, and bytes of one device."""
+
+    share: int
+    forward_s: float
+    backward_s: float
+    transfer_s: float
+    transfer_busy_s: float
+    sync_s: float
+    sync_tail_s: float
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    buffers_bytes: float
+    kept_bytes: float
+    recomputed_bytes: float
+    capacity_bytes: float
+
+    def activations_bytes(self, in_flight: int) -> float:
+        return self.kept_bytes * in_flight + self.recomputed_bytes
+
+    def holds_bytes(self, in_flight: int) -> float:
+        fixed = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.buffers_bytes
+        return fixed + self.activations_bytes(in_flight)
+
+
+def at_share(sizes: Sequence[int], measured: Sequence[float], share: int) -> float:
+    """What was measured at `sizes`, at `share`: on the line between two sizes, in proportion beyond them."""
+    for near, far in zip(range(len(sizes)), range(1, len(sizes)), strict=False):
+        if sizes[near] <= share <= sizes[far]:
+            way = (share - sizes[near]) / (sizes[far] - sizes[near])
+            return measured[near] + (measured[far] - measured[near]) * way
+    end = 0 if share < sizes[0] else -1
+    return measured[end] * share / sizes[end]
+
+
+class Model:
+    """The layers of a profile."""
+
+    def __init__(self, profile: Record) -> None:
+        self.sizes = profile["batch_sizes"]
+        self.layers = {layer["id"]: layer for layer in profile["layers"]}
+        self.edges = profile["edges"]
+        self.reads = {target for _, target in self.edges}
+
+    def sum(self, key: str, ids: Iterable[str], share: int) -> float:
+        rows = [self.layers[name] for name in ids]
+        return sum(
+            at_share(self.sizes, row["activation_bytes"] if row[key] is None else row[key], share) for row in rows
+        )
+
+    def loads(self, name: str) -> bool:
+        """Whether a layer only loads data, which happens ahead of the step."""
+        row = self.layers[name]
+        idle = not any(row["backward_s"]) and not row["parameter_bytes"]
+        return idle and name not in self.reads and row["name"].startswith("Input")
+
+    def crossing(self, before: set[str]) -> set[str]:
+        """Layers in front of a cut that one behind it reads, however far behind."""
+        return {source for source, target in self.edges if source in before and target not in before}
+
+
+class Machines:
+    """Who is where: devices are numbered machine by machine."""
+
+    def __init__(self, cluster: Record) -> None:
+        numbered = [(number, row) for number, row in enumerate(cluster["machines"]) for _ in range(row["count"])]
+        self.home = [number for number, _ in numbered]
+        self.speed = [row["device"]["speed"] for _, row in numbered]
+        self.memory_bytes = [row["device"]["memory_bytes"] for _, row in numbered]
+        self.intra, self.inter = cluster["intra"], cluster["inter"]
+
+    def on_each(self, devices: Iterable[int]) -> dict[int, int]:
+        """How many of the devices each machine has."""
+        homes = [self.home[device] for device in devices]
+        return {machine: homes.count(machine) for machine in homes}
+
+    def transfer_s(self, size: float, senders: Sequence[int], receivers: Sequence[int]) -> tuple[float, float]:
+        """How long the fullest port is busy, and when all is there."""
+        piece = size / (len(senders) * len(receivers))
+        sending, receiving = self.on_each(senders), self.on_each(receivers)
+        busy, link = 0.0, self.intra
+        for machine in sending.keys() | receiving.keys():
+            here, there = sending.get(machine, 0), receiving.get(machine, 0)
+            if here and there:
+                busy = max(busy, piece * max(here, there) / self.intra["bytes_per_s"])
+            leaving, entering = here * (len(receivers) - there), there * (len(senders) - here)
+            if leaving or entering:
+                busy = max(busy, piece * max(leaving, entering) / self.inter["bytes_per_s"])
+                link = self.inter
+        return busy, busy + link["latency_s"]
+
+    def all_reduce_s(self, size: float, devices: Sequence[int]) -> float:
+        """Rings inside the machines and one between them: 2 (n - 1) hops, each with 1 / n of the bytes."""
+        on_each = self.on_each(devices)
+        rings = ((max(on_each.values()), self.intra), (len(on_each), self.inter))
+        hops = ((2 * (n - 1), size / n / link["collective_bytes_per_s"] + link["latency_s"]) for n, link in rings)
+        return sum(count * takes for count, takes in hops) if size else 0.0
+
+
+def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) -> list[Stage]:
+    """What each stage takes and holds."""
+    model, machines = Model(profile), Machines(cluster)
+    priced: list[Stage] = []
+    before: set[str] = set()
+    for index, (ids, devices) in enumerate(stages):
+        share = -(-assumed.micro_batch // len(devices))
+        speed = min(machines.speed[device] for device in devices)
+        computing = [name for name in ids if assumed.count_loading or not model.loads(name)]
+        forward = model.sum("forward_s", computing, share) / speed
+        weights = sum(model.layers[name]["parameter_bytes"] for name in ids)
+        saved = model.sum("saved_bytes", ids, share)
+        inputs = model.crossing(before)
+        before |= set(ids)
+        outputs = model.crossing(before)
+        entering, leaving = (model.sum("activation_bytes", names, share) for names in (inputs, outputs))
+        busy = arrives = 0.0
+        if index + 1 < len(stages):
+            size = model.sum("activation_bytes", outputs, assumed.micro_batch)
+            busy, arrives = machines.transfer_s(size, devices, stages[index + 1][1])
+        computed = summed = sync = 0.0
+        for name in reversed(ids):
+            computed += model.sum("backward_s", [name], share) / speed
+            takes = machines.all_reduce_s(model.layers[name]["parameter_bytes"], devices)
+            summed = max(summed, computed) + takes
+            sync += takes
+        priced.append(
+            Stage(
+                share=share,
+                forward_s=forward,
+                backward_s=computed + forward * assumed.recompute,
+                transfer_s=arrives,
+                transfer_busy_s=busy,
+                sync_s=sync,
+                sync_tail_s=summed - computed if assumed.overlap else sync,
+                weights_bytes=weights,
+                gradients_bytes=weights * assumed.gradients_per_weight,
+                optimizer_bytes=weights
+                * assumed.optimizer_per_weight
+                / (len(devices) if assumed.shard_optimizer else 1),
+                buffers_bytes=2 * (entering + leaving),
+                kept_bytes=entering if assumed.recompute else saved,
+                recomputed_bytes=saved * assumed.recompute,
+                capacity_bytes=min(machines.memory_bytes[device] for device in devices) - assumed.reserved_bytes,
+            )
+        )
+    return priced
+
+
+def order(count: int, window: int) -> list[tuple[str, int]]:
+    """What a stage does with `count` micro-batches: `window` forwards, then a backward before each further one."""
+    actions = [("F", micro_batch) for micro_batch in range(window)]
+    for micro_batch in range(count):
+        actions.append(("B", micro_batch))
+        if window + micro_batch < count:
+            actions.append(("F", window + micro_batch))
+    return actions
+
+
+def step_s(micro_batches: int, stages: Sequence[Stage], windows: Sequence[int]) -> float:
+    """The end of the last synchronisation, if stages keep their orders and links take one message after another."""
+    todo = [order(micro_batches, window)[::-1] for window in windows]
+    last = len(stages) - 1
+    here = {(kind, index, number): 0.0 for kind, index in (("F", 0), ("B", last)) for number in range(micro_batches)}
+    clock = [0.0] * len(stages)
+    link_free: dict[tuple[str, int], float] = {}
+    runnable = list(range(len(stages)))
+    while runnable:
+        index = runnable.pop()
+        while todo[index] and (todo[index][-1][0], index, todo[index][-1][1]) in here:
+            kind, number = todo[index].pop()
+            to, takes = (index + 1, stages[index].forward_s) if kind == "F" else (index - 1, stages[index].backward_s)
+            clock[index] = max(clock[index], here[kind, index, number]) + takes
+            if 0 <= to <= last:
+                link = stages[min(index, to)]
+                sent = max(clock[index], link_free.get((kind, index), 0.0)) + link.transfer_busy_s
+                link_free[kind, index] = sent
+                here[kind, to, number] = sent + link.transfer_s - link.transfer_busy_s
+                runnable.append(to)
+    if any(todo):
+        raise ValueError(f"with windows {windows} the stages wait for each other")
+    return max(end + stage.sync_tail_s for end, stage in zip(clock, stages, strict=True))
