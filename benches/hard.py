@@ -1,0 +1,312 @@
+"""The hard questions of `questions.py`: what the planner answers, how sure that is, how long it takes.
+
+    python benches/hard.py run --seeds 0-199 --json FILE      # one process a question; FILE is continued
+    python benches/hard.py run --names                        # those that have names
+    python benches/hard.py known FILE ...                     # adds better plans to benches/hard/known.jsonl
+    python benches/hard.py table BEFORE AFTER                 # compares two such files
+    python benches/hard.py table BEFORE AFTER docs/benchmarks.md
+
+A row of a file is one question: what `row` and `asked` write. A question counts as slow if its deadline ended the
+search or it took more than 20 s of processor time, 10 s on two cores: wall times say little on a machine with other
+work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from questions import NAMED, SEEDS, Question, named
+
+import hpgo
+from hpgo.base.tables import markdown
+from hpgo.reproduce.document import fill
+
+Row = dict[str, Any]
+
+RESULTS = Path(__file__).parent / "hard"
+KNOWN = RESULTS / "known.jsonl"
+SLOW_S = 20.0
+"""Of processor time."""
+NEAR = 1.005
+"""A plan this much longer than the best known one still counts as found."""
+
+
+def ranges(numbers: list[int]) -> str:
+    """Ascending numbers, with runs of them as `first-last`.
+
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    '0-2,5,7-8'
+    """
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def numbers_of(text: str) -> list[int]:
+    """What `ranges` wrote.
+
+    >>> numbers_of("0-2,5,7-8")
+    [0, 1, 2, 5, 7, 8]
+    """
+    ends = [part.split("-") for part in text.split(",")]
+    return [number for end in ends for number in range(int(end[0]), int(end[-1]) + 1)]
+
+
+def written(question: Question, plan: hpgo.Plan) -> Row:
+    """What it takes to price the plan again: layers by their place in the profile, and devices."""
+    place = {layer.id: index for index, layer in enumerate(question.profile.layers)}
+    stages = [
+        [ranges(sorted(place[layer] for layer in stage.layers)), ranges(sorted(stage.devices))] for stage in plan.stages
+    ]
+    return {"micro_batch_size": plan.micro_batch_size, "recompute": plan.recompute, "stages": stages}
+
+
+def priced(question: Question, plan: Row) -> hpgo.Plan:
+    """`hpgo.evaluate` of what `written` wrote."""
+    layers = question.profile.layers
+    stages = [([layers[at].id for at in numbers_of(held)], numbers_of(devices)) for held, devices in plan["stages"]]
+    options = dict(question.options) | {"micro_batch_size": plan["micro_batch_size"], "recompute": plan["recompute"]}
+    return hpgo.evaluate(question.profile, question.cluster, stages, **options)
+
+
+def row(name: str, deadline_s: float) -> Row:
+    """One question and its answer. Times are seconds; `gap` is a share."""
+    question = named(name)
+    found: Row = {
+        "question": name,
+        "model": question.profile.name,
+        "layers": len(question.profile.layers),
+        "branches": question.branches,
+        "cluster": question.cluster.name,
+        "kinds": len({machine.device for machine in question.cluster.machines}),
+        "batch": question.options["global_batch_size"],
+    }
+    started_s = time.monotonic()
+    try:
+        plan = hpgo.plan(question.profile, question.cluster, deadline_s=deadline_s, **question.options)
+    except hpgo.HpgoError as error:  # nothing fits, or nothing was found in time
+        return found | {"error": str(error), "wall_s": round(time.monotonic() - started_s, 2)}
+    return found | {
+        "wall_s": round(time.monotonic() - started_s, 2),
+        "step_s": plan.step_s,
+        "bound_s": plan.lower_bound_s,
+        "gap": plan.gap,
+        "placements": plan.placements,
+        "cuts": plan.cuts,
+        "stopped": plan.stopped,
+        "devices": plan.devices,
+        "replicas": "-".join(str(stage.replicas) for stage in plan.stages),
+        "limit": plan.limit,
+        "plan": written(question, plan),
+    }
+
+
+def asked(name: str, deadline_s: float) -> Row:
+    """`row` in a process of its own, which is ended if it takes four times its deadline and 20 s more.
+
+    `cpu_s` is its processor time, start included.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started_s, most_s = time.monotonic(), 4 * deadline_s + 20
+    command = [sys.executable, __file__, "row", name, "--limit-s", str(deadline_s)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=most_s, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        found: Row = {"question": name, "error": f"still ran after {most_s:g} s", "stopped": "killed"}
+    else:
+        try:
+            found = json.loads(done.stdout)
+        except ValueError:
+            found = {"question": name, "error": done.stderr.strip().rpartition("\n")[2] or f"exit {done.returncode}"}
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall_s": round(time.monotonic() - started_s, 2)} | found | {"cpu_s": round(cpu_s, 2)}
+
+
+def read(file: Path) -> dict[str, Row]:
+    """The rows of a file by their question; none if there is no file."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {found["question"]: found for found in map(json.loads, lines)}
+
+
+def seeds_of(text: str) -> list[str]:
+    """Names of questions from `0-199`, `3,7` or `0-199:4`, every fourth."""
+    which, _, step = text.partition(":")
+    return [str(seed) for seed in numbers_of(which)[:: int(step or 1)]]
+
+
+def run(names: list[str], deadline_s: float, file: Path | None) -> None:
+    """Asks each question that `file` doesn't have yet, prints a line each, and adds them to `file`."""
+    have = read(file) if file else {}
+    for name in names:
+        if name in have:
+            continue
+        found = asked(name, deadline_s)
+        print(line(found), flush=True)
+        if file:
+            with file.open("a", encoding="utf-8") as rows:
+                rows.write(json.dumps(found) + "\n")
+
+
+def line(found: Row) -> str:
+    """What progress shows of a row."""
+    head = f"{found['question']:>16} {found.get('model', ''):>10} {found.get('layers', '')!s:>4} "
+    head += f"{found.get('cluster', ''):>6} {found['wall_s']:6.1f} s {found['cpu_s']:6.1f} cpu s  "
+    if "error" in found:
+        return f"{head}{found['error']}".partition("\n")[0]
+    gap = f"{100 * found['gap']:.2f} %"
+    return head + f"{found['step_s']:.5g} s, {gap}, {found['placements']}, {found['stopped']}, {found['replicas']}"
+
+
+def known(files: list[Path]) -> None:
+    """Adds to `KNOWN` what is better in `files`: plans that fit, at the price that `hpgo.evaluate` gives them."""
+    best = read(KNOWN)
+    for file in files:
+        for name, found in read(file).items():
+            if "plan" not in found or found["step_s"] >= best.get(name, {"step_s": float("inf")})["step_s"]:
+                continue
+            plan = priced(named(name), found["plan"])
+            if plan.fits and plan.step_s < best.get(name, {"step_s": float("inf")})["step_s"]:
+                best[name] = {"question": name, "step_s": plan.step_s, "from": file.stem, "plan": found["plan"]}
+                print(f"{name}: {plan.step_s:.6g} s from {file.stem}")
+    names = sorted(best, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
+    KNOWN.write_text("".join(json.dumps(best[name]) + "\n" for name in names), encoding="utf-8")
+
+
+def slow(found: Row) -> bool:
+    """Whether two cores with nothing else to do would take more than 10 s."""
+    return found.get("stopped") in {"deadline", "killed"} or found["cpu_s"] > SLOW_S
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The least value that so large a share of all does not exceed."""
+    return sorted(values)[max(0, -int(-share * len(values) // 1) - 1)]
+
+
+def percent(share: float) -> str:
+    """As the tables show it."""
+    return f"{100 * share:.3g} %"
+
+
+def summary(rows: dict[str, Row], best: dict[str, Row]) -> list[str]:
+    """A column of the table: what all rows of a file come to."""
+    gaps = [found["gap"] for found in rows.values() if "gap" in found]
+    near = [found["step_s"] <= NEAR * best[name]["step_s"] for name, found in rows.items() if "step_s" in found]
+    return [
+        str(len(rows)),
+        str(sum(found.get("branches", False) for found in rows.values())),
+        str(len(rows) - len(gaps)),
+        str(sum(map(slow, rows.values()))),
+        str(sum("gap" not in found or slow(found) or found["gap"] > 0.05 for found in rows.values())),
+        *(percent(percentile(gaps, share)) for share in (0.5, 0.8, 0.95)),
+        percent(max(gaps)),
+        str(sum(found.get("placements") == "all" for found in rows.values())),
+        f"{sum(near)} of {len(near)}",
+    ]
+
+
+LABELS = (
+    "questions",
+    "with branches",
+    "without a plan",
+    "slow",
+    "slow, or with a gap over 5 %, or without a plan",
+    "gap: median",
+    "gap: 80 % are at most",
+    "gap: 95 % are at most",
+    "gap: largest",
+    "bound holds over all placements",
+    f"within {100 * (NEAR - 1):g} % of the best known plan",
+)
+
+
+def compared(before: dict[str, Row], after: dict[str, Row], best: dict[str, Row]) -> list[str]:
+    """Both columns, over the seeds that each file has."""
+    numbered = [{name: found for name, found in rows.items() if name.isdigit()} for rows in (before, after)]
+    columns = [summary(rows, best) if rows else ["-"] * len(LABELS) for rows in numbered]
+    return markdown(["", "before", "after"], [list(cells) for cells in zip(LABELS, *columns, strict=True)])
+
+
+def cases(before: dict[str, Row], after: dict[str, Row], best: dict[str, Row]) -> list[str]:
+    """The questions that have names: step, gap and processor time before and after."""
+
+    def cell(found: Row | None) -> str:
+        if found is None or "step_s" not in found:
+            return "-" if found is None else f"no plan, {found['cpu_s']:.1f} s"
+        space = "" if found["placements"] == "all" else " among compact placements"
+        return f"{found['step_s']:.4g} s, {percent(found['gap'])}{space}, {found['cpu_s']:.1f} s"
+
+    rows = [
+        [name, cell(before.get(name)), cell(after.get(name)), f"{best[name]['step_s']:.4g} s" if name in best else "-"]
+        for name in NAMED
+    ]
+    return markdown(["", "before: step, gap, processor time", "after", "best known"], rows)
+
+
+def misses(rows: dict[str, Row], best: dict[str, Row]) -> list[str]:
+    """What questions lack: all that are slow, without a plan, with a gap over 10 %, or not near the best plan known."""
+    lines = []
+    for name, found in rows.items():
+        lacks = ["slow"] if slow(found) else []
+        if "step_s" not in found:
+            lacks.append("no plan")
+        else:
+            if found["gap"] > 0.1:
+                lacks.append(f"gap {percent(found['gap'])}")
+            if found["step_s"] > NEAR * best[name]["step_s"]:
+                lacks.append(f"{percent(found['step_s'] / best[name]['step_s'] - 1)} over the best known")
+        if lacks:
+            what = f"{found.get('model', '')} {found.get('layers', '')}, {found.get('cluster', '')}"
+            limit = found.get("limit") or found.get("error", "")
+            lines.append([name, what, "; ".join(lacks), limit.partition("\n")[0]])
+    return markdown(["question", "what", "lacks", "what limits its plan"], lines) if lines else ["None."]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    sub = commands.add_parser("run")
+    sub.add_argument("--seeds", default=f"{SEEDS[0]}-{SEEDS[-1]}", help="like 0-199, 3,7 or 0-199:4")
+    sub.add_argument("--names", nargs="*", help="instead of seeds: those of NAMED, all if none is given")
+    sub.add_argument("--json", type=Path, help="rows are added to this file")
+    sub.add_argument("--limit-s", type=float, default=20.0, help="deadline of each search")
+    one = commands.add_parser("row")
+    one.add_argument("name")
+    one.add_argument("--limit-s", type=float, default=20.0)
+    commands.add_parser("known").add_argument("files", type=Path, nargs="+")
+    table = commands.add_parser("table")
+    table.add_argument("before", type=Path)
+    table.add_argument("after", type=Path)
+    table.add_argument("document", type=Path, nargs="?", help="filled in between its markers")
+    given = parser.parse_args()
+    if given.command == "row":
+        print(json.dumps(row(given.name, given.limit_s)))
+    elif given.command == "known":
+        known(given.files)
+    elif given.command == "table":
+        both = read(given.before), read(given.after), read(KNOWN)
+        made = {
+            "hard": "\n".join(compared(*both)),
+            "hard-named": "\n".join(cases(*both)),
+            "hard-misses": "\n".join(misses(both[1] or both[0], both[2])),
+        }
+        if given.document:
+            text = given.document.read_text(encoding="utf-8")
+            given.document.write_text(fill(text, made), encoding="utf-8")
+        else:
+            print("\n\n".join(made.values()))
+    else:
+        names = seeds_of(given.seeds) if given.names is None else given.names or list(NAMED)
+        run(names, given.limit_s, given.json)
+
+
+if __name__ == "__main__":
+    main()
