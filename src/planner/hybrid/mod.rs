@@ -13,6 +13,8 @@ mod evaluate;
 mod exhaustive;
 mod improve;
 mod labels;
+#[cfg(test)]
+mod laws;
 mod packing;
 mod paths;
 mod prefixes;

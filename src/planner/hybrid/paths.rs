@@ -1,8 +1,9 @@
 //! Lower bounds on a step, composed stage by stage from the last one backwards.
 //!
-//! Every path through the graph of actions bounds the simulated step from below. With `t = F + B` of a stage, `c` the
-//! transfer to the next stage, `M` micro-batches and `w` forwards of warm-up, these paths are kept of each suffix of
-//! the pipeline, measured from the start of its first forward, `F(0)`, or of its last one, `F(M-1)`:
+//! Every path through the graph of actions bounds the simulated step from below; `docs/proofs.md` derives each length
+//! here, under its name. With `t = F + B` of a stage, `c` the transfer to the next stage, `M` micro-batches and `w`
+//! forwards of warm-up, these paths are kept of each suffix of the pipeline, measured from the start of its first
+//! forward, `F(0)`, or of its last one, `F(M-1)`:
 //!
 //! ```text
 //! trip         F(i) ─▶ down to the last stage ─▶ up again ─▶ end of B(i)       one micro-batch, no waiting
@@ -58,7 +59,7 @@ const SLOWER: f64 = 1.15;
 
 impl Middle {
     /// From F(0) to the end of B(M - 1).
-    fn path_s(&self) -> f64 {
+    pub(super) fn path_s(&self) -> f64 {
         self.through_s + self.ends * (self.forward_s + self.backward_s)
     }
 

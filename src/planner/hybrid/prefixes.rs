@@ -24,7 +24,7 @@ const MOST_SYNCED: usize = 20_000;
 
 /// What the stages in front of a cut add, in seconds.
 #[derive(Debug, Clone, Copy)]
-struct Least {
+pub(super) struct Least {
     /// To `drained`: forwards, backwards and transfers both ways of one micro-batch.
     trip_s: f64,
     /// To `synced`: forwards and transfers of one micro-batch.
@@ -48,7 +48,7 @@ impl Least {
     const NONE: Self = Self::all(f64::INFINITY, f64::INFINITY);
 
     /// Nothing is in front, so nobody waits.
-    const EMPTY: Self = Self::all(0.0, f64::NEG_INFINITY);
+    pub(super) const EMPTY: Self = Self::all(0.0, f64::NEG_INFINITY);
 
     const fn all(each_s: f64, both_s: f64) -> Self {
         Self {
@@ -63,6 +63,10 @@ impl Least {
         }
     }
 }
+
+/// Names of [`Least::sums_s`].
+#[cfg(test)]
+pub(super) const SUMS: [&str; 8] = ["trip", "syncs", "fill", "backwards", "forwards", "starts", "waits", "both"];
 
 /// What a stage in front of a cut, and its transfer to the stage behind it, do to each of them.
 struct FrontStage {
@@ -97,6 +101,17 @@ impl FrontStage {
 }
 
 impl Least {
+    /// What these stages and one more behind them add.
+    #[cfg(test)]
+    pub(super) fn behind(&self, stage: &super::paths::PathStage, micro_batches: u32) -> Self {
+        let transfer_s = stage.busy_s + stage.latency_s;
+        let (forward_s, backward_s, sync_s) = (stage.forward_s, stage.backward_s, stage.sync_s);
+        let stage = FrontStage::new(forward_s, backward_s, sync_s, transfer_s, stage.window, micro_batches);
+        let mut least = Self::NONE;
+        least.lower(&stage, self);
+        least
+    }
+
     /// Takes a stage into account that has `before` in front of it.
     #[inline]
     fn lower(&mut self, stage: &FrontStage, before: &Self) {
@@ -112,6 +127,21 @@ impl Least {
         lower(&mut self.syncs_s, above(before.syncs_s).max(above(before.fill_s) + stage.sync_s));
         lower(&mut self.waits_s, above(before.waits_s).max(before.trip_s + stage.wait_s));
         lower(&mut self.both_s, (before.both_s + 2.0 * stage.trip_s).max(before.trip_s + stage.both_s));
+    }
+
+    /// With the paths of a suffix: a step is none of these shorter. [`SUMS`] names them.
+    #[inline]
+    pub(super) fn sums_s(&self, paths: &Paths) -> [f64; 8] {
+        [
+            paths.drained_s + self.trip_s,
+            paths.drained_s + self.syncs_s,
+            paths.synced_s + self.fill_s,
+            paths.first_back_s + self.backwards_s,
+            paths.last_back_s + self.forwards_s,
+            paths.last_synced_s + self.starts_s,
+            paths.first_back_s + self.waits_s,
+            paths.first_back_s + paths.last_back_s + self.both_s,
+        ]
     }
 
     /// The lesser of each.
@@ -276,14 +306,7 @@ impl Prefixes {
 
     /// No plan that ends in a suffix with these paths is shorter.
     pub(super) fn bound_s(&self, paths: &Paths, cut: usize, free: u32, room: u32, behind: u32) -> f64 {
-        let least = self.at(cut, free, room, behind);
-        (paths.drained_s + least.trip_s.max(least.syncs_s))
-            .max(paths.synced_s + least.fill_s)
-            .max(paths.first_back_s + least.backwards_s)
-            .max(paths.last_back_s + least.forwards_s)
-            .max(paths.last_synced_s + least.starts_s)
-            .max(paths.first_back_s + least.waits_s)
-            .max(paths.first_back_s + paths.last_back_s + least.both_s)
+        self.at(cut, free, room, behind).sums_s(paths).into_iter().fold(f64::NEG_INFINITY, f64::max)
     }
 }
 

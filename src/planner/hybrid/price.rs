@@ -297,7 +297,7 @@ fn longest_path_s(stages: &[StagePrice], windows: &[u32], micro_batches: u32) ->
 }
 
 /// A priced stage as the paths see it.
-fn path_stage(stage: &StagePrice, window: u32) -> PathStage {
+pub(super) fn path_stage(stage: &StagePrice, window: u32) -> PathStage {
     PathStage {
         forward_s: stage.forward_s,
         backward_s: stage.backward_s,
