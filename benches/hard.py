@@ -2,6 +2,7 @@
 
     python benches/hard.py run --seeds 0-199 --json FILE      # one process a question; FILE is continued
     python benches/hard.py run --names                        # those that have names
+    python benches/hard.py anneal --seeds 0-199:4 --seconds 60 --json FILE
     python benches/hard.py known FILE ...                     # adds better plans to benches/hard/known.jsonl
     python benches/hard.py table BEFORE AFTER                 # compares two such files
     python benches/hard.py table BEFORE AFTER docs/benchmarks.md
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import signal
 import subprocess
@@ -23,6 +25,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from anneal import Annealing
 from questions import NAMED, SEEDS, Question, named
 
 import hpgo
@@ -171,6 +174,22 @@ def line(found: Row) -> str:
     return head + f"{found['step_s']:.5g} s, {gap}, {found['placements']}, {found['stopped']}, {found['replicas']}"
 
 
+def anneal(names: list[str], seconds: float, file: Path | None) -> None:
+    """Anneals each question for so many seconds of processor time, and adds what it finds to `file`."""
+    have = read(file) if file else {}
+    for name in names:
+        if name in have:
+            continue
+        annealing = Annealing(named(name))
+        annealing.run(seconds)
+        plan = annealing.best
+        print(f"{name:>16} {plan.step_s if plan else math.inf:.5g} s, {annealing.priced} plans priced", flush=True)
+        if file and plan:
+            found = {"question": name, "step_s": plan.step_s, "seconds": seconds, "priced": annealing.priced}
+            with file.open("a", encoding="utf-8") as rows:
+                rows.write(json.dumps(found | {"plan": written(annealing.question, plan)}) + "\n")
+
+
 def known(files: list[Path]) -> None:
     """Adds to `KNOWN` what is better in `files`: plans that fit, at the price that `hpgo.evaluate` gives them."""
     best = read(KNOWN)
@@ -279,11 +298,15 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    sub = commands.add_parser("run")
-    sub.add_argument("--seeds", default=f"{SEEDS[0]}-{SEEDS[-1]}", help="like 0-199, 3,7 or 0-199:4")
-    sub.add_argument("--names", nargs="*", help="instead of seeds: those of NAMED, all if none is given")
-    sub.add_argument("--json", type=Path, help="rows are added to this file")
-    sub.add_argument("--limit-s", type=float, default=LIMIT_S, help="processor time of each search")
+    for command in ("run", "anneal"):
+        sub = commands.add_parser(command)
+        sub.add_argument("--seeds", default=f"{SEEDS[0]}-{SEEDS[-1]}", help="like 0-199, 3,7 or 0-199:4")
+        sub.add_argument("--names", nargs="*", help="instead of seeds: those of NAMED, all if none is given")
+        sub.add_argument("--json", type=Path, help="rows are added to this file")
+        if command == "run":
+            sub.add_argument("--limit-s", type=float, default=LIMIT_S, help="processor time of each search")
+        else:
+            sub.add_argument("--seconds", type=float, default=60.0, help="processor time for each question")
     one = commands.add_parser("row")
     one.add_argument("name")
     one.add_argument("--limit-s", type=float, default=LIMIT_S)
@@ -311,7 +334,10 @@ def main() -> None:
             print("\n\n".join(made.values()))
     else:
         names = seeds_of(given.seeds) if given.names is None else given.names or list(NAMED)
-        run(names, given.limit_s, given.json)
+        if given.command == "run":
+            run(names, given.limit_s, given.json)
+        else:
+            anneal(names, given.seconds, given.json)
 
 
 if __name__ == "__main__":
