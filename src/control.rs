@@ -75,6 +75,14 @@ impl Control {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline).then_some(Stopped::Deadline)
     }
 
+    /// For work that has nothing to return before its end.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] or [`Error::Cancelled`] if it should stop.
+    pub fn check(&self) -> crate::error::Result<()> {
+        if self.should_stop() { Err(self.error()) } else { Ok(()) }
+    }
+
     /// The error of work that was stopped before it had anything to return.
     #[must_use]
     pub fn error(&self) -> Error {

@@ -59,3 +59,28 @@ def test_every_moment_is_a_good_one_for_ctrl_c(name: str, tmp_path: Path) -> Non
 
 def test_ctrl_c_during_imports_is_interrupted(tmp_path: Path) -> None:
     assert interrupted(COMMANDS["plan"], 0.0, tmp_path) == (130, "interrupted\n")
+
+
+ORDER = """
+import _thread, threading, time, hpgo
+def build(until_s):
+    began = time.monotonic()
+    timer = threading.Timer(until_s, _thread.interrupt_main)
+    timer.daemon = True
+    timer.start()
+    try:
+        hpgo.schedule("v_half", ranks=64, micro_batches=4096)
+    except KeyboardInterrupt:
+        pass
+    timer.cancel()
+    print(time.monotonic() - began)
+build(1e6)
+build(0.2)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_search_for_an_order_and_does_not_wait_for_it() -> None:
+    done = subprocess.run([sys.executable, "-c", ORDER], capture_output=True, text=True, timeout=300, check=True)
+    whole_s, interrupted_s = map(float, done.stdout.split())
+    assert interrupted_s < whole_s / 2

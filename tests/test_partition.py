@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -655,3 +656,12 @@ def test_picture_of_the_page_is_what_the_command_draws(reference, tmp_path):
     files = [reference / "pipeedge" / f"{name}.yml" for name in ("models", "device_types", "devices_renamed")]
     plan = partition_files(*files, model="google/vit-base-patch16-224")
     assert svg(plan) == (PAGE.parent / "images" / "partition.svg").read_text(encoding="utf-8")
+
+
+def test_a_time_limit_counts_what_a_large_cluster_takes_to_set_up():
+    """A thousand machines are a million links."""
+    profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("h100:1000")
+    began_s = time.monotonic()
+    plan = partition(profile, cluster, deadline_s=2.0)
+    assert plan.stages
+    assert time.monotonic() - began_s < 6.0

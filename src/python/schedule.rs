@@ -8,9 +8,10 @@ use numpy::ndarray::Array2;
 use numpy::{IntoPyArray, PyArray2, PyReadonlyArray2};
 use pyo3::prelude::*;
 
-use super::to_py_err;
+use super::{to_py_err, watched};
+use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::schedule::{Action, Chunks, FAMILIES, Kind, Pace, Request, Schedule, build};
+use crate::schedule::{Action, Chunks, FAMILIES, Kind, Pace, Request, Schedule, family};
 
 /// A schedule that is known to be runnable.
 #[pyclass(frozen, module = "hpgo._core")]
@@ -107,48 +108,80 @@ struct Built<'py> {
     checked: CheckedSchedule,
 }
 
-/// `schedule` must be runnable.
-fn to_python(py: Python<'_>, schedule: Schedule) -> Built<'_> {
-    let mut rank_starts = vec![0];
-    let mut rows = Vec::with_capacity(5 * schedule.action_count());
-    for order in &schedule.orders {
-        for action in order {
-            let Action { kind, stage, micro_batch, backward } = *action;
-            rows.extend([kind as u32, stage, micro_batch, backward.0, backward.1]);
+/// A runnable schedule with its columns, made without the interpreter lock.
+struct Columns {
+    schedule: Schedule,
+    actions: Array2<u32>,
+    rank_starts: Vec<usize>,
+}
+
+impl Columns {
+    /// `schedule` must be runnable.
+    fn of(schedule: Schedule, control: &Control) -> Result<Self> {
+        let mut rank_starts = vec![0];
+        let mut rows = Vec::with_capacity(5 * schedule.action_count());
+        for order in &schedule.orders {
+            control.check()?;
+            for action in order {
+                let Action { kind, stage, micro_batch, backward } = *action;
+                rows.extend([kind as u32, stage, micro_batch, backward.0, backward.1]);
+            }
+            rank_starts.push(rows.len() / 5);
         }
-        rank_starts.push(rows.len() / 5);
+        let actions = Array2::from_shape_vec((rows.len() / 5, 5), rows).expect("five numbers a row");
+        Ok(Self { schedule, actions, rank_starts })
     }
-    let actions = Array2::from_shape_vec((rows.len() / 5, 5), rows).expect("five numbers a row");
-    Built {
-        name: schedule.name.clone(),
-        chain_length: schedule.chain_length,
-        micro_batches: schedule.micro_batches.iter().map(|range| (range.start, range.end)).collect(),
-        rank_of_stage: schedule.rank_of_stage.clone(),
-        actions: actions.into_pyarray(py),
-        rank_starts,
-        pace: pace_name(schedule.pace),
-        weight_versions: schedule.weight_versions.clone(),
-        checked: CheckedSchedule(Arc::new(schedule)),
+
+    fn into_python(self, py: Python<'_>) -> Built<'_> {
+        let Self { schedule, actions, rank_starts } = self;
+        Built {
+            name: schedule.name.clone(),
+            chain_length: schedule.chain_length,
+            micro_batches: schedule.micro_batches.iter().map(|range| (range.start, range.end)).collect(),
+            rank_of_stage: schedule.rank_of_stage.clone(),
+            actions: actions.into_pyarray(py),
+            rank_starts,
+            pace: pace_name(schedule.pace),
+            weight_versions: schedule.weight_versions.clone(),
+            checked: CheckedSchedule(Arc::new(schedule)),
+        }
     }
 }
 
+/// What `make` makes, which is [`watched`] unless it is quick.
+fn built(
+    py: Python<'_>,
+    is_quick: bool,
+    make: impl FnOnce(&Control) -> Result<Schedule> + Send,
+) -> PyResult<Built<'_>> {
+    let control = Control::default();
+    let work = || Columns::of(make(&control)?, &control);
+    let columns = if is_quick {
+        py.detach(work).map_err(|error| to_py_err(py, &error))?
+    } else {
+        watched(py, &control, None, false, work)?
+    };
+    Ok(columns.into_python(py))
+}
+
+/// Micro-batches on all ranks up to which every order is there in a moment, and as much text.
+const QUICK: u64 = 10_000;
+
 #[pyfunction]
 fn build_schedule<'py>(py: Python<'py>, name: &str, request: Request) -> PyResult<Built<'py>> {
-    let schedule = py.detach(|| build(name, &request)).map_err(|error| to_py_err(py, &error))?;
-    Ok(to_python(py, schedule))
+    let is_quick = u64::from(request.ranks) * u64::from(request.micro_batches) <= QUICK;
+    built(py, is_quick, |control| family(name)?.build_under(&request, control))
 }
 
 #[pyfunction]
 fn without_flush<'py>(py: Python<'py>, schedule: Record<'_>, iterations: u32) -> PyResult<Built<'py>> {
     let schedule = schedule.to_schedule();
-    let longer = py.detach(|| schedule?.0.without_flush(iterations)).map_err(|error| to_py_err(py, &error))?;
-    Ok(to_python(py, longer))
+    built(py, false, |_| schedule?.0.without_flush(iterations))
 }
 
 #[pyfunction]
 fn read_schedule<'py>(py: Python<'py>, name: &str, text: &str) -> PyResult<Built<'py>> {
-    let schedule = py.detach(|| Schedule::from_text(name, text)).map_err(|error| to_py_err(py, &error))?;
-    Ok(to_python(py, schedule))
+    built(py, text.len() as u64 <= QUICK, |_| Schedule::from_text(name, text))
 }
 
 #[pyfunction]

@@ -7,6 +7,7 @@ use super::interleaved::Loop;
 use super::one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows, overlapped};
 use super::request::{Request, Sizes};
 use super::{Schedule, bidirectional, fill_drain, v_shape, wave, zb_greedy, zero_bubble};
+use crate::control::Control;
 use crate::error::{Error, Result};
 
 /// How many chunks a rank has.
@@ -86,7 +87,7 @@ pub struct Family {
     peak_of: Option<fn(Sizes, u32) -> u32>,
     bubble_of: Option<fn(Sizes, Uniform) -> f64>,
     pub(super) accepts: fn(Sizes) -> bool,
-    build: fn(Sizes, &Request) -> Result<Schedule>,
+    build: fn(Sizes, &Request, &Control) -> Result<Schedule>,
 }
 
 /// What most families share.
@@ -108,7 +109,7 @@ const PLAIN: Family = Family {
     peak_of: None,
     bubble_of: None,
     accepts: |_| true,
-    build: |_, _| unreachable!("every row has its own"),
+    build: |_, _, _| unreachable!("every row has its own"),
 };
 
 /// `(p - 1) (F + B)`, the bubble of every schedule that fills and drains once.
@@ -126,7 +127,7 @@ pub const FAMILIES: &[Family] = &[
         bubble: "(p - 1) M (F + B)",
         peak_of: Some(|_, _| 1),
         bubble_of: Some(|sizes, uniform| f64::from(sizes.micro_batches) * fill_and_drain(sizes, uniform)),
-        build: |sizes, _| {
+        build: |sizes, _, _| {
             let windows = vec![1; sizes.ranks as usize];
             Ok(named("sequential", one_f_one_b(&windows, sizes.micro_batches)))
         },
@@ -141,7 +142,7 @@ pub const FAMILIES: &[Family] = &[
         bubble: "(p - 1) F",
         peak_of: Some(|_, _| 1),
         bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
-        build: |sizes, _| Ok(fill_drain::forward_only("forward_only", sizes.ranks, sizes.micro_batches)),
+        build: |sizes, _, _| Ok(fill_drain::forward_only("forward_only", sizes.ranks, sizes.micro_batches)),
         ..PLAIN
     },
     Family {
@@ -154,7 +155,7 @@ pub const FAMILIES: &[Family] = &[
         bubble: "(p - 1) F",
         peak_of: Some(|_, _| 1),
         bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
-        build: |sizes, _| Ok(fill_drain::forward_only("staggered", sizes.ranks, sizes.micro_batches)),
+        build: |sizes, _, _| Ok(fill_drain::forward_only("staggered", sizes.ranks, sizes.micro_batches)),
         ..PLAIN
     },
     Family {
@@ -165,7 +166,7 @@ pub const FAMILIES: &[Family] = &[
         bubble: "(p - 1) (F + B)",
         peak_of: Some(|sizes, _| sizes.micro_batches),
         bubble_of: Some(fill_and_drain),
-        build: |sizes, _| Ok(fill_drain::gpipe(sizes.ranks, sizes.micro_batches)),
+        build: |sizes, _, _| Ok(fill_drain::gpipe(sizes.ranks, sizes.micro_batches)),
         ..PLAIN
     },
     Family {
@@ -177,7 +178,7 @@ pub const FAMILIES: &[Family] = &[
         bubble: "(p - 1) (F + B)",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank).min(sizes.cap)),
         bubble_of: Some(fill_and_drain),
-        build: |sizes, request| windowed(sizes, request, "1f1b", one_f_one_b_windows),
+        build: |sizes, request, _| windowed(sizes, request, "1f1b", one_f_one_b_windows),
         ..PLAIN
     },
     Family {
@@ -189,7 +190,7 @@ pub const FAMILIES: &[Family] = &[
         bubble: "(p - 1) (F + B)",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(2 * (sizes.ranks - rank) - 1).min(sizes.cap)),
         bubble_of: Some(fill_and_drain),
-        build: |sizes, request| windowed(sizes, request, "eager_1f1b", eager_windows),
+        build: |sizes, request, _| windowed(sizes, request, "eager_1f1b", eager_windows),
         ..PLAIN
     },
     Family {
@@ -200,7 +201,7 @@ pub const FAMILIES: &[Family] = &[
         bubble: "(p - 1) (F + B) on the last rank",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(2 * (sizes.ranks - rank))),
         bubble_of: Some(fill_and_drain),
-        build: |sizes, _| Ok(overlapped(sizes.ranks, sizes.micro_batches)),
+        build: |sizes, _, _| Ok(overlapped(sizes.ranks, sizes.micro_batches)),
         ..PLAIN
     },
     Family {
@@ -214,7 +215,7 @@ pub const FAMILIES: &[Family] = &[
         peak: "min(M, p - r)",
         bubble: "0 in the steady state",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank)),
-        build: |sizes, request| windowed(sizes, request, "pipedream", one_f_one_b_windows),
+        build: |sizes, request, _| windowed(sizes, request, "pipedream", one_f_one_b_windows),
         ..PLAIN
     },
     Family {
@@ -228,7 +229,7 @@ pub const FAMILIES: &[Family] = &[
         peak: "min(M, p - r)",
         bubble: "0 in the steady state",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank)),
-        build: |sizes, request| windowed(sizes, request, "pipedream_2bw", one_f_one_b_windows),
+        build: |sizes, request, _| windowed(sizes, request, "pipedream_2bw", one_f_one_b_windows),
         ..PLAIN
     },
     Family {
@@ -246,7 +247,7 @@ pub const FAMILIES: &[Family] = &[
             (v * m).min((v - 1) * g + 2 * (p - rank - 1) + 1)
         }),
         bubble_of: Some(fill_and_drain),
-        build: |sizes, _| Ok(looped(sizes).interleaved()),
+        build: |sizes, _, _| Ok(looped(sizes).interleaved()),
         ..PLAIN
     },
     Family {
@@ -264,7 +265,7 @@ pub const FAMILIES: &[Family] = &[
             let Sizes { ranks: p, chunks: v, micro_batches: m, group_size: g, .. } = sizes;
             (v * m).min((v - 1) * g + 2 * (p - rank))
         }),
-        build: |sizes, _| Ok(looped(sizes).interleaved_overlap()),
+        build: |sizes, _, _| Ok(looped(sizes).interleaved_overlap()),
         ..PLAIN
     },
     Family {
@@ -277,7 +278,7 @@ pub const FAMILIES: &[Family] = &[
         bubble: "(p - 1) (F + B) if M >= p",
         peak_of: Some(|sizes, _| sizes.chunks * sizes.micro_batches),
         bubble_of: Some(fill_and_drain),
-        build: |sizes, _| Ok(fill_drain::looped_breadth_first(sizes.ranks, sizes.chunks, sizes.micro_batches)),
+        build: |sizes, _, _| Ok(fill_drain::looped_breadth_first(sizes.ranks, sizes.chunks, sizes.micro_batches)),
         ..PLAIN
     },
     Family {
@@ -288,7 +289,7 @@ pub const FAMILIES: &[Family] = &[
         chunks: Chunks::Even,
         peak: "at most v p, or cap",
         bubble: "about 1.4 (p - 1) (F + B) if M = p; a cap of 2 v p keeps it near that for more micro-batches",
-        build: |sizes, request| {
+        build: |sizes, request, _| {
             let Sizes { ranks, chunks, micro_batches, .. } = sizes;
             let under_way = request.cap.map_or(ranks, |cap| cap / chunks);
             if under_way == 0 {
@@ -312,7 +313,7 @@ pub const FAMILIES: &[Family] = &[
         bubble_of: Some(|sizes, uniform| {
             f64::from(sizes.ranks - 1) * (uniform.forward_s + uniform.input_gradient_s - uniform.weight_gradient_s)
         }),
-        build: |sizes, _| Ok(looped(sizes).zero_bubble("zb_h1")),
+        build: |sizes, _, _| Ok(looped(sizes).zero_bubble("zb_h1")),
         ..PLAIN
     },
     Family {
@@ -324,7 +325,7 @@ pub const FAMILIES: &[Family] = &[
         bubble: "(p - 1) F if M >= p; none inside a rank if M >= 2 p - 1",
         peak_of: Some(|sizes, _| sizes.micro_batches.min(2 * sizes.ranks - 1)),
         bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
-        build: |sizes, _| Ok(zero_bubble::zb_h2(sizes.ranks, sizes.micro_batches)),
+        build: |sizes, _, _| Ok(zero_bubble::zb_h2(sizes.ranks, sizes.micro_batches)),
         ..PLAIN
     },
     Family {
@@ -335,9 +336,9 @@ pub const FAMILIES: &[Family] = &[
         splits_backward: true,
         peak: "at most cap, 2 p if not given",
         bubble: "found by search; (p - 1) F with a cap of 2 p",
-        build: |sizes, request| {
+        build: |sizes, request, control| {
             let cap = request.cap.unwrap_or(2 * sizes.ranks);
-            Ok(zb_greedy::zb(sizes.ranks, sizes.micro_batches, cap, &request.durations(sizes)?))
+            zb_greedy::zb(sizes.ranks, sizes.micro_batches, cap, &request.durations(sizes)?, control)
         },
         ..PLAIN
     },
@@ -357,7 +358,7 @@ pub const FAMILIES: &[Family] = &[
             (v * m).min((v - 1) * g + p)
         }),
         bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
-        build: |sizes, _| Ok(looped(sizes).zero_bubble("interleaved_zb")),
+        build: |sizes, _, _| Ok(looped(sizes).zero_bubble("interleaved_zb")),
         ..PLAIN
     },
     Family {
@@ -371,9 +372,9 @@ pub const FAMILIES: &[Family] = &[
         bubble: "(p - 1) F",
         peak_of: Some(|sizes, _| 2 * sizes.micro_batches.min(sizes.ranks)),
         bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
-        build: |sizes, request| match request.durations {
+        build: |sizes, request, control| match request.durations {
             None => Ok(v_shape::zb_v(sizes.ranks, sizes.micro_batches)),
-            Some(_) => Ok(v_shape::zb_v_fitted(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?)),
+            Some(_) => v_shape::zb_v_fitted(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?, control),
         },
         ..PLAIN
     },
@@ -386,7 +387,9 @@ pub const FAMILIES: &[Family] = &[
         splits_backward: true,
         peak: "at most 2 ⌊(p + 2) / 2⌋",
         bubble: "found by squeezing repeated blocks",
-        build: |sizes, request| Ok(v_shape::v_half(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?)),
+        build: |sizes, request, control| {
+            v_shape::v_half(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?, control)
+        },
         ..PLAIN
     },
     Family {
@@ -398,7 +401,9 @@ pub const FAMILIES: &[Family] = &[
         splits_backward: true,
         peak: "at most 2 ⌊(p + 4) / 3⌋",
         bubble: "found by squeezing repeated blocks",
-        build: |sizes, request| Ok(v_shape::v_min(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?)),
+        build: |sizes, request, control| {
+            v_shape::v_min(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?, control)
+        },
         ..PLAIN
     },
     Family {
@@ -416,7 +421,7 @@ pub const FAMILIES: &[Family] = &[
             let Sizes { ranks: p, micro_batches: m, .. } = sizes;
             p.is_multiple_of(2) && m.is_multiple_of(2) && m >= 2 * p
         },
-        build: |sizes, _| Ok(bidirectional::dualpipe(sizes.ranks, sizes.micro_batches)),
+        build: |sizes, _, _| Ok(bidirectional::dualpipe(sizes.ranks, sizes.micro_batches)),
         ..PLAIN
     },
     Family {
@@ -431,7 +436,7 @@ pub const FAMILIES: &[Family] = &[
         peak_of: Some(|sizes, _| 2 * sizes.ranks + 1),
         bubble_of: Some(|sizes, uniform| dual_bubble(sizes.ranks - 1, uniform)),
         accepts: |sizes| sizes.micro_batches >= 2 * sizes.ranks,
-        build: |sizes, _| Ok(bidirectional::dualpipe_v(sizes.ranks, sizes.micro_batches)),
+        build: |sizes, _, _| Ok(bidirectional::dualpipe_v(sizes.ranks, sizes.micro_batches)),
         ..PLAIN
     },
     Family {
@@ -444,7 +449,7 @@ pub const FAMILIES: &[Family] = &[
         peak_of: Some(|sizes, rank| sizes.ranks.min(sizes.ranks / 2 + 1 + rank.min(sizes.ranks - 1 - rank))),
         bubble: "(p / 2 - 1) (F + B) if M = p and F = B",
         accepts: |sizes| sizes.ranks.is_multiple_of(2) && sizes.micro_batches.is_multiple_of(sizes.ranks),
-        build: |sizes, _| Ok(bidirectional::chimera(sizes.ranks, sizes.micro_batches)),
+        build: |sizes, _, _| Ok(bidirectional::chimera(sizes.ranks, sizes.micro_batches)),
         ..PLAIN
     },
 ];
@@ -479,7 +484,15 @@ impl Family {
     /// # Errors
     /// As [`Family::sizes`].
     pub fn build(&self, request: &Request) -> Result<Schedule> {
-        let schedule = (self.build)(self.sizes(request)?, request)?;
+        self.build_under(request, &Control::default())
+    }
+
+    /// The schedule for `request`, unless `control` stops it: those that are searched for take long if they are large.
+    ///
+    /// # Errors
+    /// As [`Family::sizes`]; [`Error::Cancelled`] or [`Error::TimedOut`] if it was stopped.
+    pub fn build_under(&self, request: &Request, control: &Control) -> Result<Schedule> {
+        let schedule = (self.build)(self.sizes(request)?, request, control)?;
         if self.pace == Pace::Flush {
             return Ok(schedule);
         }

@@ -8,6 +8,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::{Action, Durations, Kind, Schedule};
+use crate::control::Control;
+use crate::error::Result;
 
 /// How far a rank looks ahead for something that is ready.
 const LOOK_AHEAD: usize = 64;
@@ -16,21 +18,21 @@ const LOOK_AHEAD: usize = 64;
 const SAME_S: f64 = 1e-9;
 
 /// `schedule` of one chain with split backwards, squeezed under `cap` activations a rank.
-pub(super) fn squeeze(schedule: &Schedule, cap: u32, durations: &Durations) -> Schedule {
+pub(super) fn squeeze(schedule: &Schedule, cap: u32, durations: &Durations, control: &Control) -> Result<Schedule> {
     // Forwards that move ahead at once take the room of those that other ranks will wait for; once the order is tight
     // without them, fewer do.
     let in_turn = Waits { eager: false, patient: false };
-    let (tight, _) = carried_out(schedule, cap, durations, in_turn);
+    let (tight, _) = carried_out(schedule, cap, durations, in_turn, control)?;
     let mut best: Option<(Schedule, f64)> = None;
     for from in [schedule, &tight] {
         for patient in [false, true] {
-            let tried = carried_out(from, cap, durations, Waits { eager: true, patient });
+            let tried = carried_out(from, cap, durations, Waits { eager: true, patient }, control)?;
             if best.as_ref().is_none_or(|best| tried.1 + SAME_S < best.1) {
                 best = Some(tried);
             }
         }
     }
-    best.expect("four were tried").0
+    Ok(best.expect("four were tried").0)
 }
 
 /// What a rank does rather than wait.
@@ -43,12 +45,18 @@ struct Waits {
 }
 
 /// The order as it turns out, and its makespan.
-fn carried_out(schedule: &Schedule, cap: u32, durations: &Durations, waits: Waits) -> (Schedule, f64) {
+fn carried_out(
+    schedule: &Schedule,
+    cap: u32,
+    durations: &Durations,
+    waits: Waits,
+    control: &Control,
+) -> Result<(Schedule, f64)> {
     let mut run = Run::new(schedule, cap, durations, waits);
-    run.run();
+    run.run(control)?;
     let makespan_s = run.ranks.iter().map(|rank| rank.free_s).fold(0.0, f64::max);
     let orders = run.ranks.into_iter().map(|rank| rank.order).collect();
-    (Schedule { orders, ..schedule.clone() }, makespan_s)
+    Ok((Schedule { orders, ..schedule.clone() }, makespan_s))
 }
 
 struct Rank {
@@ -125,8 +133,13 @@ impl<'a> Run<'a> {
         action.stage as usize * self.micro_batches + action.micro_batch as usize
     }
 
-    fn run(&mut self) {
+    fn run(&mut self, control: &Control) -> Result<()> {
+        let mut looks = 0_u32;
         while let Some(Reverse((Instant(now_s), rank))) = self.queue.pop() {
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(4096) {
+                control.check()?;
+            }
             // A busy rank has an entry of its own for the time when it is free.
             if self.ranks[rank].free_s <= now_s + SAME_S
                 && let Some(place) = self.choose(rank, now_s)
@@ -134,6 +147,7 @@ impl<'a> Run<'a> {
                 self.carry_out(rank, place, now_s);
             }
         }
+        Ok(())
     }
 
     /// Place in `todo` of what the rank runs now.

@@ -3,6 +3,8 @@
 use super::squeeze::squeeze;
 use super::weights::refill;
 use super::{Action, Durations, Kind, Schedule, snake_placement};
+use crate::control::Control;
+use crate::error::Result;
 
 /// Appends actions of one rank of a V; chunk 0 goes down, chunk 1 up again.
 struct Rank {
@@ -91,28 +93,36 @@ pub(super) fn zb_v(ranks: u32, micro_batches: u32) -> Schedule {
 type Block = fn(ranks: u32, rank: u32) -> [u32; 4];
 
 /// V-Min: a third of 1F1B's activations.
-pub(super) fn v_min(ranks: u32, micro_batches: u32, durations: &Durations) -> Schedule {
+pub(super) fn v_min(ranks: u32, micro_batches: u32, durations: &Durations, control: &Control) -> Result<Schedule> {
     let block: Block = |p, r| {
         let gap = if p.is_multiple_of(3) { 2 } else { 0 };
         [r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p + gap - 1 - r]
     };
-    of_blocks("v_min", ranks, micro_batches, block, 2 * ((ranks + 4) / 3), durations)
+    of_blocks("v_min", ranks, micro_batches, block, 2 * ((ranks + 4) / 3), durations, control)
 }
 
 /// V-Half: half of 1F1B's activations.
-pub(super) fn v_half(ranks: u32, micro_batches: u32, durations: &Durations) -> Schedule {
+pub(super) fn v_half(ranks: u32, micro_batches: u32, durations: &Durations, control: &Control) -> Result<Schedule> {
     let block: Block = |p, r| {
         let gap = if p.is_multiple_of(2) { 3 } else { 0 };
         [2 * r, 3 * p - 2 - r, 3 * p + gap + 2 * r - 1, 6 * p + gap - 2 - r]
     };
-    of_blocks("v_half", ranks, micro_batches, block, 2 * (ranks / 2 + 1), durations)
+    of_blocks("v_half", ranks, micro_batches, block, 2 * (ranks / 2 + 1), durations, control)
 }
 
-fn of_blocks(name: &str, ranks: u32, micro_batches: u32, block: Block, cap: u32, durations: &Durations) -> Schedule {
+fn of_blocks(
+    name: &str,
+    ranks: u32,
+    micro_batches: u32,
+    block: Block,
+    cap: u32,
+    durations: &Durations,
+    control: &Control,
+) -> Result<Schedule> {
     let orders =
         (0..ranks).map(|rank| repeat(block(ranks, rank), [rank, 2 * ranks - 1 - rank], micro_batches)).collect();
     let repeated = Schedule::of_one_chain(name, micro_batches, snake_placement(ranks, 2), orders);
-    squeeze(&repeated, cap, durations)
+    squeeze(&repeated, cap, durations, control)
 }
 
 /// One rank's blocks, one every six slots, with every `W` in the first slot that is free after its `I`.
@@ -143,6 +153,11 @@ fn repeat(block: [u32; 4], stages: [u32; 2], micro_batches: u32) -> Vec<Action> 
 }
 
 /// ZB-V for given durations: its usual order, with weight gradients where they leave time for them.
-pub(super) fn zb_v_fitted(ranks: u32, micro_batches: u32, durations: &Durations) -> Schedule {
-    refill(&zb_v(ranks, micro_batches), 2 * ranks, durations)
+pub(super) fn zb_v_fitted(
+    ranks: u32,
+    micro_batches: u32,
+    durations: &Durations,
+    control: &Control,
+) -> Result<Schedule> {
+    refill(&zb_v(ranks, micro_batches), 2 * ranks, durations, control)
 }

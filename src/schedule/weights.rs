@@ -4,6 +4,8 @@
 //! or input gradient with those that are due, oldest first, and runs one earlier only to make room under the cap.
 
 use super::{Action, Durations, Kind, Schedule};
+use crate::control::Control;
+use crate::error::Result;
 
 /// Shares of a weight gradient that may overrun its gap.
 const OVERRUNS: [f64; 9] = [0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0];
@@ -14,18 +16,20 @@ const SAME_S: f64 = 1e-9;
 /// `schedule` of one chain with split backwards, its weight gradients moved for the shortest makespan.
 ///
 /// `schedule` must be valid and hold at most `cap` activations a rank.
-pub(super) fn refill(schedule: &Schedule, cap: u32, durations: &Durations) -> Schedule {
+pub(super) fn refill(schedule: &Schedule, cap: u32, durations: &Durations, control: &Control) -> Result<Schedule> {
     // How much of a weight gradient may overrun its gap is a matter of taste, and so is it once no forward is left.
     let tastes = OVERRUNS.into_iter().flat_map(|early| [0.0, early].map(|late| (early, late)));
-    let tries = tastes.map(|overruns| {
+    let mut shortest: Option<Run> = None;
+    for overruns in tastes {
         let mut run = Run::new(schedule, cap, durations, overruns);
-        run.run();
-        run
-    });
-    let shortest = tries.min_by(|one, other| (one.makespan_s() + SAME_S).total_cmp(&other.makespan_s()));
+        run.run(control)?;
+        if shortest.as_ref().is_none_or(|shortest| run.makespan_s() < shortest.makespan_s() + SAME_S) {
+            shortest = Some(run);
+        }
+    }
     let orders =
         shortest.map_or_else(|| schedule.orders.clone(), |run| run.ranks.into_iter().map(|rank| rank.order).collect());
-    Schedule { orders, ..schedule.clone() }
+    Ok(Schedule { orders, ..schedule.clone() })
 }
 
 #[derive(Default)]
@@ -79,10 +83,15 @@ impl<'a> Run<'a> {
         self.ranks.iter().map(|rank| rank.free_s).fold(0.0, f64::max)
     }
 
-    fn run(&mut self) {
+    fn run(&mut self, control: &Control) -> Result<()> {
         // Ranks that may go on; each delivery brings its receiver back.
         let mut awake: Vec<usize> = (0..self.ranks.len()).collect();
+        let mut looks = 0_u32;
         while let Some(rank) = awake.pop() {
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(1024) {
+                control.check()?;
+            }
             while let Some(receiver) = self.step(rank) {
                 if receiver != rank {
                     awake.push(receiver);
@@ -92,6 +101,7 @@ impl<'a> Run<'a> {
         for rank in 0..self.ranks.len() {
             while self.put_weight(rank) {}
         }
+        Ok(())
     }
 
     /// Runs the next forward or input gradient of `rank` and says whose input that was; `None` if it must wait.

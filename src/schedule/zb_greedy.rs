@@ -10,6 +10,8 @@ use std::collections::BinaryHeap;
 
 use super::squeeze::Instant;
 use super::{Action, Durations, Schedule, one_stage_each};
+use crate::control::Control;
+use crate::error::Result;
 
 /// Actions that may be tried over all combinations; the most promising ones come first.
 const MOST_TRIALS: usize = 20_000_000;
@@ -73,13 +75,19 @@ fn preferences() -> impl Iterator<Item = Preference> {
 }
 
 /// `durations` has one entry for each of `ranks` stages; `cap >= 1`.
-pub(super) fn zb(ranks: u32, micro_batches: u32, cap: u32, durations: &Durations) -> Schedule {
+pub(super) fn zb(
+    ranks: u32,
+    micro_batches: u32,
+    cap: u32,
+    durations: &Durations,
+    control: &Control,
+) -> Result<Schedule> {
     let bound_s = bound_s(micro_batches, durations);
     let mut best: Option<Trial> = None;
     let mut tried = 0;
     for preference in preferences() {
         let mut trial = Trial::new(ranks, micro_batches, cap, durations, preference);
-        trial.run();
+        trial.run(control)?;
         tried += 3 * ranks as usize * micro_batches as usize;
         if best.as_ref().is_none_or(|best| trial.cost() < best.cost()) {
             best = Some(trial);
@@ -90,7 +98,7 @@ pub(super) fn zb(ranks: u32, micro_batches: u32, cap: u32, durations: &Durations
         }
     }
     let ranks_of_best = best.map(|best| best.ranks).unwrap_or_default();
-    one_stage_each("zb", ranks, micro_batches, |stage| ranks_of_best[stage as usize].order.clone())
+    Ok(one_stage_each("zb", ranks, micro_batches, |stage| ranks_of_best[stage as usize].order.clone()))
 }
 
 /// No schedule is shorter: a stage waits for its first input, and then has all its work to do.
@@ -156,11 +164,16 @@ impl<'a> Trial<'a> {
     }
 
     /// Always carries out what starts first; only the neighbours' choices can change by that.
-    fn run(&mut self) {
+    fn run(&mut self, control: &Control) -> Result<()> {
         let mut queue = BinaryHeap::new();
         let mut choices: Vec<Option<Next>> = vec![None; self.ranks.len()];
         let mut changed = 0..self.ranks.len();
+        let mut looks = 0_u32;
         loop {
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(4096) {
+                control.check()?;
+            }
             for at in changed.clone() {
                 choices[at] = self.choose(at);
                 if let Some(next) = choices[at] {
@@ -183,6 +196,7 @@ impl<'a> Trial<'a> {
                 self.put_weight(at);
             }
         }
+        Ok(())
     }
 
     fn choose(&self, at: usize) -> Option<Next> {

@@ -67,6 +67,30 @@ class Rules:
         # A position may stand for several layers of the model: none of them may be barred.
         return [barred.isdisjoint(range(first + 1, end + 1)) for first, end in pairwise(numbers)]
 
+    def all_links(self) -> list[list[Hop]]:
+        """From each group to each: looked up once for those that ports, rules and machines don't tell apart."""
+        of_machine: dict[str | None, list[int]] = {}  # None is no machine of several devices
+        kinds: dict[object, tuple[int, list[int]]] = {}  # one group of the kind, and all of it
+        for index, group in enumerate(self.groups):
+            if group.machine is not None:
+                of_machine.setdefault(group.machine, []).append(index)
+            names = {group.device_type, *group.hosts}
+            marks = [(line.senders in names, line.receivers in names) for line in self.links.lines]
+            kinds.setdefault((group.port_bytes_per_s, group.machine is None, *marks), (index, []))[1].append(index)
+        rows: list[list[Hop]] = [[]] * len(self.groups)
+        for first, members in kinds.values():
+            one = replace(self.groups[first], machine=None)
+            row = [Hop(0.0, 0.0)] * len(self.groups)
+            for other, others in kinds.values():
+                hop = self.link(one, self.groups[other])
+                for index in others:
+                    row[index] = hop
+            for member in members:
+                rows[member] = row.copy()
+                for index in of_machine.get(self.groups[member].machine, []):
+                    rows[member][index] = self.link(self.groups[member], self.groups[index])
+        return rows
+
     def link(self, one: Group, other: Group) -> Hop:
         """From a host of one group to a host of another, or of the same."""
         hop = self._link(one, other)

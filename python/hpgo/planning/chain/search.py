@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from hpgo import _core
@@ -164,6 +165,7 @@ def _solved(
         raise ArgumentError(f"the throughput to reach is {samples_per_s}", "it is a number of samples a second above 0")
     if deadline_s is not None and not 0 < deadline_s < float("inf"):
         raise ArgumentError(f"deadline_s is {deadline_s!r}", "give a positive number of seconds")
+    began_s = time.monotonic()
     if not task.layer_bytes:
         unused = tuple(host for group in task.groups for host in group.hosts)
         return ChainPlan(task.model, batch_size, objective, (), (), 0.0, 0.0, 0.0, 0.0, units, unused)
@@ -177,15 +179,17 @@ def _solved(
             HostType(group.device_type, len(group.hosts), group.memory_bytes, group.time_s, may_run)
             for group, may_run in zip(rules.groups, rules.may_run, strict=True)
         ],
-        links=[[rules.link(one, other) for other in rules.groups] for one in rules.groups],
+        links=rules.all_links(),
         input=rules.end(rules.links.input, inward=True),
         output=rules.end(rules.links.output, inward=False),
         max_replicas=max_replicas,
         bits=_widths(task.bits, bits),
     )
     longest_s = None if samples_per_s is None else batch_size / samples_per_s
+    # Whoever waits counts the time it took to get here, too.
+    left_s = None if deadline_s is None else max(1e-3, deadline_s - (time.monotonic() - began_s))
     try:
-        found = _core.partition_chain(chain, objective, longest_s, deadline_s, progress)
+        found = _core.partition_chain(chain, objective, longest_s, left_s, progress)
     except InfeasibleError as error:
         if longest_s is None:
             raise
