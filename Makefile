@@ -4,7 +4,7 @@ BIN := .venv/bin
 CHOSEN := -m "not slow"
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: build torch lint test test-slow wheel bench docs reproduce frameworks fuzz ci clean
+.PHONY: build torch lint test test-slow wheel bench docs reproduce frameworks fuzz soak ci clean
 
 # The tests come last and in one run, so that it ends by saying what was skipped and why.
 ci: CHOSEN =
@@ -73,6 +73,10 @@ frameworks: build torch
 
 fuzz: build
 	$(BIN)/python fuzz/readers.py 60
+
+# Eight clients and 10,000 requests against `hpgo serve`, ten minutes at most; the figures of docs/benchmarks.md.
+soak: build
+	$(BIN)/python tests/soak.py 10000
 
 clean:
 	cargo clean

@@ -24,7 +24,6 @@ from hpgo.base.quoting import filled, in_tex
 from hpgo.cli.main import group, run
 from hpgo.draw.curves import Panel, save
 from hpgo.page import form
-from hpgo.page.settings import Plans
 from hpgo.show.chain_picture import svg as chain_svg
 from hpgo.show.chain_report import explain
 from hpgo.show.chain_report import table as chain_table
@@ -114,9 +113,8 @@ def test_an_interactive_page_has_the_elements_it_has_with_any_name(name: str) ->
 @given(names)
 @FEW
 def test_the_served_page_has_the_elements_it_has_with_any_words(name: str) -> None:
-    plans = Plans()
     page, harmless = (
-        Page(form.page([("forward_times", each), ("plan", each)], plans, hpgo.ArgumentError(each, each)))
+        Page(form.page([("forward_times", each), ("plan", each)], {each: each}, hpgo.ArgumentError(each, each)))
         for each in (name, "a")
     )
     assert page.elements == harmless.elements

@@ -68,6 +68,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
 
 
 SECONDS = _Measure("time", parse_seconds)
+BYTES = _Measure("size", parse_bytes)
 
 
 def question(*, several: bool) -> Callable[[_Command], _Command]:
@@ -124,7 +125,7 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
         ),
         click.option("--shard-optimizer", is_flag=True, help="Replicas share the optimizer state (ZeRO stage 1)."),
         click.option(
-            "--reserve", type=_Measure("size", parse_bytes), default=0.0, metavar="SIZE",
+            "--reserve", type=BYTES, default=0.0, metavar="SIZE",
             help="Memory of each device to leave alone, like `1 GB`.",
         ),
         click.option("--equal-shares", is_flag=True, help="Replicas of a stage get as many samples each."),

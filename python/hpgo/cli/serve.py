@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import click
 
+from hpgo.cli.questions import BYTES, SECONDS
+
+_LEAST_BYTES = 200e6
+_MOST_BYTES = 1e15
+
 
 @click.command()
 @click.argument("plans", nargs=-1, metavar="[PLAN]...")
@@ -11,12 +16,32 @@ import click
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; the default is this machine alone."
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any free one.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=2,
+    show_default=True,
+    help="Processes for large requests; small ones have their own.",
+)
+@click.option("--memory", type=BYTES, metavar="SIZE", default="1GB", show_default=True, help="What a process may take.")
+@click.option(
+    "--time-limit",
+    type=SECONDS,
+    metavar="TIME",
+    default="20s",
+    show_default=True,
+    help="How long a request may be worked on.",
+)
 @click.option("--open/--no-open", "opens", default=True, help="Open the page in the browser.")
-def command(plans: tuple[str, ...], host: str, port: int, opens: bool) -> None:
+def command(
+    *, plans: tuple[str, ...], host: str, port: int, workers: int, memory: float, time_limit: float, opens: bool
+) -> None:
     """Serve a page that draws schedules side by side as you change them.
 
     Choose schedules, ranks, micro-batches, times, latency and communication mode, or load a plan; export every format.
     The address carries the settings, so a view can be shared. Nothing leaves this machine. Ctrl-C stops it.
+
+    No request holds up others or fills the machine: docs/pictures.md has the limits.
 
     \b
     Examples:
@@ -29,18 +54,27 @@ def command(plans: tuple[str, ...], host: str, port: int, opens: bool) -> None:
 
     from hpgo.base.errors import HpgoError
     from hpgo.base.files import refused
+    from hpgo.base.units import format_bytes
 
     if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
         raise HpgoError("the page needs starlette and uvicorn, which are not installed", "`pip install 'hpgo[serve]'`")
     if not host.strip():
         raise HpgoError("`--host` is empty", "name an address; 0.0.0.0 listens on all")
+    if not _LEAST_BYTES <= memory <= _MOST_BYTES:
+        raise HpgoError(
+            f"`--memory` is {format_bytes(memory)}, but a process needs {format_bytes(_LEAST_BYTES)} before it draws",
+            "give it 1GB or more",
+        )
+    if not time_limit:
+        raise HpgoError("`--time-limit` is zero, in which nothing is done", "give it some seconds")
+    from hpgo.page.pool import Limits
     from hpgo.page.server import listen, serve
-    from hpgo.page.settings import Plans
+    from hpgo.page.shelf import Shelf
 
-    held = Plans()
+    shelf = Shelf()
     for path in plans:
         try:
-            held.add(Path(path).read_bytes(), Path(path).name)
+            shelf.give(Path(path).read_bytes(), Path(path).name)
         except OSError as error:
             raise refused("read", path, error, HpgoError, "name a plan that `hpgo plan` saved") from None
     bound = listen(host, port)
@@ -51,4 +85,4 @@ def command(plans: tuple[str, ...], host: str, port: int, opens: bool) -> None:
         webbrowser.open(address)
     # Whoever listens on every address has chosen to be reached by any name.
     names = ["*"] if host in {"0.0.0.0", "::"} else ["localhost", "127.0.0.1", "[::1]", shown]  # noqa: S104
-    serve(bound, held, names)
+    serve(bound, shelf, names, Limits(int(memory), time_limit), workers)

@@ -10,25 +10,26 @@ from urllib.parse import urlencode
 from hpgo.base.errors import HpgoError
 from hpgo.base.quoting import filled
 from hpgo.draw import ENDINGS
-from hpgo.draw.facts import comparison, definitions, summary
 from hpgo.page.settings import RENAMED, TRANSFERS
 from hpgo.programs.orders import schedules
 from hpgo.timing.simulation import COMMUNICATION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from hpgo.page.settings import Plans
     from hpgo.timing.timeline import Timeline
 
 _DEFAULTS = {"num_stages": "4", "num_batches": "8", "forward_times": "1.0", "p2p_time": "0.0"}
 
 
-def page(items: Sequence[tuple[str, str]], plans: Plans, outcome: Sequence[Timeline] | HpgoError) -> str:
-    """The whole page for an address's `items`: as typed, so that a mistake can be mended where it is."""
+def page(items: Sequence[tuple[str, str]], titles: Mapping[str, str], outcome: Sequence[Timeline] | HpgoError) -> str:
+    """The whole page for an address's `items`: as typed, so that a mistake can be mended where it is.
+
+    `titles` say what people call the plans that can be chosen, by their names in addresses.
+    """
     template = resources.files("hpgo.page").joinpath("page.html").read_text(encoding="utf-8")
     result = _mistake(outcome) if isinstance(outcome, HpgoError) else _result(items, outcome)
-    return filled(template, {"FORM": _form(items, plans), "RESULT": result})
+    return filled(template, {"FORM": _form(items, titles), "RESULT": result})
 
 
 def _mistake(error: HpgoError) -> str:
@@ -37,6 +38,8 @@ def _mistake(error: HpgoError) -> str:
 
 
 def _result(items: Sequence[tuple[str, str]], drawn: Sequence[Timeline]) -> str:
+    from hpgo.draw.facts import comparison, definitions, summary  # numpy, which a page with a mistake has no use for
+
     query = escape(urlencode([(name, text) for name, text in items if text]))
     heading, *rows = comparison(drawn, ())
     head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
@@ -54,7 +57,7 @@ def _result(items: Sequence[tuple[str, str]], drawn: Sequence[Timeline]) -> str:
     )
 
 
-def _form(items: Sequence[tuple[str, str]], plans: Plans) -> str:
+def _form(items: Sequence[tuple[str, str]], titles: Mapping[str, str]) -> str:
     typed = {RENAMED.get(name, name): text for name, text in items if name != "schedule"}
     chosen = [text for name, text in items if name == "schedule" and text]
     if not chosen and not typed.get("plan"):
@@ -90,7 +93,7 @@ def _form(items: Sequence[tuple[str, str]], plans: Plans) -> str:
         )
         for family in schedules()
     )
-    held = [("", "none"), *((name, title) for name, (title, _) in plans.held.items())]
+    held = [("", "none"), *titles.items()]
     return "".join(
         [
             "<fieldset><legend>Schedules</legend>",

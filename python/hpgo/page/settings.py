@@ -15,13 +15,29 @@ from hpgo.timing.setup import FIELDS, Setup, from_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hpgo.planning.plans import Plan
     from hpgo.programs.names import ScheduleName
     from hpgo.timing.timeline import Timeline
 
 
 TRANSFERS = ("none", "arrows", "lanes")
 _MOST_SCHEDULES = 12
-_MOST_ACTIONS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much there is to simulate and to draw, over all schedules and steps."""
+
+    actions: int
+    ranks: int
+
+    def within(self, most: Size) -> bool:
+        """Whether neither number is larger than that of `most`."""
+        return self.actions <= most.actions and self.ranks <= most.ranks
+
+
+MOST = Size(actions=2_000_000, ranks=10_000)
+"""What the page takes. A rank costs more than an action: it has a row, a label and a line of measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +86,28 @@ def settings_of(items: Iterable[tuple[str, str]]) -> Settings:
     settings = Settings(Setup(**asks), **drawn)
     if len(settings.schedule) > _MOST_SCHEDULES:
         raise ArgumentError(f"{len(settings.schedule)} schedules are asked for", f"choose at most {_MOST_SCHEDULES}")
-    setup = settings.setup
-    actions = 2 * setup.ranks * setup.micro_batches * (setup.chunks or 1) * max(1, len(settings.schedule))
-    if actions * setup.iterations > _MOST_ACTIONS and not settings.plan:
-        raise ArgumentError(
-            f"that would be about {actions * setup.iterations:,} actions; the page takes {_MOST_ACTIONS:,}",
-            "`hpgo simulate` and `hpgo view` take more",
-        )
+    if not settings.plan:
+        size_of(settings)
     return settings
+
+
+def size_of(settings: Settings, planned: Size | None = None) -> Size:
+    """How much `settings` ask for; `planned` is one step of their plan. Raises ArgumentError if it is beyond `MOST`."""
+    setup = settings.setup
+    if planned is None:
+        planned = Size(2 * setup.ranks * setup.micro_batches * (setup.chunks or 1), setup.ranks)
+    schedules = max(1, len(settings.schedule))
+    size = Size(planned.actions * schedules * setup.iterations, planned.ranks * schedules)
+    for asked, most, what in (
+        (size.actions, MOST.actions, "about {:,} actions"),
+        (size.ranks, MOST.ranks, "{:,} ranks"),
+    ):
+        if asked > most:
+            raise ArgumentError(
+                f"that would be {what.format(asked)}; the page takes {most:,}",
+                "`hpgo simulate` and `hpgo view` take more",
+            )
+    return size
 
 
 def _choice(choices: tuple[str, ...], name: str, text: str) -> str:
@@ -103,37 +133,44 @@ def timelines(settings: Settings, plans: Plans) -> list[Timeline]:
     """What `settings` mean, one timeline a schedule; raises HpgoError where a schedule can't be had or run."""
     if settings.plan:
         plan = plans.get(settings.plan)
+        size_of(settings, one_step(plan))
         return [run_program(settings.setup, plan.program(name)) for name in settings.schedule or (None,)]
-    return [_simulated(settings.setup, name) for name in settings.schedule or ("1f1b",)]
+    return [run(settings.setup, order_of(settings.setup, name)) for name in settings.schedule or ("1f1b",)]
 
 
-# The page asks for the same picture as a table, as SVG and as exports, one after the other.
-@functools.lru_cache(maxsize=16)
-def _simulated(setup: Setup, name: ScheduleName) -> Timeline:
-    return run(setup, order_of(setup, name))
+def one_step(plan: Plan) -> Size:
+    """How much one step of `plan` is."""
+    return Size(2 * len(plan.stages) * plan.micro_batches, len(plan.stages))
 
 
 @dataclass
 class Plans:
-    """Plans from the command line or loaded in the page, by a name that follows from the file's content."""
+    """Plans by a name that follows from the file's content."""
 
-    held: dict[str, tuple[str, Any]] = field(default_factory=dict)
-    """name in the address -> (what people call it, plan)"""
+    held: dict[str, Plan] = field(default_factory=dict)
+    """name in the address -> plan"""
 
     def add(self, body: bytes, title: str) -> str:
-        """Takes a plan's JSON and returns its name in addresses; raises HpgoError if it is none."""
+        """Takes a plan's JSON and returns its name in addresses; raises HpgoError if it is none, or beyond `MOST`."""
         from hpgo.planning.plans import Plan
 
         try:
             text = body.decode()
         except UnicodeDecodeError:
             raise HpgoError(f"`{shorten(title)}` is not text", "choose a plan written by `hpgo plan`") from None
+        plan = Plan.from_json(text, source=f"`{shorten(title)}`")
+        size_of(Settings(), one_step(plan))
         name = hashlib.sha256(body).hexdigest()[:12]
-        self.held[name] = (shorten(title), Plan.from_json(text, source=f"`{shorten(title)}`"))
+        self.held[name] = plan
         return name
 
-    def get(self, name: str) -> Any:
-        """The plan of that name; raises ArgumentError if this server doesn't hold it."""
+    def get(self, name: str) -> Plan:
+        """The plan of that name; raises ArgumentError if it isn't held."""
         if name not in self.held:
-            raise ArgumentError(f"this server holds no plan `{shorten(name)}`", "load the plan's file again")
-        return self.held[name][1]
+            raise unknown_plan(name)
+        return self.held[name]
+
+
+def unknown_plan(name: str) -> ArgumentError:
+    """Says that there is no plan of that name."""
+    return ArgumentError(f"this server holds no plan `{shorten(name)}`", "load the plan's file again")

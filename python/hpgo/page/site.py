@@ -1,0 +1,277 @@
+"""What each address answers, in which process, and to whom.
+
+This process only reads addresses and passes answers on. Work is done by others, in two pools, so that small requests
+never wait behind large ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from hpgo.base.errors import HpgoError
+from hpgo.base.wording import shorten
+from hpgo.draw import ENDINGS
+from hpgo.page.form import page
+from hpgo.page.origins import foreign
+from hpgo.page.pool import BrokenError, Pool, UnavailableError
+from hpgo.page.settings import Size, settings_of, size_of
+from hpgo.page.shelf import Loaded, Shelf
+from hpgo.page.store import Store
+from hpgo.page.work import Job
+
+if TYPE_CHECKING:
+    import socket
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+    from uvicorn import Server
+
+    from hpgo.page.work import Done
+
+_MOST_UPLOAD_BYTES = 16 * 2**20
+_MOST_UPLOADS = 4
+_UPLOAD_S = 30.0
+_MOST_SENDING_BYTES = 256 * 2**20
+_SENDING_S = 60.0
+_PIECE_BYTES = 256 * 2**10
+_ANSWERS_BYTES = 32 * 2**20
+_MOST_CONNECTIONS = 500
+_SMALL = Size(actions=5_000, ranks=200)
+"""What is done in some hundredths of a second, also as a picture."""
+_SMALL_PLAN_BYTES = 256 * 2**10
+_TYPES = {
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".pdf": "application/pdf",
+    ".html": "text/html",
+    ".json": "application/json",
+    ".txt": "text/plain",
+    ".tex": "text/x-tex",
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; script-src "
+    "'unsafe-inline'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+class Site:
+    """What answers requests."""
+
+    def __init__(self, shelf: Shelf, quick: Pool, patient: Pool) -> None:
+        self._shelf = shelf
+        self._answers: Store[object, bytes] = Store(_ANSWERS_BYTES)
+        self._quick = quick
+        self._patient = patient
+        self._uploads = 0
+        self.sending_bytes = 0
+        """Of answers that their readers have not taken yet."""
+
+    async def close(self) -> None:
+        """Ends all work."""
+        await self._quick.close()
+        await self._patient.close()
+
+    async def show(self, request: Request) -> Response:
+        """The page."""
+        items = tuple(request.query_params.multi_items())
+        try:
+            body = await self._drawn(request, "page", items)
+        except HpgoError as error:
+            return self._mistake(error, items)
+        return _Pieces(self, body, "text/html", {})
+
+    async def picture(self, request: Request) -> Response:
+        """A picture or an export."""
+        ending = f".{request.path_params['ending']}"
+        is_export = request.url.path.startswith("/export")
+        if ending not in ENDINGS:
+            return PlainTextResponse(f"no format ends in {ending}; there are {', '.join(ENDINGS)}\n", 404, _HEADERS)
+        try:
+            # The page has its own table beside the picture.
+            body = await self._drawn(
+                request, ending, tuple(request.query_params.multi_items()), table=is_export or ending != ".svg"
+            )
+        except HpgoError as error:
+            hint = f"\nhint: {error.hint}" if error.hint else ""
+            status, headers = _status(error)
+            return PlainTextResponse(f"error: {error.message}{hint}\n", status, headers)
+        attached = {"Content-Disposition": f'attachment; filename="schedule{ending}"'}
+        return _Pieces(self, body, _TYPES[ending], attached if is_export else {})
+
+    async def load(self, request: Request) -> Response:
+        """Takes a plan, and says its name."""
+        title = request.query_params.get("name", "plan")
+        try:
+            body = await self._uploaded(request)
+            pool = self._quick if len(body) <= _SMALL_PLAN_BYTES else self._patient
+            found = await _unless_gone(request, pool, Job("plan", plan=body, title=title))
+        except HpgoError as error:
+            return self._mistake(error, ())
+        name = found.body.decode()
+        if found.size is not None:
+            self._shelf.load(name, Loaded(shorten(title), body, found.size))
+        return PlainTextResponse(name, 201, _HEADERS)
+
+    async def _drawn(
+        self, request: Request, wanted: str, items: tuple[tuple[str, str], ...], *, table: bool = True
+    ) -> bytes:
+        """The answer to an address; raises HpgoError where there is none."""
+        settings = settings_of(items)
+        plan = self._shelf.get(settings.plan) if settings.plan else None
+        size = size_of(settings, plan.size if plan else None)
+        titles = tuple(self._shelf.titles().items()) if wanted == "page" else ()
+        key = (wanted, items, titles, table)
+        if (kept := self._answers.get(key)) is not None:
+            return kept
+        if self.sending_bytes > _MOST_SENDING_BYTES:
+            raise UnavailableError("too much is being sent already", "try again soon")
+        file, title = (plan.body, plan.title) if plan else (b"", "")
+        small = size.within(_SMALL) and len(file) <= _SMALL_PLAN_BYTES and wanted not in {".png", ".pdf"}
+        job = Job(wanted, items, titles, file, title, table)
+        body = (await _unless_gone(request, self._quick if small else self._patient, job)).body
+        self._answers.put(key, body, len(body) + 2 * len(str(key)))
+        return body
+
+    async def _uploaded(self, request: Request) -> bytes:
+        if self._uploads >= _MOST_UPLOADS:
+            raise UnavailableError(f"{self._uploads} files are being loaded already", "try again soon")
+        self._uploads += 1
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_UPLOAD_S):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > _MOST_UPLOAD_BYTES:
+                        raise _TooLargeError(
+                            "the file is larger than 16 MiB, which no plan is", "choose a plan written by hpgo"
+                        )
+        except ClientDisconnect:
+            raise _GoneError("the client has left") from None
+        except TimeoutError:
+            raise HpgoError(f"the file did not arrive within {_UPLOAD_S:.0f} s", "load it again") from None
+        finally:
+            self._uploads -= 1
+        return bytes(body)
+
+    def _mistake(self, error: HpgoError, items: tuple[tuple[str, str], ...]) -> Response:
+        status, headers = _status(error)
+        return HTMLResponse(page(items, self._shelf.titles(), error), status, headers)
+
+
+class _Pieces(Response):
+    """An answer that is sent piece by piece, as fast as its reader takes it, and no longer than it may take."""
+
+    def __init__(self, site: Site, body: bytes, media_type: str, headers: dict[str, str]) -> None:
+        super().__init__(body, 200, _HEADERS | headers, media_type=media_type)
+        self._site = site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = len(self.body)
+        self._site.sending_bytes += size
+        try:
+            with suppress(TimeoutError):  # uvicorn then closes the connection
+                async with asyncio.timeout(_SENDING_S):
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    for start in range(0, size, _PIECE_BYTES):
+                        piece = bytes(self.body[start : start + _PIECE_BYTES])
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._site.sending_bytes -= size
+
+
+class _OwnPagesOnly:
+    """Middleware that refuses what pages of other sites ask for."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if foreign(scope["method"], Headers(scope=scope)):
+            said = "error: the page of another site asked for this\nhint: open the address in a tab of its own\n"
+            await PlainTextResponse(said, 403, _HEADERS)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+class _GoneError(HpgoError):
+    """Nobody waits for the answer any more."""
+
+
+class _TooLargeError(HpgoError):
+    """A file is larger than it may be."""
+
+
+def _status(error: HpgoError) -> tuple[int, dict[str, str]]:
+    """Status and headers of the answer that tells `error`."""
+    if isinstance(error, UnavailableError):
+        return 503, _HEADERS | {"Retry-After": "2"}
+    known = {BrokenError: 500, _TooLargeError: 413, _GoneError: 499}
+    return known.get(type(error), 400), _HEADERS
+
+
+async def _unless_gone(request: Request, pool: Pool, job: Job) -> Done:
+    """What comes of `job`; if the client leaves meanwhile, the work is ended, and nobody hears of it."""
+    work = asyncio.create_task(pool.run(job))
+    gone = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise _GoneError("the client has left")
+        return work.result()
+    finally:
+        work.cancel()
+        gone.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def application(site: Site, hosts: list[str]) -> Starlette:
+    """The ASGI application; it answers only requests whose Host header is one of `hosts`."""
+    return Starlette(
+        routes=[
+            Route("/", site.show),
+            Route("/picture.{ending}", site.picture),
+            Route("/export.{ending}", site.picture),
+            Route("/plans", site.load, methods=["POST"]),
+        ],
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
+            Middleware(_OwnPagesOnly),
+        ],
+    )
+
+
+def server(site: Site, hosts: list[str]) -> Server:
+    """What speaks HTTP for `site`, until a signal stops it."""
+
+    class Stopped(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await site.close()  # or it would wait until all work is done
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        application(site, hosts),
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=1,
+    )
+    return Stopped(config)
