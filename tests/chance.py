@@ -1,15 +1,94 @@
-"""Profiles, clusters and plans at random, from a seed: small, and with everything in them that a price heeds."""
+"""Profiles, clusters, plans and questions at random, small, with everything in them that a price heeds."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+import twin
 
 import hpgo
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from random import Random
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a planner may be asked."""
+
+    profile: hpgo.Profile
+    cluster: hpgo.Cluster
+    global_batch: int
+    schedule: str
+    recompute: bool | str
+    overlap: bool
+    shard_optimizer: bool
+    equal_shares: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "schedule": self.schedule,
+            "recompute": self.recompute,
+            "overlap": self.overlap,
+            "equal_shares": self.equal_shares,
+            "memory": hpgo.MemoryModel(shard_optimizer=self.shard_optimizer),
+        }
+
+    def plan(self) -> hpgo.Plan | None:
+        """The planner's answer; None if it says that no plan fits."""
+        try:
+            return hpgo.plan(self.profile, self.cluster, global_batch_size=self.global_batch, **self.options)
+        except hpgo.InfeasibleError:
+            return None
+
+    def evaluate(self, stages: Any, micro_batch: int, **options: Any) -> hpgo.Plan:
+        sizes = {"global_batch_size": self.global_batch, "micro_batch_size": micro_batch}
+        return hpgo.evaluate(self.profile, self.cluster, stages, **sizes, **self.options | options)
+
+    def order(self) -> tuple[str, ...]:
+        """The model's layers in the order in which they run, as plans list them."""
+        whole = [([layer.id for layer in self.profile.layers], [0])]
+        return self.evaluate(whole, self.global_batch, recompute=False).stages[0].layers
+
+    def assumed(self, micro_batch: int) -> list[twin.Assumed]:
+        """What prices of this micro-batch's plans may stand on."""
+        return [
+            twin.Assumed(
+                micro_batches=self.global_batch // micro_batch,
+                micro_batch=micro_batch,
+                schedule=self.schedule,
+                recompute=recompute,
+                overlap=self.overlap,
+                shard_optimizer=self.shard_optimizer,
+            )
+            for recompute in ([False, True] if self.recompute == "auto" else [bool(self.recompute)])
+        ]
+
+
+def question(chance: Random, counts: Sequence[int], *, layers: int) -> Question:
+    """These numbers of devices, of one to four kinds; memory is short."""
+    sizes = chance.choice([(1,), (1,), (1, 2), (2,)])
+    asked = profile(chance, batch_sizes=sizes, count=layers, branching=chance.random() < 0.7, free=0.0)
+    needed = sum(4 * layer.parameter_bytes + (layer.saved_bytes or layer.activation_bytes)[0] for layer in asked.layers)
+    kinds = [
+        {"memory": chance.uniform(0.2, 2.0) * needed, "speed": chance.choice([0.5, 1.0, 2.0]), "type": name}
+        for name in ("type0", "type1", "type2", "type3")[: chance.randint(1, 4)]
+    ]
+    return Question(
+        asked,
+        linked(chance, [{"devices": devices, **chance.choice(kinds)} for devices in counts]),
+        global_batch=chance.choice([2, 3, 4, 6]),
+        schedule=chance.choice(["1f1b", "eager_1f1b", "gpipe"]),
+        recompute=chance.choice([False, False, True, "auto"]),
+        overlap=chance.random() < 0.5,
+        shard_optimizer=chance.random() < 0.3,
+        equal_shares=chance.random() < 0.2,
+    )
 
 
 def between(chance: Random, low: float, high: float) -> float:
@@ -17,27 +96,28 @@ def between(chance: Random, low: float, high: float) -> float:
     return math.exp(chance.uniform(math.log(low), math.log(high)))
 
 
-def profile(chance: Random, *, batch_sizes: tuple[int, ...], count: int, branching: bool) -> hpgo.Profile:
-    """Layers in any order of lines; some are free, without weights or output, or load data."""
+def profile(chance: Random, *, batch_sizes: tuple[int, ...], count: int, branching: bool, free: float) -> hpgo.Profile:
+    """Layers in any order of lines; some have no weights or output, and this share is free or loads data."""
 
     def column(low: float, high: float, never: float) -> tuple[float, ...]:
         if chance.random() < never:
             return (0.0,) * len(batch_sizes)
         return tuple(between(chance, low, high) * size for size in batch_sizes)
 
-    ids = [f"layer{number}" for number in range(count)]
-    layers = [
-        hpgo.Layer(
+    def layer(name: str) -> hpgo.Layer:
+        costless = chance.random() < free
+        return hpgo.Layer(
             name,
-            chance.choice(["Input0", "Linear"]),
-            forward_s=column(0.01, 1, 0.1),
-            backward_s=column(0.01, 2, 0.2),
+            "Input0" if chance.random() < free else "Linear",
+            forward_s=column(0.01, 1, 1.0 if costless else 0.1),
+            backward_s=column(0.01, 2, 1.0 if costless else 0.2),
             activation_bytes=column(1e5, 1e8, 0.1),
-            parameter_bytes=0.0 if chance.random() < 0.25 else between(chance, 1e5, 1e9),
+            parameter_bytes=0.0 if costless or chance.random() < 0.2 else between(chance, 1e5, 1e9),
             saved_bytes=column(1e5, 1e9, 0.1) if chance.random() < 0.6 else None,
         )
-        for name in ids
-    ]
+
+    ids = [f"layer{number}" for number in range(count)]
+    layers = [layer(name) for name in ids]
     edges = list(pairwise(ids))
     if branching:
         edges = [(a, b) for number, a in enumerate(ids) for b in ids[number + 1 :] if chance.random() < 0.4]
@@ -46,7 +126,21 @@ def profile(chance: Random, *, batch_sizes: tuple[int, ...], count: int, branchi
 
 
 def cluster(chance: Random) -> hpgo.Cluster:
-    """One to four machines of one to four devices; some are slow, links may have latencies."""
+    """One to four machines of one to four devices; some are slow."""
+    machines = [
+        {
+            "devices": chance.randint(1, 4),
+            "memory": between(chance, 1e9, 1e11),
+            "speed": chance.choice([0.5, 1.0, 2.0]),
+            "type": f"type{number}",
+        }
+        for number in range(chance.randint(1, 4))
+    ]
+    return linked(chance, machines)
+
+
+def linked(chance: Random, machines: list[dict[str, Any]]) -> hpgo.Cluster:
+    """Machines as files have them, with links that may have latencies."""
 
     def link() -> dict[str, float]:
         return {
@@ -55,15 +149,6 @@ def cluster(chance: Random) -> hpgo.Cluster:
             "latency": chance.choice([0.0, between(chance, 1e-4, 1e-1)]),
         }
 
-    machines = [
-        {
-            "devices": chance.randint(1, 4),
-            "memory": between(chance, 1e9, 1e11),
-            "speed": chance.choice([0.5, 1.0, 2.0]),
-            "type": f"device{number}",
-        }
-        for number in range(chance.randint(1, 4))
-    ]
     document = {"hpgo_cluster": 1, "name": "random", "machines": machines, "intra": link(), "inter": link()}
     return hpgo.Cluster.from_document(document, file="random")
 

@@ -20,7 +20,9 @@ def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | No
     """What the package and the twin say of the plan with this seed: names of terms, with both numbers."""
     random = Random(seed)
     sizes = random.choice([(1,), (2,), (1, 2, 4), (1, 3), (2, 8)])
-    profile = chance.profile(random, batch_sizes=sizes, count=random.randint(1, 7), branching=random.random() < 0.5)
+    profile = chance.profile(
+        random, batch_sizes=sizes, count=random.randint(1, 7), branching=random.random() < 0.5, free=0.2
+    )
     cluster = chance.cluster(random)
     stages = chance.stages(random, profile, cluster)
     assumed = twin.Assumed(

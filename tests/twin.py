@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 from typing import Any
 
 Record = dict[str, Any]
@@ -135,50 +136,67 @@ class Machines:
 def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) -> list[Stage]:
     """What each stage takes and holds."""
     model, machines = Model(profile), Machines(cluster)
-    priced: list[Stage] = []
-    before: set[str] = set()
-    for index, (ids, devices) in enumerate(stages):
-        share = -(-assumed.micro_batch // len(devices))
-        speed = min(machines.speed[device] for device in devices)
-        computing = [name for name in ids if assumed.count_loading or not model.loads(name)]
-        forward = model.sum("forward_s", computing, share) / speed
-        weights = sum(model.layers[name]["parameter_bytes"] for name in ids)
-        saved = model.sum("saved_bytes", ids, share)
-        inputs = model.crossing(before)
-        before |= set(ids)
-        outputs = model.crossing(before)
-        entering, leaving = (model.sum("activation_bytes", names, share) for names in (inputs, outputs))
-        busy = arrives = 0.0
-        if index + 1 < len(stages):
-            size = model.sum("activation_bytes", outputs, assumed.micro_batch)
-            busy, arrives = machines.transfer_s(size, devices, stages[index + 1][1])
-        computed = summed = sync = 0.0
-        for name in reversed(ids):
-            computed += model.sum("backward_s", [name], share) / speed
-            takes = machines.all_reduce_s(model.layers[name]["parameter_bytes"], devices)
-            summed = max(summed, computed) + takes
-            sync += takes
-        priced.append(
-            Stage(
-                share=share,
-                forward_s=forward,
-                backward_s=computed + forward * assumed.recompute,
-                transfer_s=arrives,
-                transfer_busy_s=busy,
-                sync_s=sync,
-                sync_tail_s=summed - computed if assumed.overlap else sync,
-                weights_bytes=weights,
-                gradients_bytes=weights * assumed.gradients_per_weight,
-                optimizer_bytes=weights
-                * assumed.optimizer_per_weight
-                / (len(devices) if assumed.shard_optimizer else 1),
-                buffers_bytes=2 * (entering + leaving),
-                kept_bytes=entering if assumed.recompute else saved,
-                recomputed_bytes=saved * assumed.recompute,
-                capacity_bytes=min(machines.memory_bytes[device] for device in devices) - assumed.reserved_bytes,
-            )
-        )
-    return priced
+    receivers = [devices for _, devices in stages[1:]] + [()]
+    fronts = [{name for ids, _ in stages[:number] for name in ids} for number in range(len(stages))]
+    rows = zip(fronts, stages, receivers, strict=True)
+    return [price_stage(model, machines, assumed, front, *stage, to) for front, stage, to in rows]
+
+
+def price_stage(
+    model: Model,
+    machines: Machines,
+    assumed: Assumed,
+    before: set[str],
+    ids: Sequence[str],
+    devices: Sequence[int],
+    receivers: Sequence[int],
+) -> Stage:
+    """What the stage with these layers behind those of `before` takes and holds, if it sends to these receivers."""
+    share = -(-assumed.micro_batch // len(devices))
+    speed = min(machines.speed[device] for device in devices)
+    computing = [name for name in ids if assumed.count_loading or not model.loads(name)]
+    forward = model.sum("forward_s", computing, share) / speed
+    weights = sum(model.layers[name]["parameter_bytes"] for name in ids)
+    saved = model.sum("saved_bytes", ids, share)
+    inputs, outputs = model.crossing(before), model.crossing(before | set(ids))
+    entering, leaving = (model.sum("activation_bytes", names, share) for names in (inputs, outputs))
+    busy = arrives = 0.0
+    if receivers:
+        size = model.sum("activation_bytes", outputs, assumed.micro_batch)
+        busy, arrives = machines.transfer_s(size, devices, receivers)
+    computed = summed = sync = 0.0
+    for name in reversed(ids):
+        computed += model.sum("backward_s", [name], share) / speed
+        takes = machines.all_reduce_s(model.layers[name]["parameter_bytes"], devices)
+        summed = max(summed, computed) + takes
+        sync += takes
+    return Stage(
+        share=share,
+        forward_s=forward,
+        backward_s=computed + forward * assumed.recompute,
+        transfer_s=arrives,
+        transfer_busy_s=busy,
+        sync_s=sync,
+        sync_tail_s=summed - computed if assumed.overlap else sync,
+        weights_bytes=weights,
+        gradients_bytes=weights * assumed.gradients_per_weight,
+        optimizer_bytes=weights * assumed.optimizer_per_weight / (len(devices) if assumed.shard_optimizer else 1),
+        buffers_bytes=2 * (entering + leaving),
+        kept_bytes=entering if assumed.recompute else saved,
+        recomputed_bytes=saved * assumed.recompute,
+        capacity_bytes=min(machines.memory_bytes[device] for device in devices) - assumed.reserved_bytes,
+    )
+
+
+def windows(assumed: Assumed, stages: Sequence[Stage]) -> list[tuple[int, ...]]:
+    """Every row of micro-batches in flight that the schedule knows and memory allows; growing ones would never end."""
+    rows = []
+    for number, stage in enumerate(stages):
+        behind = len(stages) - number
+        least = assumed.micro_batches if assumed.schedule == "gpipe" else min(assumed.micro_batches, behind)
+        most = min(assumed.micro_batches, 2 * behind - 1) if assumed.schedule == "eager_1f1b" else least
+        rows.append([held for held in range(least, most + 1) if stage.holds_bytes(held) <= stage.capacity_bytes])
+    return [row for row in product(*rows) if all(held >= later for held, later in pairwise(row))]
 
 
 def order(count: int, window: int) -> list[tuple[str, int]]:

@@ -1,0 +1,131 @@
+"""Plans of small questions, held against every plan that there is, each priced by the twin."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from functools import cache
+from itertools import combinations, pairwise, product
+from random import Random
+from typing import TYPE_CHECKING
+
+import chance
+import pytest
+import twin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+def asked(seed: int) -> chance.Question:
+    """Up to five layers on up to six devices."""
+    random = Random(seed)
+    counts = random.choice(
+        [(1,), (2,), (1, 1), (2, 1), (1, 2), (2, 2), (1, 1, 1), (2, 1, 1), (1, 1, 1, 1), (2, 2, 2), (3, 3)]
+    )
+    return chance.question(random, counts, layers=random.randint(2, 3 if sum(counts) > 4 else 5))
+
+
+def ways_to_cut(
+    ids: Sequence[str], edges: Sequence[tuple[str, str]], before: frozenset[str] = frozenset()
+) -> Iterator[list[tuple[frozenset[str], tuple[str, ...]]]]:
+    """Every row of stages such that no edge leads back: what lies before each, and its layers in the order of `ids`."""
+    left = [name for name in ids if name not in before]
+    if not left:
+        yield []
+    for count in range(1, len(left) + 1):
+        for first in combinations(left, count):
+            behind = before | set(first)
+            if all(source in behind for source, target in edges if target in behind):
+                yield from ([(before, first), *others] for others in ways_to_cut(ids, edges, behind))
+
+
+def ways_to_share(devices: int, stages: int) -> Iterator[list[int]]:
+    """How many of a machine's devices each stage may take; its devices are alike."""
+    if stages == 0:
+        yield []
+        return
+    for taken in range(devices + 1):
+        yield from ([taken, *others] for others in ways_to_share(devices - taken, stages - 1))
+
+
+def ways_to_place(machines: Sequence[object], counts: Sequence[int], stages: int) -> Iterator[list[tuple[int, ...]]]:
+    """The devices of each stage, from any machines; which one of two that are alike doesn't matter."""
+    for shares in product(*(list(ways_to_share(devices, stages)) for devices in counts)):
+        twice = zip(pairwise(machines), pairwise(shares), strict=True)
+        if any(machine == other and share < more for (machine, other), (share, more) in twice):
+            continue
+        free = [iter(range(sum(counts[:number]), sum(counts))) for number in range(len(counts))]
+        placed = [
+            tuple(next(free[at]) for at, share in enumerate(shares) for _ in range(share[k])) for k in range(stages)
+        ]
+        if all(placed):
+            yield placed
+
+
+def best_step_s(question: chance.Question) -> float:
+    """The shortest step of all plans; infinite if none fits."""
+    model, machines = twin.Model(asdict(question.profile)), twin.Machines(asdict(question.cluster))
+    alike = question.cluster.machines
+    counts = [machine.count for machine in alike]
+    cuts = list(ways_to_cut(question.order(), question.profile.edges))
+    sizes = [size for size in range(1, question.global_batch + 1) if question.global_batch % size == 0]
+    smallest = question.profile.batch_sizes[0]
+
+    @cache
+    def priced(
+        assumed: twin.Assumed, front: frozenset[str], ids: tuple[str, ...], *devices: tuple[int, ...]
+    ) -> twin.Stage:
+        return twin.price_stage(model, machines, assumed, set(front), ids, *devices)
+
+    best = math.inf
+    for depth in range(1, min(len(model.layers), sum(counts)) + 1):
+        plans = list(product((cut for cut in cuts if len(cut) == depth), ways_to_place(alike, counts, depth)))
+        for assumed, (cut, placed) in product((a for size in sizes for a in question.assumed(size)), plans):
+            shares = [divmod(assumed.micro_batch, len(devices)) for devices in placed]
+            if min(shares)[0] < smallest or (question.equal_shares and any(more for _, more in shares)):
+                continue
+            rows = zip(cut, placed, [*placed[1:], ()], strict=True)
+            stages = [priced(assumed, front, ids, *devices) for (front, ids), *devices in rows]
+            if max(assumed.micro_batches * (stage.forward_s + stage.backward_s) for stage in stages) < best:
+                steps = (twin.step_s(assumed.micro_batches, stages, row) for row in twin.windows(assumed, stages))
+                best = min(best, *steps, math.inf)
+    return best
+
+
+def falsified(seeds: range) -> tuple[list[object], int]:
+    """Questions whose plan or bound is wrong, and how many have a plan."""
+    wrong: list[object] = []
+    fit = 0
+    for seed in seeds:
+        question = asked(seed)
+        best = best_step_s(question)
+        plan = question.plan()
+        if plan is None:
+            wrong += [(seed, "nothing is said to fit", best)] * (best < math.inf)
+            continue
+        fit += 1
+        assert (plan.placements, plan.cuts, plan.stopped) == ("all", "all", None)
+        assert plan.lower_bound_s is not None
+        assert plan.gap is not None
+        if (
+            not plan.lower_bound_s * (1 - 1e-9)
+            <= best
+            <= plan.step_s * (1 + 1e-9)
+            <= best * (1 + plan.gap) * (1 + 2e-9)
+        ):
+            wrong.append((seed, plan.lower_bound_s, best, plan.step_s, plan.gap))
+    return wrong, fit
+
+
+def test_no_plan_of_all_beats_a_bound_or_the_plan_by_more_than_its_gap() -> None:
+    wrong, fit = falsified(range(60))
+    assert wrong == []
+    assert 30 < fit < 60
+
+
+@pytest.mark.slow
+def test_no_plan_of_all_beats_hundreds_of_bounds_or_plans_by_more_than_their_gap() -> None:
+    wrong, fit = falsified(range(60, 400))
+    assert wrong == []
+    assert fit > 200

@@ -1,0 +1,174 @@
+"""What a plan must obey whatever the question is: what tells it the same changes nothing, and more is never worse."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import chance
+import pytest
+import twin
+from chance import Question
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import hpgo
+    from hpgo.machine.cluster import Link
+
+REL = 1 + 1e-9
+"""Steps and bounds are sums of floats, in another order for another question."""
+
+
+def asked(random: Random) -> Question:
+    """Up to nine layers on up to three machines of up to four devices."""
+    counts = [random.randint(1, 4) for _ in range(random.randint(1, 3))]
+    return chance.question(random, counts, layers=random.randint(2, 9))
+
+
+def layers(question: Question, seconds: float = 1.0, size: float = 1.0) -> Question:
+    """The question with all layers' seconds and bytes so many times as large."""
+
+    def times(column: tuple[float, ...], factor: float) -> tuple[float, ...]:
+        return tuple(value * factor for value in column)
+
+    scaled = [
+        replace(
+            layer,
+            forward_s=times(layer.forward_s, seconds),
+            backward_s=times(layer.backward_s, seconds),
+            activation_bytes=times(layer.activation_bytes, size),
+            saved_bytes=None if layer.saved_bytes is None else times(layer.saved_bytes, size),
+            parameter_bytes=layer.parameter_bytes * size,
+        )
+        for layer in question.profile.layers
+    ]
+    return replace(question, profile=replace(question.profile, layers=tuple(scaled)))
+
+
+def links(question: Question, rate: float, latency: float = 1.0) -> Question:
+    """The question with rates and latencies of all links so many times as large."""
+
+    def scaled(link: Link) -> Link:
+        return replace(
+            link,
+            bytes_per_s=link.bytes_per_s * rate,
+            collective_bytes_per_s=link.collective_bytes_per_s * rate,
+            latency_s=link.latency_s * latency,
+        )
+
+    cluster = question.cluster
+    return replace(question, cluster=replace(cluster, intra=scaled(cluster.intra), inter=scaled(cluster.inter)))
+
+
+def devices(question: Question, memory: float = 1.0, speed: float = 1.0) -> Question:
+    """The question with memory and speed of all devices so many times as large."""
+    machines = [
+        replace(
+            machine,
+            device=replace(
+                machine.device, memory_bytes=machine.device.memory_bytes * memory, speed=machine.device.speed * speed
+            ),
+        )
+        for machine in question.cluster.machines
+    ]
+    return replace(question, cluster=replace(question.cluster, machines=tuple(machines)))
+
+
+def renamed(random: Random, question: Question) -> Question:
+    """Layers by other names; those of loaders stay, since a loader is known by it."""
+    profile = question.profile
+    numbers = random.sample(range(len(profile.layers)), len(profile.layers))
+    ids = {layer.id: f"x{number}" for layer, number in zip(profile.layers, numbers, strict=True)}
+    renamed = tuple(replace(layer, id=ids[layer.id]) for layer in profile.layers)
+    return replace(
+        question, profile=replace(profile, layers=renamed, edges=tuple((ids[a], ids[b]) for a, b in profile.edges))
+    )
+
+
+def permuted(random: Random, question: Question) -> Question:
+    """Machines in another order."""
+    machines = question.cluster.machines
+    return replace(question, cluster=replace(question.cluster, machines=tuple(random.sample(machines, len(machines)))))
+
+
+def one_device_more(random: Random, question: Question) -> Question:
+    machines = list(question.cluster.machines)
+    chosen = random.randrange(len(machines))
+    machines[chosen] = replace(machines[chosen], count=machines[chosen].count + 1)
+    return replace(question, cluster=replace(question.cluster, machines=tuple(machines)))
+
+
+def one_machine_more(random: Random, question: Question) -> Question:
+    machines = question.cluster.machines
+    return replace(question, cluster=replace(question.cluster, machines=(*machines, random.choice(machines))))
+
+
+SAME: dict[str, Callable[[Random, Question, float], Question]] = {
+    "renamed": lambda random, question, _: renamed(random, question),
+    "machines permuted": lambda random, question, _: permuted(random, question),
+    "bytes and rates": lambda _, question, factor: devices(links(layers(question, size=factor), factor), memory=factor),
+    "seconds and speeds": lambda _, question, factor: devices(layers(question, seconds=factor), speed=factor),
+}
+MORE: dict[str, Callable[[Random, Question], Question]] = {
+    "memory": lambda random, question: devices(question, memory=random.choice([1.01, 1.5, 4.0])),
+    "bandwidth": lambda random, question: links(question, random.choice([1.01, 2.0, 10.0])),
+    "promptness": lambda random, question: links(question, 1.0, latency=random.choice([0.9, 0.1, 0.0])),
+    "speed": lambda random, question: devices(question, speed=random.choice([1.01, 1.5, 4.0])),
+    "a device": one_device_more,
+    "a machine": one_machine_more,
+}
+
+
+def contradicted(name: str, before: hpgo.Plan | None, after: hpgo.Plan | None, factor: float = 1.0) -> list[object]:
+    """Why both can't be true, if every plan of `before` is one that `after` may have, in so many times the seconds."""
+    if before is None:
+        return []
+    if after is None:
+        return [(name, "nothing fits any more", before.step_s)]
+    assert after.lower_bound_s is not None
+    if after.lower_bound_s > before.step_s * factor * REL and after.placements == "all":
+        return [(name, before.step_s * factor, after.step_s, after.gap)]
+    return []
+
+
+def mispriced(question: Question, plan: hpgo.Plan | None) -> list[object]:
+    """What the twin says of the plan's step, if that is something else."""
+    if plan is None:
+        return []
+    assumed = replace(question.assumed(plan.micro_batch_size)[0], recompute=plan.recompute)
+    stages = [(stage.layers, stage.devices) for stage in plan.stages]
+    priced = twin.price(asdict(question.profile), asdict(question.cluster), assumed, stages)
+    step_s = twin.step_s(assumed.micro_batches, priced, [stage.in_flight for stage in plan.stages])
+    return [("twin", plan.step_s, step_s)] * (not math.isclose(plan.step_s, step_s, rel_tol=1e-9))
+
+
+def broken(seed: int) -> list[object]:
+    """The laws that this question breaks, with the steps."""
+    random = Random(seed)
+    question = asked(random)
+    plan = question.plan()
+    wrong = mispriced(question, plan)
+    name = random.choice([*SAME])
+    factor = random.choice([2.0, 0.25, 3.7, 1e-3])
+    same = SAME[name](random, question, factor).plan()
+    wrong += contradicted(name, plan, same) + contradicted(name, same, plan)
+    if name == "renamed" and plan is not None and same is not None:
+        wrong += [(name, plan.step_s, same.step_s)] * (not math.isclose(plan.step_s, same.step_s, rel_tol=1e-9))
+    slower = links(layers(question, seconds=factor), 1 / factor, latency=factor).plan()
+    wrong += contradicted("slower", plan, slower, factor) + contradicted("slower", slower, plan, 1 / factor)
+    name = random.choice([*MORE])
+    return wrong + contradicted(name, plan, MORE[name](random, question).plan())
+
+
+def test_nothing_changes_with_names_or_units_and_more_is_never_worse_than_the_gap() -> None:
+    wrong = {seed: broken(seed) for seed in range(100)}
+    assert {seed: laws for seed, laws in wrong.items() if laws} == {}
+
+
+@pytest.mark.slow
+def test_nothing_changes_with_names_or_units_and_more_is_never_worse_in_a_thousand_questions() -> None:
+    wrong = {seed: broken(seed) for seed in range(100, 1_100)}
+    assert {seed: laws for seed, laws in wrong.items() if laws} == {}
