@@ -98,6 +98,34 @@ fn clusters() -> impl Strategy<Value = Cluster> {
     )
 }
 
+/// Machines of several devices, up to nine in all, that differ in speed and memory.
+fn larger_clusters() -> impl Strategy<Value = Cluster> {
+    let shape = prop_oneof![
+        Just(vec![2, 2]),
+        Just(vec![3, 3]),
+        Just(vec![4, 2]),
+        Just(vec![2, 2, 2]),
+        Just(vec![3, 2, 1]),
+        Just(vec![1, 1, 1, 1]),
+        Just(vec![2, 2, 2, 2]),
+        Just(vec![3, 3, 3]),
+        Just(vec![1, 1, 1, 1, 1, 1]),
+    ];
+    let each =
+        (prop_oneof![3 => Just(1.0), 1 => Just(0.5), 1 => Just(2.0)], prop_oneof![2 => Just(1.0), 1 => Just(2.0)]);
+    let few = prop_oneof![2 => Just(1_usize), 2 => Just(2), 1 => Just(4)];
+    (clusters(), shape, prop::collection::vec(each, 4), few).prop_map(|(links, shape, classes, few)| Cluster {
+        machines: (shape.into_iter().enumerate())
+            .map(|(index, devices)| {
+                let (speed, memory) = classes[index % few];
+                let memory_bytes = links.machines[0].memory_bytes * memory;
+                Machine { devices, memory_bytes, speed }
+            })
+            .collect(),
+        ..links
+    })
+}
+
 fn questions() -> impl Strategy<Value = Question> {
     let warm_up = prop_oneof![2 => Just(WarmUp::Eager), 1 => Just(WarmUp::Least), 1 => Just(WarmUp::All)];
     let recompute = prop_oneof![Just(vec![false]), Just(vec![true]), Just(vec![false, true])];
@@ -231,6 +259,44 @@ fn the_answer_is_nearly_always_the_best_of_all_plans() {
     let (asked, missed, proved, worst_gap) = (asked.get(), missed.get(), proved.get(), 100.0 * worst_gap.get());
     assert!(missed * 100 <= asked, "{missed} of {asked} plans were not the best");
     println!("{asked} questions: {missed} missed, {proved} proved optimal, worst gap {worst_gap:.2} %");
+}
+
+/// What large clusters are bounded by, asked of small ones, whose placements can all be tried.
+#[test]
+#[expect(clippy::print_stdout, reason = "figures for whoever runs it with `--nocapture`")]
+fn the_bound_on_all_placements_is_above_no_plan() {
+    let cases = std::env::var("HPGO_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(300_u32);
+    let config = Config { cases, max_global_rejects: 100 * cases, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let control = Control::default();
+    let (asked, closed, ratios) = (Cell::new(0), Cell::new(0), Cell::new(0.0));
+    let larger = (questions(), larger_clusters()).prop_map(|(question, cluster)| Question { cluster, ..question });
+    let outcome = runner.run(&larger, |Question { graph, cluster, settings }| {
+        let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
+        if model.cuts() > if cluster.devices() > 6 { 4 } else { 6 } {
+            return Err(TestCaseError::reject("too many plans"));
+        }
+        let Ok((plan, best, _)) = hybrid::exhaustive(&model, &cluster, &settings, &control) else {
+            return Err(TestCaseError::reject("no plan fits"));
+        };
+        for below_s in [best.step_s * 1.000_01, best.step_s * 1.5, f64::INFINITY] {
+            let bound_s = hybrid::least_step_of_all_s(&model, &cluster, &settings, below_s, &control)
+                .map_err(|error| TestCaseError::fail(error.to_string()))?;
+            let holds = bound_s <= best.step_s * (1.0 + ROUNDING);
+            prop_assert!(holds, "bound {} under {} is above {}: {:?}", bound_s, below_s, best.step_s, plan);
+            if below_s.is_finite() && below_s > best.step_s * 1.2 {
+                asked.set(asked.get() + 1);
+                closed.set(closed.get() + u32::from(bound_s >= best.step_s * (1.0 - 1e-6)));
+                ratios.set(ratios.get() + if best.step_s > 0.0 { bound_s / best.step_s } else { 1.0 });
+            }
+        }
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+    let (asked, closed, mean) = (asked.get(), closed.get(), ratios.get() / f64::from(asked.get()));
+    println!("{asked} questions, {closed} closed, bound / optimum {mean:.4} on average");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// Cuts of a model that is small enough: 12 layers in a row.
 const MOST_CUTS: usize = 13;
 /// Devices of a cluster that is small enough.
-const MOST_DEVICES: u32 = 8;
+const MOST_DEVICES: u32 = 9;
 
 /// The plan with the shortest simulated step among all plans, and how many there are.
 ///

@@ -238,11 +238,13 @@ proptest! {
             let Some(plan) = plan_of(task, &mut pricer, &replicas) else { continue };
             let step_s = pricer.price(&plan).expect("windows never grow").step_s;
             let stages = pricer.stages(&plan).expect("it was priced");
-            let front = Prefixes::new(task, None, f64::INFINITY, usize::MAX, &Control::default());
+            let links = super::links::Links::new(&cluster, false);
+            let front = Prefixes::new(task, &links, f64::INFINITY, usize::MAX, &Control::default());
             let front = front.expect("nobody stops it");
             let (mut paths, mut next_window, mut free) = (Paths::default(), 1, cluster.devices());
             for (behind, (choice, price)) in (0_u32..).zip(plan.stages.iter().zip(&stages).rev()) {
-                let bound_s = front.bound_s(&paths, choice.end, free, 0, behind);
+                let room = plan.stages.iter().rev().nth(behind.wrapping_sub(1) as usize).and_then(|last| room(&cluster, &plan, last));
+                let bound_s = front.bound_s(&paths, choice.end, free, room, behind);
                 prop_assert!(at_most(bound_s, step_s), "{bound_s} s with {behind} stages behind, {step_s} s in {plan:?}");
                 paths = paths.extend(&path_stage(price, choice.window), next_window, task.micro_batches);
                 (next_window, free) = (choice.window, free - choice.replicas());
@@ -308,6 +310,15 @@ fn questions() -> impl Strategy<Value = Question> {
             replicas,
         },
     )
+}
+
+/// Devices that a stage and those behind it leave on its machine, if it lies in one.
+fn room(cluster: &Cluster, plan: &Candidate, stage: &StageChoice) -> Option<u32> {
+    let &[(machine, _)] = stage.footprint.as_slice() else { return None };
+    let behind = plan.stages.iter().filter(|other| other.begin >= stage.begin);
+    let used: u32 =
+        behind.flat_map(|other| &other.footprint).filter(|taken| taken.0 == machine).map(|taken| taken.1).sum();
+    Some(cluster.machines[machine as usize].devices - used)
 }
 
 /// The chain cut into equal stages on the devices in a row, every window as large as memory allows; `None` if the

@@ -8,6 +8,7 @@
 //! No plan of the search space has a shorter step than the bound; the best simulated plan is the answer, and how far
 //! it lies above the bound is its gap.
 
+mod bound;
 mod classics;
 mod evaluate;
 mod exhaustive;
@@ -15,10 +16,12 @@ mod improve;
 mod labels;
 #[cfg(test)]
 mod laws;
+mod links;
 mod packing;
 mod paths;
 mod prefixes;
 mod price;
+mod relaxed;
 mod search;
 mod settings;
 mod space;
@@ -32,6 +35,7 @@ use crate::cost::Model;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 
+pub use bound::least_step_s as least_step_of_all_s;
 pub use classics::{Straight, closest, data_parallel, fitting, straight};
 pub use evaluate::{evaluate, reprice};
 pub use exhaustive::exhaustive;
@@ -91,6 +95,16 @@ const SHORT: Effort = Effort {
     tries_of_pass: 5_000_000,
     improved: 500,
     actions: 5_000_000,
+};
+
+/// For the bound over all placements.
+const RELAXED: Effort = Effort {
+    labels: 1_000_000,
+    tries: 300_000_000,
+    labels_of_pass: 200_000,
+    tries_of_pass: 40_000_000,
+    improved: 0,
+    actions: 0,
 };
 
 /// The answer to one question.
@@ -193,8 +207,8 @@ impl<'a> Search<'a> {
     fn bound(&mut self) {
         let (control, step_s) = (self.control, self.step_s());
         self.sizes.par_iter_mut().for_each(|size| {
-            let (task, machine) = (&size.suffixes.task, size.suffixes.machine());
-            size.bound_s = least_step_s(task, machine, step_s, control).min(step_s);
+            let (task, links) = (&size.suffixes.task, size.suffixes.links(false));
+            size.bound_s = least_step_s(task, links, step_s, control).min(step_s);
         });
     }
 

@@ -1,14 +1,16 @@
 //! The least that any stages in front of a cut add to the paths of a suffix, were every stage placed at its best.
 //!
-//! One relaxed pass over cuts and numbers of devices, from the first cut to the last. Machines don't matter in it: each
-//! stage gets the best links and the fastest, largest devices of the cluster. Each table below is the least of its own,
-//! so together they never exceed what a real plan adds.
+//! One relaxed pass over cuts and numbers of devices, from the first cut to the last. Of machines it only knows how much
+//! room is left on that of the stage behind a cut, if that stage lies in one: each stage gets the best links that
+//! [`Links`] leaves it, and the fastest, largest devices of the cluster. Each table below is the least of its own, so
+//! together they never exceed what a real plan adds.
 
+use super::links::{Links, least};
 use super::paths::Paths;
 use super::settings::largest_window;
 use super::task::Task;
 use crate::control::Control;
-use crate::cost::network::{Cluster, Machine, Rate};
+use crate::cost::network::{Machine, Rate};
 use crate::cost::{self, Totals};
 
 /// More devices than this are rounded up to one of as many levels, ...
@@ -163,9 +165,12 @@ impl Least {
 pub(super) struct Prefixes {
     /// Numbers of devices that the tables are made for, ascending.
     levels: Vec<u32>,
-    /// Most devices that a machine has left for the stages in front of one that lies in it; 0 if any may be anywhere.
-    most_room: usize,
-    /// One table for each number of stages behind the cut, the last one for more; by cut, level and room.
+    /// For each cut, the level of all devices that stages behind it can leave.
+    most_levels: Vec<usize>,
+    /// How many cases of room there are: one if any stage may be anywhere; else the first for a stage behind the cut
+    /// that is spread over machines, the others for one that leaves no, one, two … devices on its machine.
+    rooms: usize,
+    /// One table for each number of stages behind the cut, the last one for more; by cut, room and level.
     least: Vec<Vec<Least>>,
 }
 
@@ -179,14 +184,11 @@ struct Sources<'a> {
     slowest: f64,
     /// Of the largest device.
     memory_bytes: f64,
-    /// Of the machine with most devices.
-    widest: u32,
-    /// Bytes per second that leave a device at most.
-    port: f64,
-    latency_s: f64,
     splits: Vec<Split>,
     levels: usize,
-    most_room: usize,
+    /// For each cut, the levels that any plan may have there.
+    reach: Vec<(usize, usize)>,
+    rooms: usize,
 }
 
 /// Numbers of replicas that give their devices the same share.
@@ -196,17 +198,72 @@ struct Split {
     fewest: u32,
     /// The most have the smallest transfers and parts of a sharded optimizer.
     most: u32,
-    /// For each level, from the first that has enough devices, the level of the devices that are left.
-    rests: Vec<(usize, usize)>,
+    /// For each level the level of the devices that are left, from `first`, the first that has enough devices.
+    rests: Vec<usize>,
+    first: usize,
+    ways: Vec<Way>,
+}
+
+/// A way for a stage to lie beside the one behind it.
+struct Way {
+    /// The case of room that the stage behind gives, and the one that this stage gives.
+    behind: usize,
+    own: usize,
+    transfer: Rate,
+    sync: Rate,
+}
+
+impl Split {
+    fn span(&self) -> (u32, u32) {
+        (self.fewest, self.most)
+    }
+
+    /// Its ways, given those that the stage behind may be; in one case of room or in all.
+    fn ways(&self, others: &[(u32, u32)], links: &Links, rooms: usize) -> Vec<Way> {
+        let span = self.span();
+        let all = (1, others.iter().map(|other| other.1).max().unwrap_or(1));
+        let mut ways = Vec::new();
+        if links.may_spread(span) {
+            let spread = others.iter().filter(|&&other| links.may_spread(other));
+            let to_spread = spread.map(|&other| links.both_spread(span, other)).reduce(least);
+            let to_one = links.one_and_spread(all, span);
+            let sync = links.sum_spread(span);
+            ways.extend(to_spread.map(|transfer| Way { behind: 0, own: 0, transfer, sync }));
+            ways.push(Way { behind: 1, own: 0, transfer: to_one, sync });
+        }
+        if links.fits_one(span) {
+            let sync = links.sum_in_one(span);
+            let own = 1 + (links.widest - span.0) as usize;
+            if links.machines > 1 {
+                ways.push(Way { behind: 0, own, transfer: links.one_and_spread(span, all), sync });
+                ways.push(Way { behind: 1, own, transfer: links.apart(), sync });
+            } else {
+                ways.push(Way { behind: 0, own, transfer: links.beside(span, all), sync });
+            }
+            for room in span.0..links.widest {
+                let (behind, own) = (1 + room as usize, 1 + (room - span.0) as usize);
+                ways.push(Way { behind, own, transfer: links.beside(span, all), sync });
+            }
+        }
+        if rooms > 1 {
+            return ways;
+        }
+        let both = |way: Way, other: Way| Way {
+            behind: 0,
+            own: 0,
+            transfer: least(way.transfer, other.transfer),
+            sync: least(way.sync, other.sync),
+        };
+        ways.into_iter().reduce(both).map(|way| Way { behind: 0, own: 0, ..way }).into_iter().collect()
+    }
 }
 
 impl Prefixes {
     /// Leaves out stages that alone reach the threshold; tells at most so many numbers of stages behind a cut apart.
-    /// `machine` is the size of all machines, if a stage of no more devices lies in one of them, and a larger one takes
-    /// whole ones. `None` if it was stopped.
+    /// `None` if it was stopped.
     pub(super) fn new(
         task: &Task<'_>,
-        machine: Option<u32>,
+        links: &Links,
         threshold_s: f64,
         most_behind: usize,
         control: &Control,
@@ -218,14 +275,17 @@ impl Prefixes {
         for (count, share) in (0_u32..).zip(&task.share) {
             match (*share, splits.last_mut()) {
                 (Some(share), Some(split)) if split.share == share => split.most = count,
-                (Some(share), _) => splits.push(Split { share, fewest: count, most: count, rests: Vec::new() }),
+                (Some(share), _) => {
+                    let (rests, ways) = (Vec::new(), Vec::new());
+                    splits.push(Split { share, fewest: count, most: count, rests, first: 0, ways });
+                }
                 (None, _) => {}
             }
         }
         while splits.len() > 1 && pairs * splits.len() * FEWEST_LEVELS > MOST_WORK {
             // The work of many replicas on the devices of few.
             splits = (splits.chunks(2))
-                .map(|two| Split { fewest: two[0].fewest, rests: Vec::new(), ..two[two.len() - 1] })
+                .map(|two| Split { fewest: two[0].fewest, rests: Vec::new(), ways: Vec::new(), ..two[two.len() - 1] })
                 .collect();
         }
         let most_levels = (MOST_WORK / (pairs * splits.len()).max(1)).clamp(FEWEST_LEVELS, MOST_LEVELS) as u32;
@@ -235,20 +295,20 @@ impl Prefixes {
             let part = |level| (u64::from(devices) * u64::from(level)).div_ceil(u64::from(most_levels)) as u32;
             (0..=most_levels).map(part).collect()
         };
-        for split in &mut splits {
-            split.rests = (0..levels.len())
-                .filter(|&level| levels[level] >= split.fewest)
-                .map(|level| (level, levels.partition_point(|&other| other < levels[level] - split.fewest)))
-                .collect();
-        }
         let mut work = pairs * levels.len() * splits.len();
-        let machine = machine.map_or(0, |size| size as usize);
-        let most_room = if work * (1 + machine / 2) * DEEP <= MOST_WORK { machine } else { 0 };
-        work *= 1 + most_room / 2;
+        let cases = links.widest as usize + 2;
+        let rooms = if links.machines > 1 && work * (1 + cases / 2) * DEEP <= MOST_WORK { cases } else { 1 };
+        work *= 1 + rooms / 2;
+        let others: Vec<(u32, u32)> = splits.iter().map(Split::span).collect();
+        for split in &mut splits {
+            split.first = levels.partition_point(|&level| level < split.fewest);
+            split.rests = (levels[split.first..].iter())
+                .map(|&level| levels.partition_point(|&other| other < level - split.fewest))
+                .collect();
+            split.ways = split.ways(&others, links, rooms);
+        }
+        let reach = levels_of_use(task, threshold_s, &levels);
         let of_machines = |value: fn(&Machine) -> f64| cluster.machines.iter().map(value);
-        let widest = cluster.machines.iter().map(|machine| machine.devices).max().unwrap_or(1);
-        let inside = widest > 1;
-        let (intra, inter) = (&cluster.intra, &cluster.inter);
         let sources = Sources {
             task,
             threshold_s,
@@ -256,12 +316,10 @@ impl Prefixes {
             slowest: of_machines(|machine| machine.speed).fold(f64::INFINITY, f64::min),
             memory_bytes: of_machines(|machine| machine.memory_bytes).fold(0.0, f64::max)
                 - task.settings.memory.reserved_bytes,
-            widest,
-            port: inter.bytes_per_s + if inside { intra.bytes_per_s } else { 0.0 },
-            latency_s: if inside { inter.latency_s.min(intra.latency_s) } else { inter.latency_s },
             splits,
             levels: levels.len(),
-            most_room,
+            reach,
+            rooms,
         };
         let mut deepest =
             (MOST_WORK / work.max(1)).clamp(1, model.cuts()).min(task.micro_batches as usize).min(most_behind);
@@ -278,34 +336,37 @@ impl Prefixes {
             least.push(sources.table(windows, least.last(), control)?);
         }
         least.reverse();
-        Some(Self { levels, most_room, least })
+        let most_levels = sources.reach.iter().map(|&(_, most)| most).collect();
+        Some(Self { levels, most_levels, rooms, least })
     }
 
-    fn at(&self, cut: usize, free: u32, room: u32, behind: u32) -> &Least {
-        let free = free.min(*self.levels.last().expect("there is a level for all devices"));
-        let level = if self.levels.len() > free as usize && self.levels[free as usize] == free {
+    fn at(&self, cut: usize, free: u32, room: Option<u32>, behind: u32) -> &Least {
+        let level = if self.levels.get(free as usize) == Some(&free) {
             free as usize
         } else {
             self.levels.partition_point(|&level| level < free)
         };
+        let room = room.map_or(0, |room| 1 + room as usize).min(self.rooms - 1);
         let table = &self.least[(behind as usize).min(self.least.len() - 1)];
-        &table[(cut * self.levels.len() + level) * (self.most_room + 1) + (room as usize).min(self.most_room)]
+        &table[(cut * self.rooms + room) * self.levels.len() + level.min(self.most_levels[cut])]
     }
 
     /// The least that any plan takes from its first forward to its last backward.
     pub(super) fn least_s(&self) -> f64 {
-        let last = self.least[0].last().expect("there is a level for all devices");
+        let whole = self.most_levels.len() - 1;
+        let last = self.at(whole, u32::MAX, None, 0);
         last.trip_s.max(last.backwards_s).max(last.forwards_s)
     }
 
     /// The least that stages in front of a cut add to one micro-batch on its way through, with so many stages behind it,
-    /// so many devices free, and room for so many on the machine of the stage next to the cut; infinite if none fit.
-    pub(super) fn trip_s(&self, cut: usize, free: u32, room: u32, behind: u32) -> f64 {
+    /// so many devices free, and room for so many on the machine of the stage next to the cut, if it lies in one;
+    /// infinite if none fit.
+    pub(super) fn trip_s(&self, cut: usize, free: u32, room: Option<u32>, behind: u32) -> f64 {
         self.at(cut, free, room, behind).trip_s
     }
 
     /// No plan that ends in a suffix with these paths is shorter.
-    pub(super) fn bound_s(&self, paths: &Paths, cut: usize, free: u32, room: u32, behind: u32) -> f64 {
+    pub(super) fn bound_s(&self, paths: &Paths, cut: usize, free: u32, room: Option<u32>, behind: u32) -> f64 {
         self.at(cut, free, room, behind).sums_s(paths).into_iter().fold(f64::NEG_INFINITY, f64::max)
     }
 }
@@ -349,34 +410,26 @@ impl Sources<'_> {
         let overlap = task.settings.overlap_sync;
         let micro_batches = f64::from(task.micro_batches);
         let cuts = model.cuts();
-        let rooms = self.most_room + 1;
-        let entry = |cut: usize, level: usize, room: usize| (cut * self.levels + level) * rooms + room;
-        let mut least = vec![Least::NONE; cuts * self.levels * rooms];
-        least[..self.levels * rooms].fill(Least::EMPTY);
+        let rooms = self.rooms;
+        let entry = |cut: usize, room: usize, level: usize| (cut * rooms + room) * self.levels + level;
+        let mut least = vec![Least::NONE; cuts * rooms * self.levels];
+        least[..rooms * self.levels].fill(Least::EMPTY);
         for end in 1..cuts {
             if control.should_stop() {
                 return None;
             }
             let is_last = end + 1 == cuts;
+            let bytes = if is_last { 0.0 } else { task.cut_bytes[end] };
+            let (lowest, highest) = self.reach[end];
             for split in &self.splits {
                 let totals = &task.totals[split.share as usize];
-                let bytes = if is_last { 0.0 } else { task.cut_bytes[end] };
-                let (size, fewest) = (self.most_room, split.fewest as usize);
-                let link = |s_per_byte: f64, latency_s: f64| if is_last { 0.0 } else { bytes * s_per_byte + latency_s };
-                // To devices elsewhere, and what room that leaves beside the stage.
-                let inter = &task.cluster.inter;
-                let (away_s, left) = if size > 0 && split.most as usize <= size {
-                    (link(1.0 / inter.bytes_per_s, inter.latency_s), size - fewest)
-                } else {
-                    let room = if fewest > size { 0 } else { size };
-                    (link(1.0 / (f64::from(split.most) * self.port), self.latency_s), room)
-                };
-                // To devices of the same machine.
-                let intra = &task.cluster.intra;
-                let beside_s = link(1.0 / (f64::from(split.most) * intra.bytes_per_s), intra.latency_s);
-                let s_per_byte = least_sync_s_per_byte(task.cluster, self.widest, split.fewest);
-                let rate = Rate { s_per_byte, latency_s: 0.0 };
-                let (mut sync_s, mut begun) = (0.0, end);
+                let mut syncs: Vec<(Rate, f64)> = Vec::new();
+                for way in &split.ways {
+                    if syncs.iter().all(|&(rate, _)| rate != way.sync) {
+                        syncs.push((way.sync, 0.0));
+                    }
+                }
+                let mut begun = end;
                 for &begin in &model.begins[end] {
                     let begin = begin as usize;
                     let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / self.speed;
@@ -391,44 +444,49 @@ impl Sources<'_> {
                         }
                         continue;
                     }
-                    if model.is_chain {
-                        let layers = model.layers_between(begin, begun);
-                        sync_s = cost::extend_sync(model, totals, self.slowest, layers, rate, overlap, sync_s);
-                        begun = begin;
-                    } else if self.splits.len() * cuts <= MOST_SYNCED {
-                        sync_s = cost::sync_s(model, totals, self.slowest, (begin, end), rate, overlap);
+                    for (rate, sync_s) in &mut syncs {
+                        if model.is_chain {
+                            let layers = model.layers_between(begin, begun);
+                            *sync_s = cost::extend_sync(model, totals, self.slowest, layers, *rate, overlap, *sync_s);
+                        } else if self.splits.len() * cuts <= MOST_SYNCED {
+                            *sync_s = cost::sync_s(model, totals, self.slowest, (begin, end), *rate, overlap);
+                        }
                     }
+                    begun = begin;
                     let fits = |window| {
                         cost::memory(model, totals, memory_model, (begin, end), split.most, window, task.recompute)
                             .total_bytes()
                             <= self.memory_bytes
                     };
                     let Some(window) = largest_window(least_window, most_window, fits) else { continue };
-                    let ahead = |transfer_s| {
-                        FrontStage::new(forward_s, backward_s, sync_s, transfer_s, window, task.micro_batches)
-                    };
-                    let (away, beside) = (ahead(away_s), ahead(beside_s));
                     let all_s = micro_batches * work_s;
-                    for &(level, rest) in &split.rests {
-                        let mut place = |room: usize, room_before: usize, stage: &FrontStage| {
-                            let before = farther.unwrap_or(&least)[entry(begin, rest, room_before)];
+                    for way in &split.ways {
+                        if is_last && way.behind > 0 {
+                            continue; // nothing is behind
+                        }
+                        let Rate { s_per_byte, latency_s } = way.transfer;
+                        let transfer_s = if is_last { 0.0 } else { bytes * s_per_byte + latency_s };
+                        let sync_s =
+                            syncs.iter().find(|(rate, _)| *rate == way.sync).map_or(0.0, |&(_, sync_s)| sync_s);
+                        let stage =
+                            FrontStage::new(forward_s, backward_s, sync_s, transfer_s, window, task.micro_batches);
+                        let (in_front, own) = (entry(begin, way.own, 0), entry(end, way.behind, 0));
+                        for level in split.first.max(lowest)..=highest {
+                            let rest = split.rests[level - split.first].min(self.reach[begin].1);
+                            let before = farther.unwrap_or(&least)[in_front + rest];
                             // The stage's gradients are summed while earlier stages drain.
                             if all_s + before.trip_s.max(before.fill_s + sync_s) < threshold_s {
-                                least[entry(end, level, room)].lower(stage, &before);
+                                least[own + level].lower(&stage, &before);
                             }
-                        };
-                        place(0, left, &away);
-                        for room in fewest..=size {
-                            place(room, room - fewest, &beside);
                         }
                     }
                 }
             }
             // More room never harms.
-            for room in 1..rooms {
-                for level in 0..self.levels {
-                    let at = entry(end, level, room);
-                    least[at] = least[at].or(&least[at - 1]);
+            for room in 2..rooms {
+                for level in lowest..=highest {
+                    let at = entry(end, room, level);
+                    least[at] = least[at].or(&least[entry(end, room - 1, level)]);
                 }
             }
         }
@@ -436,36 +494,59 @@ impl Sources<'_> {
     }
 }
 
-/// No plan has a shorter step: all devices at work all the time, or one micro-batch on its way through.
-///
-/// Steps of `threshold_s` and more don't count; nor does the micro-batch on its way if time is up.
-pub(super) fn least_step_s(task: &Task<'_>, machine: Option<u32>, threshold_s: f64, control: &Control) -> f64 {
-    let last = task.model.cuts() - 1;
-    let alone_s = Prefixes::new(task, machine, threshold_s, 1, control)
-        .map_or(0.0, |prefixes| prefixes.bound_s(&Paths::default(), last, task.cluster.devices(), 0, 0));
-    let speed: f64 = task.cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
+/// For each cut, the levels between what stages in front of it need at least and what those behind it leave at most, if
+/// no stage is at work for `threshold_s`; one level is kept where there is none.
+fn levels_of_use(task: &Task<'_>, threshold_s: f64, levels: &[u32]) -> Vec<(usize, usize)> {
     // For each layer the split that costs all its replicas together the least.
+    let work_s = least_work_s(task);
+    let whole_s: f64 = work_s.iter().sum();
+    let mut speeds: Vec<(f64, u32)> = task.cluster.machines.iter().map(|m| (m.speed, m.devices)).collect();
+    speeds.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let (micro_batches, all) = (f64::from(task.micro_batches), f64::from(task.cluster.devices()));
+    // The fewest devices that do so much work; rounding must not ask for one more.
+    let fewest = |work_s: f64| {
+        let mut speed = micro_batches * (work_s - 1e-9 * whole_s) / threshold_s;
+        let mut fewest = 0.0;
+        for &(each, devices) in &speeds {
+            let devices = f64::from(devices).min((speed / each).ceil().max(0.0));
+            speed -= devices * each;
+            fewest += devices;
+        }
+        if speed > 0.0 { f64::INFINITY } else { fewest }
+    };
+    (0..task.model.cuts())
+        .map(|cut| {
+            let below_s: f64 = task.model.layers_between(0, cut).map(|layer| work_s[layer as usize]).sum();
+            let left = (all - fewest(whole_s - below_s)).max(0.0);
+            let most = levels.partition_point(|&level| f64::from(level) < left).min(levels.len() - 1);
+            (levels.partition_point(|&level| f64::from(level) < fewest(below_s)).min(most), most)
+        })
+        .collect()
+}
+
+/// For each layer the least that a micro-batch takes, times its replicas.
+fn least_work_s(task: &Task<'_>) -> Vec<f64> {
     let forwards = if task.recompute { 2.0 } else { 1.0 };
     let splits: Vec<(f64, &Totals)> = (task.share.iter().zip(0_u32..))
         .filter_map(|(share, replicas)| share.map(|share| (f64::from(replicas), &task.totals[share as usize])))
         .collect();
-    let work_s: f64 = (0..task.model.layer_parameter_bytes.len())
+    (0..task.model.layer_parameter_bytes.len())
         .map(|layer| {
             (splits.iter())
                 .map(|(replicas, t)| replicas * (forwards * t.layer_forward_s[layer] + t.layer_backward_s[layer]))
                 .fold(f64::INFINITY, f64::min)
         })
-        .sum();
-    alone_s.max(f64::from(task.micro_batches) * work_s / speed)
+        .collect()
 }
 
-/// The least that summing a byte over so many replicas takes, however they are placed.
-fn least_sync_s_per_byte(cluster: &Cluster, widest: u32, replicas: u32) -> f64 {
-    let ring = |members: u32| 2.0 * f64::from(members - 1) / f64::from(members);
-    let machines = replicas.div_ceil(widest);
-    if machines > 1 {
-        return ring(machines) / cluster.inter.collective_bytes_per_s;
-    }
-    let inside = ring(replicas) / cluster.intra.collective_bytes_per_s;
-    if replicas > 1 { inside.min(ring(2) / cluster.inter.collective_bytes_per_s) } else { 0.0 }
+/// No plan has a shorter step: all devices at work all the time, or one micro-batch on its way through.
+///
+/// Steps of `threshold_s` and more don't count; nor does the micro-batch on its way if time is up.
+pub(super) fn least_step_s(task: &Task<'_>, links: &Links, threshold_s: f64, control: &Control) -> f64 {
+    let last = task.model.cuts() - 1;
+    let alone_s = Prefixes::new(task, links, threshold_s, 1, control)
+        .map_or(0.0, |prefixes| prefixes.bound_s(&Paths::default(), last, task.cluster.devices(), None, 0));
+    let speed: f64 = task.cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
+    let work_s: f64 = least_work_s(task).iter().sum();
+    alone_s.max(f64::from(task.micro_batches) * work_s / speed)
 }

@@ -10,11 +10,13 @@
 
 use super::Effort;
 use super::labels::{Label, Labels};
+use super::links::Links;
 use super::paths::{PathStage, Paths};
 use super::prefixes::Prefixes;
 use super::price::{Candidate, StageChoice};
+use super::relaxed::Relaxed;
 use super::settings::largest_window;
-use super::space::{Move, Space, useful};
+use super::space::{Move, Placing, Space, useful};
 use super::task::Task;
 use crate::control::Control;
 use crate::cost;
@@ -28,10 +30,12 @@ const GRID: f64 = 8192.0;
 const ROOT: u32 = 0;
 
 /// What a pass found.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct PassResult {
-    /// Complete plans with the length of their longest path, shortest first.
+    /// Complete plans with the length of their longest path, shortest first; none of them where moves aren't real.
     pub plans: Vec<(f64, Candidate)>,
+    /// The shortest of all, real or not.
+    pub shortest_s: f64,
     /// No plan of the space that is missing above has shorter paths than this; infinite if none is missing.
     pub bound_s: f64,
     /// Labels made.
@@ -44,12 +48,21 @@ pub(super) struct PassResult {
 pub(super) struct Suffixes<'a> {
     pub task: Task<'a>,
     space: Space<'a>,
+    /// Where the space has not every placement.
+    relaxed: Option<Relaxed>,
 }
 
 impl<'a> Suffixes<'a> {
     pub(super) fn new(task: Task<'a>) -> Self {
         let space = Space::new(task.cluster, useful(task.cluster, &task.share));
-        Self { task, space }
+        let relaxed = (!space.exact).then(|| Relaxed::new(&task));
+        Self { task, space, relaxed }
+    }
+
+    /// For nothing but bounds: the relaxed space, however small the question is.
+    pub(super) fn relaxed(task: Task<'a>) -> Self {
+        let relaxed = Relaxed::new(&task);
+        Self { relaxed: Some(relaxed), ..Self::new(task) }
     }
 
     /// Whether every placement is in the search space, not only compact ones.
@@ -57,21 +70,73 @@ impl<'a> Suffixes<'a> {
         self.space.exact
     }
 
-    /// The size of all machines, if a stage of no more devices lies in one of them, and a larger one takes whole ones.
-    pub(super) fn machine(&self) -> Option<u32> {
-        self.space.machine
+    /// What placements cost at least: those of the search space, or all.
+    pub(super) fn links(&self, all: bool) -> &Links {
+        match &self.relaxed {
+            Some(relaxed) if all => relaxed.links(),
+            _ => self.space.links(),
+        }
     }
 
     /// Finds plans whose paths are shorter than `threshold_s`, keeping `beam` labels a cut.
     pub(super) fn pass(&mut self, threshold_s: f64, beam: usize, effort: Effort, control: &Control) -> PassResult {
+        let pass = Pass { task: &self.task, space: &mut self.space, threshold_s };
+        let (mut found, labels) = pass.run(beam, effort, control);
+        found.plans = (labels.complete.iter())
+            .map(|&id| (labels.all[id as usize].bound_s, self.candidate(&labels.all, id)))
+            .collect();
+        found
+    }
+
+    /// Raises the bound on all placements towards `threshold_s`; `None` where the search space has them all.
+    pub(super) fn relaxed_pass(&mut self, threshold_s: f64, effort: Effort, control: &Control) -> Option<PassResult> {
+        let space = self.relaxed.as_mut()?;
+        Some(Pass { task: &self.task, space, threshold_s }.run(usize::MAX, effort, control).0)
+    }
+
+    fn candidate(&mut self, labels: &[Label], complete: u32) -> Candidate {
+        let mut moves: Vec<Move> = Vec::new();
+        let mut stages: Vec<StageChoice> = Vec::new();
+        let mut id = complete;
+        while id != ROOT {
+            let label = &labels[id as usize];
+            let parent = &labels[label.parent as usize];
+            moves.push(self.space.moves(parent.situation)[label.move_index as usize].clone());
+            stages.push(StageChoice {
+                begin: label.cut as usize,
+                end: parent.cut as usize,
+                footprint: Vec::new(),
+                window: label.window,
+            });
+            id = label.parent;
+        }
+        moves.reverse(); // made from the last stage to the first
+        for (stage, footprint) in stages.iter_mut().zip(self.space.devices(&moves)) {
+            stage.footprint = footprint;
+        }
+        Candidate { micro_batch: self.task.micro_batch, recompute: self.task.recompute, stages }
+    }
+}
+
+/// A pass over one space.
+struct Pass<'p, 'a, S> {
+    task: &'p Task<'a>,
+    space: &'p mut S,
+    threshold_s: f64,
+}
+
+impl<S: Placing> Pass<'_, '_, S> {
+    fn run(mut self, beam: usize, effort: Effort, control: &Control) -> (PassResult, Labels) {
         let last = self.task.model.cuts() - 1;
-        let mut found = PassResult { plans: Vec::new(), bound_s: f64::INFINITY, labels: 0, tries: 0 };
-        let Some(prefixes) = Prefixes::new(&self.task, self.machine(), threshold_s, usize::MAX, control) else {
-            return PassResult { bound_s: 0.0, ..found };
-        };
-        let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free(0), 0, 0);
+        let (nothing, endless_s) = (Vec::new(), f64::INFINITY);
+        let mut found = PassResult { plans: nothing, shortest_s: endless_s, bound_s: endless_s, labels: 0, tries: 0 };
         let mut labels = Labels::new(last + 1, self.task.micro_batches);
-        if root_bound_s < threshold_s {
+        let tables = Prefixes::new(self.task, self.space.links(), self.threshold_s, usize::MAX, control);
+        let Some(prefixes) = tables else {
+            return (PassResult { bound_s: 0.0, ..found }, labels);
+        };
+        let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free(0), None, 0);
+        if root_bound_s < self.threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
             let bound_s = root_bound_s;
             labels.add(Label { paths, bound_s, cut, situation: 0, stages: 0, window: 1, parent: ROOT, move_index: 0 });
@@ -80,25 +145,27 @@ impl<'a> Suffixes<'a> {
             let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
             labels.sort(&mut waiting);
             for (index, id) in waiting.into_iter().enumerate() {
+                if !S::IS_REAL && labels.all[id as usize].bound_s >= self.threshold_s {
+                    break; // of use only to plans that are not the shortest
+                }
                 let is_much = labels.all.len() >= effort.labels_of_pass || found.tries >= effort.tries_of_pass;
                 if index >= beam || is_much || control.should_stop() {
                     // The most promising of those that don't go on.
                     found.bound_s = found.bound_s.min(labels.all[id as usize].bound_s);
                     break;
                 }
-                found.tries += self.expand(id, &mut labels, &prefixes, threshold_s);
+                found.tries += self.expand(id, &mut labels, &prefixes);
             }
         }
         labels.keep_best_plans();
         found.labels = labels.all.len() as u64;
-        found.plans = (labels.complete.iter())
-            .map(|&id| (labels.all[id as usize].bound_s, self.candidate(&labels.all, id)))
-            .collect();
-        found
+        found.shortest_s = labels.complete.first().map_or(f64::INFINITY, |&id| labels.all[id as usize].bound_s);
+        (found, labels)
     }
 
     /// Puts every stage that may stand there in front of a label; how many those are.
-    fn expand(&mut self, id: u32, labels: &mut Labels, prefixes: &Prefixes, threshold_s: f64) -> u64 {
+    fn expand(&mut self, id: u32, labels: &mut Labels, prefixes: &Prefixes) -> u64 {
+        let threshold_s = self.threshold_s;
         let model = self.task.model;
         let label = labels.all[id as usize].clone();
         let end = label.cut as usize;
@@ -114,8 +181,8 @@ impl<'a> Suffixes<'a> {
         for (move_index, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
             let Some(share) = self.task.share[choice.replicas as usize] else { continue };
             let totals = &self.task.totals[share as usize];
-            let capacity_bytes = choice.memory_bytes - self.task.settings.memory.reserved_bytes;
-            let (free, room) = (self.space.free(choice.next), choice.room);
+            let Some(situation) = self.space.after(label.situation, choice) else { continue };
+            let (free, room) = (self.space.free(situation), choice.room);
             // In a chain the stage grows by one cut at a time, and so does its synchronisation.
             let (mut sync_s, mut begun) = (0.0, end);
             for &begin in &model.begins[end] {
@@ -148,16 +215,26 @@ impl<'a> Suffixes<'a> {
                 } else {
                     sync_s = cost::sync_s(model, totals, choice.speed, (begin, end), choice.sync, overlap);
                 }
-                let bytes = |window| {
-                    let stage = (begin, end);
-                    let memory = &self.task.settings.memory;
-                    cost::memory(model, totals, memory, stage, choice.replicas, window, self.task.recompute)
-                        .total_bytes()
-                };
+                let memory = &self.task.settings.memory;
                 let least = least.max(label.window);
-                let fits = |window| bytes(window) <= capacity_bytes;
-                let Some(largest) = largest_window(least, most.max(least), fits) else { continue };
-                for window in [largest, least] {
+                let largest = |replicas, memory_bytes| {
+                    largest_window(least, most.max(least), |window| {
+                        let stage = (begin, end);
+                        cost::memory(model, totals, memory, stage, replicas, window, self.task.recompute).total_bytes()
+                            <= memory_bytes - memory.reserved_bytes
+                    })
+                };
+                let Some(largest_window) = largest(choice.replicas, choice.memory_bytes) else { continue };
+                let is_one = choice.least_memory_bytes == choice.memory_bytes
+                    && (choice.fewest == choice.replicas || !memory.shard_optimizer);
+                // Where several moves count as one, so do all windows that one of them may have.
+                let smallest_window = if is_one {
+                    largest_window
+                } else {
+                    largest(choice.fewest, choice.least_memory_bytes).unwrap_or(least)
+                };
+                let windows = (smallest_window..=largest_window).rev();
+                for window in windows.chain((least < smallest_window).then_some(least)) {
                     let stage = PathStage {
                         forward_s,
                         backward_s,
@@ -170,46 +247,23 @@ impl<'a> Suffixes<'a> {
                     let paths = if grid_s > 0.0 { paths.rounded_down(grid_s) } else { paths };
                     let bound_s = prefixes.bound_s(&paths, begin, free, room, stages);
                     if bound_s < threshold_s {
+                        if begin == 0 && !S::IS_REAL {
+                            self.threshold_s = self.threshold_s.min(bound_s);
+                        }
                         labels.add(Label {
                             paths,
                             bound_s,
                             cut: begin as u32,
-                            situation: choice.next,
+                            situation,
                             stages,
                             window,
                             parent: id,
                             move_index,
                         });
                     }
-                    if least == largest {
-                        break;
-                    }
                 }
             }
         }
         tries
-    }
-
-    fn candidate(&mut self, labels: &[Label], complete: u32) -> Candidate {
-        let mut moves: Vec<Move> = Vec::new();
-        let mut stages: Vec<StageChoice> = Vec::new();
-        let mut id = complete;
-        while id != ROOT {
-            let label = &labels[id as usize];
-            let parent = &labels[label.parent as usize];
-            moves.push(self.space.moves(parent.situation)[label.move_index as usize].clone());
-            stages.push(StageChoice {
-                begin: label.cut as usize,
-                end: parent.cut as usize,
-                footprint: Vec::new(),
-                window: label.window,
-            });
-            id = label.parent;
-        }
-        moves.reverse(); // made from the last stage to the first
-        for (stage, footprint) in stages.iter_mut().zip(self.space.devices(&moves)) {
-            stage.footprint = footprint;
-        }
-        Candidate { micro_batch: self.task.micro_batch, recompute: self.task.recompute, stages }
     }
 }

@@ -4,8 +4,11 @@
 //! class have how many free devices and how many devices of the stage placed last. Stages are placed from the last one
 //! to the first; a *move* places the next one.
 
+use std::sync::Arc;
+
 use rustc_hash::FxHashMap;
 
+use super::links::Links;
 use crate::cost::network::{Cluster, Rate};
 
 /// Beyond this many situations, placement is restricted to compact moves.
@@ -38,22 +41,46 @@ struct Group {
 /// One way to place the next stage.
 #[derive(Debug, Clone)]
 pub(super) struct Move {
-    /// The situation after it.
+    /// The situation after it, or what its space makes that from.
     pub next: u32,
     /// Devices it takes.
     pub replicas: u32,
+    /// At least so many, where several numbers count as one.
+    pub fewest: u32,
     /// Sending from the new stage to the one placed before it.
     pub transfer: Rate,
     /// Gradient synchronisation of the new stage.
     pub sync: Rate,
     /// Of the slowest device it takes.
     pub speed: f64,
-    /// Of the smallest device it takes.
+    /// Of the smallest device it takes, ...
     pub memory_bytes: f64,
-    /// Devices that stay free on its machine; 0 if it takes several.
-    pub room: u32,
+    /// ... and the least that this may be, where several moves count as one.
+    pub least_memory_bytes: f64,
+    /// Devices that stay free on its machine; none if it takes several machines.
+    pub room: Option<u32>,
+    /// Which devices it takes, in words of its space.
+    pub kind: u16,
     /// `(class, free before, devices of the last stage, devices taken)` of each machine it touches.
-    takes: Vec<(u16, u32, u32, u32)>,
+    pub takes: Vec<(u16, u32, u32, u32)>,
+}
+
+/// Where stages may be placed, one after another.
+pub(super) trait Placing {
+    /// Whether moves are real, so that whole plans are worth having for themselves.
+    const IS_REAL: bool;
+
+    /// What its placements cost at least.
+    fn links(&self) -> &Links;
+
+    /// Free devices in a situation; situation 0 is the empty cluster.
+    fn free(&self, situation: u32) -> u32;
+
+    /// Every move from a situation, fewest replicas first.
+    fn moves(&mut self, situation: u32) -> Arc<[Move]>;
+
+    /// The situation after one of these moves, if there are devices enough for it.
+    fn after(&mut self, situation: u32, choice: &Move) -> Option<u32>;
 }
 
 /// All situations that the search has met, and the moves between them.
@@ -65,11 +92,10 @@ pub(super) struct Space<'a> {
     situations: Vec<Vec<Group>>,
     free: Vec<u32>,
     index: FxHashMap<Vec<Group>, u32>,
-    moves: Vec<Option<std::sync::Arc<[Move]>>>,
+    moves: Vec<Option<Arc<[Move]>>>,
     /// Whether every placement is tried.
     pub exact: bool,
-    /// The size of all machines, if a stage of no more devices lies in one of them, and a larger one takes whole ones.
-    pub machine: Option<u32>,
+    links: Links,
     allowed: Vec<bool>,
 }
 
@@ -101,7 +127,7 @@ impl<'a> Space<'a> {
         let exact = situations_at_most <= EXACT_SITUATIONS;
         let size = classes.first().map_or(1, |&(devices, ..)| devices);
         let is_even = classes.iter().all(|&(devices, ..)| devices == size);
-        let machine = (!exact && cluster.devices() > FINE_DEVICES && is_even).then_some(size);
+        let whole = !exact && cluster.devices() > FINE_DEVICES && is_even;
         let mut space = Self {
             cluster,
             classes,
@@ -111,16 +137,11 @@ impl<'a> Space<'a> {
             index: FxHashMap::default(),
             moves: Vec::new(),
             exact,
-            machine,
+            links: Links::new(cluster, whole),
             allowed,
         };
         space.intern(start);
         space
-    }
-
-    /// Free devices in a situation.
-    pub(super) fn free(&self, situation: u32) -> u32 {
-        self.free[situation as usize]
     }
 
     fn intern(&mut self, mut groups: Vec<Group>) -> u32 {
@@ -142,26 +163,6 @@ impl<'a> Space<'a> {
         self.moves.push(None);
         self.index.insert(groups, id);
         id
-    }
-
-    /// Every move from a situation, fewest replicas first.
-    pub(super) fn moves(&mut self, situation: u32) -> std::sync::Arc<[Move]> {
-        if let Some(moves) = &self.moves[situation as usize] {
-            return moves.clone();
-        }
-        let groups = self.situations[situation as usize].clone();
-        // One entry for each group and number taken: how many of its machines give that many devices.
-        let mut choices: Vec<Choice> = Vec::new();
-        if self.exact {
-            every_choice(&groups, 0, &mut Vec::new(), &mut choices);
-        } else {
-            compact_choices(&groups, self.open_limit(), self.fine(), &self.sizes(), &mut choices);
-        }
-        let mut moves: Vec<Move> = choices.into_iter().filter_map(|choice| self.apply(&groups, &choice)).collect();
-        moves.sort_by(|a, b| a.replicas.cmp(&b.replicas).then(a.next.cmp(&b.next)));
-        let moves: std::sync::Arc<[Move]> = moves.into();
-        self.moves[situation as usize] = Some(moves.clone());
-        moves
     }
 
     fn fine(&self) -> bool {
@@ -205,8 +206,8 @@ impl<'a> Space<'a> {
             }
         }
         let room = match *choice {
-            [(index, taken, 1)] => groups[index].free - taken,
-            _ => 0,
+            [(index, taken, 1)] => Some(groups[index].free - taken),
+            _ => None,
         };
         let first = pairs.iter().all(|&(_, receivers)| receivers == 0);
         Some(Move {
@@ -214,9 +215,12 @@ impl<'a> Space<'a> {
             sync: if replicas > 1 { self.cluster.all_reduce(machines, widest) } else { Rate::default() },
             next: self.intern(after),
             replicas,
+            fewest: replicas,
             speed,
             memory_bytes,
+            least_memory_bytes: memory_bytes,
             room,
+            kind: 0,
             takes,
         })
     }
@@ -274,6 +278,41 @@ impl<'a> Space<'a> {
             stage.sort_unstable();
         }
         stages
+    }
+}
+
+impl Placing for Space<'_> {
+    const IS_REAL: bool = true;
+
+    fn links(&self) -> &Links {
+        &self.links
+    }
+
+    fn free(&self, situation: u32) -> u32 {
+        self.free[situation as usize]
+    }
+
+    fn moves(&mut self, situation: u32) -> Arc<[Move]> {
+        if let Some(moves) = &self.moves[situation as usize] {
+            return moves.clone();
+        }
+        let groups = self.situations[situation as usize].clone();
+        // One entry for each group and number taken: how many of its machines give that many devices.
+        let mut choices: Vec<Choice> = Vec::new();
+        if self.exact {
+            every_choice(&groups, 0, &mut Vec::new(), &mut choices);
+        } else {
+            compact_choices(&groups, self.open_limit(), self.fine(), &self.sizes(), &mut choices);
+        }
+        let mut moves: Vec<Move> = choices.into_iter().filter_map(|choice| self.apply(&groups, &choice)).collect();
+        moves.sort_by(|a, b| a.replicas.cmp(&b.replicas).then(a.next.cmp(&b.next)));
+        let moves: Arc<[Move]> = moves.into();
+        self.moves[situation as usize] = Some(moves.clone());
+        moves
+    }
+
+    fn after(&mut self, _: u32, choice: &Move) -> Option<u32> {
+        Some(choice.next)
     }
 }
 

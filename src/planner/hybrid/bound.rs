@@ -1,0 +1,115 @@
+//! A bound over all placements where the search space has only some of them: passes over the relaxed space under rising
+//! thresholds, until they reach the best step or take too much.
+
+use rayon::prelude::*;
+
+use super::search::{PassResult, Suffixes};
+use super::task::Task;
+use super::{Effort, LEAST_RISE, RISE};
+use crate::control::Control;
+use crate::cost::Model;
+use crate::cost::network::Cluster;
+use crate::error::Result;
+
+use super::settings::Settings;
+
+/// One micro-batch size's part of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Known {
+    /// No placement of its plans has a shorter step.
+    pub bound_s: f64,
+    /// Whether the bound is all that the relaxed space has to say.
+    pub is_done: bool,
+    /// How many passes took too much.
+    failed: u32,
+    /// The least threshold of one, if any did.
+    failed_s: Option<f64>,
+}
+
+/// Passes over one size that may take too much before it is left as it is.
+const MOST_FAILED: u32 = 3;
+/// How far towards a threshold that took too much the next one lies.
+const NEARER: f64 = 0.4;
+
+/// What raising the bounds took.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Spent {
+    pub labels: u64,
+    pub tries: u64,
+}
+
+/// Raises the bounds of all sizes towards `step_s`, the lowest first, as far as `effort` goes.
+pub(super) fn raise(
+    sizes: &mut [(&mut Suffixes<'_>, &mut Known)],
+    step_s: f64,
+    effort: Effort,
+    control: &Control,
+) -> Spent {
+    let mut spent = Spent::default();
+    // Beyond the bound of a size that goes no further, no other one matters.
+    let mut most_s = step_s;
+    loop {
+        for (_, known) in sizes.iter().filter(|(_, known)| known.is_done) {
+            most_s = most_s.min(known.bound_s);
+        }
+        let least_s = sizes.iter().map(|(_, known)| known.bound_s).fold(f64::INFINITY, f64::min);
+        let is_much = spent.labels >= effort.labels || spent.tries >= effort.tries;
+        if least_s >= most_s || is_much || control.should_stop() {
+            return spent;
+        }
+        let rise_s = (RISE * (step_s - least_s)).max(LEAST_RISE * step_s);
+        let limit_s = if step_s.is_finite() { most_s.min(least_s + rise_s) } else { step_s };
+        let open = sizes.par_iter_mut().filter(|(_, known)| !known.is_done && known.bound_s < limit_s);
+        let found: Vec<Spent> = open.map(|(suffixes, known)| one(suffixes, known, limit_s, effort, control)).collect();
+        for each in found {
+            spent.labels += each.labels;
+            spent.tries += each.tries;
+        }
+    }
+}
+
+/// One pass over one size.
+fn one(suffixes: &mut Suffixes<'_>, known: &mut Known, limit_s: f64, effort: Effort, control: &Control) -> Spent {
+    let nearer_s = known.failed_s.map(|failed_s| known.bound_s + NEARER * (failed_s - known.bound_s));
+    let limit_s = limit_s.min(nearer_s.unwrap_or(f64::INFINITY));
+    let Some(found) = suffixes.relaxed_pass(limit_s, effort, control) else {
+        known.is_done = true;
+        return Spent::default();
+    };
+    let PassResult { shortest_s, bound_s, labels, tries, .. } = found;
+    known.bound_s = known.bound_s.max(shortest_s.min(bound_s).min(limit_s));
+    if bound_s < shortest_s.min(limit_s) {
+        known.failed += 1;
+        known.failed_s = Some(limit_s);
+        known.is_done = known.failed >= MOST_FAILED;
+    } else {
+        known.is_done = shortest_s < limit_s;
+    }
+    Spent { labels, tries }
+}
+
+/// No placement of any plan has a shorter step, as far as this is known when passes look no higher than `below_s`.
+///
+/// This is the bound that [`super::plan`] gives for clusters whose placements are too many to try; it holds for small
+/// ones as well, where [`super::exhaustive`] can be held against it.
+///
+/// # Errors
+/// [`crate::Error::Argument`] or [`crate::Error::Cluster`] for input that makes no sense.
+pub fn least_step_s(
+    model: &Model,
+    cluster: &Cluster,
+    settings: &Settings,
+    below_s: f64,
+    control: &Control,
+) -> Result<f64> {
+    settings.check()?;
+    cluster.check()?;
+    let mut sizes: Vec<(Suffixes<'_>, Known)> = Task::all(model, cluster, settings)
+        .into_iter()
+        .map(|task| (Suffixes::relaxed(task), Known::default()))
+        .collect();
+    let mut each: Vec<(&mut Suffixes<'_>, &mut Known)> =
+        sizes.iter_mut().map(|(suffixes, known)| (suffixes, known)).collect();
+    raise(&mut each, below_s, super::RELAXED, control);
+    Ok(sizes.iter().map(|(_, known)| known.bound_s).fold(below_s, f64::min))
+}

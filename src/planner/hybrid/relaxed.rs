@@ -1,0 +1,267 @@
+//! All placements at once, each stage priced as if its own were the best of them: a space for bounds, not for plans.
+//!
+//! A situation only knows how many devices are free, how many the stage placed last has, and whether it lies in one
+//! machine, and with how much room beside it. A move puts the next stage beside it, into a machine of its own, or
+//! spreads it. What a move costs is the least over all placements of both stages ([`Links`]), so every real plan has a
+//! twin here with the same cuts, devices and windows, and no longer paths.
+//!
+//! Machines differ by class. A stage is of a *kind*: the speed of its slowest device and the memory of its smallest; it
+//! may take the devices of classes that have both. For each kind the devices that are left are counted, kinds that share
+//! classes together, so the counts are never below those of a real placement.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::links::{Links, Span};
+use super::space::{Move, Placing};
+use super::task::Task;
+use crate::cost::network::{Cluster, Machine, Rate};
+
+/// Kinds that are told apart at most; where there are more, all devices count as the fastest, with any memory.
+const MOST_KINDS: usize = 6;
+
+/// Devices at least so fast and with so much memory.
+#[derive(Debug, Clone)]
+struct Kind {
+    speed: f64,
+    memory_bytes: f64,
+    /// Of the smallest device, where kinds aren't told apart.
+    least_memory_bytes: f64,
+    /// Which kinds have all of its devices.
+    parts_of: Vec<bool>,
+    /// Whether its slowest device may be its smallest one, so that a stage of it may lie in one machine, and how many
+    /// devices that machine has.
+    widest: Option<u32>,
+    devices: u32,
+}
+
+/// The stage placed last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Last {
+    /// There is none yet.
+    Nothing,
+    /// In one machine of this kind, with room beside it.
+    One {
+        span: Span,
+        kind: u16,
+        room: u32,
+    },
+    Spread {
+        span: Span,
+    },
+}
+
+/// Situations that the search has met, and moves between them.
+pub(super) struct Relaxed {
+    links: Links,
+    kinds: Vec<Kind>,
+    /// Numbers of replicas that give their devices the same share, fewest first.
+    spans: Vec<Span>,
+    /// More devices are of no use.
+    most: u32,
+    /// Free devices of each kind, and the stage placed last.
+    situations: Vec<(Vec<u32>, u32)>,
+    index: FxHashMap<(Vec<u32>, u32), u32>,
+    lasts: Vec<Last>,
+    last_index: FxHashMap<Last, u32>,
+    moves: FxHashMap<u32, Arc<[Move]>>,
+}
+
+impl Relaxed {
+    /// The empty cluster.
+    pub(super) fn new(task: &Task<'_>) -> Self {
+        let mut spans: Vec<(u32, Span)> = Vec::new();
+        for (replicas, share) in (0_u32..).zip(&task.share) {
+            match (*share, spans.last_mut()) {
+                (Some(share), Some((last, span))) if *last == share => span.1 = replicas,
+                (Some(share), _) => spans.push((share, (replicas, replicas))),
+                (None, _) => {}
+            }
+        }
+        let kinds = kinds(task.cluster);
+        let mut space = Self {
+            links: Links::new(task.cluster, false),
+            spans: spans.into_iter().map(|(_, span)| span).collect(),
+            situations: Vec::new(),
+            index: FxHashMap::default(),
+            lasts: vec![Last::Nothing],
+            last_index: FxHashMap::default(),
+            moves: FxHashMap::default(),
+            most: task.most_devices(),
+            kinds,
+        };
+        let free = space.kinds.iter().map(|kind| kind.devices).collect();
+        space.intern(free, 0);
+        space
+    }
+
+    fn intern(&mut self, free: Vec<u32>, last: u32) -> u32 {
+        let next = self.situations.len() as u32;
+        let situations = &mut self.situations;
+        *self.index.entry((free, last)).or_insert_with_key(|key| {
+            situations.push(key.clone());
+            next
+        })
+    }
+
+    fn last(&mut self, last: Last) -> u32 {
+        let next = self.lasts.len() as u32;
+        let lasts = &mut self.lasts;
+        *self.last_index.entry(last).or_insert_with(|| {
+            lasts.push(last);
+            next
+        })
+    }
+
+    /// Every way to put a stage in front of this one, fewest devices first.
+    fn moves_before(&mut self, behind: Last) -> Arc<[Move]> {
+        let mut moves = Vec::new();
+        for span in self.spans.clone() {
+            if span.0 > self.most {
+                break;
+            }
+            for at in 0..self.kinds.len() {
+                let kind = self.kinds[at].clone();
+                let mut add = |space: &mut Self, transfer: Rate, sync: Rate, last: Last| {
+                    moves.push(Move {
+                        next: space.last(last),
+                        replicas: span.1,
+                        fewest: span.0,
+                        kind: at as u16,
+                        transfer,
+                        sync,
+                        speed: kind.speed,
+                        memory_bytes: kind.memory_bytes,
+                        least_memory_bytes: kind.least_memory_bytes,
+                        room: if let Last::One { room, .. } = last { Some(room) } else { None },
+                        takes: Vec::new(),
+                    });
+                };
+                if let Some(widest) = kind.widest.filter(|&widest| span.0 <= widest) {
+                    let sync = self.links.sum_in_one(span);
+                    let one = |room| Last::One { span, kind: at as u16, room };
+                    let alone = one(widest - span.0);
+                    match behind {
+                        Last::Nothing => add(self, Rate::default(), sync, alone),
+                        Last::One { span: other, kind: theirs, room } => {
+                            if theirs == at as u16 && span.0 <= room {
+                                add(self, self.links.beside(span, other), sync, one(room - span.0));
+                            }
+                            if self.links.machines > 1 {
+                                add(self, self.links.apart(), sync, alone);
+                            }
+                        }
+                        Last::Spread { span: other } => {
+                            add(self, self.links.one_and_spread(span, other), sync, alone);
+                        }
+                    }
+                }
+                if self.links.may_spread(span) {
+                    let transfer = match behind {
+                        Last::Nothing => Rate::default(),
+                        Last::One { span: other, .. } => self.links.one_and_spread(other, span),
+                        Last::Spread { span: other } => self.links.both_spread(span, other),
+                    };
+                    add(self, transfer, self.links.sum_spread(span), Last::Spread { span });
+                }
+            }
+        }
+        moves.into()
+    }
+}
+
+impl Placing for Relaxed {
+    const IS_REAL: bool = false;
+
+    fn links(&self) -> &Links {
+        &self.links
+    }
+
+    fn free(&self, situation: u32) -> u32 {
+        self.situations[situation as usize].0[0]
+    }
+
+    fn moves(&mut self, situation: u32) -> Arc<[Move]> {
+        let last = self.situations[situation as usize].1;
+        if let Some(moves) = self.moves.get(&last) {
+            return moves.clone();
+        }
+        let moves = self.moves_before(self.lasts[last as usize]);
+        self.moves.insert(last, moves.clone());
+        moves
+    }
+
+    fn after(&mut self, situation: u32, choice: &Move) -> Option<u32> {
+        let mut free = self.situations[situation as usize].0.clone();
+        let kind = &self.kinds[usize::from(choice.kind)];
+        if free[usize::from(choice.kind)] < choice.fewest {
+            return None;
+        }
+        for (at, is_part) in kind.parts_of.iter().enumerate() {
+            if *is_part {
+                free[at] -= choice.fewest;
+            }
+        }
+        // Kinds come after those that have all of their devices.
+        for at in 1..free.len() {
+            for other in 0..at {
+                if self.kinds[at].parts_of[other] {
+                    free[at] = free[at].min(free[other]);
+                }
+            }
+        }
+        Some(self.intern(free, choice.next))
+    }
+}
+
+/// The kinds of device that a stage's slowest and smallest may make; all devices first, then parts of it.
+fn kinds(cluster: &Cluster) -> Vec<Kind> {
+    let values = |value: fn(&Machine) -> f64| {
+        let mut values: Vec<f64> = cluster.machines.iter().map(value).collect();
+        values.sort_by(f64::total_cmp);
+        values.dedup();
+        values
+    };
+    let (speeds, memories) = (values(|machine| machine.speed), values(|machine| machine.memory_bytes));
+    let has = |machine: &Machine, speed: f64, memory: f64| machine.speed >= speed && machine.memory_bytes >= memory;
+    let mut kinds = Vec::new();
+    for &speed in &speeds {
+        for &memory_bytes in &memories {
+            let those: Vec<&Machine> =
+                cluster.machines.iter().filter(|machine| has(machine, speed, memory_bytes)).collect();
+            let is_slowest = those.iter().any(|machine| machine.speed == speed);
+            let is_smallest = those.iter().any(|machine| machine.memory_bytes == memory_bytes);
+            if is_slowest && is_smallest {
+                let own = those.iter().filter(|machine| machine.speed == speed && machine.memory_bytes == memory_bytes);
+                kinds.push(Kind {
+                    speed,
+                    memory_bytes,
+                    least_memory_bytes: memory_bytes,
+                    parts_of: Vec::new(),
+                    widest: own.map(|machine| machine.devices).max(),
+                    devices: those.iter().map(|machine| machine.devices).sum(),
+                });
+            }
+        }
+    }
+    // The first one has all devices: the slowest with the smallest memory are kinds of some machine or other.
+    let all = cluster.devices();
+    if kinds.len() > MOST_KINDS || kinds.first().is_none_or(|kind| kind.devices < all) {
+        kinds = vec![Kind {
+            speed: speeds.last().copied().unwrap_or(1.0),
+            memory_bytes: memories.last().copied().unwrap_or(0.0),
+            least_memory_bytes: memories.first().copied().unwrap_or(0.0),
+            parts_of: Vec::new(),
+            widest: cluster.machines.iter().map(|machine| machine.devices).max(),
+            devices: all,
+        }];
+    }
+    let limits: Vec<(f64, f64)> = kinds.iter().map(|kind| (kind.speed, kind.memory_bytes)).collect();
+    for kind in &mut kinds {
+        kind.parts_of = (limits.iter())
+            .map(|&(speed, memory_bytes)| kind.speed >= speed && kind.memory_bytes >= memory_bytes)
+            .collect();
+    }
+    kinds
+}
