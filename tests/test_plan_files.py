@@ -439,3 +439,13 @@ def test_alternatives_of_several_plans_are_not_saved(tmp_path: Path) -> None:
     code, _, told = run(*words)
     assert code == 2
     assert "one batch size" in told
+
+
+def test_a_bound_from_before_all_placements_were_bounded_is_read_as_that_of_compact_ones() -> None:
+    plan = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-b"), global_batch_size=256)
+    older = json.loads(plan.to_json()) | {"placements": "compact"}
+    del older["compact_bound_s"]
+    read = hpgo.Plan.from_json(json.dumps(older))
+    assert (read.lower_bound_s, read.gap) == (None, None)
+    assert read.compact_bound_s == plan.lower_bound_s
+    assert hpgo.Plan.from_json(read.to_json()) == read

@@ -834,3 +834,27 @@ def test_files_that_cannot_be_read_or_written_are_named(uneven: hpgo.Plan, tmp_p
         with pytest.raises(hpgo.ArgumentError) as caught:
             attempt()
         assert caught.value.hint
+
+
+def test_a_bound_on_large_clusters_holds_for_scattered_stages() -> None:
+    # As in VGG-16: a few heavy layers behind many light ones, and links that are slow beside both.
+    profile = hpgo.Profile.chain(
+        "heavy end",
+        batch_size=32,
+        forward_s=[0.02] * 12 + [0.002] * 3,
+        backward_s=[0.04] * 12 + [0.004] * 3,
+        activation_bytes=[5e7] * 6 + [1e7] * 6 + [5e5] * 3,
+        parameter_bytes=[2e6] * 12 + [4e8, 7e7, 2e7],
+    )
+    cluster = hpgo.Cluster.of(nodes=8, devices_per_node=8, intra_gbit_s=800, inter_gbit_s=25)
+    plan = hpgo.plan(profile, cluster, global_batch_size=2048)
+    assert plan.placements == "compact"
+    assert plan.lower_bound_s is not None
+    assert plan.compact_bound_s is not None
+    assert 0 < plan.lower_bound_s <= plan.compact_bound_s <= plan.step_s
+    assert ("proven optimal" in str(plan)) == (plan.gap is not None and plan.gap < 5e-7)
+    # The last layers on a device each of three machines, all others on what is left.
+    scattered = [0, 8, 16]
+    others = [device for device in range(64) if device not in scattered]
+    rival = hpgo.evaluate(profile, cluster, [(12, others), (3, scattered)], global_batch_size=2048)
+    assert plan.lower_bound_s <= rival.step_s

@@ -132,6 +132,22 @@ def test_a_restricted_search_space_is_named(bert: hpgo.Plan) -> None:
     assert "compact placements only" in text
 
 
+def test_the_best_compact_placement_is_not_called_proven_optimal(bert: hpgo.Plan) -> None:
+    step_s = bert.step_s
+    compact = replace(bert, placements="compact", compact_bound_s=step_s, lower_bound_s=step_s / 1.031)
+    proof = report.proof(compact)
+    assert proof.startswith("optimal among compact placements, at most 3.1 % above the best of all placements: no plan")
+    assert "proven" not in proof
+    wider = report.proof(replace(compact, compact_bound_s=step_s / 1.012))
+    assert wider.startswith("at most 3.1 % above the best of all placements (1.2 % among compact ones): no plan")
+    same = report.proof(replace(compact, compact_bound_s=step_s / 1.031))
+    assert same.startswith("at most 3.1 % above the best of all placements: no plan")
+    nothing = report.proof(replace(compact, lower_bound_s=0.0))
+    assert nothing == "optimal among compact placements; nothing is known of others"
+    closed = replace(compact, lower_bound_s=step_s)
+    assert report.proof(closed).startswith("proven optimal: no plan of the search space")
+
+
 def test_a_plan_that_does_not_fit_says_what_is_missing_where() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.of(nodes=1, devices_per_node=8, intra_gbit_s=100)
     small = replace(

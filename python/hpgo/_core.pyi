@@ -60,7 +60,7 @@ class PlanRecord(TypedDict):
 @type_check_only
 class SearchRecord(TypedDict):
     lower_bound_s: float
-    exact_placement: bool
+    compact_bound_s: float | None
     one_order: str | None
     stopped: _Stopped | None
     labels: int

@@ -121,7 +121,7 @@ struct PlanRecord {
 #[derive(IntoPyObject)]
 struct SearchRecord {
     lower_bound_s: f64,
-    exact_placement: bool,
+    compact_bound_s: Option<f64>,
     one_order: Option<String>,
     stopped: Option<&'static str>,
     labels: u64,
@@ -210,7 +210,7 @@ fn plan(
         let answer = hybrid::plan(model, cluster, settings, control)?;
         let search = SearchRecord {
             lower_bound_s: answer.lower_bound_s,
-            exact_placement: answer.exact_placement,
+            compact_bound_s: answer.compact_bound_s,
             one_order: match states.cuts() {
                 Cuts::Exact => None,
                 Cuts::LinearOrder { why } => Some(why.clone()),

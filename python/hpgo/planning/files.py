@@ -34,7 +34,7 @@ _SHARED = (
     "restriction", *_COMPARED,
 )  # fmt: skip
 """What alternatives have from the plan that they are alternatives of, or do without."""
-_SINCE_2 = {"stopped", "kept_bytes", "recomputed_bytes", "notes", "tie"}
+_SINCE_2 = {"stopped", "kept_bytes", "recomputed_bytes", "notes", "tie", "compact_bound_s"}
 """Keys that files of version 2 may lack, at any depth: it grew."""
 _SINCE_1 = {*_SINCE_2, "machines", "crossings", "actions", "assumptions", "made_with", "plan", "restriction"}
 """Keys that files of version 1 may lack, at any depth."""
@@ -202,6 +202,8 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
     finished = section.flag("finished")
     plan = record(Plan, section, optional=optional, known=known)
     plan = replace(plan, stages=tuple(_with_kept_bytes(stage) for stage in plan.stages))
+    if plan.placements == "compact" and "compact_bound_s" not in section:  # older files bound those alone
+        plan = replace(plan, lower_bound_s=None, compact_bound_s=plan.lower_bound_s)
     if plan.stopped not in {None, *STOPPED}:
         section.fail(f"`stopped` is {shown(plan.stopped)}, not null or one of {', '.join(STOPPED)}")
     if plan.finished != finished:

@@ -152,7 +152,7 @@ class Plan:
     """A way to train: stages on devices, micro-batches, and the step that it is predicted to take.
 
     Times are seconds. `step_s` is the simulated step of `schedule`; no plan of the search space takes less than
-    `lower_bound_s`, and `gap` is the share by which the plan may miss it.
+    `lower_bound_s`, wherever its stages lie, and `gap` is the share by which the plan may miss it.
     """
 
     profile: str
@@ -168,14 +168,14 @@ class Plan:
     cluster_devices: int
     """Devices of the cluster, idle ones included."""
     lower_bound_s: float | None = None
-    """None for a plan that was priced, not searched for."""
+    """No plan takes less, however its stages are placed; None for a plan that was priced, not searched for."""
     alternatives: tuple[Alternative, ...] = ()
     schedules: tuple[ScheduleChoice, ...] = ()
     """What each schedule would give, best first; empty unless `auto` compared them."""
     cuts: str = "all"
     """Which cut points were tried: all, or why only those of one order of the layers."""
     placements: str = "all"
-    """Which placements were tried: all, or compact ones."""
+    """Which placements were looked through: all, or compact ones, with others by pattern."""
     stopped: str | None = None
     """Why the search ended with better plans possible: `deadline`, `interrupt` (Ctrl-C), or `effort`, a limit of its
     own on how much it looks at; None if it ran to its end."""
@@ -200,6 +200,8 @@ class Plan:
     """The launcher that it was searched for; None if anybody may run it."""
     tie: Tie | None = None
     """What it was preferred to, if the least memory was asked for; None if the shortest step was."""
+    compact_bound_s: float | None = None
+    """No plan with compact placements takes less; None where every placement is in the search, or nothing was searched."""
     notes: tuple[str, ...] = ()
     """What to know about the numbers that its price stands on: a profile measured on other devices, or with far smaller
     batches."""

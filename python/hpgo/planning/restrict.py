@@ -93,13 +93,14 @@ def solved(question: Question, launcher: Launcher, solve: Callable[[Question], P
     Raises InfeasibleError if none is found.
     """
     plan = solve(question)
-    bound_s = plan.lower_bound_s
+    bounds_s = {name: getattr(plan, name) for name in ("lower_bound_s", "compact_bound_s")}
     aside_bytes = 0.0
     for _ in range(_TRIES):
         lacking_bytes = _lacking_bytes(plan, question, launcher)
         if lacking_bytes <= 0:
             plan = _with_all_memory(plan, question) if aside_bytes else plan
-            return plan if bound_s is None else replace(plan, lower_bound_s=min(bound_s, plan.step_s))
+            known_s = {name: min(bound_s, plan.step_s) for name, bound_s in bounds_s.items() if bound_s is not None}
+            return replace(plan, **known_s)
         aside_bytes += lacking_bytes
         reserved_bytes = question.memory.reserved_bytes + aside_bytes
         try:

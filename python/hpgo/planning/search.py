@@ -34,11 +34,13 @@ def search(question: Question, deadline_s: float | None, progress: Callable[[flo
     except InfeasibleError as error:
         raise _explained(error, question) from None
     best = plan_of(question, found)
+    compact_bound_s = facts["compact_bound_s"]
     return replace(
         best,
         lower_bound_s=min(facts["lower_bound_s"], best.step_s),
+        compact_bound_s=None if compact_bound_s is None else min(compact_bound_s, best.step_s),
         cuts=facts["one_order"] or "all",
-        placements="all" if facts["exact_placement"] else "compact",
+        placements="all" if compact_bound_s is None else "compact",
         stopped=facts["stopped"],
         labels=facts["labels"],
         simulated=facts["simulated"],

@@ -227,19 +227,37 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
 
 def proof(plan: Plan) -> str:
     """How sure it is that no plan is better, in words."""
+    stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
+    if plan.compact_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
+        return _compact_proof(plan, plan.compact_bound_s) + stopped
     if plan.lower_bound_s is None or plan.gap is None:
         if plan.simulated:
-            stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
             cuts = f"best of {plan.simulated:,} cuts that were" if plan.simulated > 1 else "one cut that was"
             return f"none: the {cuts} simulated under this schedule{stopped}"
         return "none: this is the price of a given plan, nothing was searched"
     if plan.gap <= _PROVEN:
         return f"proven optimal{_whose(plan)}: no plan of the search space has a shorter step"
-    stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
     return (
         f"{above(plan.gap)}{_whose(plan)}: no plan of the search space takes less than"
         f" {_seconds(plan.lower_bound_s)}{stopped}"
     )
+
+
+def _compact_proof(plan: Plan, compact_bound_s: float) -> str:
+    """What is known of a plan where only compact placements could be looked through, and a bound is on all."""
+    least_s = plan.lower_bound_s
+    gap = max(0.0, plan.step_s / compact_bound_s - 1) if compact_bound_s else math.inf
+    if not least_s or plan.gap is None:
+        known = "optimal" if gap <= _PROVEN else "not proven optimal" if math.isinf(gap) else above(gap)
+        return f"{known} among compact placements{_whose(plan)}; nothing is known of others"
+    of_all = f"{above(plan.gap)} of all placements"
+    if gap <= _PROVEN:
+        known = f"optimal among compact placements{_whose(plan)}, {of_all}"
+    elif plan.gap - gap <= _PROVEN:
+        known = f"{of_all}{_whose(plan)}"
+    else:
+        known = f"{of_all} ({_percent(gap)} among compact ones){_whose(plan)}"
+    return f"{known}: no plan of the search space takes less than {_seconds(least_s)}"
 
 
 def _whose(plan: Plan) -> str:
@@ -275,7 +293,7 @@ def search_space(plan: Plan) -> str:
     placements = (
         "every placement on the machines"
         if plan.placements == "all"
-        else "compact placements only (few partly used machines), as there are too many others"
+        else "compact placements only (few partly used machines), others by pattern; the bound holds for all"
     )
     effort = f"{plan.labels:,} partial plans, {plan.simulated:,} whole ones simulated" if plan.labels else ""
     return f"{cuts}; {placements}" + (f"; {effort}" if effort else "")

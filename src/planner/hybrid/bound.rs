@@ -3,6 +3,7 @@
 
 use rayon::prelude::*;
 
+use super::prefixes;
 use super::search::{PassResult, Suffixes};
 use super::task::Task;
 use super::{Effort, LEAST_RISE, RISE};
@@ -46,6 +47,10 @@ pub(super) fn raise(
     control: &Control,
 ) -> Spent {
     let mut spent = Spent::default();
+    sizes.par_iter_mut().filter(|(_, known)| known.bound_s <= 0.0).for_each(|(suffixes, known)| {
+        let first_s = prefixes::least_step_s(&suffixes.task, suffixes.links(true), step_s, control);
+        known.bound_s = known.bound_s.max(first_s.min(step_s));
+    });
     // Beyond the bound of a size that goes no further, no other one matters.
     let mut most_s = step_s;
     loop {

@@ -238,7 +238,7 @@ proptest! {
             let Some(plan) = plan_of(task, &mut pricer, &replicas) else { continue };
             let step_s = pricer.price(&plan).expect("windows never grow").step_s;
             let stages = pricer.stages(&plan).expect("it was priced");
-            let links = super::links::Links::new(&cluster, false);
+            let links = super::links::Links::new(task, false);
             let front = Prefixes::new(task, &links, f64::INFINITY, usize::MAX, &Control::default());
             let front = front.expect("nobody stops it");
             let (mut paths, mut next_window, mut free) = (Paths::default(), 1, cluster.devices());

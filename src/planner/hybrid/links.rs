@@ -11,12 +11,28 @@
 //! - Both spread: `(x + y) / 2` sums to 1 over the machines, so it is at least `1 / k` on one of them. That machine has
 //!   some number `a < A` of senders and `b < B` of receivers, `a + b <= d`, and its port takes the least of all such.
 //!
-//! Numbers of replicas come as ranges: those that give their devices the same share count as one.
+//! - Likewise, a stage on `m` machines has at least `1 / m` of its devices on one of them.
+//!
+//! Numbers of replicas come as ranges: those that give their devices the same share count as one. So do numbers of
+//! machines that a stage is spread over: few of them sum gradients faster, many of them share the traffic.
 
+use std::sync::OnceLock;
+
+use super::task::Task;
 use crate::cost::network::{Cluster, Link, Rate};
 
 /// Numbers of devices that a stage may have: the fewest, the most.
 pub(super) type Span = (u32, u32);
+
+/// A stage that lies on several machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Spread {
+    pub devices: Span,
+    pub machines: Span,
+}
+
+/// Ranges of numbers of machines that are told apart at most.
+const MOST_RANGES: u32 = 4;
 
 /// What placements cost at least on a cluster.
 #[derive(Debug, Clone)]
@@ -27,13 +43,32 @@ pub(super) struct Links {
     pub widest: u32,
     /// Whether stages that don't fit in one machine take whole ones, and other stages lie in one.
     whole: bool,
+    /// Numbers of replicas that give their devices the same share, fewest first.
+    pub spans: Vec<Span>,
+    /// For each way to spread a stage, the least to any other one that is spread.
+    nearest: OnceLock<Vec<(Spread, Rate)>>,
 }
 
 impl Links {
     /// `whole` as the field says.
-    pub(super) fn new(cluster: &Cluster, whole: bool) -> Self {
-        let widest = cluster.machines.iter().map(|machine| machine.devices).max().unwrap_or(1);
-        Self { cluster: cluster.clone(), machines: cluster.machines.len() as u32, widest, whole }
+    pub(super) fn new(task: &Task<'_>, whole: bool) -> Self {
+        let cluster = task.cluster.clone();
+        let mut spans: Vec<(u32, Span)> = Vec::new();
+        for (replicas, share) in (0_u32..).zip(&task.share) {
+            match (*share, spans.last_mut()) {
+                (Some(share), Some((last, span))) if *last == share => span.1 = replicas,
+                (Some(share), _) => spans.push((share, (replicas, replicas))),
+                (None, _) => {}
+            }
+        }
+        Self {
+            machines: cluster.machines.len() as u32,
+            widest: cluster.machines.iter().map(|machine| machine.devices).max().unwrap_or(1),
+            cluster,
+            whole,
+            spans: spans.into_iter().map(|(_, span)| span).collect(),
+            nearest: OnceLock::new(),
+        }
     }
 
     /// Whether a stage may lie in one machine.
@@ -41,9 +76,26 @@ impl Links {
         stage.0 <= self.widest
     }
 
-    /// Whether a stage may be spread over several.
-    pub(super) fn may_spread(&self, stage: Span) -> bool {
-        self.machines > 1 && stage.1 > if self.whole { self.widest } else { 1 }
+    /// The ways to spread a stage over several machines.
+    pub(super) fn spreads(&self, devices: Span) -> Vec<Spread> {
+        if self.machines == 1 || devices.1 <= if self.whole { self.widest } else { 1 } {
+            return Vec::new();
+        }
+        if self.whole {
+            return vec![Spread { devices, machines: (2, self.machines) }];
+        }
+        let factor = f64::from(self.machines).powf(1.0 / f64::from(MOST_RANGES)).max(2.0);
+        let mut spreads = Vec::new();
+        let mut fewest = 2;
+        while fewest <= self.machines.min(devices.1) {
+            let most = ((f64::from(fewest) - 1.0) * factor).floor().max(f64::from(fewest)) as u32;
+            let most = most.min(self.machines).min(devices.1);
+            if most.saturating_mul(self.widest) >= devices.0 {
+                spreads.push(Spread { devices, machines: (fewest, most) });
+            }
+            fewest = most + 1;
+        }
+        spreads
     }
 
     /// Between two stages in the same machine.
@@ -59,45 +111,77 @@ impl Links {
     }
 
     /// Between a stage in one machine and one that is spread.
-    pub(super) fn one_and_spread(&self, one: Span, spread: Span) -> Rate {
+    pub(super) fn one_and_spread(&self, one: Span, spread: Spread) -> Rate {
         if self.whole {
             return self.across(1.0);
         }
-        let left = self.widest.saturating_sub(one.0);
-        // The part of the spread stage that may be there too, min(B - 1, left) / B, is the largest where both are equal.
-        let most = (left + 1).clamp(spread.0.max(2), spread.1.max(2));
-        self.across(1.0 - f64::from(left.min(most - 1)) / f64::from(most))
+        // There are min(B - m + 1, left) of the spread stage at most; its part is the largest where both are equal.
+        let (left, elsewhere) = (self.widest.saturating_sub(one.0), spread.machines.0 - 1);
+        let fewest = spread.devices.0.max(spread.machines.0);
+        let most = (left + elsewhere).clamp(fewest, spread.devices.1.max(fewest));
+        self.across(1.0 - f64::from(left.min(most - elsewhere)) / f64::from(most))
     }
 
     /// Between two stages that are spread.
-    pub(super) fn both_spread(&self, one: Span, other: Span) -> Rate {
+    pub(super) fn both_spread(&self, one: Spread, other: Spread) -> Rate {
         if self.whole {
-            let machines = one.1.min(other.1).div_ceil(self.widest);
+            let machines = one.devices.1.min(other.devices.1).div_ceil(self.widest);
             return self.across(1.0 / f64::from(machines));
         }
-        let least_mean = 1.0 / f64::from(self.machines);
+        let machines = self.machines.min(one.machines.1 + other.machines.1);
+        // Twice the mean of both parts that some machine has, or one part alone.
+        let passing = self
+            .passing(one.devices, other.devices, |x, y| x + y >= 2.0 / f64::from(machines) - 1e-9)
+            .max(self.passing(one.devices, other.devices, |x, _| x >= 1.0 / f64::from(one.machines.1) - 1e-9))
+            .max(self.passing(one.devices, other.devices, |_, y| y >= 1.0 / f64::from(other.machines.1) - 1e-9));
+        self.across(passing.min(1.0))
+    }
+
+    /// Between a stage in one machine and any that is spread, if one may be.
+    pub(super) fn one_and_any_spread(&self, one: Span) -> Option<Rate> {
+        let spread = self.spans.iter().flat_map(|&span| self.spreads(span));
+        spread.map(|other| self.one_and_spread(one, other)).reduce(least)
+    }
+
+    /// Between a stage that is spread, with one of several numbers of replicas, and any other that is.
+    pub(super) fn any_spread(&self, one: Spread) -> Option<Rate> {
+        let nearest = self.nearest.get_or_init(|| {
+            let all: Vec<Spread> = self.spans.iter().flat_map(|&span| self.spreads(span)).collect();
+            (all.iter())
+                .filter_map(|&one| {
+                    let rates = all.iter().map(|&other| self.both_spread(one, other));
+                    rates.reduce(least).map(|rate| (one, rate))
+                })
+                .collect()
+        });
+        let meets = |a: Span, b: Span| a.0 <= b.1 && b.0 <= a.1;
+        (nearest.iter())
+            .filter(|(known, _)| meets(known.devices, one.devices) && meets(known.machines, one.machines))
+            .map(|&(_, rate)| rate)
+            .reduce(least)
+    }
+
+    /// The least that passes the port of a machine with so much of both stages, as parts of them, that `has` holds,
+    /// which more devices never end.
+    fn passing(&self, one: Span, other: Span, has: impl Fn(f64, f64) -> bool) -> f64 {
         let mut passing: f64 = f64::INFINITY;
         for here in 0..one.1.min(self.widest + 1) {
             let x = part(here, one);
             let most = (other.1 - 1).min(self.widest - here);
-            // Of the receivers, enough for the mean; rounding must not ask for one more.
-            let enough = (f64::from(other.0) * (2.0 * least_mean - x.1) - 1e-9).ceil().max(0.0) as u32;
-            if enough > most {
+            let is_enough = |there: u32| has(x.1, part(there, other).1);
+            if !is_enough(most) {
                 continue;
             }
+            let enough = first(0, most, is_enough);
             // More receivers leave less to send away, and more to receive: the best is where these cross.
             let send = |there: u32| x.0 * (1.0 - part(there, other).1);
             let receive = |there: u32| part(there, other).0 * (1.0 - x.1);
-            let (mut low, mut high) = (enough, most);
-            while low < high {
-                let middle = low.midpoint(high);
-                if receive(middle) >= send(middle) { high = middle } else { low = middle + 1 }
-            }
-            for there in [low.saturating_sub(1).max(enough), low] {
+            let crossing = first(enough, most, |there| receive(there) >= send(there));
+            for there in [crossing.saturating_sub(1).max(enough), crossing] {
                 passing = passing.min(send(there).max(receive(there)));
             }
         }
-        self.across(passing.min(1.0))
+        passing
     }
 
     /// Summing gradients over a stage in one machine.
@@ -106,17 +190,16 @@ impl Links {
     }
 
     /// Summing gradients over a stage that is spread: rate and latency are each the least of all ways to spread it.
-    pub(super) fn sum_spread(&self, stage: Span) -> Rate {
+    pub(super) fn sum_spread(&self, spread: Spread) -> Rate {
+        let (fewest, all) = (spread.devices.0.max(2), spread.machines);
         if self.whole {
-            return self.cluster.all_reduce(stage.0.div_ceil(self.widest).max(2), self.widest);
+            return self.cluster.all_reduce(fewest.div_ceil(self.widest).max(2), self.widest);
         }
-        let fewest = stage.0.max(2);
-        (2..=self.machines.min(fewest))
-            .map(|machines| (machines, fewest.div_ceil(machines)))
-            .filter(|&(_, widest)| widest <= self.widest)
-            .map(|(machines, widest)| self.cluster.all_reduce(machines, widest))
+        // More machines than devices are like as many.
+        (all.0..=all.1.min(fewest).max(all.0))
+            .map(|machines| self.cluster.all_reduce(machines, fewest.div_ceil(machines)))
             .reduce(least)
-            .unwrap_or_else(|| self.cluster.all_reduce(2, 1))
+            .unwrap_or_default()
     }
 
     fn across(&self, part: f64) -> Rate {
@@ -134,4 +217,13 @@ pub(super) fn least(one: Rate, other: Rate) -> Rate {
 fn part(devices: u32, stage: Span) -> (f64, f64) {
     let (devices, fewest, most) = (f64::from(devices), f64::from(stage.0), f64::from(stage.1));
     (devices / most, (devices / fewest).min((most - 1.0) / most))
+}
+
+/// The first number of a range that is enough, or the last one.
+fn first(mut low: u32, mut high: u32, is_enough: impl Fn(u32) -> bool) -> u32 {
+    while low < high {
+        let middle = low.midpoint(high);
+        if is_enough(middle) { high = middle } else { low = middle + 1 }
+    }
+    low
 }

@@ -42,6 +42,7 @@ pub use exhaustive::exhaustive;
 pub use price::{Candidate, Priced, Pricer, StageChoice, StagePrice};
 pub use settings::{Settings, WarmUp};
 
+use bound::Known;
 use packing::Packing;
 use prefixes::least_step_s;
 use search::{PassResult, Suffixes};
@@ -114,10 +115,10 @@ pub struct Answer {
     pub plan: Candidate,
     /// Its price.
     pub priced: Priced,
-    /// No plan of the search space has a shorter step.
+    /// No plan has a shorter step, however it is placed.
     pub lower_bound_s: f64,
-    /// Whether every placement on the machines is in the search space, not only compact ones.
-    pub exact_placement: bool,
+    /// No plan of compact placements has a shorter step, if only those were searched; `None` if all were.
+    pub compact_bound_s: Option<f64>,
     /// Why the search ended before it had no better plan left to look for; `None` if it had none.
     pub stopped: Option<Stopped>,
     /// Suffixes that the search looked at.
@@ -140,6 +141,7 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
     search.start()?;
     search.bound();
     search.reach()?;
+    search.bound_all();
     search.prove()?;
     search.answer()
 }
@@ -151,6 +153,8 @@ struct SizeSearch<'a> {
     bound_s: f64,
     /// Up to this length of paths, no pass will find more.
     searched_s: f64,
+    /// The same for all placements, where the search space has not all of them.
+    of_all: Known,
 }
 
 struct Search<'a> {
@@ -164,6 +168,8 @@ struct Search<'a> {
     seen: FxHashSet<Candidate>,
     labels: u64,
     tries: u64,
+    /// Labels of the relaxed space.
+    relaxed_labels: u64,
     /// Whether whoever watches `control` wants to hear of this search.
     is_watched: bool,
 }
@@ -177,11 +183,28 @@ impl<'a> Search<'a> {
         control: &'a Control,
     ) -> Self {
         let sizes = (Task::all(model, cluster, settings).into_par_iter())
-            .map(|task| SizeSearch { bound_s: 0.0, searched_s: 0.0, suffixes: Suffixes::new(task) })
+            .map(|task| SizeSearch {
+                bound_s: 0.0,
+                searched_s: 0.0,
+                of_all: Known::default(),
+                suffixes: Suffixes::new(task),
+            })
             .collect();
         let pricer = Pricer::new(model, cluster, settings);
         let (best, seen) = (None, FxHashSet::default());
-        Self { model, effort, control, sizes, pricer, best, seen, labels: 0, tries: 0, is_watched: false }
+        Self {
+            model,
+            effort,
+            control,
+            sizes,
+            pricer,
+            best,
+            seen,
+            labels: 0,
+            tries: 0,
+            relaxed_labels: 0,
+            is_watched: false,
+        }
     }
 
     /// A first plan, if one is easily made.
@@ -207,17 +230,46 @@ impl<'a> Search<'a> {
     fn bound(&mut self) {
         let (control, step_s) = (self.control, self.step_s());
         self.sizes.par_iter_mut().for_each(|size| {
-            let (task, links) = (&size.suffixes.task, size.suffixes.links(false));
+            let (task, links) = (&size.suffixes.task, size.suffixes.links(true));
             size.bound_s = least_step_s(task, links, step_s, control).min(step_s);
+            size.of_all.bound_s = size.bound_s;
         });
+    }
+
+    /// Bounds all placements, where the search space has not all of them.
+    fn bound_all(&mut self) {
+        let (control, step_s) = (self.control, self.step_s());
+        let mut sizes: Vec<(&mut Suffixes<'_>, &mut Known)> = (self.sizes.iter_mut())
+            .filter(|size| !size.suffixes.exact_placement())
+            .map(|size| (&mut size.suffixes, &mut size.of_all))
+            .collect();
+        let spent = bound::raise(&mut sizes, step_s, RELAXED, control);
+        self.relaxed_labels += spent.labels;
+        for size in &mut self.sizes {
+            size.bound_s = size.bound_s.max(size.of_all.bound_s);
+        }
     }
 
     fn step_s(&self) -> f64 {
         self.best.as_ref().map_or(f64::INFINITY, |(step_s, _)| *step_s)
     }
 
-    fn lower_bound_s(&self) -> f64 {
+    /// No plan of the search space has a shorter step.
+    fn searched_bound_s(&self) -> f64 {
         self.sizes.iter().map(|size| size.bound_s).fold(self.step_s(), f64::min)
+    }
+
+    /// No plan has a shorter step, wherever its stages lie.
+    fn lower_bound_s(&self) -> f64 {
+        if self.is_exact() {
+            return self.searched_bound_s();
+        }
+        self.sizes.iter().map(|size| size.of_all.bound_s).fold(self.step_s(), f64::min)
+    }
+
+    /// Whether the search space has every placement.
+    fn is_exact(&self) -> bool {
+        self.sizes.iter().all(|size| size.suffixes.exact_placement())
     }
 
     /// Whether more searching can raise no bound.
@@ -238,7 +290,7 @@ impl<'a> Search<'a> {
 
     /// Looks ever farther above the least conceivable step until a plan is found, and around the best one.
     fn reach(&mut self) -> Result<()> {
-        let least_s = self.lower_bound_s();
+        let least_s = self.searched_bound_s();
         for reach in REACH {
             let limit_s = (least_s * reach).min(self.step_s());
             self.pass(limit_s, NARROW[0])?;
@@ -319,6 +371,7 @@ impl<'a> Search<'a> {
 
     fn answer(mut self) -> Result<Answer> {
         let lower_bound_s = self.lower_bound_s();
+        let compact_bound_s = (!self.is_exact()).then(|| self.searched_bound_s());
         let stopped = self.stopped();
         let Some((_, plan)) = self.best else {
             return Err(if self.control.should_stop() {
@@ -332,9 +385,9 @@ impl<'a> Search<'a> {
             priced: self.pricer.price(&plan)?,
             plan,
             lower_bound_s,
-            exact_placement: self.sizes.iter().all(|size| size.suffixes.exact_placement()),
+            compact_bound_s,
             stopped,
-            labels: self.labels,
+            labels: self.labels + self.relaxed_labels,
             simulated: self.pricer.simulated,
         })
     }

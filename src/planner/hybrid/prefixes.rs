@@ -14,13 +14,19 @@ use crate::cost::network::{Machine, Rate};
 use crate::cost::{self, Totals};
 
 /// More devices than this are rounded up to one of as many levels, ...
-const MOST_LEVELS: usize = 192;
+const MOST_LEVELS: u32 = 192;
 /// ... or fewer, but not than these.
-const FEWEST_LEVELS: usize = 32;
-/// Stages, with numbers of devices in front of them, that all tables together look at, where that is possible.
-const MOST_WORK: usize = 40_000_000;
-/// Numbers of stages behind a cut that matter more than the room on a machine.
-const DEEP: usize = 4;
+const FEWEST_LEVELS: u32 = 32;
+/// Stages, with numbers of devices in front of them, that one table looks at, where that is possible, ...
+const MOST_WORK: f64 = 8e6;
+/// ... that all tables together do, ...
+const MOST_DEEP_WORK: f64 = 4e7;
+/// ... and entries that they have.
+const MOST_ENTRIES: usize = 3_000_000;
+/// Numbers of replicas this far apart, at most, count as one: the first that makes the tables small enough.
+const APART: [f64; 8] = [1.0, 1.07, 1.15, 1.3, 1.6, 2.5, 6.0, 40.0];
+/// Stages that are looked at to guess the work.
+const GUESSED: usize = 100_000;
 /// Cuts and splits of a branching model up to which the tables know gradient synchronisation.
 const MOST_SYNCED: usize = 20_000;
 
@@ -163,15 +169,87 @@ impl Least {
 
 /// The tables.
 pub(super) struct Prefixes {
-    /// Numbers of devices that the tables are made for, ascending.
-    levels: Vec<u32>,
-    /// For each cut, the level of all devices that stages behind it can leave.
-    most_levels: Vec<usize>,
+    reach: Reach,
     /// How many cases of room there are: one if any stage may be anywhere; else the first for a stage behind the cut
     /// that is spread over machines, the others for one that leaves no, one, two … devices on its machine.
     rooms: usize,
-    /// One table for each number of stages behind the cut, the last one for more; by cut, room and level.
+    /// One table for each number of stages behind the cut, the last one for more.
     least: Vec<Vec<Least>>,
+}
+
+/// Which numbers of devices tables are made for, and where their entries are.
+#[derive(Default)]
+struct Reach {
+    /// Numbers of devices, ascending.
+    levels: Vec<u32>,
+    /// For each cut the lowest and highest level between what stages in front of it need at least and what those behind
+    /// it leave at most, and how many levels the cuts before it have together.
+    of_cut: Vec<(usize, usize, usize)>,
+    /// All together.
+    entries: usize,
+}
+
+impl Reach {
+    /// If no stage is at work for `threshold_s`; one level is kept where there is none.
+    fn new(task: &Task<'_>, threshold_s: f64, most_levels: u32) -> Self {
+        let devices = task.most_devices();
+        let levels: Vec<u32> = if devices <= most_levels {
+            (0..=devices).collect()
+        } else {
+            let part = |level| (u64::from(devices) * u64::from(level)).div_ceil(u64::from(most_levels)) as u32;
+            (0..=most_levels).map(part).collect()
+        };
+        let work_s = least_work_s(task);
+        let whole_s: f64 = work_s.iter().sum();
+        let mut speeds: Vec<(f64, u32)> = task.cluster.machines.iter().map(|m| (m.speed, m.devices)).collect();
+        speeds.sort_by(|a, b| b.0.total_cmp(&a.0));
+        speeds.dedup_by(|b, a| {
+            let is_same = a.0 == b.0;
+            a.1 += if is_same { b.1 } else { 0 };
+            is_same
+        });
+        let (micro_batches, all) = (f64::from(task.micro_batches), f64::from(task.cluster.devices()));
+        // The fewest devices that do so much work; rounding must not ask for one more.
+        let fewest = |work_s: f64| {
+            let mut speed = micro_batches * (work_s - 1e-9 * whole_s) / threshold_s;
+            let mut fewest = 0.0;
+            for &(each, devices) in &speeds {
+                let devices = f64::from(devices).min((speed / each).ceil().max(0.0));
+                speed -= devices * each;
+                fewest += devices;
+            }
+            if speed > 0.0 { f64::INFINITY } else { fewest }
+        };
+        let mut entries = 0;
+        let of_cut = (0..task.model.cuts())
+            .map(|cut| {
+                let below_s: f64 = task.model.layers_between(0, cut).map(|layer| work_s[layer as usize]).sum();
+                let left = (all - fewest(whole_s - below_s)).max(0.0);
+                let needed = fewest(below_s);
+                let most = levels.partition_point(|&level| f64::from(level) < left).min(levels.len() - 1);
+                let least = levels.partition_point(|&level| f64::from(level) < needed).min(most);
+                entries += most + 1 - least;
+                (least, most, entries - (most + 1 - least))
+            })
+            .collect();
+        Self { levels, of_cut, entries }
+    }
+
+    /// The lowest level of so many devices.
+    fn level(&self, devices: u32) -> usize {
+        if self.levels.get(devices as usize) == Some(&devices) {
+            devices as usize
+        } else {
+            self.levels.partition_point(|&level| level < devices)
+        }
+    }
+
+    /// Where the entry of a level is, which is not below the cut's lowest one. Stages behind a cut that leave more
+    /// devices than its highest one are part of no plan.
+    fn entry(&self, rooms: usize, cut: usize, room: usize, level: usize) -> usize {
+        let (lowest, highest, before) = self.of_cut[cut];
+        before * rooms + room * (highest + 1 - lowest) + (level.min(highest) - lowest)
+    }
 }
 
 /// What all tables are made from.
@@ -185,10 +263,10 @@ struct Sources<'a> {
     /// Of the largest device.
     memory_bytes: f64,
     splits: Vec<Split>,
-    levels: usize,
-    /// For each cut, the levels that any plan may have there.
-    reach: Vec<(usize, usize)>,
     rooms: usize,
+    reach: Reach,
+    /// For each cut, what a micro-batch takes behind it at least.
+    behind_s: Vec<f64>,
 }
 
 /// Numbers of replicas that give their devices the same share.
@@ -202,6 +280,32 @@ struct Split {
     rests: Vec<usize>,
     first: usize,
     ways: Vec<Way>,
+}
+
+impl Split {
+    /// Those of a task, so that none has replicas farther apart than `apart` but for those that give the same share.
+    fn all(task: &Task<'_>, apart: f64) -> Vec<Self> {
+        let mut splits: Vec<Self> = Vec::new();
+        for (count, share) in (0_u32..).zip(&task.share) {
+            let Some(share) = *share else { continue };
+            match splits.last_mut() {
+                Some(split) if split.share == share => split.most = count,
+                // The work of many replicas on the devices of few.
+                Some(split) if f64::from(count) <= apart * f64::from(split.fewest) => {
+                    (split.most, split.share) = (count, share);
+                }
+                _ => splits.push(Self {
+                    share,
+                    fewest: count,
+                    most: count,
+                    rests: Vec::new(),
+                    first: 0,
+                    ways: Vec::new(),
+                }),
+            }
+        }
+        splits
+    }
 }
 
 /// A way for a stage to lie beside the one behind it.
@@ -218,24 +322,23 @@ impl Split {
         (self.fewest, self.most)
     }
 
-    /// Its ways, given those that the stage behind may be; in one case of room or in all.
-    fn ways(&self, others: &[(u32, u32)], links: &Links, rooms: usize) -> Vec<Way> {
+    /// Its ways, in one case of room or in all.
+    fn ways(&self, links: &Links, rooms: usize) -> Vec<Way> {
         let span = self.span();
-        let all = (1, others.iter().map(|other| other.1).max().unwrap_or(1));
+        let all = (1, links.spans.last().map_or(1, |span| span.1));
         let mut ways = Vec::new();
-        if links.may_spread(span) {
-            let spread = others.iter().filter(|&&other| links.may_spread(other));
-            let to_spread = spread.map(|&other| links.both_spread(span, other)).reduce(least);
-            let to_one = links.one_and_spread(all, span);
-            let sync = links.sum_spread(span);
-            ways.extend(to_spread.map(|transfer| Way { behind: 0, own: 0, transfer, sync }));
-            ways.push(Way { behind: 1, own: 0, transfer: to_one, sync });
+        for own in links.spreads(span) {
+            let sync = links.sum_spread(own);
+            ways.extend(links.any_spread(own).map(|transfer| Way { behind: 0, own: 0, transfer, sync }));
+            ways.push(Way { behind: 1, own: 0, transfer: links.one_and_spread(all, own), sync });
         }
         if links.fits_one(span) {
             let sync = links.sum_in_one(span);
             let own = 1 + (links.widest - span.0) as usize;
             if links.machines > 1 {
-                ways.push(Way { behind: 0, own, transfer: links.one_and_spread(span, all), sync });
+                // The last stage may lie there when none is spread.
+                let transfer = links.one_and_any_spread(span).unwrap_or_else(|| links.apart());
+                ways.push(Way { behind: 0, own, transfer, sync });
                 ways.push(Way { behind: 1, own, transfer: links.apart(), sync });
             } else {
                 ways.push(Way { behind: 0, own, transfer: links.beside(span, all), sync });
@@ -269,61 +372,28 @@ impl Prefixes {
         control: &Control,
     ) -> Option<Self> {
         let (model, cluster) = (task.model, task.cluster);
-        let devices = task.most_devices();
-        let pairs: usize = model.begins.iter().map(Vec::len).sum();
-        let mut splits: Vec<Split> = Vec::new();
-        for (count, share) in (0_u32..).zip(&task.share) {
-            match (*share, splits.last_mut()) {
-                (Some(share), Some(split)) if split.share == share => split.most = count,
-                (Some(share), _) => {
-                    let (rests, ways) = (Vec::new(), Vec::new());
-                    splits.push(Split { share, fewest: count, most: count, rests, first: 0, ways });
-                }
-                (None, _) => {}
-            }
-        }
-        while splits.len() > 1 && pairs * splits.len() * FEWEST_LEVELS > MOST_WORK {
-            // The work of many replicas on the devices of few.
-            splits = (splits.chunks(2))
-                .map(|two| Split { fewest: two[0].fewest, rests: Vec::new(), ways: Vec::new(), ..two[two.len() - 1] })
-                .collect();
-        }
-        let most_levels = (MOST_WORK / (pairs * splits.len()).max(1)).clamp(FEWEST_LEVELS, MOST_LEVELS) as u32;
-        let levels: Vec<u32> = if devices <= most_levels {
-            (0..=devices).collect()
-        } else {
-            let part = |level| (u64::from(devices) * u64::from(level)).div_ceil(u64::from(most_levels)) as u32;
-            (0..=most_levels).map(part).collect()
-        };
-        let mut work = pairs * levels.len() * splits.len();
-        let cases = links.widest as usize + 2;
-        let rooms = if links.machines > 1 && work * (1 + cases / 2) * DEEP <= MOST_WORK { cases } else { 1 };
-        work *= 1 + rooms / 2;
-        let others: Vec<(u32, u32)> = splits.iter().map(Split::span).collect();
-        for split in &mut splits {
-            split.first = levels.partition_point(|&level| level < split.fewest);
-            split.rests = (levels[split.first..].iter())
-                .map(|&level| levels.partition_point(|&other| other < level - split.fewest))
-                .collect();
-            split.ways = split.ways(&others, links, rooms);
-        }
-        let reach = levels_of_use(task, threshold_s, &levels);
         let of_machines = |value: fn(&Machine) -> f64| cluster.machines.iter().map(value);
-        let sources = Sources {
+        let mut sources = Sources {
             task,
             threshold_s,
             speed: of_machines(|machine| machine.speed).fold(0.0, f64::max),
             slowest: of_machines(|machine| machine.speed).fold(f64::INFINITY, f64::min),
             memory_bytes: of_machines(|machine| machine.memory_bytes).fold(0.0, f64::max)
                 - task.settings.memory.reserved_bytes,
-            splits,
-            levels: levels.len(),
-            reach,
-            rooms,
+            splits: Vec::new(),
+            rooms: 1,
+            reach: Reach::default(),
+            behind_s: Vec::new(),
         };
-        let mut deepest =
-            (MOST_WORK / work.max(1)).clamp(1, model.cuts()).min(task.micro_batches as usize).min(most_behind);
-        if work > MOST_WORK / 16 && !sources.is_tight(deepest as u32 + 1) {
+        sources.behind_s = sources.behind_s();
+        let work = sources.choose(links);
+        let entries = sources.reach.entries * sources.rooms;
+        let mut deepest = ((MOST_DEEP_WORK / work.max(1.0)) as usize)
+            .min(MOST_ENTRIES / entries.max(1))
+            .clamp(1, model.cuts())
+            .min(task.micro_batches as usize)
+            .min(most_behind);
+        if work > MOST_WORK / 4.0 && !sources.is_tight(deepest as u32 + 1) {
             deepest = 1;
         }
         // From the most stages behind a cut to none: each table is made from the one before it.
@@ -333,27 +403,27 @@ impl Prefixes {
             if behind == deepest {
                 windows.1 = task.micro_batches; // it stands for all that are farther in front
             }
-            least.push(sources.table(windows, least.last(), control)?);
+            let exactly = (behind < deepest).then_some(behind);
+            least.push(sources.table(windows, exactly, least.last(), control)?);
         }
         least.reverse();
-        let most_levels = sources.reach.iter().map(|&(_, most)| most).collect();
-        Some(Self { levels, most_levels, rooms, least })
+        Some(Self { reach: sources.reach, rooms: sources.rooms, least })
     }
 
     fn at(&self, cut: usize, free: u32, room: Option<u32>, behind: u32) -> &Least {
-        let level = if self.levels.get(free as usize) == Some(&free) {
-            free as usize
-        } else {
-            self.levels.partition_point(|&level| level < free)
-        };
         let room = room.map_or(0, |room| 1 + room as usize).min(self.rooms - 1);
         let table = &self.least[(behind as usize).min(self.least.len() - 1)];
-        &table[(cut * self.rooms + room) * self.levels.len() + level.min(self.most_levels[cut])]
+        let level = self.reach.level(free);
+        if level < self.reach.of_cut[cut].0 {
+            &Least::NONE
+        } else {
+            &table[self.reach.entry(self.rooms, cut, room, level)]
+        }
     }
 
     /// The least that any plan takes from its first forward to its last backward.
     pub(super) fn least_s(&self) -> f64 {
-        let whole = self.most_levels.len() - 1;
+        let whole = self.reach.of_cut.len() - 1;
         let last = self.at(whole, u32::MAX, None, 0);
         last.trip_s.max(last.backwards_s).max(last.forwards_s)
     }
@@ -372,6 +442,97 @@ impl Prefixes {
 }
 
 impl Sources<'_> {
+    /// Settles which numbers of replicas and devices are told apart, and whether machines are; how much work a table is.
+    fn choose(&mut self, links: &Links) -> f64 {
+        let mut most_levels = MOST_LEVELS;
+        let mut work;
+        let mut apart = APART.iter();
+        self.reach = Reach::new(self.task, self.threshold_s, most_levels);
+        loop {
+            if let Some(&apart) = apart.next() {
+                self.splits = Split::all(self.task, apart);
+            } else {
+                most_levels /= 2;
+                self.reach = Reach::new(self.task, self.threshold_s, most_levels);
+            }
+            for split in &mut self.splits {
+                let levels = &self.reach.levels;
+                split.first = levels.partition_point(|&level| level < split.fewest);
+                split.rests =
+                    (levels[split.first..].iter()).map(|&level| self.reach.level(level - split.fewest)).collect();
+            }
+            work = self.work();
+            if work <= MOST_WORK || (apart.len() == 0 && most_levels <= FEWEST_LEVELS) {
+                break;
+            }
+        }
+        let cases = links.widest as usize + 2;
+        let rise = (1 + cases / 2) as f64;
+        if links.machines > 1 && work * rise <= MOST_WORK && self.reach.entries * cases <= MOST_ENTRIES {
+            self.rooms = cases;
+            work *= rise;
+        }
+        for split in &mut self.splits {
+            split.ways = split.ways(links, self.rooms);
+        }
+        work
+    }
+
+    /// About how many stages, with numbers of devices in front of them, a table looks at.
+    fn work(&self) -> f64 {
+        let model = self.task.model;
+        let pairs: usize = model.begins.iter().map(Vec::len).sum();
+        let every = (pairs * self.splits.len()).div_ceil(GUESSED).max(1);
+        let mut work = 0;
+        for end in (1..model.cuts()).rev().step_by(every) {
+            let (lowest, highest, _) = self.reach.of_cut[end];
+            for split in &self.splits {
+                let totals = &self.task.totals[split.share as usize];
+                let levels = (highest + 1).saturating_sub(split.first.max(lowest));
+                for &begin in if levels == 0 { &[] } else { model.begins[end].as_slice() } {
+                    if self.is_short(totals, begin as usize, end) {
+                        work += levels;
+                    } else if model.is_chain {
+                        break;
+                    }
+                }
+            }
+        }
+        work as f64 * every as f64
+    }
+
+    /// Whether a stage alone is at work for less than the threshold.
+    fn is_short(&self, totals: &Totals, begin: usize, end: usize) -> bool {
+        let forwards = if self.task.recompute { 2.0 } else { 1.0 };
+        let work_s = forwards * (totals.forward_s[end] - totals.forward_s[begin])
+            + (totals.backward_s[end] - totals.backward_s[begin]);
+        f64::from(self.task.micro_batches) * work_s < self.threshold_s * self.speed
+    }
+
+    /// For each cut, what a micro-batch takes behind it, each layer with the split that is best for it.
+    fn behind_s(&self) -> Vec<f64> {
+        let task = self.task;
+        let forwards = if task.recompute { 2.0 } else { 1.0 };
+        let layers = task.model.layer_parameter_bytes.len();
+        let least_s: Vec<f64> = (0..layers)
+            .map(|layer| {
+                let each = task.totals.iter().map(|t| forwards * t.layer_forward_s[layer] + t.layer_backward_s[layer]);
+                each.fold(f64::INFINITY, f64::min)
+            })
+            .collect();
+        let last = task.model.cuts() - 1;
+        (0..=last).map(|cut| task.model.layers_between(cut, last).map(|layer| least_s[layer as usize]).sum()).collect()
+    }
+
+    /// Whether so many stages may lie behind a cut, none of them at work for as long as the threshold.
+    fn has_behind(&self, cut: usize, stages: usize) -> bool {
+        if stages == 0 {
+            return cut + 1 == self.task.model.cuts();
+        }
+        let least_s = f64::from(self.task.micro_batches) * self.behind_s[cut] * (1.0 - 1e-9);
+        least_s <= stages as f64 * self.threshold_s * self.speed
+    }
+
     /// Whether a stage fits with one stage behind it, but not with so many.
     fn is_tight(&self, behind: u32) -> bool {
         let task = self.task;
@@ -401,6 +562,7 @@ impl Sources<'_> {
     fn table(
         &self,
         (least_window, most_window): (u32, u32),
+        exactly: Option<usize>,
         farther: Option<&Vec<Least>>,
         control: &Control,
     ) -> Option<Vec<Least>> {
@@ -410,17 +572,22 @@ impl Sources<'_> {
         let overlap = task.settings.overlap_sync;
         let micro_batches = f64::from(task.micro_batches);
         let cuts = model.cuts();
-        let rooms = self.rooms;
-        let entry = |cut: usize, room: usize, level: usize| (cut * rooms + room) * self.levels + level;
-        let mut least = vec![Least::NONE; cuts * rooms * self.levels];
-        least[..rooms * self.levels].fill(Least::EMPTY);
-        for end in 1..cuts {
+        let (rooms, reach) = (self.rooms, &self.reach);
+        let entry = |cut: usize, room: usize, level: usize| reach.entry(rooms, cut, room, level);
+        let mut least = vec![Least::NONE; reach.entries * rooms];
+        let (lowest, highest, _) = reach.of_cut[0];
+        least[..(highest + 1 - lowest) * rooms].fill(Least::EMPTY);
+        let ends: Vec<usize> = match exactly {
+            None => (1..cuts).collect(),
+            Some(behind) => (1..cuts).filter(|&end| self.has_behind(end, behind)).collect(),
+        };
+        for end in ends {
             if control.should_stop() {
                 return None;
             }
             let is_last = end + 1 == cuts;
             let bytes = if is_last { 0.0 } else { task.cut_bytes[end] };
-            let (lowest, highest) = self.reach[end];
+            let (lowest, highest, _) = reach.of_cut[end];
             for split in &self.splits {
                 let totals = &task.totals[split.share as usize];
                 let mut syncs: Vec<(Rate, f64)> = Vec::new();
@@ -470,13 +637,15 @@ impl Sources<'_> {
                             syncs.iter().find(|(rate, _)| *rate == way.sync).map_or(0.0, |&(_, sync_s)| sync_s);
                         let stage =
                             FrontStage::new(forward_s, backward_s, sync_s, transfer_s, window, task.micro_batches);
-                        let (in_front, own) = (entry(begin, way.own, 0), entry(end, way.behind, 0));
                         for level in split.first.max(lowest)..=highest {
-                            let rest = split.rests[level - split.first].min(self.reach[begin].1);
-                            let before = farther.unwrap_or(&least)[in_front + rest];
+                            let rest = split.rests[level - split.first];
+                            if rest < reach.of_cut[begin].0 {
+                                continue; // too few for the stages in front
+                            }
+                            let before = farther.unwrap_or(&least)[entry(begin, way.own, rest)];
                             // The stage's gradients are summed while earlier stages drain.
                             if all_s + before.trip_s.max(before.fill_s + sync_s) < threshold_s {
-                                least[own + level].lower(&stage, &before);
+                                least[entry(end, way.behind, level)].lower(&stage, &before);
                             }
                         }
                     }
@@ -492,36 +661,6 @@ impl Sources<'_> {
         }
         Some(least)
     }
-}
-
-/// For each cut, the levels between what stages in front of it need at least and what those behind it leave at most, if
-/// no stage is at work for `threshold_s`; one level is kept where there is none.
-fn levels_of_use(task: &Task<'_>, threshold_s: f64, levels: &[u32]) -> Vec<(usize, usize)> {
-    // For each layer the split that costs all its replicas together the least.
-    let work_s = least_work_s(task);
-    let whole_s: f64 = work_s.iter().sum();
-    let mut speeds: Vec<(f64, u32)> = task.cluster.machines.iter().map(|m| (m.speed, m.devices)).collect();
-    speeds.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let (micro_batches, all) = (f64::from(task.micro_batches), f64::from(task.cluster.devices()));
-    // The fewest devices that do so much work; rounding must not ask for one more.
-    let fewest = |work_s: f64| {
-        let mut speed = micro_batches * (work_s - 1e-9 * whole_s) / threshold_s;
-        let mut fewest = 0.0;
-        for &(each, devices) in &speeds {
-            let devices = f64::from(devices).min((speed / each).ceil().max(0.0));
-            speed -= devices * each;
-            fewest += devices;
-        }
-        if speed > 0.0 { f64::INFINITY } else { fewest }
-    };
-    (0..task.model.cuts())
-        .map(|cut| {
-            let below_s: f64 = task.model.layers_between(0, cut).map(|layer| work_s[layer as usize]).sum();
-            let left = (all - fewest(whole_s - below_s)).max(0.0);
-            let most = levels.partition_point(|&level| f64::from(level) < left).min(levels.len() - 1);
-            (levels.partition_point(|&level| f64::from(level) < fewest(below_s)).min(most), most)
-        })
-        .collect()
 }
 
 /// For each layer the least that a micro-batch takes, times its replicas.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::links::{Links, Span};
+use super::links::{Links, Span, Spread};
 use super::space::{Move, Placing};
 use super::task::Task;
 use crate::cost::network::{Cluster, Machine, Rate};
@@ -47,17 +47,13 @@ enum Last {
         kind: u16,
         room: u32,
     },
-    Spread {
-        span: Span,
-    },
+    Spread(Spread),
 }
 
 /// Situations that the search has met, and moves between them.
 pub(super) struct Relaxed {
     links: Links,
     kinds: Vec<Kind>,
-    /// Numbers of replicas that give their devices the same share, fewest first.
-    spans: Vec<Span>,
     /// More devices are of no use.
     most: u32,
     /// Free devices of each kind, and the stage placed last.
@@ -71,18 +67,9 @@ pub(super) struct Relaxed {
 impl Relaxed {
     /// The empty cluster.
     pub(super) fn new(task: &Task<'_>) -> Self {
-        let mut spans: Vec<(u32, Span)> = Vec::new();
-        for (replicas, share) in (0_u32..).zip(&task.share) {
-            match (*share, spans.last_mut()) {
-                (Some(share), Some((last, span))) if *last == share => span.1 = replicas,
-                (Some(share), _) => spans.push((share, (replicas, replicas))),
-                (None, _) => {}
-            }
-        }
         let kinds = kinds(task.cluster);
         let mut space = Self {
-            links: Links::new(task.cluster, false),
-            spans: spans.into_iter().map(|(_, span)| span).collect(),
+            links: Links::new(task, false),
             situations: Vec::new(),
             index: FxHashMap::default(),
             lasts: vec![Last::Nothing],
@@ -117,7 +104,7 @@ impl Relaxed {
     /// Every way to put a stage in front of this one, fewest devices first.
     fn moves_before(&mut self, behind: Last) -> Arc<[Move]> {
         let mut moves = Vec::new();
-        for span in self.spans.clone() {
+        for span in self.links.spans.clone() {
             if span.0 > self.most {
                 break;
             }
@@ -152,18 +139,16 @@ impl Relaxed {
                                 add(self, self.links.apart(), sync, alone);
                             }
                         }
-                        Last::Spread { span: other } => {
-                            add(self, self.links.one_and_spread(span, other), sync, alone);
-                        }
+                        Last::Spread(other) => add(self, self.links.one_and_spread(span, other), sync, alone),
                     }
                 }
-                if self.links.may_spread(span) {
+                for own in self.links.spreads(span) {
                     let transfer = match behind {
                         Last::Nothing => Rate::default(),
-                        Last::One { span: other, .. } => self.links.one_and_spread(other, span),
-                        Last::Spread { span: other } => self.links.both_spread(span, other),
+                        Last::One { span: other, .. } => self.links.one_and_spread(other, own),
+                        Last::Spread(other) => self.links.both_spread(own, other),
                     };
-                    add(self, transfer, self.links.sum_spread(span), Last::Spread { span });
+                    add(self, transfer, self.links.sum_spread(own), Last::Spread(own));
                 }
             }
         }

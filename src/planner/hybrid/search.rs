@@ -16,7 +16,7 @@ use super::prefixes::Prefixes;
 use super::price::{Candidate, StageChoice};
 use super::relaxed::Relaxed;
 use super::settings::largest_window;
-use super::space::{Move, Placing, Space, useful};
+use super::space::{Move, Placing, Space};
 use super::task::Task;
 use crate::control::Control;
 use crate::cost;
@@ -54,7 +54,7 @@ pub(super) struct Suffixes<'a> {
 
 impl<'a> Suffixes<'a> {
     pub(super) fn new(task: Task<'a>) -> Self {
-        let space = Space::new(task.cluster, useful(task.cluster, &task.share));
+        let space = Space::new(&task);
         let relaxed = (!space.exact).then(|| Relaxed::new(&task));
         Self { task, space, relaxed }
     }

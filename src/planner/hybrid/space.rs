@@ -9,6 +9,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::links::Links;
+use super::task::Task;
 use crate::cost::network::{Cluster, Rate};
 
 /// Beyond this many situations, placement is restricted to compact moves.
@@ -19,7 +20,7 @@ const FINE_DEVICES: u32 = 32;
 /// Whether a stage may have so many replicas, given the share of each number of replicas.
 ///
 /// On large clusters a stage of whole machines only takes as many as give its devices a smaller share.
-pub(super) fn useful(cluster: &Cluster, share: &[Option<u32>]) -> Vec<bool> {
+fn useful(cluster: &Cluster, share: &[Option<u32>]) -> Vec<bool> {
     let size = cluster.machines.iter().map(|machine| machine.devices as usize).max().unwrap_or(1);
     let is_large = cluster.devices() > FINE_DEVICES;
     (share.iter().enumerate())
@@ -96,12 +97,14 @@ pub(super) struct Space<'a> {
     /// Whether every placement is tried.
     pub exact: bool,
     links: Links,
+    /// Whether a stage may have so many replicas.
     allowed: Vec<bool>,
 }
 
 impl<'a> Space<'a> {
-    /// The empty cluster. `allowed[r]` says whether a stage may have `r` replicas.
-    pub(super) fn new(cluster: &'a Cluster, allowed: Vec<bool>) -> Self {
+    /// The empty cluster.
+    pub(super) fn new(task: &Task<'a>) -> Self {
+        let cluster = task.cluster;
         let mut classes: Vec<(u32, f64, f64)> = Vec::new();
         let class_of: Vec<u16> = cluster
             .machines
@@ -137,8 +140,8 @@ impl<'a> Space<'a> {
             index: FxHashMap::default(),
             moves: Vec::new(),
             exact,
-            links: Links::new(cluster, whole),
-            allowed,
+            links: Links::new(task, whole),
+            allowed: useful(cluster, &task.share),
         };
         space.intern(start);
         space
