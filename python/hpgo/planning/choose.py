@@ -183,7 +183,9 @@ def _held(plan: Plan, name: str, in_flight: list[int]) -> Plan:
         )
         for stage, count in zip(plan.stages, in_flight, strict=True)
     )
-    return replace(plan, schedule=name, stages=stages, lower_bound_s=None, compact_bound_s=None, alternatives=(), schedules=())
+    return replace(
+        plan, schedule=name, stages=stages, lower_bound_s=None, compact_bound_s=None, alternatives=(), schedules=()
+    )
 
 
 @cache

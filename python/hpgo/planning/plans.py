@@ -201,7 +201,7 @@ class Plan:
     tie: Tie | None = None
     """What it was preferred to, if the least memory was asked for; None if the shortest step was."""
     compact_bound_s: float | None = None
-    """No plan with compact placements takes less; None where every placement is in the search, or nothing was searched."""
+    """No plan with compact placements takes less; None where every placement was looked through, or none was."""
     notes: tuple[str, ...] = ()
     """What to know about the numbers that its price stands on: a profile measured on other devices, or with far smaller
     batches."""
