@@ -151,6 +151,21 @@ def test_what_is_no_plan_is_refused(served: Served, body: bytes) -> None:
     assert served.ask("/")[0] == 200
 
 
+def test_no_more_than_four_files_are_on_their_way_in(served: Served, plan: dict[str, object]) -> None:
+    slow = [http.client.HTTPConnection(served.host, timeout=PATIENCE_S) for _ in range(4)]
+    body = json.dumps(plan).encode()
+    for connection in slow:
+        connection.putrequest("POST", "/plans?name=slow.json")
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body[:100])
+    assert within(PATIENCE_S, lambda: post(served, body)[0] == 503)
+    for connection in slow:
+        connection.send(body[100:])
+        assert connection.getresponse().status == 201
+        connection.close()
+    assert post(served, body)[0] == 201
+
+
 def test_a_step_of_a_plan_within_limits_is_not_repeated_beyond_them(served: Served, plan: dict[str, object]) -> None:
     status, name = post(served, json.dumps(plan).encode())
     assert status == 201

@@ -114,12 +114,17 @@ class Site:
     async def load(self, request: Request) -> Response:
         """Takes a plan, and says its name."""
         title = request.query_params.get("name", "plan")
+        if self._uploads >= _MOST_UPLOADS:
+            return self._mistake(UnavailableError("other files are being loaded already", "try again soon"), ())
+        self._uploads += 1  # until they have been looked at: files that wait for that take memory, too
         try:
-            body = await self._uploaded(request)
+            body = await _uploaded(request)
             pool = self._quick if len(body) <= _SMALL_PLAN_BYTES else self._patient
             found = await _unless_gone(request, pool, Job("plan", plan=body, title=title))
         except HpgoError as error:
             return self._mistake(error, ())
+        finally:
+            self._uploads -= 1
         name = found.body.decode()
         if found.size is not None:
             self._shelf.load(name, Loaded(shorten(title), body, found.size))
@@ -144,27 +149,6 @@ class Site:
         body = (await _unless_gone(request, self._quick if small else self._patient, job)).body
         self._answers.put(key, body, len(body) + 2 * len(str(key)))
         return body
-
-    async def _uploaded(self, request: Request) -> bytes:
-        if self._uploads >= _MOST_UPLOADS:
-            raise UnavailableError(f"{self._uploads} files are being loaded already", "try again soon")
-        self._uploads += 1
-        body = bytearray()
-        try:
-            async with asyncio.timeout(_UPLOAD_S):
-                async for piece in request.stream():
-                    body += piece
-                    if len(body) > _MOST_UPLOAD_BYTES:
-                        raise _TooLargeError(
-                            "the file is larger than 16 MiB, which no plan is", "choose a plan written by hpgo"
-                        )
-        except ClientDisconnect:
-            raise _GoneError("the client has left") from None
-        except TimeoutError:
-            raise HpgoError(f"the file did not arrive within {_UPLOAD_S:.0f} s", "load it again") from None
-        finally:
-            self._uploads -= 1
-        return bytes(body)
 
     def _mistake(self, error: HpgoError, items: tuple[tuple[str, str], ...]) -> Response:
         status, headers = _status(error)
@@ -221,6 +205,24 @@ def _status(error: HpgoError) -> tuple[int, dict[str, str]]:
         return 503, _HEADERS | {"Retry-After": "2"}
     known = {BrokenError: 500, _TooLargeError: 413, _GoneError: 499}
     return known.get(type(error), 400), _HEADERS
+
+
+async def _uploaded(request: Request) -> bytes:
+    """The file in a request; raises HpgoError if it is too large or too slow."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_UPLOAD_S):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > _MOST_UPLOAD_BYTES:
+                    raise _TooLargeError(
+                        "the file is larger than 16 MiB, which no plan is", "choose a plan written by hpgo"
+                    )
+    except ClientDisconnect:
+        raise _GoneError("the client has left") from None
+    except TimeoutError:
+        raise HpgoError(f"the file did not arrive within {_UPLOAD_S:.0f} s", "load it again") from None
+    return bytes(body)
 
 
 async def _unless_gone(request: Request, pool: Pool, job: Job) -> Done:
