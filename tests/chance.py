@@ -76,7 +76,7 @@ def question(chance: Random, counts: Sequence[int], *, layers: int) -> Question:
     asked = profile(chance, batch_sizes=sizes, count=layers, branching=chance.random() < 0.7, free=0.0)
     needed = sum(4 * layer.parameter_bytes + (layer.saved_bytes or layer.activation_bytes)[0] for layer in asked.layers)
     kinds = [
-        {"memory": chance.uniform(0.2, 2.0) * needed, "speed": chance.choice([0.5, 1.0, 2.0]), "type": name}
+        {"memory": 1e6 + chance.uniform(0.2, 2.0) * needed, "speed": chance.choice([0.5, 1.0, 2.0]), "type": name}
         for name in ("type0", "type1", "type2", "type3")[: chance.randint(1, 4)]
     ]
     return Question(

@@ -129,7 +129,7 @@ def contradicted(name: str, before: hpgo.Plan | None, after: hpgo.Plan | None, f
     if after is None:
         return [(name, "nothing fits any more", before.step_s)]
     assert after.lower_bound_s is not None
-    if after.lower_bound_s > before.step_s * factor * REL and after.placements == "all":
+    if after.lower_bound_s > before.step_s * factor * REL:
         return [(name, before.step_s * factor, after.step_s, after.gap)]
     return []
 
