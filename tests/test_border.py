@@ -27,6 +27,7 @@ RECORDS = {
 PROFILE = chain([1.0, 2.0], 8.0, 4.0)
 PAIR = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
 QUESTION = Question.of(PROFILE, PAIR, global_batch_size=4, schedule="1f1b")
+FOUR = Question.of(chain([1.0] * 4), PAIR, global_batch_size=4, schedule="1f1b")
 ORDERS = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
 
 
@@ -78,6 +79,8 @@ def test_every_record_has_the_fields_that_the_stub_says(monkeypatch: pytest.Monk
         "closest_plan": _core.closest_plan(QUESTION, None),
         "exhaustive": _core.exhaustive(QUESTION),
         "evaluate": _core.evaluate(QUESTION, [([0, 1], [0, 1])]),
+        "chunked_plan": _core.chunked_plan(FOUR, "interleaved", [2], None, None),
+        "evaluate_orders": _core.evaluate_orders(QUESTION, [([0], [0]), ([1], [1])], ORDERS),
         "build_schedule": _core.build_schedule("1f1b", request),
         "read_schedule": _core.read_schedule("mine", ORDERS.to_text()),
         "without_flush": _core.without_flush(hpgo.schedule("pipedream", ranks=2, micro_batches=4), 2),

@@ -14,9 +14,11 @@ from toys import chain
 
 import hpgo
 from hpgo.planning import choose
-from hpgo.planning.question import SCHEDULES
+from hpgo.planning.chunked import CHUNKED
+from hpgo.planning.rerun import RUN_ON_PLANS
 
-NAMES = ("1f1b", "eager_1f1b", "gpipe", *choose.RUN_ON_PLANS)
+NAMES = ("1f1b", "eager_1f1b", "gpipe", *RUN_ON_PLANS)
+ALL = (*NAMES, *CHUNKED)
 GB = 1e9
 
 
@@ -34,7 +36,7 @@ def auto() -> hpgo.Plan:
 def test_auto_lists_every_synchronous_schedule_best_first(auto: hpgo.Plan) -> None:
     steps = [choice.step_s for choice in auto.schedules if choice.step_s is not None]
     assert steps == sorted(steps)
-    assert {choice.name for choice in auto.schedules} == {*NAMES, *choose.COMPARED}
+    assert {choice.name for choice in auto.schedules} == set(ALL)
 
 
 def test_auto_takes_the_shortest_step_that_can_be_planned(auto: hpgo.Plan) -> None:
@@ -58,7 +60,7 @@ def test_the_published_schema_describes_the_comparison(auto: hpgo.Plan) -> None:
     document = json.loads(auto.to_json())
     jsonschema.validate(document, schema)
     assert set(schema["$defs"]["schedule_choice"]["properties"]) == set(document["schedules"][0])
-    assert set(schema["properties"]["schedule"]["enum"]) == set(NAMES)
+    assert set(schema["properties"]["schedule"]["enum"]) == set(ALL)
 
 
 def test_help_names_every_schedule_that_can_be_planned() -> None:
@@ -67,14 +69,13 @@ def test_help_names_every_schedule_that_can_be_planned() -> None:
     from hpgo.cli.plan import command
 
     words = CliRunner().invoke(command, ["--help"]).output.replace(",", " ").replace(";", " ").split()
-    assert {*NAMES, "auto"} <= set(words)
+    assert {*ALL, "auto"} <= set(words)
 
 
 def test_the_report_shows_what_each_schedule_would_give(auto: hpgo.Plan) -> None:
     text = str(auto)
     assert all(choice.name in text for choice in auto.schedules)
     assert "2 a device" in text
-    assert "to compare" in text
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -181,8 +182,7 @@ def test_plans_of_other_schedules_claim_no_bound(auto: hpgo.Plan) -> None:
     assert plan.lower_bound_s is None
     assert plan.gap is None
     assert "none" in hpgo.Plan.__str__(plan)
-    if auto.schedule not in SCHEDULES:
-        assert auto.lower_bound_s is None
+    assert (auto.lower_bound_s is None) == (auto.schedule in RUN_ON_PLANS)
 
 
 @pytest.mark.parametrize(
@@ -197,10 +197,6 @@ def test_plans_of_other_schedules_claim_no_bound(auto: hpgo.Plan) -> None:
         ("staggered", "no backward"),
         ("chimera", "two copies"),
         ("dualpipe", "two copies"),
-        ("dualpipe_v", "several stages on a device"),
-        ("interleaved_overlap", "several stages on a device"),
-        ("interleaved", "several stages on a device"),
-        ("zb_v", "several stages on a device"),
     ],
 )
 def test_schedules_that_cannot_be_planned_are_refused_with_the_reason(name: str, reason: str) -> None:
@@ -209,15 +205,15 @@ def test_schedules_that_cannot_be_planned_are_refused_with_the_reason(name: str,
     assert reason in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_every_family_is_planned_compared_or_refused() -> None:
+def test_every_family_is_planned_or_refused() -> None:
     refused = set()
     for family in hpgo.schedules():
-        if family.name in {*NAMES, *choose.COMPARED}:
+        if family.name in ALL:
             continue
         with pytest.raises(hpgo.ArgumentError, match="can't plan"):
             choose.check(family.name)
         refused.add(family.name)
-    assert len(refused) + len(NAMES) + len(choose.COMPARED) == len(hpgo.schedules())
+    assert len(refused) + len(ALL) == len(hpgo.schedules())
 
 
 def test_pairs_run_as_one_last_as_long_as_both_and_the_report_says_so() -> None:
@@ -252,7 +248,7 @@ def test_schedules_that_hold_one_activation_are_planned_where_1f1b_fits_nowhere(
     assert plan.one_device_step_s == pytest.approx(16 * 16 * 3.0)
     assert plan.timeline().makespan_s == pytest.approx(plan.step_s, rel=1e-12)
     if name == "auto":
-        assert {choice.name for choice in plan.schedules} == {*NAMES, *choose.COMPARED}
+        assert {choice.name for choice in plan.schedules} == set(ALL)
         assert next(choice for choice in plan.schedules if choice.name == "1f1b").why.startswith("no plan fits")
 
 
@@ -328,35 +324,6 @@ def test_recomputation_is_priced_as_it_is_simulated(name: str) -> None:
         assert timeline.measures.peak_memory_bytes[rank] == pytest.approx(stage.memory.total_bytes)
 
 
-def test_recomputation_lets_schedules_with_several_stages_a_device_fit() -> None:
-    """Interleaved: an input for each chunk under way, and the activations of the one that runs backward."""
-    profile = chain([1.0] * 8, activation_bytes=1e8)
-    wide = replace(profile, layers=tuple(replace(layer, saved_bytes=(2e9,)) for layer in profile.layers))
-    question = (wide, cluster(4, "16 GB", gbit_s=1e6))
-    kept, again = (
-        {
-            choice.name: choice
-            for choice in hpgo.plan(
-                *question, global_batch_size=16, micro_batch_size=1, schedule="auto", recompute=recompute
-            ).schedules
-        }
-        for recompute in (False, True)
-    )
-    in_flight = hpgo.schedule("interleaved", ranks=4, micro_batches=16, chunks=2).peak_in_flight
-    buffers = 2 * 2 * 2e8  # an input and an output, each way, of both chunks
-    assert kept["interleaved"].missing_bytes == pytest.approx(in_flight[0] * 2e9 + buffers - 2e8 - 16e9, rel=0.02)
-    assert again["interleaved"].missing_bytes == 0
-    # The first chunk of rank 0 has no input to keep; the largest is a rank behind it.
-    assert again["interleaved"].peak_bytes == pytest.approx(in_flight[1] * 1e8 + 2e9 + buffers)
-    splits = {family.name for family in hpgo.schedules() if family.splits_backward}
-    for name in choose.COMPARED:
-        if name not in splits:
-            assert again[name].step_s is not None, again[name].why
-        elif again[name].chunks == kept[name].chunks:  # at worst all wait for W, and their inputs were kept besides
-            most = hpgo.schedule(name, ranks=4, micro_batches=16, chunks=again[name].chunks).peak_in_flight
-            assert again[name].missing_bytes <= kept[name].missing_bytes + max(most) * 1e8
-
-
 def test_recompute_auto_compares_activations_kept_and_recomputed() -> None:
     question = (chain([1.0] * 8, activation_bytes=1e9), cluster(4, "12 GB", gbit_s=1e6))
     again, either = (
@@ -378,19 +345,3 @@ def test_a_deadline_ends_the_comparison(auto: hpgo.Plan) -> None:
     )
     assert plan.fits
     assert len(plan.schedules) == len(auto.schedules)
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3, 5])
-def test_balanced_cuts_have_the_shortest_longest_stage(stages: int) -> None:
-    from itertools import accumulate, combinations, pairwise
-
-    seconds = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
-    before = [0.0, *accumulate(seconds)]
-    longest = [
-        max(before[end] - before[begin] for begin, end in pairwise((0, *inner, 8)))
-        for inner in combinations(range(1, 8), stages - 1)
-    ]
-    cuts = choose._balanced(before, stages)
-    assert len(cuts) == stages + 1
-    assert all(begin < end for begin, end in pairwise(cuts))
-    assert max(before[end] - before[begin] for begin, end in pairwise(cuts)) == pytest.approx(min(longest))

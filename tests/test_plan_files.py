@@ -18,8 +18,9 @@ from toys import chain
 import hpgo
 from hpgo.cli.main import group
 from hpgo.machine.cluster import Device, Link, Machine
-from hpgo.planning.choose import RUN_ON_PLANS
+from hpgo.planning.chunked import CHUNKED
 from hpgo.planning.question import SCHEDULES
+from hpgo.planning.rerun import RUN_ON_PLANS
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs/plan.schema.json").read_text(encoding="utf-8")))
@@ -133,7 +134,7 @@ def test_a_plan_from_a_file_has_its_price_to_the_last_digit_and_so_have_its_alte
 
 def test_every_compared_schedule_has_its_plan_and_that_plan_its_price(auto: hpgo.Plan) -> None:
     planned = [choice for choice in auto.schedules if choice.planned and choice.stages]
-    assert len(planned) == len(SCHEDULES) + len(RUN_ON_PLANS)
+    assert len(planned) == len(SCHEDULES) + len(RUN_ON_PLANS) + len(CHUNKED)
     for choice in planned:
         own = again(auto).alternative(choice.name)
         assert own.schedule == choice.name

@@ -67,6 +67,13 @@ class SearchRecord(TypedDict):
     simulated: int
 
 @type_check_only
+class ChunkedRecord(TypedDict):
+    lower_bound_s: float
+    one_order: str | None
+    stopped: _Stopped | None
+    simulated: int
+
+@type_check_only
 class ClassicsRecord(TypedDict):
     data_parallel: PlanRecord | None
     straight: PlanRecord | None
@@ -219,6 +226,16 @@ def quick_plan(question: Question, deadline_s: float | None) -> PlanRecord: ...
 def exhaustive(question: Question) -> tuple[PlanRecord, int]: ...
 def evaluate(
     question: Question, stages: Sequence[tuple[list[int], list[int]]], windows: Sequence[int] | None = None
+) -> PlanRecord: ...
+def chunked_plan(
+    question: Question,
+    name: str,
+    chunks: Sequence[int],
+    deadline_s: float | None,
+    progress: Callable[[float, float], object] | None,
+) -> tuple[PlanRecord, ScheduleRecord, ChunkedRecord]: ...
+def evaluate_orders(
+    question: Question, stages: Sequence[tuple[list[int], list[int]]], orders: Schedule
 ) -> PlanRecord: ...
 def simulate(
     schedule: Schedule,

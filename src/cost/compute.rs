@@ -43,6 +43,7 @@ impl Totals {
 /// Cut 0 has no layer below it, the last cut has all of them; a stage lies between two nested cuts.
 #[derive(Debug, Clone)]
 pub struct Model {
+    batch_sizes: Vec<u32>,
     /// Totals at each batch size of the profile.
     measured: Vec<(f64, Totals)>,
     /// Parameter bytes below each cut.
@@ -89,6 +90,7 @@ impl Model {
             })
             .collect();
         Self {
+            batch_sizes: graph.batch_sizes.clone(),
             measured,
             parameter_bytes: (0..cuts).map(|cut| states.totals(cut, 0).parameter_bytes).collect(),
             is_chain: begins.iter().enumerate().all(|(end, begins)| begins.len() == end),
@@ -102,6 +104,12 @@ impl Model {
     #[must_use]
     pub fn cuts(&self) -> usize {
         self.below.len()
+    }
+
+    /// Batch sizes that were measured, ascending.
+    #[must_use]
+    pub fn batch_sizes(&self) -> &[u32] {
+        &self.batch_sizes
     }
 
     /// Totals for `share` samples: interpolated between measured batch sizes, in proportion beyond them.

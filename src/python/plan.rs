@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyModule;
 
 use super::records::ProfileRecord;
+use super::schedule::{Built, Columns, Record};
 use super::{to_py_err, watched};
 use crate::control::{Control, Stopped};
 use crate::cost::network::{Cluster, Link, Machine};
@@ -13,6 +14,7 @@ use crate::cost::{MemoryModel, Model};
 use crate::error::{Error, Result};
 use crate::model::graph::Graph;
 use crate::model::states::{Cuts, DEFAULT_BOUND, States};
+use crate::planner::chunked;
 use crate::planner::hybrid::{self, Candidate, Priced, Settings, StagePrice, WarmUp};
 
 /// `hpgo.machine.cluster.Cluster`.
@@ -125,6 +127,15 @@ struct SearchRecord {
     one_order: Option<String>,
     stopped: Option<&'static str>,
     labels: u64,
+    simulated: u64,
+}
+
+/// What the search for plans with several stages a device says beyond the plan.
+#[derive(IntoPyObject)]
+struct ChunkedRecord {
+    lower_bound_s: f64,
+    one_order: Option<String>,
+    stopped: Option<&'static str>,
     simulated: u64,
 }
 
@@ -301,6 +312,74 @@ fn evaluate(
     priced.map_err(|error| to_py_err(py, &error))
 }
 
+/// The best plan found that runs `chunks` stages on each device by the schedule `name`, and its orders; one that doesn't
+/// fit if none was found that does.
+#[pyfunction]
+fn chunked_plan<'py>(
+    py: Python<'py>,
+    question: QuestionRecord,
+    name: &str,
+    chunks: Vec<u32>,
+    deadline_s: Option<f64>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<(PlanRecord, Built<'py>, ChunkedRecord)> {
+    let (plan, orders, facts) = answer(py, question, deadline_s, progress.as_ref(), true, |asked| {
+        let &Asked { states, model, cluster, settings, control } = asked;
+        let answer = chunked::plan(model, cluster, settings, name, &chunks, control)?;
+        let facts = ChunkedRecord {
+            lower_bound_s: answer.lower_bound_s,
+            one_order: match states.cuts() {
+                Cuts::Exact if answer.all_cuts => None,
+                Cuts::Exact => Some("each cut holds all before it".to_owned()),
+                Cuts::LinearOrder { why } => Some(why.clone()),
+            },
+            stopped: answer.stopped.map(name_of),
+            simulated: answer.simulated,
+        };
+        let chunked::Found { micro_batch, recompute, cuts, devices, orders, run } = answer.plan;
+        let layers = cuts.windows(2).map(|ends| states.layers_between(ends[0], ends[1])).collect();
+        let columns = Columns::of(orders, &Control::default())?; // also of a search that was stopped
+        Ok((run_record(micro_batch, recompute, layers, devices, run), columns, facts))
+    })?;
+    Ok((plan, orders.into_python(py), facts))
+}
+
+/// The price of stages that are run in these orders, several of them on each device.
+#[pyfunction]
+fn evaluate_orders(
+    py: Python<'_>,
+    question: QuestionRecord,
+    stages: Vec<(Vec<usize>, Vec<u32>)>,
+    orders: Record<'_>,
+) -> PyResult<PlanRecord> {
+    let orders = orders.to_schedule();
+    let priced = py.detach(|| {
+        let (layers, devices): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
+        let (orders, is_checked) = orders?;
+        if !is_checked {
+            orders.validate()?;
+        }
+        let (graph, cluster, settings) = question.split()?;
+        let model = Model::new(&graph, &States::between(&graph, &layers)?);
+        let (micro_batch, recompute, run) = chunked::evaluate(&model, &cluster, &settings, &devices, &orders)?;
+        Ok(run_record(micro_batch, recompute, layers, devices, run))
+    });
+    priced.map_err(|error| to_py_err(py, &error))
+}
+
+fn run_record(
+    micro_batch_size: u32,
+    recompute: bool,
+    layers: Vec<Vec<usize>>,
+    devices: Vec<Vec<u32>>,
+    run: chunked::Run,
+) -> PlanRecord {
+    let stages = (layers.into_iter().zip(devices).zip(run.stages.into_iter().zip(run.in_flight)))
+        .map(|((layers, devices), (price, window))| StageRecord { layers, devices, window, price })
+        .collect();
+    PlanRecord { micro_batch_size, recompute, step_s: run.step_s, path_s: run.step_s, stages }
+}
+
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(classic_plans, module)?)?;
@@ -308,5 +387,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fits, module)?)?;
     module.add_function(wrap_pyfunction!(quick_plan, module)?)?;
     module.add_function(wrap_pyfunction!(exhaustive, module)?)?;
+    module.add_function(wrap_pyfunction!(chunked_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(evaluate_orders, module)?)?;
     module.add_function(wrap_pyfunction!(evaluate, module)?)
 }

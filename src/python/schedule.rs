@@ -96,7 +96,7 @@ impl Record<'_> {
 
 /// As [`Record`], on the way out.
 #[derive(IntoPyObject)]
-struct Built<'py> {
+pub(super) struct Built<'py> {
     name: String,
     chain_length: u32,
     micro_batches: Vec<(u32, u32)>,
@@ -109,7 +109,7 @@ struct Built<'py> {
 }
 
 /// A runnable schedule with its columns, made without the interpreter lock.
-struct Columns {
+pub(super) struct Columns {
     schedule: Schedule,
     actions: Array2<u32>,
     rank_starts: Vec<usize>,
@@ -117,7 +117,7 @@ struct Columns {
 
 impl Columns {
     /// `schedule` must be runnable.
-    fn of(schedule: Schedule, control: &Control) -> Result<Self> {
+    pub(super) fn of(schedule: Schedule, control: &Control) -> Result<Self> {
         let mut rank_starts = vec![0];
         let mut rows = Vec::with_capacity(5 * schedule.action_count());
         for order in &schedule.orders {
@@ -132,7 +132,7 @@ impl Columns {
         Ok(Self { schedule, actions, rank_starts })
     }
 
-    fn into_python(self, py: Python<'_>) -> Built<'_> {
+    pub(super) fn into_python(self, py: Python<'_>) -> Built<'_> {
         let Self { schedule, actions, rank_starts } = self;
         Built {
             name: schedule.name.clone(),

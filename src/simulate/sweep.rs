@@ -79,6 +79,12 @@ impl Sweep {
         self.run(schedule, costs, links, |_, _, _, _| {})
     }
 
+    /// When the last backward of each stage ended in the last run; negative infinity if it has none.
+    #[must_use]
+    pub fn last_backward_s(&self) -> &[f64] {
+        &self.last_backward_s
+    }
+
     /// Start and end of every action.
     ///
     /// # Errors

@@ -23,8 +23,11 @@ _ARGUMENTS = re.compile(
     r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|batch_size|max_stages|recompute|deadline_s"
     r"|reserved_bytes|gradients_per_weight|optimizer_per_weight)\b=?"
 )
-# hpgo.planning.question.SCHEDULES and hpgo.planning.choose.RUN_ON_PLANS, which `--help` need not load
-_SCHEDULES = ("1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential")
+# SCHEDULES, RUN_ON_PLANS and CHUNKED of hpgo.planning, which `--help` need not load
+_SCHEDULES = (
+    "1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential", "interleaved",
+    "interleaved_overlap", "looped_bfs", "hanayo", "interleaved_zb", "zb_v", "v_half", "v_min", "dualpipe_v",
+)  # fmt: skip
 _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
 

@@ -197,25 +197,31 @@ class Job:
         group = group_of(self.launcher, self.block_counts)
         if group is None:
             return
-        in_flight = self.program.schedule.peak_in_flight
-        blocks = self.blocks
-        for number, stage in enumerate(self.plan.stages):
-            held_bytes = activations_bytes(self.profile, blocks, stage, group, in_flight[number])
-            missing_bytes = held_bytes - stage.memory.activations_bytes - stage.headroom_bytes
+        blocks, stages = self.blocks, self.plan.stages
+        for rank, own in enumerate(self.plan.groups):
+            # Each rank runs the launcher's orders; one with several stages the plan's.
+            peak = self.program.schedule.peak_in_flight[rank] if self.chunks == 1 else None
+            held_bytes = sum(
+                activations_bytes(self.profile, blocks, stages[at], group, peak or stages[at].in_flight)
+                for at in own.stages
+            )
+            missing_bytes = held_bytes - own.memory.activations_bytes - own.headroom_bytes
             if missing_bytes > 0:
                 raise InfeasibleError(
                     f"{self.launcher.title} recomputes {counted(group, 'block')} at a time, which keeps the input of"
-                    f" each: stage {number} lacks {format_bytes(missing_bytes)} for that",
+                    f" each: stage {own.stages[0]} lacks {format_bytes(missing_bytes)} for that",
                     f"plan for it, with `--for {self.launcher.name}`, or with more memory reserved (`--reserve`)",
                 )
 
 
 def _check_memory(plan: Plan) -> None:
-    for number, stage in enumerate(plan.stages):
-        if stage.headroom_bytes < 0:
+    for group in plan.groups:
+        if group.headroom_bytes < 0:
             raise InfeasibleError(
-                f"the plan does not fit: stage {number} needs {format_bytes(stage.memory.total_bytes)} on each device,"
-                f" which has {format_bytes(stage.capacity_bytes)}",
+                f"the plan does not fit: stage {group.stages[0]}"
+                f"{' and what else its devices run' if plan.chunks > 1 else ''} needs"
+                f" {format_bytes(group.memory.total_bytes)} on each device, which has"
+                f" {format_bytes(group.capacity_bytes)}",
                 "plan again: `hpgo plan` makes plans that fit",
             )
 

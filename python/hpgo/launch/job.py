@@ -186,7 +186,7 @@ def _check_grid(plan: Plan) -> None:
 
     Such launchers number ranks stage by stage, and take every process that starts for one of theirs.
     """
-    devices = [device for stage in plan.stages for device in stage.devices]
+    devices = [device for group in plan.groups for device in group.devices]
     if plan.restriction is None or devices == list(range(plan.cluster_devices)):
         return
     idle = plan.cluster_devices - len(devices)

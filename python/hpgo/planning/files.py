@@ -34,7 +34,7 @@ _SHARED = (
     "restriction", *_COMPARED,
 )  # fmt: skip
 """What alternatives have from the plan that they are alternatives of, or do without."""
-_SINCE_2 = {"stopped", "kept_bytes", "recomputed_bytes", "notes", "tie", "compact_bound_s"}
+_SINCE_2 = {"stopped", "kept_bytes", "recomputed_bytes", "notes", "tie", "compact_bound_s", "chunks"}
 """Keys that files of version 2 may lack, at any depth: it grew."""
 _SINCE_1 = {*_SINCE_2, "machines", "crossings", "actions", "assumptions", "made_with", "plan", "restriction"}
 """Keys that files of version 1 may lack, at any depth."""
@@ -227,5 +227,11 @@ def _check(plan: Plan, source: str) -> None:
         )
     if plan.crossings and len(plan.crossings) != len(plan.stages) - 1:
         raise ArgumentError(f"{source}: {len(plan.crossings)} crossings are not one for each stage but the last")
-    if plan.actions and len(plan.actions) != len(plan.stages):
-        raise ArgumentError(f"{source}: {len(plan.actions)} lines of actions are not one for each stage")
+    groups = len(plan.groups)
+    if plan.chunks < 1 or groups * plan.chunks != len(plan.stages):
+        raise ArgumentError(
+            f"{source}: {len(plan.stages)} stages are not `chunks`, {plan.chunks}, on each of {groups} groups"
+            " of devices"
+        )
+    if plan.actions and len(plan.actions) != groups:
+        raise ArgumentError(f"{source}: {len(plan.actions)} lines of actions are not one for each group of devices")

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpgo.programs.stages import groups_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.programs.stages import Stage
+    from hpgo.programs.stages import Group, Stage
 
 _NOTABLE = 0.005  # of a step: half a percent is below what any profile knows
 
@@ -29,18 +31,23 @@ class Part:
 
 def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[Part]:
     """Where the time of a step goes, seen from the busiest stage or link; the seconds add up to the step."""
-    work_s, at = max(((s.forward_s + s.backward_s) * micro_batches, -index) for index, s in enumerate(stages))
-    link_s, link = max(
-        ((s.transfer_busy_s * micro_batches, -index) for index, s in enumerate(stages[:-1])), default=(0, 0)
+    groups = groups_of(stages)
+    alone = len(groups) == len(stages)
+    work_s, at = max(
+        (sum(stages[own].forward_s + stages[own].backward_s for own in group.stages) * micro_batches, -group.stages[0])
+        for group in groups
     )
+    link_s, link = _busiest_link(stages, groups, micro_batches)
     tail_s, tail = max((s.sync_tail_s, -index) for index, s in enumerate(stages))
     if link_s > work_s:
         at, work_s = link, link_s
-        what, remedy = f"stage {-at} sends to stage {1 - at} for", "a faster network between machines"
-    elif len(stages) == 1:
+        ends = f"stage {-at} sends to stage {1 - at}" if alone else f"the devices of stage {-at} send to the next ones"
+        what, remedy = f"{ends} for", "a faster network between machines"
+    elif len(groups) == 1:
         what, remedy = "all devices compute for", "more devices, or faster ones"
     else:
-        what, remedy = f"stage {-at} computes for", "more devices, or faster ones"
+        what = f"stage {-at} computes for" if alone else f"the devices of stage {-at} compute for"
+        remedy = "more devices, or faster ones"
     work_s = min(work_s, step_s)  # sums in another order round differently
     tail_s = min(tail_s, step_s - work_s)
     rest_s = step_s - work_s - tail_s
@@ -59,6 +66,17 @@ def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[Pa
             "a larger global batch, or a faster network",
         ),
     ]
+
+
+def _busiest_link(stages: Sequence[Stage], groups: Sequence[Group], micro_batches: int) -> tuple[float, int]:
+    """Seconds for which the busiest link between two groups carries messages; minus the first stage before it."""
+    rank_of = {stage: rank for rank, group in enumerate(groups) for stage in group.stages}
+    busy: dict[tuple[int, int], tuple[float, int]] = {}
+    for index, stage in enumerate(stages[:-1]):
+        link = rank_of[index], rank_of[index + 1]
+        before_s, first = busy.get(link, (0.0, -index))
+        busy[link] = before_s + stage.transfer_busy_s * micro_batches, first
+    return max(busy.values(), default=(0.0, 0))
 
 
 def describe(stages: Sequence[Stage], micro_batches: int, step_s: float) -> str:

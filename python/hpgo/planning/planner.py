@@ -55,8 +55,10 @@ def plan(
 
     Options, with their defaults:
         schedule="eager_1f1b": `1f1b`, `eager_1f1b` or `gpipe`; `zb_h1`, `zb_h2`, `zb`, `1f1b_overlap` or
-            `sequential`, which are simulated on cuts that the search finds, without a bound; or `auto`, which takes the
-            one with the shortest step, and says in `Plan.schedules` what each would give.
+            `sequential`, which are simulated on cuts that the search finds, without a bound; `interleaved`,
+            `interleaved_overlap`, `looped_bfs`, `hanayo`, `interleaved_zb`, `zb_v`, `v_half`, `v_min` or `dualpipe_v`,
+            which run several stages on each device (`Plan.chunks`) and have a search and a bound of their own; or
+            `auto`, which takes the one with the shortest step, and says in `Plan.schedules` what each would give.
         micro_batch_size=None: samples that enter the pipeline at once; None tries every divisor of the batch that
             makes at most 65,536 micro-batches.
         min_micro_batch_size=None: the smallest share of a micro-batch that a device may get, in samples; None is the
@@ -148,7 +150,7 @@ def evaluate(
         profile: what each layer costs.
         cluster: what is connected to what.
         stages: for each stage its layers and its devices. Layers are ids, or a number of layers: the next so many in
-            the profile's order.
+            the profile's order. Schedules with several stages on a device name the same devices for each of these.
         global_batch_size: samples in a step.
         options: those of `plan`. Without `micro_batch_size` the best one is taken.
 
@@ -167,13 +169,16 @@ def evaluate(
     rows = rows_of(question.profile, stages)
     if question.schedule in SCHEDULES:
         return price(question, rows)
-    from hpgo.planning import choose  # loads what simulates, which pricing does without
+    from hpgo.planning import choose, chunked  # load what simulates, which pricing does without
     from hpgo.planning.reprice import reprice
+    from hpgo.planning.rerun import run_on
 
     choose.check(question.schedule)
     if question.schedule == "auto":
         raise ArgumentError("can't price a plan for schedule 'auto'", "it chooses a schedule for `plan`")
-    return reprice(choose.run_on(price(replace(question, schedule="1f1b"), rows), question.schedule))
+    if question.schedule in chunked.CHUNKED:
+        return chunked.evaluate(question, rows)
+    return reprice(run_on(price(replace(question, schedule="1f1b"), rows), question.schedule))
 
 
 def exhaustive(profile: Profile, cluster: Cluster, *, global_batch_size: int, **options: Unpack[Options]) -> Plan:

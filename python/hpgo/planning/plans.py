@@ -17,7 +17,7 @@ from hpgo.model.profile import Profile  # noqa: TC001
 from hpgo.planning import limits
 from hpgo.planning.question import MemoryModel  # noqa: TC001
 from hpgo.programs.blocks import Blocks  # noqa: TC001
-from hpgo.programs.stages import Crossing, Stage  # noqa: TC001
+from hpgo.programs.stages import Crossing, Group, Stage, groups_of
 
 if TYPE_CHECKING:
     import os
@@ -94,7 +94,7 @@ class ScheduleChoice:
     """Stages on each device."""
     micro_batch_size: int
     planned: bool
-    """Whether `hpgo.plan(schedule=name)` makes the plan; else the step is only there to compare."""
+    """Whether `hpgo.plan(schedule=name)` makes the plan; only files from before say no, of several stages a device."""
     why: str
     """What keeps its step from being shorter, or why there is none."""
     plan: Plan | None = None
@@ -190,8 +190,10 @@ class Plan:
     crossings: tuple[tuple[Crossing, ...], ...] = ()
     """For each stage but the last, what it gives to later ones; empty in files that don't say."""
     actions: tuple[str, ...] = ()
-    """For each stage its actions in order, as `Schedule.to_text` writes them; empty where schedule and micro-batches in
-    flight say it all."""
+    """For each stage, or group of devices that run several, its actions in order, as `Schedule.to_text` writes them;
+    empty where schedule and micro-batches in flight say it all."""
+    chunks: int = 1
+    """Stages on each device. Stages that name the same devices share them."""
     assumptions: Assumptions | None = None
     """None in files of version 1, which don't say; see `assumed`."""
     made_with: str | None = None
@@ -214,7 +216,19 @@ class Plan:
     @property
     def devices(self) -> int:
         """Devices in use."""
-        return sum(stage.replicas for stage in self.stages)
+        return sum(len(group.devices) for group in self.groups)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Devices that hold the same stages, in the order of their first ones: the ranks of `orders`.
+
+        >>> import hpgo
+        >>> profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
+        >>> plan = hpgo.plan(profile, cluster, global_batch_size=64, schedule="zb_v", max_stages=4)
+        >>> [group.stages for group in plan.groups]
+        [(0, 3), (1, 2)]
+        """
+        return groups_of(self.stages)
 
     @property
     def gap(self) -> float | None:
@@ -252,7 +266,7 @@ class Plan:
     @property
     def missing_bytes(self) -> float:
         """Memory that a device lacks; 0 if the plan fits."""
-        return max(0.0, -min(stage.headroom_bytes for stage in self.stages))
+        return max(0.0, -min(group.headroom_bytes for group in self.groups))
 
     @property
     def limit(self) -> str:
@@ -260,9 +274,9 @@ class Plan:
         return limits.describe(self.stages, self.micro_batches, self.step_s)
 
     def orders(self, schedule: ScheduleName | None = None) -> Schedule:
-        """Who does what in which order, one rank a stage: as it was planned, or by the family named `schedule`.
+        """Who does what in which order, a rank for each of `groups`: as it was planned, or by the family `schedule`.
 
-        Raises ArgumentError for a family that runs several stages on a rank.
+        Raises ArgumentError for a family that runs other stages on a rank than the plan has on a device.
         """
         from hpgo.planning.running import orders_of  # it runs plans, which looking for them does not
 
@@ -278,7 +292,7 @@ class Plan:
     def program(self, schedule: ScheduleName | None = None) -> Program:
         """What runs: the plan's stages on their devices, by its own schedule or by the family named `schedule`.
 
-        Raises ArgumentError for a family that runs several stages on a rank.
+        Raises ArgumentError for a family that runs other stages on a rank than the plan has on a device.
 
         >>> import hpgo
         >>> best = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=2048)

@@ -37,8 +37,10 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
     stages = rows_of(question.profile, [(stage.layers, stage.devices) for stage in plan.stages])
     if plan.schedule in SCHEDULES:
         return price(question, stages, [stage.in_flight for stage in plan.stages])
-    from hpgo.planning import choose  # loads what simulates, which pricing does without
+    from hpgo.planning import chunked, rerun  # load what simulates, which pricing does without
 
-    base = price(replace(question, schedule="1f1b"), stages, [1] * len(stages))
     orders = plan.orders()
-    return replace(choose.run_as(base, orders), actions=tuple(orders.to_text().splitlines()))
+    if plan.chunks > 1:
+        return chunked.price(question, stages, orders)
+    base = price(replace(question, schedule="1f1b"), stages, [1] * len(stages))
+    return replace(rerun.run_as(base, orders), actions=tuple(orders.to_text().splitlines()))

@@ -14,6 +14,7 @@ from hpgo.base.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import counted, shorten
 from hpgo.planning.plans import Restriction
+from hpgo.planning.question import SCHEDULES
 from hpgo.planning.search import search
 from hpgo.programs.blocks import Blocks
 from hpgo.programs.names import PlannedSchedule
@@ -170,7 +171,7 @@ def with_restriction(
     """
     left_s = FREE_S if until_s is None else min(FREE_S, until_s - time.monotonic())
     best: Plan | None = None
-    if plan.finished and plan.lower_bound_s is not None and left_s > 0:
+    if plan.finished and plan.schedule in SCHEDULES and plan.lower_bound_s is not None and left_s > 0:
         # Eager 1F1B has the plans of 1F1B and more. Sharing the optimizer's state takes nothing from anybody.
         schedule = plan.schedule if plan.schedule == "gpipe" else "eager_1f1b"
         with contextlib.suppress(HpgoError, KeyboardInterrupt):  # the plan is worth having without the comparison

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from hpgo.base.errors import ArgumentError
 from hpgo.programs.costs import Costs
-from hpgo.programs.orders import Durations, Schedule
+from hpgo.programs.orders import Durations, Schedule, schedules
 from hpgo.programs.orders import schedule as build
 from hpgo.programs.program import Program, program
 
@@ -16,23 +16,48 @@ if TYPE_CHECKING:
 
 
 def orders_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
-    """The order of each stage, one rank a stage."""
+    """The order of each group of devices, one rank a group."""
     name = cast("ScheduleName", schedule or plan.schedule)  # or `build` will say what it is
-    ranks, micro_batches = len(plan.stages), plan.micro_batches
+    ranks, micro_batches = len(plan.groups), plan.micro_batches
     planned = name == plan.schedule
     in_flight = [stage.in_flight for stage in plan.stages]
     if planned and plan.actions:
         return _recorded(plan)
     if planned and name in {"1f1b", "eager_1f1b"}:
         return build(name, ranks=ranks, micro_batches=micro_batches, windows=in_flight)
-    if not planned and (built := build(name, ranks=ranks, micro_batches=micro_batches)).stages != ranks:
-        raise ArgumentError(
-            f"`{name}` runs {built.stages} stages on {built.ranks} ranks, but the plan has one stage a rank",
-            "choose a schedule with one stage a rank",
-        )
+    if not planned:
+        _check_shape(plan, name)
     # Schedules that look at durations may now be fitted to the plan's; the others come out as before.
-    cap = max(in_flight) if planned and name == "zb" else None
-    return build(name, ranks=ranks, micro_batches=micro_batches, cap=cap, durations=durations_of(plan))
+    return build(
+        name,
+        ranks=ranks,
+        micro_batches=micro_batches,
+        chunks=plan.chunks if plan.chunks > 1 else None,
+        cap=max(in_flight) if planned and name == "zb" else None,
+        durations=durations_of(plan),
+    )
+
+
+def _check_shape(plan: Plan, name: ScheduleName) -> None:
+    """Raises ArgumentError unless the family `name` can run the plan's stages on its groups."""
+    groups, chunks = plan.groups, plan.chunks
+    family = next((family for family in schedules() if family.name == name), None)
+    several = chunks if family is not None and family.chunks in {"2 or more", "even"} and chunks > 1 else None
+    own = build(name, ranks=len(groups), micro_batches=plan.micro_batches, chunks=several)
+    if own.rank_of_stage != _rank_of_stage(plan):
+        each = "one stage" if chunks == 1 else f"{chunks} stages"
+        raise ArgumentError(
+            f"`{name}` runs {own.stages} stages on {own.ranks} ranks, but the plan has {each} a rank"
+            + (", on others" if own.stages == len(plan.stages) else ""),
+            f"choose a schedule with {each} a rank"
+            + (", placed as those of the plan's" if own.stages == len(plan.stages) else ""),
+        )
+
+
+def _rank_of_stage(plan: Plan) -> tuple[int, ...]:
+    """For each stage the number of its group."""
+    rank_of = {stage: rank for rank, group in enumerate(plan.groups) for stage in group.stages}
+    return tuple(rank_of[stage] for stage in range(len(plan.stages)))
 
 
 def durations_of(plan: Plan) -> Durations:
@@ -50,11 +75,11 @@ def durations_of(plan: Plan) -> Durations:
 def _recorded(plan: Plan) -> Schedule:
     """The orders that are written down."""
     orders = Schedule.from_text("\n".join(plan.actions), name=plan.schedule)
-    stages = len(plan.stages)
-    if orders.rank_of_stage != tuple(range(stages)) or orders.total_micro_batches != plan.micro_batches:
+    if orders.rank_of_stage != _rank_of_stage(plan) or orders.total_micro_batches != plan.micro_batches:
         raise ArgumentError(
             f"the plan's actions are those of {orders.stages} stages on {orders.ranks} ranks and"
-            f" {orders.total_micro_batches} micro-batches, but it has {stages} stages, a rank each, and"
+            f" {orders.total_micro_batches} micro-batches, but it has {len(plan.stages)} stages,"
+            f" {'a rank each' if plan.chunks == 1 else f'on {len(plan.groups)} groups of devices'}, and"
             f" {plan.micro_batches} micro-batches",
             "leave `actions` as `hpgo plan` wrote them",
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpgo.programs.stages import groups_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -59,7 +61,7 @@ class Costs:
 
     @classmethod
     def of_stages(cls, stages: Sequence[Stage], *, recompute: bool) -> Costs:
-        """Those of a plan's stages, one on each rank of the schedule, if it recomputes activations or not."""
+        """Those of a plan's stages, if it recomputes activations or not; each of their groups is a rank."""
         edges = stages[:-1]
         return cls(
             forward_s=tuple(stage.forward_s for stage in stages),
@@ -77,5 +79,5 @@ class Costs:
                 activation_bytes=tuple(stage.kept_bytes for stage in stages),
                 recomputed_bytes=tuple(stage.memory.recomputed_bytes for stage in stages),
             ),
-            memory_cap_bytes=tuple(stage.capacity_bytes for stage in stages),
+            memory_cap_bytes=tuple(group.capacity_bytes for group in groups_of(stages)),
         )

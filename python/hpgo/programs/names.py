@@ -12,7 +12,9 @@ ScheduleName = Literal[
 """Families that `hpgo.schedule` builds."""
 
 PlannedSchedule = Literal[
-    "1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential", "auto",
+    "1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential",
+    "interleaved", "interleaved_overlap", "looped_bfs", "hanayo", "interleaved_zb", "zb_v", "v_half", "v_min",
+    "dualpipe_v", "auto",
 ]  # fmt: skip
 """What `hpgo.plan` plans for."""
 

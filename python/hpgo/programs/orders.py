@@ -147,7 +147,7 @@ class Schedule:
         """
         whole("`iterations`", iterations)
         _load_arrays()
-        return _of(_core.without_flush(self, iterations))
+        return built(_core.without_flush(self, iterations))
 
     @classmethod
     def from_text(cls, text: str, *, name: str = "custom") -> Schedule:
@@ -163,7 +163,7 @@ class Schedule:
         if not isinstance(text, str):
             raise ArgumentError(f"the orders are {shown(text)}", "give text, or a file to `Schedule.read`")
         _load_arrays()
-        return _of(_core.read_schedule(name, text))
+        return built(_core.read_schedule(name, text))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Schedule:
@@ -307,7 +307,7 @@ def schedule(
         ranks, micro_batches, chunks, group_size, cap, None if windows is None else list(windows), durations
     )
     _load_arrays()
-    return _of(_core.build_schedule(str(name), request))
+    return built(_core.build_schedule(str(name), request))
 
 
 def schedules() -> tuple[Family, ...]:
@@ -317,6 +317,12 @@ def schedules() -> tuple[Family, ...]:
     ['dualpipe', 'chimera']
     """
     return _families()
+
+
+@cache
+def fitted() -> frozenset[str]:
+    """Families that look at durations."""
+    return frozenset(family.name for family in schedules() if "durations" in family.options)
 
 
 @cache
@@ -376,9 +382,10 @@ def _load_arrays() -> None:
         _core.read_schedule("", "0F0")
 
 
-def _of(record: _core.ScheduleRecord) -> Schedule:
+def built(record: _core.ScheduleRecord) -> Schedule:
+    """What the native side built."""
     record["actions"].flags.writeable = False
-    built = Schedule(
+    made = Schedule(
         name=record["name"],
         chain_length=record["chain_length"],
         micro_batches=tuple(record["micro_batches"]),
@@ -388,5 +395,5 @@ def _of(record: _core.ScheduleRecord) -> Schedule:
         pace=record["pace"],
         weight_versions=tuple(record["weight_versions"]),
     )
-    object.__setattr__(built, "_checked", record["checked"])
-    return built
+    object.__setattr__(made, "_checked", record["checked"])
+    return made

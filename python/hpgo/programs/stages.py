@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +17,8 @@ class Memory:
     gradients_bytes: float
     optimizer_bytes: float
     activations_bytes: float
-    """Kept for the backward passes of all micro-batches in flight."""
+    """Kept for the backward passes of all micro-batches in flight. Of a stage that shares its devices with others: when
+    all of them hold most."""
     buffers_bytes: float
     """An activation and a gradient on the way, on each side."""
     kept_bytes: float | None = None
@@ -84,8 +89,49 @@ class Stage:
 
     @property
     def headroom_bytes(self) -> float:
-        """Memory that stays free; negative if the stage doesn't fit."""
+        """Memory that stays free; negative if the stage doesn't fit. What else its devices hold is for `Group`."""
         return self.capacity_bytes - self.memory.total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Devices that hold the same stages, one replica of each: what a schedule calls a rank."""
+
+    devices: tuple[int, ...]
+    stages: tuple[int, ...]
+    """Numbers of its stages, ascending."""
+    memory: Memory
+    """Of all its stages on one device, when that holds most."""
+    capacity_bytes: float
+    """Memory of its smallest device, less what is reserved."""
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Memory that stays free; negative if its stages don't fit."""
+        return self.capacity_bytes - self.memory.total_bytes
+
+
+def groups_of(stages: Sequence[Stage]) -> tuple[Group, ...]:
+    """The groups of devices that run `stages`, in the order of their first ones."""
+    numbers: dict[tuple[int, ...], list[int]] = {}
+    for number, stage in enumerate(stages):
+        numbers.setdefault(stage.devices, []).append(number)
+    return tuple(
+        Group(devices, tuple(own), _together([stages[at].memory for at in own]), stages[own[0]].capacity_bytes)
+        for devices, own in numbers.items()
+    )
+
+
+def _together(parts: list[Memory]) -> Memory:
+    if len(parts) == 1:
+        return parts[0]
+    return Memory(
+        weights_bytes=sum(part.weights_bytes for part in parts),
+        gradients_bytes=sum(part.gradients_bytes for part in parts),
+        optimizer_bytes=sum(part.optimizer_bytes for part in parts),
+        activations_bytes=sum(part.activations_bytes for part in parts),
+        buffers_bytes=sum(part.buffers_bytes for part in parts),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import above, counted, printable
 from hpgo.planning import limits
 from hpgo.planning.optimizers import OPTIMIZERS
+from hpgo.planning.question import SCHEDULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +36,15 @@ _SCHEDULES = {
     "zb_h2": "ZB-H2",
     "zb": "greedy zero-bubble",
     "1f1b_overlap": "1F1B with pairs run as one",
+    "interleaved": "interleaved 1F1B",
+    "interleaved_overlap": "interleaved 1F1B with pairs run as one",
+    "looped_bfs": "looped breadth-first",
+    "hanayo": "Hanayo",
+    "interleaved_zb": "interleaved zero-bubble",
+    "zb_v": "ZB-V",
+    "v_half": "V-Half",
+    "v_min": "V-Min",
+    "dualpipe_v": "DualPipeV",
 }
 _MEASURE = re.compile(r"(?<=[0-9]) (?=(%|×|[munkMGT]?[sB])\b|[%×])")
 _PAIR = (
@@ -94,20 +104,23 @@ def headline(plan: Plan) -> str:
 def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
     """Columns and rows of the tables: who runs what, what a micro-batch takes, what a device holds, other schedules."""
     stages = list(enumerate(plan.stages))
+    several = plan.chunks > 1
+    who = ("group", "devices") if several else ("devices", "replicas")  # of a group devices say how many there are
+    group_of = {stage: number for number, group in enumerate(plan.groups) for stage in group.stages}
     return [
         (
-            ["stage", "layers", "count", "devices", "replicas", "samples", "in flight"],
+            ["stage", "layers", "count", *who, "samples", "in flight"],
             [
                 (
                     index,
                     layer_range(stage),
                     len(stage.layers),
-                    device_ranges(stage.devices),
-                    stage.replicas,
+                    *((group_of[index], devices) if several else (devices, stage.replicas)),
                     _samples(plan.micro_batch_size, stage),
                     stage.in_flight,
                 )
                 for index, stage in stages
+                for devices in (device_ranges(stage.devices),)
             ],
         ),
         (
@@ -117,7 +130,7 @@ def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
                     index,
                     _seconds(stage.forward_s),
                     _seconds(stage.backward_s),
-                    "-" if index == len(stages) - 1 else _seconds(stage.transfer_s),
+                    "-" if _keeps_its_output(plan, index) else _seconds(stage.transfer_s),
                     "-" if stage.replicas == 1 else _seconds(stage.sync_s),
                     "-" if stage.replicas == 1 else _seconds(stage.sync_tail_s),
                 )
@@ -125,31 +138,39 @@ def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
             ],
         ),
         (
-            ["stage", "weights", "gradients", "optimizer", "activations", "buffers", "total", "of", "free"],
+            [
+                "group" if several else "stage", "weights", "gradients", "optimizer", "activations", "buffers",
+                "total", "of", "free",
+            ],
             [
                 (
                     index,
                     *map(
                         _bytes,
                         (
-                            stage.memory.weights_bytes,
-                            stage.memory.gradients_bytes,
-                            stage.memory.optimizer_bytes,
-                            stage.memory.activations_bytes,
-                            stage.memory.buffers_bytes,
-                            stage.memory.total_bytes,
-                            stage.capacity_bytes,
+                            group.memory.weights_bytes,
+                            group.memory.gradients_bytes,
+                            group.memory.optimizer_bytes,
+                            group.memory.activations_bytes,
+                            group.memory.buffers_bytes,
+                            group.memory.total_bytes,
+                            group.capacity_bytes,
                         ),
                     ),
-                    f"{100 * stage.headroom_bytes / stage.capacity_bytes:.0f} %"
-                    if stage.capacity_bytes > 0
+                    f"{100 * group.headroom_bytes / group.capacity_bytes:.0f} %"
+                    if group.capacity_bytes > 0
                     else "none",
                 )
-                for index, stage in stages
+                for index, group in enumerate(plan.groups)
             ],
         ),
         *([_compared(plan)] if plan.schedules else []),
-    ]
+    ]  # fmt: skip
+
+
+def _keeps_its_output(plan: Plan, stage: int) -> bool:
+    """Whether what a stage gives to the next one leaves its devices nowhere."""
+    return stage == len(plan.stages) - 1 or plan.stages[stage].devices == plan.stages[stage + 1].devices
 
 
 def _compared(plan: Plan) -> tuple[list[str], list[tuple[object, ...]]]:
@@ -186,8 +207,9 @@ def _pairs(plan: Plan) -> list[str]:
 def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, str]]:
     """Named facts about the whole plan; `stored_step_s` as in `table`."""
     count = plan.micro_batches
+    several = f", {plan.chunks} stages on each device" if plan.chunks > 1 else ""
     schedule = (
-        f"{_SCHEDULES.get(plan.schedule, plan.schedule)}, {counted(count, 'micro-batch')} of"
+        f"{_SCHEDULES.get(plan.schedule, plan.schedule)}{several}, {counted(count, 'micro-batch')} of"
         f" {counted(plan.micro_batch_size, 'sample')}, shared by a stage's replicas,"
         f" activations {'recomputed' if plan.recompute else 'kept'}"
     )
@@ -212,11 +234,6 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
         *([(f"--for {plan.restriction.launcher}", restriction(plan))] if plan.restriction is not None else []),
         *_without(plan),
-        *(
-            [("to compare", "schedules with several stages a device, on balanced cuts: a plan has one stage a device")]
-            if any(choice.chunks > 1 for choice in plan.schedules)
-            else []
-        ),
         *([("run as one", _PAIR.format(", ".join(pairs)))] if (pairs := _pairs(plan)) else []),
         ("limited by", plan.limit),
         ("would help", limits.advice(plan.stages, count, plan.step_s, idle=idle)),
@@ -262,7 +279,7 @@ def _compact_proof(plan: Plan, compact_bound_s: float) -> str:
 
 def _whose(plan: Plan) -> str:
     """Whose plans a bound is about, where several schedules were compared or one launcher is to run the plan."""
-    words = f" for {_SCHEDULES[plan.schedule]}" if plan.schedules else ""
+    words = f" for {_SCHEDULES.get(plan.schedule, plan.schedule)}" if plan.schedules or plan.chunks > 1 else ""
     return words + (f" among plans that {plan.restriction.label} runs" if plan.restriction is not None else "")
 
 
@@ -273,7 +290,12 @@ def restriction(plan: Plan) -> str:
     known = plan.restriction.costs(plan.step_s)
     free_s, stages = plan.restriction.free_step_s, plan.restriction.free_stages
     if known is None or free_s is None or stages is None:
-        why = "no bound is known for its schedule" if plan.lower_bound_s is None else "the search had no time left"
+        if plan.lower_bound_s is None:
+            why = "no bound is known for its schedule"
+        elif plan.schedule in SCHEDULES:
+            why = "the search had no time left"
+        else:
+            why = "not all plans of its schedule were tried"
         return f"not compared with the best plan that anybody could run: {why}"
     least, most = known
     if most <= _PROVEN:
@@ -287,6 +309,8 @@ def restriction(plan: Plan) -> str:
 
 def search_space(plan: Plan) -> str:
     """Which plans were compared, in words."""
+    if plan.chunks > 1:
+        return _improved(plan)
     cuts = "every cut between layers" if plan.cuts == "all" else f"cuts of one order of the layers ({plan.cuts})"
     if plan.restriction is not None:
         cuts = plan.restriction.space if plan.cuts == "all" else f"{cuts}; {plan.restriction.space}"
@@ -297,6 +321,16 @@ def search_space(plan: Plan) -> str:
     )
     effort = f"{plan.labels:,} partial plans, {plan.simulated:,} whole ones simulated" if plan.labels else ""
     return f"{cuts}; {placements}" + (f"; {effort}" if effort else "")
+
+
+def _improved(plan: Plan) -> str:
+    """How a plan with several stages a device was found, and what its bound is about."""
+    cuts = "" if plan.cuts == "all" else f" along one order of the layers ({plan.cuts})"
+    whose = "" if plan.restriction is None else f"; {plan.restriction.space}"
+    return (
+        f"balanced cuts for many sizes, improved by moving borders{cuts} and devices, {plan.simulated:,} plans"
+        f" simulated: there may be better ones; the bound holds for all{whose}"
+    )
 
 
 def device_ranges(devices: Iterable[int]) -> str:
@@ -354,7 +388,7 @@ def sweep(plans: Sequence[Plan]) -> tuple[str, list[str], list[tuple[object, ...
             f"{plan.speed_up:.4g}",
             f"{100 * plan.bubble:.1f} %",
             "-" if plan.gap is None else f"{100 * plan.gap:.1f} %",
-            f"{min(100 * stage.headroom_bytes / stage.capacity_bytes for stage in plan.stages):.0f} %",
+            f"{min(100 * group.headroom_bytes / group.capacity_bytes for group in plan.groups):.0f} %",
         )
         for plan in plans
     ]
@@ -397,7 +431,7 @@ def _loading(plan: Plan) -> str:
 def _tie(plan: Plan, tie: Tie) -> str:
     """What a plan was preferred to, and by how much it is longer."""
     longer = plan.step_s / tie.step_s - 1 if tie.step_s else 0.0
-    held = max(stage.memory.total_bytes for stage in plan.stages)
+    held = max(group.memory.total_bytes for group in plan.groups)
     least = f"the least memory found within {100 * tie.within:.3g} % of the shortest step found, {_seconds(tie.step_s)}"
     if held >= tie.peak_bytes:
         return f"{least}: that plan itself"
@@ -427,8 +461,8 @@ def _optimizer(memory: MemoryModel) -> str:
 
 
 def _shortage(plan: Plan) -> str:
-    index, stage = min(enumerate(plan.stages), key=lambda row: row[1].headroom_bytes)
-    return f"does not fit: each device of stage {index} lacks {_bytes(-stage.headroom_bytes)}"
+    group = min(plan.groups, key=lambda group: group.headroom_bytes)
+    return f"does not fit: each device of stage {group.stages[0]} lacks {_bytes(-group.headroom_bytes)}"
 
 
 def _samples(micro_batch: int, stage: Stage) -> str:

@@ -1,0 +1,136 @@
+"""Plans for schedules that run several stages on a device.
+
+The native search starts from balanced cuts into several stages on each of equal groups of devices, and moves borders
+and devices while that shortens the step under the memory of each group: docs/planner.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+from hpgo import _core
+from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.units import format_bytes
+from hpgo.base.wording import counted
+from hpgo.planning.choices import choice
+from hpgo.planning.cuts import sizes
+from hpgo.planning.running import durations_of
+from hpgo.planning.search import plan_of
+from hpgo.programs.orders import built, fitted, schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hpgo.planning.choices import Try
+    from hpgo.planning.clock import Clock
+    from hpgo.planning.plans import Plan
+    from hpgo.planning.question import Question
+    from hpgo.programs.names import ScheduleName
+    from hpgo.programs.orders import Schedule
+
+CHUNKED: dict[ScheduleName, tuple[int, ...]] = {
+    "interleaved": (2, 3, 4, 6),
+    "interleaved_overlap": (2, 3, 4, 6),
+    "looped_bfs": (2, 3, 4, 6),
+    "hanayo": (2, 4),
+    "interleaved_zb": (2, 3, 4, 6),
+    "zb_v": (2,),
+    "v_half": (2,),
+    "v_min": (2,),
+    "dualpipe_v": (2,),
+}
+"""Schedules with several stages a device, and how many are tried."""
+
+
+def best_of(
+    question: Question,
+    name: ScheduleName,
+    clock: Clock,
+    *,
+    progress: Callable[[float, float], object] | None = None,
+    near_size: int | None = None,
+) -> Try:
+    """The best plan of a schedule of `CHUNKED` that was found, and what to say of it; no plan if none fits.
+
+    Micro-batches of sizes near `near_size` are tried, see `near`, which is asked if it is None. Raises InfeasibleError
+    if there is no cut into so many stages, HpgoError if the time was up before there was any plan.
+    """
+    few = sizes(question, near(question, clock) if near_size is None else near_size)
+    asked = replace(question, schedule="1f1b", micro_batch_sizes=tuple(sorted(few)))
+    found, record, facts = _core.chunked_plan(asked, name, CHUNKED[name], clock.left_s(), progress)
+    clock.stopped = facts["stopped"] or clock.stopped
+    plan = _plan(question, name, found, built(record))
+    plan = replace(
+        plan,
+        lower_bound_s=min(facts["lower_bound_s"], plan.step_s),
+        cuts=facts["one_order"] or "all",
+        placements="compact",
+        simulated=facts["simulated"],
+    )
+    if not plan.fits:
+        return None, choice(plan, f"lacks {format_bytes(plan.missing_bytes)} on a device")
+    return plan, choice(plan, plan.limit)
+
+
+def near(question: Question, clock: Clock) -> int:
+    """The micro-batch size that eager 1F1B takes at a glance, the smallest one where that fits nowhere."""
+    glance = clock.glance(replace(question, schedule="eager_1f1b"))
+    return min(question.micro_batch_sizes) if glance is None else glance.micro_batch_size
+
+
+def evaluate(question: Question, stages: Sequence[tuple[list[int], list[int]]]) -> Plan:
+    """The price of given stages, several of them on the same devices, under the question's schedule.
+
+    The best of the question's micro-batch sizes is taken. Raises ArgumentError if it runs other stages on other ranks.
+    """
+    groups = list(dict.fromkeys(tuple(devices) for _, devices in stages))
+    if len(stages) % len(groups):
+        raise ArgumentError(
+            f"{counted(len(stages), 'stage')} on {counted(len(groups), 'group')} of devices are not as many on each",
+            f"`{question.schedule}` runs as many stages on each device: name the same devices for each of them",
+        )
+    plans: list[Plan] = []
+    refused: HpgoError | None = None
+    for size, recompute in product(question.micro_batch_sizes, question.recompute):
+        one = replace(question, micro_batch_sizes=(size,), recompute=(recompute,))
+        try:
+            plans.append(_fitted_plan(one, stages, groups))
+        except HpgoError as error:
+            refused = error
+    if not plans and refused is not None:
+        raise refused
+    return min(plans, key=lambda plan: (plan.missing_bytes, plan.step_s))
+
+
+def price(question: Question, stages: Sequence[tuple[list[int], list[int]]], orders: Schedule) -> Plan:
+    """The plan with these stages and these orders, for the question's only micro-batch size."""
+    found = _core.evaluate_orders(replace(question, schedule="1f1b"), stages, orders)
+    return _plan(question, orders.name, found, orders)
+
+
+def _fitted_plan(
+    question: Question, stages: Sequence[tuple[list[int], list[int]]], groups: Sequence[tuple[int, ...]]
+) -> Plan:
+    """The price under orders that the question's schedule has for it, fitted to times where it looks at them."""
+
+    def orders(plan: Plan | None) -> Schedule:
+        return schedule(
+            question.schedule,  # type: ignore[arg-type] # one of `CHUNKED`
+            ranks=len(groups),
+            micro_batches=question.global_batch_size // question.micro_batch_sizes[0],
+            chunks=len(stages) // len(groups),
+            durations=None if plan is None else durations_of(plan),
+        )
+
+    plan = price(question, stages, orders(None))
+    return price(question, stages, orders(plan)) if question.schedule in fitted() else plan
+
+
+def _plan(question: Question, name: str, found: _core.PlanRecord, orders: Schedule) -> Plan:
+    return replace(
+        plan_of(replace(question, schedule=name), found),
+        chunks=orders.stages // orders.ranks,
+        actions=tuple(orders.to_text().splitlines()),
+    )

@@ -1,0 +1,385 @@
+//! Makes a plan better by moving borders between stages, and devices between groups.
+//!
+//! One move after the other is simulated, and kept if it makes the score smaller. Where none does, a few random borders
+//! are kicked and it begins anew, from the best plan so far; orders that are fitted to times are fitted again. Effort is
+//! counted in actions, and chance starts from the same seed, so the answer is the same on every machine.
+
+use rustc_hash::FxHashMap;
+
+use crate::control::Control;
+use crate::cost::{Model, Totals};
+use crate::cost::network::Cluster;
+use crate::planner::hybrid::Settings;
+use crate::schedule::{Family, Request, Schedule};
+use crate::simulate::Sweep;
+
+use super::Found;
+use super::run::{Peaks, Prices, Run, durations, footprint, run};
+use super::shapes::{Shape, balanced};
+
+/// Overhead of a trial, in actions that take as long.
+const OVERHEAD: u64 = 300;
+/// A score is smaller only if it is so by this part; less is rounding.
+const SMALLER: f64 = 1e-9;
+/// How far a border moves at once.
+const STRIDES: [isize; 6] = [1, -1, 2, -2, 5, -5];
+/// Trials that it remembers at once.
+const MOST_KNOWN: usize = 50_000;
+/// Kicks without success after which it rests.
+const MOST_KICKS: u32 = 40;
+/// Devices of all groups up to which single ones are moved between them: each such move prices all stages anew.
+const MOST_DEVICES: u32 = 1024;
+
+/// What is tried.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Trial {
+    /// Places in the row around each stage.
+    ends: Vec<usize>,
+    /// Devices of each group.
+    replicas: Vec<u32>,
+}
+
+/// A change of a trial.
+#[derive(Debug, Clone, Copy)]
+enum Move {
+    /// All borders from the one behind stage `.0` to the one behind stage `.1` by `.2` places.
+    Borders(usize, usize, isize),
+    /// One border forth and another back, so that other stages grow and shrink as far.
+    Swap(usize, usize, isize),
+    /// A device from one group to another.
+    Device(usize, usize),
+}
+
+/// One shape on its way to better cuts.
+pub(super) struct Improver<'a> {
+    asked: (&'a Model, &'a Cluster, &'a Settings),
+    row: &'a [usize],
+    family: &'static Family,
+    shape: Shape,
+    /// All devices, as the placement orders them.
+    line: Vec<u32>,
+    orders: Schedule,
+    peaks: Peaks,
+    prices: Prices<'a>,
+    /// Of the groups that `prices` are for.
+    replicas: Vec<u32>,
+    sweep: Sweep,
+    /// Scores of trials that were run in `orders`; `None` for those that can't be.
+    known: FxHashMap<Trial, Option<f64>>,
+    now: (Trial, f64),
+    best: Best,
+    random: u64,
+    kicks: u32,
+    moves: Vec<Move>,
+    pub(super) simulated: u64,
+}
+
+struct Best {
+    trial: Trial,
+    orders: Schedule,
+    run: Run,
+    /// Whether orders were fitted to its times.
+    is_fitted: bool,
+}
+
+impl<'a> Improver<'a> {
+    /// Balanced cuts of a shape, simulated; `None` if the family can't have it, or its devices can't share the
+    /// micro-batch.
+    pub(super) fn start(
+        model: &'a Model,
+        cluster: &'a Cluster,
+        settings: &'a Settings,
+        row: &'a [usize],
+        family: &'static Family,
+        shape: Shape,
+    ) -> Option<Self> {
+        let asked = (model, cluster, settings);
+        let line = shape.placement.line(cluster);
+        let request = Request {
+            chunks: Some(shape.chunks),
+            ..Request::new(shape.replicas.len() as u32, settings.global_batch / shape.micro_batch)
+        };
+        let is_fitted = family.options.contains(&"durations");
+        // Where orders are fitted to times, this is only about who runs which stage, and a few micro-batches tell.
+        let few = Request { micro_batches: request.micro_batches.min(2 * request.ranks), ..request.clone() };
+        let orders = family.build(if is_fitted { &few } else { &request }).ok()?;
+        let ends = balanced_ends(asked, row, &orders.rank_of_stage, &line, &shape, &shape.replicas)?;
+        let trial = Trial { ends, replicas: shape.replicas.clone() };
+        let mut prices = prices(asked, &orders.rank_of_stage, &line, &shape, &trial.replicas);
+        let cuts: Vec<usize> = trial.ends.iter().map(|&end| row[end]).collect();
+        let stages = prices.of(&cuts).ok()?;
+        let orders = if is_fitted {
+            family.build(&Request { durations: Some(durations(&stages, shape.recompute)), ..request }).ok()?
+        } else {
+            orders
+        };
+        let peaks = Peaks::of(&orders);
+        let mut sweep = Sweep::default();
+        let run = run(&orders, &peaks, stages, shape.recompute, &mut sweep).ok()?;
+        let moves = moves(orders.rank_of_stage.len(), &trial.replicas, settings);
+        Some(Self {
+            asked,
+            row,
+            family,
+            line,
+            peaks,
+            prices,
+            replicas: trial.replicas.clone(),
+            sweep,
+            known: FxHashMap::default(),
+            now: (trial.clone(), run.score()),
+            best: Best { trial, orders: orders.clone(), run, is_fitted: true },
+            orders,
+            shape,
+            random: 0x9E37_79B9_7F4A_7C15,
+            kicks: 0,
+            moves,
+            simulated: 1,
+        })
+    }
+
+    /// The best plan so far: one that fits, if any did.
+    pub(super) fn best(&self) -> &Run {
+        &self.best.run
+    }
+
+    /// Goes on until trials had so many actions, nothing helps any more, or `control` says so.
+    pub(super) fn improve(&mut self, effort: u64, control: &Control) {
+        let each = self.orders.action_count() as u64 + OVERHEAD;
+        let mut left = effort;
+        while self.kicks <= MOST_KICKS && left >= each && !control.should_stop() {
+            let before = self.best.run.score();
+            self.descend(each, &mut left, control);
+            self.fit();
+            if self.best.run.score() < before * (1.0 - SMALLER) {
+                self.kicks = 0;
+            }
+            self.now = (self.best.trial.clone(), self.best.run.score());
+            self.kick();
+            self.kicks += 1;
+        }
+    }
+
+    /// Moves while that helps.
+    fn descend(&mut self, each: u64, left: &mut u64, control: &Control) {
+        let moves = std::mem::take(&mut self.moves);
+        let offset = self.next(moves.len());
+        // So many moves in a row that did not help are all of them.
+        let (mut at, mut fruitless) = (0, 0);
+        while fruitless < moves.len() && *left >= each && !control.should_stop() {
+            let change = moves[(offset + at) % moves.len()];
+            at += 1;
+            fruitless += 1;
+            for trial in self.changed(change) {
+                if !self.known.contains_key(&trial) {
+                    *left = left.saturating_sub(each);
+                }
+                let Some(score) = self.score(&trial) else { continue };
+                if score < self.now.1 * (1.0 - SMALLER) {
+                    self.now = (trial, score);
+                    fruitless = 0;
+                    at -= 1; // the same again
+                    break;
+                }
+            }
+        }
+        self.moves = moves;
+    }
+
+    /// What a trial scores; `None` if it can't be run.
+    fn score(&mut self, trial: &Trial) -> Option<f64> {
+        if let Some(&score) = self.known.get(trial) {
+            return score;
+        }
+        let score = self.simulate(trial);
+        if self.known.len() >= MOST_KNOWN {
+            self.known.clear();
+        }
+        self.known.insert(trial.clone(), score);
+        score
+    }
+
+    /// Runs a trial and keeps it if it is the best.
+    fn simulate(&mut self, trial: &Trial) -> Option<f64> {
+        if trial.replicas != self.replicas {
+            self.prices = prices(self.asked, &self.orders.rank_of_stage, &self.line, &self.shape, &trial.replicas);
+            self.replicas.clone_from(&trial.replicas);
+        }
+        let cuts: Vec<usize> = trial.ends.iter().map(|&end| self.row[end]).collect();
+        let stages = self.prices.of(&cuts).ok()?;
+        let found = run(&self.orders, &self.peaks, stages, self.shape.recompute, &mut self.sweep).ok()?;
+        self.simulated += 1;
+        let score = found.score();
+        if found.is_better_than(&self.best.run) {
+            self.best = Best { trial: trial.clone(), orders: self.orders.clone(), run: found, is_fitted: false };
+        }
+        Some(score)
+    }
+
+    /// Fits orders to the best plan, where they look at times, and keeps them if they are better for it.
+    fn fit(&mut self) {
+        if !self.family.options.contains(&"durations") || self.best.is_fitted {
+            return;
+        }
+        self.best.is_fitted = true;
+        let durations = durations(&self.best.run.stages, self.shape.recompute);
+        let request = Request {
+            chunks: Some(self.shape.chunks),
+            durations: Some(durations),
+            ..Request::new(self.shape.replicas.len() as u32, self.asked.2.global_batch / self.shape.micro_batch)
+        };
+        let Ok(fitted) = self.family.build(&request) else { return };
+        if fitted == self.orders {
+            return;
+        }
+        let peaks = std::mem::replace(&mut self.peaks, Peaks::of(&fitted));
+        let orders = std::mem::replace(&mut self.orders, fitted);
+        let trial = self.best.trial.clone();
+        self.simulate(&trial);
+        if self.best.is_fitted {
+            (self.peaks, self.orders) = (peaks, orders); // they were no better
+        } else {
+            self.known.clear();
+        }
+        self.best.is_fitted = true;
+    }
+
+    /// Moves a few borders of the plan at hand, whether or not that helps.
+    fn kick(&mut self) {
+        for _ in 0..2 + self.next(3) {
+            let at = self.next(self.moves.len());
+            if let Some(trial) = self.changed(self.moves[at]).into_iter().next() {
+                self.now.0 = trial;
+            }
+        }
+        let trial = self.now.0.clone();
+        self.now.1 = self.score(&trial).unwrap_or(f64::INFINITY);
+    }
+
+    /// The plan at hand with a change, if it can be made: as it stands, and with balanced cuts where groups change.
+    fn changed(&self, change: Move) -> Vec<Trial> {
+        let mut trial = self.now.0.clone();
+        let moved = |ends: &mut [usize], at: usize, by: isize| {
+            ends[at] = ends[at].saturating_add_signed(by);
+        };
+        match change {
+            Move::Borders(first, last, by) => (first..=last).for_each(|at| moved(&mut trial.ends, at + 1, by)),
+            Move::Swap(one, other, by) => {
+                moved(&mut trial.ends, one + 1, by);
+                moved(&mut trial.ends, other + 1, -by);
+            }
+            Move::Device(from, to) => {
+                if trial.replicas[from] == 1 {
+                    return Vec::new();
+                }
+                trial.replicas[from] -= 1;
+                trial.replicas[to] += 1;
+                let ranks = &self.orders.rank_of_stage;
+                let ends = balanced_ends(self.asked, self.row, ranks, &self.line, &self.shape, &trial.replicas);
+                let anew = ends.map(|ends| Trial { ends, replicas: trial.replicas.clone() });
+                return std::iter::once(trial).chain(anew).collect();
+            }
+        }
+        let inside = trial.ends[0] == 0 && trial.ends[trial.ends.len() - 1] == self.row.len() - 1;
+        if inside && trial.ends.windows(2).all(|two| two[0] < two[1]) { vec![trial] } else { Vec::new() }
+    }
+
+    /// A number below `below`, from a generator that starts alike everywhere (xorshift, Marsaglia, 2003).
+    fn next(&mut self, below: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) as usize % below
+    }
+
+    /// The best plan so far, for who asked.
+    pub(super) fn into_found(self) -> Found {
+        let groups = groups(&self.line, &self.best.trial.replicas);
+        Found {
+            micro_batch: self.shape.micro_batch,
+            recompute: self.shape.recompute,
+            cuts: self.best.trial.ends.iter().map(|&end| self.row[end]).collect(),
+            devices: self.best.orders.rank_of_stage.iter().map(|&rank| groups[rank as usize].clone()).collect(),
+            orders: self.best.orders,
+            run: self.best.run,
+        }
+    }
+}
+
+/// Devices of each group: the next ones in line.
+fn groups(line: &[u32], replicas: &[u32]) -> Vec<Vec<u32>> {
+    let mut begin = 0;
+    let group = |&count: &u32| {
+        let mut devices = line[begin..begin + count as usize].to_vec();
+        devices.sort_unstable();
+        begin += count as usize;
+        devices
+    };
+    replicas.iter().map(group).collect()
+}
+
+fn prices<'a>(
+    asked: (&'a Model, &'a Cluster, &'a Settings),
+    rank_of_stage: &[u32],
+    line: &[u32],
+    shape: &Shape,
+    replicas: &[u32],
+) -> Prices<'a> {
+    let footprints = groups(line, replicas).iter().map(|devices| footprint(asked.1, devices)).collect();
+    Prices::new(asked, shape.micro_batch, shape.recompute, rank_of_stage, footprints)
+}
+
+/// Balanced cuts for groups of so many devices; `None` if a group can't share the micro-batch.
+fn balanced_ends(
+    (model, cluster, settings): (&Model, &Cluster, &Settings),
+    row: &[usize],
+    rank_of_stage: &[u32],
+    line: &[u32],
+    shape: &Shape,
+    replicas: &[u32],
+) -> Option<Vec<usize>> {
+    let mut of_rank: Vec<Vec<f64>> = Vec::with_capacity(replicas.len());
+    let mut totals_of: FxHashMap<u32, Totals> = FxHashMap::default();
+    for (devices, &count) in groups(line, replicas).iter().zip(replicas) {
+        let share = settings.share(shape.micro_batch, count)?;
+        let totals = totals_of.entry(share).or_insert_with(|| model.totals(share));
+        let speed = (footprint(cluster, devices).iter())
+            .map(|&(machine, _)| cluster.machines[machine as usize].speed)
+            .fold(f64::INFINITY, f64::min);
+        of_rank.push(row.iter().map(|&cut| (totals.forward_s[cut] + totals.backward_s[cut]) / speed).collect());
+    }
+    let before: Vec<&[f64]> = rank_of_stage.iter().map(|&rank| &of_rank[rank as usize][..]).collect();
+    Some(balanced(&before))
+}
+
+/// All changes that are tried, the small ones first.
+fn moves(stages: usize, replicas: &[u32], settings: &Settings) -> Vec<Move> {
+    let borders = stages - 1;
+    let mut moves = Vec::new();
+    for by in STRIDES {
+        moves.extend((0..borders).map(|at| Move::Borders(at, at, by)));
+    }
+    for by in [1, -1] {
+        for first in 0..borders {
+            moves.extend((first + 1..borders).map(|last| Move::Borders(first, last, by)));
+            moves.extend((first + 1..borders).map(|other| Move::Swap(first, other, by)));
+        }
+    }
+    let devices: u32 = replicas.iter().sum();
+    if !settings.equal_replicas && devices <= MOST_DEVICES && devices as usize > replicas.len() {
+        for from in 0..replicas.len() {
+            moves.extend((0..replicas.len()).filter(|&to| to != from).map(|to| Move::Device(from, to)));
+        }
+    }
+    moves
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_take_the_next_devices_in_line() {
+        assert_eq!(groups(&[0, 2, 1, 3, 4], &[2, 2]), [vec![0, 2], vec![1, 3]]);
+    }
+}

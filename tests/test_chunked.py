@@ -1,0 +1,473 @@
+"""Plans with several stages a device: cut well, within memory, honestly bounded, and carried by all else."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import accumulate, combinations, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from toys import chain
+
+import hpgo
+from hpgo.planning.chunked import CHUNKED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent
+GB = 1e9
+
+
+def cluster(devices: int, memory: str = "16 GB", gbit_s: float = 100, *, each: int = 1) -> hpgo.Cluster:
+    return hpgo.Cluster.of(
+        nodes=devices // each, devices_per_node=each, intra_gbit_s=8 * gbit_s, inter_gbit_s=gbit_s, memory=memory
+    )
+
+
+def cuts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
+    """Layers of each stage, in every way."""
+    for inner in combinations(range(1, layers), stages - 1):
+        yield tuple(end - begin for begin, end in pairwise((0, *inner, layers)))
+
+
+def put(name: str, counts: tuple[int, ...], groups: list[list[int]], micro_batches: int) -> list[tuple[int, list[int]]]:
+    """Stages of so many layers on the groups that the schedule has for them."""
+    orders = hpgo.schedule(name, ranks=len(groups), micro_batches=micro_batches, chunks=len(counts) // len(groups))
+    return [(count, groups[rank]) for count, rank in zip(counts, orders.rank_of_stage, strict=True)]
+
+
+@st.composite
+def questions(draw: st.DrawFn, most: int = 8) -> tuple[hpgo.Profile, float, float]:
+    """Layers that differ, a bandwidth, and the memory of a device."""
+    layers = draw(st.integers(5, most))
+    each = st.lists(st.floats(0.1, 2.0), min_size=layers, max_size=layers)
+    sizes = st.lists(st.floats(0.0, 0.5 * GB), min_size=layers, max_size=layers)
+    return chain(draw(each), draw(sizes), draw(sizes)), draw(st.sampled_from([1.0, 10.0, 100.0])), draw(
+        st.sampled_from([6.0, 9.0, 64.0])
+    )  # fmt: skip
+
+
+# --- How good they are ------------------------------------------------------------------------------------------------
+
+
+def brute_force(name: str, profile: hpgo.Profile, machines: hpgo.Cluster, batch: int) -> hpgo.Plan | None:
+    """The best of all cuts into four stages on two devices, for every micro-batch size."""
+    best = None
+    for size in (size for size in range(1, batch + 1) if batch % size == 0):
+        for counts in cuts(len(profile.layers), 4):
+            stages = put(name, counts, [[0], [1]], batch // size)
+            plan = hpgo.evaluate(
+                profile, machines, stages, global_batch_size=batch, micro_batch_size=size, schedule=name
+            )
+            if plan.fits and (best is None or plan.step_s < best.step_s):
+                best = plan
+    return best
+
+
+@settings(max_examples=12, deadline=None)
+@given(questions(most=7), st.sampled_from(["interleaved", "looped_bfs", "hanayo", "interleaved_zb"]))
+def test_the_plan_is_the_best_of_all_cuts_and_none_goes_below_the_bound(
+    question: tuple[hpgo.Profile, float, float], name: str
+) -> None:
+    profile, gbit_s, memory = question
+    machines = cluster(2, f"{memory} GB", gbit_s)
+    best = brute_force(name, profile, machines, 4)
+    try:
+        plan = hpgo.plan(profile, machines, global_batch_size=4, schedule=name, max_stages=4)
+    except hpgo.InfeasibleError:
+        assert best is None
+        return
+    assert best is not None
+    assert plan.step_s == pytest.approx(best.step_s, rel=1e-9)
+    assert plan.lower_bound_s is not None
+    assert plan.lower_bound_s <= best.step_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min"])
+def test_plans_of_orders_that_are_fitted_to_times_are_as_good_as_all_cuts(name: str) -> None:
+    profile = chain([1.0, 0.4, 1.3, 0.7, 1.9, 0.2, 0.8], 1e8, 1e8)
+    best = brute_force(name, profile, cluster(2), 4)
+    plan = hpgo.plan(profile, cluster(2), global_batch_size=4, schedule=name)
+    assert best is not None
+    assert plan.step_s <= best.step_s * (1 + 1e-3)
+    assert plan.lower_bound_s is not None
+    assert plan.lower_bound_s <= best.step_s
+
+
+def balanced(seconds: list[float], stages: int) -> tuple[int, ...]:
+    """Layers of each stage, so that the longest stage is as short as it can be."""
+    before = [0.0, *accumulate(seconds)]
+
+    def longest(counts: tuple[int, ...]) -> float:
+        ends = (0, *accumulate(counts))
+        return max(before[end] - before[begin] for begin, end in pairwise(ends))
+
+    return min(cuts(len(seconds), stages), key=longest)
+
+
+@settings(max_examples=15, deadline=None)
+@given(questions(), st.sampled_from(list(CHUNKED)), st.booleans())
+def test_a_plan_is_never_worse_than_balanced_cuts_on_equal_groups(
+    question: tuple[hpgo.Profile, float, float], name: str, recompute: bool
+) -> None:
+    profile, gbit_s, memory = question
+    machines = cluster(4, f"{memory} GB", gbit_s, each=2)
+    options: dict[str, Any] = {"global_batch_size": 8, "schedule": name, "recompute": recompute}
+    try:
+        step_s = hpgo.plan(profile, machines, **options).step_s
+    except hpgo.InfeasibleError:
+        step_s = math.inf
+    seconds = [layer.forward_s[0] + layer.backward_s[0] for layer in profile.layers]
+    compared = 0
+    for ranks, chunks, size in ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 2), (4, 2, 1), (4, 2, 2)):
+        replicas = 4 // ranks
+        if size < replicas or ranks * chunks > len(seconds) or chunks not in CHUNKED[name]:
+            continue
+        groups = [list(range(rank * replicas, (rank + 1) * replicas)) for rank in range(ranks)]
+        try:
+            stages = put(name, balanced(seconds, ranks * chunks), groups, 8 // size)
+        except hpgo.ArgumentError:  # not for so few micro-batches
+            continue
+        plan = hpgo.evaluate(profile, machines, stages, micro_batch_size=size, **options)
+        if plan.fits:
+            compared += 1
+            assert step_s <= plan.step_s * (1 + 1e-12), (ranks, chunks, size)
+    assume(compared)
+
+
+def test_uneven_cuts_are_shorter_than_balanced_ones() -> None:
+    profile, machines = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
+    plan = hpgo.plan(profile, machines, global_batch_size=64, schedule="zb_v", max_stages=4)
+    assert plan.step_s < 0.99 * min(
+        hpgo.evaluate(
+            profile,
+            machines,
+            put("zb_v", (14, 13, 13, 13), [[*range(8)], [*range(8, 16)]], 64 // size),
+            global_batch_size=64,
+            micro_batch_size=size,
+            schedule="zb_v",
+        ).step_s
+        for size in (16, 32)
+    )
+
+
+def test_groups_get_as_many_devices_as_they_need() -> None:
+    """Three quarters of the work can't be cut."""
+    profile = chain([1.0, 1.0, 9.0, 1.0], 1e6, 1e6)
+    plan = hpgo.plan(profile, cluster(4, each=4), global_batch_size=64, schedule="zb_v")
+    assert sorted(len(group.devices) for group in plan.groups) == [1, 3]
+    with pytest.raises(hpgo.InfeasibleError, match="there is no cut for `zb_v`"):
+        hpgo.plan(profile, cluster(1), global_batch_size=8, schedule="zb_v")
+
+
+def test_a_launcher_with_equal_replicas_gets_equal_groups() -> None:
+    profile = chain([1.0, 1.0, 9.0, 1.0], 1e6, 1e6)
+    plan = hpgo.plan(profile, cluster(4, each=4), global_batch_size=64, schedule="zb_v", launcher="torch")
+    assert len({len(group.devices) for group in plan.groups}) == 1
+    assert plan.restriction is not None
+    assert "not all plans of its schedule were tried" in " ".join(str(plan).split())
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(questions(), st.sampled_from(list(CHUNKED)), st.booleans())
+def test_groups_hold_what_the_simulation_says_and_no_more_than_they_have(
+    question: tuple[hpgo.Profile, float, float], name: str, recompute: bool
+) -> None:
+    profile, gbit_s, memory = question
+    machines = cluster(4, f"{memory} GB", gbit_s)
+    try:
+        plan = hpgo.plan(profile, machines, global_batch_size=8, schedule=name, recompute=recompute)
+    except hpgo.InfeasibleError:
+        return
+    timeline = plan.timeline()
+    assert timeline.makespan_s == pytest.approx(plan.step_s, rel=1e-12)
+    held = [group.memory.total_bytes for group in plan.groups]
+    assert timeline.measures.peak_memory_bytes == pytest.approx(held)
+    assert max(held) <= memory * GB
+    assert plan.fits
+    for rank, group in enumerate(plan.groups):
+        assert max(plan.stages[at].in_flight for at in group.stages) <= timeline.measures.peak_in_flight[rank]
+
+
+def test_borders_move_until_every_group_fits() -> None:
+    """Balanced cuts put the two large layers on one device."""
+    large = [4 * GB if at in {0, 4} else 0.0 for at in range(8)]
+    profile, machines = chain([1.0] * 8, 1e6, large), cluster(2, "17 GB")
+    with_balanced = hpgo.evaluate(
+        profile,
+        machines,
+        put("interleaved", (2, 2, 2, 2), [[0], [1]], 4),
+        global_batch_size=4,
+        micro_batch_size=1,
+        schedule="interleaved",
+    )
+    assert with_balanced.missing_bytes > 10 * GB
+    assert "lacks" in str(with_balanced)
+    plan = hpgo.plan(profile, machines, global_batch_size=4, schedule="interleaved")
+    assert plan.fits
+
+
+def test_recomputation_holds_inputs_and_the_activations_of_one_backward() -> None:
+    profile = chain([1.0] * 8, activation_bytes=1e8)
+    wide = replace(profile, layers=tuple(replace(layer, saved_bytes=(2e9,)) for layer in profile.layers))
+    machines = cluster(4, gbit_s=1e6)
+    kept, again = (
+        hpgo.evaluate(
+            wide,
+            machines,
+            put("interleaved", (1,) * 8, [[0], [1], [2], [3]], 16),
+            global_batch_size=16,
+            micro_batch_size=1,
+            schedule="interleaved",
+            recompute=recompute,
+        )
+        for recompute in (False, True)
+    )
+    in_flight = hpgo.schedule("interleaved", ranks=4, micro_batches=16, chunks=2).peak_in_flight
+    buffers = 2 * 2 * 2e8  # an input and an output, each way, of both chunks
+    assert kept.missing_bytes == pytest.approx(in_flight[0] * 2e9 + buffers - 2e8 - 16e9)
+    assert again.fits
+    # The first chunk of rank 0 has no input to keep; the largest is a rank behind it.
+    assert max(group.memory.total_bytes for group in again.groups) == pytest.approx(in_flight[1] * 1e8 + 2e9 + buffers)
+    either = hpgo.plan(wide, machines, global_batch_size=16, schedule="interleaved", recompute="auto", max_stages=8)
+    assert either.fits
+
+
+def test_gradients_of_one_groups_stages_are_summed_one_after_the_other() -> None:
+    """Free computing, so that nothing but the sums of the two stages of each group is left."""
+    profile = chain([1e-9] * 4, 0.0, 1e9)
+    plan = hpgo.evaluate(
+        profile,
+        cluster(4, "64 GB", each=2),
+        put("interleaved", (1, 1, 1, 1), [[0, 1], [2, 3]], 2),
+        global_batch_size=4,
+        micro_batch_size=2,
+        schedule="interleaved",
+    )
+    assert plan.step_s == pytest.approx(2 * plan.stages[0].sync_s, rel=1e-6)
+    assert plan.timeline().makespan_s == plan.step_s
+
+
+# --- Files, orders, programs ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def uneven() -> hpgo.Plan:
+    return hpgo.plan(hpgo.read_profile("bert-48"), cluster(4, each=2), global_batch_size=64, schedule="interleaved")
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_plans_survive_files_and_are_priced_anew_to_the_last_digit(name: str) -> None:
+    profile, machines = chain([1.0, 2.0, 0.5, 1.0, 1.5, 0.7], 1e8, 1e8), cluster(4, each=2)
+    plan = hpgo.plan(profile, machines, global_batch_size=16, schedule=name, recompute="auto")
+    assert plan.schedule == name
+    assert plan.chunks > 1
+    document = json.loads(plan.to_json())
+    jsonschema.validate(document, json.loads((ROOT / "docs/plan.schema.json").read_text(encoding="utf-8")))
+    assert document["chunks"] == plan.chunks
+    read = hpgo.Plan.from_json(plan.to_json())
+    assert read == plan
+    priced = read.reprice()
+    assert (priced.step_s, priced.stages, priced.actions) == (plan.step_s, plan.stages, plan.actions)
+    assert hpgo.Plan.from_json(plan.to_json(embed=False)).reprice(profile=profile, cluster=machines) == priced
+    assert hpgo.simulate(hpgo.Program.from_json(plan.program().to_json())).makespan_s == plan.step_s
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"chunks": 3}, "`chunks`, 3, on each"),
+        ({"chunks": 0}, "`chunks`"),
+        ({"actions": ["0F0"]}, "not one for each group"),
+    ],
+)
+def test_files_that_contradict_themselves_are_refused(uneven: hpgo.Plan, change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.Plan.from_json(json.dumps(json.loads(uneven.to_json()) | change))
+    assert reason in caught.value.message
+
+
+def test_a_plan_of_one_stage_a_device_from_before_is_read(uneven: hpgo.Plan) -> None:
+    flat = hpgo.plan(hpgo.read_profile("bert-48"), cluster(4, each=2), global_batch_size=64)
+    older = json.loads(flat.to_json())
+    del older["chunks"]
+    assert hpgo.Plan.from_json(json.dumps(older)) == flat
+    assert [group.stages for group in flat.groups] == [(at,) for at in range(len(flat.stages))]
+    assert uneven.devices == sum(len(group.devices) for group in uneven.groups) <= 4
+
+
+def test_a_plan_runs_by_other_schedules_that_place_its_stages_alike(uneven: hpgo.Plan) -> None:
+    assert uneven.orders().rank_of_stage == uneven.orders("looped_bfs").rank_of_stage
+    looped = hpgo.simulate(uneven, schedule="looped_bfs")
+    assert looped.makespan_s > 0
+    for name in ("1f1b", "hanayo", "zb_v"):
+        with pytest.raises(hpgo.ArgumentError, match="but the plan has"):
+            uneven.orders(name)
+    flat = hpgo.plan(hpgo.read_profile("bert-48"), cluster(4, each=2), global_batch_size=64)
+    with pytest.raises(hpgo.ArgumentError, match="the plan has one stage a rank"):
+        flat.orders("interleaved")
+
+
+def test_stages_of_a_plan_go_where_its_schedule_runs_them() -> None:
+    profile, machines = chain([1.0] * 8), cluster(2)
+    wrong = [(2, [0]), (2, [1]), (2, [1]), (2, [0])]
+    question = {"global_batch_size": 4, "micro_batch_size": 1}
+    assert hpgo.evaluate(profile, machines, wrong, schedule="zb_v", **question).chunks == 2
+    with pytest.raises(hpgo.ArgumentError, match="device 1 is on stages of rank 1 and of rank 0"):
+        hpgo.evaluate(profile, machines, wrong, schedule="interleaved", **question)
+    with pytest.raises(hpgo.ArgumentError, match="not as many on each"):
+        hpgo.evaluate(profile, machines, [(2, [0]), (2, [1]), (4, [0])], schedule="interleaved", **question)
+    with pytest.raises(hpgo.ArgumentError, match="device 0 is in stage"):
+        hpgo.evaluate(profile, machines, [(2, [0]), (2, [1]), (4, [0])], schedule="1f1b", **question)
+
+
+def test_the_report_has_a_row_for_each_stage_and_for_the_memory_of_each_group(uneven: hpgo.Plan) -> None:
+    text = str(uneven)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    head = next(line.split() for line in text.splitlines() if "count" in line)
+    assert head[:5] == ["stage", "layers", "count", "group", "devices"]
+    memory = text.split("group  weights")[1].split("\n\n", maxsplit=1)[0].splitlines()[1:]
+    assert len(memory) == len(uneven.groups)
+    words = " ".join(text.split())
+    assert f"interleaved 1F1B, {uneven.chunks} stages on each device" in words
+    assert "moving borders" in words
+    assert "there may be better ones; the bound holds for all" in words
+
+
+# --- Searching --------------------------------------------------------------------------------------------------------
+
+
+def test_auto_gives_each_schedule_the_plan_that_it_has_alone() -> None:
+    question = (chain([1.0, 2.0, 0.5, 1.0, 1.5, 0.7], 1e8, 1e8), cluster(4))
+    auto = hpgo.plan(*question, global_batch_size=16, schedule="auto")
+    by_name = {choice.name: choice for choice in auto.schedules}
+    for name in CHUNKED:
+        alone = hpgo.plan(*question, global_batch_size=16, schedule=name)
+        assert by_name[name].step_s == alone.step_s
+        assert by_name[name].chunks == alone.chunks
+        assert auto.alternative(name).reprice().step_s == alone.step_s
+
+
+def test_auto_may_take_a_schedule_with_several_stages_a_device() -> None:
+    plan = hpgo.plan(chain([1.0] * 8), cluster(4), global_batch_size=4, micro_batch_size=1, schedule="auto")
+    assert plan.chunks > 1
+    assert plan.fits
+    assert plan.gap is not None
+    assert plan.timeline().makespan_s == plan.step_s
+    assert "at most" in str(plan)
+
+
+def test_ctrl_c_and_deadlines_leave_the_best_plan_so_far() -> None:
+    question = (hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"))
+
+    def interrupt(best_s: float, lower_bound_s: float) -> None:
+        assert lower_bound_s >= 0
+        if math.isfinite(best_s):
+            raise KeyboardInterrupt
+
+    whole = hpgo.plan(*question, global_batch_size=64, schedule="interleaved")
+    plan = hpgo.plan(*question, global_batch_size=64, schedule="interleaved", progress=interrupt)
+    assert whole.stopped is None
+    assert plan.stopped in {"interrupt", None}  # None where it was over before anybody asked
+    assert plan.step_s >= whole.step_s
+    assert plan.fits
+    hurried = hpgo.plan(*question, global_batch_size=64, schedule="interleaved", deadline_s=0.25)
+    assert hurried.step_s >= whole.step_s
+    assert hurried.stopped in {"deadline", None}
+    assert hurried.fits
+
+
+def test_the_same_question_has_the_same_answer_twice(uneven: hpgo.Plan) -> None:
+    question = (hpgo.read_profile("bert-48"), cluster(4, each=2))
+    assert hpgo.plan(*question, global_batch_size=64, schedule="interleaved") == uneven
+
+
+def test_a_branching_model_is_cut_along_one_order_and_the_report_says_so() -> None:
+    plan = hpgo.plan(hpgo.read_profile("gnmt-16"), cluster(4), global_batch_size=256, schedule="zb_v")
+    assert plan.cuts != "all"
+    assert "along one order of the layers" in " ".join(str(plan).split())
+    assert plan.reprice().step_s == plan.step_s
+
+
+# --- Running and exporting --------------------------------------------------------------------------------------------
+
+
+def test_exports_carry_them_or_refuse_by_name(uneven: hpgo.Plan) -> None:
+    orders = hpgo.export.files(uneven, "torch")["order.csv"]
+    assert hpgo.Schedule.from_text(orders) == uneven.orders()
+    with pytest.raises(hpgo.ArgumentError, match=r"DeepSpeed.* does not run `interleaved`"):
+        hpgo.export.files(uneven, "deepspeed")
+    profile, machines = hpgo.read_profile("bert-48"), cluster(4, each=2)
+    v_shaped = hpgo.plan(profile, machines, global_batch_size=64, schedule="zb_v", launcher="torchtitan")
+    assert hpgo.export.files(v_shaped, "torchtitan")
+    with pytest.raises(hpgo.ArgumentError, match=r"Megatron-LM.* does not run `zb_v`"):
+        hpgo.export.megatron(v_shaped)
+    blocks = hpgo.plan(profile, machines, global_batch_size=64, schedule="interleaved", launcher="megatron")
+    layout = hpgo.export.megatron(blocks).splitlines()[-1].split("'")[1]
+    assert len(hpgo.Layout.from_text(layout).stages) == len(blocks.stages)
+    assert hpgo.Layout.from_text(layout).chunks(len(blocks.groups)) == blocks.chunks
+
+
+def test_the_command_line_plans_and_prices_them(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from hpgo.cli.main import group
+
+    run = CliRunner().invoke
+    file = str(tmp_path / "plan.json")
+    arguments = ["bert-48", "-c", "dapple-c", "-b", "64", "--schedule", "zb_v", "--devices", "4", "-o", file]
+    done = run(group, ["plan", *arguments])
+    assert done.exit_code == 0, done.output
+    assert "ZB-V, 2 stages on each device" in " ".join(done.output.split())
+    assert "the same when priced anew" in " ".join(run(group, ["evaluate", file]).output.split())
+    stages = "14@0,13@1,13@1,13@0"
+    priced = run(group, ["evaluate", "bert-48", "-c", "dapple-c", "-b", "64", "--schedule", "zb_v", "--stages", stages])
+    assert priced.exit_code == 0, priced.output
+    assert "2 stages on each device" in priced.output
+
+
+def test_the_example_engine_trains_by_uneven_plans_to_one_processs_gradients(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    from test_program import LAYERS, one_process
+
+    seconds = [1.0, 2.0, 0.5, 1.0, 3.0, 0.7, 1.0, 1.3, 0.4, 1.0, 2.0, 0.6]
+    profile = chain(seconds, 1e6, 1e6)
+    profile = replace(
+        profile, layers=tuple(replace(layer, id=name) for layer, name in zip(profile.layers, LAYERS, strict=True)),
+        edges=tuple(pairwise(LAYERS)),
+    )  # fmt: skip
+    paths = []
+    for name in ("interleaved", "zb_v"):
+        plan = hpgo.plan(profile, cluster(4, each=2), global_batch_size=12, schedule=name)
+        assert len({len(stage.layers) for stage in plan.stages}) > 1
+        paths.append(tmp_path / f"{name}.json")
+        plan.program().save(paths[-1])
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/engine_ranks.py", "4", tmp_path, *paths],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected, expected_loss = one_process(torch, 12)
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    for path in paths:
+        found, loss = set(), 0.0
+        for rank in range(4):
+            part, gradients = torch.load(f"{path}.{rank}.pt", weights_only=True)
+            loss += float(part)
+            found |= set(gradients)
+            for layer, gradient in gradients.items():
+                assert float((gradient - expected[layer]).abs().max()) <= 1e-12 * largest, (path.name, rank, layer)
+        assert found == set(expected)
+        assert loss == pytest.approx(expected_loss, rel=1e-12)
