@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 
 import hpgo
-from hpgo.planning.choose import RUN_ON_PLANS
+from hpgo.planning.chunked import CHUNKED
 from hpgo.planning.question import SCHEDULES
+from hpgo.planning.rerun import RUN_ON_PLANS
 from hpgo.programs.names import Communication, PlannedSchedule, ScheduleName
 from hpgo.timing.simulation import COMMUNICATION
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def test_words_in_types_are_those_that_run() -> None:
     assert sorted(get_args(ScheduleName)) == sorted(family.name for family in hpgo.schedules())
-    assert sorted(get_args(PlannedSchedule)) == sorted([*SCHEDULES, *RUN_ON_PLANS, "auto"])
+    assert sorted(get_args(PlannedSchedule)) == sorted([*SCHEDULES, *RUN_ON_PLANS, *CHUNKED, "auto"])
     assert list(get_args(Communication)) == list(COMMUNICATION)
 
 

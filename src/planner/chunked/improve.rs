@@ -7,8 +7,8 @@
 use rustc_hash::FxHashMap;
 
 use crate::control::Control;
-use crate::cost::{Model, Totals};
 use crate::cost::network::Cluster;
+use crate::cost::{Model, Totals};
 use crate::planner::hybrid::Settings;
 use crate::schedule::{Family, Request, Schedule};
 use crate::simulate::Sweep;
@@ -83,17 +83,19 @@ struct Best {
 }
 
 impl<'a> Improver<'a> {
-    /// Balanced cuts of a shape, simulated; `None` if the family can't have it, or its devices can't share the
-    /// micro-batch.
+    /// Balanced cuts of a shape, simulated; `None` if the family can't have it, its devices can't share the micro-batch,
+    /// or `control` says to stop.
     pub(super) fn start(
-        model: &'a Model,
-        cluster: &'a Cluster,
-        settings: &'a Settings,
+        asked: (&'a Model, &'a Cluster, &'a Settings),
         row: &'a [usize],
         family: &'static Family,
         shape: Shape,
+        control: &Control,
     ) -> Option<Self> {
-        let asked = (model, cluster, settings);
+        if control.should_stop() {
+            return None;
+        }
+        let (_, cluster, settings) = asked;
         let line = shape.placement.line(cluster);
         let request = Request {
             chunks: Some(shape.chunks),
@@ -102,14 +104,15 @@ impl<'a> Improver<'a> {
         let is_fitted = family.options.contains(&"durations");
         // Where orders are fitted to times, this is only about who runs which stage, and a few micro-batches tell.
         let few = Request { micro_batches: request.micro_batches.min(2 * request.ranks), ..request.clone() };
-        let orders = family.build(if is_fitted { &few } else { &request }).ok()?;
+        let orders = family.build_under(if is_fitted { &few } else { &request }, control).ok()?;
         let ends = balanced_ends(asked, row, &orders.rank_of_stage, &line, &shape, &shape.replicas)?;
         let trial = Trial { ends, replicas: shape.replicas.clone() };
         let mut prices = prices(asked, &orders.rank_of_stage, &line, &shape, &trial.replicas);
         let cuts: Vec<usize> = trial.ends.iter().map(|&end| row[end]).collect();
         let stages = prices.of(&cuts).ok()?;
         let orders = if is_fitted {
-            family.build(&Request { durations: Some(durations(&stages, shape.recompute)), ..request }).ok()?
+            let durations = Some(durations(&stages, shape.recompute));
+            family.build_under(&Request { durations, ..request }, control).ok()?
         } else {
             orders
         };
@@ -150,7 +153,7 @@ impl<'a> Improver<'a> {
         while self.kicks <= MOST_KICKS && left >= each && !control.should_stop() {
             let before = self.best.run.score();
             self.descend(each, &mut left, control);
-            self.fit();
+            self.fit(control);
             if self.best.run.score() < before * (1.0 - SMALLER) {
                 self.kicks = 0;
             }
@@ -217,7 +220,7 @@ impl<'a> Improver<'a> {
     }
 
     /// Fits orders to the best plan, where they look at times, and keeps them if they are better for it.
-    fn fit(&mut self) {
+    fn fit(&mut self, control: &Control) {
         if !self.family.options.contains(&"durations") || self.best.is_fitted {
             return;
         }
@@ -228,7 +231,7 @@ impl<'a> Improver<'a> {
             durations: Some(durations),
             ..Request::new(self.shape.replicas.len() as u32, self.asked.2.global_batch / self.shape.micro_batch)
         };
-        let Ok(fitted) = self.family.build(&request) else { return };
+        let Ok(fitted) = self.family.build_under(&request, control) else { return };
         if fitted == self.orders {
             return;
         }

@@ -89,7 +89,7 @@ pub fn plan(
     let shapes = shapes(cluster, settings, family, chunks, row.len() - 1);
     let lower_bound_s = lower_bound_s(model, cluster, settings, family);
     control.report(Progress { lower_bound_s, ..Progress::default() });
-    let start = |shape| (!control.should_stop()).then(|| Improver::start(model, cluster, settings, &row, family, shape))?;
+    let start = |shape| Improver::start((model, cluster, settings), &row, family, shape, control);
     let mut pool: Vec<Improver> = shapes.into_par_iter().filter_map(start).collect();
     if pool.is_empty() {
         return Err(if control.should_stop() {

@@ -311,8 +311,7 @@ pub fn evaluate(
         ));
     }
     let footprints = footprints(cluster, devices, orders)?;
-    let mut prices =
-        Prices::new((model, cluster, settings), micro_batch, recompute, &orders.rank_of_stage, footprints);
+    let mut prices = Prices::new((model, cluster, settings), micro_batch, recompute, &orders.rank_of_stage, footprints);
     let cuts: Vec<usize> = (0..=devices.len()).collect();
     let stages = prices.of(&cuts)?;
     Ok((micro_batch, recompute, run(orders, &Peaks::of(orders), stages, recompute, &mut Sweep::default())?))
