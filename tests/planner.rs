@@ -7,7 +7,7 @@ use hpgo::cost::network::{Cluster, Link, Machine};
 use hpgo::cost::{MemoryModel, Model};
 use hpgo::model::graph::{Graph, Layer, Measurement};
 use hpgo::model::states::{DEFAULT_BOUND, States};
-use hpgo::planner::hybrid::{self, Answer, Candidate, Priced, Settings, WarmUp};
+use hpgo::planner::hybrid::{self, Answer, Candidate, Priced, Pricer, Settings, StageChoice, WarmUp};
 use hpgo::{Control, Error};
 use proptest::bool::weighted;
 use proptest::prelude::*;
@@ -304,6 +304,123 @@ fn a_search_without_a_limit_ends_by_itself_or_says_that_effort_ended_it() {
     holds(|judged| {
         let (_, _, answer) = judged.both()?;
         prop_assert!(matches!(answer.stopped, None | Some(Stopped::Effort)), "{:?}", answer.stopped);
+        Ok(())
+    });
+}
+
+/// Chains on several machines, as small as the oracle needs them and as large as placements need them to differ.
+fn questions_of_machines() -> impl Strategy<Value = Question> {
+    let shape = prop_oneof![Just((3, 2)), Just((4, 2)), Just((2, 3)), Just((4, 1))];
+    let link = |bytes_per_s| {
+        (bytes_per_s, prop_oneof![Just(0.0), 0.01..0.2]).prop_map(|(bytes_per_s, latency_s): (f64, f64)| Link {
+            bytes_per_s,
+            collective_bytes_per_s: bytes_per_s,
+            latency_s,
+        })
+    };
+    let cluster = (shape, link(100.0..1_000.0), link(5.0..100.0), 0..3_u32, prop_oneof![Just(1e9), 2_000.0..9_000.0]);
+    (questions(), layers(3), cluster, prop_oneof![Just(4_u32), Just(8)]).prop_map(
+        |(question, layers, ((machines, devices), intra, inter, slow, memory_bytes), global_batch)| {
+            let machine = |index| Machine { devices, memory_bytes, speed: if index < slow { 0.5 } else { 1.0 } };
+            let settings = Settings {
+                global_batch,
+                micro_batch_sizes: vec![global_batch / 2, global_batch],
+                recompute: vec![question.settings.recompute[0]],
+                equal_replicas: false,
+                ..question.settings
+            };
+            Question {
+                graph: Graph { batch_sizes: vec![1], layers, edges: vec![(0, 1), (1, 2)] },
+                cluster: Cluster { machines: (0..machines).map(machine).collect(), intra, inter },
+                settings,
+            }
+        },
+    )
+}
+
+/// Shows `check` many questions on several machines, each with what patterns and annealing make of it.
+fn drafts(cases: u32, check: impl Fn(&Question, &Model, Result<Answer, Error>) -> Result<(), TestCaseError>) {
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let outcome = runner.run(&questions_of_machines(), |question| {
+        let model = Model::new(&question.graph, &States::of(&question.graph, DEFAULT_BOUND).expect("a chain"));
+        let draft = hybrid::draft(&model, &question.cluster, &question.settings, &Control::default());
+        check(&question, &model, draft)
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
+
+#[test]
+fn a_draft_fits_and_uses_each_device_once() {
+    drafts(40, |Question { cluster, settings, .. }, model, draft| {
+        let Ok(Answer { plan, priced, .. }) = draft else { return Ok(()) };
+        let mut devices: Vec<u32> = plan.devices(cluster).into_iter().flatten().collect();
+        devices.sort_unstable();
+        devices.dedup();
+        prop_assert_eq!(devices.len() as u32, plan.stages.iter().map(StageChoice::replicas).sum::<u32>());
+        prop_assert!(devices.iter().all(|&device| device < cluster.devices()), "{:?}", plan);
+        for (machine, most) in (0..).zip(cluster.machines.iter().map(|machine| machine.devices)) {
+            let taken = plan.stages.iter().flat_map(|stage| &stage.footprint).filter(|(other, _)| *other == machine);
+            prop_assert!(taken.map(|(_, count)| count).sum::<u32>() <= most, "{:?}", plan);
+        }
+        prop_assert!(Pricer::fits(&priced.stages), "{:?}", plan);
+        prop_assert!(priced.path_s <= priced.step_s * (1.0 + ROUNDING), "{} in {:?}", priced.path_s, plan);
+        let again = Pricer::new(model, cluster, settings).price(&plan).expect("a plan that was priced once");
+        prop_assert_eq!(again.step_s, priced.step_s);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_draft_is_the_same_on_one_thread_and_on_five() {
+    let threads = |count| rayon::ThreadPoolBuilder::new().num_threads(count).build().expect("a few threads");
+    let (one, five) = (threads(1), threads(5));
+    drafts(6, |Question { cluster, settings, .. }, model, draft| {
+        let ask = || hybrid::draft(model, cluster, settings, &Control::default()).map(|answer| answer.plan);
+        let alone = one.install(ask);
+        prop_assert_eq!(format!("{:?}", alone), format!("{:?}", five.install(ask)));
+        prop_assert_eq!(format!("{:?}", alone), format!("{:?}", draft.map(|answer| answer.plan)));
+        Ok(())
+    });
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "figures for whoever runs it with `--nocapture`")]
+fn a_draft_is_nearly_always_the_best_of_all_plans_on_several_machines() {
+    let (asked, missed) = (Cell::new(0), Cell::new(0));
+    drafts(60, |Question { cluster, settings, .. }, model, draft| {
+        let Ok((plan, best, _)) = hybrid::exhaustive(model, cluster, settings, &Control::default()) else {
+            prop_assert!(draft.is_err(), "the oracle missed {:?}", draft);
+            return Ok(());
+        };
+        asked.set(asked.get() + 1);
+        let Ok(draft) = draft else {
+            missed.set(missed.get() + 1);
+            println!("missed {plan:?}");
+            return Ok(());
+        };
+        let step_s = draft.priced.step_s;
+        prop_assert!(step_s >= best.step_s * (1.0 - ROUNDING), "the oracle missed {:?}", draft.plan);
+        if step_s > best.step_s * (1.0 + ROUNDING) {
+            missed.set(missed.get() + 1);
+            println!("{step_s} instead of {} by {plan:?}: {:?}", best.step_s, draft.plan);
+        }
+        Ok(())
+    });
+    let (asked, missed) = (asked.get(), missed.get());
+    println!("{asked} questions, {missed} missed");
+    assert!(missed * 20 <= asked, "{missed} of {asked} drafts were not the best plan");
+}
+
+#[test]
+fn no_draft_is_made_once_nobody_waits_for_it() {
+    let control = Control::default();
+    control.cancel();
+    drafts(10, |Question { cluster, settings, .. }, model, _| {
+        let draft = hybrid::draft(model, cluster, settings, &control);
+        prop_assert!(matches!(draft, Err(Error::Cancelled)), "{:?}", draft);
         Ok(())
     });
 }

@@ -199,7 +199,11 @@ def test_the_answer_does_not_depend_on_the_number_of_threads() -> None:
 
 def long_question() -> tuple[hpgo.Profile, hpgo.Cluster, int]:
     """Many seconds of search, but a first plan at once."""
-    return hpgo.read_profile("amoebanet-36"), hpgo.Cluster.preset("dapple-a:8"), 128
+    cluster = hpgo.Cluster.preset("dapple-a:8")
+    machine = cluster.machines[0]
+    kinds = [replace(machine, device=replace(machine.device, speed=speed)) for speed in (1.0, 0.75, 0.6)]
+    mixed = replace(cluster, machines=tuple(kinds[number * 3 // 8] for number in range(8)))
+    return hpgo.read_profile("amoebanet-36"), mixed, 128
 
 
 def test_a_deadline_returns_early_with_an_honest_gap_and_progress_until_then() -> None:

@@ -1,15 +1,17 @@
 //! Chooses stages, replicas, devices and micro-batches, and proves how good the choice is.
 //!
 //! ```text
-//! packing ─▶ a first plan ─▶ narrow passes ─▶ good plans ─▶ whole passes under rising thresholds ─▶ a bound on all others
-//!                            (each pass: paths of all micro-batch sizes ─▶ plans ─▶ simulate, improve)
+//! patterns, packing ─▶ first plans ─▶ annealing, narrow passes ─▶ good plans ─▶ whole passes under rising thresholds ─▶ bound
+//!                                     (each pass: paths of all micro-batch sizes ─▶ plans ─▶ simulate, improve)
 //! ```
 //!
 //! No plan of the search space has a shorter step than the bound; the best simulated plan is the answer, and how far
 //! it lies above the bound is its gap.
 
+mod anneal;
 mod bound;
 mod classics;
+mod drafts;
 mod evaluate;
 mod exhaustive;
 mod improve;
@@ -19,11 +21,13 @@ mod laws;
 mod links;
 mod packing;
 mod paths;
+mod patterns;
 mod prefixes;
 mod price;
 mod relaxed;
 mod search;
 mod settings;
+mod sketch;
 mod space;
 mod task;
 
@@ -37,6 +41,7 @@ use crate::error::{Error, Result};
 
 pub use bound::least_step_s as least_step_of_all_s;
 pub use classics::{Straight, closest, data_parallel, fitting, straight};
+pub use drafts::draft;
 pub use evaluate::{evaluate, reprice};
 pub use exhaustive::exhaustive;
 pub use price::{Candidate, Priced, Pricer, StageChoice, StagePrice};
@@ -51,6 +56,8 @@ use task::Task;
 /// How far above the least conceivable step plans are looked for, pass by pass, until one is found. A pass costs little
 /// while its threshold is low: nearly every label is dropped at once.
 const REACH: [f64; 8] = [1.01, 1.03, 1.07, 1.15, 1.3, 1.6, 2.5, f64::INFINITY];
+/// No better plan is looked for above the bound by this factor, other than by the passes that raise the bound.
+const NEAR: f64 = 1.01;
 /// Labels of a cut that go on while plans are looked for: at first, and once there is one.
 const NARROW: [usize; 2] = [200, 2_000];
 /// Each pass that drops no label for being many looks at this part of what lies between its predecessor's threshold and
@@ -88,6 +95,9 @@ const WHOLE: Effort = Effort {
     improved: 2_000,
     actions: 100_000_000,
 };
+/// For a first look at it, after which it is clear whether better plans are worth a longer one.
+const QUICK: Effort =
+    Effort { labels: 300_000, tries: 60_000_000, labels_of_pass: 300_000, tries_of_pass: 30_000_000, ..WHOLE };
 /// For a plan that is only there to compare: about 0.2 s.
 const SHORT: Effort = Effort {
     labels: 50_000,
@@ -138,10 +148,32 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
     cluster.check()?;
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
     search.is_watched = true;
-    search.start()?;
+    search.draft(None)?;
+    if search.best.is_none() {
+        search.start()?;
+    }
     search.bound();
-    search.reach()?;
-    search.bound_all();
+    if search.is_exact() {
+        search.effort = QUICK;
+        search.reach()?;
+        search.prove()?;
+        if !search.is_near() {
+            search.draft(Some(drafts::LONG))?;
+        }
+        search.effort = WHOLE;
+    } else {
+        if !search.is_near() {
+            search.draft(Some(drafts::BRIEF))?;
+        }
+        search.bound_all(Effort { labels: QUICK.labels, tries: QUICK.tries, ..RELAXED });
+        if !search.is_near() {
+            search.draft(Some(drafts::LONG))?;
+            search.bound_all(RELAXED);
+        }
+        if search.best.is_none() {
+            search.reach()?;
+        }
+    }
     search.prove()?;
     search.answer()
 }
@@ -213,17 +245,12 @@ impl<'a> Search<'a> {
         let packed: Vec<Vec<Candidate>> =
             (self.sizes.par_iter()).map(|size| Packing::new(&size.suffixes.task).plans(control)).collect();
         let mut plans = Vec::new();
-        for mut plan in packed.into_iter().flatten() {
-            for eager in [true, false] {
-                let all = vec![eager; plan.stages.len()];
-                let Some(windows) = self.pricer.windows(&plan, &all)? else { continue };
-                plan.stages.iter_mut().zip(windows).for_each(|(stage, window)| stage.window = window);
-                plans.push((self.pricer.path_s(&plan)?, plan.clone()));
-            }
+        for plan in packed.into_iter().flatten() {
+            plans.extend(self.with_windows(&plan)?);
         }
         plans.sort_by(|a, b| a.0.total_cmp(&b.0));
         plans.truncate(FIRST);
-        self.simulate(plans)
+        self.simulate(plans, self.effort.actions)
     }
 
     /// A first bound for every size.
@@ -237,13 +264,13 @@ impl<'a> Search<'a> {
     }
 
     /// Bounds all placements, where the search space has not all of them.
-    fn bound_all(&mut self) {
+    fn bound_all(&mut self, effort: Effort) {
         let (control, step_s) = (self.control, self.step_s());
         let mut sizes: Vec<(&mut Suffixes<'_>, &mut Known)> = (self.sizes.iter_mut())
             .filter(|size| !size.suffixes.exact_placement())
             .map(|size| (&mut size.suffixes, &mut size.of_all))
             .collect();
-        let spent = bound::raise(&mut sizes, step_s, RELAXED, control);
+        let spent = bound::raise(&mut sizes, step_s, effort, control);
         self.relaxed_labels += spent.labels;
         for size in &mut self.sizes {
             size.bound_s = size.bound_s.max(size.of_all.bound_s);
@@ -288,9 +315,17 @@ impl<'a> Search<'a> {
         (!self.is_proved()).then(|| self.control.stopped().unwrap_or(Stopped::Effort))
     }
 
+    /// Whether there is no better plan worth looking for.
+    fn is_near(&self) -> bool {
+        self.step_s() <= NEAR * self.lower_bound_s() || self.control.should_stop()
+    }
+
     /// Looks ever farther above the least conceivable step until a plan is found, and around the best one.
     fn reach(&mut self) -> Result<()> {
         let least_s = self.searched_bound_s();
+        if self.step_s() <= REACH[1] * least_s {
+            return Ok(()); // the first pass of a proof finds what there is to find
+        }
         for reach in REACH {
             let limit_s = (least_s * reach).min(self.step_s());
             self.pass(limit_s, NARROW[0])?;
@@ -337,22 +372,26 @@ impl<'a> Search<'a> {
             self.tries += found.tries;
             plans.extend(found.plans.into_iter().take(SIMULATED));
         }
-        plans.sort_by(|a, b| a.0.total_cmp(&b.0));
         let before_s = self.step_s();
-        self.simulate(plans)?;
+        self.simulate(plans, effort.actions)?;
         if self.step_s() < before_s {
-            self.best =
-                self.best.take().map(|best| improve::improve(self.model, &mut self.pricer, best, effort, control));
+            self.improve();
         }
-        if self.is_watched {
-            control.report(Progress { best_s: self.step_s(), lower_bound_s: self.lower_bound_s() });
-        }
+        self.report();
         Ok(())
     }
 
-    /// Simulates plans, shortest paths first, while their paths leave hope.
-    fn simulate(&mut self, plans: Vec<(f64, Candidate)>) -> Result<()> {
-        let until = self.pricer.actions + self.effort.actions;
+    /// Tells whoever watches how far the search is.
+    fn report(&self) {
+        if self.is_watched {
+            self.control.report(Progress { best_s: self.step_s(), lower_bound_s: self.lower_bound_s() });
+        }
+    }
+
+    /// Simulates plans, shortest paths first, while their paths leave hope, and no more than so many actions.
+    fn simulate(&mut self, mut plans: Vec<(f64, Candidate)>, actions: u64) -> Result<()> {
+        plans.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let until = self.pricer.actions + actions;
         for (path_s, plan) in plans {
             let is_late = self.control.should_stop() || self.pricer.actions >= until;
             if path_s >= self.step_s() || (self.best.is_some() && is_late) {

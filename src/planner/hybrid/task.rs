@@ -21,6 +21,8 @@ pub(super) struct Task<'a> {
     pub share: Vec<Option<u32>>,
     /// One entry for each share that a replica may get.
     pub totals: Vec<Totals>,
+    /// Samples of each of these shares.
+    pub samples: Vec<u32>,
     /// What crosses each cut, of a whole micro-batch.
     pub cut_bytes: Vec<f64>,
 }
@@ -57,13 +59,14 @@ impl<'a> Task<'a> {
         allowed: &RangeInclusive<u32>,
     ) -> Self {
         let devices = cluster.devices();
-        let mut totals = Vec::new();
+        let (mut totals, mut samples) = (Vec::new(), Vec::new());
         let mut known: FxHashMap<u32, u32> = FxHashMap::default();
         let share: Vec<Option<u32>> = (0..=devices)
             .map(|replicas| {
                 let share = if allowed.contains(&replicas) { settings.share(micro_batch, replicas) } else { None }?;
                 Some(*known.entry(share).or_insert_with(|| {
                     totals.push(model.totals(share));
+                    samples.push(share);
                     totals.len() as u32 - 1
                 }))
             })
@@ -77,6 +80,7 @@ impl<'a> Task<'a> {
             micro_batches: settings.global_batch / micro_batch,
             share,
             totals,
+            samples,
             cut_bytes: model.totals(micro_batch).boundary_bytes,
         }
     }

@@ -1,0 +1,501 @@
+//! Plans by pattern: whole families of placements that no search has to find, with the best cuts for each.
+//!
+//! A pattern puts some machines in an order, chops the order into *blocks* of so many machines, and lists devices in
+//! turn inside each block; stages take consecutive devices of that list. With blocks of one machine it fills machine
+//! after machine (DAPPLE's *append first*), with one block of all machines each stage takes an equal part of every
+//! machine (*scatter first*):
+//!
+//! ```text
+//! machines      0 1 2 3         blocks of one    0 0 | 1 1 | 2 2 | 3 3
+//! 2 devices each, 4 stages      blocks of two    0 1 | 0 1 | 2 3 | 2 3
+//!                               one block        0 1 | 2 3 | 0 1 | 2 3
+//! ```
+//!
+//! Cuts follow from a limit that is bisected: each stage, from the last one back, is the longest that keeps it.
+
+use std::collections::BTreeMap;
+
+use rayon::prelude::*;
+use rustc_hash::FxHashSet;
+
+use super::sketch::{Judge, Sketch};
+use super::task::Task;
+use crate::control::Control;
+use crate::cost::network::{Cluster, Rate};
+use crate::cost::{self, Model};
+
+/// Numbers of stages.
+const STAGES: [usize; 25] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 24, 28, 32, 40, 48, 64, 96];
+/// Devices of a stage at an end that takes few, each on a machine of its own as long as there are some.
+const FEW: [u32; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
+/// Stages at most where one of them takes few devices.
+const STAGES_BESIDE_FEW: usize = 4;
+/// Cuts that are looked at; of more, some are left out.
+const MOST_CUTS: usize = 400;
+/// Of more machines than this, block widths are 1, 8 and all, and the first machines a half and a quarter.
+const MANY_MACHINES: usize = 64;
+/// Halvings of the limit.
+const HALVINGS: u32 = 14;
+/// Differences of the limit that are left as they are, as a share.
+const CLOSE: f64 = 2e-3;
+/// Plans that are kept for each task and number of stages.
+const KEPT: usize = 3;
+/// Predecessors of a cut of a branching model that may be next to it in the line, and how many are looked at for that.
+const NEIGHBOURS: usize = 16;
+const LOOKED_AT: usize = 256;
+
+/// Nested cuts, each as close to the next as can be, with the fewest bytes across them in sum.
+pub(super) fn line(model: &Model, cut_bytes: &[f64]) -> Vec<u32> {
+    let cuts = model.cuts();
+    if model.is_chain {
+        return (0..cuts as u32).collect();
+    }
+    let mut best = vec![(0.0, 0_u32); cuts];
+    let mut neighbours: Vec<u32> = Vec::new();
+    for end in 1..cuts {
+        neighbours.clear();
+        for &begin in model.begins[end].iter().take(LOOKED_AT) {
+            // Larger cuts come first, so what lies inside one of these isn't next to `end`.
+            if !neighbours.iter().any(|&nearer| is_nested(model, begin, nearer)) {
+                neighbours.push(begin);
+            }
+            if neighbours.len() == NEIGHBOURS {
+                break;
+            }
+        }
+        let sum = |&begin: &u32| (best[begin as usize].0 + cut_bytes[end], begin);
+        best[end] = (neighbours.iter().map(sum).min_by(|a, b| a.0.total_cmp(&b.0))).unwrap_or((f64::INFINITY, 0));
+    }
+    let before = |&cut: &u32| (cut > 0).then(|| best[cut as usize].1);
+    let mut line: Vec<u32> = std::iter::successors(Some(cuts as u32 - 1), before).collect();
+    line.reverse();
+    line
+}
+
+/// Whether a stage may lie between two cuts.
+pub(super) fn is_nested(model: &Model, begin: u32, end: u32) -> bool {
+    begin < end && model.begins[end as usize].binary_search_by(|other| begin.cmp(other)).is_ok()
+}
+
+/// How devices are shared out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Shares {
+    /// As many to each stage.
+    Even(u32),
+    /// All of them: one more to each of the first stages.
+    All,
+    /// So many to the first stage, on as many machines as possible, and as many to each of the others.
+    FewFirst(u32, u32),
+    /// The same for the last stage.
+    FewLast(u32, u32),
+}
+
+/// A pattern, apart from the task.
+#[derive(Debug, Clone, Copy)]
+struct Pattern {
+    listing: usize,
+    stages: usize,
+    shares: Shares,
+}
+
+/// What stages of a pattern have, whatever their layers.
+struct Shape {
+    counts: Vec<u32>,
+    replicas: Vec<u32>,
+    speed: Vec<f64>,
+    memory_bytes: Vec<f64>,
+    syncs: Vec<Rate>,
+    /// To the next stage.
+    rates: Vec<Rate>,
+}
+
+/// A plan of a pattern.
+struct Found {
+    path_s: f64,
+    pattern: Pattern,
+    cuts: Vec<u32>,
+}
+
+/// All patterns of a question.
+pub(super) struct Patterns<'a> {
+    tasks: &'a [&'a Task<'a>],
+    cluster: &'a Cluster,
+    model: &'a Model,
+    line: Vec<u32>,
+    /// Layers between each cut of the line and the one before it, last first.
+    layers: Vec<Vec<u32>>,
+    /// The machine of each device, for each order and width of blocks.
+    listings: Vec<Vec<u32>>,
+}
+
+impl<'a> Patterns<'a> {
+    pub(super) fn new(tasks: &'a [&'a Task<'a>], line: &[u32]) -> Option<Self> {
+        let &&Task { model, cluster, .. } = tasks.first()?;
+        let step = line.len().div_ceil(MOST_CUTS);
+        let whole = line.len() - 1;
+        let line: Vec<u32> = (line.iter().enumerate())
+            .filter(|(at, _)| at.is_multiple_of(step) || *at == whole)
+            .map(|(_, &cut)| cut)
+            .collect();
+        let layers = std::iter::once(Vec::new())
+            .chain(line.windows(2).map(|two| model.layers_between(two[0] as usize, two[1] as usize).collect()))
+            .collect();
+        Some(Self { tasks, cluster, model, line, layers, listings: listings(cluster) })
+    }
+
+    /// The plans with the shortest paths for each task and number of stages, none of them with a path of `limit_s` or
+    /// more: first the best for each, shortest first, then the second best. With `is_brief` only a few of all patterns.
+    pub(super) fn plans(&self, limit_s: f64, is_brief: bool, control: &Control) -> Vec<Sketch> {
+        let most_stages = self.tasks[0].settings.most_stages as usize;
+        let mut patterns = Vec::new();
+        for (listing, devices) in self.listings.iter().enumerate() {
+            let most = devices.len().min(self.line.len() - 1).min(most_stages);
+            let is_tried = |stages: usize| {
+                stages <= most && (!is_brief || (stages.is_power_of_two() && devices.len() == self.listings[0].len()))
+            };
+            patterns.extend(STAGES.into_iter().filter(|&stages| is_tried(stages)).map(|stages| (listing, stages)));
+        }
+        let found: Vec<Vec<(usize, Found)>> = (patterns.into_par_iter())
+            .map_init(
+                || Judge::new(self.tasks, self.cluster),
+                |judge, (listing, stages)| {
+                    if control.should_stop() { Vec::new() } else { self.of_listing(listing, stages, limit_s, judge) }
+                },
+            )
+            .collect();
+        let mut best: BTreeMap<(usize, usize), Vec<Found>> = BTreeMap::new();
+        for (task, found) in found.into_iter().flatten() {
+            let kept = best.entry((task, found.pattern.stages)).or_default();
+            if kept.iter().all(|other| other.path_s.total_cmp(&found.path_s).is_ne() || other.cuts != found.cuts) {
+                let at = kept.partition_point(|other| other.path_s <= found.path_s);
+                kept.insert(at, found);
+                kept.truncate(KEPT);
+            }
+        }
+        let mut plans: Vec<(usize, f64, Sketch)> = (best.into_iter())
+            .flat_map(|((task, _), kept)| kept.into_iter().enumerate().map(move |(rank, found)| (task, rank, found)))
+            .filter_map(|(task, rank, found)| {
+                let counts = self.counts(found.pattern)?;
+                Some((rank, found.path_s, Sketch::new(self.cluster, task, found.cuts, counts)))
+            })
+            .collect();
+        plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        plans.into_iter().map(|(.., plan)| plan).collect()
+    }
+
+    /// Plans of all patterns with this list of devices and so many stages, with their tasks.
+    fn of_listing(&self, listing: usize, stages: usize, limit_s: f64, judge: &mut Judge<'_>) -> Vec<(usize, Found)> {
+        let devices = self.listings[listing].len() as u32;
+        let mut wanted: BTreeMap<Shares, Vec<usize>> = BTreeMap::new();
+        for (index, task) in self.tasks.iter().enumerate() {
+            let mut want = |shares| wanted.entry(shares).or_default().push(index);
+            let each = devices / stages as u32;
+            for replicas in replicas(task, each) {
+                want(Shares::Even(replicas));
+            }
+            let is_allowed = |replicas: u32| task.share[replicas as usize].is_some();
+            if !devices.is_multiple_of(stages as u32) && is_allowed(each) && is_allowed(each + 1) {
+                want(Shares::All);
+            }
+            // Few devices beside all others.
+            if (2..=STAGES_BESIDE_FEW).contains(&stages) && devices == self.cluster.devices() {
+                for few in FEW.into_iter().filter(|&few| few < devices / stages as u32 && is_allowed(few)) {
+                    for replicas in replicas(task, (devices - few) / (stages as u32 - 1)) {
+                        want(Shares::FewFirst(few, replicas));
+                        want(Shares::FewLast(few, replicas));
+                    }
+                }
+            }
+        }
+        let mut all = Vec::new();
+        for (shares, tasks) in wanted {
+            let pattern = Pattern { listing, stages, shares };
+            let Some(shape) = self.shape(pattern) else { continue };
+            for task in tasks {
+                let Some(cuts) = self.best_cuts(&shape, self.tasks[task], limit_s) else { continue };
+                let mut sketch = Sketch::new(self.cluster, task, cuts, shape.counts.clone());
+                let judged = judge.judge(&mut sketch, limit_s);
+                if judged.overflow == 0.0 && judged.path_s < limit_s {
+                    all.push((task, Found { path_s: judged.path_s, pattern, cuts: sketch.cuts }));
+                }
+            }
+        }
+        all
+    }
+
+    /// Devices of each stage on each machine; `None` if there are too few.
+    fn counts(&self, Pattern { listing, stages, shares }: Pattern) -> Option<Vec<u32>> {
+        let machines = self.cluster.machines.len();
+        let listing = &self.listings[listing];
+        let mut counts = vec![0; stages * machines];
+        let mut take = |stage: usize, machine: u32| counts[stage * machines + machine as usize] += 1;
+        match shares {
+            Shares::Even(replicas) => {
+                let stages_of = (0..stages).flat_map(|stage| std::iter::repeat_n(stage, replicas as usize));
+                stages_of.zip(listing).for_each(|(stage, &machine)| take(stage, machine));
+            }
+            Shares::All => {
+                let (each, more) = (listing.len() / stages, listing.len() % stages);
+                let stages_of =
+                    (0..stages).flat_map(|stage| std::iter::repeat_n(stage, each + usize::from(stage < more)));
+                stages_of.zip(listing).for_each(|(stage, &machine)| take(stage, machine));
+            }
+            Shares::FewFirst(few, replicas) | Shares::FewLast(few, replicas) => {
+                let is_first = matches!(shares, Shares::FewFirst(..));
+                let mut used = vec![0_u32; machines];
+                // The last machines of the list, one device of each in turn.
+                let mut order: Vec<u32> = Vec::new();
+                let mut known = vec![false; machines];
+                for &machine in listing.iter().rev() {
+                    if !std::mem::replace(&mut known[machine as usize], true) {
+                        order.push(machine);
+                    }
+                }
+                let mut left = few;
+                while left > 0 {
+                    for &machine in &order {
+                        if left > 0 && used[machine as usize] < self.cluster.machines[machine as usize].devices {
+                            used[machine as usize] += 1;
+                            left -= 1;
+                            take(if is_first { 0 } else { stages - 1 }, machine);
+                        }
+                    }
+                }
+                let others = if is_first { 1..stages } else { 0..stages - 1 };
+                let mut skip = used;
+                let rest = listing.iter().rev().filter(|&&machine| {
+                    let skip = &mut skip[machine as usize];
+                    let is_used = *skip > 0;
+                    *skip -= u32::from(is_used);
+                    !is_used
+                });
+                let mut rest: Vec<u32> = rest.copied().collect();
+                rest.reverse();
+                if rest.len() < others.len() * replicas as usize {
+                    return None;
+                }
+                let stages_of = others.flat_map(|stage| std::iter::repeat_n(stage, replicas as usize));
+                stages_of.zip(rest).for_each(|(stage, machine)| take(stage, machine));
+            }
+        }
+        Some(counts)
+    }
+
+    fn shape(&self, pattern: Pattern) -> Option<Shape> {
+        let counts = self.counts(pattern)?;
+        let machines = self.cluster.machines.len();
+        let rows: Vec<&[u32]> = counts.chunks(machines).collect();
+        let taken = |row: &[u32]| -> Vec<(usize, u32)> {
+            row.iter().copied().enumerate().filter(|&(_, count)| count > 0).collect()
+        };
+        let footprints: Vec<Vec<(usize, u32)>> = rows.iter().map(|row| taken(row)).collect();
+        let least = |value: &dyn Fn(usize) -> f64| -> Vec<f64> {
+            (footprints.iter())
+                .map(|taken| taken.iter().map(|&(machine, _)| value(machine)).fold(f64::INFINITY, f64::min))
+                .collect()
+        };
+        let replicas: Vec<u32> = rows.iter().map(|row| row.iter().sum()).collect();
+        let syncs = (footprints.iter())
+            .map(|taken| {
+                let widest = taken.iter().map(|&(_, count)| count).max().unwrap_or(1);
+                self.cluster.all_reduce(taken.len() as u32, widest)
+            })
+            .collect();
+        let rates = (rows.windows(2))
+            .map(|two| {
+                let both = two[0].iter().zip(two[1]).filter(|(from, to)| **from + **to > 0);
+                self.cluster.transfer(&both.map(|(from, to)| (*from, *to)).collect::<Vec<_>>())
+            })
+            .collect();
+        let speed = least(&|machine| self.cluster.machines[machine].speed);
+        let memory_bytes = least(&|machine| self.cluster.machines[machine].memory_bytes);
+        Some(Shape { counts, replicas, speed, memory_bytes, syncs, rates })
+    }
+
+    /// The cuts whose longest stage or transfer is shortest, about; `None` if nothing fits, or not below `limit_s`.
+    fn best_cuts(&self, shape: &Shape, task: &Task<'_>, limit_s: f64) -> Option<Vec<u32>> {
+        let (mut high_s, mut cuts) = self.cuts_within(shape, task, limit_s)?;
+        let mut low_s = 0.0;
+        for _ in 0..HALVINGS {
+            if high_s - low_s <= CLOSE * high_s {
+                break;
+            }
+            let middle_s = f64::midpoint(low_s, high_s);
+            match self.cuts_within(shape, task, middle_s) {
+                Some((longest_s, found)) => (high_s, cuts) = (longest_s.min(middle_s), found),
+                None => low_s = middle_s,
+            }
+        }
+        Some(cuts)
+    }
+
+    /// Cuts with which every stage, gradient synchronisation included, and every link is busy for less than `limit_s`;
+    /// how long the longest is.
+    fn cuts_within(&self, shape: &Shape, task: &Task<'_>, limit_s: f64) -> Option<(f64, Vec<u32>)> {
+        let stages = shape.replicas.len();
+        let micro = f64::from(task.micro_batches);
+        let memory = &task.settings.memory;
+        let overlap = task.settings.overlap_sync;
+        let mut cuts = vec![0; stages + 1];
+        let mut end = self.line.len() - 1;
+        cuts[stages] = self.line[end];
+        let mut all_s: f64 = 0.0;
+        let mut reached: Vec<f64> = Vec::new();
+        for (from_end, stage) in (1..).zip((0..stages).rev()) {
+            let totals = &task.totals[task.share[shape.replicas[stage] as usize]? as usize];
+            let speed = shape.speed[stage];
+            let last = self.line[end] as usize;
+            // Down to the first cut with which the stage keeps the limit, but each stage in front needs a layer, too.
+            reached.clear();
+            let mut sync_s = 0.0;
+            let mut begin = end;
+            while begin > stage {
+                let cut = self.line[begin - 1] as usize;
+                let forward_s = (totals.forward_s[last] - totals.forward_s[cut]) / speed;
+                let mut work_s = forward_s + (totals.backward_s[last] - totals.backward_s[cut]) / speed;
+                if task.recompute {
+                    work_s += forward_s;
+                }
+                if micro * work_s >= limit_s {
+                    break;
+                }
+                if shape.replicas[stage] > 1 {
+                    let layers = self.layers[begin].iter().copied();
+                    let rate = shape.syncs[stage];
+                    sync_s = cost::extend_sync(self.model, totals, speed, layers, rate, overlap, sync_s);
+                }
+                if micro * work_s + sync_s >= limit_s {
+                    break;
+                }
+                reached.push(micro * work_s + sync_s);
+                begin -= 1;
+            }
+            let window = task.settings.windows(from_end, task.micro_batches).0;
+            let capacity_bytes = shape.memory_bytes[stage] - memory.reserved_bytes;
+            let link_s = |cut: usize| {
+                if stage == 0 { 0.0 } else { micro * task.cut_bytes[cut] * shape.rates[stage - 1].s_per_byte }
+            };
+            loop {
+                if begin == end || (stage == 0 && begin > 0) {
+                    return None;
+                }
+                let cut = self.line[begin] as usize;
+                let fits = || {
+                    let ends = (cut, last);
+                    cost::memory(self.model, totals, memory, ends, shape.replicas[stage], window, task.recompute)
+                        .total_bytes()
+                        <= capacity_bytes
+                };
+                if link_s(cut) < limit_s && fits() {
+                    break;
+                }
+                begin += 1;
+                reached.pop();
+            }
+            all_s = all_s.max(*reached.last()?).max(link_s(self.line[begin] as usize));
+            cuts[stage] = self.line[begin];
+            end = begin;
+        }
+        Some((all_s, cuts))
+    }
+}
+
+/// Numbers of replicas that are worth a try with at most so many: the most, and the fewest with the same share.
+fn replicas(task: &Task<'_>, most: u32) -> Vec<u32> {
+    let Some(most) = (1..=most).rev().find(|&replicas| task.share[replicas as usize].is_some()) else {
+        return Vec::new();
+    };
+    let share = task.share[most as usize];
+    let fewest = (1..=most).find(|&replicas| task.share[replicas as usize] == share).unwrap_or(most);
+    if fewest < most { vec![most, fewest] } else { vec![most] }
+}
+
+/// Lists of devices: for each order of machines and width of blocks the machine of each device. Lists that only differ in
+/// which of some equal machines is which come once.
+fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
+    let machines = &cluster.machines;
+    let mut classes: Vec<usize> = Vec::new();
+    let class_of: Vec<usize> = (0..machines.len())
+        .map(|machine| {
+            let known = classes.iter().position(|&other| machines[other] == machines[machine]);
+            known.unwrap_or_else(|| {
+                classes.push(machine);
+                classes.len() - 1
+            })
+        })
+        .collect();
+    let given: Vec<u32> = (0..machines.len() as u32).collect();
+    let mut orders = vec![given.clone(), given.iter().rev().copied().collect()];
+    let by = |value: &dyn Fn(u32) -> f64| -> Vec<u32> {
+        let mut order = given.clone();
+        order.sort_by(|&a, &b| value(a).total_cmp(&value(b)));
+        order
+    };
+    let mut shortened = vec![given.clone()];
+    for sign in [-1.0, 1.0] {
+        let by_speed = by(&|machine| sign * machines[machine as usize].speed);
+        let by_memory = by(&|machine| sign * machines[machine as usize].memory_bytes);
+        if sign < 0.0 {
+            shortened.extend([by_speed.clone(), by_memory.clone()]);
+        }
+        orders.extend([by_speed, by_memory]);
+    }
+    if classes.len() > 1 {
+        for class in 0..classes.len() {
+            let alone: Vec<u32> =
+                given.iter().copied().filter(|&machine| class_of[machine as usize] == class).collect();
+            shortened.push(alone.clone());
+            orders.push(alone);
+        }
+    }
+    for order in shortened {
+        let lengths = std::iter::successors(Some(1), |length| Some(length * 2));
+        let is_long = |length: usize| order.len() <= MANY_MACHINES || 4 * length >= order.len();
+        let lengths = lengths.take_while(|&length| length < order.len()).filter(|&length| is_long(length));
+        orders.extend(lengths.map(|length| order[..length].to_vec()));
+    }
+    let mut known: FxHashSet<Vec<(usize, u32)>> = FxHashSet::default();
+    let mut listings = Vec::new();
+    for order in orders {
+        let all = order.len();
+        let mut widths: Vec<usize> =
+            std::iter::successors(Some(1), |width| Some(width * 2)).take_while(|&width| width < all).collect();
+        if all > MANY_MACHINES {
+            widths.retain(|&width| width == 1 || width == 8);
+        }
+        widths.push(all);
+        for width in widths {
+            let listing = listed(cluster, &order, width);
+            let mut names: Vec<Option<u32>> = vec![None; machines.len()];
+            let mut named = vec![0; classes.len()];
+            let renamed = (listing.iter())
+                .map(|&machine| {
+                    let class = class_of[machine as usize];
+                    let name = names[machine as usize].get_or_insert_with(|| {
+                        named[class] += 1;
+                        named[class]
+                    });
+                    (class, *name)
+                })
+                .collect();
+            if known.insert(renamed) {
+                listings.push(listing);
+            }
+        }
+    }
+    listings
+}
+
+/// The machine of each device: blocks of so many machines one after the other, inside each one device of each machine in
+/// turn.
+fn listed(cluster: &Cluster, order: &[u32], width: usize) -> Vec<u32> {
+    let mut listing = Vec::new();
+    for block in order.chunks(width) {
+        let devices = |machine: u32| cluster.machines[machine as usize].devices;
+        let most = block.iter().map(|&machine| devices(machine)).max().unwrap_or(0);
+        for turn in 0..most {
+            listing.extend(block.iter().copied().filter(|&machine| turn < devices(machine)));
+        }
+    }
+    listing
+}

@@ -1,0 +1,331 @@
+//! Plans as they are drawn up by the thousand: whole plans with any placement, priced by their longest path alone.
+//!
+//! A [`Sketch`] counts devices by stage and machine in one table, so a change touches few numbers and none of them is
+//! allocated anew. What a stage costs is kept until the stage, or for its transfers a neighbour, changes.
+
+use std::hash::BuildHasher;
+
+use super::paths::{PathStage, Paths};
+use super::price::{Candidate, StageChoice};
+use super::settings::largest_window;
+use super::task::Task;
+use crate::cost;
+use crate::cost::network::{Cluster, Rate};
+
+/// A whole plan without windows: those are as large as memory allows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Sketch {
+    /// Which of the tasks it solves.
+    pub task: usize,
+    /// Cuts between stages, the empty and the full one included.
+    pub cuts: Vec<u32>,
+    /// Devices of each stage on each machine, stage by stage.
+    pub counts: Vec<u32>,
+    /// Devices of each machine in no stage.
+    pub free: Vec<u32>,
+    /// What each stage costs, where that is known.
+    costs: Vec<Option<StageCost>>,
+    /// The same for the transfer to the next stage.
+    rates: Vec<Option<Rate>>,
+}
+
+/// A stage apart from its windows; `None` of these where it can't share the micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct StageCost {
+    replicas: u32,
+    share: u32,
+    forward_s: f64,
+    backward_s: f64,
+    sync_s: f64,
+    capacity_bytes: f64,
+}
+
+/// How good a sketch is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Judged {
+    /// The longest path, as if all stages fitted.
+    pub path_s: f64,
+    /// What stages need beyond their memory, in memories; 0 if all fit.
+    pub overflow: f64,
+}
+
+impl Judged {
+    /// No plan at all.
+    pub(super) const IMPOSSIBLE: Self = Self { path_s: f64::INFINITY, overflow: 0.0 };
+}
+
+impl Sketch {
+    pub(super) fn stages(&self) -> usize {
+        self.cuts.len() - 1
+    }
+
+    fn machines(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Devices of a stage on each machine.
+    pub(super) fn row(&self, stage: usize) -> &[u32] {
+        let machines = self.machines();
+        &self.counts[stage * machines..(stage + 1) * machines]
+    }
+
+    /// A plan with so many devices of each stage on each machine.
+    pub(super) fn new(cluster: &Cluster, task: usize, cuts: Vec<u32>, counts: Vec<u32>) -> Self {
+        let stages = cuts.len() - 1;
+        let mut free: Vec<u32> = cluster.machines.iter().map(|machine| machine.devices).collect();
+        for row in counts.chunks(free.len()) {
+            free.iter_mut().zip(row).for_each(|(free, taken)| *free -= taken);
+        }
+        Self { task, cuts, counts, free, costs: vec![None; stages], rates: vec![None; stages] }
+    }
+
+    pub(super) fn of(cluster: &Cluster, task: usize, plan: &Candidate) -> Self {
+        let machines = cluster.machines.len();
+        let mut counts = vec![0; plan.stages.len() * machines];
+        for (row, stage) in counts.chunks_mut(machines).zip(&plan.stages) {
+            stage.footprint.iter().for_each(|&(machine, count)| row[machine as usize] = count);
+        }
+        let cuts = std::iter::once(0).chain(plan.stages.iter().map(|stage| stage.end as u32)).collect();
+        Self::new(cluster, task, cuts, counts)
+    }
+
+    /// The plan, with windows that are still to be chosen.
+    pub(super) fn candidate(&self, task: &Task<'_>) -> Candidate {
+        let stages = (0..self.stages())
+            .map(|stage| StageChoice {
+                begin: self.cuts[stage] as usize,
+                end: self.cuts[stage + 1] as usize,
+                footprint: (0..).zip(self.row(stage)).filter(|(_, count)| **count > 0).map(|(m, c)| (m, *c)).collect(),
+                window: 1,
+            })
+            .collect();
+        Candidate { micro_batch: task.micro_batch, recompute: task.recompute, stages }
+    }
+
+    /// As `other`, in the memory that this one has.
+    pub(super) fn copy_from(&mut self, other: &Self) {
+        self.task = other.task;
+        self.cuts.clone_from(&other.cuts);
+        self.counts.clone_from(&other.counts);
+        self.free.clone_from(&other.free);
+        self.costs.clone_from(&other.costs);
+        self.rates.clone_from(&other.rates);
+    }
+
+    /// Says that a stage takes other devices now.
+    pub(super) fn moved(&mut self, stage: usize) {
+        self.costs[stage] = None;
+        self.rates[stage] = None;
+        if stage > 0 {
+            self.rates[stage - 1] = None;
+        }
+    }
+
+    /// Puts another cut in front of a stage that isn't the first.
+    pub(super) fn cut_at(&mut self, stage: usize, cut: u32) {
+        self.cuts[stage] = cut;
+        self.costs[stage] = None;
+        self.costs[stage - 1] = None;
+    }
+
+    /// The same stages for another task.
+    pub(super) fn become_of(&mut self, task: usize) {
+        self.task = task;
+        self.costs.fill(None);
+    }
+
+    /// Takes devices of a machine from one owner to another; `None` is nobody.
+    pub(super) fn hand(&mut self, machine: usize, count: u32, from: Option<usize>, to: Option<usize>) {
+        let machines = self.machines();
+        for (owner, is_giver) in [(from, true), (to, false)] {
+            let held = match owner {
+                Some(stage) => {
+                    self.moved(stage);
+                    &mut self.counts[stage * machines + machine]
+                }
+                None => &mut self.free[machine],
+            };
+            *held = if is_giver { *held - count } else { *held + count };
+        }
+    }
+
+    /// Exchanges all devices of two stages.
+    pub(super) fn exchange(&mut self, one: usize, other: usize) {
+        let machines = self.machines();
+        for machine in 0..machines {
+            self.counts.swap(one * machines + machine, other * machines + machine);
+        }
+        self.moved(one);
+        self.moved(other);
+    }
+
+    /// Cuts a stage in two; the second part has no devices yet.
+    pub(super) fn split(&mut self, stage: usize, cut: u32) {
+        let at = (stage + 1) * self.machines();
+        self.cuts.insert(stage + 1, cut);
+        self.counts.splice(at..at, std::iter::repeat_n(0, self.free.len()));
+        self.costs.insert(stage + 1, None);
+        self.rates.insert(stage + 1, None);
+        self.moved(stage);
+    }
+
+    /// Joins a stage and the next, with all their devices.
+    pub(super) fn merge(&mut self, stage: usize) {
+        let machines = self.machines();
+        for machine in 0..machines {
+            self.counts[stage * machines + machine] += self.counts[(stage + 1) * machines + machine];
+        }
+        self.counts.drain((stage + 1) * machines..(stage + 2) * machines);
+        self.cuts.remove(stage + 1);
+        self.costs.remove(stage + 1);
+        self.rates.remove(stage + 1);
+        self.moved(stage);
+    }
+}
+
+/// Entries of what is kept of gradient synchronisation: a power of two.
+const SYNCS: usize = 4096;
+
+/// Stage, share, rate and speed.
+type SyncKey = (u32, u32, u32, [u64; 3]);
+
+/// Prices sketches; keeps what it needs again.
+pub(super) struct Judge<'a> {
+    pub tasks: &'a [&'a Task<'a>],
+    pub cluster: &'a Cluster,
+    syncs: Vec<(SyncKey, f64)>,
+    pairs: Vec<(u32, u32)>,
+}
+
+impl<'a> Judge<'a> {
+    pub(super) fn new(tasks: &'a [&'a Task<'a>], cluster: &'a Cluster) -> Self {
+        let nothing = ((0, 0, 0, [0; 3]), 0.0);
+        Self { tasks, cluster, syncs: vec![nothing; SYNCS], pairs: Vec::new() }
+    }
+
+    /// The longest path of a sketch, unless some stage alone takes `limit_s`: then it is impossible.
+    pub(super) fn judge(&mut self, sketch: &mut Sketch, limit_s: f64) -> Judged {
+        let task = self.tasks[sketch.task];
+        let (stages, micro) = (sketch.stages(), f64::from(task.micro_batches));
+        if stages as u64 > u64::from(task.settings.most_stages) {
+            return Judged::IMPOSSIBLE;
+        }
+        for stage in 0..stages {
+            if sketch.costs[stage].is_none() {
+                sketch.costs[stage] = self.stage_cost(sketch, stage);
+                let Some(cost) = sketch.costs[stage] else { return Judged::IMPOSSIBLE };
+                if micro * (cost.forward_s + cost.backward_s) >= limit_s {
+                    return Judged::IMPOSSIBLE;
+                }
+            }
+        }
+        let judged = self.path(sketch, true);
+        if judged.overflow == 0.0 {
+            return judged;
+        }
+        // A stage that runs ahead makes all before it do so, and they may lack the memory.
+        let least = self.path(sketch, false);
+        if least.overflow < judged.overflow { least } else { judged }
+    }
+
+    /// The longest path of a sketch whose stages are priced, if they run ahead as far as memory allows, or no farther than
+    /// they must.
+    fn path(&mut self, sketch: &mut Sketch, is_eager: bool) -> Judged {
+        let task = self.tasks[sketch.task];
+        let stages = sketch.stages();
+        let mut judged = Judged { path_s: 0.0, overflow: 0.0 };
+        let (mut paths, mut next_window) = (Paths::default(), 1);
+        for (from_end, stage) in (1..).zip((0..stages).rev()) {
+            let Some(cost) = sketch.costs[stage] else { return Judged::IMPOSSIBLE };
+            let (begin, end) = (sketch.cuts[stage] as usize, sketch.cuts[stage + 1] as usize);
+            let totals = &task.totals[cost.share as usize];
+            let bytes = |window| {
+                let memory = &task.settings.memory;
+                cost::memory(task.model, totals, memory, (begin, end), cost.replicas, window, task.recompute)
+                    .total_bytes()
+            };
+            let (least, most) = task.settings.windows(from_end, task.micro_batches);
+            let least = least.max(next_window);
+            let fits = |window| bytes(window) <= cost.capacity_bytes;
+            let most = if is_eager { most.max(least) } else { least };
+            let window = largest_window(least, most, fits).unwrap_or_else(|| {
+                judged.overflow += (bytes(least) - cost.capacity_bytes) / cost.capacity_bytes.max(1.0);
+                least
+            });
+            let is_last = stage + 1 == stages;
+            let rate = if is_last { Rate::default() } else { self.rate(sketch, stage) };
+            let busy_s = if is_last { 0.0 } else { task.cut_bytes[end] * rate.s_per_byte };
+            let shape = PathStage {
+                forward_s: cost.forward_s,
+                backward_s: cost.backward_s,
+                sync_s: cost.sync_s,
+                window,
+                busy_s,
+                latency_s: rate.latency_s,
+            };
+            paths = paths.extend(&shape, next_window, task.micro_batches);
+            next_window = window;
+        }
+        judged.path_s = paths.synced_s;
+        judged
+    }
+
+    fn stage_cost(&mut self, sketch: &Sketch, stage: usize) -> Option<StageCost> {
+        let task = self.tasks[sketch.task];
+        let (mut replicas, mut machines, mut widest) = (0, 0, 0);
+        let (mut speed, mut memory_bytes) = (f64::INFINITY, f64::INFINITY);
+        for (machine, &count) in self.cluster.machines.iter().zip(sketch.row(stage)) {
+            if count > 0 {
+                replicas += count;
+                machines += 1;
+                widest = widest.max(count);
+                speed = speed.min(machine.speed);
+                memory_bytes = memory_bytes.min(machine.memory_bytes);
+            }
+        }
+        let share = if replicas == 0 { None } else { task.share[replicas as usize] }?;
+        let totals = &task.totals[share as usize];
+        let (begin, end) = (sketch.cuts[stage] as usize, sketch.cuts[stage + 1] as usize);
+        let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / speed;
+        let mut backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / speed;
+        if task.recompute {
+            backward_s += forward_s;
+        }
+        let sync_s = if replicas > 1 {
+            self.sync_s(task, (begin, end), share, self.cluster.all_reduce(machines, widest), speed)
+        } else {
+            0.0
+        };
+        let capacity_bytes = memory_bytes - task.settings.memory.reserved_bytes;
+        Some(StageCost { replicas, share, forward_s, backward_s, sync_s, capacity_bytes })
+    }
+
+    fn sync_s(&mut self, task: &Task<'_>, (begin, end): (usize, usize), share: u32, rate: Rate, speed: f64) -> f64 {
+        let totals = &task.totals[share as usize];
+        let key: SyncKey = (
+            begin as u32,
+            end as u32,
+            task.samples[share as usize],
+            [rate.s_per_byte.to_bits(), rate.latency_s.to_bits(), speed.to_bits()],
+        );
+        let hash = rustc_hash::FxBuildHasher.hash_one(key) as usize;
+        let kept = &mut self.syncs[(hash ^ (hash >> 32)) % SYNCS];
+        if kept.0 != key {
+            let overlap = task.settings.overlap_sync;
+            *kept = (key, cost::sync_s(task.model, totals, speed, (begin, end), rate, overlap));
+        }
+        kept.1
+    }
+
+    fn rate(&mut self, sketch: &mut Sketch, stage: usize) -> Rate {
+        if let Some(rate) = sketch.rates[stage] {
+            return rate;
+        }
+        self.pairs.clear();
+        let both = sketch.row(stage).iter().zip(sketch.row(stage + 1));
+        self.pairs.extend(both.filter(|(from, to)| **from + **to > 0).map(|(from, to)| (*from, *to)));
+        let rate = self.cluster.transfer(&self.pairs);
+        sketch.rates[stage] = Some(rate);
+        rate
+    }
+}
