@@ -299,7 +299,7 @@ def test_a_stage_of_billions_of_devices_takes_no_memory():
         (lambda: hpgo.write_profile("vgg-19", "x.json"), "profile is `vgg-19`"),
         (lambda: hpgo.write_profile(chain(), None), "nothing is no path of a file"),
         (lambda: hpgo.export.megatron("plan.json"), "the plan is `plan.json`"),
-        (lambda: hpgo.export.save(None, None, "x"), "there is no exporter `None`"),
+        (lambda: hpgo.export.save(None, None, "x"), "there is no exporter nothing"),
         (lambda: hpgo.Plan.from_json(b"{}"), "the plan is not a plan"),
         (lambda: hpgo.Cluster.preset(None), "a cluster's name is text, not nothing"),
         (lambda: hpgo.Layer("a\ud800", "a", (1,), (2,), (8,), 8), "id holds half a character"),

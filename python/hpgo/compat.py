@@ -8,13 +8,12 @@ It is a poor planner: it tries few uneven pipelines, takes its link speeds from 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from numbers import Real
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.base.checks import whole
+from hpgo.base.checks import check_is, listed, number, whole
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.wording import shown
 from hpgo.machine.cluster import Cluster
@@ -78,9 +77,20 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Machines by their cumulative ends: `[8, 16]` is two machines of eight devices."""
+    """Machines by their cumulative ends: `[8, 16]` is two machines of eight devices.
+
+    Raises ClusterError unless these are whole numbers that ascend from at least 1.
+    """
 
     seps: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        cluster = Cluster.from_seps(self.seps)
+        if cluster.devices > 1024:
+            raise ClusterError(
+                f"seps end at {cluster.devices}", "the compatible planner takes 1024 devices; use `hpgo.plan`"
+            )
+        object.__setattr__(self, "seps", tuple(accumulate(machine.count for machine in cluster.machines)))
 
     @property
     def num_machines(self) -> int:
@@ -137,6 +147,8 @@ class Conductor:
 
         Raises ArgumentError if `m.min_micro_batch_size` is below 1 or above the global batch size.
         """
+        check_is("m", self.m, Model, "make one, with `model_from_torch_graph`")
+        check_is("d", self.d, Devices, "make them, with `devices_from_seps`")
         smallest = _count("min_micro_batch_size", self.m.min_micro_batch_size)
         plans = _core.legacy_plans(self.m.profile, list(self.d.seps), self.m.global_batch_size, smallest)
         self.res = [Result(speedup, stages, rp) for speedup, stages, rp in plans]
@@ -150,11 +162,12 @@ class Conductor:
 
         Raises ArgumentError for a state that the model lacks.
         """
-        try:
-            last = [end - 1 for _, end, *_ in stages[:-1]] + [stages[-1][1]]
-        except (TypeError, ValueError, IndexError):
-            raise ArgumentError(f"stages are {shown(stages)}", "give what `py_orchestrate` returned") from None
-        found = _core.legacy_stage_layers(self.m.profile, _numbers("stages", last))
+        hint = "give what `py_orchestrate` returned"
+        rows = listed("stages", stages, hint=hint)
+        if not rows or not all(isinstance(row, tuple | list) and len(row) >= 2 for row in rows):
+            raise ArgumentError(f"stages are {shown(stages)}", hint)
+        ends = _numbers("stages", [row[1] for row in rows])
+        found = _core.legacy_stage_layers(self.m.profile, [end - 1 for end in ends[:-1]] + ends[-1:])
         return [tuple(self.m.profile.layers[index].id for index in stage) for stage in found]
 
     def plan(self, **options: Any) -> Plan:
@@ -166,7 +179,8 @@ class Conductor:
         """
         from hpgo.planning.planner import plan
 
-        cluster = options.pop("cluster", None) or Cluster.from_seps(self.d.seps)
+        given = options.pop("cluster", None)
+        cluster = Cluster.from_seps(self.d.seps) if given is None else given
         return plan(self.m.profile, cluster, global_batch_size=self.m.global_batch_size, **options)
 
 
@@ -195,10 +209,10 @@ def model_of(profile: Profile, global_batch_size: int) -> Model:
     states = _core.legacy_states(profile, global_batch_size)
     layers = []
     before = (0.0, 0.0, 0.0)
-    for number, (description, compute_s, activation_bytes, output_bytes, parameter_bytes) in enumerate(states):
+    for place, (description, compute_s, activation_bytes, output_bytes, parameter_bytes) in enumerate(states):
         sums = (compute_s, activation_bytes, parameter_bytes)
         compute, activation, parameters = (now - then for now, then in zip(sums, before, strict=True))
-        layers.append(Layer(number, None, description, compute, activation, output_bytes, parameters))
+        layers.append(Layer(place, None, description, compute, activation, output_bytes, parameters))
         before = sums
     batch_size = profile.batch_sizes[0]
     # As the original: outputs of all layers, for one of the samples profiled.
@@ -227,11 +241,12 @@ def columns(model: Model, devices: Devices) -> Columns:
 
     Raises ArgumentError for a setting that is not a positive number.
     """
-    for setting in ("optimizer_memory_scaling", "peak_activation_per_batch"):
-        value = getattr(model, setting)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e300:
-            raise ArgumentError(f"{setting} is {value!r:.40}", "it must be a number above 0")
-    scaling, peak = float(model.optimizer_memory_scaling), float(model.peak_activation_per_batch)
+    check_is("model", model, Model, "make one, with `model_from_torch_graph`")
+    check_is("devices", devices, Devices, "make them, with `devices_from_seps`")
+    scaling, peak = (
+        number(setting, getattr(model, setting), above=0, most=1e300, hint="it must be a number above 0")
+        for setting in ("optimizer_memory_scaling", "peak_activation_per_batch")
+    )
     batch_size = model.global_batch_size
     return Columns(*_core.legacy_columns(model.profile, list(devices.seps), batch_size, scaling, peak))
 
@@ -244,12 +259,7 @@ def devices_from_seps(seps: Sequence[int]) -> Devices:
     >>> devices_from_seps([8, 16]).num_machines
     2
     """
-    cluster = Cluster.from_seps(seps)
-    if cluster.devices > 1024:
-        raise ClusterError(
-            f"seps end at {cluster.devices}", "the compatible planner takes 1024 devices; use `hpgo.plan`"
-        )
-    return Devices(tuple(seps))
+    return Devices(seps)  # type: ignore[arg-type]  # it makes a tuple of them
 
 
 def conductor_from_torch_graph_and_seps(
@@ -267,12 +277,9 @@ def _count(argument: str, value: object) -> int:
 
 
 def _bytes(size: float) -> float:
-    if isinstance(size, bool) or not isinstance(size, Real) or not 0 <= size < 1e300:
-        raise ArgumentError(f"size is {shown(size)}", "give a number of bytes")
-    return float(size)
+    return number("size", size, most=1e300, hint="give a number of bytes")
 
 
 def _numbers(argument: str, values: Sequence[int]) -> list[int]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ArgumentError(f"{argument} are {shown(values)}", "give a list of numbers from 0")
-    return [whole(f"each of {argument}", value, least=0) for value in values]
+    found = listed(argument, values, hint="give a list of numbers from 0")
+    return [whole(f"each of {argument}", value, least=0) for value in found]

@@ -1,15 +1,23 @@
-"""Whole numbers that callers give, checked in one way and refused in the same words everywhere."""
+"""What callers give, checked in one way and refused in the same words everywhere."""
 
 from __future__ import annotations
 
+import math
 from itertools import islice
-from typing import Any
+from numbers import Real
+from types import UnionType  # noqa: TC003
+from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError, HpgoError
-from hpgo.base.wording import as_whole, shown
+from hpgo.base.wording import as_float, as_whole, exactly, near, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MOST = 2**32 - 1
 """What counts may be at most: the native side keeps them in 32 bits."""
+MOST_LISTED = 2**20
+"""What a list may hold at most, unless a caller knows better: some never end."""
 MOST_GPUS = 2**12
 """What a device of a plan may stand for at most."""
 
@@ -39,26 +47,102 @@ def whole(
     number = as_whole(value)
     if number is None or not least <= number <= most:
         beyond = most != MOST or (number is not None and number > most)
-        short = isinstance(value, int) and value.bit_length() < 100
         wanted = f"give a whole number from {least} {f'to {most}' if beyond else 'on'}"
-        raise error(f"{what} is {value if short else shown(value)}", hint or wanted)
+        raise error(f"{what} is {exactly(value)}", hint or wanted)
     return number
 
 
-def listed(name: str, values: Any, *, most: int | None = None) -> list[Any]:
-    """`values` as a list of at most so many. Raises ArgumentError, which calls them `name`, for text and for one value.
+def number(
+    what: str,
+    value: object,
+    *,
+    above: float | None = None,
+    most: float = math.inf,
+    infinite: bool = False,
+    error: type[HpgoError] = ArgumentError,
+    hint: str = "",
+) -> float:
+    """`value` as a float, numbers of other libraries too.
+
+    Raises `error`, which calls the value `what`, unless it is a number from 0, or above `above`, to `most`; an infinite
+    one only where that is allowed.
+
+    >>> number("tie", 1)
+    1.0
+    >>> number("deadline_s", 0, above=0)
+    Traceback (most recent call last):
+    hpgo.ArgumentError: deadline_s is 0
+    """
+    found = math.nan if isinstance(value, bool) or not isinstance(value, Real) else as_float(value)
+    if not (found >= 0 if above is None else found > above) or found > most or (found == math.inf and not infinite):
+        wanted = "a number from 0" if above is None else f"a number above {above:g}"
+        raise error(f"{what} is {shown(value)}", hint or f"give {wanted}{'' if most == math.inf else f' to {most:g}'}")
+    return found
+
+
+def check_flag(what: str, value: object) -> None:
+    """Raises ArgumentError, which calls `value` `what`, unless it is True or False.
+
+    >>> check_flag("overlap", "yes")
+    Traceback (most recent call last):
+    hpgo.ArgumentError: overlap is `yes`
+    """
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{what} is {shown(value)}", "choose True or False")
+
+
+def check_is(what: str, value: object, kind: type | UnionType, hint: str, *, or_none: bool = False) -> None:
+    """Raises ArgumentError, which calls `value` `what`, unless it is of this kind, or possibly None.
+
+    >>> check_is("the job", "train.py", dict, "make one")
+    Traceback (most recent call last):
+    hpgo.ArgumentError: the job is `train.py`
+    """
+    if not isinstance(value, kind) and not (or_none and value is None):
+        raise ArgumentError(f"{what} is {shown(value)}", hint)
+
+
+def choice(kind: str, value: object, known: Iterable[str], error: type[HpgoError] = ArgumentError) -> str:
+    """`value`, if it is one of the names `known`; raises `error`, with the nearest of them, if there is no such `kind`.
+
+    >>> choice("objective", "latncy", ["throughput", "latency"])
+    Traceback (most recent call last):
+    hpgo.ArgumentError: there is no objective `latncy`
+    """
+    names = list(known)
+    if not isinstance(value, str) or value not in names:
+        raise error(f"there is no {kind} {shown(value)}", near(value if isinstance(value, str) else "", names))
+    return value
+
+
+def check_progress(progress: object) -> None:
+    """Raises ArgumentError unless it can be called, or is None."""
+    if progress is not None and not callable(progress):
+        raise ArgumentError(f"progress is {shown(progress)}", "give a function of the best value and the bound")
+
+
+def listed(
+    name: str,
+    values: Any,
+    *,
+    most: int = MOST_LISTED,
+    error: type[HpgoError] = ArgumentError,
+    hint: str = "give a list",
+) -> list[Any]:
+    """`values` as a list of at most so many. Raises `error`, which calls them `name`, for text and for one value.
 
     >>> listed("devices", range(3))
     [0, 1, 2]
     """
-    if isinstance(values, str):
-        raise ArgumentError(f"{name} are {shown(values)}", "give a list")
+    are = "is" if name.startswith("`") else "are"
+    if isinstance(values, str | bytes):
+        raise error(f"{name} {are} {shown(values)}", hint)
     try:
-        found = list(islice(values, None if most is None else most + 1))
-    except TypeError:
-        raise ArgumentError(f"{name} are {shown(values)}", "give a list") from None
-    if most is not None and len(found) > most:
-        raise ArgumentError(f"{name} are more than {most}", "name each once")
+        found = list(islice(values, most + 1))
+    except Exception as failure:  # noqa: BLE001 -- no list, or what it raised on the way
+        raise error(f"{name} {are} {shown(values)}", hint) from (None if isinstance(failure, TypeError) else failure)
+    if len(found) > most:
+        raise error(f"{name} {are} more than {most}", "name each once")
     return found
 
 
@@ -71,7 +155,7 @@ def device_number(stage: int, value: object) -> int:
     """
     number = as_whole(value)
     if number is None or not 0 <= number <= MOST:
-        raise ArgumentError(f"stage {stage} names device {value!r:.40}", "devices are numbered from 0")
+        raise ArgumentError(f"stage {stage} names device {exactly(value)}", "devices are numbered from 0")
     return number
 
 

@@ -14,8 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from hpgo.base.checks import whole
-from hpgo.base.errors import ArgumentError, HpgoError, file_error
-from hpgo.base.files import as_path, refused, writing
+from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.files import MOST_BYTES, read_bytes, refused, writing
 from hpgo.base.wording import as_float, near, shorten, shown, similar
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _R = TypeVar("_R")
 
 _DEEPEST = 32
 _WIDEST = 200  # characters of a line of JSON with more than numbers in it
-_MOST_BYTES = 2**26  # of a file; a device such as /dev/zero never ends
 _WORDS: dict[str, object] = {"true": True, "false": False, "null": None, "~": None, "": None} | {
     ".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
 }  # fmt: skip
@@ -45,21 +44,9 @@ def hinted(hint: str) -> Iterator[None]:
         raise type(error)(error.message, error.hint or hint) from None
 
 
-def read_text(path: str | os.PathLike[str], error: type[HpgoError]) -> str:
-    """The text in the file `path`; raises `error` naming the file if there is none."""
-    path = as_path(path, error)
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except FileNotFoundError:
-        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise file_error(error)(
-            f"there is no file `{path}`", similar(path.name, beside) or "name a file that exists"
-        ) from None
-    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
-        raise refused("read", path, failure, error, "name a text file") from None
-    if len(data) > _MOST_BYTES:
-        raise error(f"{path} has more than {_MOST_BYTES >> 20} MiB", "name a smaller file")
+def read_text(path: str | os.PathLike[str], error: type[HpgoError], *, most: int = MOST_BYTES) -> str:
+    """The text in the file `path`; raises `error` naming the file if there is none, or more than `most` bytes."""
+    data = read_bytes(path, error, most=most, hint="name a text file")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as failure:
@@ -206,7 +193,7 @@ def record(
         if name not in known and (name in section or name not in optional)
     }
     section.done()
-    return kind(**known, **values)
+    return section.build(kind, **known, **values)
 
 
 _types: Callable[[type], dict[str, Any]] = cache(get_type_hints)

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all.
+"""Reading files up to a size, and writing them whole or not at all.
 
 What is written goes to a new file beside the old one, which then takes its name in one step: whoever reads meanwhile
 sees the old content or the new, and an interrupted program leaves the old. A pipe or a device has no name to take, and
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpgo.base.errors import file_error
-from hpgo.base.wording import shown
+from hpgo.base.wording import shown, similar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,13 +21,42 @@ if TYPE_CHECKING:
 
     from hpgo.base.errors import FileError, HpgoError
 
+MOST_BYTES = 2**26
+"""Of a file that people write, or that one question or answer fills."""
+MOST_BYTES_OF_RUNS = 2**29
+"""Of a file with a line, or an entry, for each action of a run."""
+_PIECE = 2**20
+
 
 def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
     """`path`, whatever a caller may have given; raises `error` if it is none."""
     try:
         return Path(path)
-    except TypeError:
+    except Exception:  # noqa: BLE001 -- a TypeError, or what other people's paths raise
         raise error(f"{shown(path)} is no path of a file", "give text or a `pathlib.Path`") from None
+
+
+def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, most: int = MOST_BYTES, hint: str) -> bytes:
+    """What the file `path` holds, read once; raises `error` naming it if there is none, or more than `most` bytes.
+
+    That holds for a device or a pipe that never ends, too. `hint` says what file to name instead.
+    """
+    path = as_path(path, error)
+    data = bytearray()
+    try:
+        with path.open("rb") as file:
+            while len(data) <= most and (piece := file.read(min(_PIECE, most + 1 - len(data)))):
+                data += piece
+    except FileNotFoundError:
+        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise file_error(error)(
+            f"there is no file `{path}`", similar(path.name, beside) or "name a file that exists"
+        ) from None
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
+        raise refused("read", path, failure, error, hint) from None
+    if len(data) > most:
+        raise error(f"{path} has more than {most >> 20} MiB", "name a smaller file")
+    return bytes(data)
 
 
 @contextmanager
@@ -45,9 +74,14 @@ def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[Bi
     x.txt
     """
     path = as_path(path, error)
-    if "\0" in str(path):
+    try:
+        wrong = b"\0" in os.fsencode(path)
+    except UnicodeEncodeError:
+        wrong = True
+    if wrong:
         raise file_error(error)(
-            f"can't write {shown(str(path))}: a name holds no NUL", "name a file in a folder that exists"
+            f"can't write {shown(str(path))}: a name holds no NUL, and no half characters",
+            "name a file in a folder that exists",
         )
     try:
         target = path.resolve() if path.is_symlink() else path

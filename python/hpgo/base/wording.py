@@ -77,11 +77,21 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+def exactly(value: object) -> str:
+    """As `shown`, with all digits of a whole number that has few.
+
+    >>> shown(12345678), exactly(12345678)
+    ('1.23457e+07', '12345678')
+    """
+    short = isinstance(value, int) and type(value) in {int, bool} and value.bit_length() < 100
+    return str(value) if short else shown(value)
+
+
 def as_float(value: Real | float) -> float:
     """`value` as a float; a whole number that is too large for one is infinite."""
     try:
         return float(value)
-    except OverflowError:
+    except Exception:  # noqa: BLE001 -- too large, or what other people's numbers raise
         return float("inf")
 
 
@@ -95,7 +105,7 @@ def as_whole(value: object) -> int | None:
         return None
     try:
         return operator.index(value)  # type: ignore[arg-type]  # it tells
-    except TypeError:
+    except Exception:  # noqa: BLE001 -- a TypeError, or what other people's numbers raise
         return None
 
 

@@ -125,8 +125,10 @@ def _is_plan(name: str) -> bool:
     from hpgo.model.builtin import MODELS
 
     try:
+        if name in MODELS or not Path(name).is_file():  # what a pipe gives, it gives once
+            return False
         with Path(name).open("rb") as file:
-            return name not in MODELS and b'"hpgo.plan"' in file.read(200)
+            return b'"hpgo.plan"' in file.read(200)
     except (OSError, ValueError):  # reading it as a profile gives the reason; ValueError: a NUL in the name
         return False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -44,21 +43,21 @@ def timelines_in(inputs: Sequence[str], schedule: ScheduleName | None) -> list[T
 
 def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
     """What the file's own words at its beginning say it is."""
+    from hpgo.base.documents import read_text
     from hpgo.base.errors import ArgumentError
-    from hpgo.base.files import refused
+    from hpgo.base.files import MOST_BYTES_OF_RUNS
     from hpgo.planning.plans import Plan
     from hpgo.timing.simulation import simulate
     from hpgo.timing.timeline import Timeline
 
-    try:
-        with Path(path).open("rb") as file:
-            head = file.read(200)
-    except (OSError, ValueError) as error:
-        raise refused("read", path, error, ArgumentError, "name a plan or a timeline") from None
-    if b'"hpgo.plan"' in head:
-        return simulate(Plan.read(path), schedule=schedule)
-    if b'"hpgo-timeline' in head or path.lower().endswith(".npz"):
+    if path.lower().endswith(".npz"):
         return Timeline.read(path)
+    text = read_text(path, ArgumentError, most=MOST_BYTES_OF_RUNS)
+    head = text[:200]
+    if '"hpgo.plan"' in head:
+        return simulate(Plan.from_json(text, source=path), schedule=schedule)
+    if '"hpgo-timeline' in head:
+        return Timeline.from_json(text, source=path)
     raise ArgumentError(
         f"`{path}` is neither a plan nor a timeline",
         "`hpgo plan -o plan.json` makes plans, `Timeline.save` makes timelines (.npz or .timeline.json)",

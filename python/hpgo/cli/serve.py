@@ -53,7 +53,7 @@ def command(
     from pathlib import Path
 
     from hpgo.base.errors import HpgoError
-    from hpgo.base.files import refused
+    from hpgo.base.files import read_bytes
     from hpgo.base.units import format_bytes
 
     if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
@@ -73,10 +73,7 @@ def command(
 
     shelf = Shelf()
     for path in plans:
-        try:
-            shelf.give(Path(path).read_bytes(), Path(path).name)
-        except OSError as error:
-            raise refused("read", path, error, HpgoError, "name a plan that `hpgo plan` saved") from None
+        shelf.give(read_bytes(path, HpgoError, hint="name a plan that `hpgo plan` saved"), Path(path).name)
     bound = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{bound.getsockname()[1]}/"

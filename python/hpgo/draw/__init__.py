@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.checks import check_is, listed
 from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import shorten, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from hpgo.timing.timeline import Timeline
 
 ENDINGS = {
@@ -34,11 +37,11 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
     written.
     """
     from hpgo.base.errors import HpgoError
-    from hpgo.base.files import writing
+    from hpgo.base.files import as_path, writing
     from hpgo.draw import raster, scene
     from hpgo.draw.options import options_of
 
-    path = Path(path)
+    path = as_path(path, ArgumentError)
     drawn = _several(timelines)
     ending = path.suffix.lower()
     if path.name.lower().endswith(".timeline.json"):
@@ -48,7 +51,7 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
         )
     if ending not in ENDINGS or "\0" in str(path):
         known = ", ".join(ENDINGS)
-        raise ArgumentError(f"no picture format ends in `{ending or path.name}`", f"choose one of {known}")
+        raise ArgumentError(f"no picture format ends in `{shorten(ending or path.name)}`", f"choose one of {known}")
     if ending in {".png", ".pdf"}:
         chosen = options_of(options, len(drawn))
         raster.write(scene.scene(drawn, chosen), chosen, path)
@@ -65,6 +68,8 @@ def render(timelines: Timeline | Sequence[Timeline], ending: str, **options: Any
 
     drawn = _several(timelines)
     chosen = options_of(options, len(drawn))
+    if not isinstance(ending, str):
+        raise ArgumentError(f"the ending is {shown(ending)}", f"choose one of {', '.join(ENDINGS)}")
     if ending == ".html":
         from hpgo.draw.html import html
 
@@ -87,13 +92,18 @@ def render(timelines: Timeline | Sequence[Timeline], ending: str, **options: Any
         from hpgo.draw.tikz import tikz
 
         return tikz(scene(drawn, chosen), chosen).encode()
-    raise ArgumentError(f"`{ending}` is not a text format", "use `save` for .png and .pdf")
+    raise ArgumentError(f"{shown(ending)} is not a text format", "use `save` for .png and .pdf")
 
 
 def _several(timelines: Timeline | Sequence[Timeline]) -> list[Timeline]:
-    several = list(timelines) if isinstance(timelines, Sequence) else [timelines]
+    from hpgo.timing.timeline import Timeline
+
+    hint = "give one that `hpgo.simulate` made, or a list of them"
+    several = [timelines] if isinstance(timelines, Timeline) else listed("the timelines", timelines, hint=hint)
     if not several:
         raise ArgumentError("no timeline to draw", "give at least one")
+    for timeline in several:
+        check_is("a timeline", timeline, Timeline, hint)
     return several
 
 

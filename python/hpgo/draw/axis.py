@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hpgo.timing.timeline import Timeline
+
+SHORTEST_S = 1e-280
+"""Pixels for each second of shorter spans would be more than a float can hold."""
 
 _TIME_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+
+
+def drawn_span_s(timelines: Iterable[Timeline]) -> float:
+    """The longest makespan; 0 if it is so short, below any clock's tick, that a picture can't be divided by it.
+
+    What takes 0 s is drawn without a width.
+    """
+    span_s = max(timeline.makespan_s for timeline in timelines)
+    return span_s if span_s > SHORTEST_S else 0.0
 
 
 def time_unit(span_s: float) -> tuple[str, float]:
@@ -20,13 +38,13 @@ def time_unit(span_s: float) -> tuple[str, float]:
 
 
 def number_text(value: float) -> str:
-    """At most four digits after rounding, thousands separated, no exponent and no trailing zeros.
+    """At most four digits after rounding, thousands separated, no trailing zeros; an exponent only for extremes.
 
-    >>> number_text(131072.0), number_text(2.50)
-    ('131,072', '2.5')
+    >>> number_text(131072.0), number_text(2.50), number_text(2.5e-291)
+    ('131,072', '2.5', '2.5e-291')
     """
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
+    if not 1e-9 <= abs(value) < 1e15:
+        return f"{value:.4g}"
     digits = max(0, 3 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

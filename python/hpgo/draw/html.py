@@ -18,6 +18,7 @@ import numpy as np
 
 from hpgo.base.quoting import filled
 from hpgo.draw import palette
+from hpgo.draw.axis import SHORTEST_S, drawn_span_s
 from hpgo.draw.facts import (
     chunk_of_stage,
     comparison,
@@ -69,7 +70,7 @@ def html(timelines: Sequence[Timeline], options: Options) -> bytes:
     meta = {
         "title": title,
         "timelines": described,
-        "end_s": max(timeline.makespan_s for timeline in timelines),
+        "end_s": drawn_span_s(timelines),
         "gutter_px": 23 + 7 * longest,
         "table": comparison(timelines, labels) if with_table else [],
         "notes": [*notes, definitions(timelines, with_table=with_table)],
@@ -210,7 +211,7 @@ def _tick_s(makespan_s: float) -> float:
 
     A decimal tick holds decimal costs exactly, so that equal actions stay equal and pack well.
     """
-    if makespan_s <= 0:
+    if makespan_s <= SHORTEST_S:
         return 1.0
     return float(f"1e{math.ceil(math.log10(makespan_s / 2**31))}")
 

@@ -6,14 +6,16 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from hpgo.base.checks import check_text, listed
 from hpgo.base.errors import ArgumentError
-from hpgo.base.wording import near, printable
+from hpgo.base.records import Record
+from hpgo.base.wording import near, printable, shown
 
 _CHOICES = {"transfers": ("none", "arrows", "lanes"), "theme": ("auto", "light", "dark")}
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Record):
     """Choices about a picture; a format ignores what it can't show (ASCII has no colours)."""
 
     labels: tuple[str, ...] = ()
@@ -48,11 +50,15 @@ def options_of(chosen: dict[str, Any], timelines: int) -> Options:
     for name in chosen:
         if name not in names:
             raise ArgumentError(f"unknown picture option `{name}`", near(name, names))
-    words = {"labels": tuple(chosen.get("labels") or ()), "title": printable(chosen.get("title") or "")}
+    labels = chosen.get("labels")
+    words = {
+        "labels": () if labels is None else tuple(listed("the labels", labels, hint="give a list of names")),
+        "title": printable(check_text("the title", "" if (title := chosen.get("title")) is None else title)),
+    }
     options = Options(**(chosen | words))
     for name, choices in _CHOICES.items():
         if getattr(options, name) not in choices:
-            raise ArgumentError(f"{name} is `{getattr(options, name)}`", f"choose {', '.join(choices)}")
+            raise ArgumentError(f"{name} is {shown(getattr(options, name))}", f"choose {', '.join(choices)}")
     if options.labels and len(options.labels) != timelines:
         raise ArgumentError(
             f"{len(options.labels)} labels for {timelines} timelines", "give one label for each timeline, or none"

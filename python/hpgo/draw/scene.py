@@ -14,7 +14,7 @@ import numpy as np
 
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.draw import palette
-from hpgo.draw.axis import number_text, ticks, time_unit
+from hpgo.draw.axis import drawn_span_s, number_text, ticks, time_unit
 from hpgo.draw.density import Intervals, shares
 from hpgo.draw.facts import (
     chunk_of_stage,
@@ -180,7 +180,7 @@ class _Rows:
 
 def scene(timelines: Sequence[Timeline], options: Options) -> Scene:
     """Lays out one or several timelines on one time axis."""
-    end_s = max(timeline.makespan_s for timeline in timelines)
+    end_s = drawn_span_s(timelines)
     labels = names(timelines, options.labels)
     left_px = _MARGIN_PX + max(_text_px(_rank_name(t, t.ranks - 1), 11) for t in timelines) + 8
     right_px = _MARGIN_PX + (96 if options.memory else 60)

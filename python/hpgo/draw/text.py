@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpgo.base.units import format_seconds
-from hpgo.draw.axis import number_text, ticks, time_unit
+from hpgo.draw.axis import drawn_span_s, number_text, ticks, time_unit
 from hpgo.draw.density import Intervals, shares
 from hpgo.draw.facts import comparison, counted, definitions, names, summary
 from hpgo.programs.orders import KINDS
@@ -42,7 +42,7 @@ def text(timelines: Sequence[Timeline], options: Options) -> str:
     """The timelines below each other on one time axis, each line at most `options.columns` characters."""
     labels = names(timelines, options.labels)
     gutter = max(len(_rank_name(timeline, timeline.ranks - 1)) for timeline in timelines) + 2
-    end_s = max(timeline.makespan_s for timeline in timelines)
+    end_s = drawn_span_s(timelines)
     columns = _columns(timelines, end_s, options.columns - gutter - 1)
     lines = [options.title, ""] if options.title else []
     for timeline, label in zip(timelines, labels, strict=True):
@@ -77,7 +77,8 @@ def _columns(timelines: Sequence[Timeline], end_s: float, at_most: int) -> int:
     )
     if not 0 < shortest_s < np.inf:
         return at_most
-    return int(end_s / shortest_s * (at_most // (end_s / shortest_s)) + 0.5) or at_most
+    actions = end_s / shortest_s
+    return int(actions * (at_most // actions) + 0.5) if 0 < actions <= at_most else at_most
 
 
 def _rows(timeline: Timeline, columns: int, end_s: float, gutter: int) -> list[str]:

@@ -10,6 +10,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.checks import check_text
 from hpgo.base.documents import make_folder, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.files import as_path
@@ -38,7 +39,8 @@ def files(plan: object, target: str, *, path: str | os.PathLike[str] = "") -> di
     >>> list(files(plan, "torchtitan@0.3")), list(files(plan, "torchtitan@0.3", path="jobs/bert.py"))
     (['planned.py', 'order.csv'], ['bert.py', 'bert.order.csv'])
     """
-    folder, _, main = os.fspath(path).rpartition("/")
+    as_path(path, ArgumentError)
+    folder, _, main = check_text("the path", os.fspath(path)).rpartition("/")
     return find(target).write(plan, Place(folder, main))
 
 
@@ -51,7 +53,7 @@ def save(plan: object, target: str, path: str | os.PathLike[str]) -> list[Path]:
     Raises as `files`, and ArgumentError if they can't be written.
     """
     where = as_path(path, ArgumentError)
-    into = _is_folder(path) or where.is_dir()
+    into = _is_folder(path, where)
     written = files(plan, target, path=f"{where}/" if into else where)
     folder = where if into else where.parent
     if into:
@@ -62,8 +64,11 @@ def save(plan: object, target: str, path: str | os.PathLike[str]) -> list[Path]:
     return paths
 
 
-def _is_folder(path: object) -> bool:
-    return str(path).endswith(("/", os.sep))
+def _is_folder(path: object, where: Path) -> bool:
+    try:
+        return str(path).endswith(("/", os.sep)) or where.is_dir()
+    except OSError:  # a name that is too long; writing gives the reason
+        return False
 
 
 def megatron(plan: Plan | Program) -> str:
@@ -89,6 +94,7 @@ def torchtitan(plan: Plan | Program, version: str = "") -> str:
     >>> [line for line in torchtitan(plan).splitlines() if "pipeline_parallel_degree" in line]
     ['    parallelism.pipeline_parallel_degree = 2']
     """
+    check_text("the version", version)
     return _main(plan, f"torchtitan@{version}" if version else "torchtitan")
 
 

@@ -9,6 +9,8 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpgo.base.checks import check_is, check_text
+from hpgo.base.records import Record
 from hpgo.programs.launchers import row_of
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Place(Record):
     """Where the main file will lie, which says what the others are called."""
 
     folder: str = ""
@@ -29,6 +31,7 @@ class Place:
         >>> Place().name("order.csv"), Place("jobs", "bert.toml").name("order.csv")
         ('order.csv', 'bert.order.csv')
         """
+        check_text("a file's name", own)
         stem, dot, _ = self.main.rpartition(".")
         return f"{stem if dot and stem else self.main}.{own}" if self.main else own
 
@@ -42,7 +45,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Target(Record):
     """One version of something that runs plans."""
 
     name: str
@@ -70,6 +73,7 @@ class Target:
 
     def write(self, plan: object, place: Place) -> dict[str, str]:
         """Texts by file name, the main file first; raises ArgumentError for a plan that the target can't run."""
+        check_is("the place", place, Place, "make a `hpgo.export.Place`")
         module, function = self.writer.split(":")
         write: Callable[[object, Target, Place], dict[str, str]] = getattr(importlib.import_module(module), function)
         return write(plan, self, place)
@@ -116,4 +120,4 @@ def find(name: str) -> Target:
     >>> find("torchtitan").version
     '0.3'
     """
-    return row_of(TARGETS, str(name), "exporter")
+    return row_of(TARGETS, name, "exporter")

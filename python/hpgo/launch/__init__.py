@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.checks import choice
 from hpgo.base.documents import write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.files import as_path
-from hpgo.base.wording import near, shown
-from hpgo.launch.job import Job, Node
+from hpgo.base.wording import near
+from hpgo.launch.job import Job, Node, check_job
 from hpgo.launch.kubernetes import kubeflow, pytorchjob
 from hpgo.launch.ray import ray
 from hpgo.launch.shell import local, ssh_hosts, torchrun
@@ -51,10 +52,8 @@ def text(job: Job, target: str, **options: Any) -> str:
     Traceback (most recent call last):
     hpgo.ArgumentError: `slurm` has no option `image`
     """
-    if not isinstance(target, str) or target not in TARGETS:
-        raise ArgumentError(f"there is no target {shown(target)}", near(str(target), TARGETS))
-    if not isinstance(job, Job):
-        raise ArgumentError(f"the job is {shown(job)}", "make one, with `hpgo.launch.Job.of`")
+    choice("target", target, TARGETS)
+    check_job(job)
     import inspect
 
     known = list(inspect.signature(TARGETS[target]).parameters.values())[1:]

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from hpgo.base.checks import check_is, check_text, listed
 from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_comment
+from hpgo.base.records import Record
 from hpgo.base.wording import as_whole, counted, shown
 from hpgo.machine.cluster import Cluster
 from hpgo.planning.files import known_source
@@ -21,7 +23,7 @@ _HOST = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.:-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Node(Record):
     """A machine of the job."""
 
     ranks: int
@@ -33,7 +35,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(Record):
     """What every target starts: one process a device of the cluster. Rank r runs on device r.
 
     Devices are numbered machine by machine, so the ranks of a machine follow each other, and the local rank is the
@@ -84,19 +86,18 @@ class Job:
         >>> job.ranks, [node.ranks for node in job.nodes], job.command
         (16, [8, 8], ('python3', 'train.py', '--steps', '10'))
         """
-        if not isinstance(plan, Plan):
-            raise ArgumentError(f"the plan is {shown(plan)}", "make one, with `hpgo.plan` or `hpgo.Plan.read` say")
+        check_is("the plan", plan, Plan, "make one, with `hpgo.plan` or `hpgo.Plan.read` say")
         if not plan.fits:
             raise ArgumentError(
                 f"the plan does not fit: a device lacks {plan.missing_bytes / 1e9:.3g} GB",
                 "plan with less memory (`--recompute auto`, smaller micro-batches), or on larger devices",
             )
-        if isinstance(arguments, str):
-            raise ArgumentError(f"the script's arguments are {shown(arguments)}", "give a list of words")
-        command = (python, script, *arguments)
+        words = listed("the script's arguments", arguments, hint="give a list of words")
+        command = (python, script, *words)
         for word in command:
             if not isinstance(word, str) or "\0" in word:
                 raise ArgumentError(f"{shown(word)} can't be an argument of a command", "give text without NUL")
+            check_text("an argument of a command", word)
         for what, word in (("script", script), ("interpreter", python)):
             if not word.strip() or word.startswith("-"):
                 raise ArgumentError(
@@ -107,7 +108,7 @@ class Job:
         gpus = found.gpus_per_device
         used = {device for stage in plan.stages for device in stage.devices}
         return cls(
-            name=_queue_name(plan.profile if name is None else name),
+            name=_queue_name(plan.profile if name is None else check_text("a job's name", name)),
             title=f"{plan.profile} on {plan.cluster}",
             nodes=tuple(Node(machine.count * gpus, machine.device.name, machine.name) for machine in found.machines),
             idle=tuple(rank for rank in range(found.devices * gpus) if rank // gpus not in used),
@@ -132,6 +133,7 @@ class Job:
 
     def need_equal(self, target: str) -> Node:
         """What all machines are like. Raises ArgumentError if they differ, since `target` can't tell them apart."""
+        check_text("the target", target)
         if not self.equal:
             kinds = dict.fromkeys(f"{node.ranks} × {node.kind}" for node in self.nodes)
             raise ArgumentError(
@@ -146,9 +148,8 @@ class Job:
         Raises ArgumentError if there is not one for each, if two are the same, or if one can't be a host's name.
         """
         hint = "name one host for each machine, in the cluster's order: a line each in the file for `--hosts`"
-        if isinstance(given, str):
-            raise ArgumentError(f"the hosts are {shown(given)}", "give a list of names")
-        hosts = tuple(node.name for node in self.nodes) if given is None else tuple(given)
+        names = [node.name for node in self.nodes] if given is None else given
+        hosts = tuple(listed("the hosts", names, hint="give a list of names"))
         if given is None and not all(hosts):
             raise ArgumentError(f"the cluster's {counted(len(hosts), 'machine')} have no names", hint)
         if len(hosts) != len(self.nodes):
@@ -178,7 +179,7 @@ class Job:
             ),
             *more,
         ]
-        return [f"# {in_comment(line)}" for line in lines]
+        return [f"# {in_comment(check_text('a line of the header', line))}" for line in lines]
 
 
 def _check_grid(plan: Plan) -> None:
@@ -203,6 +204,11 @@ def _check_grid(plan: Plan) -> None:
     )
 
 
+def check_job(job: object) -> None:
+    """Raises ArgumentError for what is no job."""
+    check_is("the job", job, Job, "make one, with `hpgo.launch.Job.of`")
+
+
 def checked_port(port: object) -> int:
     """`port`, at which rank 0 listens; raises ArgumentError if it is none."""
     number = as_whole(port)
@@ -212,8 +218,7 @@ def checked_port(port: object) -> int:
 
 
 def _cluster_of(plan: Plan, given: Cluster | None) -> Cluster:
-    if given is not None and not isinstance(given, Cluster):
-        raise ArgumentError(f"the cluster is {shown(given)}", "make one, with `hpgo.Cluster.parse` say")
+    check_is("the cluster", given, Cluster, "make one, with `hpgo.Cluster.read` say", or_none=True)
     if plan.assumptions is not None:
         return known_source("cluster", plan.cluster, plan.assumptions.cluster, given)
     hint = "give the cluster that it was made for: `--cluster NAME`, or `cluster=` in Python"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_yaml
 from hpgo.base.wording import shown
+from hpgo.launch.job import check_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,7 @@ def kubeflow(
     >>> trainer["numNodes"], trainer["numProcPerNode"]
     (2, 8)
     """
+    check_job(job)
     node = job.need_equal("Kubeflow")
     trainer: dict[str, Any] = {} if image is None else {"image": _text("image", image)}
     trainer |= {
@@ -72,6 +74,7 @@ def pytorchjob(job: Job, *, image: str, resource: str | None = "nvidia.com/gpu")
     >>> written["spec"]["nprocPerNode"], written["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]
     ('8', 1)
     """
+    check_job(job)
     node = job.need_equal("Kubeflow")
     container = {
         "name": "pytorch",  # the operator looks for this name

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_python
 from hpgo.base.wording import shown
+from hpgo.launch.job import check_job
 
 if TYPE_CHECKING:
     from hpgo.launch.job import Job
@@ -91,6 +92,7 @@ def ray(job: Job, *, resource: str | None = "GPU") -> str:
     >>> [line for line in text.splitlines() if line.startswith("RESOURCES")]
     ["RESOURCES = {'CPU': 8, 'GPU': 8}"]
     """
+    check_job(job)
     node = job.need_equal("Ray Train")
     if resource is not None and (not isinstance(resource, str) or not resource):
         raise ArgumentError(f"the resource is {shown(resource)}", "give it as Ray knows it, like `GPU`")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_shell
 from hpgo.base.wording import counted
-from hpgo.launch.job import checked_port
+from hpgo.launch.job import check_job, checked_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,6 +91,7 @@ def local(job: Job, *, port: int = 29500) -> str:
     >>> print(local(Job.of(plan, "train.py")).splitlines()[-1])
     ' ranks 2 0 0 python3 train.py
     """
+    check_job(job)
     machines = len(job.nodes)
     here = [f"all ranks of {counted(machines, 'machine')} start on this one"] if machines > 1 else []
     devices = in_shell(" ".join(str(node.ranks) for node in job.nodes))
@@ -121,6 +122,7 @@ def ssh_hosts(job: Job, *, hosts: Sequence[str] | None = None, port: int = 29500
     >>> [line for line in text.splitlines() if line.startswith("hosts")]
     ['hosts=(node-0 node-1)']
     """
+    check_job(job)
     names = job.hosts(hosts)
     return "\n".join(
         [
@@ -154,6 +156,7 @@ def torchrun(job: Job, *, hosts: Sequence[str] | None = None, port: int = 29500)
     >>> print(text.splitlines()[-4].strip())
     1) set -- --node-rank=1 --nproc-per-node=8 ;; # node-1
     """
+    check_job(job)
     machines = len(job.nodes)
     names = ("127.0.0.1",) if machines == 1 and hosts is None else job.hosts(hosts)
     rows = [

@@ -6,10 +6,11 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from hpgo.base.checks import listed
 from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_shell
 from hpgo.base.wording import shown
-from hpgo.launch.job import checked_port
+from hpgo.launch.job import check_job, checked_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,7 +48,8 @@ def slurm(job: Job, *, port: int = 29500, resource: str | None = "gpu", sbatch: 
     >>> [line for line in text.splitlines() if line.startswith("#SBATCH")][1:]
     ['#SBATCH --nodes=2', '#SBATCH --ntasks-per-node=8', '#SBATCH --gres=gpu:8', '#SBATCH --partition=gpu']
     """
-    more = [f"#SBATCH --{_option(option)}" for option in sbatch]
+    check_job(job)
+    more = [f"#SBATCH --{_option(option)}" for option in listed("the options of sbatch", sbatch)]
     parts = [list(alike) for _, alike in groupby(job.nodes, key=lambda node: (node.ranks, node.kind))]
     typed = len({node.kind for node in job.nodes}) > 1
     directives: list[str] = [f"#SBATCH --job-name={job.name}"]

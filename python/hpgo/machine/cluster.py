@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import MOST_GPUS, check_text, whole
+from hpgo.base.checks import MOST_GPUS, check_text, number, whole
 from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.errors import ArgumentError, ClusterError
+from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
 from hpgo.base.units import (
     format_bytes,
@@ -24,7 +24,7 @@ from hpgo.base.units import (
     parse_bytes_per_s,
     parse_seconds,
 )
-from hpgo.base.wording import as_float, as_whole, near, shorten, shown
+from hpgo.base.wording import as_whole, near, printable, shorten, shown
 
 if TYPE_CHECKING:
     import os
@@ -66,12 +66,11 @@ class Link:
     def __post_init__(self) -> None:
         _check_positive("a link's bytes_per_s", self.bytes_per_s)
         _check_positive("a link's collective_bytes_per_s", self.collective_bytes_per_s)
-        if self.latency_s != 0:
-            _check_positive("a link's latency_s", self.latency_s)
+        number("a link's latency_s", self.latency_s, most=_LARGEST, error=ClusterError)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Record):
     """One machine: `count` devices of one type. Raises ClusterError for less than one device."""
 
     device: Device
@@ -80,11 +79,12 @@ class Machine:
 
     def __post_init__(self) -> None:
         check_text("a machine's name", self.name, ClusterError)
-        object.__setattr__(self, "count", _count("the number of devices of a machine", self.count))
+        check_fields(self, ClusterError)
+        _count("the number of devices of a machine", self.count)
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(Record):
     """Machines and their links. Devices are numbered machine by machine from 0.
 
     Raises ClusterError for no machine, or for more than 2²⁰ devices.
@@ -108,6 +108,7 @@ class Cluster:
         object.__setattr__(self, "gpus_per_device", gpus)
         for field in ("name", "source"):
             check_text(f"a cluster's {field}", getattr(self, field), ClusterError)
+        check_fields(self, ClusterError)
         if not self.machines:
             raise ClusterError(f"cluster `{self.name}` has no machines", "give it at least one")
         _count("the number of devices of a cluster", self.devices)
@@ -151,11 +152,10 @@ class Cluster:
         device = Device("device", _unit("memory", memory, parse_bytes))
         rates = []
         for argument, gbit_s in (("intra_gbit_s", intra_gbit_s), ("inter_gbit_s", inter_gbit_s)):
-            _check_positive(argument, gbit_s)
-            rates.append(gbit_s * 1e9 / 8)
+            rates.append(_check_positive(argument, gbit_s) * 1e9 / 8)
         intra, inter = (Link(rate, rate, latency_s) for rate in rates)
         machines = (Machine(device, devices_per_node),) * nodes
-        name = name or f"{nodes}x{devices_per_node}"
+        name = check_text("a cluster's name", name, ClusterError) or f"{nodes}x{devices_per_node}"
         return cls(name, machines, intra, inter, gpus_per_device=gpus_per_device)
 
     @classmethod
@@ -242,8 +242,8 @@ class Cluster:
             if Path(source).suffix not in {".yaml", ".yml", ".json"} and "/" not in source and not _is_file(source):
                 raise ClusterError(f"`{shorten(source)}` is no known cluster and no file", near(source, PRESETS))
         with hinted("docs/clusters.md shows the format"):
-            text = read_text(source, ClusterError)
-            return _from_document(parse(text, str(source), ClusterError), str(source), Path(source).stem)
+            text, name = read_text(source, ClusterError), printable(str(source))
+            return _from_document(parse(text, name, ClusterError), name, printable(Path(source).stem))
 
     @classmethod
     def parse(cls, text: str | os.PathLike[str]) -> Cluster:
@@ -315,7 +315,7 @@ class Cluster:
         >>> Cluster.from_document(cluster.document(), file="x.json") == cluster
         True
         """
-        return _from_document(document, file, "", may_differ=True)
+        return _from_document(document, check_text("a file's name", file, ClusterError), "", may_differ=True)
 
     def yaml(self) -> str:
         """The cluster as a file that `Cluster.read` takes, to edit.
@@ -366,8 +366,8 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
         top.fail(f"`hpgo_cluster` is {shown(version)}", f"this hpgo reads version {_VERSION}")
     machines: list[Machine] = []
     types: dict[str, Device] = {}
-    for number, entry in enumerate(top.items("machines"), start=1):
-        section = Section(entry, f"{file}, machines entry {number}", ClusterError)
+    for place, entry in enumerate(top.items("machines"), start=1):
+        section = Section(entry, f"{file}, machines entry {place}", ClusterError)
         device = section.build(
             Device,
             section.text("type", "device"),
@@ -425,9 +425,9 @@ def _unit(argument: str, value: str | float, parser: Callable[[str | float], flo
         raise ClusterError(f"{argument}: {error.message}", error.hint) from None
 
 
-def _check_positive(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < as_float(value) <= _LARGEST:
-        raise ClusterError(f"{what} is {shown(value)}", "it must be a number above 0 and at most 1e18")
+def _check_positive(what: str, value: object) -> float:
+    hint = "it must be a number above 0 and at most 1e18"
+    return number(what, value, above=0, most=_LARGEST, error=ClusterError, hint=hint)
 
 
 def _count(what: str, value: object) -> int:

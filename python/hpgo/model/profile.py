@@ -11,7 +11,7 @@ from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import MOST_GPUS, check_text, whole
+from hpgo.base.checks import MOST_GPUS, check_text, listed, whole
 from hpgo.base.errors import ProfileError
 from hpgo.base.wording import as_float, near, shown
 
@@ -182,6 +182,7 @@ class Profile:
         ... ).edges
         (('layer0', 'layer1'),)
         """
+        check_text("a profile's name", name, ProfileError)
         given: dict[str, Iterable[Any]] = {
             "forward_s": forward_s,
             "backward_s": backward_s,
@@ -267,7 +268,7 @@ class Profile:
 def _column(what: str, values: Any) -> list[Any]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise ProfileError(f"{what} is {shown(values)}", "give a list with one entry for each layer")
-    return list(values)
+    return listed(what, values, error=ProfileError, hint="give a list with one entry for each layer")
 
 
 def _batch_sizes(name: str, given: tuple[object, ...]) -> tuple[int, ...]:

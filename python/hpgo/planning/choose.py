@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from hpgo.base.errors import ArgumentError, HpgoError, InfeasibleError
-from hpgo.base.wording import near
+from hpgo.base.wording import near, shown
 from hpgo.planning import chunked
 from hpgo.planning.choices import choice, shortest, unknown
 from hpgo.planning.chunked import CHUNKED
@@ -41,10 +41,11 @@ def check(name: object) -> None:
     """Raises ArgumentError, with the reason, for a schedule that no plan can be made for."""
     known = {family.name: family for family in schedules()}
     plannable = (*SCHEDULES, *RUN_ON_PLANS, *CHUNKED)
-    if name == "auto" or name in plannable:
+    if isinstance(name, str) and name in {"auto", *plannable}:
         return
     if not isinstance(name, str) or name not in known:
-        raise ArgumentError(f"there is no schedule {name!r}", near(str(name), ["auto", *plannable]))
+        wanted = name if isinstance(name, str) else ""
+        raise ArgumentError(f"there is no schedule {shown(name)}", near(wanted, ["auto", *plannable]))
     why, hint = _refusal(known[name])
     raise ArgumentError(f"can't plan for schedule {name!r}: {why}", hint)
 

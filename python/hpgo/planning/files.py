@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpgo.base.checks import check_text
 from hpgo.base.documents import Section, hinted, json_text, parse, record
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import shown
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats import native
 from hpgo.model.profile import Profile
-from hpgo.planning.plans import STOPPED, Alternative, Assumptions, Digest, Plan, ScheduleChoice
+from hpgo.planning.plans import Alternative, Assumptions, Digest, Plan, ScheduleChoice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +62,7 @@ def written(plan: Plan, *, embed: bool) -> str:
 def read(text: str, source: str) -> Plan:
     """The plan in `text`. Raises ArgumentError that names `source` and what is wrong with it."""
     with hinted("make it again"):
+        check_text("the source of a plan", source)
         if not isinstance(text, str) or not text.lstrip().startswith("{"):
             raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
         top = Section(parse(text, source, ArgumentError), source, ArgumentError)
@@ -204,34 +206,8 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
     plan = replace(plan, stages=tuple(_with_kept_bytes(stage) for stage in plan.stages))
     if plan.placements == "compact" and "compact_bound_s" not in section:  # older files bound those alone
         plan = replace(plan, lower_bound_s=None, compact_bound_s=plan.lower_bound_s)
-    if plan.stopped not in {None, *STOPPED}:
-        section.fail(f"`stopped` is {shown(plan.stopped)}, not null or one of {', '.join(STOPPED)}")
     if plan.finished != finished:
         if plan.stopped is not None:
             section.fail("`finished` and `stopped` contradict each other")
         plan = replace(plan, stopped="deadline")  # Ctrl-C, perhaps: older files don't tell them apart
-    _check(plan, section.where)
     return plan
-
-
-def _check(plan: Plan, source: str) -> None:
-    """Raises ArgumentError for what no plan has."""
-    for index, stage in enumerate(plan.stages):
-        if not (stage.layers and stage.devices and stage.share):
-            raise ArgumentError(f"{source}: stage {index} has no layers, devices or samples")
-    if not plan.stages or plan.step_s < 0:
-        raise ArgumentError(f"{source} has no stages, or a step of negative time")
-    if not plan.micro_batch_size or plan.global_batch_size % plan.micro_batch_size:
-        raise ArgumentError(
-            f"{source}: micro-batches of {plan.micro_batch_size} don't make a batch of {plan.global_batch_size}"
-        )
-    if plan.crossings and len(plan.crossings) != len(plan.stages) - 1:
-        raise ArgumentError(f"{source}: {len(plan.crossings)} crossings are not one for each stage but the last")
-    groups = len(plan.groups)
-    if plan.chunks < 1 or groups * plan.chunks != len(plan.stages):
-        raise ArgumentError(
-            f"{source}: {len(plan.stages)} stages are not `chunks`, {plan.chunks}, on each of {groups} groups"
-            " of devices"
-        )
-    if plan.actions and len(plan.actions) != groups:
-        raise ArgumentError(f"{source}: {len(plan.actions)} lines of actions are not one for each group of devices")

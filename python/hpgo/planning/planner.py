@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from hpgo import _core
-from hpgo.base.checks import device_number, listed, whole
+from hpgo.base.checks import check_progress, device_number, listed, number, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import as_whole, shown
 from hpgo.machine.cluster import MOST_DEVICES
-from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question, is_number
+from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question
 from hpgo.planning.search import plan_of, price, search, with_alternatives
 from hpgo.planning.ties import least_memory, with_leaner
 
@@ -86,12 +86,11 @@ def plan(
     question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if max_stages is not None:
         question = replace(question, most_stages=whole("max_stages", max_stages, most=NO_LIMIT - 1))
-    if deadline_s is not None and not (is_number(deadline_s) and deadline_s > 0):
-        raise ArgumentError(f"deadline_s is {deadline_s!r}", "give a positive number of seconds")
-    if tie is not None and not (is_number(tie) and 0 <= tie <= 1):
-        raise ArgumentError(f"tie is {tie!r:.40}", "give a share of the step from 0 to 1: 0.005 is half a percent")
-    if progress is not None and not callable(progress):
-        raise ArgumentError(f"progress is {progress!r}", "give a function of the best step and the lower bound")
+    if deadline_s is not None:
+        deadline_s = number("deadline_s", deadline_s, above=0, infinite=True, hint="give a positive number of seconds")
+    if tie is not None:
+        tie = number("tie", tie, most=1, hint="give a share of the step from 0 to 1: 0.005 is half a percent")
+    check_progress(progress)
     if launcher is None:
         return _best(question, tie, deadline_s, progress)
     from hpgo.planning.restrict import restricted, solved, with_restriction
@@ -210,12 +209,12 @@ def rows_of(
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     rows: list[tuple[list[int], list[int]]] = []
     taken = 0
-    for number, stage in enumerate(listed("stages", stages, most=len(profile.layers))):
+    for at, stage in enumerate(listed("stages", stages, most=len(profile.layers))):
         if not isinstance(stage, tuple | list) or len(stage) != 2:
-            raise ArgumentError(f"stage {number} is {shown(stage)}", "give each stage its layers and its devices")
-        layers, devices = stage[0], listed(f"the devices of stage {number}", stage[1], most=MOST_DEVICES)
+            raise ArgumentError(f"stage {at} is {shown(stage)}", "give each stage its layers and its devices")
+        layers, devices = stage[0], listed(f"the devices of stage {at}", stage[1], most=MOST_DEVICES)
         if as_whole(layers) is not None:
-            layers = whole(f"the number of layers of stage {number}", layers)
+            layers = whole(f"the number of layers of stage {at}", layers)
             if taken + layers > len(profile.layers):
                 raise ArgumentError(
                     f"stages name {taken + layers} layers, but profile `{profile.name}` has {len(profile.layers)}",
@@ -224,12 +223,12 @@ def rows_of(
             indices = list(range(taken, taken + layers))
         else:
             indices = []
-            for layer in listed(f"the layers of stage {number}", layers, most=len(profile.layers)):
+            for layer in listed(f"the layers of stage {at}", layers, most=len(profile.layers)):
                 if not isinstance(layer, str) or layer not in index_of:
                     raise ArgumentError(
                         f"profile `{profile.name}` has no layer {shown(layer)}", "stages name layer ids"
                     )
                 indices.append(index_of[layer])
         taken += len(indices)
-        rows.append((indices, [device_number(number, device) for device in devices]))
+        rows.append((indices, [device_number(at, device) for device in devices]))
     return rows

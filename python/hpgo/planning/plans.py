@@ -9,14 +9,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpgo.base.checks import check_flag, number
 from hpgo.base.documents import read_text, write_text
 from hpgo.base.errors import ArgumentError
+from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import shown
-from hpgo.machine.cluster import Cluster  # noqa: TC001 -- `record` looks up what fields are
-from hpgo.model.profile import Profile  # noqa: TC001
+from hpgo.machine.cluster import Cluster
+from hpgo.model.profile import Profile
 from hpgo.planning import limits
-from hpgo.planning.question import MemoryModel  # noqa: TC001
-from hpgo.programs.blocks import Blocks  # noqa: TC001
+from hpgo.planning.question import MemoryModel
+from hpgo.programs.blocks import Blocks
 from hpgo.programs.stages import Crossing, Group, Stage, groups_of
 
 if TYPE_CHECKING:
@@ -30,10 +32,11 @@ if TYPE_CHECKING:
 
 STOPPED = ("deadline", "interrupt", "effort")
 """Why a search may end before its proof."""
+_AGAIN = "make it again"
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
+class Digest(Record):
     """What a plan's file keeps of a profile or a cluster that it was saved without."""
 
     sha256: str
@@ -41,7 +44,7 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True)
-class Assumptions:
+class Assumptions(Record):
     """What the price of a plan stands on, besides its stages and their orders."""
 
     profile: Profile | Digest
@@ -62,7 +65,7 @@ class Assumptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
+class Alternative(Record):
     """A plan that people try first, and what it would give."""
 
     name: str
@@ -79,7 +82,7 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleChoice:
+class ScheduleChoice(Record):
     """What a schedule would give for a question."""
 
     name: str
@@ -102,7 +105,7 @@ class ScheduleChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Restriction:
+class Restriction(Record):
     """Which launcher a plan was searched for, and the best plan of all that it is compared to.
 
     The bound of such a plan is one for all plans that the launcher runs.
@@ -129,6 +132,7 @@ class Restriction:
         >>> Restriction("megatron", "0.16", "Megatron-LM 0.16", "", 1.0, 0.75, 3).costs(1.5)
         (0.5, 1.0)
         """
+        step_s = number("step_s", step_s)
         if self.free_step_s is None or self.free_lower_bound_s is None:
             return None
         least, most = (_ratio(step_s, free_s) - 1 for free_s in (self.free_step_s, self.free_lower_bound_s))
@@ -136,7 +140,7 @@ class Restriction:
 
 
 @dataclass(frozen=True, slots=True)
-class Tie:
+class Tie(Record):
     """What a plan was preferred to, for its memory."""
 
     within: float
@@ -148,7 +152,7 @@ class Tie:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Record):
     """A way to train: stages on devices, micro-batches, and the step that it is predicted to take.
 
     Times are seconds. `step_s` is the simulated step of `schedule`; no plan of the search space takes less than
@@ -207,6 +211,30 @@ class Plan:
     notes: tuple[str, ...] = ()
     """What to know about the numbers that its price stands on: a profile measured on other devices, or with far smaller
     batches."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for index, stage in enumerate(self.stages):
+            if not (stage.layers and stage.devices and stage.share):
+                raise ArgumentError(f"stage {index} of a plan has no layers, devices or samples", _AGAIN)
+        if not self.stages or not 0 <= self.step_s < math.inf:
+            raise ArgumentError("a plan has no stages, or a step that takes no finite time from 0 on", _AGAIN)
+        if not self.micro_batch_size or self.global_batch_size % self.micro_batch_size:
+            raise ArgumentError(
+                f"micro-batches of {self.micro_batch_size} don't make a batch of {self.global_batch_size}", _AGAIN
+            )
+        if self.crossings and len(self.crossings) != len(self.stages) - 1:
+            raise ArgumentError(f"{len(self.crossings)} crossings are not one for each stage but the last", _AGAIN)
+        groups = len(self.groups)
+        if self.chunks < 1 or groups * self.chunks != len(self.stages):
+            raise ArgumentError(
+                f"{len(self.stages)} stages are not `chunks`, {self.chunks}, on each of {groups} groups of devices",
+                _AGAIN,
+            )
+        if self.actions and len(self.actions) != groups:
+            raise ArgumentError(f"{len(self.actions)} lines of actions are not one for each group of devices", _AGAIN)
+        if self.stopped not in {None, *STOPPED}:
+            raise ArgumentError(f"`stopped` is {shown(self.stopped)}", f"it is None or one of {', '.join(STOPPED)}")
 
     @property
     def micro_batches(self) -> int:
@@ -363,7 +391,7 @@ class Plan:
         listed = {row.name: row for row in rows}
         plans = [known for known, row in listed.items() if row.plan is not None]
         hint = f"choose one of: {', '.join(plans)}" if plans else "it was saved without them, or none was looked for"
-        if name not in listed:
+        if not isinstance(name, str) or name not in listed:
             raise ArgumentError(f"the plan has no alternative {shown(name)}", hint)
         found = listed[name].plan
         if found is None:
@@ -377,6 +405,7 @@ class Plan:
         """
         from hpgo.planning.files import written  # it reads plans
 
+        check_flag("embed", embed)
         return written(self, embed=embed)
 
     @classmethod

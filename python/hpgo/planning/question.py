@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
-from hpgo.base.checks import whole
+from hpgo.base.checks import check_flag, check_is, choice, number, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.renamed import renamed
 from hpgo.base.units import format_bytes, parse_bytes
-from hpgo.base.wording import as_float, counted, near, shown
+from hpgo.base.wording import counted, near, shown
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile
 from hpgo.planning.optimizers import OPTIMIZERS
@@ -53,9 +52,7 @@ class MemoryModel:
         >>> MemoryModel.preset("adam-bf16").optimizer_per_weight
         6.0
         """
-        if not isinstance(name, str) or name not in OPTIMIZERS:
-            raise ArgumentError(f"there is no optimizer {shown(name)}", near(str(name), OPTIMIZERS))
-        kept = OPTIMIZERS[name]
+        kept = OPTIMIZERS[choice("optimizer", name, OPTIMIZERS)]
         return cls(kept.gradients / kept.weights, kept.state / kept.weights, shard_optimizer, reserved_bytes)
 
     @property
@@ -144,21 +141,21 @@ class Question:
             equal_shares = _not_uneven(unknown.pop("uneven"))
         for name in unknown:
             raise TypeError(f"there is no argument {shown(name)}: {near(name, Options.__annotations__)}")
-        if not isinstance(profile, Profile):
-            raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
-        if not isinstance(cluster, Cluster):
-            raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.read` say")
+        check_is("profile", profile, Profile, "make one, with `hpgo.read_profile` say")
+        check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say")
         check_gpus(profile, cluster)
         global_batch_size = whole("global_batch_size", global_batch_size, most=NO_LIMIT - 1)
         smallest = profile.batch_sizes[0]
         if min_micro_batch_size is not None:
             smallest = whole("min_micro_batch_size", min_micro_batch_size, most=NO_LIMIT - 1)
         sizes = _micro_batch_sizes(profile, global_batch_size, micro_batch_size, smallest)
-        if not isinstance(recompute, bool) and recompute != "auto":
-            raise ArgumentError(f"recompute is {recompute!r}", "choose True, False or 'auto'")
+        if not (isinstance(recompute, bool) or (isinstance(recompute, str) and recompute == "auto")):
+            raise ArgumentError(f"recompute is {shown(recompute)}", "choose True, False or 'auto'")
+        if not isinstance(schedule, str):
+            raise ArgumentError(f"schedule is {shown(schedule)}", f"choose auto or one of {', '.join(SCHEDULES)}, say")
         switches = {"equal_shares": equal_shares, "overlap": overlap, "count_loading": count_loading}
         for name, value in switches.items():
-            _check_bool(name, value)
+            check_flag(name, value)
         return cls(
             profile=profile if count_loading else profile.without_loading(),
             cluster=cluster,
@@ -186,7 +183,7 @@ def _blocks(profile: Profile) -> Blocks | None:
 
 def _not_uneven(uneven: object) -> bool:
     """`equal_shares` for an argument `uneven`."""
-    _check_bool("uneven", uneven)
+    check_flag("uneven", uneven)
     # `renamed`, this, `Question.of`, `hpgo.plan`, whoever called that
     renamed(f"uneven={uneven}", f"equal_shares={not uneven}", stacklevel=5)
     return not uneven
@@ -235,35 +232,24 @@ def divisors(number: int) -> list[int]:
 
 
 def _checked(memory: MemoryModel, cluster: Cluster) -> MemoryModel:
-    if not isinstance(memory, MemoryModel):
-        raise ArgumentError(f"memory is {shown(memory)}", "make a `hpgo.MemoryModel`")
-    _check_bool("shard_optimizer", memory.shard_optimizer)
+    check_is("memory", memory, MemoryModel, "make a `hpgo.MemoryModel`")
+    check_flag("shard_optimizer", memory.shard_optimizer)
     if isinstance(memory.reserved_bytes, str):
         memory = replace(memory, reserved_bytes=parse_bytes(memory.reserved_bytes))
-    numbers: dict[str, Any] = {}
-    for name in ("gradients_per_weight", "optimizer_per_weight", "reserved_bytes"):
-        value = getattr(memory, name)
-        if not is_number(value) or not 0 <= as_float(value) < math.inf:
-            raise ArgumentError(f"{name} is {value!r:.40}", "it must be a number, zero or more")
-        numbers[name] = float(value)
+    memory = replace(
+        memory,
+        gradients_per_weight=number("gradients_per_weight", memory.gradients_per_weight),
+        optimizer_per_weight=number("optimizer_per_weight", memory.optimizer_per_weight),
+        reserved_bytes=number("reserved_bytes", memory.reserved_bytes),
+    )
     largest = max((machine.device for machine in cluster.machines), key=lambda device: device.memory_bytes)
-    if numbers["reserved_bytes"] >= largest.memory_bytes:
+    if memory.reserved_bytes >= largest.memory_bytes:
         raise ArgumentError(
-            f"reserved_bytes is {format_bytes(numbers['reserved_bytes'])}, but `{largest.name}` has"
+            f"reserved_bytes is {format_bytes(memory.reserved_bytes)}, but `{largest.name}` has"
             f" {format_bytes(largest.memory_bytes)}",
             "reserve less, or name a cluster whose devices have more memory",
         )
-    return replace(memory, **numbers)
-
-
-def is_number(value: object) -> bool:
-    """Whether `value` is a number, and not a truth value."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _check_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ArgumentError(f"{name} is {value!r}", "choose True or False")
+    return memory
 
 
 def check_gpus(profile: Profile, cluster: Cluster) -> None:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def orders_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
     """The order of each group of devices, one rank a group."""
-    name = cast("ScheduleName", schedule or plan.schedule)  # or `build` will say what it is
+    name = cast("ScheduleName", plan.schedule if schedule is None else schedule)  # or `build` will say what it is
     ranks, micro_batches = len(plan.groups), plan.micro_batches
-    planned = name == plan.schedule
+    planned = isinstance(name, str) and name == plan.schedule
     in_flight = [stage.in_flight for stage in plan.stages]
     if planned and plan.actions:
         return _recorded(plan)

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hpgo.base.errors import ArgumentError
+from hpgo.base.records import Record
 from hpgo.base.wording import shorten
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _LEAST_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(Record):
     """The layers of a model as launchers count them."""
 
     stem: str

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpgo.programs.stages import groups_of
+from hpgo.base.checks import check_flag, check_is, listed
+from hpgo.programs.stages import Stage, groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import ArrayLike
-
-    from hpgo.programs.stages import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,11 @@ class Costs:
     @classmethod
     def of_stages(cls, stages: Sequence[Stage], *, recompute: bool) -> Costs:
         """Those of a plan's stages, if it recomputes activations or not; each of their groups is a rank."""
+        hint = "give those of a plan"
+        stages = listed("the stages", stages, hint=hint)
+        for stage in stages:
+            check_is("a stage", stage, Stage, hint)
+        check_flag("recompute", recompute)
         edges = stages[:-1]
         return cls(
             forward_s=tuple(stage.forward_s for stage in stages),

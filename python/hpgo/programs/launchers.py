@@ -168,6 +168,8 @@ def row_of(table: Sequence[_Row], name: str, kind: str) -> _Row:
     >>> row_of(TABLE, "megatron@0.16.1", "launcher").version
     '0.16'
     """
+    if not isinstance(name, str):
+        raise ArgumentError(f"there is no {kind} {shown(name)}", near("", dict.fromkeys(row.name for row in table)))
     base, at, version = name.partition("@")
     rows = [row for row in table if row.name == base]
     if not rows:

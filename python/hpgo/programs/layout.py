@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from hpgo.base.checks import check_text, whole
 from hpgo.base.errors import ArgumentError
+from hpgo.base.records import Record
 from hpgo.base.renamed import renamed
+from hpgo.base.wording import shorten
 
 if TYPE_CHECKING:
     from hpgo.programs.orders import Schedule
@@ -22,7 +25,7 @@ _LETTERS = "EtmL"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Record):
     """Layers of each stage, as letters; stage s is on rank s mod p."""
 
     stages: tuple[str, ...]
@@ -36,6 +39,7 @@ class Layout:
         >>> Layout.from_text("Et|(tt|)*2tL").stages
         ('Et', 'tt', 'tt', 'tL')
         """
+        short = shorten(check_text("a layout", text))
         pieces = re.findall(r"\*\s*\d+|.", text.replace(",", "").replace(" ", ""))
         open_parts: list[str] = [""]
         last = ""
@@ -45,15 +49,15 @@ class Layout:
                 last = ""
             elif piece == ")":
                 if len(open_parts) == 1:
-                    raise ArgumentError(f"layout `{text}` closes a bracket that isn't open", "write `(tt|)*3`")
+                    raise ArgumentError(f"layout `{short}` closes a bracket that isn't open", "write `(tt|)*3`")
                 last = open_parts.pop()
                 open_parts[-1] += last
             elif piece.startswith("*") and len(piece) > 1:
                 times = int(piece[1:])
                 if not last or times == 0:
-                    raise ArgumentError(f"layout `{text}` repeats nothing", "write a letter or a bracket before `*`")
+                    raise ArgumentError(f"layout `{short}` repeats nothing", "write a letter or a bracket before `*`")
                 if len(last) * times > _MOST_LETTERS:
-                    raise ArgumentError(f"layout `{text}` has more than {_MOST_LETTERS} layers", "repeat less")
+                    raise ArgumentError(f"layout `{short}` has more than {_MOST_LETTERS} layers", "repeat less")
                 open_parts[-1] += last * (times - 1)
                 last = ""
             elif piece in _LETTERS or piece == "|":
@@ -61,12 +65,13 @@ class Layout:
                 open_parts[-1] += piece
             else:
                 raise ArgumentError(
-                    f"layout `{text}` has `{piece}`", "use E, t, m and L for layers, `|` between stages, `*n` to repeat"
+                    f"layout `{short}` has `{shorten(piece)}`",
+                    "use E, t, m and L for layers, `|` between stages, `*n` to repeat",
                 )
             if sum(map(len, open_parts)) > _MOST_LETTERS:
-                raise ArgumentError(f"layout `{text[:40]}` has more than {_MOST_LETTERS} layers", "repeat less")
+                raise ArgumentError(f"layout `{short}` has more than {_MOST_LETTERS} layers", "repeat less")
         if len(open_parts) > 1:
-            raise ArgumentError(f"layout `{text}` leaves a bracket open", "write `(tt|)*3`")
+            raise ArgumentError(f"layout `{short}` leaves a bracket open", "write `(tt|)*3`")
         return cls(tuple(open_parts[0].split("|")))
 
     @classmethod
@@ -92,7 +97,8 @@ class Layout:
 
     def chunks(self, ranks: int) -> int:
         """Stages a rank; raises ArgumentError if they don't come out even."""
-        if ranks < 1 or len(self.stages) % ranks:
+        ranks = whole("ranks", ranks)
+        if len(self.stages) % ranks:
             raise ArgumentError(
                 f"{len(self.stages)} stages can't be spread evenly over {ranks} ranks",
                 "let the number of stages be a multiple of the ranks",
@@ -107,6 +113,7 @@ class Layout:
         from hpgo.programs.orders import schedule
 
         chunks = self.chunks(ranks)
+        micro_batches = whole("micro_batches", micro_batches)
         if chunks == 1:
             return schedule("1f1b", ranks=ranks, micro_batches=micro_batches)
         group_size = min(ranks, micro_batches) if group_size is None else group_size

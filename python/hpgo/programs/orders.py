@@ -7,27 +7,32 @@ file; `hpgo.schedules()` is the table of families.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from numbers import Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.base.checks import whole
+from hpgo.base.checks import check_flag, check_is, check_text, listed, whole
+from hpgo.base.documents import hinted, read_text, write_text
 from hpgo.base.errors import ArgumentError, ScheduleError
-from hpgo.base.files import refused, writing
+from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path
+from hpgo.base.records import Record, check_fields
 from hpgo.base.signals import uninterrupted
-from hpgo.base.wording import counted, printable, shown
+from hpgo.base.wording import as_float, counted, near, printable, shown
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     import numpy as np
     import numpy.typing as npt
 
     from hpgo.programs.names import ScheduleName
+
+    _Actions = npt.NDArray[np.uint32]
+else:
+    _Actions = object  # looked at by `Schedule` itself: numpy takes long to load
 
 KINDS = ("F", "B", "I", "W", "F‖B")
 """Letters of the numbers in the first column of `Schedule.actions`, and in `Timeline.kind`: forward, backward, input
@@ -37,7 +42,7 @@ _TRANSFER = re.compile(r"(\d+)(SEND|RECV)_([FB])(\d+)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Schedule:
+class Schedule(Record):
     """Who does what in which order.
 
     Stages form one or more chains of equal length, each a copy of the whole model; data flows from each stage to the
@@ -50,7 +55,7 @@ class Schedule:
     micro_batches: tuple[tuple[int, int], ...]
     """For each chain, the half-open range of micro-batches that run through it."""
     rank_of_stage: tuple[int, ...]
-    actions: npt.NDArray[np.uint32]
+    actions: _Actions
     """Shape (actions, 5): kind (see `KINDS`), stage, micro-batch, and stage and micro-batch of the backward half of a
     fused pair (elsewhere the same two again). Rank by rank, each in its order; not writable."""
     rank_starts: tuple[int, ...]
@@ -62,6 +67,17 @@ class Schedule:
     """For each rank, how many versions of its weights it keeps; empty if one everywhere."""
     _checked: _core.CheckedSchedule | None = field(default=None, init=False, repr=False)
     """Itself as the native side keeps it, where that built it; a copy with other actions is checked anew."""
+
+    def __post_init__(self) -> None:
+        import numpy as np
+
+        check_fields(self, ScheduleError)
+        rows = self.actions
+        if not (isinstance(rows, np.ndarray) and rows.dtype == np.uint32 and rows.ndim == 2 and self.rank_starts):
+            raise ScheduleError(
+                f"the actions of schedule `{printable(self.name)}` are {shown(rows)}",
+                "build schedules with `hpgo.schedule` or `Schedule.from_text`",
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Schedule, (
@@ -106,6 +122,7 @@ class Schedule:
         >>> hpgo.schedule("gpipe", ranks=2, micro_batches=1).with_transfers()[0]
         ['0F0', '0SEND_F0', '0RECV_B0', '0B0']
         """
+        check_flag("deferred_receives", deferred_receives)
         lists = _core.communication_lists(self, deferred_receives)
         if deferred_receives:
             self._check_pairs(lists)
@@ -145,7 +162,7 @@ class Schedule:
         >>> print(hpgo.schedule("pipedream", ranks=2, micro_batches=4).without_flush(3))
         pipedream: 2 ranks, 2 stages, 12 micro-batches, 48 actions
         """
-        whole("`iterations`", iterations)
+        iterations = whole("`iterations`", iterations)
         _load_arrays()
         return built(_core.without_flush(self, iterations))
 
@@ -160,21 +177,18 @@ class Schedule:
         >>> Schedule.from_text("0F0 0B0\n1F0 1B0").orders
         [['0F0', '0B0'], ['1F0', '1B0']]
         """
-        if not isinstance(text, str):
-            raise ArgumentError(f"the orders are {shown(text)}", "give text, or a file to `Schedule.read`")
+        check_is("the orders", text, str, "give text, or a file to `Schedule.read`")
+        check_text("the orders", text)
+        check_text("a schedule's name", name)
         _load_arrays()
         return built(_core.read_schedule(name, text))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Schedule:
         """Reads a CSV file as `from_text` does; its name is the file's."""
-        path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise refused("read", path, error, ScheduleError, "name a CSV file with one line a rank") from None
-        except ValueError:  # not UTF-8, or a NUL in the path
-            raise ScheduleError(f"{path} is not text", "name a CSV file with one line a rank") from None
+        path = as_path(path, ScheduleError)
+        with hinted("name a CSV file with one line a rank"):
+            text = read_text(path, ScheduleError, most=MOST_BYTES_OF_RUNS)
         return cls.from_text(text, name=path.stem)
 
     def to_text(self, *, in_steps: bool = False) -> str:
@@ -188,13 +202,12 @@ class Schedule:
         ,1F0,1B0,1F1,1B1
         <BLANKLINE>
         """
+        check_flag("in_steps", in_steps)
         return _core.write_schedule(self, in_steps)
 
     def save(self, path: str | os.PathLike[str], *, in_steps: bool = False) -> None:
         """Writes `to_text` to a CSV file that PyTorch's `_load_csv` reads; raises ScheduleError if it can't."""
-        text = self.to_text(in_steps=in_steps)
-        with writing(path, ScheduleError) as file:
-            file.write(text.encode())
+        write_text(path, self.to_text(in_steps=in_steps), ScheduleError)
 
     def __eq__(self, other: object) -> bool:
         """Equal orders of equal stages; the name doesn't count."""
@@ -205,6 +218,7 @@ class Schedule:
             and self.micro_batches == other.micro_batches
             and self.rank_of_stage == other.rank_of_stage
             and self.rank_starts == other.rank_starts
+            and self.actions.shape == other.actions.shape
             and bool((self.actions == other.actions).all())
         )
 
@@ -293,21 +307,19 @@ def schedule(
     >>> print(schedule("zb_v", ranks=4, micro_batches=8))
     zb_v: 4 ranks, 8 stages, 8 micro-batches, 192 actions
     """
-    numbers = {"ranks": ranks, "micro_batches": micro_batches, "chunks": chunks, "group_size": group_size, "cap": cap}
-    for what, number in numbers.items():
-        if number is not None:
-            whole(f"`{what}`", number)
-    if not isinstance(windows, Sequence | None) or isinstance(windows, str):
-        raise ArgumentError(f"`windows` is {shown(windows)}", "give a list with a number for each rank")
-    for window in windows or ():
-        whole("each of `windows`", window)
-    if durations is not None:
-        _check_durations(durations)
+    if not isinstance(name, str) or not name.isascii():
+        raise ScheduleError(f"there is no schedule {shown(name)}", near("", [family.name for family in schedules()]))
     request = _Request(
-        ranks, micro_batches, chunks, group_size, cap, None if windows is None else list(windows), durations
+        ranks=whole("`ranks`", ranks),
+        micro_batches=whole("`micro_batches`", micro_batches),
+        chunks=None if chunks is None else whole("`chunks`", chunks),
+        group_size=None if group_size is None else whole("`group_size`", group_size),
+        cap=None if cap is None else whole("`cap`", cap),
+        windows=None if windows is None else [whole("each of `windows`", one) for one in listed("`windows`", windows)],
+        durations=None if durations is None else _checked(durations),
     )
     _load_arrays()
-    return built(_core.build_schedule(str(name), request))
+    return built(_core.build_schedule(name, request))
 
 
 def schedules() -> tuple[Family, ...]:
@@ -356,21 +368,33 @@ def asynchronous_windows(devices: Sequence[int]) -> list[int]:
     >>> asynchronous_windows([2, 1, 1])
     [2, 2, 1]
     """
-    if not devices or min(devices) < 1:
-        raise ArgumentError(f"`devices` is {list(devices)}", "give each stage at least one device")
-    return [-(-sum(devices[stage:]) // devices[stage]) for stage in range(len(devices))]
+    counts = [whole("each of `devices`", count) for count in listed("`devices`", devices)]
+    if not counts:
+        raise ArgumentError("`devices` is an empty list", "give each stage at least one device")
+    return [-(-sum(counts[stage:]) // counts[stage]) for stage in range(len(counts))]
 
 
-def _check_durations(durations: object) -> None:
-    """Raises ArgumentError for what is no `Durations` of numbers; what numbers may be is checked natively."""
+def _checked(durations: object) -> Durations:
+    """`durations` with numbers of Python's own; raises ArgumentError for what is none. The native side bounds them."""
     if not isinstance(durations, Durations):
         raise ArgumentError(f"`durations` is {shown(durations)}", "make a `hpgo.Durations`")
-    for name in ("forward_s", "input_gradient_s", "weight_gradient_s"):
-        each = getattr(durations, name)
-        if not isinstance(each, Sequence) or isinstance(each, str) or not all(isinstance(one, Real) for one in each):
-            raise ArgumentError(f"`{name}` is {shown(each)}", "give seconds, one number for each stage")
-    if not isinstance(durations.transfer_s, Real):
-        raise ArgumentError(f"`transfer_s` is {shown(durations.transfer_s)}", "give a number of seconds")
+
+    def column(name: str) -> tuple[float, ...]:
+        given = listed(f"`{name}`", getattr(durations, name), hint="give seconds, one number for each stage")
+        return tuple(_seconds(name, one) for one in given)
+
+    return Durations(
+        column("forward_s"),
+        column("input_gradient_s"),
+        column("weight_gradient_s"),
+        _seconds("transfer_s", durations.transfer_s),
+    )
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ArgumentError(f"`{name}` is {shown(value)}", "give a number of seconds")
+    return as_float(value)
 
 
 @cache

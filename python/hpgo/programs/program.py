@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.base.checks import MOST_GPUS, device_number, listed, whole
+from hpgo.base.checks import MOST_GPUS, check_is, check_text, device_number, listed, whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.errors import ArgumentError
-from hpgo.base.wording import as_whole, shown
+from hpgo.base.records import Record, check_fields
+from hpgo.base.wording import as_whole, exactly, shown
 from hpgo.programs.costs import Costs, StageBytes
 from hpgo.programs.orders import Schedule
 from hpgo.programs.ranks import GradientSum, ProgramStage, RankProgram, even_rows, rank_actions, rank_stages
@@ -29,7 +30,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class Program(Record):
     """What runs in each step: `hpgo.program` and `Plan.program` make it, and check that it can run."""
 
     schedule: Schedule
@@ -48,6 +49,10 @@ class Program:
     """How many GPUs each device stands for, those that share each layer."""
     costs: Costs | None = None
     """What the stages take and hold, where that is known."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check(self)
 
     @property
     def world_size(self) -> int:
@@ -113,7 +118,7 @@ class Program:
             raise ArgumentError(f"rank is {shown(rank)}", "give a whole number, as the launcher's RANK")
         if not 0 <= number < self.world_size:
             raise ArgumentError(
-                f"there is no rank {number}: the program is for {self.world_size} devices",
+                f"there is no rank {exactly(number)}: the program is for {self.world_size} devices",
                 f"start ranks 0 to {self.world_size - 1}",
             )
         machine, local_rank = 0, number
@@ -185,7 +190,8 @@ class Program:
     def from_json(cls, text: str, *, source: str = "the program") -> Program:
         """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it."""
         with hinted("make it again with `Program.save`"):
-            top = Section(parse(text, source, ArgumentError), source, ArgumentError)
+            check_text("the source of a program", source)
+            top = Section(parse(check_text(source, text), source, ArgumentError), source, ArgumentError)
             if top.get("format", None) != "hpgo.program" or top.get("version", None) != _VERSION:
                 top.fail(f"is not a program of version {_VERSION}")
             costs = None if top.get("costs") is None else _read_costs(top.within("costs"))
@@ -238,8 +244,7 @@ def program(
     >>> two.stages[0].rows
     (range(0, 3), range(3, 5), range(5, 7))
     """
-    if not isinstance(schedule, Schedule):
-        raise ArgumentError(f"the schedule is {shown(schedule)}", "make one, with `hpgo.schedule` say")
+    check_is("the schedule", schedule, Schedule, "make one, with `hpgo.schedule` say")
     micro_batch_size = whole("micro_batch_size", micro_batch_size)
     parts = [_layers_and_devices(number, stage) for number, stage in enumerate(listed("stages", stages))]
     chain = schedule.chain_length
@@ -249,27 +254,26 @@ def program(
         given = [tuple(listed("crossings", crossing)) for crossing in listed("crossings", crossings)]
         given += [()] * (len(parts) - len(given))  # a chain's last stage may be left out
     used = 1 + max((device for _, devices in parts for device in devices), default=-1)
-    return _checked(
-        Program(
-            schedule=schedule,
-            stages=tuple(
-                ProgramStage(layers, devices, even_rows(micro_batch_size, len(devices)), crossing)
-                for (layers, devices), crossing in zip(parts, given, strict=False)
-            ),
-            micro_batch_size=micro_batch_size,
-            global_batch_size=whole("global_batch_size", global_batch_size),
-            machines=(used,) if machines is None else tuple(whole("machines", one) for one in machines),
-            recompute=recompute,
-            shard_optimizer=shard_optimizer,
-            gpus_per_device=whole("gpus_per_device", gpus_per_device, most=MOST_GPUS),
-            costs=costs,
-        )
+    return Program(
+        schedule=schedule,
+        stages=tuple(
+            ProgramStage(layers, devices, even_rows(micro_batch_size, len(devices)), crossing)
+            for (layers, devices), crossing in zip(parts, given, strict=False)
+        ),
+        micro_batch_size=micro_batch_size,
+        global_batch_size=whole("global_batch_size", global_batch_size),
+        machines=(used,) if machines is None else tuple(whole("machines", one) for one in listed("machines", machines)),
+        recompute=recompute,
+        shard_optimizer=shard_optimizer,
+        gpus_per_device=gpus_per_device,
+        costs=costs,
     )
 
 
-def _checked(given: Program) -> Program:
-    """The program itself; raises ArgumentError for what can't run."""
+def _check(given: Program) -> None:
+    """Raises ArgumentError for what can't run."""
     orders, stages = given.schedule, given.stages
+    whole("gpus_per_device", given.gpus_per_device, most=MOST_GPUS)
     if len(stages) != orders.stages:
         raise ArgumentError(
             f"`{orders.name}` runs {orders.stages} stages, but layers and devices are given for {len(stages)}",
@@ -308,7 +312,6 @@ def _checked(given: Program) -> Program:
                         f"stage {number} can't send on the output of {shown(crossing.layer)}",
                         "only layers of its own and earlier stages cross the cut behind it, and none the last stage's",
                     )
-    return given
 
 
 def _check_stage(number: int, stage: ProgramStage, given: Program) -> None:
@@ -400,18 +403,16 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
         stages.append(
             ProgramStage(stage.layers, stage.devices, tuple(range(*rows) for rows in stage.rows), stage.crossings)
         )
-    return _checked(
-        Program(
-            schedule=paced,
-            stages=tuple(stages),
-            micro_batch_size=document.micro_batch_size,
-            global_batch_size=document.global_batch_size,
-            machines=document.machines,
-            recompute=document.recompute,
-            shard_optimizer=document.shard_optimizer,
-            gpus_per_device=whole("gpus_per_device", document.gpus_per_device, most=MOST_GPUS),
-            costs=costs,
-        )
+    return Program(
+        schedule=paced,
+        stages=tuple(stages),
+        micro_batch_size=document.micro_batch_size,
+        global_batch_size=document.global_batch_size,
+        machines=document.machines,
+        recompute=document.recompute,
+        shard_optimizer=document.shard_optimizer,
+        gpus_per_device=document.gpus_per_device,
+        costs=costs,
     )
 
 

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError
+from hpgo.base.records import Record
 from hpgo.programs.orders import KINDS
+from hpgo.programs.stages import Crossing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpgo.programs.orders import Schedule
-    from hpgo.programs.stages import Crossing
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramStage:
+class ProgramStage(Record):
     """Layers, the devices that hold them, and the rows of each micro-batch that each device works on."""
 
     layers: tuple[str, ...]
@@ -96,7 +97,7 @@ _OLD = {"stage", "replica", "layers", "rows", "peers", "receives", "sends"}
 
 
 @dataclass(frozen=True, slots=True)
-class RankProgram:
+class RankProgram(Record):
     """What one process does in each step: all that it must know of a program.
 
     Any replication gives the gradient of one device if each rank adds up `loss_weight` × the loss of its rows, and

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpgo.base.checks import check_flag
+from hpgo.base.records import Record
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Record):
     """Bytes that one device of a stage holds at its peak."""
 
     weights_bytes: float
@@ -40,7 +43,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Record):
     """Layers in a row on devices that split each micro-batch among them. Times are seconds."""
 
     layers: tuple[str, ...]
@@ -83,6 +86,7 @@ class Stage:
 
         The forward that recomputation repeats is part of I.
         """
+        check_flag("recompute", recompute)
         repeated_s = self.forward_s if recompute else 0.0
         half_s = (self.backward_s - repeated_s) / 2
         return repeated_s + half_s, half_s
@@ -94,7 +98,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Group(Record):
     """Devices that hold the same stages, one replica of each: what a schedule calls a rank."""
 
     devices: tuple[int, ...]
@@ -135,7 +139,7 @@ def _together(parts: list[Memory]) -> Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class Crossing(Record):
     """What one layer gives to later stages, where a cut lies between it and a layer that reads it.
 
     What a stage further on reads crosses every cut on its way: each stage between passes it on.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpgo.base.records import Record
+
 TRANSFER_KINDS = ("activation", "gradient")
 CAUSES = ("fill", "drain", "dependency", "communication", "imbalance")
 """Why a rank stands idle: before its first action; behind its last; its input isn't computed yet; it is on the way; it
@@ -11,7 +13,7 @@ is being computed, by a rank that has more work in all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measures:
+class Measures(Record):
     """Numbers of a whole run. T is the makespan, b_r the busy time of rank r of p."""
 
     makespan_s: float

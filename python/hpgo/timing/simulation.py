@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from hpgo import _core
-from hpgo.base.checks import whole
+from hpgo.base.checks import check_is, choice, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shown
 from hpgo.programs.costs import Costs, StageBytes
@@ -101,10 +101,7 @@ def simulate(
     """
     import numpy as np
 
-    if not isinstance(communication, str) or communication not in COMMUNICATION:
-        raise ArgumentError(
-            f"there is no communication mode `{communication}`", near(str(communication), COMMUNICATION)
-        )
+    choice("communication mode", communication, COMMUNICATION)
     run, costs, row, devices = _what_runs(what, schedule, costs)
     if numbers:
         unknown = next((name for name in numbers if name not in CostOptions.__annotations__), None)
@@ -120,8 +117,7 @@ def simulate(
     shape = _Shape(run)
     columns = shape.columns(costs)
     memory = costs.memory
-    if not isinstance(memory, StageBytes | None):
-        raise ArgumentError(f"memory is {shown(memory)}", "make a `hpgo.StageBytes`")
+    check_is("memory", memory, StageBytes, "make a `hpgo.StageBytes`", or_none=True)
     stage_bytes = None if memory is None else shape.bytes(memory)
     cap = None if costs.memory_cap_bytes is None else shape.caps(costs.memory_cap_bytes)
     micro_batches, rounds = run.total_micro_batches, iterations
@@ -147,15 +143,15 @@ _MOST_ACTIONS = 200_000_000
 
 def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple[Schedule, Costs, str, tuple[int, ...]]:
     """The orders, what they cost, what a rank of them stands for, and for how many devices, if not for one."""
-    if not isinstance(costs, Costs | None):
-        raise ArgumentError(f"costs are {shown(costs)}", "make a `hpgo.Costs`")
+    check_is("costs", costs, Costs, "make a `hpgo.Costs`", or_none=True)
     if not isinstance(what, Schedule | Program):
-        made = what.program(schedule) if hasattr(what, "program") else what
+        make = getattr(type(what), "program", None)
+        made = make(what, schedule) if callable(make) else what
         if not isinstance(made, Program):
             raise ArgumentError(f"can't simulate {shown(what)}", "give a schedule, of `hpgo.schedule` say, or a plan")
         what, schedule = made, None
     if schedule is not None:
-        raise ArgumentError(f"`schedule` is {schedule!r} beside a schedule", "it chooses how a plan is run")
+        raise ArgumentError(f"`schedule` is {shown(schedule)} beside a schedule", "it chooses how a plan is run")
     if isinstance(what, Schedule):
         return what, costs or Costs(), "rank", ()
     return what.schedule, costs or what.costs or Costs(), what.row, what.devices_of_rank
@@ -287,10 +283,11 @@ def _numbers(name: str, given: ArrayLike) -> NDArray[np.float64]:
 
     try:
         array: NDArray[Any] = np.asarray(given)
-    except ValueError:
+    except Exception:  # noqa: BLE001 -- ragged or nested too deep, or what other people's arrays raise
         array = np.asarray("ragged")
     if array.dtype.kind not in "iuf" or array.ndim > 2:
-        what = "ragged lists" if isinstance(given, Sequence) and not isinstance(given, str) else repr(given)[:60]
+        is_list = isinstance(given, Sequence) and not isinstance(given, str)
+        what = "ragged lists" if is_list else repr(given)[:60] if isinstance(given, str) else shown(given)
         raise ArgumentError(f"`{name}` must be numbers, got {what}", "give one number, or a list of them")
     array = array.astype(np.float64)
     if array.size and not (array.min() >= 0 and array.max() < np.inf):

@@ -13,9 +13,9 @@ import zipfile
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpgo.base.documents import Section, hinted, parse
+from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.errors import ArgumentError
-from hpgo.base.files import as_path, refused
+from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path, refused
 from hpgo.base.wording import as_float, shown
 from hpgo.programs.orders import KINDS
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS, Measures
@@ -38,7 +38,7 @@ _ACTION = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})|\((\d{1,9})F(\d{1,9});(\d{1,9}
 _COLUMNS = (
     "rank", "stage", "micro_batch", "kind", "backward_stage", "backward_micro_batch", "start_s", "end_s",
 )  # fmt: skip
-_MOST_BYTES = 2**31  # of a file, and of what it holds when it is unpacked
+_MOST_BYTES = 2**31  # of what a file holds when it is unpacked
 _MOST_RANKS = 2**24
 _HINT = "write it again with `Timeline.save`, as .npz or .timeline.json"
 
@@ -76,27 +76,30 @@ def write_npz(file: BinaryIO, written: Mapping[str, Any], columns: Mapping[str, 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields and parts of the timeline in a file. Raises ArgumentError that says what is wrong with which file."""
     path = as_path(path, ArgumentError)
+    if path.suffix.lower() != ".npz":
+        return of_text(read_text(path, ArgumentError, most=MOST_BYTES_OF_RUNS), str(path))
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            _fail(path, "is a device or a pipe, and npz is read from its end")
         with path.open("rb") as file:
-            if path.suffix.lower() == ".npz":
-                text, columns = _unpacked(file, str(path))
-            else:
-                data = file.read(_MOST_BYTES + 1)
-                if len(data) > _MOST_BYTES:
-                    _fail(path, f"has more than {_MOST_BYTES >> 20} MiB")
-                text, columns = data.decode(), None
-    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path, or bytes that are no text
+            text, columns = _unpacked(file, str(path))
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         if isinstance(failure, ArgumentError):
             raise
-        if isinstance(failure, UnicodeDecodeError):
-            _fail(path, "holds no timeline: it is not UTF-8 text")
         raise refused("read", path, failure, ArgumentError, "name a timeline file") from None
+    return of_text(text, str(path), columns)
+
+
+def of_text(
+    text: str, source: str, columns: dict[str, NDArray[Any]] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same from JSON, which holds the actions, too, unless `columns` do. `source` is what errors call it."""
     if not text.lstrip().startswith("{"):
-        _fail(path, "holds no timeline")
+        _fail(source, "holds no timeline")
     with hinted(_HINT):
-        top = Section(parse(text, str(path), ArgumentError), str(path), ArgumentError)
+        top = Section(parse(text, source, ArgumentError), source, ArgumentError)
         if top.get("format", None) != _FORMAT:
-            _fail(path, "holds no timeline")
+            _fail(source, "holds no timeline")
         return _parts(top, columns)
 
 

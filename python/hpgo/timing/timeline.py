@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import HpgoError
-from hpgo.base.files import writing
+from hpgo.base.checks import check_text
+from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.files import as_path, writing
+from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
 from hpgo.programs.orders import KINDS
 from hpgo.timing import stored
@@ -17,6 +18,7 @@ from hpgo.timing.measures import CAUSES, Measures
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -60,7 +62,7 @@ class _Column:
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline:
+class Timeline(Record):
     """A run of a schedule. Arrays have one entry for each action, sorted by rank, then by start.
 
     All arrays, memory and measures are computed when they are first asked for.
@@ -84,6 +86,11 @@ class Timeline:
     """What a rank stands for: a `rank`; a `stage`, or a `group` of stages, where several devices may run it."""
     devices: tuple[int, ...] = ()
     """How many devices each rank stands for; empty where it is one for all."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not (self.ranks and self.stages and self.chunks):
+            raise ArgumentError("a timeline has no ranks, stages or chunks", "make one with `hpgo.simulate`")
 
     rank = _Column("actions", "rank")
     stage = _Column("actions", "stage")
@@ -171,7 +178,7 @@ class Timeline:
         `.npz` and `.timeline.json` keep the data for `Timeline.read`; every other ending is a picture, with the
         options of `hpgo.draw.save`. Raises ArgumentError for an unknown ending, HpgoError if the file can't be written.
         """
-        path = Path(path)
+        path = as_path(path, HpgoError)
         ending = path.suffix.lower()
         if ending != ".npz" and not path.name.lower().endswith(".timeline.json"):
             from hpgo import draw
@@ -190,6 +197,19 @@ class Timeline:
     def read(cls, path: str | os.PathLike[str]) -> Timeline:
         """Reads what `save` wrote as `.npz` or `.timeline.json`; raises ArgumentError that says what is wrong."""
         fields, parts = stored.read(path)
+        return cls(**fields, _parts=_Parts(parts, None))
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "the timeline") -> Timeline:
+        """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it.
+
+        >>> import hpgo
+        >>> timeline = hpgo.simulate(hpgo.schedule("1f1b", ranks=2, micro_batches=4))
+        >>> Timeline.from_json(timeline.to_json()).measures == timeline.measures
+        True
+        """
+        check_text("a timeline", text)
+        fields, parts = stored.of_text(text, check_text("the source of a timeline", source))
         return cls(**fields, _parts=_Parts(parts, None))
 
     @classmethod

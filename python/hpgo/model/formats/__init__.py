@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from hpgo.base.checks import whole
 from hpgo.base.documents import hinted, read_text, write_text
 from hpgo.base.errors import ArgumentError, ProfileError
 from hpgo.base.files import as_path
@@ -28,6 +29,8 @@ def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = Non
     >>> read_profile("xlnet-36").batch_sizes
     (1,)
     """
+    if batch_size is not None:
+        batch_size = whole("batch_size", batch_size, error=ProfileError, hint="count samples")
     if isinstance(source, str) and source in MODELS:
         return _at(built_in(source), batch_size)
     path = as_path(source, ProfileError)
@@ -66,6 +69,8 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], *, batch_size:
     if not isinstance(profile, Profile):
         raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
     path = as_path(path, ProfileError)
+    if batch_size is not None:
+        batch_size = whole("batch_size", batch_size)
     if path.suffix == ".txt":
         text = pipedream.write(profile, batch_size)
     elif batch_size is not None:

@@ -306,8 +306,9 @@ def _timings(
 
 def bytes_of(dtype: str) -> int:
     """Bytes of one value; raises ArgumentError for a type that nobody knows."""
-    if dtype not in BYTES_OF_DTYPE:
-        raise ArgumentError(f"`{shorten(dtype)}` is no dtype that hpgo knows", near(f"torch.{dtype}", BYTES_OF_DTYPE))
+    if not isinstance(dtype, str) or dtype not in BYTES_OF_DTYPE:
+        wanted = f"torch.{dtype}" if isinstance(dtype, str) else ""
+        raise ArgumentError(f"{shown(dtype)} is no dtype that hpgo knows", near(wanted, BYTES_OF_DTYPE))
     return BYTES_OF_DTYPE[dtype]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.errors import ArgumentError, ClusterError, InfeasibleError
-from hpgo.base.wording import near, shorten
+from hpgo.base.wording import near, shorten, shown
 from hpgo.model.batches import at_batch
 from hpgo.model.formats import pipeedge
 from hpgo.planning.chain.records import Group, Hop, Task
@@ -31,8 +31,8 @@ def task_of_files(
     ignore_unknown_types: bool,
 ) -> Task:
     """Layers, hosts and links of the model `name`; raises the error of the file that makes no sense."""
-    if units not in pipeedge.MEGA:
-        raise ArgumentError(f"there are no units `{shorten(units)}`", near(units, pipeedge.MEGA))
+    if not isinstance(units, str) or units not in pipeedge.MEGA:
+        raise ArgumentError(f"there are no units {shown(units)}", f"known: {', '.join(pipeedge.MEGA)}")
     width, mega = pipeedge.bytes_of(dtype), pipeedge.MEGA[units]
     model, remarks = pipeedge.read_model(models, name)
     types = pipeedge.read_device_types(device_types, model=name, layers=len(model.memory_mb))

@@ -6,9 +6,11 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from hpgo.base.checks import check_is, check_text
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_yaml
+from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
 from hpgo.programs.costs import Costs
 from hpgo.programs.orders import schedule
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
     from hpgo.programs.program import Program
 
 _VERSION = 1
+_AGAIN = "make it again: `hpgo partition … --json`"
 _DERIVED = ("samples_per_s", "gap", "limit", "throughput", "bottleneck")
 _DERIVED_OF_STAGES = ("utilisation", "slack_s")
 
 
 @dataclass(frozen=True, slots=True)
-class ChainStage:
+class ChainStage(Record):
     """Consecutive layers on one host, or on several of one type that take turns. Times are for one batch."""
 
     hosts: tuple[str, ...]
@@ -46,7 +49,7 @@ class ChainStage:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainHop:
+class ChainHop(Record):
     """What moves into the first stage, between two stages, or out of the last. Times are for one batch."""
 
     bits: int
@@ -58,7 +61,7 @@ class ChainHop:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainPlan:
+class ChainPlan(Record):
     """Who takes which layers, what that costs, and how good it is.
 
     A model of no layers has no stages.
@@ -92,6 +95,15 @@ class ChainPlan:
     """Blocks of each stage, if it was planned for a launcher that counts them."""
     gpus_per_device: int = 1
     """GPUs that a host stands for."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not all(stage.hosts for stage in self.stages) or not self.batch_size or not self.gpus_per_device:
+            raise ArgumentError("a stage has no hosts, or there are no samples or GPUs", _AGAIN)
+        if self.stages and len(self.hops) != len(self.stages) + 1:
+            raise ArgumentError(f"{len(self.hops)} hops are not one more than {len(self.stages)} stages", _AGAIN)
+        if self.blocks and (len(self.blocks) != len(self.stages) or min(self.blocks) < 1):
+            raise ArgumentError("`blocks` must be a number from 1 for each stage", _AGAIN)
 
     @property
     def samples_per_s(self) -> float:
@@ -138,10 +150,12 @@ class ChainPlan:
 
     def utilisation(self, stage: ChainStage) -> float:
         """Share of the time that the stage's hosts compute, from 0 to 1."""
+        check_is("the stage", stage, ChainStage, "give one of the plan's stages")
         return stage.interval_s / self.interval_s if self.interval_s else 0.0
 
     def slack_s(self, part: ChainStage | ChainHop) -> float:
         """How much longer the stage or hop could take between batches before the plan slows down."""
+        check_is("the part", part, ChainStage | ChainHop, "give one of the plan's stages or hops")
         slack_s = self.interval_s - part.interval_s
         return slack_s if slack_s > 1e-9 * self.interval_s else 0.0  # below that it is rounding
 
@@ -228,8 +242,9 @@ class ChainPlan:
         >>> ChainPlan.from_json(plan.to_json()) == plan
         True
         """
-        with hinted("make it again: `hpgo partition … --json`"):
-            document = parse(text, source, ArgumentError)
+        with hinted(_AGAIN):
+            check_text("the source of a plan", source)
+            document = parse(check_text(source, text), source, ArgumentError)
             top = Section(document, source, ArgumentError)
             if top.get("format", None) != "hpgo.chain" or top.get("version", None) != _VERSION:
                 top.fail(f"is not a plan of `hpgo partition` of version {_VERSION}")
@@ -239,12 +254,7 @@ class ChainPlan:
             stages = [{key: row[key] for key in row if key not in _DERIVED_OF_STAGES} if isinstance(row, dict) else row
                       for row in rows]  # fmt: skip
             kept = Section({"stages": stages}, source, ArgumentError).rows("stages")
-            plan = record(cls, top, known={"stages": tuple(record(ChainStage, kept.within(row)) for row in kept)})
-            if not all(stage.hosts for stage in plan.stages) or plan.batch_size < 1 or plan.gpus_per_device < 1:
-                top.fail("a stage has no hosts, or there are no samples or GPUs")
-            if plan.blocks and (len(plan.blocks) != len(plan.stages) or min(plan.blocks) < 1):
-                top.fail("`blocks` must be a number from 1 for each stage")
-            return plan
+            return record(cls, top, known={"stages": tuple(record(ChainStage, kept.within(row)) for row in kept)})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON. Raises ArgumentError if the file can't be written."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 from hpgo import _core
-from hpgo.base.checks import whole
-from hpgo.base.errors import ArgumentError, InfeasibleError
+from hpgo.base.checks import check_flag, check_is, check_progress, check_text, choice, listed, number, whole
+from hpgo.base.errors import ArgumentError, ClusterError, InfeasibleError
+from hpgo.base.files import as_path
 from hpgo.base.wording import near, shown
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats import pipeedge
@@ -70,11 +71,13 @@ def partition_files(
     is short.
     """
     size = whole("batch_size", batch_size)
+    for name, flag in (("interpolate", interpolate), ("ignore_unknown_types", ignore_unknown_types)):
+        check_flag(name, flag)
     task = task_of_files(
         models,
         device_types,
         devices,
-        name=model,
+        name=check_text("the name of a model", model),
         batch_size=size,
         dtype=dtype,
         interpolate=interpolate,
@@ -127,10 +130,9 @@ def partition(
     >>> [(stage.first, stage.last) for stage in partition(hpgo.read_profile("bert-48"), cluster).stages]
     [(1, 16), (17, 28), (29, 40), (41, 53)]
     """
-    if not isinstance(profile, Profile):
-        raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
-    if not isinstance(cluster, Cluster):
-        raise ArgumentError(f"cluster is {shown(cluster)}", "make one, with `hpgo.Cluster.read` say")
+    check_is("profile", profile, Profile, "make one, with `hpgo.read_profile` say")
+    check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say")
+    check_flag("count_loading", count_loading)
     check_gpus(profile, cluster)
     size = whole("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
     row = None if launcher is None else find_launcher(launcher)
@@ -158,18 +160,23 @@ def _solved(
 ) -> ChainPlan:
     for name in unknown:
         raise TypeError(f"there is no argument {shown(name)}: {near(name, Options.__annotations__)}")
+    choice("objective", objective, get_args(Objective))
+    check_progress(progress)
+    pins, exclude = _rules("pins", pins), _rules("exclude", exclude)
     buffers_in = whole("buffers_in", buffers_in, least=0)
     buffers_out = whole("buffers_out", buffers_out, least=0)
     max_replicas = whole("max_replicas", max_replicas)
-    if samples_per_s is not None and not 0 < samples_per_s < float("inf"):
-        raise ArgumentError(f"the throughput to reach is {samples_per_s}", "it is a number of samples a second above 0")
-    if deadline_s is not None and not 0 < deadline_s < float("inf"):
-        raise ArgumentError(f"deadline_s is {deadline_s!r}", "give a positive number of seconds")
+    if samples_per_s is not None:
+        hint = "it is a number of samples a second above 0"
+        samples_per_s = number("the throughput to reach", samples_per_s, above=0, hint=hint)
+    if deadline_s is not None:
+        deadline_s = number("deadline_s", deadline_s, above=0, hint="give a positive number of seconds")
     began_s = time.monotonic()
     if not task.layer_bytes:
         unused = tuple(host for group in task.groups for host in group.hosts)
         return ChainPlan(task.model, batch_size, objective, (), (), 0.0, 0.0, 0.0, 0.0, units, unused)
-    rules = Rules(task, pins, exclude, None if links is None else (str(links), pipeedge.read_links(links)))
+    between = None if links is None else (str(as_path(links, ClusterError)), pipeedge.read_links(links))
+    rules = Rules(task, pins, exclude, between)
     chain = Chain(
         layer_bytes=task.layer_bytes,
         cut_bytes=task.cut_bytes,
@@ -238,9 +245,19 @@ def _plan(
     )
 
 
+def _rules(name: str, given: object) -> list[str]:
+    """`given` as a list of texts."""
+    hint = "give a list of rules, like `mb-0=1-12`"
+    rules = listed(f"`{name}`", given, hint=hint)
+    for rule in rules:
+        if not isinstance(rule, str):
+            raise ArgumentError(f"one of `{name}` is {shown(rule)}", hint)
+    return rules
+
+
 def _widths(full: int, allowed: Sequence[int]) -> list[int]:
-    for width in allowed:
-        whole("bits", width)
+    widths = [whole("bits", width) for width in listed("`bits`", allowed)]
+    for width in widths:
         if width > full:
             raise ArgumentError(f"{width} bits are more than the {full} that values have", "fewer bits save transfers")
-    return sorted({full, *allowed}, reverse=True)
+    return sorted({full, *widths}, reverse=True)

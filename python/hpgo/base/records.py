@@ -1,0 +1,176 @@
+"""Records that hold what they declare: each field is looked at once, when the record is made.
+
+What a field may hold is read off its type, so that a new field needs no check of its own. Numbers of other libraries
+become Python's, so that files and reports need to know no others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from functools import cache
+from itertools import starmap
+from math import isfinite, isnan
+from numbers import Real
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from hpgo.base.checks import MOST
+from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.wording import as_float, as_whole, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Record:
+    """Base of dataclasses that hold what they declare.
+
+    Whole numbers are those from 0 on; numbers may be infinite, but are not NaN; rows are tuples. Raises ArgumentError
+    for all else. A record with more to check calls `check_fields` in a `__post_init__` of its own.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True, slots=True)
+    ... class Part(Record):
+    ...     layers: tuple[str, ...]
+    ...     seconds: float
+    >>> Part(("a", "b"), 1)
+    Part(layers=('a', 'b'), seconds=1)
+    >>> Part("ab", 1)
+    Traceback (most recent call last):
+    hpgo.ArgumentError: layers of a Part is `ab`
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def check_fields(record: object, error: type[HpgoError] = ArgumentError) -> None:
+    """Raises `error` unless every field of the dataclass `record` holds what its type says; for `__post_init__`."""
+    for name, kind in _kinds(type(record)):
+        value = getattr(record, name)
+        if not kind.holds(value):
+            try:
+                object.__setattr__(record, name, kind.made(value))
+            except _NoneOfIt:
+                message = f"{name} of a {type(record).__name__} is {shown(value)}"
+                raise error(message, f"give {kind.wanted}") from None
+
+
+class _NoneOfIt(Exception):
+    """A value is of another kind."""
+
+
+class _Kind(NamedTuple):
+    """What a field takes."""
+
+    holds: Callable[[Any], bool]
+    """Whether a value may stay as it is; it is quick."""
+    made: Callable[[Any], object]
+    """The value to keep instead of one that may not; raises _NoneOfIt if there is none."""
+    wanted: str
+
+
+def _refused(_: object) -> object:
+    raise _NoneOfIt
+
+
+def _whole(value: object) -> int:
+    number = as_whole(value)
+    if number is None or not 0 <= number <= MOST:
+        raise _NoneOfIt
+    return number
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise _NoneOfIt
+    number = as_float(value)
+    if isnan(number):
+        raise _NoneOfIt
+    return value if isinstance(value, int) and isfinite(number) else number
+
+
+def _is_text(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half a character
+        return False
+    return True
+
+
+_TEXT = _Kind(lambda value: (type(value) is str and value.isascii()) or _is_text(value), _refused, "text")
+_FLAG = _Kind(lambda value: value is True or value is False, _refused, "True or False")
+_WHOLE = _Kind(lambda value: type(value) is int and 0 <= value <= MOST, _whole, f"a whole number from 0 to {MOST}")
+_NUMBER = _Kind(lambda value: type(value) is float and not isnan(value), _number, "a number")
+_ANYTHING = _Kind(lambda _: True, _refused, "anything")
+_SIMPLE = {str: _TEXT, bool: _FLAG, int: _WHOLE, float: _NUMBER, object: _ANYTHING}
+
+
+def _read(record: type) -> tuple[tuple[str, _Kind], ...]:
+    types = get_type_hints(record)
+    return tuple((field.name, _kind(types[field.name])) for field in fields(record) if field.init)
+
+
+_kinds: Callable[[type], tuple[tuple[str, _Kind], ...]] = cache(_read)
+
+
+def _kind(declared: Any) -> _Kind:
+    if declared in _SIMPLE:
+        return _SIMPLE[declared]
+    origin, inner = get_origin(declared), get_args(declared)
+    if origin is Literal:
+        return _Kind(lambda value: isinstance(value, str) and value in inner, _refused, f"one of {', '.join(inner)}")
+    if origin is tuple:
+        return _row(_kind(inner[0])) if inner[1:] == (...,) else _pair(tuple(map(_kind, inner)))
+    if origin in {Union, UnionType}:
+        return _either([_kind(one) for one in inner if one is not NoneType], or_none=NoneType in inner)
+    called = "a record of hpgo" if is_dataclass(declared) else "a value"
+    return _Kind(lambda value: isinstance(value, declared), _refused, f"{called}: {declared.__name__}")
+
+
+def _row(inner: _Kind) -> _Kind:
+    holds, made = inner.holds, inner.made
+
+    def converted(value: object) -> tuple[object, ...]:
+        if not isinstance(value, tuple):
+            raise _NoneOfIt
+        return tuple(one if holds(one) else made(one) for one in value)
+
+    return _Kind(
+        lambda value: type(value) is tuple and all(map(holds, value)), converted, f"a tuple, and in it {inner.wanted}"
+    )
+
+
+def _pair(inner: tuple[_Kind, ...]) -> _Kind:
+    def converted(value: object) -> tuple[object, ...]:
+        if not isinstance(value, tuple) or len(value) != len(inner):
+            raise _NoneOfIt
+        return tuple(starmap(_kept, zip(inner, value, strict=True)))
+
+    return _Kind(lambda _: False, converted, f"a tuple of {len(inner)}: {', '.join(one.wanted for one in inner)}")
+
+
+def _either(kinds: list[_Kind], *, or_none: bool) -> _Kind:
+    def converted(value: object) -> object:
+        for kind in kinds:
+            try:
+                return kind.made(value)
+            except _NoneOfIt:
+                continue
+        raise _NoneOfIt
+
+    wanted = ", or ".join([*(kind.wanted for kind in kinds), *(["None"] if or_none else [])])
+    if len(kinds) == 1:  # then the other is None
+        holds = kinds[0].holds
+        return _Kind(lambda value: value is None or holds(value), converted, wanted)
+    return _Kind(
+        lambda value: (or_none and value is None) or any(kind.holds(value) for kind in kinds), converted, wanted
+    )
+
+
+def _kept(kind: _Kind, value: object) -> object:
+    return value if kind.holds(value) else kind.made(value)

@@ -1,0 +1,502 @@
+"""Whatever a caller gives to a public name in place of one argument, only errors of hpgo come back.
+
+`CALLS` has a valid call of everything public. What is public is found by looking, so a new name without a call, or a
+new argument that its call leaves out, fails. Records that can be made can be used: all that follows from their fields
+can be asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from toys import chain
+
+import HPGO
+import hpgo
+from hpgo import draw, export, launch
+from hpgo.draw.options import Options as PictureOptions
+from hpgo.machine import cluster as machine
+from hpgo.planning import plans
+from hpgo.planning.chain.search import Options as ChainOptions
+from hpgo.planning.question import Options
+from hpgo.programs import ranks, stages
+from hpgo.timing.simulation import CostOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of old names, and of arrays that hold nothing
+
+# --- Things to give ---------------------------------------------------------------------------------------------------
+
+
+class Hostile:
+    """Raises whatever it is asked."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise RuntimeError("no")
+
+    __repr__ = __str__ = __eq__ = __index__ = __int__ = __float__ = __bool__ = __len__ = __iter__ = _refuse
+    __getitem__ = __contains__ = __fspath__ = __lt__ = __le__ = __add__ = __mul__ = __call__ = __array__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Bottomless:
+    """A list that never ends."""
+
+    def __iter__(self) -> Any:
+        while True:
+            yield 1
+
+
+def breaking() -> Any:
+    yield 1
+    raise RuntimeError("no")
+
+
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def itself() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+DEEP = nested(5_000)
+STRANGE: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "empty text": lambda: "",
+    "text": lambda: "abc",
+    "NUL": lambda: "\0",
+    "half a character": lambda: "\ud800",
+    "steering": lambda: "a\x1b[31m\nb",
+    "long text": lambda: "x" * 100_000,
+    "bytes": lambda: b"abc",
+    "true": lambda: True,
+    "false": lambda: False,
+    "zero": lambda: 0,
+    "negative": lambda: -1,
+    "half": lambda: 0.5,
+    "huge": lambda: 10**30,
+    "beyond floats": lambda: 10**400,
+    "beyond text": lambda: 10**10_000,
+    "NaN": lambda: float("nan"),
+    "infinity": lambda: float("inf"),
+    "smallest": lambda: 5e-324,
+    "largest": lambda: 1.7e308,
+    "complex": lambda: 1j,
+    "fraction": lambda: Fraction(1, 3),
+    "numpy integer": lambda: np.int64(3),
+    "numpy float": lambda: np.float32("nan"),
+    "numpy truth": lambda: np.bool_(True),
+    "array": lambda: np.array([1.0, 2.0]),
+    "empty array": lambda: np.array([]),
+    "array of objects": lambda: np.array([None, object()], dtype=object),
+    "array of five dimensions": lambda: np.zeros((1, 1, 1, 1, 1)),
+    "no list": list,
+    "no tuple": tuple,
+    "list of Nones": lambda: [None, None],
+    "tuple of texts": lambda: ("a", "b"),
+    "tuple of halves": lambda: ("\ud800",),
+    "list of numbers": lambda: [1, 2],
+    "tuple of negative numbers": lambda: (-1, -2),
+    "tuple of huge numbers": lambda: (10**30, 10**400),
+    "list of NaN": lambda: [float("nan")] * 2,
+    "ragged": lambda: [[1], [1, 2]],
+    "deep": lambda: DEEP,
+    "deep tuple": lambda: (DEEP,),
+    "itself": itself,
+    "mapping": lambda: {"a": 1},
+    "set": lambda: {1, "a"},
+    "generator": lambda: (one for one in (1, 2)),
+    "breaking generator": breaking,
+    "range": lambda: range(2**40),
+    "bottomless": Bottomless,
+    "hostile": Hostile,
+    "list of the hostile": lambda: [Hostile()],
+    "tuple of the hostile": lambda: (Hostile(),),
+    "type": lambda: int,
+    "function": lambda: breaking,
+    "path": lambda: Path("absent/file"),
+    "folder": Path,
+}
+
+# --- Valid calls ------------------------------------------------------------------------------------------------------
+
+PROFILE = chain([1.0, 2.0, 1.0], 8.0, 4.0)
+CLUSTER = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=10, inter_gbit_s=10)
+PLAN = hpgo.plan(PROFILE, CLUSTER, global_batch_size=4)
+CHAIN = hpgo.partition(PROFILE, CLUSTER)
+ORDERS = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+PROGRAM = PLAN.program()
+TIMELINE = hpgo.simulate(ORDERS, memory=hpgo.StageBytes(activation_bytes=1e6), memory_cap_bytes=1e9)
+JOB = launch.Job.of(PLAN, "train.py")
+TEXT = "n1 -- fc -- forward_compute_time=2, backward_compute_time=4, activation_size=8, parameter_size=1e3\n"
+MODEL_FILE = "m: {layers: 2, mem_MB: [1, 1], parameters_in: 4, parameters_out: [4, 4]}"
+TYPES_FILE = "t: {bw_Mbps: 9, mem_MB: 99, model_profiles: {m: [{batch_size: 1, dtype: torch.float32, time_s: [1, 2]}]}}"
+
+PLANNED = {
+    "schedule": "1f1b", "micro_batch_size": 1, "min_micro_batch_size": 1, "recompute": False, "equal_shares": False,
+    "overlap": True, "memory": hpgo.MemoryModel(), "count_loading": False,
+}  # fmt: skip
+CHAINED = {
+    "buffers_in": 2, "buffers_out": 2, "objective": "throughput", "samples_per_s": 1e-9, "links": None, "pins": (),
+    "exclude": (), "max_replicas": 1, "bits": (), "deadline_s": 1.0, "progress": None,
+}  # fmt: skip
+COSTS = {
+    "forward_s": 1.0, "backward_s": 2.0, "input_gradient_s": 1.0, "weight_gradient_s": 1.0, "overlapped_s": 3.0,
+    "transfer_s": 0.1, "latency_s": [0.1], "gradient_transfer_s": 0.1, "gradient_latency_s": 0.1,
+    "gradient_sync_s": [0.1, 0.1], "optimizer_s": 0.1, "memory": hpgo.StageBytes(), "memory_cap_bytes": [1e9, 1e9],
+}  # fmt: skip
+DRAWN = {field.name: field.default for field in dataclasses.fields(PictureOptions)}
+HOSTS = {"hosts": ["a", "b"], "port": 29500}
+WITH_OPTIONS = {  # what `**options` stands for
+    hpgo.plan: Options, hpgo.evaluate: Options, hpgo.exhaustive: Options, hpgo.partition: ChainOptions,
+    hpgo.partition_files: ChainOptions, hpgo.simulate: CostOptions, draw.save: PictureOptions,
+    draw.render: PictureOptions, hpgo.Timeline.save: PictureOptions,
+}  # fmt: skip
+
+
+def of_record(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.init}
+
+
+def record(kept: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """How to make a record, and of what."""
+    return type(kept), of_record(kept)
+
+
+def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """Valid calls by the name of what they call."""
+    of = hpgo.HpgoError("no", "try again")
+    model = HPGO.model_from_torch_graph("toy.txt", 1, 4)
+    devices = HPGO.devices_from_seps([1, 2])
+    conductor = HPGO.Conductor(model, devices)
+    found = conductor.py_orchestrate()[1]
+    files = {"models": "models.yml", "device_types": "types.yml", "devices": "devices.yml"}
+    columns = {name: [1.0, 2.0] for name in ("forward_s", "backward_s", "activation_bytes", "parameter_bytes")}
+    errors = {
+        name: (getattr(hpgo, name), {"message": of.message, "hint": of.hint})
+        for name in hpgo.__all__
+        if name.endswith("Error")
+    }
+    records = [
+        PROFILE, PROFILE.layers[0], CLUSTER, CLUSTER.machines[0], CLUSTER.machines[0].device, CLUSTER.intra, PLAN,
+        PLAN.stages[0], PLAN.stages[0].memory, PLAN.assumed, PLAN.alternatives[0], stages.Crossing("a", 8.0), CHAIN,
+        CHAIN.stages[0], CHAIN.hops[0], ORDERS, PROGRAM, PROGRAM.stages[0], PROGRAM.for_rank(0), TIMELINE,
+        TIMELINE.measures, hpgo.MemoryModel(), hpgo.Layout(("Et", "tL")), hpgo.Durations((1.0,), (1.0,), (1.0,)),
+        hpgo.StageBytes(), JOB, JOB.nodes[0], export.TARGETS[0], export.Place("a", "b"), plans.Digest("0"),
+        plans.Tie(0.1, 1.0, 1.0), plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1),
+        hpgo.ScheduleChoice("zb", 1.0, 1.0, 0.0, 2, 1, 1, True, "", None),
+    ]  # fmt: skip
+    compat = [model, model.layers[0], devices, conductor, conductor.res[0], HPGO.columns(
+        dataclasses.replace(model, optimizer_memory_scaling=1.0, peak_activation_per_batch=1.0), devices
+    )]  # fmt: skip
+    return (
+        errors
+        | {type(kept).__name__: record(kept) for kept in records}
+        | {f"HPGO.{type(kept).__name__}": record(kept) for kept in compat}
+        | {
+            "Costs": (hpgo.Costs, COSTS),
+            "plan": (
+                hpgo.plan,
+                {"profile": PROFILE, "cluster": CLUSTER, "global_batch_size": 4, "launcher": "torch", "max_stages": 2,
+                 "tie": 0.1, "deadline_s": 5.0, "progress": None, **PLANNED},
+            ),
+            "evaluate": (
+                hpgo.evaluate,
+                {"profile": PROFILE, "cluster": CLUSTER, "stages": [(2, [0]), (["layer2"], [1])],
+                 "global_batch_size": 4, **PLANNED},
+            ),
+            "exhaustive": (
+                hpgo.exhaustive, {"profile": PROFILE, "cluster": CLUSTER, "global_batch_size": 4, **PLANNED},
+            ),
+            "partition": (
+                hpgo.partition,
+                {"profile": PROFILE, "cluster": CLUSTER, "launcher": None, "batch_size": 1, "count_loading": False,
+                 "dtype": "torch.float32", **CHAINED},
+            ),
+            "partition_files": (
+                hpgo.partition_files,
+                {**files, "model": "m", "batch_size": 1, "interpolate": False, "units": "si",
+                 "ignore_unknown_types": False, "dtype": "torch.float32", **CHAINED},
+            ),
+            "program": (
+                hpgo.program,
+                {"schedule": ORDERS, "stages": [(["a"], [0]), (["b"], [1])], "micro_batch_size": 1,
+                 "global_batch_size": 4, "machines": [2], "crossings": [[hpgo.Crossing("a")]], "recompute": False,
+                 "shard_optimizer": False, "gpus_per_device": 1, "costs": hpgo.Costs()},
+            ),
+            "read_profile": (hpgo.read_profile, {"source": "toy.txt", "batch_size": 1}),
+            "write_profile": (hpgo.write_profile, {"profile": PROFILE, "path": "out.txt", "batch_size": 1}),
+            "schedule": (
+                hpgo.schedule,
+                {"name": "1f1b", "ranks": 2, "micro_batches": 4, "chunks": None, "group_size": None, "cap": 2,
+                 "windows": [2, 1], "durations": None},
+            ),
+            "schedules": (hpgo.schedules, {}),
+            "simulate": (
+                hpgo.simulate,
+                {"what": ORDERS, "schedule": None, "communication": "link", "iterations": 2, "costs": hpgo.Costs(),
+                 **COSTS},
+            ),
+            "Cluster.of": (
+                hpgo.Cluster.of,
+                {"nodes": 2, "devices_per_node": 1, "intra_gbit_s": 10, "inter_gbit_s": 10, "memory": "16 GB",
+                 "latency": "5 us", "name": "pair", "gpus_per_device": 1},
+            ),
+            "Cluster.from_seps": (hpgo.Cluster.from_seps, {"seps": [1, 2], "memory": "16 GB"}),
+            "Cluster.preset": (hpgo.Cluster.preset, {"name": "dapple-a"}),
+            "Cluster.read": (hpgo.Cluster.read, {"source": "cluster.yaml"}),
+            "Cluster.parse": (hpgo.Cluster.parse, {"text": "cluster.yaml"}),
+            "Cluster.first": (CLUSTER.first, {"devices": 1}),
+            "Cluster.document": (CLUSTER.document, {}),
+            "Cluster.from_document": (hpgo.Cluster.from_document, {"document": CLUSTER.document(), "file": "x"}),
+            "Cluster.yaml": (CLUSTER.yaml, {}),
+            "Profile.chain": (
+                hpgo.Profile.chain,
+                {"name": "toy", "batch_size": 1, **columns, "names": ["a", "b"], "source": "here"},
+            ),
+            "Profile.without_loading": (PROFILE.without_loading, {}),
+            "Profile.networkx": (PROFILE.networkx, {}),
+            "MemoryModel.preset": (
+                hpgo.MemoryModel.preset, {"name": "adam-bf16", "shard_optimizer": False, "reserved_bytes": 0.0},
+            ),
+            "Costs.of_stages": (hpgo.Costs.of_stages, {"stages": PLAN.stages, "recompute": False}),
+            "Layout.from_text": (hpgo.Layout.from_text, {"text": "Et|(tt|)*2tL"}),
+            "Layout.parse": (hpgo.Layout.parse, {"text": "Et|(tt|)*2tL"}),
+            "Layout.chunks": (hpgo.Layout(("Et", "tL")).chunks, {"ranks": 1}),
+            "Layout.schedule": (
+                hpgo.Layout(("E", "t", "t", "L")).schedule, {"ranks": 2, "micro_batches": 4, "group_size": 2},
+            ),
+            "Stage.halves_s": (PLAN.stages[0].halves_s, {"recompute": False}),
+            "Restriction.costs": (plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1).costs, {"step_s": 1.0}),
+            "Plan.orders": (PLAN.orders, {"schedule": "gpipe"}),
+            "Plan.program": (PLAN.program, {"schedule": "gpipe"}),
+            "Plan.timeline": (PLAN.timeline, {}),
+            "Plan.for_rank": (PLAN.for_rank, {"rank": 0}),
+            "Plan.reprice": (PLAN.reprice, {"profile": PROFILE, "cluster": CLUSTER}),
+            "Plan.alternative": (PLAN.alternative, {"name": "data parallelism"}),
+            "Plan.to_json": (PLAN.to_json, {"embed": True}),
+            "Plan.from_json": (hpgo.Plan.from_json, {"text": PLAN.to_json(), "source": "x"}),
+            "Plan.save": (PLAN.save, {"path": "out.json", "embed": True}),
+            "Plan.read": (hpgo.Plan.read, {"path": "plan.json"}),
+            "ChainPlan.utilisation": (CHAIN.utilisation, {"stage": CHAIN.stages[0]}),
+            "ChainPlan.slack_s": (CHAIN.slack_s, {"part": CHAIN.hops[0]}),
+            "ChainPlan.pipeedge": (CHAIN.pipeedge, {}),
+            "ChainPlan.program": (CHAIN.program, {"batches": 2}),
+            "ChainPlan.to_json": (CHAIN.to_json, {}),
+            "ChainPlan.from_json": (hpgo.ChainPlan.from_json, {"text": CHAIN.to_json(), "source": "x"}),
+            "ChainPlan.save": (CHAIN.save, {"path": "out.json"}),
+            "ChainPlan.read": (hpgo.ChainPlan.read, {"path": "chain.json"}),
+            "Program.for_rank": (PROGRAM.for_rank, {"rank": 0}),
+            "Program.to_json": (PROGRAM.to_json, {}),
+            "Program.from_json": (hpgo.Program.from_json, {"text": PROGRAM.to_json(), "source": "x"}),
+            "Program.save": (PROGRAM.save, {"path": "out.json"}),
+            "Program.read": (hpgo.Program.read, {"path": "program.json"}),
+            "Schedule.with_transfers": (ORDERS.with_transfers, {"deferred_receives": False}),
+            "Schedule.without_flush": (
+                hpgo.schedule("pipedream", ranks=2, micro_batches=4).without_flush, {"iterations": 2},
+            ),
+            "Schedule.from_text": (hpgo.Schedule.from_text, {"text": ORDERS.to_text(), "name": "mine"}),
+            "Schedule.read": (hpgo.Schedule.read, {"path": "orders.csv"}),
+            "Schedule.to_text": (ORDERS.to_text, {"in_steps": False}),
+            "Schedule.save": (ORDERS.save, {"path": "out.csv", "in_steps": False}),
+            "Timeline.action_texts": (TIMELINE.action_texts, {}),
+            "Timeline.to_json": (TIMELINE.to_json, {}),
+            "Timeline.from_json": (hpgo.Timeline.from_json, {"text": TIMELINE.to_json(), "source": "x"}),
+            "Timeline.save": (TIMELINE.save, {"path": "out.svg", **DRAWN}),
+            "Timeline.read": (hpgo.Timeline.read, {"path": "timeline.npz"}),
+            "Timeline.load": (hpgo.Timeline.load, {"path": "run.timeline.json"}),
+            "draw.save": (draw.save, {"timelines": [TIMELINE], "path": "out.html", **DRAWN}),
+            "draw.render": (draw.render, {"timelines": TIMELINE, "ending": ".txt", **DRAWN}),
+            "export.files": (export.files, {"plan": PLAN, "target": "torch", "path": "job/"}),
+            "export.save": (export.save, {"plan": PLAN, "target": "torch", "path": "out.py"}),
+            "export.find": (export.find, {"name": "torch"}),
+            "export.megatron": (export.megatron, {"plan": blocks_plan()}),
+            "export.torchtitan": (export.torchtitan, {"plan": blocks_plan(), "version": "0.3"}),
+            "export.deepspeed": (export.deepspeed, {"plan": blocks_plan()}),
+            "Place.name": (export.Place("a", "b").name, {"own": "x.csv"}),
+            "Place.path": (export.Place("a", "b").path, {"own": "x.csv"}),
+            "Target.write": (export.find("torch").write, {"plan": PLAN, "place": export.Place()}),
+            "launch.text": (launch.text, {"job": JOB, "target": "local", "options": {}}),
+            "launch.save": (launch.save, {"job": JOB, "target": "local", "path": "out.sh", "options": {}}),
+            "launch.local": (launch.local, {"job": JOB, "port": 29500}),
+            "launch.ssh_hosts": (launch.ssh_hosts, {"job": JOB, **HOSTS}),
+            "launch.torchrun": (launch.torchrun, {"job": JOB, **HOSTS}),
+            "launch.slurm": (launch.slurm, {"job": JOB, "port": 29500, "resource": "gpu", "sbatch": ["partition=a"]}),
+            "launch.kubeflow": (
+                launch.kubeflow, {"job": JOB, "image": "me/train", "runtime": "torch", "resource": "gpu"},
+            ),
+            "launch.pytorchjob": (launch.pytorchjob, {"job": JOB, "image": "me/train", "resource": "gpu"}),
+            "launch.ray": (launch.ray, {"job": JOB, "resource": "GPU"}),
+            "Job.of": (
+                launch.Job.of,
+                {"plan": PLAN, "script": "train.py", "arguments": ["-v"], "cluster": CLUSTER, "python": "python3",
+                 "name": "mine"},
+            ),
+            "Job.need_equal": (JOB.need_equal, {"target": "it"}),
+            "Job.hosts": (JOB.hosts, {"given": ["a", "b"]}),
+            "Job.header": (JOB.header, {"more": "x"}),
+            "HPGO.model_from_torch_graph": (HPGO.model_from_torch_graph, {"filename": "toy.txt", "pbs": 1, "gbs": 4}),
+            "HPGO.devices_from_seps": (HPGO.devices_from_seps, {"seps": [1, 2]}),
+            "HPGO.conductor_from_torch_graph_and_seps": (
+                HPGO.conductor_from_torch_graph_and_seps, {"filename": "toy.txt", "pbs": 1, "gbs": 4, "seps": [1, 2]},
+            ),
+            "HPGO.columns": (HPGO.columns, {"model": model, "devices": devices}),
+            "HPGO.Devices.all_reduce_s": (devices.all_reduce_s, {"devices": [0, 1], "size": 1e9}),
+            "HPGO.Devices.split_concat_s": (
+                devices.split_concat_s, {"senders": [0], "receivers": [1], "size": 1e9},
+            ),
+            "HPGO.Conductor.py_orchestrate": (conductor.py_orchestrate, {}),
+            "HPGO.Conductor.layers": (conductor.layers, {"stages": found}),
+            "HPGO.Conductor.plan": (conductor.plan, {"cluster": CLUSTER, **PLANNED}),
+        }
+    )  # fmt: skip
+
+
+def blocks_plan() -> hpgo.Plan:
+    """A plan that every launcher takes."""
+    return hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The valid calls, in a folder with what they read."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("calls")
+        patch.chdir(folder)
+        for name, text in {
+            "toy.txt": TEXT, "models.yml": MODEL_FILE, "types.yml": TYPES_FILE, "devices.yml": "t: [a, b]",
+            "cluster.yaml": CLUSTER.yaml(), "plan.json": PLAN.to_json(), "chain.json": CHAIN.to_json(),
+            "program.json": PROGRAM.to_json(), "orders.csv": ORDERS.to_text(),
+        }.items():  # fmt: skip
+            (folder / name).write_text(text, encoding="utf-8")
+        TIMELINE.save("timeline.npz")
+        TIMELINE.save("run.timeline.json")
+        yield calls()
+
+
+# --- What is public ---------------------------------------------------------------------------------------------------
+
+RECORDS = {
+    machine.Device, machine.Link, machine.Machine, stages.Memory, ranks.ProgramStage, plans.Assumptions,
+    plans.Alternative, plans.Digest, plans.Tie, plans.Restriction,
+}  # fmt: skip
+"""Public by what the pages build, or by what fields of public records hold."""
+
+
+def public() -> dict[str, Any]:
+    """Everything that can be called, by the name that `calls` has for it."""
+    found: dict[str, Any] = {}
+
+    def add(prefix: str, name: str, value: Any) -> None:
+        if not inspect.isclass(value):
+            if callable(value):
+                found[prefix + name] = value
+            return
+        found[f"HPGO.{name}" if prefix == "HPGO." else name] = value
+        for key, kept in vars(value).items():
+            if not key.startswith("_") and (inspect.isfunction(kept) or isinstance(kept, classmethod | staticmethod)):
+                found[f"{'HPGO.' if prefix == 'HPGO.' else ''}{name}.{key}"] = getattr(value, key)
+
+    for prefix, module in (("", hpgo), ("draw.", draw), ("export.", export), ("launch.", launch)):
+        for name in module.__all__:
+            add(prefix, name, getattr(module, name))
+    for name in hpgo.compat.__all__:
+        add("HPGO.", name, getattr(HPGO, name))
+    for kept in RECORDS:
+        add("", kept.__name__, kept)
+    return found
+
+
+def arguments(function: Any) -> set[str]:
+    """Names of what it takes, those that `**options` stand for included."""
+    names: set[str] = set()
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == "self":
+            continue
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            names.add(name)
+        elif function in WITH_OPTIONS:
+            names |= set(WITH_OPTIONS[function].__annotations__)
+    return names
+
+
+def test_there_is_a_valid_call_of_everything_public_with_all_its_arguments(valid: Any) -> None:
+    known = public()
+    assert set(valid) == set(known)
+    for name, (_, given) in valid.items():
+        assert arguments(known[name]) - set(given) <= {"uneven"}, name  # what `equal_shares` was; one says it
+
+
+LATER = {
+    hpgo.Durations,
+    hpgo.Costs,
+    hpgo.StageBytes,
+    hpgo.MemoryModel,
+    *(getattr(HPGO, name) for name in hpgo.compat.__all__),
+}
+"""Records that are looked at when they are used, and may hold anything until then."""
+
+
+def called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """The call, and all that can be asked of a record that it makes."""
+    words = dict(given)
+    more = words.pop("options", {}) if function in {launch.text, launch.save} else {}
+    rows = [words.pop("more")] if "more" in words else []
+    if not (isinstance(more, dict) and all(isinstance(key, str) for key in more)):
+        return None  # Python itself refuses it
+    made = function(*rows, **words, **more)
+    if inspect.isclass(function) and not issubclass(function, BaseException) and function not in LATER:
+        for name, kept in vars(function).items():
+            if isinstance(kept, property):
+                getattr(made, name)
+        assert isinstance(str(made), str)
+        assert repr(made)
+        if hasattr(made, "to_json"):
+            type(made).from_json(made.to_json())
+    return made
+
+
+def test_the_valid_calls_are_valid(valid: Any) -> None:
+    for name, (function, given) in valid.items():
+        try:
+            called(function, given)
+        except Exception as error:
+            raise AssertionError(name) from error
+
+
+STEMS = sorted({name.rpartition(".")[0] or name for name in public()})
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_only_errors_of_hpgo_come_back(valid: Any, stem: str) -> None:
+    """One argument after the other is replaced by one strange thing after the other."""
+    foreign = []
+    for name, (function, given) in valid.items():
+        if (name.rpartition(".")[0] or name) != stem:
+            continue
+        for argument in given:
+            for words, strange in STRANGE.items():
+                try:
+                    called(function, given | {argument: strange()})
+                except hpgo.HpgoError as error:
+                    if not error.message or (error.message + error.hint).encode("utf-8", "ignore") != (
+                        error.message + error.hint
+                    ).encode("utf-8", "replace"):
+                        foreign.append(f"{name}({argument}={words}): what it says can't be printed")
+                except Exception as error:  # noqa: BLE001 -- what must not come
+                    foreign.append(f"{name}({argument}={words}): {type(error).__name__}: {str(error)[:100]}")
+    assert not foreign, "\n".join(foreign)
