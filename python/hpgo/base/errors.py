@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from hpgo.base.wording import printable
+
+
+def _sayable(text: object) -> str:
+    """`text` without what would steer a terminal, or half characters, which names of files may hold."""
+    return printable(text) if isinstance(text, str) else f"a {type(text).__name__}"
+
 
 class HpgoError(Exception):
     """Base of every error that a caller can act on.
@@ -14,6 +21,7 @@ class HpgoError(Exception):
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
+        message, hint = _sayable(message), _sayable(hint)
         super().__init__(message, hint)  # both in args: pickling needs no help
         self.message = message
         self.hint = hint
@@ -57,7 +65,7 @@ class FileError(HpgoError, OSError):
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
-        self.errno, self.strerror = None, message  # OSError takes its first two arguments for these
+        self.errno, self.strerror = None, self.message  # OSError takes its first two arguments for these
 
 
 class ProfileFileError(FileError, ProfileError):

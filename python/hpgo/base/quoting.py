@@ -44,7 +44,7 @@ def in_toml(text: str) -> str:
     >>> print(in_toml('a "b"\n[training]'))
     "a \"b\"\n[training]"
     """
-    return _escaped(json.dumps(_whole(text), ensure_ascii=False))
+    return _escaped(json.dumps(in_whole_letters(text), ensure_ascii=False))
 
 
 def in_yaml(text: str) -> str:
@@ -55,7 +55,7 @@ def in_yaml(text: str) -> str:
     """
     if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED:
         return text
-    return _escaped(json.dumps(_whole(text), ensure_ascii=False))
+    return _escaped(json.dumps(in_whole_letters(text), ensure_ascii=False))
 
 
 def in_shell(text: str) -> str:
@@ -64,7 +64,7 @@ def in_shell(text: str) -> str:
     >>> print(in_shell("Et*3|tL"), in_shell("two\nlines"), in_shell("--num-layers"))
     'Et*3|tL' $'two\nlines' --num-layers
     """
-    whole = _whole(text).replace("\0", "\ufffd")
+    whole = in_whole_letters(text).replace("\0", "\ufffd")
     if whole.isprintable():
         import shlex
 
@@ -126,7 +126,7 @@ def _octal(letter: str) -> str:
     return "".join(f"\\{byte:03o}" for byte in letter.encode())
 
 
-def _whole(text: str) -> str:
+def in_whole_letters(text: str) -> str:
     """`text` with half characters, which no file of UTF-8 can hold, replaced by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from hpgo.base.checks import check_text, listed
+from hpgo.base.checks import check_is, listed
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record
 from hpgo.base.wording import near, printable, shown
@@ -53,7 +53,7 @@ def options_of(chosen: dict[str, Any], timelines: int) -> Options:
     labels = chosen.get("labels")
     words = {
         "labels": () if labels is None else tuple(listed("the labels", labels, hint="give a list of names")),
-        "title": printable(check_text("the title", "" if (title := chosen.get("title")) is None else title)),
+        "title": _shown_title(chosen.get("title")),
     }
     options = Options(**(chosen | words))
     for name, choices in _CHOICES.items():
@@ -69,3 +69,11 @@ def options_of(chosen: dict[str, Any], timelines: int) -> Options:
     if options.width_px > 20_000 or options.columns > 10_000:
         raise ArgumentError("the picture is wider than 20,000 pixels or 10,000 characters", "choose a smaller width")
     return options
+
+
+def _shown_title(given: Any) -> str:
+    if given is None:
+        return ""
+    check_is("the title", given, str, "give text")
+    text: str = given
+    return printable(text)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.checks import check_text
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.files import as_path, writing
+from hpgo.base.quoting import in_whole_letters
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
 from hpgo.programs.orders import KINDS
@@ -88,6 +89,8 @@ class Timeline(Record):
     """How many devices each rank stands for; empty where it is one for all."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.schedule, str):  # names are only shown, whatever they hold
+            object.__setattr__(self, "schedule", in_whole_letters(self.schedule))
         check_fields(self)
         if not (self.ranks and self.stages and self.chunks):
             raise ArgumentError("a timeline has no ranks, stages or chunks", "make one with `hpgo.simulate`")
