@@ -155,7 +155,8 @@ def device_number(stage: int, value: object) -> int:
     """
     number = as_whole(value)
     if number is None or not 0 <= number <= MOST:
-        raise ArgumentError(f"stage {stage} names device {exactly(value)}", "devices are numbered from 0")
+        given = f"{value!r:.40}" if isinstance(value, str) else exactly(value)
+        raise ArgumentError(f"stage {stage} names device {given}", "devices are numbered from 0")
     return number
 
 

@@ -103,6 +103,11 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
         if asked is not None:
             say("hint", f"`{asked.command_path} --help` says more")
         sys.exit(error.exit_code)
+    except ImportError as error:
+        package = (error.name or "hpgo").partition(".")[0]
+        if package == "hpgo":
+            raise
+        fail(HpgoError(f"`{package}` can't be imported: {error}", f"install it: pip install {package}"))
     except BrokenPipeError:
         raise
     except OSError as error:  # a full disk below stdout; files of arguments have been dealt with

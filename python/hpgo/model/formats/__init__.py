@@ -30,7 +30,7 @@ def read_profile(source: str | os.PathLike[str], *, batch_size: int | None = Non
     (1,)
     """
     if batch_size is not None:
-        batch_size = whole("batch_size", batch_size, error=ProfileError, hint="count samples")
+        batch_size = whole("the batch size", batch_size, error=ProfileError, hint="count samples")
     if isinstance(source, str) and source in MODELS:
         return _at(built_in(source), batch_size)
     path = as_path(source, ProfileError)

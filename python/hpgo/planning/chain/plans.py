@@ -100,8 +100,8 @@ class ChainPlan(Record):
         check_fields(self)
         if not all(stage.hosts for stage in self.stages) or not self.batch_size or not self.gpus_per_device:
             raise ArgumentError("a stage has no hosts, or there are no samples or GPUs", _AGAIN)
-        if self.stages and len(self.hops) != len(self.stages) + 1:
-            raise ArgumentError(f"{len(self.hops)} hops are not one more than {len(self.stages)} stages", _AGAIN)
+        if len(self.hops) > len(self.stages) + 1:
+            raise ArgumentError(f"{len(self.hops)} hops are too many for {len(self.stages)} stages", _AGAIN)
         if self.blocks and (len(self.blocks) != len(self.stages) or min(self.blocks) < 1):
             raise ArgumentError("`blocks` must be a number from 1 for each stage", _AGAIN)
 
