@@ -130,7 +130,6 @@ def _fitted_plan(
 
 def _plan(question: Question, name: str, found: _core.PlanRecord, orders: Schedule) -> Plan:
     return replace(
-        plan_of(replace(question, schedule=name), found),
-        chunks=orders.stages // orders.ranks,
+        plan_of(replace(question, schedule=name), found, chunks=orders.stages // orders.ranks),
         actions=tuple(orders.to_text().splitlines()),
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from hpgo.base.errors import ArgumentError
+from hpgo.base.checks import choice
+from hpgo.base.errors import ArgumentError, ScheduleError
 from hpgo.programs.costs import Costs
 from hpgo.programs.orders import Durations, Schedule, schedules
 from hpgo.programs.orders import schedule as build
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 
 def orders_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
     """The order of each group of devices, one rank a group."""
-    name = cast("ScheduleName", plan.schedule if schedule is None else schedule)  # or `build` will say what it is
+    asked = plan.schedule if schedule is None else schedule
+    name = cast("ScheduleName", choice("schedule", asked, (family.name for family in schedules()), ScheduleError))
     ranks, micro_batches = len(plan.groups), plan.micro_batches
-    planned = isinstance(name, str) and name == plan.schedule
+    planned = name == plan.schedule
     in_flight = [stage.in_flight for stage in plan.stages]
     if planned and plan.actions:
         return _recorded(plan)

@@ -60,8 +60,8 @@ def price(
     return plan_of(question, found)
 
 
-def plan_of(question: Question, found: _core.PlanRecord) -> Plan:
-    """What the native planner found or priced."""
+def plan_of(question: Question, found: _core.PlanRecord, *, chunks: int = 1) -> Plan:
+    """What the native planner found or priced, with so many stages on each device."""
     profile = question.profile
     stages = []
     for record in found["stages"]:
@@ -91,6 +91,7 @@ def plan_of(question: Question, found: _core.PlanRecord) -> Plan:
         micro_batch_size=micro_batch_size,
         recompute=found["recompute"],
         stages=tuple(stages),
+        chunks=chunks,
         step_s=found["step_s"],
         one_device_step_s=question.global_batch_size // micro_batch_size * _profile_step_s(profile, micro_batch_size),
         loading_s=question.loading_s,
