@@ -14,6 +14,7 @@ fn close(one: f64, two: f64) -> bool {
 fn chain(layers: &[(f64, f64, f64)]) -> Graph {
     let layer = |(index, &(seconds, activation_bytes, parameter_bytes)): (usize, &(f64, f64, f64))| Layer {
         name: format!("layer {index}"),
+        id: String::new(),
         parameter_bytes,
         measured: vec![Measurement {
             forward_s: seconds / 2.0,

@@ -27,6 +27,7 @@ fn layers(count: usize) -> impl Strategy<Value = Vec<Layer>> {
     let layer = (time_s.clone(), time_s, bytes.clone(), bytes.clone(), bytes).prop_map(
         |(forward_s, backward_s, activation_bytes, saved_bytes, parameter_bytes)| Layer {
             name: "layer".into(),
+            id: String::new(),
             parameter_bytes,
             measured: vec![Measurement { forward_s, backward_s, activation_bytes, saved_bytes }],
         },

@@ -12,6 +12,7 @@ fn graph(free: &[bool], bytes: &[u32], edges: &[(usize, usize)]) -> Graph {
     let layers = (0..free.len())
         .map(|k| Layer {
             name: format!("layer {k}"),
+            id: String::new(),
             parameter_bytes: if free[k] { 0.0 } else { 3.0 },
             measured: vec![Measurement {
                 forward_s: if free[k] { 0.0 } else { f64::from(1 << k) },
@@ -171,6 +172,7 @@ fn a_ladder_of_branches_stays_bounded() {
     }
     let layer = Layer {
         name: "layer".into(),
+        id: String::new(),
         parameter_bytes: 1.0,
         measured: vec![Measurement { activation_bytes: 1.0, ..Measurement::default() }],
     };

@@ -48,14 +48,78 @@ pub struct Model {
     measured: Vec<(f64, Totals)>,
     /// Parameter bytes below each cut.
     pub parameter_bytes: Vec<f64>,
-    /// For each cut, the cuts strictly inside it, largest first: where a stage that ends there may begin.
-    pub begins: Vec<Vec<u32>>,
-    /// For each cut, its layers as positions in topological order, ascending.
-    below: Vec<Vec<u32>>,
+    /// Which layers lie below each cut.
+    nesting: Nesting,
     /// Whether every cut contains the one before it.
     pub is_chain: bool,
     /// Parameter bytes of each layer, in topological order.
     pub layer_parameter_bytes: Vec<f64>,
+}
+
+/// Layers, as positions in topological order.
+#[derive(Debug, Clone)]
+enum Nesting {
+    /// Every cut contains the one before it.
+    Row {
+        /// Each layer behind those that are below an earlier cut.
+        layers: Vec<u32>,
+        /// For each cut, how many of them are below it.
+        below: Vec<u32>,
+        /// Whether that is topological order.
+        in_order: bool,
+    },
+    Listed {
+        /// For each cut, the cuts strictly inside it, largest first.
+        begins: Vec<Vec<u32>>,
+        /// For each cut, its layers, ascending.
+        below: Vec<Vec<u32>>,
+    },
+}
+
+impl Nesting {
+    fn of(states: &States) -> Self {
+        let order = states.order();
+        let cuts = states.len();
+        if let Some(enters) = states.enters() {
+            let mut layers: Vec<u32> = (0..order.len() as u32).collect();
+            layers.sort_by_key(|&layer| enters[layer as usize]);
+            let below = |cut: usize| layers.partition_point(|&layer| enters[layer as usize] as usize <= cut) as u32;
+            return Self::Row { below: (0..cuts).map(below).collect(), in_order: layers.is_sorted(), layers };
+        }
+        let mut position = vec![0_u32; order.len()];
+        for (at, &layer) in (0_u32..).zip(order) {
+            position[layer] = at;
+        }
+        let below = |cut| states.layers_between(0, cut).iter().map(|&layer| position[layer]).collect();
+        let inside = |end: usize| (0..end).rev().filter(move |&begin| states.is_subset(begin, end));
+        Self::Listed {
+            begins: (0..cuts).map(|end| inside(end).map(|begin| begin as u32).collect()).collect(),
+            below: (0..cuts).map(below).collect(),
+        }
+    }
+}
+
+/// Cuts where a stage may begin, or layers: a range of them, or a list.
+#[derive(Debug, Clone)]
+pub enum Descending<'a> {
+    /// All below a number.
+    Range(std::iter::Rev<std::ops::Range<u32>>),
+    /// These.
+    Some(std::iter::Copied<std::slice::Iter<'a, u32>>),
+    /// These, made for the purpose.
+    Made(std::vec::IntoIter<u32>),
+}
+
+impl Iterator for Descending<'_> {
+    type Item = u32;
+
+    fn next(&mut self) -> Option<u32> {
+        match self {
+            Self::Range(range) => range.next(),
+            Self::Some(items) => items.next(),
+            Self::Made(items) => items.next(),
+        }
+    }
 }
 
 impl Model {
@@ -63,16 +127,7 @@ impl Model {
     #[must_use]
     pub fn new(graph: &Graph, states: &States) -> Self {
         let order = states.order();
-        let mut position = vec![0_u32; order.len()];
-        for (at, &layer) in (0_u32..).zip(order) {
-            position[layer] = at;
-        }
         let cuts = states.len();
-        let below: Vec<Vec<u32>> =
-            (0..cuts).map(|cut| states.layers_between(0, cut).iter().map(|&layer| position[layer]).collect()).collect();
-        let begins: Vec<Vec<u32>> = (0..cuts)
-            .map(|end| (0..end).rev().filter(|&begin| states.is_subset(begin, end)).map(|begin| begin as u32).collect())
-            .collect();
         let measured = (graph.batch_sizes.iter().enumerate())
             .map(|(batch, &size)| {
                 let each = |value: fn(&states::CutTotals) -> f64| {
@@ -93,9 +148,8 @@ impl Model {
             batch_sizes: graph.batch_sizes.clone(),
             measured,
             parameter_bytes: (0..cuts).map(|cut| states.totals(cut, 0).parameter_bytes).collect(),
-            is_chain: begins.iter().enumerate().all(|(end, begins)| begins.len() == end),
-            begins,
-            below,
+            is_chain: states.is_linear(),
+            nesting: Nesting::of(states),
             layer_parameter_bytes: order.iter().map(|&layer| graph.layers[layer].parameter_bytes).collect(),
         }
     }
@@ -103,7 +157,7 @@ impl Model {
     /// How many cuts there are, the empty and the full one included.
     #[must_use]
     pub fn cuts(&self) -> usize {
-        self.below.len()
+        self.parameter_bytes.len()
     }
 
     /// Batch sizes that were measured, ascending.
@@ -130,46 +184,148 @@ impl Model {
         low_totals.blend(high_totals, 1.0 - weight, weight)
     }
 
-    /// Layers between two nested cuts as positions in topological order, last first.
-    pub fn layers_between(&self, begin: usize, end: usize) -> impl Iterator<Item = u32> {
-        let (inner, outer) = (&self.below[begin], &self.below[end]);
-        let mut skip = inner.len();
-        let is_between = move |layer: &u32| {
-            while skip > 0 && inner[skip - 1] > *layer {
-                skip -= 1;
+    /// The cuts strictly inside another, largest first: where a stage that ends there may begin.
+    #[must_use]
+    pub fn begins(&self, end: usize) -> Descending<'_> {
+        match &self.nesting {
+            Nesting::Row { .. } => Descending::Range((0..end as u32).rev()),
+            Nesting::Listed { begins, .. } => Descending::Some(begins[end].iter().copied()),
+        }
+    }
+
+    /// The one with this index of [`Model::begins`].
+    #[must_use]
+    pub fn begin_at(&self, end: usize, index: usize) -> Option<u32> {
+        match &self.nesting {
+            Nesting::Row { .. } => end.checked_sub(index + 1).map(|begin| begin as u32),
+            Nesting::Listed { begins, .. } => begins[end].get(index).copied(),
+        }
+    }
+
+    /// How many of [`Model::begins`] have larger numbers than a cut.
+    #[must_use]
+    pub fn begins_behind(&self, end: usize, cut: usize) -> usize {
+        match &self.nesting {
+            Nesting::Row { .. } => end.saturating_sub(cut + 1),
+            Nesting::Listed { begins, .. } => begins[end].partition_point(|&other| other as usize > cut),
+        }
+    }
+
+    /// Whether one cut lies strictly inside another.
+    #[must_use]
+    pub fn is_inside(&self, begin: usize, end: usize) -> bool {
+        match &self.nesting {
+            Nesting::Row { .. } => begin < end,
+            Nesting::Listed { begins, .. } => begins[end].binary_search_by(|&other| (begin as u32).cmp(&other)).is_ok(),
+        }
+    }
+
+    /// How many stages there are to choose from.
+    #[must_use]
+    pub fn pairs(&self) -> usize {
+        match &self.nesting {
+            Nesting::Row { below, .. } => below.len() * (below.len() - 1) / 2,
+            Nesting::Listed { begins, .. } => begins.iter().map(Vec::len).sum(),
+        }
+    }
+
+    /// For each cut, the sum over the layers below it of what each layer has, in topological order.
+    #[must_use]
+    pub fn sums_below(&self, each: &[f64]) -> Vec<f64> {
+        match &self.nesting {
+            Nesting::Row { layers, below, .. } => {
+                let (mut sum, mut summed) = (0.0, 0);
+                (below.iter())
+                    .map(|&below| {
+                        sum += layers[summed..below as usize].iter().map(|&layer| each[layer as usize]).sum::<f64>();
+                        summed = below as usize;
+                        sum
+                    })
+                    .collect()
             }
-            !(skip > 0 && inner[skip - 1] == *layer)
-        };
-        // Where the cuts are prefixes of one order, these are simply the last layers.
-        outer.iter().rev().copied().filter(is_between).take(outer.len() - inner.len())
+            Nesting::Listed { below, .. } => {
+                below.iter().map(|layers| layers.iter().map(|&layer| each[layer as usize]).sum()).collect()
+            }
+        }
+    }
+
+    /// Layers between two nested cuts as positions in topological order, last first.
+    #[must_use]
+    pub fn layers_between(&self, begin: usize, end: usize) -> Descending<'_> {
+        match &self.nesting {
+            Nesting::Row { below, in_order: true, .. } => Descending::Range((below[begin]..below[end]).rev()),
+            Nesting::Row { layers, below, .. } => {
+                let mut between = layers[below[begin] as usize..below[end] as usize].to_vec();
+                between.sort_unstable_by(|a, b| b.cmp(a));
+                Descending::Made(between.into_iter())
+            }
+            Nesting::Listed { below, .. } => {
+                let (inner, outer) = (&below[begin], &below[end]);
+                let mut skip = inner.len();
+                let is_between = |layer: &u32| {
+                    while skip > 0 && inner[skip - 1] > *layer {
+                        skip -= 1;
+                    }
+                    !(skip > 0 && inner[skip - 1] == *layer)
+                };
+                let between = outer.iter().rev().copied().filter(is_between).take(outer.len() - inner.len());
+                Descending::Made(between.collect::<Vec<u32>>().into_iter())
+            }
+        }
     }
 }
 
-/// Seconds by which gradient synchronisation outlasts the backward pass of a stage, extended by `layers` towards the
-/// input; `left_s` is what it was before.
+/// Gradient synchronisation of a stage that grows towards the input.
 ///
-/// Each layer's gradients are one message, and messages go out one after another in the order of the backward pass. With
-/// overlap, a message may go as soon as its layer's last gradient is ready; else when the whole pass has ended.
-#[must_use]
-pub fn extend_sync(
-    model: &Model,
-    totals: &Totals,
+/// Each layer's gradients are one message, and messages go out one after another in the order of the backward pass, which
+/// is the model's order of layers from the last to the first. With overlap, a message may go as soon as its layer's last
+/// gradient is ready; else when the whole pass has ended.
+#[derive(Debug)]
+pub struct SyncTail<'a> {
+    model: &'a Model,
+    totals: &'a Totals,
     speed: f64,
-    layers: impl Iterator<Item = u32>,
     rate: Rate,
     overlap: bool,
-    left_s: f64,
-) -> f64 {
-    if rate == Rate::default() {
-        return 0.0;
+    /// Layers in the order of the backward pass, each with what is left to send when its own backward has ended.
+    left: Vec<(u32, f64)>,
+}
+
+impl<'a> SyncTail<'a> {
+    /// Of a stage without layers, on devices of this speed that sum gradients at this rate.
+    #[must_use]
+    pub fn new(model: &'a Model, totals: &'a Totals, speed: f64, rate: Rate, overlap: bool) -> Self {
+        Self { model, totals, speed, rate, overlap, left: Vec::new() }
     }
-    layers.fold(left_s, |left_s, layer| {
+
+    /// Seconds by which synchronisation outlasts the backward pass with these layers, too; last first.
+    pub fn extend(&mut self, layers: impl Iterator<Item = u32>) -> f64 {
+        if self.rate == Rate::default() {
+            return 0.0;
+        }
+        let mut changed = self.left.len();
+        for layer in layers {
+            // Cuts of one order may take in a layer late that runs backward early.
+            let at = self.left.iter().rposition(|&(other, _)| other > layer).map_or(0, |before| before + 1);
+            self.left.insert(at, (layer, 0.0));
+            changed = changed.min(at);
+        }
+        let mut left_s = if changed == 0 { 0.0 } else { self.left[changed - 1].1 };
+        for at in changed..self.left.len() {
+            left_s = self.left_after(self.left[at].0, left_s);
+            self.left[at].1 = left_s;
+        }
+        left_s
+    }
+
+    /// What is left to send when the backward of `layer` has ended, if it was `left_s` before that.
+    fn left_after(&self, layer: u32, left_s: f64) -> f64 {
         let layer = layer as usize;
-        let bytes = model.layer_parameter_bytes[layer];
-        let message_s = if bytes > 0.0 { bytes * rate.s_per_byte + rate.latency_s } else { 0.0 };
-        let left_s = if overlap { (left_s - totals.layer_backward_s[layer] / speed).max(0.0) } else { left_s };
-        left_s + message_s
-    })
+        let bytes = self.model.layer_parameter_bytes[layer];
+        let message_s = if bytes > 0.0 { bytes * self.rate.s_per_byte + self.rate.latency_s } else { 0.0 };
+        let backward_s = self.totals.layer_backward_s[layer] / self.speed;
+        (if self.overlap { (left_s - backward_s).max(0.0) } else { left_s }) + message_s
+    }
 }
 
 /// Gradient synchronisation left after the last backward pass of the stage between two cuts.
@@ -182,5 +338,9 @@ pub fn sync_s(
     rate: Rate,
     overlap: bool,
 ) -> f64 {
-    extend_sync(model, totals, speed, model.layers_between(begin, end), rate, overlap, 0.0)
+    if rate == Rate::default() {
+        return 0.0;
+    }
+    let tail = SyncTail::new(model, totals, speed, rate, overlap);
+    model.layers_between(begin, end).fold(0.0, |left_s, layer| tail.left_after(layer, left_s))
 }

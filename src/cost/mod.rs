@@ -4,5 +4,5 @@ pub mod compute;
 pub mod memory;
 pub mod network;
 
-pub use compute::{Model, Totals, extend_sync, sync_s};
+pub use compute::{Model, SyncTail, Totals, sync_s};
 pub use memory::{Memory, MemoryModel, memory};

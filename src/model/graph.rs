@@ -20,6 +20,8 @@ pub struct Measurement {
 pub struct Layer {
     /// Name for messages.
     pub name: String,
+    /// Decides between layers that nothing else tells apart; may be empty.
+    pub id: String,
     /// Weights, in bytes; the same at every batch size.
     pub parameter_bytes: f64,
     /// One entry for each of [`Graph::batch_sizes`], in that order.

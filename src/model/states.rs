@@ -7,6 +7,11 @@
 //! 1. layers that cost nothing follow a neighbour where that can't make a cut dearer (`units`);
 //! 2. all down-sets of what is left are listed, up to a bound (`walk::all`);
 //! 3. beyond the bound one good linear order takes their place (`walk::best_order`), and [`Cuts`] says so.
+//!
+//! A search for plans looks closer ([`States::for_plans`]): where a layer that takes no time saves its bytes decides what
+//! fits.
+//!
+//! Layers are numbered by their *position* in one order of the graph that doesn't depend on its file (`order`).
 
 mod set;
 mod units;
@@ -14,18 +19,33 @@ mod walk;
 
 pub(crate) use set::Set;
 
+use super::order;
+use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::model::graph::Graph;
-use units::Unit;
+use units::{Joined, Unit};
 
 /// Down-sets that [`States::of`] lists before it falls back to one order, unless told otherwise.
 pub const DEFAULT_BOUND: usize = 10_000;
+/// Down-sets of single layers that a search takes as they are, whatever might be joined.
+const FEW: usize = 256;
+/// By so much may cut points multiply to tell where layers that take no time save their bytes, if they aren't few.
+const WORTH: usize = 2;
+/// Cuts in a row that a search tells apart.
+const MOST_IN_A_ROW: usize = 2_000;
+/// Layers of all down-sets together that a search keeps in mind.
+const MOST_LISTED: usize = 20_000_000;
 
 /// Whether a set of states holds every useful cut.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cuts {
-    /// Every down-set, but for layers that cost no time and hold no parameters: those follow a neighbour.
+    /// Every down-set, but for layers that follow a neighbour.
     Exact,
+    /// Not those that part layers that take no time from a neighbour, or not every one of a long row.
+    Fewer {
+        /// Why, for the report.
+        why: String,
+    },
     /// The prefixes of one topological order: a plan is optimal for that order only.
     LinearOrder {
         /// Why, for the report.
@@ -52,13 +72,57 @@ pub struct CutTotals {
 #[derive(Debug, Clone, PartialEq)]
 pub struct States {
     cuts: Cuts,
-    /// Layers in topological order; bit k of a set stands for `order[k]`.
+    /// Layers in topological order; *position* k stands for `order[k]`.
     order: Vec<usize>,
-    sets: Vec<Set>,
+    sets: Sets,
     /// `totals[state * batch_sizes + batch]`.
     totals: Vec<CutTotals>,
     batch_sizes: usize,
     units: Vec<Unit>,
+}
+
+/// The positions of the layers inside each state.
+#[derive(Debug, Clone, PartialEq)]
+enum Sets {
+    /// Each state holds the one before it.
+    Row {
+        /// For each position, the first state that holds it.
+        enters: Vec<u32>,
+        states: usize,
+    },
+    Listed(Vec<Set>),
+}
+
+impl Sets {
+    fn listed(sets: Vec<Set>) -> Self {
+        if !sets.windows(2).all(|two| two[0].is_subset(&two[1])) {
+            return Self::Listed(sets);
+        }
+        let layers = sets[sets.len() - 1].count() as usize;
+        let first = |position| sets.partition_point(|set| !set.contains(position)) as u32;
+        Self::Row { enters: (0..layers).map(first).collect(), states: sets.len() }
+    }
+
+    /// The empty state, and one behind each of `units`.
+    fn row(units: &[&Unit], layers: usize) -> Self {
+        let mut enters = vec![0; layers];
+        for (state, unit) in (1_u32..).zip(units) {
+            for &position in &unit.adds {
+                // A layer that enters with its first reader is in several units.
+                if enters[position] == 0 {
+                    enters[position] = state;
+                }
+            }
+        }
+        Self::Row { enters, states: units.len() + 1 }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Row { states, .. } => *states,
+            Self::Listed(sets) => sets.len(),
+        }
+    }
 }
 
 impl States {
@@ -72,7 +136,7 @@ impl States {
     /// use hpgo::model::states::{DEFAULT_BOUND, States};
     ///
     /// let measured = vec![Measurement { forward_s: 1.0, activation_bytes: 8.0, ..Measurement::default() }];
-    /// let layer = Layer { name: "linear".into(), parameter_bytes: 4.0, measured };
+    /// let layer = Layer { name: "linear".into(), id: "0".into(), parameter_bytes: 4.0, measured };
     /// let graph = Graph { batch_sizes: vec![1], layers: vec![layer; 3], edges: vec![(0, 1), (1, 2)] };
     /// let states = States::of(&graph, DEFAULT_BOUND)?;
     /// assert_eq!(states.len(), 4); // nothing, one, two, all three layers
@@ -81,22 +145,61 @@ impl States {
     /// # Ok::<(), hpgo::Error>(())
     /// ```
     pub fn of(graph: &Graph, bound: usize) -> Result<Self> {
-        graph.check()?;
-        if graph.layers.is_empty() {
-            return Err(Error::profile("the profile has no layers", "a profile needs at least one layer"));
+        let (order, wires) = checked(graph)?;
+        let control = Control::default();
+        let units = units::of(graph, &order, &wires, Joined::Free);
+        match listed(&units, order.len(), bound, &control)? {
+            Some(sets) => Self::with(graph, order, &wires, units, sets, Cuts::Exact, &control),
+            None => Self::of_one_order(graph, order, &wires, units, bound, &control),
         }
-        let order = graph.topological_order()?;
-        let wires = Wires::of(graph, &order);
-        let units = units::of(graph, &order, &wires);
-        if let Some(sets) = walk::all(&units, order.len(), bound) {
-            return Ok(Self::with(graph, order, &wires, units, sets, Cuts::Exact));
+    }
+
+    /// The cut points that a search for plans tells apart: those of a small graph, whatever might be joined; of a larger
+    /// one also those that part layers without time from a neighbour where they save bytes, unless that multiplies them
+    /// too much; of a long row only some.
+    ///
+    /// # Errors
+    /// As [`States::of`]; that of `control`, if it was stopped.
+    pub fn for_plans(graph: &Graph, control: &Control) -> Result<Self> {
+        let (order, wires) = checked(graph)?;
+        let layers = order.len();
+        let bound = DEFAULT_BOUND.min(MOST_LISTED / layers);
+        let joined = |joined| units::of(graph, &order, &wires, joined);
+        let apart = joined(Joined::Nothing);
+        if let Some(sets) = listed(&apart, layers, FEW, control)? {
+            return Self::with(graph, order, &wires, apart, sets, Cuts::Exact, control)?.thinned(control);
         }
-        let sets = walk::best_order(graph, &order, &wires, &units);
+        let (units, fewer_units) = (joined(Joined::Unsaved), joined(Joined::Free));
+        let fewer = if units == fewer_units { None } else { listed(&fewer_units, layers, bound, control)? };
+        let most = fewer.as_ref().map_or(bound, |fewer| bound.min(FEW.max(WORTH * fewer.len())));
+        let states = if let Some(sets) = listed(&units, layers, most, control)? {
+            Self::with(graph, order, &wires, units, sets, Cuts::Exact, control)?
+        } else if let Some(sets) = fewer {
+            let why = format!(
+                "{} cut points: layers that take no time stay with a neighbour, whatever they save",
+                sets.len()
+            );
+            Self::with(graph, order, &wires, fewer_units, sets, Cuts::Fewer { why }, control)?
+        } else {
+            Self::of_one_order(graph, order, &wires, units, bound, control)?
+        };
+        states.thinned(control)
+    }
+
+    fn of_one_order(
+        graph: &Graph,
+        order: Vec<usize>,
+        wires: &Wires,
+        units: Vec<Unit>,
+        bound: usize,
+        control: &Control,
+    ) -> Result<Self> {
+        let sets = Sets::row(&walk::best_order(graph, &order, wires, &units, control)?, order.len());
         let why = format!(
             "the graph has more than {bound} cut points; plans use the {} of one order of its layers",
             sets.len()
         );
-        Ok(Self::with(graph, order, &wires, units, sets, Cuts::LinearOrder { why }))
+        Self::with(graph, order, wires, units, sets, Cuts::LinearOrder { why }, control)
     }
 
     /// The states at which stages may end, each given as all layers before it; before them the empty one, behind them the
@@ -128,8 +231,7 @@ impl States {
     /// [`Error::Profile`] if the graph is not usable, [`Error::Argument`] if a layer is missing, unknown or repeated, or
     /// feeds a layer of an earlier stage.
     pub fn between(graph: &Graph, stages: &[Vec<usize>]) -> Result<Self> {
-        graph.check()?;
-        let order = graph.topological_order()?;
+        let (order, wires) = checked(graph)?;
         let mut stage_of = vec![None; order.len()];
         for (stage, layers) in stages.iter().enumerate() {
             for &layer in layers {
@@ -168,38 +270,25 @@ impl States {
                 "data flows from each stage to later ones only",
             ));
         }
-        let wires = Wires::of(graph, &order);
-        let sets = (0..=stages.len())
-            .map(|cut| {
-                let mut set = Set::empty(order.len());
-                (0..order.len()).filter(|&at| stage_of[order[at]] < Some(cut)).for_each(|at| set.insert(at));
-                set
-            })
-            .collect();
-        Ok(Self::with(graph, order, &wires, Vec::new(), sets, Cuts::Exact))
+        let enters = order.iter().map(|&layer| stage_of[layer].map_or(0, |stage| stage as u32 + 1)).collect();
+        let sets = Sets::Row { enters, states: stages.len() + 1 };
+        Self::with(graph, order, &wires, Vec::new(), sets, Cuts::Exact, &Control::default())
     }
 
-    fn with(graph: &Graph, order: Vec<usize>, wires: &Wires, units: Vec<Unit>, sets: Vec<Set>, cuts: Cuts) -> Self {
-        let batch_sizes = graph.batch_sizes.len();
-        let mut totals = Vec::with_capacity(sets.len() * batch_sizes);
-        for set in &sets {
-            for batch in 0..batch_sizes {
-                let mut sum = CutTotals::default();
-                for position in set.iter() {
-                    let layer = &graph.layers[order[position]];
-                    let measured = &layer.measured[batch];
-                    sum.forward_s += measured.forward_s;
-                    sum.backward_s += measured.backward_s;
-                    sum.parameter_bytes += layer.parameter_bytes;
-                    sum.saved_bytes += measured.saved_bytes;
-                    if wires.crosses(position, set) {
-                        sum.boundary_bytes += measured.activation_bytes;
-                    }
-                }
-                totals.push(sum);
-            }
-        }
-        Self { cuts, order, sets, totals, batch_sizes, units }
+    fn with(
+        graph: &Graph,
+        order: Vec<usize>,
+        wires: &Wires,
+        units: Vec<Unit>,
+        sets: Sets,
+        cuts: Cuts,
+        control: &Control,
+    ) -> Result<Self> {
+        let totals = match &sets {
+            Sets::Listed(sets) => totals_of(graph, &order, wires, sets, control)?,
+            Sets::Row { enters, states } => totals_in_a_row(graph, &order, wires, enters, *states, control)?,
+        };
+        Ok(Self { cuts, order, sets, totals, batch_sizes: graph.batch_sizes.len(), units })
     }
 
     /// Whether these are all cut points or one order's.
@@ -230,23 +319,34 @@ impl States {
     /// Whether every layer of `inner` is in `outer`; states need be compared only where `inner <= outer`.
     #[must_use]
     pub fn is_subset(&self, inner: usize, outer: usize) -> bool {
-        self.sets[inner].is_subset(&self.sets[outer])
+        match &self.sets {
+            Sets::Row { .. } => inner <= outer,
+            Sets::Listed(sets) => sets[inner].is_subset(&sets[outer]),
+        }
     }
 
     /// Layers of `outer` that are not in `inner`, in topological order: a stage, if `inner` is a subset.
     #[must_use]
     pub fn layers_between(&self, inner: usize, outer: usize) -> Vec<usize> {
-        self.sets[outer]
-            .iter()
-            .filter(|&position| !self.sets[inner].contains(position))
-            .map(|position| self.order[position])
-            .collect()
+        let is_between = |&position: &usize| match &self.sets {
+            Sets::Row { enters, .. } => (inner + 1..=outer).contains(&(enters[position] as usize)),
+            Sets::Listed(sets) => sets[outer].contains(position) && !sets[inner].contains(position),
+        };
+        (0..self.order.len()).filter(is_between).map(|position| self.order[position]).collect()
     }
 
     /// Whether the states are nested in each other, so that any two of them bound a stage.
     #[must_use]
     pub fn is_linear(&self) -> bool {
-        (1..self.len()).all(|state| self.is_subset(state - 1, state))
+        matches!(self.sets, Sets::Row { .. })
+    }
+
+    /// For each position the first state that holds it, if the states are nested in each other.
+    pub(crate) fn enters(&self) -> Option<&[u32]> {
+        match &self.sets {
+            Sets::Row { enters, .. } => Some(enters),
+            Sets::Listed(_) => None,
+        }
     }
 
     /// The best single order: nested states from empty to full whose boundaries are smallest in sum.
@@ -254,23 +354,170 @@ impl States {
     /// Numbers of states differ from those of `self`; [`Cuts::Exact`] stays only where nothing is lost.
     #[must_use]
     pub fn linear(&self) -> Self {
-        if self.is_linear() {
-            return self.clone();
-        }
-        let chain = walk::shortest_chain(&self.sets, &self.units, |state| self.totals(state, 0).boundary_bytes);
+        let Sets::Listed(sets) = &self.sets else { return self.clone() };
+        let chain = walk::shortest_chain(sets, &self.units, |state| self.totals(state, 0).boundary_bytes);
         let why = format!("one order of the layers: {} of {} cut points", chain.len(), self.len());
         Self {
             cuts: Cuts::LinearOrder { why },
             order: self.order.clone(),
-            sets: chain.iter().map(|&state| self.sets[state].clone()).collect(),
-            totals: chain
-                .iter()
-                .flat_map(|&state| &self.totals[state * self.batch_sizes..(state + 1) * self.batch_sizes])
-                .copied()
-                .collect(),
+            sets: Sets::listed(chain.iter().map(|&state| sets[state].clone()).collect()),
+            totals: self.totals_at(&chain),
             batch_sizes: self.batch_sizes,
             units: self.units.clone(),
         }
+    }
+
+    fn totals_at(&self, states: &[usize]) -> Vec<CutTotals> {
+        let of = |&state: &usize| &self.totals[state * self.batch_sizes..(state + 1) * self.batch_sizes];
+        states.iter().flat_map(of).copied().collect()
+    }
+
+    /// Of a long row of cuts [`MOST_IN_A_ROW`]: so many parts of the model, about equal in time, bytes and layers, and in
+    /// each of them the narrowest cut.
+    fn thinned(self, control: &Control) -> Result<Self> {
+        let states = self.len();
+        let Sets::Row { enters, .. } = &self.sets else { return Ok(self) };
+        if states <= MOST_IN_A_ROW {
+            return Ok(self);
+        }
+        let batch = self.batch_sizes - 1;
+        let parts =
+            |totals: &CutTotals| [totals.forward_s + totals.backward_s, totals.parameter_bytes, totals.saved_bytes];
+        let whole = parts(self.totals(states - 1, batch));
+        let part_of = |state: usize| {
+            let shares = parts(self.totals(state, batch)).into_iter().zip(whole);
+            let share: f64 = shares.map(|(part, whole)| if whole > 0.0 { part / whole } else { 0.0 }).sum();
+            let share = (share + state as f64 / (states - 1) as f64)
+                / (1 + whole.iter().filter(|&&whole| whole > 0.0).count()) as f64;
+            // Both ends are kept besides.
+            (share * (MOST_IN_A_ROW - 3) as f64).floor()
+        };
+        let mut kept = vec![0];
+        let mut narrowest: Option<usize> = None;
+        for state in 1..states - 1 {
+            control.check()?;
+            match narrowest {
+                Some(other) if part_of(other) >= part_of(state) => {
+                    let bytes = |state| self.totals(state, batch).boundary_bytes;
+                    if bytes(state) < bytes(other) {
+                        narrowest = Some(state);
+                    }
+                }
+                other => {
+                    kept.extend(other);
+                    narrowest = Some(state);
+                }
+            }
+        }
+        kept.extend(narrowest);
+        kept.push(states - 1);
+        let cuts = match &self.cuts {
+            Cuts::LinearOrder { why } => {
+                Cuts::LinearOrder { why: format!("{why}, {} of them in about equal steps", kept.len()) }
+            }
+            Cuts::Exact | Cuts::Fewer { .. } => Cuts::Fewer {
+                why: format!("{} of {states} cut points, in about equal steps through the layers", kept.len()),
+            },
+        };
+        let enters = enters.iter().map(|&state| kept.partition_point(|&kept| kept < state as usize) as u32).collect();
+        Ok(Self {
+            cuts,
+            totals: self.totals_at(&kept),
+            sets: Sets::Row { enters, states: kept.len() },
+            order: self.order,
+            batch_sizes: self.batch_sizes,
+            units: Vec::new(),
+        })
+    }
+}
+
+/// The order of the layers of a graph that is usable, and who reads whose output.
+fn checked(graph: &Graph) -> Result<(Vec<usize>, Wires)> {
+    graph.check()?;
+    if graph.layers.is_empty() {
+        return Err(Error::profile("the profile has no layers", "a profile needs at least one layer"));
+    }
+    let order = order::of(graph)?;
+    let wires = Wires::of(graph, &order);
+    Ok((order, wires))
+}
+
+/// Every down-set that is a union of units, if they are at most `bound`; a row of them, however long.
+fn listed(units: &[Unit], layers: usize, bound: usize, control: &Control) -> Result<Option<Sets>> {
+    if let Some(row) = walk::row(units, layers) {
+        return Ok(Some(Sets::row(&row, layers)));
+    }
+    Ok(walk::all(units, layers, bound, control)?.map(Sets::listed))
+}
+
+/// Sums over the layers of each set.
+fn totals_of(graph: &Graph, order: &[usize], wires: &Wires, sets: &[Set], control: &Control) -> Result<Vec<CutTotals>> {
+    let batch_sizes = graph.batch_sizes.len();
+    let mut totals = Vec::with_capacity(sets.len() * batch_sizes);
+    for set in sets {
+        control.check()?;
+        let mut sums = vec![CutTotals::default(); batch_sizes];
+        for position in set.iter() {
+            add(&mut sums, graph, order[position]);
+            if wires.crosses(position, set) {
+                add_boundary(&mut sums, graph, order[position]);
+            }
+        }
+        totals.extend(sums);
+    }
+    Ok(totals)
+}
+
+/// Sums over the layers of each state of a row, where each layer is first held by the state that `enters` says.
+fn totals_in_a_row(
+    graph: &Graph,
+    order: &[usize],
+    wires: &Wires,
+    enters: &[u32],
+    states: usize,
+    control: &Control,
+) -> Result<Vec<CutTotals>> {
+    let mut entering: Vec<u32> = (0..order.len() as u32).collect();
+    entering.sort_by_key(|&position| enters[position as usize]);
+    let mut entering = entering.into_iter().map(|position| position as usize).peekable();
+    let mut sums = vec![CutTotals::default(); graph.batch_sizes.len()];
+    let mut totals = Vec::with_capacity(states * sums.len());
+    // Positions inside that a layer outside may read.
+    let mut open: Vec<usize> = Vec::new();
+    for state in 0..states {
+        control.check()?;
+        let is_inside = |position: usize| enters[position] as usize <= state;
+        while let Some(position) = entering.next_if(|&position| is_inside(position)) {
+            add(&mut sums, graph, order[position]);
+            open.push(position);
+        }
+        open.retain(|&position| wires.after[position].iter().any(|&reader| !is_inside(reader)));
+        for sum in &mut sums {
+            sum.boundary_bytes = 0.0;
+        }
+        for &position in &open {
+            add_boundary(&mut sums, graph, order[position]);
+        }
+        totals.extend_from_slice(&sums);
+    }
+    Ok(totals)
+}
+
+/// Adds a layer to the sums at each batch size.
+fn add(sums: &mut [CutTotals], graph: &Graph, layer: usize) {
+    let layer = &graph.layers[layer];
+    for (sum, measured) in sums.iter_mut().zip(&layer.measured) {
+        sum.forward_s += measured.forward_s;
+        sum.backward_s += measured.backward_s;
+        sum.parameter_bytes += layer.parameter_bytes;
+        sum.saved_bytes += measured.saved_bytes;
+    }
+}
+
+/// Adds a layer's output to what crosses a cut at each batch size.
+fn add_boundary(sums: &mut [CutTotals], graph: &Graph, layer: usize) {
+    for (sum, measured) in sums.iter_mut().zip(&graph.layers[layer].measured) {
+        sum.boundary_bytes += measured.activation_bytes;
     }
 }
 

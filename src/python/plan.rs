@@ -13,7 +13,7 @@ use crate::cost::network::{Cluster, Link, Machine};
 use crate::cost::{MemoryModel, Model};
 use crate::error::{Error, Result};
 use crate::model::graph::Graph;
-use crate::model::states::{Cuts, DEFAULT_BOUND, States};
+use crate::model::states::{Cuts, States};
 use crate::planner::chunked;
 use crate::planner::hybrid::{self, Candidate, Priced, Settings, StagePrice, WarmUp};
 
@@ -200,7 +200,11 @@ fn answer<T: Send>(
         let stage_ends = question.stage_ends.take();
         let (graph, cluster, settings) = question.split()?;
         let states = match stage_ends {
-            None => States::of(&graph, DEFAULT_BOUND)?,
+            // Without any time there is no search, but what needs none is still answered.
+            None if deadline.is_some_and(|limit| limit.is_zero()) => {
+                States::for_plans(&graph, &control.without_deadline())?
+            }
+            None => States::for_plans(&graph, &control)?,
             Some(ends) => States::ending_at(&graph, &ends)?,
         };
         let model = Model::new(&graph, &states);
@@ -224,7 +228,7 @@ fn plan(
             compact_bound_s: answer.compact_bound_s,
             one_order: match states.cuts() {
                 Cuts::Exact => None,
-                Cuts::LinearOrder { why } => Some(why.clone()),
+                Cuts::Fewer { why } | Cuts::LinearOrder { why } => Some(why.clone()),
             },
             stopped: answer.stopped.map(name_of),
             labels: answer.labels,
@@ -331,7 +335,7 @@ fn chunked_plan<'py>(
             one_order: match states.cuts() {
                 Cuts::Exact if answer.all_cuts => None,
                 Cuts::Exact => Some("each cut holds all before it".to_owned()),
-                Cuts::LinearOrder { why } => Some(why.clone()),
+                Cuts::Fewer { why } | Cuts::LinearOrder { why } => Some(why.clone()),
             },
             stopped: answer.stopped.map(name_of),
             simulated: answer.simulated,

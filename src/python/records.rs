@@ -75,5 +75,5 @@ fn layer_of(record: LayerRecord, batch_sizes: usize) -> Result<Layer> {
             saved_bytes: saved_bytes[at],
         })
         .collect();
-    Ok(Layer { name: record.name, parameter_bytes: record.parameter_bytes, measured })
+    Ok(Layer { name: record.name, id: record.id, parameter_bytes: record.parameter_bytes, measured })
 }

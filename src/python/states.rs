@@ -4,7 +4,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyModule;
 
 use super::{records, to_py_err};
+use crate::error::Error;
 use crate::model::states::{Cuts, States};
+
+/// States times layers: half a gigabyte.
+const MOST_LISTED: usize = 100_000_000;
 
 /// Layers inside; then forward and backward seconds, parameter, saved and boundary bytes for each batch size.
 type State = (Vec<usize>, Vec<(f64, f64, f64, f64, f64)>);
@@ -14,9 +18,16 @@ type State = (Vec<usize>, Vec<(f64, f64, f64, f64, f64)>);
 fn states(py: Python<'_>, profile: &Bound<'_, PyAny>, bound: usize) -> PyResult<(Option<String>, Vec<State>)> {
     let graph = records::graph(profile)?;
     let found = py.detach(|| States::of(&graph, bound)).map_err(|error| to_py_err(py, &error))?;
+    if found.len().saturating_mul(graph.layers.len()) > MOST_LISTED {
+        let error = Error::argument(
+            format!("the {} cut points of {} layers are too many to list", found.len(), graph.layers.len()),
+            "profile larger parts of the model as one layer; `hpgo.plan` needs no such list",
+        );
+        return Err(to_py_err(py, &error));
+    }
     let why = match found.cuts() {
         Cuts::Exact => None,
-        Cuts::LinearOrder { why } => Some(why.clone()),
+        Cuts::Fewer { why } | Cuts::LinearOrder { why } => Some(why.clone()),
     };
     let state = |at: usize| {
         let totals = (0..graph.batch_sizes.len()).map(|batch| {

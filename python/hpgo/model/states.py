@@ -87,7 +87,8 @@ def given_cuts(profile: Profile, cuts: Iterable[Collection[str]]) -> States:
 def cut_points(profile: Profile, *, bound: int = 10_000) -> States:
     """All cut points of `profile`, or those of one good order of its layers if they are more than `bound`.
 
-    Layers without time and parameters follow a neighbour where no cut becomes dearer by that.
+    Layers without time and parameters follow a neighbour where no cut becomes dearer by that. A search for plans heeds
+    what they save, too, and takes some cuts only of long chains: docs/states.md.
 
     Raises ArgumentError if `bound` is below two.
 

@@ -311,7 +311,8 @@ def search_space(plan: Plan) -> str:
     """Which plans were compared, in words."""
     if plan.chunks > 1:
         return _improved(plan)
-    cuts = "every cut between layers" if plan.cuts == "all" else f"cuts of one order of the layers ({plan.cuts})"
+    some = "some cuts" if "stay with a neighbour" in plan.cuts else "cuts of one order of the layers"
+    cuts = "every cut between layers" if plan.cuts == "all" else f"{some} ({plan.cuts})"
     if plan.restriction is not None:
         cuts = plan.restriction.space if plan.cuts == "all" else f"{cuts}; {plan.restriction.space}"
     placements = (

@@ -1,33 +1,55 @@
-//! Which layers stay together: those that cost nothing follow a neighbour.
+//! Which layers stay together: those that nothing tells apart from a neighbour.
 //!
-//! A group of layers without time and parameters (a reshape, an index into a tuple, a mask) only multiplies cut points.
-//! It joins
+//! A group of layers without time, parameters and saved bytes (a reshape, an index into a tuple, a mask) only multiplies
+//! cut points. It joins
 //! - the group that feeds it, if nobody else does and the bytes it adds to a cut are at most those it takes away;
 //! - the group that reads it, if nobody else does and its own bytes are at least those that feed it;
 //! - whichever reader comes first, if nothing feeds it.
 //!
-//! Each rule turns every chain of cuts into one that is no dearer: the same seconds and parameters in each stage, and
-//! no cut with more bytes. Only its saved bytes may count in the neighbouring stage.
+//! Each rule turns every chain of cuts into one that is no dearer: the same seconds, parameters and saved bytes in each
+//! stage, and no cut with more bytes, so nowhere a larger transfer, buffer or kept input. Only a stage of nothing but such
+//! layers is lost.
+//!
+//! A layer that takes no time but saves bytes is another matter: the stage that holds it must have the memory. It joins by
+//! the same rules ([`Joined::Free`]) where nobody asks about memory, or cut points would be too many otherwise.
 
-use super::{Set, Wires};
+use super::Wires;
 use crate::model::graph::Graph;
 
-/// Layers that enter a down-set together.
+/// Layers that enter a down-set together, as positions in ascending order.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Unit {
     /// What enters, including layers that wait for their first reader.
-    pub(super) adds: Set,
-    /// What must be inside before.
-    pub(super) needs: Set,
+    pub(super) adds: Vec<usize>,
+    /// What must be inside before: one of each group.
+    pub(super) needs: Vec<usize>,
     /// Units that may become ready once this one is inside.
     pub(super) next: Vec<usize>,
 }
 
+/// Which layers may join a neighbour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Joined {
+    /// None.
+    Nothing,
+    /// Those without time, parameters and saved bytes.
+    Unsaved,
+    /// Those without time and parameters.
+    Free,
+}
+
 /// The units of a graph, in topological order of their first layers.
-pub(super) fn of(graph: &Graph, order: &[usize], wires: &Wires) -> Vec<Unit> {
-    let mut groups = Groups::one_for_each_layer(graph, order, wires);
-    while (0..order.len()).any(|group| groups.try_to_join(group)) {}
-    groups.into_units()
+pub(super) fn of(graph: &Graph, order: &[usize], wires: &Wires, joined: Joined) -> Vec<Unit> {
+    let mut groups = Groups::one_for_each_layer(graph, order, wires, joined);
+    loop {
+        let mut any = false;
+        for group in 0..order.len() {
+            any |= groups.try_to_join(group);
+        }
+        if !any {
+            return groups.into_units();
+        }
+    }
 }
 
 struct Groups<'a> {
@@ -38,15 +60,21 @@ struct Groups<'a> {
     group: Vec<usize>,
     /// Positions in each group; empty once it has joined another.
     members: Vec<Vec<usize>>,
-    /// Without time and parameters.
+    /// Whether it may join another.
     is_free: Vec<bool>,
 }
 
 impl<'a> Groups<'a> {
-    fn one_for_each_layer(graph: &'a Graph, order: &'a [usize], wires: &'a Wires) -> Self {
+    fn one_for_each_layer(graph: &'a Graph, order: &'a [usize], wires: &'a Wires, joined: Joined) -> Self {
         let is_free = |&layer: &usize| {
             let layer = &graph.layers[layer];
-            layer.parameter_bytes == 0.0 && layer.measured.iter().all(|at| at.forward_s == 0.0 && at.backward_s == 0.0)
+            let takes_no_time = layer.measured.iter().all(|at| at.forward_s == 0.0 && at.backward_s == 0.0);
+            let saves_nothing = layer.measured.iter().all(|at| at.saved_bytes == 0.0);
+            match joined {
+                Joined::Nothing => false,
+                Joined::Unsaved => layer.parameter_bytes == 0.0 && takes_no_time && saves_nothing,
+                Joined::Free => layer.parameter_bytes == 0.0 && takes_no_time,
+            }
         };
         Self {
             graph,
@@ -86,13 +114,13 @@ impl<'a> Groups<'a> {
         self.members[group].iter().copied().filter(is_read).collect()
     }
 
-    /// Members of `feeder` that `group` reads and nobody beyond these two.
+    /// Members of `feeder`, the only group that feeds `group`, that nobody reads beyond these two.
     fn read_only_by(&self, group: usize, feeder: usize) -> Vec<usize> {
         let is_freed = |&member: &usize| {
             let mut readers = self.wires.after[member].iter().map(|&reader| self.group[reader]);
-            readers.clone().any(|reader| reader == group) && readers.all(|reader| reader == group || reader == feeder)
+            readers.all(|reader| reader == group || reader == feeder)
         };
-        self.members[feeder].iter().copied().filter(is_freed).collect()
+        self.sources_of(group).into_iter().filter(is_freed).collect()
     }
 
     /// Layers outside `group` that feed it.
@@ -112,6 +140,9 @@ impl<'a> Groups<'a> {
         let feeding = self.neighbours(group, &self.wires.before);
         let reading = self.neighbours(group, &self.wires.after);
         let own = self.read_outside(group);
+        if feeding.is_empty() && reading.is_empty() {
+            return (0..self.members.len()).find(|&other| other != group && !self.members[other].is_empty());
+        }
         if let [feeder] = feeding[..]
             && at_most(&own, &self.read_only_by(group, feeder))
         {
@@ -122,8 +153,7 @@ impl<'a> Groups<'a> {
         {
             return Some(reader);
         }
-        let is_alone = feeding.is_empty() && reading.is_empty();
-        (0..self.members.len()).find(|&other| is_alone && other != group && !self.members[other].is_empty())
+        None
     }
 
     fn try_to_join(&mut self, group: usize) -> bool {
@@ -160,13 +190,17 @@ impl<'a> Groups<'a> {
         enters
             .iter()
             .map(|&group| {
-                let mut adds = Set::empty(size);
-                let mut needs = Set::empty(size);
-                self.members[group].iter().for_each(|&member| adds.insert(member));
+                let mut adds = self.members[group].clone();
+                let mut needs = Vec::new();
                 for feeder in self.neighbours(group, &self.wires.before) {
-                    let into = if waits[feeder] { &mut adds } else { &mut needs };
-                    self.members[feeder].iter().for_each(|&member| into.insert(member));
+                    if waits[feeder] {
+                        adds.extend(&self.members[feeder]);
+                    } else {
+                        needs.push(self.members[feeder][0]); // a group enters as one
+                    }
                 }
+                adds.sort_unstable();
+                needs.sort_unstable();
                 let next = self.neighbours(group, &self.wires.after).iter().map(|&reader| number[reader]).collect();
                 Unit { adds, needs, next }
             })

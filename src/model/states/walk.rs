@@ -4,10 +4,14 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::units::Unit;
 use super::{Set, Wires};
+use crate::control::Control;
+use crate::error::Result;
 use crate::model::graph::Graph;
 
-/// Orders kept side by side by [`best_order`].
+/// Orders kept side by side by [`best_order`] at most, ...
 const BEAM: usize = 128;
+/// ... and fewer, where copying their sets would take longer than a few seconds.
+const MOST_COPIED: usize = 2_000_000_000;
 
 /// A down-set and the units that may enter next.
 #[derive(Clone)]
@@ -19,29 +23,62 @@ struct Front {
 impl Front {
     fn start(units: &[Unit], layers: usize) -> Self {
         let set = Set::empty(layers);
-        let ready = (0..units.len()).filter(|&unit| units[unit].needs == set).collect();
+        let ready = (0..units.len()).filter(|&unit| units[unit].needs.is_empty()).collect();
         Self { set, ready }
     }
 
     /// What is ready once `unit` is in, too.
     fn ready_after(&self, unit: usize, set: &Set, units: &[Unit]) -> Vec<usize> {
         let waiting = self.ready.iter().copied().filter(|&other| other != unit);
-        let woken = units[unit].next.iter().copied().filter(|&other| units[other].needs.is_subset(set));
+        let woken = units[unit].next.iter().copied().filter(|&other| units[other].may_enter(set));
         waiting.chain(woken).collect()
     }
 }
 
+impl Unit {
+    /// Whether all that it needs is in `set`.
+    fn may_enter(&self, set: &Set) -> bool {
+        self.needs.iter().all(|&layer| set.contains(layer))
+    }
+
+    /// `set` with this unit.
+    fn added_to(&self, set: &Set) -> Set {
+        let mut with = set.clone();
+        self.adds.iter().for_each(|&layer| with.insert(layer));
+        with
+    }
+}
+
+/// The units one after another, if no two of them are ever ready at once.
+pub(super) fn row(units: &[Unit], layers: usize) -> Option<Vec<&Unit>> {
+    let mut front = Front::start(units, layers);
+    let mut row = Vec::with_capacity(units.len());
+    while let [unit] = front.ready[..] {
+        units[unit].adds.iter().for_each(|&layer| front.set.insert(layer));
+        front.ready = front.ready_after(unit, &front.set, units);
+        row.push(&units[unit]);
+    }
+    (row.len() == units.len()).then_some(row)
+}
+
 /// Every down-set that is a union of units, each after its subsets; None if they are more than `bound`.
-pub(super) fn all(units: &[Unit], layers: usize, bound: usize) -> Option<Vec<Set>> {
+///
+/// # Errors
+/// That of `control`, if it was stopped.
+pub(super) fn all(units: &[Unit], layers: usize, bound: usize, control: &Control) -> Result<Option<Vec<Set>>> {
+    if units.len() >= bound {
+        return Ok(None);
+    }
     let start = Front::start(units, layers);
     let mut seen = FxHashSet::from_iter([start.set.clone()]);
     let mut fronts = vec![start];
     while let Some(front) = fronts.pop() {
+        control.check()?;
         for &unit in &front.ready {
-            let set = front.set.union(&units[unit].adds);
+            let set = units[unit].added_to(&front.set);
             if seen.insert(set.clone()) {
                 if seen.len() > bound {
-                    return None;
+                    return Ok(None);
                 }
                 let ready = front.ready_after(unit, &set, units);
                 fronts.push(Front { set, ready });
@@ -50,24 +87,31 @@ pub(super) fn all(units: &[Unit], layers: usize, bound: usize) -> Option<Vec<Set
     }
     let mut sets: Vec<Set> = seen.into_iter().collect();
     sets.sort_unstable_by(|one, two| one.count().cmp(&two.count()).then_with(|| one.cmp(two)));
-    Some(sets)
+    Ok(Some(sets))
 }
 
-/// The prefixes of one order of the units, chosen by beam search for the smallest sum of bytes over its cuts.
-pub(super) fn best_order(graph: &Graph, order: &[usize], wires: &Wires, units: &[Unit]) -> Vec<Set> {
+/// One order of the units, chosen by beam search for the smallest sum of bytes over its cuts.
+///
+/// # Errors
+/// That of `control`, if it was stopped.
+pub(super) fn best_order<'a>(
+    graph: &Graph,
+    order: &[usize],
+    wires: &Wires,
+    units: &'a [Unit],
+    control: &Control,
+) -> Result<Vec<&'a Unit>> {
     struct Trail {
         front: Front,
         boundary_bytes: f64,
         sum_of_boundaries: f64,
-        /// Index into the fronts one unit earlier.
-        parent: usize,
     }
     let bytes = |position: usize| graph.layers[order[position]].measured[0].activation_bytes;
     // The boundary grows by outputs that are still read outside, and shrinks by those whose last reader came in.
-    let boundary_after = |trail: &Trail, set: &Set| {
+    let boundary_after = |trail: &Trail, unit: &Unit, set: &Set| {
         let mut boundary = trail.boundary_bytes;
         let mut freed = Vec::new();
-        for position in set.iter().filter(|&position| !trail.front.set.contains(position)) {
+        for &position in unit.adds.iter().filter(|&&position| !trail.front.set.contains(position)) {
             if wires.crosses(position, set) {
                 boundary += bytes(position);
             }
@@ -77,16 +121,19 @@ pub(super) fn best_order(graph: &Graph, order: &[usize], wires: &Wires, units: &
         freed.dedup();
         boundary - freed.into_iter().filter(|&from| !wires.crosses(from, set)).map(bytes).sum::<f64>()
     };
+    let beam = (MOST_COPIED / (units.len() * order.len().div_ceil(64)).max(1)).clamp(1, BEAM);
     let start = Front::start(units, order.len());
-    let mut levels = vec![vec![Trail { front: start, boundary_bytes: 0.0, sum_of_boundaries: 0.0, parent: 0 }]];
+    let mut level = vec![Trail { front: start, boundary_bytes: 0.0, sum_of_boundaries: 0.0 }];
+    // For each unit that has entered and each trail: the trail before it, and which unit that was.
+    let mut entered: Vec<Vec<(u32, u32)>> = Vec::with_capacity(units.len());
     for _ in units {
-        let level = &levels[levels.len() - 1];
         // set -> (sum of boundaries, boundary, parent, unit)
         let mut best: FxHashMap<Set, (f64, f64, usize, usize)> = FxHashMap::default();
         for (parent, trail) in level.iter().enumerate() {
+            control.check()?;
             for &unit in &trail.front.ready {
-                let set = trail.front.set.union(&units[unit].adds);
-                let boundary = boundary_after(trail, &set);
+                let set = units[unit].added_to(&trail.front.set);
+                let boundary = boundary_after(trail, &units[unit], &set);
                 let sum = trail.sum_of_boundaries + boundary;
                 let entry = best.entry(set).or_insert((f64::INFINITY, boundary, parent, unit));
                 if sum < entry.0 {
@@ -96,28 +143,25 @@ pub(super) fn best_order(graph: &Graph, order: &[usize], wires: &Wires, units: &
         }
         let mut found: Vec<_> = best.into_iter().collect();
         found.sort_unstable_by(|(one, a), (two, b)| a.0.total_cmp(&b.0).then_with(|| one.cmp(two)));
-        found.truncate(BEAM);
-        let next = found
+        found.truncate(beam);
+        entered.push(found.iter().map(|(_, (.., parent, unit))| (*parent as u32, *unit as u32)).collect());
+        level = found
             .into_iter()
             .map(|(set, (sum_of_boundaries, boundary_bytes, parent, unit))| {
                 let ready = level[parent].front.ready_after(unit, &set, units);
-                Trail { front: Front { set, ready }, boundary_bytes, sum_of_boundaries, parent }
+                Trail { front: Front { set, ready }, boundary_bytes, sum_of_boundaries }
             })
             .collect();
-        levels.push(next);
     }
     let mut at = 0; // the last level holds the full set alone
-    let mut sets: Vec<Set> = levels
-        .iter()
-        .rev()
-        .map(|level| {
-            let trail = &level[at];
-            at = trail.parent;
-            trail.front.set.clone()
-        })
-        .collect();
-    sets.reverse();
-    sets
+    let mut chosen: Vec<&Unit> = Vec::with_capacity(units.len());
+    for level in entered.iter().rev() {
+        let (parent, unit) = level[at];
+        chosen.push(&units[unit as usize]);
+        at = parent as usize;
+    }
+    chosen.reverse();
+    Ok(chosen)
 }
 
 /// Nested states from the first to the last, one unit apart, with the smallest sum of `price`. Returns their indices.
@@ -126,8 +170,12 @@ pub(super) fn shortest_chain(sets: &[Set], units: &[Unit], price: impl Fn(usize)
     let mut best = vec![(f64::INFINITY, 0); sets.len()];
     best[0].0 = 0.0;
     for (state, set) in sets.iter().enumerate() {
-        for unit in units.iter().filter(|unit| unit.needs.is_subset(set) && !unit.adds.is_subset(set)) {
-            let after = index[&set.union(&unit.adds)];
+        for unit in units.iter().filter(|unit| unit.may_enter(set)) {
+            let with = unit.added_to(set);
+            if with == *set {
+                continue;
+            }
+            let after = index[&with];
             let sum = best[state].0 + price(after);
             if sum < best[after].0 {
                 best[after] = (sum, state);

@@ -57,7 +57,7 @@ pub(super) fn row(model: &Model) -> Vec<usize> {
     let mut row = vec![0];
     for cut in 1..model.cuts() {
         let last = row[row.len() - 1];
-        if model.begins[cut].contains(&(last as u32)) {
+        if model.is_inside(last, cut) {
             row.push(cut);
         }
     }

@@ -271,11 +271,10 @@ impl<'a> Annealing<'a> {
     fn near(&self, begin: u32, cut: u32, end: u32, random: &mut Random) -> Option<u32> {
         let distance = random.distance() * if random.below(8) == 0 { 8 } else { 1 };
         let is_ahead = random.is_heads();
-        let may_end = &self.model.begins[end as usize];
         // Larger cuts come first.
-        let at = may_end.partition_point(|&other| other > cut);
+        let at = self.model.begins_behind(end as usize, cut as usize);
         let at = if is_ahead { at.checked_sub(distance)? } else { at + distance };
-        let other = *may_end.get(at)?;
+        let other = self.model.begin_at(end as usize, at)?;
         (other > begin && (self.model.is_chain || is_nested(self.model, begin, other))).then_some(other)
     }
 
@@ -373,12 +372,11 @@ impl<'a> Annealing<'a> {
     fn split(&self, plan: &mut Sketch, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
         let (begin, end) = (plan.cuts[stage], plan.cuts[stage + 1]);
-        let may_end = &self.model.begins[end as usize];
-        let inside = may_end.partition_point(|&other| other > begin);
+        let inside = self.model.begins_behind(end as usize, begin as usize);
         if inside == 0 {
             return false;
         }
-        let cut = may_end[random.below(inside)];
+        let Some(cut) = self.model.begin_at(end as usize, random.below(inside)) else { return false };
         if !self.model.is_chain && !is_nested(self.model, begin, cut) {
             return false;
         }

@@ -69,7 +69,8 @@ impl All<'_> {
         if plan.stages.len() as u32 >= self.settings.most_stages {
             return Ok(());
         }
-        for begin in self.model.begins[end].clone() {
+        let model = self.model;
+        for begin in model.begins(end) {
             for footprint in footprints(free) {
                 let replicas: u32 = footprint.iter().map(|&(_, count)| count).sum();
                 let behind = plan.stages.first().map(StageChoice::replicas);

@@ -84,7 +84,7 @@ fn shifts(model: &Model, plan: &Candidate, eager: &[bool]) -> Vec<Neighbour> {
         change(&mut other);
         plans.push((other, eager.to_vec()));
     };
-    let nested = |begin: usize, end: usize| model.begins[end].contains(&(begin as u32));
+    let nested = |begin: usize, end: usize| model.is_inside(begin, end);
     for border in 1..plan.stages.len() {
         let (before, after) = (&plan.stages[border - 1], &plan.stages[border]);
         for distance in [1_usize, 2] {

@@ -272,6 +272,7 @@ fn questions() -> impl Strategy<Value = Question> {
     let layer = (0.1..3.0, 0.1..3.0, 0.0..500.0, 0.0..500.0).prop_map(
         |(forward_s, backward_s, activation_bytes, parameter_bytes)| Layer {
             name: "layer".into(),
+            id: String::new(),
             parameter_bytes,
             measured: vec![Measurement { forward_s, backward_s, activation_bytes, saved_bytes: activation_bytes }],
         },

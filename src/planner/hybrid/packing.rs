@@ -46,7 +46,7 @@ pub(super) struct Packing<'a> {
 impl<'a> Packing<'a> {
     pub(super) fn new(task: &'a Task<'a>) -> Self {
         let mut cuts = vec![task.model.cuts() - 1];
-        while let Some(&inner) = cuts.last().and_then(|&cut| task.model.begins[cut].first()) {
+        while let Some(inner) = cuts.last().and_then(|&cut| task.model.begins(cut).next()) {
             cuts.push(inner as usize);
         }
         cuts.reverse();

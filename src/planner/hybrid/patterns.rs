@@ -22,7 +22,7 @@ use super::sketch::{Judge, Sketch};
 use super::task::Task;
 use crate::control::Control;
 use crate::cost::network::{Cluster, Rate};
-use crate::cost::{self, Model};
+use crate::cost::{self, Model, SyncTail};
 
 /// Numbers of stages.
 const STAGES: [usize; 25] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 24, 28, 32, 40, 48, 64, 96];
@@ -54,7 +54,7 @@ pub(super) fn line(model: &Model, cut_bytes: &[f64]) -> Vec<u32> {
     let mut neighbours: Vec<u32> = Vec::new();
     for end in 1..cuts {
         neighbours.clear();
-        for &begin in model.begins[end].iter().take(LOOKED_AT) {
+        for begin in model.begins(end).take(LOOKED_AT) {
             // Larger cuts come first, so what lies inside one of these isn't next to `end`.
             if !neighbours.iter().any(|&nearer| is_nested(model, begin, nearer)) {
                 neighbours.push(begin);
@@ -74,7 +74,7 @@ pub(super) fn line(model: &Model, cut_bytes: &[f64]) -> Vec<u32> {
 
 /// Whether a stage may lie between two cuts.
 pub(super) fn is_nested(model: &Model, begin: u32, end: u32) -> bool {
-    begin < end && model.begins[end as usize].binary_search_by(|other| begin.cmp(other)).is_ok()
+    model.is_inside(begin as usize, end as usize)
 }
 
 /// How devices are shared out.
@@ -347,6 +347,7 @@ impl<'a> Patterns<'a> {
             let last = self.line[end] as usize;
             // Down to the first cut with which the stage keeps the limit, but each stage in front needs a layer, too.
             reached.clear();
+            let mut sync = SyncTail::new(self.model, totals, speed, shape.syncs[stage], overlap);
             let mut sync_s = 0.0;
             let mut begin = end;
             while begin > stage {
@@ -360,9 +361,7 @@ impl<'a> Patterns<'a> {
                     break;
                 }
                 if shape.replicas[stage] > 1 {
-                    let layers = self.layers[begin].iter().copied();
-                    let rate = shape.syncs[stage];
-                    sync_s = cost::extend_sync(self.model, totals, speed, layers, rate, overlap, sync_s);
+                    sync_s = sync.extend(self.layers[begin].iter().copied());
                 }
                 if micro * work_s + sync_s >= limit_s {
                     break;

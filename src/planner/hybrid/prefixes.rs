@@ -11,7 +11,7 @@ use super::settings::largest_window;
 use super::task::Task;
 use crate::control::Control;
 use crate::cost::network::{Machine, Rate};
-use crate::cost::{self, Totals};
+use crate::cost::{self, SyncTail, Totals};
 
 /// More devices than this are rounded up to one of as many levels, ...
 const MOST_LEVELS: u32 = 192;
@@ -221,9 +221,8 @@ impl Reach {
             if speed > 0.0 { f64::INFINITY } else { fewest }
         };
         let mut entries = 0;
-        let of_cut = (0..task.model.cuts())
-            .map(|cut| {
-                let below_s: f64 = task.model.layers_between(0, cut).map(|layer| work_s[layer as usize]).sum();
+        let of_cut = (task.model.sums_below(&work_s).into_iter())
+            .map(|below_s| {
                 let left = (all - fewest(whole_s - below_s)).max(0.0);
                 let needed = fewest(below_s);
                 let most = levels.partition_point(|&level| f64::from(level) < left).min(levels.len() - 1);
@@ -481,15 +480,14 @@ impl Sources<'_> {
     /// About how many stages, with numbers of devices in front of them, a table looks at.
     fn work(&self) -> f64 {
         let model = self.task.model;
-        let pairs: usize = model.begins.iter().map(Vec::len).sum();
-        let every = (pairs * self.splits.len()).div_ceil(GUESSED).max(1);
+        let every = (model.pairs() * self.splits.len()).div_ceil(GUESSED).max(1);
         let mut work = 0;
         for end in (1..model.cuts()).rev().step_by(every) {
             let (lowest, highest, _) = self.reach.of_cut[end];
             for split in &self.splits {
                 let totals = &self.task.totals[split.share as usize];
                 let levels = (highest + 1).saturating_sub(split.first.max(lowest));
-                for &begin in if levels == 0 { &[] } else { model.begins[end].as_slice() } {
+                for begin in model.begins(if levels == 0 { 0 } else { end }) {
                     if self.is_short(totals, begin as usize, end) {
                         work += levels;
                     } else if model.is_chain {
@@ -520,8 +518,9 @@ impl Sources<'_> {
                 each.fold(f64::INFINITY, f64::min)
             })
             .collect();
-        let last = task.model.cuts() - 1;
-        (0..=last).map(|cut| task.model.layers_between(cut, last).map(|layer| least_s[layer as usize]).sum()).collect()
+        let below_s = task.model.sums_below(&least_s);
+        let whole_s = below_s[below_s.len() - 1];
+        below_s.into_iter().map(|below_s| whole_s - below_s).collect()
     }
 
     /// Whether so many stages may lie behind a cut, none of them at work for as long as the threshold.
@@ -541,7 +540,7 @@ impl Sources<'_> {
         self.splits.iter().any(|split| {
             let totals = &task.totals[split.share as usize];
             (1..task.model.cuts()).any(|end| {
-                task.model.begins[end].iter().any(|&begin| {
+                task.model.begins(end).any(|begin| {
                     let begin = begin as usize;
                     let work_s = totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end]
                         - totals.backward_s[begin];
@@ -590,14 +589,14 @@ impl Sources<'_> {
             let (lowest, highest, _) = reach.of_cut[end];
             for split in &self.splits {
                 let totals = &task.totals[split.share as usize];
-                let mut syncs: Vec<(Rate, f64)> = Vec::new();
+                let mut syncs: Vec<(Rate, SyncTail<'_>, f64)> = Vec::new();
                 for way in &split.ways {
-                    if syncs.iter().all(|&(rate, _)| rate != way.sync) {
-                        syncs.push((way.sync, 0.0));
+                    if syncs.iter().all(|&(rate, ..)| rate != way.sync) {
+                        syncs.push((way.sync, SyncTail::new(model, totals, self.slowest, way.sync, overlap), 0.0));
                     }
                 }
                 let mut begun = end;
-                for &begin in &model.begins[end] {
+                for begin in model.begins(end) {
                     let begin = begin as usize;
                     let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / self.speed;
                     let mut backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / self.speed;
@@ -611,10 +610,9 @@ impl Sources<'_> {
                         }
                         continue;
                     }
-                    for (rate, sync_s) in &mut syncs {
+                    for (rate, tail, sync_s) in &mut syncs {
                         if model.is_chain {
-                            let layers = model.layers_between(begin, begun);
-                            *sync_s = cost::extend_sync(model, totals, self.slowest, layers, *rate, overlap, *sync_s);
+                            *sync_s = tail.extend(model.layers_between(begin, begun));
                         } else if self.splits.len() * cuts <= MOST_SYNCED {
                             *sync_s = cost::sync_s(model, totals, self.slowest, (begin, end), *rate, overlap);
                         }
@@ -634,7 +632,7 @@ impl Sources<'_> {
                         let Rate { s_per_byte, latency_s } = way.transfer;
                         let transfer_s = if is_last { 0.0 } else { bytes * s_per_byte + latency_s };
                         let sync_s =
-                            syncs.iter().find(|(rate, _)| *rate == way.sync).map_or(0.0, |&(_, sync_s)| sync_s);
+                            syncs.iter().find(|(rate, ..)| *rate == way.sync).map_or(0.0, |&(_, _, sync_s)| sync_s);
                         let stage =
                             FrontStage::new(forward_s, backward_s, sync_s, transfer_s, window, task.micro_batches);
                         for level in split.first.max(lowest)..=highest {

@@ -19,7 +19,7 @@ use super::settings::largest_window;
 use super::space::{Move, Placing, Space};
 use super::task::Task;
 use crate::control::Control;
-use crate::cost;
+use crate::cost::{self, SyncTail};
 
 /// Up to this many devices, suffixes are told apart however little they differ.
 const EXACT_DEVICES: u32 = 16;
@@ -184,8 +184,10 @@ impl<S: Placing> Pass<'_, '_, S> {
             let Some(situation) = self.space.after(label.situation, choice) else { continue };
             let (free, room) = (self.space.free(situation), choice.room);
             // In a chain the stage grows by one cut at a time, and so does its synchronisation.
-            let (mut sync_s, mut begun) = (0.0, end);
-            for &begin in &model.begins[end] {
+            let overlap = self.task.settings.overlap_sync;
+            let mut sync = SyncTail::new(model, totals, choice.speed, choice.sync, overlap);
+            let mut begun = end;
+            for begin in model.begins(end) {
                 tries += 1;
                 let begin = begin as usize;
                 if begin > 0 && free == 0 {
@@ -207,14 +209,13 @@ impl<S: Placing> Pass<'_, '_, S> {
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }
-                let overlap = self.task.settings.overlap_sync;
-                if model.is_chain {
+                let sync_s = if model.is_chain {
                     let layers = model.layers_between(begin, begun);
-                    sync_s = cost::extend_sync(model, totals, choice.speed, layers, choice.sync, overlap, sync_s);
                     begun = begin;
+                    sync.extend(layers)
                 } else {
-                    sync_s = cost::sync_s(model, totals, choice.speed, (begin, end), choice.sync, overlap);
-                }
+                    cost::sync_s(model, totals, choice.speed, (begin, end), choice.sync, overlap)
+                };
                 let memory = &self.task.settings.memory;
                 let least = least.max(label.window);
                 let largest = |replicas, memory_bytes| {
