@@ -27,11 +27,21 @@ pub fn evaluate(
         .map(|(begin, footprint)| StageChoice { begin, end: begin + 1, footprint, window: 1 })
         .collect();
     let mut pricer = Pricer::new(model, cluster, settings);
-    let mut best: Option<(bool, Candidate, Priced)> = None;
+    let plan = fastest(&mut pricer, &stages, &Control::default())?;
+    let priced = pricer.price(&plan)?;
+    Ok((plan, priced))
+}
+
+/// The fastest plan with these stages, whatever their windows, that fits memory; if none does, the fastest with the least
+/// windows.
+pub(super) fn fastest(pricer: &mut Pricer<'_>, stages: &[StageChoice], control: &Control) -> Result<Candidate> {
+    let settings = pricer.settings;
+    let mut best: Option<(bool, f64, Candidate)> = None;
+    let mut fitting: Vec<(f64, Candidate)> = Vec::new();
     let mut refused = None;
     for &micro_batch in &settings.micro_batch_sizes {
         for &recompute in &settings.recompute {
-            let mut plan = Candidate { micro_batch, recompute, stages: stages.clone() };
+            let mut plan = Candidate { micro_batch, recompute, stages: stages.to_vec() };
             let windows = match pricer.windows(&plan, &vec![true; stages.len()]) {
                 Err(error) => {
                     refused = Some(error);
@@ -45,22 +55,24 @@ pub fn evaluate(
                 (1..=stages.len() as u32).rev().map(|from_end| settings.windows(from_end, micro_batches).0).collect()
             });
             plan.stages.iter_mut().zip(windows).for_each(|(stage, window)| stage.window = window);
-            let priced = pricer.price(&plan)?;
-            let better =
-                best.as_ref().is_none_or(|(best_fits, _, best)| (!fits, priced.step_s) < (!best_fits, best.step_s));
-            if better {
-                best = Some((fits, plan, priced));
+            let step_s = pricer.price(&plan)?.step_s;
+            if fits {
+                fitting.push((step_s, plan.clone()));
+            }
+            if best.as_ref().is_none_or(|(best_fits, best_s, _)| (!fits, step_s) < (!best_fits, *best_s)) {
+                best = Some((fits, step_s, plan));
             }
         }
     }
     match (best, refused) {
         // Other schedules leave no choice of warm-up.
-        (Some((true, plan, priced)), _) if settings.warm_up == WarmUp::Eager => {
-            let (_, plan) = improve_warm_ups(&mut pricer, (priced.step_s, plan), WHOLE, &Control::default());
-            let priced = pricer.price(&plan)?;
-            Ok((plan, priced))
+        (Some((true, step_s, plan)), _) if settings.warm_up == WarmUp::Eager => {
+            fitting.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let best = (fitting.iter())
+                .fold((step_s, plan), |best, plan| improve_warm_ups(pricer, best, plan, WHOLE, control));
+            Ok(best.1)
         }
-        (Some((_, plan, priced)), _) => Ok((plan, priced)),
+        (Some((.., plan)), _) => Ok(plan),
         (None, Some(error)) => Err(error),
         (None, None) => Err(Error::argument("there is no micro-batch size to choose from", "give one")),
     }

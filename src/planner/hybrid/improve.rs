@@ -5,6 +5,9 @@ use super::price::{Candidate, Pricer};
 use crate::control::Control;
 use crate::cost::Model;
 
+/// Stages of which all warm-ups are tried: 256 plans.
+const MOST_PATTERNS: usize = 8;
+
 /// A plan with which of its stages run ahead farther than they must.
 type Neighbour = (Candidate, Vec<bool>);
 
@@ -23,14 +26,45 @@ pub(super) fn improve(
     })
 }
 
-/// As [`improve`], with the stages as they are: one stage's warm-up at a time.
+/// The better of `best` and a plan with the stages of `plan`, of which some run ahead: of a few stages the best of all
+/// such plans, of more the one that changing one stage's warm-up at a time leads to.
 pub(super) fn improve_warm_ups(
     pricer: &mut Pricer<'_>,
-    start: (f64, Candidate),
+    best: (f64, Candidate),
+    plan: &(f64, Candidate),
     effort: Effort,
     control: &Control,
 ) -> (f64, Candidate) {
-    climb(pricer, start, effort, control, warm_ups)
+    let count = plan.1.stages.len();
+    if count > MOST_PATTERNS {
+        let found = climb(pricer, plan.clone(), effort, control, warm_ups);
+        return if found.0 < best.0 { found } else { best };
+    }
+    let mut best = best;
+    let mut tried: Vec<Vec<u32>> = Vec::new();
+    let until = pricer.actions + effort.actions;
+    for pattern in 0..1_u32 << count {
+        if pricer.actions >= until || control.should_stop() {
+            break;
+        }
+        let eager: Vec<bool> = (0..count).map(|stage| pattern >> stage & 1 == 1).collect();
+        let Ok(Some(windows)) = pricer.windows(&plan.1, &eager) else { continue };
+        if tried.contains(&windows) {
+            continue;
+        }
+        let mut other = plan.1.clone();
+        other.stages.iter_mut().zip(&windows).for_each(|(stage, &window)| stage.window = window);
+        tried.push(windows);
+        // Below this difference two sums of the same times differ by rounding alone.
+        let limit_s = best.0 * (1.0 - 1e-12);
+        if pricer.path_s(&other).is_ok_and(|path_s| path_s < limit_s)
+            && let Ok(priced) = pricer.price(&other)
+            && priced.step_s < limit_s
+        {
+            best = (priced.step_s, other);
+        }
+    }
+    best
 }
 
 /// Takes the best of all neighbours until none helps or that took enough effort.

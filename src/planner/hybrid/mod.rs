@@ -412,7 +412,7 @@ impl<'a> Search<'a> {
         let lower_bound_s = self.lower_bound_s();
         let compact_bound_s = (!self.is_exact()).then(|| self.searched_bound_s());
         let stopped = self.stopped();
-        let Some((_, plan)) = self.best else {
+        let Some((step_s, mut plan)) = self.best else {
             return Err(if self.control.should_stop() {
                 self.control.error()
             } else {
@@ -420,10 +420,18 @@ impl<'a> Search<'a> {
                 Error::infeasible(what, "use more devices, or devices with more memory")
             });
         };
+        // What whoever prices these stages would choose for them.
+        if !self.control.should_stop() {
+            let other = evaluate::fastest(&mut self.pricer, &plan.stages, self.control)?;
+            if self.pricer.price(&other)?.step_s < step_s {
+                plan = other;
+            }
+        }
+        let priced = self.pricer.price(&plan)?;
         Ok(Answer {
-            priced: self.pricer.price(&plan)?,
-            plan,
             lower_bound_s,
+            priced,
+            plan,
             compact_bound_s,
             stopped,
             labels: self.labels + self.relaxed_labels,

@@ -98,7 +98,7 @@ pub struct Priced {
 pub struct Pricer<'a> {
     model: &'a Model,
     cluster: &'a Cluster,
-    settings: &'a Settings,
+    pub(super) settings: &'a Settings,
     sweep: Sweep,
     totals: rustc_hash::FxHashMap<u32, Totals>,
     /// How many plans were simulated.

@@ -1,0 +1,108 @@
+"""How far stages run ahead: `evaluate` finds the best of what the planner may choose, and agrees with it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+import hpgo
+
+
+def pipeline(seed: int) -> tuple[hpgo.Plan, int]:
+    """A straight pipeline, as priced, and its number of micro-batches; links with latency make windows matter."""
+    rng = random.Random(f"windows {seed}")
+    count = rng.randint(2, 5)
+    profile = hpgo.Profile.chain(
+        "chain",
+        batch_size=1,
+        forward_s=[rng.choice([0.2, 0.5, 1, 2]) * rng.uniform(0.9, 1.1) for _ in range(count)],
+        backward_s=[rng.choice([0.2, 1, 2]) * rng.uniform(0.9, 1.1) for _ in range(count)],
+        activation_bytes=[rng.choice([1e6, 1e8, 1e9, 2e9]) * rng.uniform(0.5, 1) for _ in range(count)],
+        parameter_bytes=[rng.choice([0, 1e8, 1e9]) for _ in range(count)],
+    )
+    cluster = hpgo.Cluster.of(
+        nodes=count,
+        devices_per_node=1,
+        intra_gbit_s=100,
+        inter_gbit_s=rng.choice([5, 20, 100]),
+        latency=rng.choice([0, 0.3, 1.0]),
+        memory=rng.choice([20e9, 40e9, 100e9]),
+    )
+    micro_batches = rng.choice([4, 6, 8, 12])
+    stages = [(1, [device]) for device in range(count)]
+    plan = hpgo.evaluate(profile, cluster, stages, global_batch_size=micro_batches, micro_batch_size=1)
+    return plan, micro_batches
+
+
+def with_windows(plan: hpgo.Plan, windows: list[int]) -> hpgo.Plan:
+    stages = (replace(stage, in_flight=window) for stage, window in zip(plan.stages, windows, strict=True))
+    return replace(plan, stages=tuple(stages)).reprice()
+
+
+def choices(plan: hpgo.Plan, micro_batches: int) -> list[list[int]]:
+    """For each stage the least window or the largest that fits, and none below the next one."""
+    count = len(plan.stages)
+    found = []
+    for eager in product([False, True], repeat=count):
+        windows: list[int] = []
+        for index in reversed(range(count)):
+            from_end = count - index
+            least = max(min(from_end, micro_batches), *(windows[:1] or [1]))
+            most = max(least, min(2 * from_end - 1, micro_batches)) if eager[index] else least
+            stage = plan.stages[index]
+
+            def fits(window: int, stage: hpgo.Stage = stage) -> bool:
+                held = stage.memory.total_bytes - stage.memory.activations_bytes + window * stage.memory.kept_bytes
+                return held <= stage.capacity_bytes
+
+            while most > least and not fits(most):
+                most -= 1
+            windows.insert(0, most)
+            if not fits(most):
+                break
+        else:
+            found.append(windows)
+    return found
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_the_best_windows_are_found_for_given_stages(block: int) -> None:
+    compared = 0
+    for seed in range(30 * block, 30 * block + 30):
+        plan, micro_batches = pipeline(seed)
+        if not plan.fits:
+            continue
+        given = [with_windows(plan, windows) for windows in choices(plan, micro_batches)]
+        best_s = min(other.step_s for other in given if other.fits)
+        assert plan.step_s == pytest.approx(best_s, rel=1e-12), seed
+        compared += 1
+    assert compared > 10
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "eager_1f1b", "gpipe"])
+def test_a_plan_priced_once_more_takes_as_long(schedule: str) -> None:
+    for seed in range(40):
+        rng = random.Random(f"again {seed}")
+        count = rng.randint(3, 8)
+        column = lambda low, high: [rng.uniform(low, high) for _ in range(count)]  # noqa: B023, E731
+        profile = hpgo.Profile.chain(
+            "chain",
+            batch_size=1,
+            forward_s=column(0.2, 2),
+            backward_s=column(0.2, 3),
+            activation_bytes=column(1e6, 2e9),
+            parameter_bytes=column(0, 2e9),
+        )
+        rate, memory = rng.choice([5, 25, 100]), rng.choice([16e9, 32e9, 64e9])
+        cluster = hpgo.Cluster.of(nodes=2, devices_per_node=3, intra_gbit_s=100, inter_gbit_s=rate, memory=memory)
+        try:
+            plan = hpgo.plan(profile, cluster, global_batch_size=12, schedule=schedule)
+        except hpgo.InfeasibleError:
+            continue
+        stages = [(stage.layers, stage.devices) for stage in plan.stages]
+        again = hpgo.evaluate(profile, cluster, stages, global_batch_size=12, schedule=schedule)
+        assert again.step_s == pytest.approx(plan.step_s, rel=1e-12), seed
+        assert plan.reprice().step_s == plan.step_s
