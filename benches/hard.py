@@ -270,10 +270,14 @@ LABELS = (
 
 
 def compared(before: dict[str, Row], after: dict[str, Row], best: dict[str, Row]) -> list[str]:
-    """Both columns, over the seeds that each file has."""
-    numbered = [{name: found for name, found in rows.items() if name.isdigit()} for rows in (before, after)]
-    columns = [summary(rows, best) if rows else ["-"] * len(LABELS) for rows in numbered]
-    return markdown(["", "before", "after"], [list(cells) for cells in zip(LABELS, *columns, strict=True)])
+    """What each file comes to, over its seeds; and the first one over those that both have, if it has others."""
+    first, second = ({name: found for name, found in rows.items() if name.isdigit()} for rows in (before, after))
+    both = {name: found for name, found in first.items() if name in second}
+    columns = {"before": first, "before, on the questions asked after": both, "after": second}
+    if len(both) in {0, len(first)}:
+        del columns["before, on the questions asked after"]
+    cells = [summary(rows, best) if rows else ["-"] * len(LABELS) for rows in columns.values()]
+    return markdown(["", *columns], [list(row) for row in zip(LABELS, *cells, strict=True)])
 
 
 def cases(before: dict[str, Row], after: dict[str, Row], best: dict[str, Row]) -> list[str]:
