@@ -110,10 +110,10 @@ const SHORT: Effort = Effort {
 
 /// For the bound over all placements.
 const RELAXED: Effort = Effort {
-    labels: 1_000_000,
-    tries: 300_000_000,
-    labels_of_pass: 200_000,
-    tries_of_pass: 40_000_000,
+    labels: 600_000,
+    tries: 150_000_000,
+    labels_of_pass: 100_000,
+    tries_of_pass: 25_000_000,
     improved: 0,
     actions: 0,
 };

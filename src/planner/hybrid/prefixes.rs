@@ -175,6 +175,8 @@ pub(super) struct Prefixes {
     rooms: usize,
     /// One table for each number of stages behind the cut, the last one for more.
     least: Vec<Vec<Least>>,
+    /// For each cut, what all micro-batches keep devices of speed 1 busy with in front of it, at least.
+    busy_s: Vec<f64>,
 }
 
 /// Which numbers of devices tables are made for, and where their entries are.
@@ -406,7 +408,11 @@ impl Prefixes {
             least.push(sources.table(windows, exactly, least.last(), control)?);
         }
         least.reverse();
-        Some(Self { reach: sources.reach, rooms: sources.rooms, least })
+        let (work_s, count) = (least_work_s(task), f64::from(task.micro_batches));
+        let busy_s = (0..model.cuts())
+            .map(|cut| count * model.layers_between(0, cut).map(|layer| work_s[layer as usize]).sum::<f64>())
+            .collect();
+        Some(Self { reach: sources.reach, rooms: sources.rooms, least, busy_s })
     }
 
     fn at(&self, cut: usize, free: u32, room: Option<u32>, behind: u32) -> &Least {
@@ -432,6 +438,11 @@ impl Prefixes {
     /// infinite if none fit.
     pub(super) fn trip_s(&self, cut: usize, free: u32, room: Option<u32>, behind: u32) -> f64 {
         self.at(cut, free, room, behind).trip_s
+    }
+
+    /// No plan is shorter whose stages in front of a cut have devices that do so much together, against one of speed 1.
+    pub(super) fn busy_s(&self, cut: usize, free_speed: f64) -> f64 {
+        if cut == 0 { 0.0 } else { self.busy_s[cut] / free_speed * (1.0 - 1e-12) }
     }
 
     /// No plan that ends in a suffix with these paths is shorter.

@@ -167,6 +167,16 @@ impl Placing for Relaxed {
         self.situations[situation as usize].0[0]
     }
 
+    fn free_speed(&self, situation: u32) -> f64 {
+        // The first kind of each speed has all devices that are as fast; each adds what it is faster than the one before.
+        let (mut all, mut slower) = (0.0, 0.0);
+        for (kind, &free) in self.kinds.iter().zip(&self.situations[situation as usize].0) {
+            all += (kind.speed - slower) * f64::from(free);
+            slower = kind.speed;
+        }
+        all
+    }
+
     fn moves(&mut self, situation: u32) -> Arc<[Move]> {
         let last = self.situations[situation as usize].1;
         if let Some(moves) = self.moves.get(&last) {

@@ -183,6 +183,7 @@ impl<S: Placing> Pass<'_, '_, S> {
             let totals = &self.task.totals[share as usize];
             let Some(situation) = self.space.after(label.situation, choice) else { continue };
             let (free, room) = (self.space.free(situation), choice.room);
+            let free_speed = self.space.free_speed(situation);
             // In a chain the stage grows by one cut at a time, and so does its synchronisation.
             let overlap = self.task.settings.overlap_sync;
             let mut sync = SyncTail::new(model, totals, choice.speed, choice.sync, overlap);
@@ -203,6 +204,10 @@ impl<S: Placing> Pass<'_, '_, S> {
                     if model.is_chain {
                         break;
                     }
+                    continue;
+                }
+                let busy_s = prefixes.busy_s(begin, free_speed);
+                if busy_s >= threshold_s {
                     continue;
                 }
                 let ahead_s = prefixes.trip_s(begin, free, room, stages);
@@ -246,7 +251,7 @@ impl<S: Placing> Pass<'_, '_, S> {
                     };
                     let paths = label.paths.extend(&stage, label.window, self.task.micro_batches);
                     let paths = if grid_s > 0.0 { paths.rounded_down(grid_s) } else { paths };
-                    let bound_s = prefixes.bound_s(&paths, begin, free, room, stages);
+                    let bound_s = prefixes.bound_s(&paths, begin, free, room, stages).max(busy_s);
                     if bound_s < threshold_s {
                         if begin == 0 && !S::IS_REAL {
                             self.threshold_s = self.threshold_s.min(bound_s);

@@ -77,6 +77,9 @@ pub(super) trait Placing {
     /// Free devices in a situation; situation 0 is the empty cluster.
     fn free(&self, situation: u32) -> u32;
 
+    /// What these do together, against a device of speed 1, at most.
+    fn free_speed(&self, situation: u32) -> f64;
+
     /// Every move from a situation, fewest replicas first.
     fn moves(&mut self, situation: u32) -> Arc<[Move]>;
 
@@ -293,6 +296,11 @@ impl Placing for Space<'_> {
 
     fn free(&self, situation: u32) -> u32 {
         self.free[situation as usize]
+    }
+
+    fn free_speed(&self, situation: u32) -> f64 {
+        let each = |group: &Group| f64::from(group.free * group.count) * self.classes[usize::from(group.class)].2;
+        self.situations[situation as usize].iter().map(each).sum()
     }
 
     fn moves(&mut self, situation: u32) -> Arc<[Move]> {
