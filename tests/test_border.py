@@ -79,7 +79,7 @@ def test_every_record_has_the_fields_that_the_stub_says(monkeypatch: pytest.Monk
         "closest_plan": _core.closest_plan(QUESTION, None),
         "exhaustive": _core.exhaustive(QUESTION),
         "evaluate": _core.evaluate(QUESTION, [([0, 1], [0, 1])]),
-        "chunked_plan": _core.chunked_plan(FOUR, "interleaved", [2], None, None),
+        "chunked_plan": _core.chunked_plan(FOUR, "interleaved", [2], [1, 2], None, None),
         "evaluate_orders": _core.evaluate_orders(QUESTION, [([0], [0]), ([1], [1])], ORDERS),
         "build_schedule": _core.build_schedule("1f1b", request),
         "read_schedule": _core.read_schedule("mine", ORDERS.to_text()),

@@ -104,12 +104,12 @@ def test_plans_of_orders_that_are_fitted_to_times_are_as_good_as_all_cuts(name: 
 
 
 def balanced(seconds: list[float], stages: int) -> tuple[int, ...]:
-    """Layers of each stage, so that the longest stage is as short as it can be."""
+    """Layers of each stage, so that the longest stage is as short as it can be; the first stages take what they can."""
     before = [0.0, *accumulate(seconds)]
 
-    def longest(counts: tuple[int, ...]) -> float:
+    def longest(counts: tuple[int, ...]) -> tuple[float, list[int]]:
         ends = (0, *accumulate(counts))
-        return max(before[end] - before[begin] for begin, end in pairwise(ends))
+        return round(max(before[end] - before[begin] for begin, end in pairwise(ends)), 9), [-end for end in ends]
 
     return min(cuts(len(seconds), stages), key=longest)
 

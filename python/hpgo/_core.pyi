@@ -231,6 +231,7 @@ def chunked_plan(
     question: Question,
     name: str,
     chunks: Sequence[int],
+    sizes: Sequence[int],
     deadline_s: float | None,
     progress: Callable[[float, float], object] | None,
 ) -> tuple[PlanRecord, ScheduleRecord, ChunkedRecord]: ...

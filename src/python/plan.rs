@@ -316,20 +316,21 @@ fn evaluate(
     priced.map_err(|error| to_py_err(py, &error))
 }
 
-/// The best plan found that runs `chunks` stages on each device by the schedule `name`, and its orders; one that doesn't
-/// fit if none was found that does.
+/// The best plan found that runs `chunks` stages on each device by the schedule `name`, with micro-batches of `sizes`, and
+/// its orders; one that doesn't fit if none was found that does.
 #[pyfunction]
 fn chunked_plan<'py>(
     py: Python<'py>,
     question: QuestionRecord,
     name: &str,
     chunks: Vec<u32>,
+    sizes: Vec<u32>,
     deadline_s: Option<f64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<(PlanRecord, Built<'py>, ChunkedRecord)> {
     let (plan, orders, facts) = answer(py, question, deadline_s, progress.as_ref(), true, |asked| {
         let &Asked { states, model, cluster, settings, control } = asked;
-        let answer = chunked::plan(model, cluster, settings, name, &chunks, control)?;
+        let answer = chunked::plan(model, cluster, settings, name, &chunks, &sizes, control)?;
         let facts = ChunkedRecord {
             lower_bound_s: answer.lower_bound_s,
             one_order: match states.cuts() {

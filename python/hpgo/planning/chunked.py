@@ -57,9 +57,9 @@ def best_of(
     Micro-batches of sizes near `near_size` are tried, see `near`, which is asked if it is None. Raises InfeasibleError
     if there is no cut into so many stages, HpgoError if the time was up before there was any plan.
     """
-    few = sizes(question, near(question, clock) if near_size is None else near_size)
-    asked = replace(question, schedule="1f1b", micro_batch_sizes=tuple(sorted(few)))
-    found, record, facts = _core.chunked_plan(asked, name, CHUNKED[name], clock.left_s(), progress)
+    few = sorted(sizes(question, near(question, clock) if near_size is None else near_size))
+    asked = replace(question, schedule="1f1b")
+    found, record, facts = _core.chunked_plan(asked, name, CHUNKED[name], few, clock.left_s(), progress)
     clock.stopped = facts["stopped"] or clock.stopped
     plan = _plan(question, name, found, built(record))
     plan = replace(

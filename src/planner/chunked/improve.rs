@@ -4,12 +4,13 @@
 //! are kicked and it begins anew, from the best plan so far; orders that are fitted to times are fitted again. Effort is
 //! counted in actions, and chance starts from the same seed, so the answer is the same on every machine.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::control::Control;
 use crate::cost::network::Cluster;
 use crate::cost::{Model, Totals};
-use crate::planner::hybrid::Settings;
+use crate::error::Result;
+use crate::planner::hybrid::{Settings, StagePrice};
 use crate::schedule::{Family, Request, Schedule};
 use crate::simulate::Sweep;
 
@@ -22,7 +23,9 @@ const OVERHEAD: u64 = 300;
 /// A score is smaller only if it is so by this part; less is rounding.
 const SMALLER: f64 = 1e-9;
 /// How far a border moves at once.
-const STRIDES: [isize; 6] = [1, -1, 2, -2, 5, -5];
+const STRIDES: [isize; 8] = [1, -1, 2, -2, 5, -5, 12, -12];
+/// Fitting orders takes about as long as so many trials.
+const FITTING: u64 = 20;
 /// Trials that it remembers at once.
 const MOST_KNOWN: usize = 50_000;
 /// Kicks without success after which it rests.
@@ -66,6 +69,8 @@ pub(super) struct Improver<'a> {
     sweep: Sweep,
     /// Scores of trials that were run in `orders`; `None` for those that can't be.
     known: FxHashMap<Trial, Option<f64>>,
+    /// Trials that orders were fitted to for nothing.
+    fitted: FxHashSet<Trial>,
     now: (Trial, f64),
     best: Best,
     random: u64,
@@ -78,8 +83,6 @@ struct Best {
     trial: Trial,
     orders: Schedule,
     run: Run,
-    /// Whether orders were fitted to its times.
-    is_fitted: bool,
 }
 
 impl<'a> Improver<'a> {
@@ -130,8 +133,9 @@ impl<'a> Improver<'a> {
             replicas: trial.replicas.clone(),
             sweep,
             known: FxHashMap::default(),
+            fitted: FxHashSet::default(),
             now: (trial.clone(), run.score()),
-            best: Best { trial, orders: orders.clone(), run, is_fitted: true },
+            best: Best { trial, orders: orders.clone(), run },
             orders,
             shape,
             random: 0x9E37_79B9_7F4A_7C15,
@@ -152,12 +156,19 @@ impl<'a> Improver<'a> {
         let mut left = effort;
         while self.kicks <= MOST_KICKS && left >= each && !control.should_stop() {
             let before = self.best.run.score();
-            self.descend(each, &mut left, control);
-            self.fit(control);
+            loop {
+                self.descend(each, &mut left, control);
+                if !self.fit(each, &mut left, control) {
+                    break;
+                }
+            }
             if self.best.run.score() < before * (1.0 - SMALLER) {
                 self.kicks = 0;
             }
             self.now = (self.best.trial.clone(), self.best.run.score());
+            if self.orders != self.best.orders {
+                self.run_in(self.best.orders.clone());
+            }
             self.kick();
             self.kicks += 1;
         }
@@ -204,56 +215,76 @@ impl<'a> Improver<'a> {
 
     /// Runs a trial and keeps it if it is the best.
     fn simulate(&mut self, trial: &Trial) -> Option<f64> {
+        let stages = self.stages(trial).ok()?;
+        let found = run(&self.orders, &self.peaks, stages, self.shape.recompute, &mut self.sweep).ok()?;
+        self.simulated += 1;
+        let score = found.score();
+        if found.is_better_than(&self.best.run) {
+            self.best = Best { trial: trial.clone(), orders: self.orders.clone(), run: found };
+        }
+        Some(score)
+    }
+
+    /// Fits orders to the plan at hand, where they look at times, and says whether it is better for that.
+    fn fit(&mut self, each: u64, left: &mut u64, control: &Control) -> bool {
+        if !self.family.options.contains(&"durations")
+            || *left < FITTING * each
+            || !self.fitted.insert(self.now.0.clone())
+        {
+            return false;
+        }
+        *left -= FITTING * each;
+        let (trial, score) = self.now.clone();
+        let Ok(stages) = self.stages(&trial) else { return false };
+        let request = Request {
+            chunks: Some(self.shape.chunks),
+            durations: Some(durations(&stages, self.shape.recompute)),
+            ..Request::new(self.shape.replicas.len() as u32, self.asked.2.global_batch / self.shape.micro_batch)
+        };
+        let Ok(fitted) = self.family.build_under(&request, control) else { return false };
+        if fitted == self.orders {
+            return false;
+        }
+        let before = self.run_in(fitted);
+        let Some(score) = self.score(&trial).filter(|fitted| *fitted < score * (1.0 - SMALLER)) else {
+            self.run_in(before);
+            return false;
+        };
+        self.now.1 = score;
+        true
+    }
+
+    /// Runs trials in other orders from now on; returns those that it ran them in.
+    fn run_in(&mut self, orders: Schedule) -> Schedule {
+        self.peaks = Peaks::of(&orders);
+        self.known.clear();
+        self.fitted.clear();
+        std::mem::replace(&mut self.orders, orders)
+    }
+
+    /// Prices the stages of a trial.
+    fn stages(&mut self, trial: &Trial) -> Result<Vec<StagePrice>> {
         if trial.replicas != self.replicas {
             self.prices = prices(self.asked, &self.orders.rank_of_stage, &self.line, &self.shape, &trial.replicas);
             self.replicas.clone_from(&trial.replicas);
         }
         let cuts: Vec<usize> = trial.ends.iter().map(|&end| self.row[end]).collect();
-        let stages = self.prices.of(&cuts).ok()?;
-        let found = run(&self.orders, &self.peaks, stages, self.shape.recompute, &mut self.sweep).ok()?;
-        self.simulated += 1;
-        let score = found.score();
-        if found.is_better_than(&self.best.run) {
-            self.best = Best { trial: trial.clone(), orders: self.orders.clone(), run: found, is_fitted: false };
-        }
-        Some(score)
+        self.prices.of(&cuts)
     }
 
-    /// Fits orders to the best plan, where they look at times, and keeps them if they are better for it.
-    fn fit(&mut self, control: &Control) {
-        if !self.family.options.contains(&"durations") || self.best.is_fitted {
-            return;
-        }
-        self.best.is_fitted = true;
-        let durations = durations(&self.best.run.stages, self.shape.recompute);
-        let request = Request {
-            chunks: Some(self.shape.chunks),
-            durations: Some(durations),
-            ..Request::new(self.shape.replicas.len() as u32, self.asked.2.global_batch / self.shape.micro_batch)
-        };
-        let Ok(fitted) = self.family.build_under(&request, control) else { return };
-        if fitted == self.orders {
-            return;
-        }
-        let peaks = std::mem::replace(&mut self.peaks, Peaks::of(&fitted));
-        let orders = std::mem::replace(&mut self.orders, fitted);
-        let trial = self.best.trial.clone();
-        self.simulate(&trial);
-        if self.best.is_fitted {
-            (self.peaks, self.orders) = (peaks, orders); // they were no better
-        } else {
-            self.known.clear();
-        }
-        self.best.is_fitted = true;
-    }
-
-    /// Moves a few borders of the plan at hand, whether or not that helps.
+    /// Changes the plan at hand in a few ways, or moves one border to any place, whether or not that helps.
     fn kick(&mut self) {
-        for _ in 0..2 + self.next(3) {
-            let at = self.next(self.moves.len());
-            if let Some(trial) = self.changed(self.moves[at]).into_iter().next() {
-                self.now.0 = trial;
+        if self.kicks.is_multiple_of(2) {
+            for _ in 0..2 + self.next(3) {
+                let at = self.next(self.moves.len());
+                if let Some(trial) = self.changed(self.moves[at]).into_iter().next() {
+                    self.now.0 = trial;
+                }
             }
+        } else {
+            let at = 1 + self.next(self.now.0.ends.len() - 2);
+            let (begin, end) = (self.now.0.ends[at - 1], self.now.0.ends[at + 1]);
+            self.now.0.ends[at] = begin + 1 + self.next(end - begin - 1);
         }
         let trial = self.now.0.clone();
         self.now.1 = self.score(&trial).unwrap_or(f64::INFINITY);

@@ -68,7 +68,8 @@ pub struct Answer {
     pub all_cuts: bool,
 }
 
-/// Searches plans for the schedule `name`, with each of these numbers of stages on a device.
+/// Searches plans for the schedule `name`, with each of these numbers of stages on a device, and micro-batches of `sizes`,
+/// which are some of those that the settings allow; the bound is about all of them.
 ///
 /// # Errors
 /// [`Error::Argument`] for a schedule that doesn't run several stages of one chain on a rank, or a question that makes
@@ -80,13 +81,14 @@ pub fn plan(
     settings: &Settings,
     name: &str,
     chunks: &[u32],
+    sizes: &[u32],
     control: &Control,
 ) -> Result<Answer> {
     settings.check()?;
     cluster.check()?;
     let family = several_stages(name)?;
     let row = shapes::row(model);
-    let shapes = shapes(cluster, settings, family, chunks, row.len() - 1);
+    let shapes = shapes(cluster, settings, family, (chunks, sizes), row.len() - 1);
     let lower_bound_s = lower_bound_s(model, cluster, settings, family);
     control.report(Progress { lower_bound_s, ..Progress::default() });
     let start = |shape| Improver::start((model, cluster, settings), &row, family, shape, control);

@@ -69,14 +69,14 @@ pub(super) fn shapes(
     cluster: &Cluster,
     settings: &Settings,
     family: &Family,
-    chunks: &[u32],
+    (chunks, sizes): (&[u32], &[u32]),
     layers: usize,
 ) -> Vec<Shape> {
     let devices = cluster.devices();
     let placements: &[Placement] =
         if cluster.machines.len() > 1 { &[Placement::Append, Placement::Scatter] } else { &[Placement::Append] };
     let mut shapes: Vec<Shape> = Vec::new();
-    for &micro_batch in &settings.micro_batch_sizes {
+    for &micro_batch in sizes {
         let micro_batches = settings.global_batch / micro_batch;
         for ranks in depths(devices, layers as u32) {
             for &chunks in chunks {
