@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_no_cut_around_layers_without_time_gives_a_better_plan(block: int) -> No
         rate = rng.choice([10, 100])
         memory = rng.choice([5e9, 8e9, 12e9, 20e9])
         cluster = hpgo.Cluster.of(nodes=1, devices_per_node=3, intra_gbit_s=rate, memory=memory)
-        asked = {"global_batch_size": 4, "recompute": rng.choice([False, True])}
+        asked: dict[str, Any] = {"global_batch_size": 4, "recompute": rng.choice([False, True])}
         given = (hpgo.evaluate(profile, cluster, stages, **asked) for stages in all_plans(profile, 3))
         best_s = min((plan.step_s for plan in given if plan.fits), default=None)
         if best_s is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def choices(plan: hpgo.Plan, micro_batches: int) -> list[list[int]]:
             stage = plan.stages[index]
 
             def fits(window: int, stage: hpgo.Stage = stage) -> bool:
-                held = stage.memory.total_bytes - stage.memory.activations_bytes + window * stage.memory.kept_bytes
+                held = stage.memory.total_bytes - stage.memory.activations_bytes + window * stage.kept_bytes
                 return held <= stage.capacity_bytes
 
             while most > least and not fits(most):
@@ -83,19 +84,20 @@ def test_the_best_windows_are_found_for_given_stages(block: int) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "eager_1f1b", "gpipe"])
-def test_a_plan_priced_once_more_takes_as_long(schedule: str) -> None:
+def test_a_plan_priced_once_more_takes_as_long(schedule: Any) -> None:
     for seed in range(40):
         rng = random.Random(f"again {seed}")
         count = rng.randint(3, 8)
-        column = lambda low, high: [rng.uniform(low, high) for _ in range(count)]  # noqa: B023, E731
-        profile = hpgo.Profile.chain(
-            "chain",
-            batch_size=1,
-            forward_s=column(0.2, 2),
-            backward_s=column(0.2, 3),
-            activation_bytes=column(1e6, 2e9),
-            parameter_bytes=column(0, 2e9),
-        )
+        column: dict[str, Any] = {
+            name: [rng.uniform(low, high) for _ in range(count)]
+            for name, low, high in (
+                ("forward_s", 0.2, 2),
+                ("backward_s", 0.2, 3),
+                ("activation_bytes", 1e6, 2e9),
+                ("parameter_bytes", 0, 2e9),
+            )
+        }
+        profile = hpgo.Profile.chain("chain", batch_size=1, **column)
         rate, memory = rng.choice([5, 25, 100]), rng.choice([16e9, 32e9, 64e9])
         cluster = hpgo.Cluster.of(nodes=2, devices_per_node=3, intra_gbit_s=100, inter_gbit_s=rate, memory=memory)
         try:
