@@ -84,12 +84,12 @@ impl Links {
         if self.whole {
             return vec![Spread { devices, machines: (2, self.machines) }];
         }
-        let factor = f64::from(self.machines).powf(1.0 / f64::from(MOST_RANGES)).max(2.0);
+        // Each range ends at a multiple of the one before, so that so many of them are enough.
+        let factor = (2..self.machines).find(|factor| factor.pow(MOST_RANGES) >= self.machines).unwrap_or(2);
         let mut spreads = Vec::new();
         let mut fewest = 2;
         while fewest <= self.machines.min(devices.1) {
-            let most = ((f64::from(fewest) - 1.0) * factor).floor().max(f64::from(fewest)) as u32;
-            let most = most.min(self.machines).min(devices.1);
+            let most = (fewest - 1).saturating_mul(factor).min(self.machines).min(devices.1);
             if most.saturating_mul(self.widest) >= devices.0 {
                 spreads.push(Spread { devices, machines: (fewest, most) });
             }

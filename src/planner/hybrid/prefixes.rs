@@ -206,7 +206,7 @@ impl Reach {
         let mut speeds: Vec<(f64, u32)> = task.cluster.machines.iter().map(|m| (m.speed, m.devices)).collect();
         speeds.sort_by(|a, b| b.0.total_cmp(&a.0));
         speeds.dedup_by(|b, a| {
-            let is_same = a.0 == b.0;
+            let is_same = a.0.total_cmp(&b.0).is_eq();
             a.1 += if is_same { b.1 } else { 0 };
             is_same
         });
@@ -389,7 +389,9 @@ impl Prefixes {
         sources.behind_s = sources.behind_s();
         let work = sources.choose(links);
         let entries = sources.reach.entries * sources.rooms;
-        let mut deepest = ((MOST_DEEP_WORK / work.max(1.0)) as usize)
+        let mut deepest = (1..=most_behind.min(model.cuts()))
+            .take_while(|&tables| work * tables as f64 <= MOST_DEEP_WORK)
+            .count()
             .min(MOST_ENTRIES / entries.max(1))
             .clamp(1, model.cuts())
             .min(task.micro_batches as usize)

@@ -220,15 +220,17 @@ fn kinds(cluster: &Cluster) -> Vec<Kind> {
     };
     let (speeds, memories) = (values(|machine| machine.speed), values(|machine| machine.memory_bytes));
     let has = |machine: &Machine, speed: f64, memory: f64| machine.speed >= speed && machine.memory_bytes >= memory;
+    let is = |one: f64, other: f64| one.total_cmp(&other).is_eq();
     let mut kinds = Vec::new();
     for &speed in &speeds {
         for &memory_bytes in &memories {
             let those: Vec<&Machine> =
                 cluster.machines.iter().filter(|machine| has(machine, speed, memory_bytes)).collect();
-            let is_slowest = those.iter().any(|machine| machine.speed == speed);
-            let is_smallest = those.iter().any(|machine| machine.memory_bytes == memory_bytes);
+            let is_slowest = those.iter().any(|machine| is(machine.speed, speed));
+            let is_smallest = those.iter().any(|machine| is(machine.memory_bytes, memory_bytes));
             if is_slowest && is_smallest {
-                let own = those.iter().filter(|machine| machine.speed == speed && machine.memory_bytes == memory_bytes);
+                let own =
+                    those.iter().filter(|machine| is(machine.speed, speed) && is(machine.memory_bytes, memory_bytes));
                 kinds.push(Kind {
                     speed,
                     memory_bytes,

@@ -163,6 +163,26 @@ impl<S: Placing> Pass<'_, '_, S> {
         (found, labels)
     }
 
+    /// The largest windows between `least` and `most` that a stage may have: one, unless several moves count as one.
+    fn windows(&self, stage: (usize, usize), choice: &Move, least: u32, most: u32) -> Option<(u32, u32)> {
+        let (model, memory) = (self.task.model, &self.task.settings.memory);
+        let totals = &self.task.totals[self.task.share[choice.replicas as usize]? as usize];
+        let largest = |replicas, memory_bytes: f64| {
+            largest_window(least, most, |window| {
+                cost::memory(model, totals, memory, stage, replicas, window, self.task.recompute).total_bytes()
+                    <= memory_bytes - memory.reserved_bytes
+            })
+        };
+        let largest_window = largest(choice.replicas, choice.memory_bytes)?;
+        if choice.least_memory_bytes >= choice.memory_bytes
+            && (choice.fewest == choice.replicas || !memory.shard_optimizer)
+        {
+            return Some((largest_window, largest_window));
+        }
+        let smallest_window = largest(choice.fewest, choice.least_memory_bytes).unwrap_or(least);
+        Some((smallest_window, largest_window))
+    }
+
     /// Puts every stage that may stand there in front of a label; how many those are.
     fn expand(&mut self, id: u32, labels: &mut Labels, prefixes: &Prefixes) -> u64 {
         let threshold_s = self.threshold_s;
@@ -221,23 +241,10 @@ impl<S: Placing> Pass<'_, '_, S> {
                 } else {
                     cost::sync_s(model, totals, choice.speed, (begin, end), choice.sync, overlap)
                 };
-                let memory = &self.task.settings.memory;
                 let least = least.max(label.window);
-                let largest = |replicas, memory_bytes| {
-                    largest_window(least, most.max(least), |window| {
-                        let stage = (begin, end);
-                        cost::memory(model, totals, memory, stage, replicas, window, self.task.recompute).total_bytes()
-                            <= memory_bytes - memory.reserved_bytes
-                    })
-                };
-                let Some(largest_window) = largest(choice.replicas, choice.memory_bytes) else { continue };
-                let is_one = choice.least_memory_bytes == choice.memory_bytes
-                    && (choice.fewest == choice.replicas || !memory.shard_optimizer);
-                // Where several moves count as one, so do all windows that one of them may have.
-                let smallest_window = if is_one {
-                    largest_window
-                } else {
-                    largest(choice.fewest, choice.least_memory_bytes).unwrap_or(least)
+                let most = most.max(least);
+                let Some((smallest_window, largest_window)) = self.windows((begin, end), choice, least, most) else {
+                    continue;
                 };
                 let windows = (smallest_window..=largest_window).rev();
                 for window in windows.chain((least < smallest_window).then_some(least)) {
