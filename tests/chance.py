@@ -73,7 +73,7 @@ class Question:
 def question(chance: Random, counts: Sequence[int], *, layers: int) -> Question:
     """These numbers of devices, of one to four kinds; memory is short."""
     sizes = chance.choice([(1,), (1,), (1, 2), (2,)])
-    asked = profile(chance, batch_sizes=sizes, count=layers, branching=chance.random() < 0.7, free=0.0)
+    asked = profile(chance, batch_sizes=sizes, count=layers, branching=chance.random() < 0.7, free=0.15)
     needed = sum(4 * layer.parameter_bytes + (layer.saved_bytes or layer.activation_bytes)[0] for layer in asked.layers)
     kinds = [
         {"memory": 1e6 + chance.uniform(0.2, 2.0) * needed, "speed": chance.choice([0.5, 1.0, 2.0]), "type": name}

@@ -88,6 +88,15 @@ def renamed(random: Random, question: Question) -> Question:
     )
 
 
+def relisted(random: Random, question: Question) -> Question:
+    """Lines of layers and edges in another order."""
+    profile = question.profile
+    lines = tuple(random.sample(profile.layers, len(profile.layers)))
+    return replace(
+        question, profile=replace(profile, layers=lines, edges=tuple(random.sample(profile.edges, len(profile.edges))))
+    )
+
+
 def permuted(random: Random, question: Question) -> Question:
     """Machines in another order."""
     machines = question.cluster.machines
@@ -108,6 +117,7 @@ def one_machine_more(random: Random, question: Question) -> Question:
 
 SAME: dict[str, Callable[[Random, Question, float], Question]] = {
     "renamed": lambda random, question, _: renamed(random, question),
+    "relisted": lambda random, question, _: relisted(random, question),
     "machines permuted": lambda random, question, _: permuted(random, question),
     "bytes and rates": lambda _, question, factor: devices(links(layers(question, size=factor), factor), memory=factor),
     "seconds and speeds": lambda _, question, factor: devices(layers(question, seconds=factor), speed=factor),
@@ -135,14 +145,18 @@ def contradicted(name: str, before: hpgo.Plan | None, after: hpgo.Plan | None, f
 
 
 def mispriced(question: Question, plan: hpgo.Plan | None) -> list[object]:
-    """What the twin says of the plan's step, if that is something else."""
+    """What the twin says of the plan's step, and `evaluate` of its stages, if that is something else."""
     if plan is None:
         return []
     assumed = replace(question.assumed(plan.micro_batch_size)[0], recompute=plan.recompute)
     stages = [(stage.layers, stage.devices) for stage in plan.stages]
     priced = twin.price(asdict(question.profile), asdict(question.cluster), assumed, stages)
     step_s = twin.step_s(assumed.micro_batches, priced, [stage.in_flight for stage in plan.stages])
-    return [("twin", plan.step_s, step_s)] * (not math.isclose(plan.step_s, step_s, rel_tol=1e-9))
+    given_s = question.evaluate(stages, plan.micro_batch_size, recompute=plan.recompute).step_s
+    wrong: list[object] = [("twin", plan.step_s, step_s)] * (not math.isclose(plan.step_s, step_s, rel_tol=1e-9))
+    return wrong + [("evaluate", plan.step_s, given_s)] * (
+        not plan.lower_bound_s <= given_s * REL <= plan.step_s * REL**2
+    )
 
 
 def broken(seed: int) -> list[object]:
@@ -155,7 +169,7 @@ def broken(seed: int) -> list[object]:
     factor = random.choice([2.0, 0.25, 3.7, 1e-3])
     same = SAME[name](random, question, factor).plan()
     wrong += contradicted(name, plan, same) + contradicted(name, same, plan)
-    if name == "renamed" and plan is not None and same is not None:
+    if name in {"renamed", "relisted"} and plan is not None and same is not None:
         wrong += [(name, plan.step_s, same.step_s)] * (not math.isclose(plan.step_s, same.step_s, rel_tol=1e-9))
     slower = links(layers(question, seconds=factor), 1 / factor, latency=factor).plan()
     wrong += contradicted("slower", plan, slower, factor) + contradicted("slower", slower, plan, 1 / factor)
@@ -170,5 +184,5 @@ def test_nothing_changes_with_names_or_units_and_more_is_never_worse_than_the_ga
 
 @pytest.mark.slow
 def test_nothing_changes_with_names_or_units_and_more_is_never_worse_in_a_thousand_questions() -> None:
-    wrong = {seed: broken(seed) for seed in range(100, 1_100)}
+    wrong = {seed: broken(seed) for seed in range(100, 1_000)}
     assert {seed: laws for seed, laws in wrong.items() if laws} == {}

@@ -103,3 +103,39 @@ def test_ten_thousand_random_plans_cost_what_a_model_written_from_the_pages_says
     wrong, plans = differences(range(1_000, 12_000))
     assert wrong == []
     assert plans > 10_000
+
+
+def test_evaluate_lets_those_stages_run_ahead_that_shorten_the_step() -> None:
+    worse: list[object] = []
+    compared = 0
+    for seed in range(600):
+        random = Random(seed)
+        profile = chance.profile(
+            random, batch_sizes=(1,), count=random.randint(3, 7), branching=random.random() < 0.3, free=0.2
+        )
+        cluster = chance.cluster(random)
+        stages = chance.stages(random, profile, cluster)
+        assumed = twin.Assumed(random.randint(3, 9), micro_batch=max(len(devices) for _, devices in stages))
+        plan = hpgo.evaluate(
+            profile,
+            cluster,
+            stages,
+            global_batch_size=assumed.micro_batches * assumed.micro_batch,
+            micro_batch_size=assumed.micro_batch,
+        )
+        listed = [(stage.layers, stage.devices) for stage in plan.stages]
+        ours = twin.price(asdict(profile), asdict(cluster), assumed, listed)
+        fitting = twin.windows(assumed, ours)
+        most = [max(held) for held in zip(*fitting, strict=True)]
+        least = [min(assumed.micro_batches, depth) for depth in range(len(stages), 0, -1)]
+        rows = {
+            row: twin.step_s(assumed.micro_batches, ours, row)
+            for row in fitting
+            if all(row[at] in {most[at], max(row[at + 1 : at + 2] + (least[at],))} for at in range(len(row)))
+        }
+        best = min(rows, key=rows.__getitem__, default=None)
+        compared += len(rows) > 1
+        if best is not None and plan.step_s > rows[best] * (1 + 1e-9):
+            worse.append((seed, best, rows[best], [stage.in_flight for stage in plan.stages], plan.step_s))
+    assert worse == []
+    assert compared > 200

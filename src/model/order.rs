@@ -28,9 +28,9 @@ struct Work {
 }
 
 impl Work {
-    /// Bytes for each second; infinite for what takes no time.
+    /// Bytes for each second; infinite for gradients that take no time, and none without gradients.
     fn rate(self) -> f64 {
-        if self.backward_s > 0.0 { self.bytes / self.backward_s } else { f64::INFINITY }
+        if self.bytes > 0.0 { self.bytes / self.backward_s } else { 0.0 }
     }
 }
 
@@ -80,7 +80,7 @@ pub(super) fn of(graph: &Graph) -> Result<Vec<usize>> {
         brought.sort_by(|a, b| b.rate().total_cmp(&a.rate()).then(b.bytes.total_cmp(&a.bytes)));
         let backward_s = graph.layers[layer].measured.iter().map(|at| at.backward_s).sum();
         let own = Work { bytes: graph.layers[layer].parameter_bytes, backward_s };
-        work[layer] = (brought.into_iter()).take_while(|more| more.rate().is_finite()).fold(own, |all, more| {
+        work[layer] = brought.into_iter().fold(own, |all, more| {
             let raises = more.rate() > all.rate();
             let with = Work { bytes: all.bytes + more.bytes, backward_s: all.backward_s + more.backward_s };
             if raises { with } else { all }
