@@ -206,6 +206,18 @@ def long_question() -> tuple[hpgo.Profile, hpgo.Cluster, int]:
     return hpgo.read_profile("amoebanet-36"), mixed, 128
 
 
+def test_a_stage_of_few_devices_is_scattered_over_machines_where_their_links_are_slow() -> None:
+    # Weights of the last layers are too many to sum over all devices, and one machine's port too slow to feed them.
+    profile = replace(hpgo.read_profile("vgg-16"), batch_sizes=(64,))
+    cluster = hpgo.Cluster.preset("dapple-a:8")
+    plan = hpgo.plan(profile, cluster, global_batch_size=4_096)
+    last = plan.stages[-1]
+    assert plan.step_s < 1.09
+    assert len({device // 8 for device in last.devices}) == last.replicas == 3
+    whole = [(len(plan.stages[0].layers), range(61)), (len(last.layers), range(61, 64))]
+    assert plan.step_s < 0.8 * hpgo.evaluate(profile, cluster, whole, global_batch_size=4_096).step_s
+
+
 def test_a_deadline_returns_early_with_an_honest_gap_and_progress_until_then() -> None:
     profile, cluster, size = long_question()
     heard: list[tuple[float, float]] = []

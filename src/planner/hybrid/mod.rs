@@ -65,6 +65,10 @@ const NARROW: [usize; 2] = [200, 2_000];
 const RISE: f64 = 0.3;
 /// ... and at no less than this part of the step.
 const LEAST_RISE: f64 = 0.02;
+/// One micro-batch size may take so many times its fair part of the tries that are left, ...
+const UNEVEN: u64 = 2;
+/// ... and no fewer than these.
+const LEAST_TRIES: u64 = 5_000_000;
 /// Plans that are simulated after each pass, for each micro-batch size.
 const SIMULATED: usize = 64;
 /// Plans to start with that are simulated.
@@ -86,18 +90,21 @@ struct Effort {
     actions: u64,
 }
 
-/// For the answer to a question: passes of seconds and half a gigabyte of labels, a second of simulation.
+/// For the answer to a question: passes of seconds and a quarter of a gigabyte of labels, a second of simulation.
 const WHOLE: Effort = Effort {
-    labels: 3_000_000,
-    tries: 1_000_000_000,
-    labels_of_pass: 3_000_000,
-    tries_of_pass: 200_000_000,
+    labels: 1_500_000,
+    tries: 400_000_000,
+    labels_of_pass: 1_500_000,
+    tries_of_pass: 100_000_000,
     improved: 2_000,
     actions: 100_000_000,
 };
 /// For a first look at it, after which it is clear whether better plans are worth a longer one.
 const QUICK: Effort =
     Effort { labels: 300_000, tries: 60_000_000, labels_of_pass: 300_000, tries_of_pass: 30_000_000, ..WHOLE };
+/// For compact placements, where the answer and its bound are about all.
+const COMPACT: Effort =
+    Effort { labels: 500_000, tries: 150_000_000, labels_of_pass: 500_000, tries_of_pass: 30_000_000, ..WHOLE };
 /// For a plan that is only there to compare: about 0.2 s.
 const SHORT: Effort = Effort {
     labels: 50_000,
@@ -170,7 +177,9 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
             search.draft(Some(drafts::LONG))?;
             search.bound_all(RELAXED);
         }
+        search.effort = COMPACT;
         if search.best.is_none() {
+            search.effort = WHOLE;
             search.reach()?;
         }
     }
@@ -355,10 +364,14 @@ impl<'a> Search<'a> {
 
     /// Looks for plans whose paths are shorter than `limit_s`, simulates the best, and improves on them.
     fn pass(&mut self, limit_s: f64, beam: usize) -> Result<()> {
-        let (control, effort) = (self.control, self.effort);
+        let (control, mut effort) = (self.control, self.effort);
+        let is_open = |size: &SizeSearch<'_>| size.bound_s < limit_s && size.searched_s < limit_s;
+        let open = self.sizes.iter().filter(|size| is_open(size)).count() as u64;
+        let fair = UNEVEN * effort.tries.saturating_sub(self.tries) / open.max(1);
+        effort.tries_of_pass = effort.tries_of_pass.min(fair.max(LEAST_TRIES));
         let found: Vec<Option<PassResult>> = (self.sizes.par_iter_mut())
             .map(|size| {
-                let is_open = size.bound_s < limit_s && size.searched_s < limit_s && !control.should_stop();
+                let is_open = is_open(size) && !control.should_stop();
                 is_open.then(|| size.suffixes.pass(limit_s, beam, effort, control))
             })
             .collect();

@@ -177,6 +177,8 @@ pub(super) struct Prefixes {
     least: Vec<Vec<Least>>,
     /// For each cut, what all micro-batches keep devices of speed 1 busy with in front of it, at least.
     busy_s: Vec<f64>,
+    /// About how many stages, with numbers of devices in front of them, all tables together looked at.
+    pub work: u64,
 }
 
 /// Which numbers of devices tables are made for, and where their entries are.
@@ -414,7 +416,8 @@ impl Prefixes {
         let busy_s = (0..model.cuts())
             .map(|cut| count * model.layers_between(0, cut).map(|layer| work_s[layer as usize]).sum::<f64>())
             .collect();
-        Some(Self { reach: sources.reach, rooms: sources.rooms, least, busy_s })
+        let work = (work * (deepest + 1) as f64) as u64;
+        Some(Self { reach: sources.reach, rooms: sources.rooms, least, busy_s, work })
     }
 
     fn at(&self, cut: usize, free: u32, room: Option<u32>, behind: u32) -> &Least {
