@@ -103,6 +103,8 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
         if asked is not None:
             say("hint", f"`{asked.command_path} --help` says more")
         sys.exit(error.exit_code)
+    except MemoryError:
+        fail(HpgoError("the memory that is free does not do", "ask for something smaller"))
     except ImportError as error:
         package = (error.name or "hpgo").partition(".")[0]
         if package == "hpgo":

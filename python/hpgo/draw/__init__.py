@@ -40,6 +40,7 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
     from hpgo.base.files import as_path, writing
     from hpgo.draw import raster, scene
     from hpgo.draw.options import options_of
+    from hpgo.timing.timeline import check_picture
 
     path = as_path(path, ArgumentError)
     drawn = _several(timelines)
@@ -53,6 +54,7 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
         known = ", ".join(ENDINGS)
         raise ArgumentError(f"no picture format ends in `{shorten(ending or path.name)}`", f"choose one of {known}")
     if ending in {".png", ".pdf"}:
+        check_picture(drawn, ending)
         chosen = options_of(options, len(drawn))
         raster.write(scene.scene(drawn, chosen), chosen, path)
     else:
@@ -65,11 +67,13 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
 def render(timelines: Timeline | Sequence[Timeline], ending: str, **options: Any) -> bytes:
     """The picture that `save` would write for one of `ENDINGS` but PNG and PDF, as bytes."""
     from hpgo.draw.options import options_of
+    from hpgo.timing.timeline import check_picture
 
     drawn = _several(timelines)
     chosen = options_of(options, len(drawn))
     if not isinstance(ending, str):
         raise ArgumentError(f"the ending is {shown(ending)}", f"choose one of {', '.join(ENDINGS)}")
+    check_picture(drawn, ending)
     if ending == ".html":
         from hpgo.draw.html import html
 

@@ -18,6 +18,7 @@ from hpgo.base.documents import hinted, read_text, write_text
 from hpgo.base.errors import ArgumentError, ScheduleError
 from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path
 from hpgo.base.records import Record, check_fields
+from hpgo.base.room import check_room
 from hpgo.base.signals import uninterrupted
 from hpgo.base.wording import as_float, counted, near, printable, shown
 
@@ -37,6 +38,15 @@ else:
 KINDS = ("F", "B", "I", "W", "F‖B")
 """Letters of the numbers in the first column of `Schedule.actions`, and in `Timeline.kind`: forward, backward, input
 gradient, weight gradient, and a forward and a backward run as one."""
+
+MOST_ACTIONS = 200_000_000
+"""Of a schedule, and of a run; larger ones are refused by number."""
+BUILT_BYTES = 50
+"""Of memory for each action, measured: what a schedule takes while it is built."""
+_SQUEEZED_BYTES = 110  # the same for V shapes that are squeezed
+_SQUEEZED = ("v_half", "v_min")
+_TEXT_BYTES, _WORDS_BYTES = 30, 120  # of the text of an action, and of that text as words
+_READ_BYTES = 20  # for each character of orders that are read
 
 _TRANSFER = re.compile(r"(\d+)(SEND|RECV)_([FB])(\d+)")
 
@@ -108,7 +118,12 @@ class Schedule(Record):
         >>> hpgo.schedule("1f1b", ranks=2, micro_batches=2).orders[1]
         ['1F0', '1B0', '1F1', '1B1']
         """
+        self._check_text(_WORDS_BYTES)
         return [line.split(",") if line else [] for line in self.to_text().splitlines()]
+
+    def _check_text(self, action_bytes: float) -> None:
+        actions = len(self.actions)
+        check_room(f"the text of {counted(actions, 'action')}", actions * action_bytes, "ask for fewer micro-batches")
 
     def with_transfers(self, *, deferred_receives: bool = False) -> list[list[str]]:
         """As `orders`, with sends and receives where PyTorch places them.
@@ -123,6 +138,7 @@ class Schedule(Record):
         ['0F0', '0SEND_F0', '0RECV_B0', '0B0']
         """
         check_flag("deferred_receives", deferred_receives)
+        self._check_text(3 * _WORDS_BYTES)
         lists = _core.communication_lists(self, deferred_receives)
         if deferred_receives:
             self._check_pairs(lists)
@@ -179,6 +195,7 @@ class Schedule(Record):
         """
         check_is("the orders", text, str, "give text, or a file to `Schedule.read`")
         check_text("the orders", text)
+        check_room("reading the orders", len(text) * _READ_BYTES, "read shorter ones")
         check_text("a schedule's name", name)
         _load_arrays()
         return built(_core.read_schedule(name, text))
@@ -203,6 +220,7 @@ class Schedule(Record):
         <BLANKLINE>
         """
         check_flag("in_steps", in_steps)
+        self._check_text(_TEXT_BYTES)
         return _core.write_schedule(self, in_steps)
 
     def save(self, path: str | os.PathLike[str], *, in_steps: bool = False) -> None:
@@ -319,7 +337,27 @@ def schedule(
         durations=None if durations is None else _checked(durations),
     )
     _load_arrays()
+    actions = actions_of(name, request.ranks, request.micro_batches, request.chunks)
+    check_room(
+        f"`{name}` with {actions:,} actions",
+        actions * (_SQUEEZED_BYTES if name in _SQUEEZED else BUILT_BYTES),
+        "ask for fewer ranks or micro-batches",
+    )
     return built(_core.build_schedule(name, request))
+
+
+def actions_of(name: str, ranks: int, micro_batches: int, chunks: int | None) -> int:
+    """How many actions the family `name` has in these sizes; 0 if none, or if there are more than any may have.
+
+    >>> actions_of("zb_v", 4, 8, None), len(schedule("zb_v", ranks=4, micro_batches=8).actions)
+    (192, 192)
+    """
+    family = next((family for family in schedules() if family.name == name), None)
+    if family is None:
+        return 0
+    each = family.trains + 1 + family.splits_backward
+    actions = ranks * micro_batches * each * (chunks or (1 if family.chunks == "1" else 2))
+    return actions if actions <= MOST_ACTIONS else 0
 
 
 def schedules() -> tuple[Family, ...]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError
+from hpgo.base.room import check_room
 from hpgo.programs.costs import StageBytes
-from hpgo.programs.orders import Durations, schedule, schedules
-from hpgo.timing.simulation import simulate
+from hpgo.programs.orders import BUILT_BYTES, Durations, actions_of, schedule, schedules
+from hpgo.timing.simulation import RUN_BYTES, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +38,12 @@ def order_of(setup: Setup, name: ScheduleName) -> Schedule:
     """
     known = next((family.options for family in schedules() if family.name == name), ())
     options = {key: getattr(setup, key) for key in OPTIONS if key in known}
+    actions = setup.iterations * actions_of(name, setup.ranks, setup.micro_batches, options.get("chunks"))
+    check_room(
+        f"a run of {actions:,} actions",
+        actions * (BUILT_BYTES + RUN_BYTES),
+        "ask for fewer ranks, micro-batches or iterations",
+    )
     built = schedule(name, ranks=setup.ranks, micro_batches=setup.micro_batches, **options)
     if "durations" not in known:
         return built

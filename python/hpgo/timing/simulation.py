@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 from hpgo import _core
 from hpgo.base.checks import check_is, choice, whole
 from hpgo.base.errors import ArgumentError
+from hpgo.base.room import check_room
 from hpgo.base.wording import near, shown
 from hpgo.programs.costs import Costs, StageBytes
-from hpgo.programs.orders import Schedule
+from hpgo.programs.orders import MOST_ACTIONS, Schedule
 from hpgo.programs.program import Program
 from hpgo.timing.timeline import Timeline, of_simulation
 
@@ -110,10 +111,11 @@ def simulate(
         costs = replace(costs, **numbers)
     iterations = whole("`iterations`", iterations)
     actions = len(run.actions) * iterations
-    if actions > _MOST_ACTIONS:
+    if actions > MOST_ACTIONS:
         raise ArgumentError(
-            f"{actions:,} actions are more than {_MOST_ACTIONS:,}", "lower the number of iterations or micro-batches"
+            f"{actions:,} actions are more than {MOST_ACTIONS:,}", "lower the number of iterations or micro-batches"
         )
+    check_room(f"a run of {actions:,} actions", actions * RUN_BYTES, "ask for fewer micro-batches or iterations")
     shape = _Shape(run)
     columns = shape.columns(costs)
     memory = costs.memory
@@ -138,7 +140,8 @@ def simulate(
     return replace(timeline, micro_batches=micro_batches, iterations=iterations)
 
 
-_MOST_ACTIONS = 200_000_000
+RUN_BYTES = 60
+"""Of memory for each action, measured: what the simulator keeps, and takes while it runs."""
 
 
 def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple[Schedule, Costs, str, tuple[int, ...]]:

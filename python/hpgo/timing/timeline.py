@@ -12,13 +12,14 @@ from hpgo.base.files import as_path, writing
 from hpgo.base.quoting import in_whole_letters
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
+from hpgo.base.room import check_room
 from hpgo.programs.orders import KINDS
 from hpgo.timing import stored
 from hpgo.timing.measures import CAUSES, Measures
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -26,6 +27,21 @@ if TYPE_CHECKING:
 
     from hpgo import _core
     from hpgo.programs.orders import Schedule
+
+
+# Bytes of memory for each action, measured: of one part, and of what becomes a file.
+_PART_BYTES, _JSON_BYTES, _NPZ_BYTES, _TRACE_BYTES, _PICTURE_BYTES = 80, 900, 650, 3500, 150
+
+
+def check_picture(timelines: Sequence[Timeline], ending: str) -> None:
+    """Raises HpgoError if a picture of `timelines` needs more memory than is free."""
+    each = _TRACE_BYTES if ending == ".json" else _PICTURE_BYTES
+    _check_room(sum(len(timeline.rank) for timeline in timelines), f"`{ending}`", each)
+
+
+def _check_room(actions: int, what: str, action_bytes: float) -> None:
+    hint = "ask for fewer micro-batches; `.svg` and `.npz` take least"
+    check_room(f"{what} of {actions:,} actions", actions * action_bytes, hint)
 
 
 class _Parts:
@@ -173,6 +189,7 @@ class Timeline(Record):
 
     def to_json(self) -> str:
         """Everything, as one JSON document that `Timeline.read` reads from a file."""
+        _check_room(len(self.rank), "JSON", _JSON_BYTES)
         return json.dumps(self._document(), ensure_ascii=False)
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> Path:
@@ -189,6 +206,7 @@ class Timeline(Record):
             return draw.save(self, path, **options)
         with writing(path, HpgoError) as file:
             if ending == ".npz":
+                _check_room(len(self.rank), "npz", _NPZ_BYTES)
                 stored.write_npz(
                     file, self._document(with_actions=False), self._parts["actions"] | self._parts["times"]
                 )
@@ -241,6 +259,7 @@ def of_simulation(
     import numpy as np
 
     def compute(part: str) -> Any:
+        _check_room(len(schedule.actions) * iterations, f"`{part}`", _PART_BYTES)
         if part == "slack":
             return {"slack_s": simulated.slack_s()}
         if part == "memory":
