@@ -18,20 +18,24 @@ _BESIDE_BYTES = 2**28  # stacks and arenas of threads, and what Python takes mea
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
+class RoomError(HpgoError):
+    """Some work needs more memory than is free."""
+
+
 def check_room(what: str, needed_bytes: float, hint: str) -> None:
-    """Raises HpgoError, with the numbers, if `what` needs more bytes than are free.
+    """Raises RoomError, with the numbers, if `what` needs more bytes than are free.
 
     >>> check_room("a schedule of 8 actions", 800, "ask for fewer micro-batches")
     >>> check_room("a schedule of 10^15 actions", 1e17, "ask for fewer micro-batches")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    hpgo.HpgoError: a schedule of 10^15 actions needs about 100 PB of memory, but ... are free
+    hpgo.base.room.RoomError: a schedule of 10^15 actions needs about 100 PB of memory, but ... are free
     """
     if needed_bytes < _SMALL_BYTES:
         return
     needed_bytes += _BESIDE_BYTES
     if needed_bytes > (free := free_bytes()):
         needed, there = format_bytes(needed_bytes), format_bytes(free)
-        raise HpgoError(f"{what} needs about {needed} of memory, but {there} are free", hint)
+        raise RoomError(f"{what} needs about {needed} of memory, but {there} are free", hint)
 
 
 def free_bytes() -> float:

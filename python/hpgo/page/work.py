@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hpgo.base.errors import HpgoError
+from hpgo.base.room import RoomError
 from hpgo.base.units import format_bytes
 from hpgo.page.settings import Plans, Size, one_step, settings_of, timelines
 
@@ -113,10 +114,10 @@ def main() -> None:
             _end_after(time_limit_s + _LATE_S)
             try:
                 outcome: Done | HpgoError = done(job)
+            except (MemoryError, RoomError):
+                os._exit(OUT_OF_MEMORY)
             except HpgoError as error:
                 outcome = error
-            except MemoryError:
-                os._exit(OUT_OF_MEMORY)
             _end_after(0)
             ends = _held_bytes() > at_first_bytes + _MOST_GROWTH_BYTES
             _send(answers, (outcome, ends))
