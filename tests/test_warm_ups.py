@@ -44,29 +44,14 @@ def with_windows(plan: hpgo.Plan, windows: list[int]) -> hpgo.Plan:
 
 
 def choices(plan: hpgo.Plan, micro_batches: int) -> list[list[int]]:
-    """For each stage the least window or the largest that fits, and none below the next one."""
-    count = len(plan.stages)
-    found = []
-    for eager in product([False, True], repeat=count):
-        windows: list[int] = []
-        for index in reversed(range(count)):
-            from_end = count - index
-            least = max(min(from_end, micro_batches), *(windows[:1] or [1]))
-            most = max(least, min(2 * from_end - 1, micro_batches)) if eager[index] else least
-            stage = plan.stages[index]
-
-            def fits(window: int, stage: hpgo.Stage = stage) -> bool:
-                held = stage.memory.total_bytes - stage.memory.activations_bytes + window * stage.kept_bytes
-                return held <= stage.capacity_bytes
-
-            while most > least and not fits(most):
-                most -= 1
-            windows.insert(0, most)
-            if not fits(most):
-                break
-        else:
-            found.append(windows)
-    return found
+    """All windows that keep every stage busy, fit, and never grow along the stages."""
+    ranges = []
+    for index, stage in enumerate(plan.stages):
+        from_end = len(plan.stages) - index
+        spare = stage.capacity_bytes - stage.memory.total_bytes + stage.memory.activations_bytes
+        least, most = min(from_end, micro_batches), min(2 * from_end - 1, micro_batches)
+        ranges.append([window for window in range(least, most + 1) if window * stage.kept_bytes <= spare])
+    return [list(windows) for windows in product(*ranges) if list(windows) == sorted(windows, reverse=True)]
 
 
 @pytest.mark.parametrize("block", range(4))

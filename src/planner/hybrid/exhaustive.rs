@@ -5,6 +5,7 @@
 
 use super::price::{Candidate, Priced, Pricer, StageChoice};
 use super::settings::Settings;
+use super::windows::every;
 use crate::control::Control;
 use crate::cost::Model;
 use crate::cost::network::Cluster;
@@ -114,17 +115,10 @@ impl All<'_> {
     }
 
     fn try_windows(&mut self, plan: &Candidate) -> Result<()> {
-        let count = plan.stages.len();
-        let mut tried: Vec<Vec<u32>> = Vec::new();
-        for pattern in 0..1_u32 << count {
-            let eager: Vec<bool> = (0..count).map(|stage| pattern >> stage & 1 == 1).collect();
-            let Some(windows) = self.pricer.windows(plan, &eager)? else { continue };
-            if tried.contains(&windows) {
-                continue;
-            }
+        let Some(ranges) = self.pricer.ranges(plan)? else { return Ok(()) };
+        for windows in every(&ranges, usize::MAX).into_iter().flatten() {
             let mut plan = plan.clone();
             plan.stages.iter_mut().zip(&windows).for_each(|(stage, &window)| stage.window = window);
-            tried.push(windows);
             let priced = self.pricer.price(&plan)?;
             if self.best.as_ref().is_none_or(|(_, best)| priced.step_s < best.step_s) {
                 self.best = Some((plan, priced));

@@ -1,15 +1,19 @@
 //! Small steps from a good plan to a better one, each judged by simulation.
 
 use super::Effort;
-use super::price::{Candidate, Pricer};
+use super::paths::Paths;
+use super::price::{Candidate, Pricer, path_stage};
+use super::windows::{Ranges, every, nearest};
 use crate::control::Control;
 use crate::cost::Model;
 
-/// Stages of which all warm-ups are tried: 256 plans.
-const MOST_PATTERNS: usize = 8;
+/// Choices of windows that are all tried: those of plans with five stages, and of many with more.
+const FEW_WINDOWS: usize = 200;
+/// Of more, those with short paths that are kept for each window of each stage.
+const PROMISING: usize = 16;
 
-/// A plan with which of its stages run ahead farther than they must.
-type Neighbour = (Candidate, Vec<bool>);
+/// A plan, and how far its stages shall run ahead.
+type Neighbour = (Candidate, Vec<u32>);
 
 /// The best plan that small steps lead to: one cut, one device, or one stage's warm-up at a time.
 pub(super) fn improve(
@@ -19,15 +23,15 @@ pub(super) fn improve(
     effort: Effort,
     control: &Control,
 ) -> (f64, Candidate) {
-    climb(pricer, start, effort, control, |plan, eager| {
-        let mut plans = shifts(model, plan, eager);
-        plans.extend(warm_ups(plan, eager));
+    climb(pricer, start, effort, control, |plan, ranges| {
+        let mut plans = shifts(model, plan, ranges);
+        plans.extend(warm_ups(plan, ranges));
         plans
     })
 }
 
-/// The better of `best` and a plan with the stages of `plan`, of which some run ahead: of a few stages the best of all
-/// such plans, of more the one that changing one stage's warm-up at a time leads to.
+/// The better of `best` and a plan with the stages of `plan`: the best of all windows where they are few, else what
+/// changing one at a time leads to from the best of those of `plan` and some with short paths.
 pub(super) fn improve_warm_ups(
     pricer: &mut Pricer<'_>,
     best: (f64, Candidate),
@@ -35,26 +39,21 @@ pub(super) fn improve_warm_ups(
     effort: Effort,
     control: &Control,
 ) -> (f64, Candidate) {
-    let count = plan.1.stages.len();
-    if count > MOST_PATTERNS {
-        let found = climb(pricer, plan.clone(), effort, control, warm_ups);
+    let Ok(Some(ranges)) = pricer.ranges(&plan.1) else { return best };
+    let Some(all) = every(&ranges, FEW_WINDOWS) else {
+        let promising = promising(pricer, &plan.1, &ranges).into_iter().map(|windows| with(&plan.1, &windows));
+        let priced = promising.filter_map(|other| pricer.price(&other).ok().map(|priced| (priced.step_s, other)));
+        let start = priced.fold(plan.clone(), |best, found| if found.0 < best.0 { found } else { best });
+        let found = climb(pricer, start, effort, control, warm_ups);
         return if found.0 < best.0 { found } else { best };
-    }
+    };
     let mut best = best;
-    let mut tried: Vec<Vec<u32>> = Vec::new();
     let until = pricer.actions + effort.actions;
-    for pattern in 0..1_u32 << count {
+    for windows in all {
         if pricer.actions >= until || control.should_stop() {
             break;
         }
-        let eager: Vec<bool> = (0..count).map(|stage| pattern >> stage & 1 == 1).collect();
-        let Ok(Some(windows)) = pricer.windows(&plan.1, &eager) else { continue };
-        if tried.contains(&windows) {
-            continue;
-        }
-        let mut other = plan.1.clone();
-        other.stages.iter_mut().zip(&windows).for_each(|(stage, &window)| stage.window = window);
-        tried.push(windows);
+        let other = with(&plan.1, &windows);
         // Below this difference two sums of the same times differ by rounding alone.
         let limit_s = best.0 * (1.0 - 1e-12);
         if pricer.path_s(&other).is_ok_and(|path_s| path_s < limit_s)
@@ -67,24 +66,62 @@ pub(super) fn improve_warm_ups(
     best
 }
 
+/// Windows with short paths, from the last stage to the first, as the search finds them.
+fn promising(pricer: &mut Pricer<'_>, plan: &Candidate, ranges: &Ranges) -> Vec<Vec<u32>> {
+    let Ok(prices) = pricer.stages(plan) else { return Vec::new() };
+    let micro_batches = pricer.settings.global_batch / plan.micro_batch;
+    let mut labels: Vec<(Paths, Vec<u32>)> = vec![(Paths::default(), Vec::new())]; // last stage first
+    for (price, &(least, most)) in prices.iter().zip(ranges).rev() {
+        let mut longer = Vec::new();
+        for window in least..=most {
+            let mut these: Vec<(Paths, Vec<u32>)> = Vec::new();
+            for (paths, behind) in &labels {
+                let next = behind.last().copied().unwrap_or(1);
+                if next > window {
+                    continue;
+                }
+                let paths = paths.extend(&path_stage(price, window), next, micro_batches);
+                if !these.iter().any(|(rival, _)| rival.dominates(&paths, micro_batches)) {
+                    these.retain(|(rival, _)| !paths.dominates(rival, micro_batches));
+                    these.push((paths, behind.iter().copied().chain([window]).collect()));
+                }
+            }
+            these.sort_by(|a, b| a.0.synced_s.total_cmp(&b.0.synced_s));
+            these.truncate(PROMISING);
+            longer.extend(these);
+        }
+        labels = longer;
+    }
+    labels.sort_by(|a, b| a.0.synced_s.total_cmp(&b.0.synced_s));
+    labels.truncate(4 * PROMISING);
+    labels.into_iter().map(|(_, windows)| windows.into_iter().rev().collect()).collect()
+}
+
+fn with(plan: &Candidate, windows: &[u32]) -> Candidate {
+    let mut other = plan.clone();
+    other.stages.iter_mut().zip(windows).for_each(|(stage, &window)| stage.window = window);
+    other
+}
+
 /// Takes the best of all neighbours until none helps or that took enough effort.
 fn climb(
     pricer: &mut Pricer<'_>,
     start: (f64, Candidate),
     effort: Effort,
     control: &Control,
-    neighbours: impl Fn(&Candidate, &[bool]) -> Vec<Neighbour>,
+    neighbours: impl Fn(&Candidate, &Ranges) -> Vec<Neighbour>,
 ) -> (f64, Candidate) {
     let (limit, until) = (pricer.simulated + effort.improved, pricer.actions + effort.actions);
     let mut best = start;
     loop {
         let mut better: Option<(f64, Candidate)> = None;
-        let eager = pricer.eager(&best.1);
-        for (mut plan, eager) in neighbours(&best.1, &eager) {
+        let Ok(Some(ranges)) = pricer.ranges(&best.1) else { return best };
+        for (mut plan, wanted) in neighbours(&best.1, &ranges) {
             if pricer.simulated >= limit || pricer.actions >= until || control.should_stop() {
                 break;
             }
-            let Ok(Some(windows)) = pricer.windows(&plan, &eager) else { continue };
+            let ranges = pricer.ranges(&plan);
+            let Ok(Some(windows)) = ranges.map(|ranges| nearest(&ranges?, &wanted)) else { continue };
             plan.stages.iter_mut().zip(windows).for_each(|(stage, window)| stage.window = window);
             let Ok(priced) = pricer.price(&plan) else { continue };
             let least_s = better.as_ref().map_or(best.0, |(step_s, _)| *step_s);
@@ -100,23 +137,37 @@ fn climb(
     }
 }
 
-/// Plans in which one stage's warm-up differs.
-fn warm_ups(plan: &Candidate, eager: &[bool]) -> Vec<Neighbour> {
-    let other = |index: usize| {
-        let mut eager = eager.to_vec();
-        eager[index] = !eager[index];
-        (plan.clone(), eager)
-    };
-    (0..plan.stages.len()).map(other).collect()
+/// Plans in which one stage's warm-up differs: by one, or as far as it goes.
+fn warm_ups(plan: &Candidate, ranges: &Ranges) -> Vec<Neighbour> {
+    let mut plans = Vec::new();
+    for (index, &(least, most)) in ranges.iter().enumerate() {
+        let now = plan.stages[index].window;
+        let mut others = vec![most, least, now + 1, now - 1];
+        others.retain(|&window| window != now && (least..=most).contains(&window));
+        others.sort_unstable();
+        others.dedup();
+        for window in others {
+            let mut wanted: Vec<u32> = plan.stages.iter().map(|stage| stage.window).collect();
+            wanted[index] = window;
+            // Windows don't grow along the stages.
+            wanted[index..].iter_mut().for_each(|behind| *behind = window.min(*behind));
+            plans.push((plan.clone(), wanted));
+        }
+    }
+    plans
 }
 
 /// Plans that differ in one cut or one device.
-fn shifts(model: &Model, plan: &Candidate, eager: &[bool]) -> Vec<Neighbour> {
+fn shifts(model: &Model, plan: &Candidate, ranges: &Ranges) -> Vec<Neighbour> {
+    // Who runs ahead as far as memory allows does so wherever the cut lies.
+    let wanted: Vec<u32> = (plan.stages.iter().zip(ranges))
+        .map(|(stage, &(least, most))| if stage.window == most && most > least { u32::MAX } else { stage.window })
+        .collect();
     let mut plans = Vec::new();
     let mut with = |change: &dyn Fn(&mut Candidate)| {
         let mut other = plan.clone();
         change(&mut other);
-        plans.push((other, eager.to_vec()));
+        plans.push((other, wanted.clone()));
     };
     let nested = |begin: usize, end: usize| model.is_inside(begin, end);
     for border in 1..plan.stages.len() {

@@ -17,7 +17,8 @@ pub(super) struct Label {
     pub situation: u32,
     /// How many it has.
     pub stages: u32,
-    /// Of its first stage.
+    /// Of its first stage: it may have any window between these.
+    pub least_window: u32,
     pub window: u32,
     /// The label it was made from, and the index of the move that made it.
     pub parent: u32,
@@ -27,8 +28,8 @@ pub(super) struct Label {
 /// Complete plans that a pass hands on.
 const PLANS: usize = 400;
 
-/// `(situation, stages, window)`: labels that agree in these compete.
-type Bucket = (u32, u32, u32);
+/// `(situation, stages, windows)`: labels that agree in these compete.
+type Bucket = (u32, u32, (u32, u32));
 
 /// Labels of a pass; those still of use are in `waiting` and `complete`.
 pub(super) struct Labels {
@@ -58,7 +59,9 @@ impl Labels {
             }
             return;
         }
-        let rivals = self.waiting[label.cut as usize].entry((label.situation, label.stages, label.window)).or_default();
+        let rivals = self.waiting[label.cut as usize]
+            .entry((label.situation, label.stages, (label.least_window, label.window)))
+            .or_default();
         if rivals.iter().any(|&rival| self.all[rival as usize].paths.dominates(&label.paths, count)) {
             return;
         }

@@ -41,6 +41,7 @@ fn stages(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<PathStage>
             forward_s,
             backward_s,
             sync_s,
+            least_window: window,
             window,
             busy_s,
             latency_s,
@@ -75,7 +76,7 @@ impl Pipeline {
         let mut window = 0;
         for stage in stages.iter_mut().rev() {
             window = (window + stage.window).clamp(1, micro_batches);
-            stage.window = window;
+            (stage.least_window, stage.window) = (window, window);
         }
         if let Some(last) = stages.last_mut() {
             (last.busy_s, last.latency_s) = (0.0, 0.0);
@@ -121,12 +122,16 @@ impl Pipeline {
     }
 
     /// Paths of the suffix that begins with each stage, and behind them those of no stage at all.
-    fn suffixes(&self) -> Vec<Paths> {
+    /// `open` says how much smaller and larger than it is each window may be for all that the paths know.
+    fn suffixes(&self, open: (u32, u32)) -> Vec<Paths> {
         let mut suffixes = vec![Paths::default()];
         let mut next_window = 1;
         for stage in self.stages.iter().rev() {
-            suffixes.push(suffixes[suffixes.len() - 1].extend(stage, next_window, self.micro_batches));
-            next_window = stage.window;
+            let least_window = stage.window.saturating_sub(open.0).max(1);
+            let window = (stage.window + open.1).min(self.micro_batches);
+            let stage = PathStage { least_window, window, ..*stage };
+            suffixes.push(suffixes[suffixes.len() - 1].extend(&stage, next_window, self.micro_batches));
+            next_window = least_window;
         }
         suffixes.reverse();
         suffixes
@@ -141,9 +146,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_length_of_a_suffix_is_longer_than_it_takes(pipeline in pipelines()) {
+    fn no_length_of_a_suffix_is_longer_than_it_takes(pipeline in pipelines(), open in (0_u32..4, 0_u32..4)) {
         let events = pipeline.simulate();
-        for (stage, (paths, at)) in pipeline.suffixes().iter().zip(&events).enumerate() {
+        for (stage, (paths, at)) in pipeline.suffixes(open).iter().zip(&events).enumerate() {
             let lemmas = [
                 ("trip", paths.trip_s, at.trip_s),
                 ("first_back", paths.first_back_s, at.first_back_s - at.first_forward_s),
@@ -164,7 +169,7 @@ proptest! {
     #[test]
     fn no_sum_of_a_suffix_and_the_stages_in_front_is_longer_than_the_step(pipeline in pipelines()) {
         let step_s = pipeline.simulate()[0].end_s;
-        let suffixes = pipeline.suffixes();
+        let suffixes = pipeline.suffixes((0, 0));
         let mut least = Least::EMPTY;
         for (split, paths) in suffixes.iter().enumerate() {
             for (lemma, sum_s) in SUMS.iter().zip(least.sums_s(paths)) {
@@ -189,6 +194,7 @@ proptest! {
                 sync_s: pick(2, one.sync_s, two.sync_s),
                 busy_s: pick(3, one.busy_s, two.busy_s),
                 latency_s: pick(4, one.latency_s, two.latency_s),
+                least_window: one.window,
                 window: one.window,
             }
         };
@@ -196,23 +202,25 @@ proptest! {
         let (mut one, mut two) = (Pipeline::of(one, count), Pipeline::of(two, count));
         // They compete only if their first windows agree.
         let window = one.stages[0].window.max(two.stages[0].window);
-        (one.stages[0].window, two.stages[0].window) = (window, window);
+        for first in [&mut one.stages[0], &mut two.stages[0]] {
+            (first.least_window, first.window) = (window, window);
+        }
         let behind_front = |suffix: &Pipeline| {
             let last = &suffix.stages[0];
             let window = |stage: &PathStage| (last.window + stage.window).min(count);
             let mut stages: Vec<PathStage> =
-                front.iter().map(|stage| PathStage { window: window(stage), ..*stage }).collect();
+                front.iter().map(|stage| PathStage { least_window: window(stage), window: window(stage), ..*stage }).collect();
             stages.sort_by_key(|stage| std::cmp::Reverse(stage.window));
             stages
         };
         for (better, worse) in [(&one, &two), (&two, &one)] {
-            let mut paths = better.suffixes()[0];
-            if !paths.dominates(&worse.suffixes()[0], count) {
+            let mut paths = better.suffixes((0, 0))[0];
+            if !paths.dominates(&worse.suffixes((0, 0))[0], count) {
                 continue;
             }
             // Which of two middles is kept is a guess, so paths are compared without, and steps with them.
             let bare = |paths: Paths| Paths { middle: Middle::default(), ..paths };
-            let (mut bare_paths, mut bare_others) = (bare(paths), bare(worse.suffixes()[0]));
+            let (mut bare_paths, mut bare_others) = (bare(paths), bare(worse.suffixes((0, 0))[0]));
             let mut stages = behind_front(worse);
             let mut next_window = better.stages[0].window;
             for stage in stages.iter().rev() {

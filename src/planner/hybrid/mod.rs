@@ -30,6 +30,7 @@ mod settings;
 mod sketch;
 mod space;
 mod task;
+mod windows;
 
 use rayon::prelude::*;
 use rustc_hash::FxHashSet;

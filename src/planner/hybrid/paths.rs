@@ -82,6 +82,8 @@ pub(super) struct PathStage {
     pub forward_s: f64,
     pub backward_s: f64,
     pub sync_s: f64,
+    /// Its window lies between these; they are equal where it is known.
+    pub least_window: u32,
     pub window: u32,
     /// To the next stage, one way: time on the link, and the delay behind it.
     pub busy_s: f64,
@@ -89,18 +91,22 @@ pub(super) struct PathStage {
 }
 
 impl Paths {
-    /// Puts a stage in front of the suffix, whose first stage has the window `next_window`.
+    /// Puts a stage in front of the suffix, whose first stage has at least the window `next_window`.
+    ///
+    /// Waits shrink with the window, what must run before them grows: each path is as long as at the window, of those
+    /// that the stage may have, at which it is shortest.
     pub(super) fn extend(&self, stage: &PathStage, next_window: u32, micro_batches: u32) -> Self {
-        let PathStage { forward_s, backward_s, sync_s, window, busy_s: link_s, latency_s } = *stage;
+        let PathStage { forward_s, backward_s, sync_s, least_window, window, busy_s: link_s, latency_s } = *stage;
         let work_s = forward_s + backward_s;
         let transfer_s = link_s + latency_s;
         let below = |path_s: f64| path_s + 2.0 * transfer_s;
         let (count, skipped) = (f64::from(micro_batches), f64::from(window - 1));
+        let least_skipped = f64::from(least_window - 1);
         let is_alternating = micro_batches > window; // else all forwards come before all backwards
 
         let (first_s, last_s, trip_s) = (below(self.first_back_s), below(self.last_back_s), below(self.trip_s));
-        let first_back_s = (first_s + work_s).max((skipped + 1.0) * forward_s + backward_s);
-        let last_back_s = (last_s + work_s).max(forward_s + (skipped + 1.0) * backward_s);
+        let first_back_s = (first_s + work_s).max((least_skipped + 1.0) * forward_s + backward_s);
+        let last_back_s = (last_s + work_s).max(forward_s + (least_skipped + 1.0) * backward_s);
         let last_synced_s = (forward_s + transfer_s + self.last_synced_s).max(last_back_s + sync_s);
 
         // The new stage is busy all the time.
@@ -131,7 +137,8 @@ impl Paths {
             forward_s: self.middle.forward_s.max(forward_s),
             backward_s: self.middle.backward_s.max(backward_s),
         };
-        let ourselves = Middle { through_s: (count - skipped) * work_s, ends: skipped, forward_s, backward_s };
+        let ourselves =
+            Middle { through_s: (count - least_skipped) * work_s, ends: least_skipped, forward_s, backward_s };
         let drained_s = (below(self.drained_s) + work_s)
             .max(below_us.path_s())
             .max(count * work_s + waits_s)

@@ -1,7 +1,7 @@
 //! Prices a whole plan: every stage's seconds and bytes, then the simulated step.
 
 use super::paths::{PathStage, Paths};
-use super::settings::{Settings, largest_window};
+use super::settings::Settings;
 use crate::cost::network::{Cluster, Rate};
 use crate::cost::{self, Memory, Model, Totals};
 use crate::error::{Error, Result};
@@ -96,11 +96,12 @@ pub struct Priced {
 
 /// Prices plans of one model on one cluster; keeps what it needs again.
 pub struct Pricer<'a> {
-    model: &'a Model,
+    pub(super) model: &'a Model,
     cluster: &'a Cluster,
     pub(super) settings: &'a Settings,
     sweep: Sweep,
-    totals: rustc_hash::FxHashMap<u32, Totals>,
+    /// By the number of samples.
+    pub(super) totals: rustc_hash::FxHashMap<u32, Totals>,
     /// How many plans were simulated.
     pub simulated: u64,
     /// How many actions they had.
@@ -192,56 +193,6 @@ impl<'a> Pricer<'a> {
         Ok(prices)
     }
 
-    /// The windows of a plan whose stages run ahead as far as memory allows where `eager` says so, else no farther than
-    /// they must; `None` if a stage doesn't fit even then.
-    ///
-    /// Windows never grow along the stages: a stage that waits for more forwards than the one before it gives would
-    /// wait for ever.
-    ///
-    /// # Errors
-    /// As [`Pricer::stages`].
-    pub fn windows(&mut self, plan: &Candidate, eager: &[bool]) -> Result<Option<Vec<u32>>> {
-        let micro_batches = self.settings.global_batch / plan.micro_batch;
-        let prices = self.stages(plan)?;
-        let mut windows = vec![0; plan.stages.len()];
-        let mut next = 1;
-        for (from_end, index) in (1_u32..).zip((0..plan.stages.len()).rev()) {
-            let (stage, price) = (&plan.stages[index], &prices[index]);
-            let totals = &self.totals[&price.share];
-            let (least, most) = self.settings.windows(from_end, micro_batches);
-            let least = least.max(next);
-            let bytes = |window| {
-                let (ends, replicas) = ((stage.begin, stage.end), stage.replicas());
-                cost::memory(self.model, totals, &self.settings.memory, ends, replicas, window, plan.recompute)
-                    .total_bytes()
-            };
-            let most = if eager[index] { most.max(least) } else { least };
-            let Some(window) = largest_window(least, most, |window| bytes(window) <= price.capacity_bytes) else {
-                return Ok(None);
-            };
-            windows[index] = window;
-            next = window;
-        }
-        Ok(Some(windows))
-    }
-
-    /// Which stages of a plan run ahead farther than they must.
-    #[must_use]
-    pub fn eager(&self, plan: &Candidate) -> Vec<bool> {
-        let micro_batches = self.settings.global_batch / plan.micro_batch;
-        let mut next = 1;
-        let mut eager: Vec<bool> = (1_u32..)
-            .zip(plan.stages.iter().rev())
-            .map(|(from_end, stage)| {
-                let least = self.settings.windows(from_end, micro_batches).0.max(next);
-                next = stage.window;
-                stage.window > least
-            })
-            .collect();
-        eager.reverse();
-        eager
-    }
-
     /// Prices and simulates a plan, whether or not it fits the devices' memory.
     ///
     /// # Errors
@@ -302,6 +253,7 @@ pub(super) fn path_stage(stage: &StagePrice, window: u32) -> PathStage {
         forward_s: stage.forward_s,
         backward_s: stage.backward_s,
         sync_s: stage.sync_tail_s,
+        least_window: window,
         window,
         busy_s: stage.transfer_busy_s,
         latency_s: stage.transfer_s - stage.transfer_busy_s,

@@ -26,8 +26,6 @@ const MOST_KINDS: usize = 6;
 struct Kind {
     speed: f64,
     memory_bytes: f64,
-    /// Of the smallest device, where kinds aren't told apart.
-    least_memory_bytes: f64,
     /// Which kinds have all of its devices.
     parts_of: Vec<bool>,
     /// Whether its slowest device may be its smallest one, so that a stage of it may lie in one machine, and how many
@@ -120,7 +118,6 @@ impl Relaxed {
                         sync,
                         speed: kind.speed,
                         memory_bytes: kind.memory_bytes,
-                        least_memory_bytes: kind.least_memory_bytes,
                         room: if let Last::One { room, .. } = last { Some(room) } else { None },
                         takes: Vec::new(),
                     });
@@ -234,7 +231,6 @@ fn kinds(cluster: &Cluster) -> Vec<Kind> {
                 kinds.push(Kind {
                     speed,
                     memory_bytes,
-                    least_memory_bytes: memory_bytes,
                     parts_of: Vec::new(),
                     widest: own.map(|machine| machine.devices).max(),
                     devices: those.iter().map(|machine| machine.devices).sum(),
@@ -248,7 +244,6 @@ fn kinds(cluster: &Cluster) -> Vec<Kind> {
         kinds = vec![Kind {
             speed: speeds.last().copied().unwrap_or(1.0),
             memory_bytes: memories.last().copied().unwrap_or(0.0),
-            least_memory_bytes: memories.first().copied().unwrap_or(0.0),
             parts_of: Vec::new(),
             widest: cluster.machines.iter().map(|machine| machine.devices).max(),
             devices: all,

@@ -29,6 +29,9 @@ const GRID: f64 = 8192.0;
 /// Stages that tables look at in the time of one try to put a stage in front of a label.
 const TABLED: u64 = 2;
 
+/// Windows of a stage that are told apart at most.
+const MOST_WINDOWS: u32 = 8;
+
 /// Index of the empty suffix.
 const ROOT: u32 = 0;
 
@@ -114,6 +117,12 @@ impl<'a> Suffixes<'a> {
             id = label.parent;
         }
         moves.reverse(); // made from the last stage to the first
+        // Where a window is left open, the largest that doesn't grow along the stages.
+        let mut most = u32::MAX;
+        for stage in &mut stages {
+            most = most.min(stage.window);
+            stage.window = most;
+        }
         for (stage, footprint) in stages.iter_mut().zip(self.space.devices(&moves)) {
             stage.footprint = footprint;
         }
@@ -142,7 +151,17 @@ impl<S: Placing> Pass<'_, '_, S> {
         if root_bound_s < self.threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
             let bound_s = root_bound_s;
-            labels.add(Label { paths, bound_s, cut, situation: 0, stages: 0, window: 1, parent: ROOT, move_index: 0 });
+            labels.add(Label {
+                paths,
+                bound_s,
+                cut,
+                situation: 0,
+                stages: 0,
+                least_window: 1,
+                window: 1,
+                parent: ROOT,
+                move_index: 0,
+            });
         }
         for cut in (1..=last).rev() {
             let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
@@ -167,24 +186,14 @@ impl<S: Placing> Pass<'_, '_, S> {
         (found, labels)
     }
 
-    /// The largest windows between `least` and `most` that a stage may have: one, unless several moves count as one.
-    fn windows(&self, stage: (usize, usize), choice: &Move, least: u32, most: u32) -> Option<(u32, u32)> {
+    /// The largest window between `least` and `most` that a stage may have.
+    fn largest_window(&self, stage: (usize, usize), choice: &Move, least: u32, most: u32) -> Option<u32> {
         let (model, memory) = (self.task.model, &self.task.settings.memory);
         let totals = &self.task.totals[self.task.share[choice.replicas as usize]? as usize];
-        let largest = |replicas, memory_bytes: f64| {
-            largest_window(least, most, |window| {
-                cost::memory(model, totals, memory, stage, replicas, window, self.task.recompute).total_bytes()
-                    <= memory_bytes - memory.reserved_bytes
-            })
-        };
-        let largest_window = largest(choice.replicas, choice.memory_bytes)?;
-        if choice.least_memory_bytes >= choice.memory_bytes
-            && (choice.fewest == choice.replicas || !memory.shard_optimizer)
-        {
-            return Some((largest_window, largest_window));
-        }
-        let smallest_window = largest(choice.fewest, choice.least_memory_bytes).unwrap_or(least);
-        Some((smallest_window, largest_window))
+        largest_window(least, most, |window| {
+            cost::memory(model, totals, memory, stage, choice.replicas, window, self.task.recompute).total_bytes()
+                <= choice.memory_bytes - memory.reserved_bytes
+        })
     }
 
     /// Puts every stage that may stand there in front of a label; how many those are.
@@ -245,22 +254,23 @@ impl<S: Placing> Pass<'_, '_, S> {
                 } else {
                     cost::sync_s(model, totals, choice.speed, (begin, end), choice.sync, overlap)
                 };
-                let least = least.max(label.window);
-                let most = most.max(least);
-                let Some((smallest_window, largest_window)) = self.windows((begin, end), choice, least, most) else {
-                    continue;
-                };
-                let windows = (smallest_window..=largest_window).rev();
-                for window in windows.chain((least < smallest_window).then_some(least)) {
+                let least = least.max(label.least_window);
+                let Some(largest) = self.largest_window((begin, end), choice, least, most.max(least)) else { continue };
+                // Each by itself, largest first; where they are many, all but the largest few and the least as one.
+                let few = if largest - least < MOST_WINDOWS { least } else { largest - MOST_WINDOWS + 3 };
+                let each = (few..=largest).rev().map(|window| (window, window));
+                let others = (few > least).then(|| [(least + 1, few - 1), (least, least)]);
+                for (least_window, window) in each.chain(others.into_iter().flatten()) {
                     let stage = PathStage {
                         forward_s,
                         backward_s,
                         sync_s,
+                        least_window,
                         window,
                         busy_s: cut_bytes * choice.transfer.s_per_byte,
                         latency_s: choice.transfer.latency_s,
                     };
-                    let paths = label.paths.extend(&stage, label.window, self.task.micro_batches);
+                    let paths = label.paths.extend(&stage, label.least_window, self.task.micro_batches);
                     let paths = if grid_s > 0.0 { paths.rounded_down(grid_s) } else { paths };
                     let bound_s = prefixes.bound_s(&paths, begin, free, room, stages).max(busy_s);
                     if bound_s < threshold_s {
@@ -273,6 +283,7 @@ impl<S: Placing> Pass<'_, '_, S> {
                             cut: begin as u32,
                             situation,
                             stages,
+                            least_window,
                             window,
                             parent: id,
                             move_index,

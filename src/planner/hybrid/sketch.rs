@@ -259,6 +259,7 @@ impl<'a> Judge<'a> {
                 forward_s: cost.forward_s,
                 backward_s: cost.backward_s,
                 sync_s: cost.sync_s,
+                least_window: window,
                 window,
                 busy_s,
                 latency_s: rate.latency_s,

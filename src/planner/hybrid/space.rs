@@ -54,10 +54,8 @@ pub(super) struct Move {
     pub sync: Rate,
     /// Of the slowest device it takes.
     pub speed: f64,
-    /// Of the smallest device it takes, ...
+    /// Of the smallest device it takes; the most that this may be, where several moves count as one.
     pub memory_bytes: f64,
-    /// ... and the least that this may be, where several moves count as one.
-    pub least_memory_bytes: f64,
     /// Devices that stay free on its machine; none if it takes several machines.
     pub room: Option<u32>,
     /// Which devices it takes, in words of its space.
@@ -224,7 +222,6 @@ impl<'a> Space<'a> {
             fewest: replicas,
             speed,
             memory_bytes,
-            least_memory_bytes: memory_bytes,
             room,
             kind: 0,
             takes,
