@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -139,6 +140,6 @@ def definitions(timelines: Sequence[Timeline], *, with_table: bool) -> str:
 
 
 def _relative(value: float, base: float, is_first: bool) -> str:
-    if is_first or base <= 0:
+    if is_first or base <= 0 or math.isinf(change := 100 * (value / base - 1)):
         return "–"
-    return f"{100 * (value / base - 1):+.1f} %"
+    return f"{change:+.1f} %"

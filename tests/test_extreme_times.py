@@ -1,0 +1,49 @@
+"""Times at the ends of what floats can tell are drawn, kept and read back in every format, without NaN or infinity."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+import hpgo
+from hpgo import draw
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHORTEST_S = 5e-324
+TIMES = {
+    "nothing but the shortest": {"forward_s": SHORTEST_S, "backward_s": SHORTEST_S},
+    "the shortest beside a second": {"forward_s": SHORTEST_S, "backward_s": 1.0},
+    "denormal": {"forward_s": 1e-310, "backward_s": 3e-310, "transfer_s": SHORTEST_S},
+    "on the edge": {"forward_s": 1e-281, "backward_s": 3e-281, "latency_s": 1e-300},
+    "the longest": {"forward_s": 1e15, "backward_s": 1e15, "latency_s": SHORTEST_S},
+}
+DRAWN = [
+    {},
+    {"transfers": "arrows", "memory": True, "critical_path": True},
+    {"transfers": "lanes", "memory": True, "max_boxes": 0},
+]
+NOT_A_NUMBER = re.compile(r"""(?<![\w-])-?(nan|inf|infinity)(?![\w-])""", re.IGNORECASE)
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_zb"])
+@pytest.mark.parametrize("times", TIMES)
+def test_extreme_times_are_drawn_kept_and_read_back(tmp_path: Path, times: str, schedule: str) -> None:
+    orders = hpgo.schedule(schedule, ranks=2, micro_batches=4)
+    held = hpgo.StageBytes(activation_bytes=SHORTEST_S, weights_bytes=1.0)
+    timeline = hpgo.simulate(orders, **TIMES[times], memory=held, memory_cap_bytes=SHORTEST_S)
+    usual = hpgo.simulate(orders)
+    for ending in draw.ENDINGS:
+        for several in (timeline, [timeline, usual]):
+            for options in DRAWN[1:2] if ending in {".png", ".pdf"} else DRAWN:
+                path = draw.save(several, tmp_path / f"x{ending}", **options)
+                if ending in {".svg", ".txt", ".tex", ".json"}:
+                    found = NOT_A_NUMBER.search(path.read_text(encoding="utf-8"))
+                    assert found is None, (ending, options)
+    for name in ("x.npz", "x.timeline.json"):
+        timeline.save(tmp_path / name)
+        assert hpgo.Timeline.read(tmp_path / name).measures == timeline.measures
