@@ -74,7 +74,7 @@ def brute_force(name: str, profile: hpgo.Profile, machines: hpgo.Cluster, batch:
 
 
 @settings(max_examples=12, deadline=None)
-@given(questions(most=7), st.sampled_from(["interleaved", "looped_bfs", "hanayo", "interleaved_zb"]))
+@given(questions(most=7), st.sampled_from([name for name in CHUNKED if name != "dualpipe_v"]))
 def test_the_plan_is_the_best_of_all_cuts_and_none_goes_below_the_bound(
     question: tuple[hpgo.Profile, float, float], name: str
 ) -> None:
@@ -87,20 +87,9 @@ def test_the_plan_is_the_best_of_all_cuts_and_none_goes_below_the_bound(
         assert best is None
         return
     assert best is not None
-    assert plan.step_s == pytest.approx(best.step_s, rel=1e-9)
+    assert plan.step_s <= best.step_s * (1 + 1e-9)
     assert plan.lower_bound_s is not None
-    assert plan.lower_bound_s <= best.step_s * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min"])
-def test_plans_of_orders_that_are_fitted_to_times_are_as_good_as_all_cuts(name: str) -> None:
-    profile = chain([1.0, 0.4, 1.3, 0.7, 1.9, 0.2, 0.8], 1e8, 1e8)
-    best = brute_force(name, profile, cluster(2), 4)
-    plan = hpgo.plan(profile, cluster(2), global_batch_size=4, schedule=name)
-    assert best is not None
-    assert plan.step_s <= best.step_s * (1 + 1e-3)
-    assert plan.lower_bound_s is not None
-    assert plan.lower_bound_s <= best.step_s
+    assert plan.lower_bound_s <= min(plan.step_s, best.step_s) * (1 + 1e-12)
 
 
 def balanced(seconds: list[float], stages: int) -> tuple[int, ...]:

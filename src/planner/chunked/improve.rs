@@ -25,7 +25,11 @@ const SMALLER: f64 = 1e-9;
 /// How far a border moves at once.
 const STRIDES: [isize; 8] = [1, -1, 2, -2, 5, -5, 12, -12];
 /// Fitting orders takes about as long as so many trials.
-const FITTING: u64 = 20;
+const FITTING: u64 = 10;
+/// Orders of so few actions are fitted to each trial.
+const FEW_ACTIONS: usize = 400;
+/// All cuts are tried if they are so few.
+const MOST_CUTS: f64 = 1000.0;
 /// Trials that it remembers at once.
 const MOST_KNOWN: usize = 50_000;
 /// Kicks without success after which it rests.
@@ -152,8 +156,14 @@ impl<'a> Improver<'a> {
 
     /// Goes on until trials had so many actions, nothing helps any more, or `control` says so.
     pub(super) fn improve(&mut self, effort: u64, control: &Control) {
-        let each = self.orders.action_count() as u64 + OVERHEAD;
+        let mut each = self.orders.action_count() as u64 + OVERHEAD;
+        if self.fits_each() {
+            each *= FITTING;
+        }
         let mut left = effort;
+        if self.kicks == 0 {
+            self.try_all(each, &mut left, control);
+        }
         while self.kicks <= MOST_KICKS && left >= each && !control.should_stop() {
             let before = self.best.run.score();
             loop {
@@ -166,12 +176,38 @@ impl<'a> Improver<'a> {
                 self.kicks = 0;
             }
             self.now = (self.best.trial.clone(), self.best.run.score());
-            if self.orders != self.best.orders {
+            if !self.fits_each() && self.orders != self.best.orders {
                 self.run_in(self.best.orders.clone());
             }
             self.kick();
             self.kicks += 1;
         }
+    }
+
+    /// Tries all cuts for the groups to start with, if they are few.
+    fn try_all(&mut self, each: u64, left: &mut u64, control: &Control) {
+        let (places, borders) = (self.row.len() - 2, self.best.trial.ends.len() - 2);
+        let ways = (0..borders).fold(1.0, |ways, at| ways * (places - at) as f64 / (at + 1) as f64);
+        if ways > MOST_CUTS || ways * each as f64 > *left as f64 {
+            return;
+        }
+        let mut trial = Trial { ends: (0..=borders).collect(), replicas: self.shape.replicas.clone() };
+        trial.ends.push(places + 1);
+        while !control.should_stop() {
+            self.score(&trial);
+            *left = left.saturating_sub(each);
+            // The next cuts in order: the last border that still can moves on, those behind it stand right behind it.
+            let Some(at) = (1..=borders).rev().find(|&at| trial.ends[at] < places + at - borders) else { break };
+            trial.ends[at] += 1;
+            for behind in at + 1..=borders {
+                trial.ends[behind] = trial.ends[behind - 1] + 1;
+            }
+        }
+    }
+
+    /// Whether orders are fitted to each trial: where they look at times, and that takes no time to speak of.
+    fn fits_each(&self) -> bool {
+        self.family.options.contains(&"durations") && self.orders.action_count() <= FEW_ACTIONS
     }
 
     /// Moves while that helps.
@@ -216,6 +252,11 @@ impl<'a> Improver<'a> {
     /// Runs a trial and keeps it if it is the best.
     fn simulate(&mut self, trial: &Trial) -> Option<f64> {
         let stages = self.stages(trial).ok()?;
+        if self.fits_each() {
+            let fitted = self.fitted_to(&stages, &Control::default()).ok()?;
+            self.peaks = Peaks::of(&fitted);
+            self.orders = fitted;
+        }
         let found = run(&self.orders, &self.peaks, stages, self.shape.recompute, &mut self.sweep).ok()?;
         self.simulated += 1;
         let score = found.score();
@@ -227,21 +268,14 @@ impl<'a> Improver<'a> {
 
     /// Fits orders to the plan at hand, where they look at times, and says whether it is better for that.
     fn fit(&mut self, each: u64, left: &mut u64, control: &Control) -> bool {
-        if !self.family.options.contains(&"durations")
-            || *left < FITTING * each
-            || !self.fitted.insert(self.now.0.clone())
-        {
+        let looks = self.family.options.contains(&"durations") && !self.fits_each();
+        if !looks || *left < FITTING * each || !self.fitted.insert(self.now.0.clone()) {
             return false;
         }
         *left -= FITTING * each;
         let (trial, score) = self.now.clone();
         let Ok(stages) = self.stages(&trial) else { return false };
-        let request = Request {
-            chunks: Some(self.shape.chunks),
-            durations: Some(durations(&stages, self.shape.recompute)),
-            ..Request::new(self.shape.replicas.len() as u32, self.asked.2.global_batch / self.shape.micro_batch)
-        };
-        let Ok(fitted) = self.family.build_under(&request, control) else { return false };
+        let Ok(fitted) = self.fitted_to(&stages, control) else { return false };
         if fitted == self.orders {
             return false;
         }
@@ -252,6 +286,16 @@ impl<'a> Improver<'a> {
         };
         self.now.1 = score;
         true
+    }
+
+    /// Orders that are fitted to what these stages take.
+    fn fitted_to(&self, stages: &[StagePrice], control: &Control) -> Result<Schedule> {
+        let request = Request {
+            chunks: Some(self.shape.chunks),
+            durations: Some(durations(stages, self.shape.recompute)),
+            ..Request::new(self.shape.replicas.len() as u32, self.asked.2.global_batch / self.shape.micro_batch)
+        };
+        self.family.build_under(&request, control)
     }
 
     /// Runs trials in other orders from now on; returns those that it ran them in.
