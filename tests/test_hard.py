@@ -37,11 +37,11 @@ def test_plans_are_near_the_best_known(answered):
     assert plan.step_s <= KNOWN[question.name]["step_s"] * (1 + TOLERANCE)
 
 
-def test_best_known_plans_cost_what_was_written_down(answered):
+def test_best_known_plans_cost_no_more_than_was_written_down(answered):
     question, _ = answered
     known = hard.priced(question, KNOWN[question.name]["plan"])
     assert known.fits
-    assert known.step_s == pytest.approx(KNOWN[question.name]["step_s"], rel=1e-9)
+    assert known.step_s <= KNOWN[question.name]["step_s"] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("module", [questions, hard], ids=lambda module: module.__name__)
