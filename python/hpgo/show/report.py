@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hpgo.programs.stages import Stage
 
 WIDTH = 80
+_ALIKE = 4  # groups of devices from which on only some are named
 _SCHEDULES = {
     "1f1b": "1F1B",
     "eager_1f1b": "eager 1F1B",
@@ -315,10 +316,12 @@ def search_space(plan: Plan) -> str:
     cuts = "every cut between layers" if plan.cuts == "all" else f"{some} ({plan.cuts})"
     if plan.restriction is not None:
         cuts = plan.restriction.space if plan.cuts == "all" else f"{cuts}; {plan.restriction.space}"
+    # Launchers start ranks in the order of devices, which other placements don't keep.
+    patterns = ", others by pattern" if plan.restriction is None else ""
     placements = (
         "every placement on the machines"
         if plan.placements == "all"
-        else "compact placements only (few partly used machines), others by pattern; the bound holds for all"
+        else f"compact placements only (few partly used machines){patterns}; the bound holds for all"
     )
     effort = f"{plan.labels:,} partial plans, {plan.simulated:,} whole ones simulated" if plan.labels else ""
     return f"{cuts}; {placements}" + (f"; {effort}" if effort else "")
@@ -335,16 +338,25 @@ def _improved(plan: Plan) -> str:
 
 
 def device_ranges(devices: Iterable[int]) -> str:
-    """Device numbers as ranges.
+    """Device numbers as ranges; the same ones on four machines or more by the first two and the last.
 
     >>> device_ranges([0, 1, 2, 3, 8, 9, 12])
     '0–3,8–9,12'
+    >>> device_ranges([0, 1, 8, 9, 16, 17, 24, 25, 31])
+    '0–1,8–9…24–25,31'
     """
-    runs = [
-        [device for _, device in run]
-        for _, run in groupby(enumerate(sorted(devices)), key=lambda pair: pair[1] - pair[0])
-    ]
-    return ",".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    by_run = groupby(enumerate(sorted(devices)), key=lambda pair: pair[1] - pair[0])
+    runs = [[device for _, device in run] for _, run in by_run]
+    texts = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    said: list[str] = []
+    while runs:
+        alike = 1
+        while alike < len(runs) and runs[alike] == [device + alike * (runs[1][0] - runs[0][0]) for device in runs[0]]:
+            alike += 1
+        count = alike if alike >= _ALIKE else 1
+        said.append(texts[0] if count == 1 else f"{texts[0]},{texts[1]}…{texts[count - 1]}")
+        runs, texts = runs[count:], texts[count:]
+    return ",".join(said)
 
 
 def layer_range(stage: Stage) -> str:

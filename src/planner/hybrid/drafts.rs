@@ -56,6 +56,11 @@ impl Search<'_> {
 
     fn draft_for(&mut self, tasks: &[&Task<'_>], heat: Option<Heat>) -> Result<()> {
         let Some(task) = tasks.first() else { return Ok(()) };
+        if task.settings.equal_replicas {
+            // A launcher that wants equal replicas starts its ranks in the order of the devices, which only compact
+            // placements keep.
+            return Ok(());
+        }
         let line = patterns::line(task.model, &task.cut_bytes);
         let Some(patterns) = Patterns::new(tasks, &line) else { return Ok(()) };
         let before_s = self.step_s();
