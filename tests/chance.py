@@ -146,7 +146,7 @@ def linked(chance: Random, machines: list[dict[str, Any]]) -> hpgo.Cluster:
         return {
             "bandwidth": between(chance, 1e7, 1e9),
             "collective": between(chance, 1e7, 1e9),
-            "latency": chance.choice([0.0, between(chance, 1e-4, 1e-1)]),
+            "latency": chance.choice([0.0, between(chance, 1e-4, 1.0)]),
         }
 
     document = {"hpgo_cluster": 1, "name": "random", "machines": machines, "intra": link(), "inter": link()}
