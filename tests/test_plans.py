@@ -264,21 +264,23 @@ def test_a_short_deadline_leaves_a_plan_that_fits(model: str, cluster: str, size
 
 
 @pytest.mark.parametrize(
-    ("model", "machines", "size", "most"),
+    ("model", "machines", "size", "most", "most_anywhere"),
     [
-        ("vgg-16", 8, 2**14, 0.001),
-        ("vgg-16", 16, 2**15, 0.001),
-        pytest.param("amoebanet-36", 4, 128, 0.03, marks=pytest.mark.slow),
-        pytest.param("amoebanet-36", 8, 128, 0.03, marks=pytest.mark.slow),
+        ("vgg-16", 8, 2**14, 0.001, 0.001),
+        ("vgg-16", 16, 2**15, 0.001, 0.001),
+        pytest.param("amoebanet-36", 4, 128, 0.001, 0.05, marks=pytest.mark.slow),
+        pytest.param("amoebanet-36", 8, 128, 0.001, 0.12, marks=pytest.mark.slow),
     ],
 )
 def test_little_memory_and_slow_links_on_many_machines_leave_a_small_gap(
-    model: str, machines: int, size: int, most: float
+    model: str, machines: int, size: int, most: float, most_anywhere: float
 ) -> None:
     best = hpgo.plan(hpgo.read_profile(model), hpgo.Cluster.preset(f"dapple-a:{machines}"), global_batch_size=size)
     assert best.finished
     assert best.gap is not None
-    assert best.gap < most
+    assert best.gap < most_anywhere
+    assert best.compact_bound_s is not None
+    assert best.step_s / best.compact_bound_s - 1 < most
 
 
 def test_an_exception_in_progress_stops_the_search_and_arrives() -> None:
