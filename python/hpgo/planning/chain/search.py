@@ -194,7 +194,7 @@ def _solved(
     )
     longest_s = None if samples_per_s is None else batch_size / samples_per_s
     # Whoever waits counts the time it took to get here, too.
-    left_s = None if deadline_s is None else max(1e-3, deadline_s - (time.monotonic() - began_s))
+    left_s = None if deadline_s is None else max(1e-9, deadline_s - (time.monotonic() - began_s))
     try:
         found = _core.partition_chain(chain, objective, longest_s, left_s, progress)
     except InfeasibleError as error:
