@@ -16,8 +16,8 @@ use crate::cost::Model;
 use crate::cost::network::Cluster;
 
 /// Plans that set out at most, and at least; and steps for each of them in all rounds together, where there are fewer.
-const CROWD: u64 = 80;
-const LEAST_CROWD: u64 = 4;
+pub(super) const CROWD: usize = 80;
+const LEAST_CROWD: usize = 4;
 const LEAST_STEPS: u64 = 5_000;
 /// A share of the path by which a step may make it longer, about, in the first round.
 const HEAT: f64 = 0.03;
@@ -30,14 +30,17 @@ const LACKING: f64 = 3.0;
 const SIMULATED: usize = 10;
 /// A plan of more actions isn't.
 const MOST_ACTIONS: u64 = 100_000;
-/// What an action of a simulation takes in nanoseconds or so.
+/// What an action of a simulation takes, and each part of a stage on another machine before it, in nanoseconds or so.
 const ACTION: u64 = 30;
+const PART: u64 = 400;
 /// Work between two looks at the clock, in nanoseconds or so.
 const UNWATCHED: u64 = 200_000;
-/// What a step takes, with what it takes more for each stage and for each machine, in nanoseconds or so.
+/// What a step takes, with what it takes more for each stage, each machine, and each stage on each machine, in nanoseconds
+/// or so.
 const STEP: u64 = 600;
 const STEP_OF_STAGE: u64 = 70;
-const STEP_OF_MACHINE: u64 = 25;
+const STEP_OF_MACHINE: u64 = 50;
+const STEP_OF_BOTH: u64 = 1;
 
 /// Random numbers (Steele, Lea and Flood's splitmix64, 2014).
 struct Random(u64);
@@ -127,7 +130,7 @@ impl Scale<'_, '_> {
         if !self.round.is_simulated || !fits || length_s >= limit_s || actions > MOST_ACTIONS {
             return (length_s, fits);
         }
-        self.left = self.left.saturating_sub(ACTION * actions);
+        self.left = self.left.saturating_sub(ACTION * actions + PART * plan.parts());
         (self.step_s(plan, task).unwrap_or(f64::INFINITY).max(length_s), true)
     }
 
@@ -173,7 +176,7 @@ impl<'a> Annealing<'a> {
     ) {
         // Rather few who get somewhere than many who don't.
         let steps = plans.first().map_or(1, |plan| effort / step_cost(plan));
-        let most = (steps / LEAST_STEPS).clamp(LEAST_CROWD, CROWD) as usize;
+        let most = ((steps / LEAST_STEPS) as usize).clamp(LEAST_CROWD, CROWD);
         let mut crowd: Vec<Walker> =
             (0..).zip(plans.into_iter().take(most)).map(|(number, now)| Walker { number, now, best: None }).collect();
         let rounds = u64::from(crowd.len().max(1).ilog2()) + 1;
@@ -428,7 +431,8 @@ impl<'a> Annealing<'a> {
 
 /// What one step of a plan takes, in nanoseconds or so.
 fn step_cost(plan: &Sketch) -> u64 {
-    STEP + STEP_OF_STAGE * plan.stages() as u64 + STEP_OF_MACHINE * plan.free.len() as u64
+    let (stages, machines) = (plan.stages() as u64, plan.free.len() as u64);
+    STEP + STEP_OF_STAGE * stages + STEP_OF_MACHINE * machines + STEP_OF_BOTH * stages * machines
 }
 
 /// Two stages, more often than not neighbours.

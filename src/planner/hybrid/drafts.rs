@@ -1,6 +1,6 @@
 //! Good plans of any placement before anything is proved: by pattern, and what annealing makes of them.
 
-use super::anneal::Annealing;
+use super::anneal::{Annealing, CROWD};
 use super::patterns::{self, Patterns};
 use super::price::Candidate;
 use super::settings::Settings;
@@ -69,12 +69,16 @@ impl Search<'_> {
             let drawn = patterns.plans(f64::INFINITY, true, self.control);
             self.meet(tasks, drawn.iter().take(OF_PATTERNS))?;
         }
-        let limit_s = if heat.is_some() { HOPEFUL * self.step_s() } else { self.step_s() };
-        let drawn = patterns.plans(limit_s, false, self.control);
-        self.meet(tasks, drawn.iter().take(OF_PATTERNS))?;
         if let Some(heat) = heat {
+            if self.drawn.is_empty() {
+                self.drawn = patterns.plans(HOPEFUL * self.step_s(), false, self.control);
+                self.drawn.truncate(CROWD);
+            }
             let best = self.best.as_ref().and_then(|(_, plan)| sketched(tasks, plan));
-            self.anneal(tasks, &line, best.into_iter().chain(drawn).collect(), heat)?;
+            self.anneal(tasks, &line, best.into_iter().chain(self.drawn.clone()).collect(), heat)?;
+        } else {
+            let drawn = patterns.plans(self.step_s(), false, self.control);
+            self.meet(tasks, drawn.iter().take(OF_PATTERNS))?;
         }
         if self.step_s() < before_s {
             self.improve();

@@ -23,8 +23,8 @@ pub(super) fn improve(
     effort: Effort,
     control: &Control,
 ) -> (f64, Candidate) {
-    climb(pricer, start, effort, control, |plan, ranges| {
-        let mut plans = shifts(model, plan, ranges);
+    climb(pricer, start, effort, control, |pricer, plan, ranges| {
+        let mut plans = shifts(model, plan, ranges, &pricer.alike(plan));
         plans.extend(warm_ups(plan, ranges));
         plans
     })
@@ -44,7 +44,7 @@ pub(super) fn improve_warm_ups(
         let promising = promising(pricer, &plan.1, &ranges).into_iter().map(|windows| with(&plan.1, &windows));
         let priced = promising.filter_map(|other| pricer.price(&other).ok().map(|priced| (priced.step_s, other)));
         let start = priced.fold(plan.clone(), |best, found| if found.0 < best.0 { found } else { best });
-        let found = climb(pricer, start, effort, control, warm_ups);
+        let found = climb(pricer, start, effort, control, |_, plan, ranges| warm_ups(plan, ranges));
         return if found.0 < best.0 { found } else { best };
     };
     let mut best = best;
@@ -109,24 +109,27 @@ fn climb(
     start: (f64, Candidate),
     effort: Effort,
     control: &Control,
-    neighbours: impl Fn(&Candidate, &Ranges) -> Vec<Neighbour>,
+    neighbours: impl Fn(&Pricer<'_>, &Candidate, &Ranges) -> Vec<Neighbour>,
 ) -> (f64, Candidate) {
     let (limit, until) = (pricer.simulated + effort.improved, pricer.actions + effort.actions);
     let mut best = start;
     loop {
         let mut better: Option<(f64, Candidate)> = None;
         let Ok(Some(ranges)) = pricer.ranges(&best.1) else { return best };
-        for (mut plan, wanted) in neighbours(&best.1, &ranges) {
+        for (mut plan, wanted) in neighbours(pricer, &best.1, &ranges) {
             if pricer.simulated >= limit || pricer.actions >= until || control.should_stop() {
                 break;
             }
             let ranges = pricer.ranges(&plan);
             let Ok(Some(windows)) = ranges.map(|ranges| nearest(&ranges?, &wanted)) else { continue };
             plan.stages.iter_mut().zip(windows).for_each(|(stage, window)| stage.window = window);
-            let Ok(priced) = pricer.price(&plan) else { continue };
-            let least_s = better.as_ref().map_or(best.0, |(step_s, _)| *step_s);
             // Below this difference two sums of the same times differ by rounding alone.
-            if priced.step_s < least_s * (1.0 - 1e-12) {
+            let limit_s = better.as_ref().map_or(best.0, |(step_s, _)| *step_s) * (1.0 - 1e-12);
+            if pricer.path_s(&plan).is_ok_and(|path_s| path_s >= limit_s) {
+                continue;
+            }
+            let Ok(priced) = pricer.price(&plan) else { continue };
+            if priced.step_s < limit_s {
                 better = Some((priced.step_s, plan));
             }
         }
@@ -158,7 +161,7 @@ fn warm_ups(plan: &Candidate, ranges: &Ranges) -> Vec<Neighbour> {
 }
 
 /// Plans that differ in one cut or one device.
-fn shifts(model: &Model, plan: &Candidate, ranges: &Ranges) -> Vec<Neighbour> {
+fn shifts(model: &Model, plan: &Candidate, ranges: &Ranges, alike: &[u32]) -> Vec<Neighbour> {
     // Who runs ahead as far as memory allows does so wherever the cut lies.
     let wanted: Vec<u32> = (plan.stages.iter().zip(ranges))
         .map(|(stage, &(least, most))| if stage.window == most && most > least { u32::MAX } else { stage.window })
@@ -182,9 +185,11 @@ fn shifts(model: &Model, plan: &Candidate, ranges: &Ranges) -> Vec<Neighbour> {
                 }
             }
         }
-        // One device changes sides, if the stage it leaves keeps another.
+        // One device changes sides, if the stage it leaves keeps another; on one of several machines alike.
         for (from, to) in [(border - 1, border), (border, border - 1)] {
-            for &(machine, _) in &plan.stages[from].footprint {
+            for &(machine, _) in
+                plan.stages[from].footprint.iter().filter(|&&(machine, _)| alike[machine as usize] == machine)
+            {
                 if plan.stages[from].replicas() > 1 {
                     with(&|other| {
                         add(&mut other.stages[from].footprint, machine, -1);

@@ -33,6 +33,9 @@ pub(super) struct Spread {
 
 /// Ranges of numbers of machines that are told apart at most.
 const MOST_RANGES: u32 = 4;
+/// Spans that are held against each other at most, and how far apart their ends may be for that, as a factor.
+const MOST_GROUPS: usize = 64;
+const APART: [f64; 6] = [1.0, 1.03, 1.07, 1.15, 1.3, 1.6];
 
 /// What placements cost at least on a cluster.
 #[derive(Debug, Clone)]
@@ -45,6 +48,8 @@ pub(super) struct Links {
     whole: bool,
     /// Numbers of replicas that give their devices the same share, fewest first.
     pub spans: Vec<Span>,
+    /// The same numbers in fewer spans, where those are many: then what is least is less, and soon found.
+    groups: Vec<Span>,
     /// For each way to spread a stage, the least to any other one that is spread.
     nearest: OnceLock<Vec<(Spread, Rate)>>,
 }
@@ -61,12 +66,14 @@ impl Links {
                 (None, _) => {}
             }
         }
+        let spans: Vec<Span> = spans.into_iter().map(|(_, span)| span).collect();
         Self {
             machines: cluster.machines.len() as u32,
             widest: cluster.machines.iter().map(|machine| machine.devices).max().unwrap_or(1),
             cluster,
             whole,
-            spans: spans.into_iter().map(|(_, span)| span).collect(),
+            groups: grouped(&spans),
+            spans,
             nearest: OnceLock::new(),
         }
     }
@@ -139,14 +146,14 @@ impl Links {
 
     /// Between a stage in one machine and any that is spread, if one may be.
     pub(super) fn one_and_any_spread(&self, one: Span) -> Option<Rate> {
-        let spread = self.spans.iter().flat_map(|&span| self.spreads(span));
+        let spread = self.groups.iter().flat_map(|&span| self.spreads(span));
         spread.map(|other| self.one_and_spread(one, other)).reduce(least)
     }
 
     /// Between a stage that is spread, with one of several numbers of replicas, and any other that is.
     pub(super) fn any_spread(&self, one: Spread) -> Option<Rate> {
         let nearest = self.nearest.get_or_init(|| {
-            let all: Vec<Spread> = self.spans.iter().flat_map(|&span| self.spreads(span)).collect();
+            let all: Vec<Spread> = self.groups.iter().flat_map(|&span| self.spreads(span)).collect();
             (all.iter())
                 .filter_map(|&one| {
                     let rates = all.iter().map(|&other| self.both_spread(one, other));
@@ -206,6 +213,24 @@ impl Links {
         let Link { bytes_per_s, latency_s, .. } = self.cluster.inter;
         Rate { s_per_byte: part / bytes_per_s, latency_s }
     }
+}
+
+/// Neighbouring spans joined, no farther than it takes to have few.
+fn grouped(spans: &[Span]) -> Vec<Span> {
+    let mut groups: Vec<Span> = Vec::new();
+    for apart in APART {
+        groups.clear();
+        for &span in spans {
+            match groups.last_mut() {
+                Some(group) if f64::from(span.1) <= apart * f64::from(group.0) => group.1 = span.1,
+                _ => groups.push(span),
+            }
+        }
+        if groups.len() <= MOST_GROUPS {
+            break;
+        }
+    }
+    groups
 }
 
 /// The lesser of each.

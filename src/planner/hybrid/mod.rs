@@ -52,6 +52,7 @@ use bound::Known;
 use packing::Packing;
 use prefixes::least_step_s;
 use search::{PassResult, Suffixes};
+use sketch::Sketch;
 use task::Task;
 
 /// How far above the least conceivable step plans are looked for, pass by pass, until one is found. A pass costs little
@@ -206,6 +207,8 @@ struct Search<'a> {
     sizes: Vec<SizeSearch<'a>>,
     pricer: Pricer<'a>,
     best: Option<(f64, Candidate)>,
+    /// Patterns that annealing sets out from, once it has.
+    drawn: Vec<Sketch>,
     /// Plans that were simulated as a pass found them.
     seen: FxHashSet<Candidate>,
     labels: u64,
@@ -241,6 +244,7 @@ impl<'a> Search<'a> {
             sizes,
             pricer,
             best,
+            drawn: Vec::new(),
             seen,
             labels: 0,
             tries: 0,

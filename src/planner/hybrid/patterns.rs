@@ -22,7 +22,7 @@ use super::sketch::{Judge, Sketch};
 use super::task::Task;
 use crate::control::Control;
 use crate::cost::network::{Cluster, Rate};
-use crate::cost::{self, Model, SyncTail};
+use crate::cost::{self, Model, SyncTail, Totals};
 
 /// Numbers of stages.
 const STAGES: [usize; 25] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 24, 28, 32, 40, 48, 64, 96];
@@ -32,7 +32,8 @@ const FEW: [u32; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 const STAGES_BESIDE_FEW: usize = 4;
 /// Cuts that are looked at; of more, some are left out.
 const MOST_CUTS: usize = 400;
-/// Of more machines than this, block widths are 1, 8 and all, and the first machines a half and a quarter.
+/// Of more machines than this, block widths are 1, 8 and all, the first machines a half and a quarter, numbers of stages
+/// powers of two and three times those.
 const MANY_MACHINES: usize = 64;
 /// Halvings of the limit.
 const HALVINGS: u32 = 14;
@@ -100,7 +101,6 @@ struct Pattern {
 
 /// What stages of a pattern have, whatever their layers.
 struct Shape {
-    counts: Vec<u32>,
     replicas: Vec<u32>,
     speed: Vec<f64>,
     memory_bytes: Vec<f64>,
@@ -150,17 +150,18 @@ impl<'a> Patterns<'a> {
         let mut patterns = Vec::new();
         for (listing, devices) in self.listings.iter().enumerate() {
             let most = devices.len().min(self.line.len() - 1).min(most_stages);
+            let is_many = self.cluster.machines.len() > MANY_MACHINES;
             let is_tried = |stages: usize| {
-                stages <= most && (!is_brief || (stages.is_power_of_two() && devices.len() == self.listings[0].len()))
+                let is_round = stages.is_power_of_two() || (stages.is_multiple_of(3) && (stages / 3).is_power_of_two());
+                let is_first = stages.is_power_of_two() && devices.len() == self.listings[0].len();
+                stages <= most && (is_round || !is_many) && (is_first || !is_brief)
             };
             patterns.extend(STAGES.into_iter().filter(|&stages| is_tried(stages)).map(|stages| (listing, stages)));
         }
         let found: Vec<Vec<(usize, Found)>> = (patterns.into_par_iter())
             .map_init(
                 || Judge::new(self.tasks, self.cluster),
-                |judge, (listing, stages)| {
-                    if control.should_stop() { Vec::new() } else { self.of_listing(listing, stages, limit_s, judge) }
-                },
+                |judge, (listing, stages)| self.of_listing(listing, stages, limit_s, judge, control),
             )
             .collect();
         let mut best: BTreeMap<(usize, usize), Vec<Found>> = BTreeMap::new();
@@ -184,12 +185,24 @@ impl<'a> Patterns<'a> {
     }
 
     /// Plans of all patterns with this list of devices and so many stages, with their tasks.
-    fn of_listing(&self, listing: usize, stages: usize, limit_s: f64, judge: &mut Judge<'_>) -> Vec<(usize, Found)> {
+    fn of_listing(
+        &self,
+        listing: usize,
+        stages: usize,
+        limit_s: f64,
+        judge: &mut Judge<'_>,
+        control: &Control,
+    ) -> Vec<(usize, Found)> {
         let devices = self.listings[listing].len() as u32;
+        let is_many = self.cluster.machines.len() > MANY_MACHINES;
         let mut wanted: BTreeMap<Shares, Vec<usize>> = BTreeMap::new();
         for (index, task) in self.tasks.iter().enumerate() {
             let mut want = |shares| wanted.entry(shares).or_default().push(index);
             let each = devices / stages as u32;
+            let least_s = self.least_s(task, stages);
+            if least_s >= limit_s {
+                continue;
+            }
             for replicas in replicas(task, each) {
                 want(Shares::Even(replicas));
             }
@@ -198,8 +211,13 @@ impl<'a> Patterns<'a> {
                 want(Shares::All);
             }
             // Few devices beside all others.
-            if (2..=STAGES_BESIDE_FEW).contains(&stages) && devices == self.cluster.devices() {
-                for few in FEW.into_iter().filter(|&few| few < devices / stages as u32 && is_allowed(few)) {
+            let most_stages = if is_many { 2 } else { STAGES_BESIDE_FEW };
+            if (2..=most_stages).contains(&stages) && devices == self.cluster.devices() {
+                for few in FEW
+                    .into_iter()
+                    .filter(|few| !is_many || few.is_power_of_two())
+                    .filter(|&few| few < devices / stages as u32 && is_allowed(few))
+                {
                     for replicas in replicas(task, (devices - few) / (stages as u32 - 1)) {
                         want(Shares::FewFirst(few, replicas));
                         want(Shares::FewLast(few, replicas));
@@ -210,17 +228,34 @@ impl<'a> Patterns<'a> {
         let mut all = Vec::new();
         for (shares, tasks) in wanted {
             let pattern = Pattern { listing, stages, shares };
-            let Some(shape) = self.shape(pattern) else { continue };
+            if control.should_stop() {
+                return all;
+            }
+            let Some(counts) = self.counts(pattern) else { continue };
+            let shape = self.shape(&counts);
+            let mut sketch = Sketch::new(self.cluster, tasks[0], vec![0; stages + 1], counts);
             for task in tasks {
                 let Some(cuts) = self.best_cuts(&shape, self.tasks[task], limit_s) else { continue };
-                let mut sketch = Sketch::new(self.cluster, task, cuts, shape.counts.clone());
+                sketch.recut(task, cuts);
                 let judged = judge.judge(&mut sketch, limit_s);
                 if judged.overflow == 0.0 && judged.path_s < limit_s {
-                    all.push((task, Found { path_s: judged.path_s, pattern, cuts: sketch.cuts }));
+                    all.push((task, Found { path_s: judged.path_s, pattern, cuts: sketch.cuts.clone() }));
                 }
             }
         }
         all
+    }
+
+    /// What a plan of so many stages takes at least, whatever they are: a stage that works no shorter than the mean.
+    fn least_s(&self, task: &Task<'_>, stages: usize) -> f64 {
+        let speed = self.cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
+        let whole_s = |totals: &Totals| {
+            let (forward_s, backward_s) = (totals.forward_s.last(), totals.backward_s.last());
+            let forwards = if task.recompute { 2.0 } else { 1.0 };
+            forwards * forward_s.copied().unwrap_or(0.0) + backward_s.copied().unwrap_or(0.0)
+        };
+        let least_s = task.totals.iter().map(whole_s).fold(f64::INFINITY, f64::min);
+        f64::from(task.micro_batches) * least_s / stages as f64 / speed
     }
 
     /// Devices of each stage on each machine; `None` if there are too few.
@@ -281,8 +316,7 @@ impl<'a> Patterns<'a> {
         Some(counts)
     }
 
-    fn shape(&self, pattern: Pattern) -> Option<Shape> {
-        let counts = self.counts(pattern)?;
+    fn shape(&self, counts: &[u32]) -> Shape {
         let machines = self.cluster.machines.len();
         let rows: Vec<&[u32]> = counts.chunks(machines).collect();
         let taken = |row: &[u32]| -> Vec<(usize, u32)> {
@@ -309,7 +343,7 @@ impl<'a> Patterns<'a> {
             .collect();
         let speed = least(&|machine| self.cluster.machines[machine].speed);
         let memory_bytes = least(&|machine| self.cluster.machines[machine].memory_bytes);
-        Some(Shape { counts, replicas, speed, memory_bytes, syncs, rates })
+        Shape { replicas, speed, memory_bytes, syncs, rates }
     }
 
     /// The cuts whose longest stage or transfer is shortest, about; `None` if nothing fits, or not below `limit_s`.

@@ -221,6 +221,25 @@ impl<'a> Pricer<'a> {
         Ok(Priced { step_s, path_s: longest_path_s(&stages, &windows, micro_batches), stages })
     }
 
+    /// For each machine the first one of its kind on which every stage of a plan has as many devices.
+    pub(super) fn alike(&self, plan: &Candidate) -> Vec<u32> {
+        let machines = &self.cluster.machines;
+        let mut held: Vec<Vec<(usize, u32)>> = vec![Vec::new(); machines.len()];
+        for (index, stage) in plan.stages.iter().enumerate() {
+            for &(machine, count) in &stage.footprint {
+                held[machine as usize].push((index, count));
+            }
+        }
+        let mut first = rustc_hash::FxHashMap::default();
+        (0..)
+            .zip(machines.iter().zip(held))
+            .map(|(number, (machine, held))| {
+                let kind = (machine.devices, machine.memory_bytes.to_bits(), machine.speed.to_bits());
+                *first.entry((kind, held)).or_insert(number)
+            })
+            .collect()
+    }
+
     /// The longest path through a plan: its step without simulation, or a little less.
     ///
     /// # Errors

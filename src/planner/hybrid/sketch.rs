@@ -134,6 +134,17 @@ impl Sketch {
         self.costs.fill(None);
     }
 
+    /// The same devices for another task, with other cuts.
+    pub(super) fn recut(&mut self, task: usize, cuts: Vec<u32>) {
+        self.cuts = cuts;
+        self.become_of(task);
+    }
+
+    /// How many machines each stage lies in, all stages together.
+    pub(super) fn parts(&self) -> u64 {
+        self.counts.iter().filter(|&&count| count > 0).count() as u64
+    }
+
     /// Takes devices of a machine from one owner to another; `None` is nobody.
     pub(super) fn hand(&mut self, machine: usize, count: u32, from: Option<usize>, to: Option<usize>) {
         let machines = self.machines();
