@@ -416,7 +416,8 @@ impl Prefixes {
         let busy_s = (0..model.cuts())
             .map(|cut| count * model.layers_between(0, cut).map(|layer| work_s[layer as usize]).sum::<f64>())
             .collect();
-        let work = (work * (deepest + 1) as f64).max(0.0) as u64;
+        #[expect(clippy::cast_sign_loss, reason = "it is counted from zero")]
+        let work = (work * (deepest + 1) as f64) as u64;
         Some(Self { reach: sources.reach, rooms: sources.rooms, least, busy_s, work })
     }
 
