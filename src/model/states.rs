@@ -285,8 +285,17 @@ impl States {
         control: &Control,
     ) -> Result<Self> {
         let totals = match &sets {
-            Sets::Listed(sets) => totals_of(graph, &order, wires, sets, control)?,
-            Sets::Row { enters, states } => totals_in_a_row(graph, &order, wires, enters, *states, control)?,
+            Sets::Row { enters, states } if enters.is_sorted() => {
+                totals_in_order(graph, &order, wires, enters, *states, control)?
+            }
+            Sets::Row { enters, states } => {
+                let is_inside = |state: usize, position: usize| enters[position] as usize <= state;
+                totals_of(graph, wires, &order, *states, is_inside, control)?
+            }
+            Sets::Listed(sets) => {
+                let is_inside = |state: usize, position: usize| sets[state].contains(position);
+                totals_of(graph, wires, &order, sets.len(), is_inside, control)?
+            }
         };
         Ok(Self { cuts, order, sets, totals, batch_sizes: graph.batch_sizes.len(), units })
     }
@@ -450,16 +459,24 @@ fn listed(units: &[Unit], layers: usize, bound: usize, control: &Control) -> Res
     Ok(walk::all(units, layers, bound, control)?.map(Sets::listed))
 }
 
-/// Sums over the layers of each set.
-fn totals_of(graph: &Graph, order: &[usize], wires: &Wires, sets: &[Set], control: &Control) -> Result<Vec<CutTotals>> {
+/// Sums over the layers of each state. They are added up in topological order, so that a stage costs the same to the last
+/// digit whatever the other states are.
+fn totals_of(
+    graph: &Graph,
+    wires: &Wires,
+    order: &[usize],
+    states: usize,
+    is_inside: impl Fn(usize, usize) -> bool,
+    control: &Control,
+) -> Result<Vec<CutTotals>> {
     let batch_sizes = graph.batch_sizes.len();
-    let mut totals = Vec::with_capacity(sets.len() * batch_sizes);
-    for set in sets {
+    let mut totals = Vec::with_capacity(states * batch_sizes);
+    for state in 0..states {
         control.check()?;
         let mut sums = vec![CutTotals::default(); batch_sizes];
-        for position in set.iter() {
+        for position in (0..order.len()).filter(|&position| is_inside(state, position)) {
             add(&mut sums, graph, order[position]);
-            if wires.crosses(position, set) {
+            if wires.after[position].iter().any(|&reader| !is_inside(state, reader)) {
                 add_boundary(&mut sums, graph, order[position]);
             }
         }
@@ -468,8 +485,8 @@ fn totals_of(graph: &Graph, order: &[usize], wires: &Wires, sets: &[Set], contro
     Ok(totals)
 }
 
-/// Sums over the layers of each state of a row, where each layer is first held by the state that `enters` says.
-fn totals_in_a_row(
+/// The same for states that hold ever longer beginnings of the order, each layer from the state on that `enters` says.
+fn totals_in_order(
     graph: &Graph,
     order: &[usize],
     wires: &Wires,
@@ -477,9 +494,7 @@ fn totals_in_a_row(
     states: usize,
     control: &Control,
 ) -> Result<Vec<CutTotals>> {
-    let mut entering: Vec<u32> = (0..order.len() as u32).collect();
-    entering.sort_by_key(|&position| enters[position as usize]);
-    let mut entering = entering.into_iter().map(|position| position as usize).peekable();
+    let mut entering = (0..order.len()).peekable();
     let mut sums = vec![CutTotals::default(); graph.batch_sizes.len()];
     let mut totals = Vec::with_capacity(states * sums.len());
     // Positions inside that a layer outside may read.
