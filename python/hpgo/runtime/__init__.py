@@ -1,0 +1,45 @@
+"""Runs plans: workloads, cut into stages, on `torch.distributed`. The only room that needs torch.
+
+The public names below load on first use; without torch they raise an HpgoError that says how to install it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.errors import HpgoError
+
+if TYPE_CHECKING:
+    from hpgo.runtime.modules import Network as Network
+    from hpgo.runtime.parts import Part as Part
+    from hpgo.runtime.parts import Value as Value
+    from hpgo.runtime.workload import Workload as Workload
+
+# public name -> module that defines it
+_PUBLIC: dict[str, str] = {
+    "Network": "hpgo.runtime.modules",
+    "Part": "hpgo.runtime.parts",
+    "Value": "hpgo.runtime.parts",
+    "Workload": "hpgo.runtime.workload",
+}
+
+__all__ = list(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_torch()
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def check_torch() -> None:
+    """Raises HpgoError where torch can't be imported."""
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        raise HpgoError(f"running plans needs torch, which can't be imported: {error}", _WAY_OUT) from error
+
+
+_WAY_OUT = "`pip install 'hpgo[torch]'`; planning, simulating and drawing need none of it"

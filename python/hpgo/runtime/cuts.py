@@ -1,0 +1,342 @@
+"""Cuts a network between layers: what crosses each cut, and the part between two of them.
+
+Every layer is run on meta tensors with batches of two sizes, which shows what counts samples, what has gradients and
+what is changed in place. A value that is read behind several cuts passes through each part between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.wording import near, shorten
+from hpgo.runtime import dropout
+from hpgo.runtime.parts import Call, Part, Value, check_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from torch import Tensor
+
+    from hpgo.runtime.modules import Network
+
+_TRIED = (2, 3)
+"""Sizes of batches at which shapes are looked at: what grows counts samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What one layer was seen to do."""
+
+    values: tuple[Value, ...]
+    row_dimensions: tuple[int, ...]
+    """Which dimension of each value counts samples; 0 where none does."""
+    uncuttable: tuple[str, ...]
+    """Why each value can't cross a cut; empty where it can."""
+    mutates: tuple[int, ...]
+    """Which of its feeds, by position, it changes in place."""
+    is_single: bool
+    """Whether it returns a tensor, not a tuple."""
+    dropouts: dict[str, int | None]
+    """Which dimension counts samples in what each of its dropouts gets, by name; None where none does."""
+
+
+def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) -> dict[str, Made]:
+    """What each layer makes of inputs like these, with weights of `dtype`; nothing is computed.
+
+    Raises ArgumentError for a layer that can't run on meta tensors, returns something else than tensors, or drops where
+    nobody can say what it draws.
+    """
+    modules: dict[str, nn.Module] = {}
+    for layer in network.layers:
+        module = network.make_on_meta(layer)
+        dropout.install(layer, module, seed=0)
+        modules[layer] = (module if dtype is None else module.to(dtype)).train()
+    runs = [_run(network, modules, inputs, dtype, rows) for rows in _TRIED]
+    return {layer: _made(layer, runs[0][layer], runs[1][layer]) for layer in network.layers}
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    made: Any
+    mutates: tuple[int, ...]
+    dropouts: dict[str, tuple[int, ...]]
+
+
+def _run(
+    network: Network, modules: dict[str, nn.Module], inputs: Sequence[Tensor], dtype: torch.dtype | None, rows: int
+) -> dict[str, _Seen]:
+    held: dict[str, Any] = {}
+    for at, tensor in enumerate(inputs):
+        kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        held[f"input:{at}"] = torch.empty((rows, *tensor.shape[1:]), dtype=kind, device="meta")
+    seen: dict[str, _Seen] = {}
+    for layer, node in network.nodes.items():
+        arguments = []
+        for feed in node.feeds:
+            if feed not in held:
+                raise ArgumentError(
+                    f"layer `{layer}` reads `{feed}`, but "
+                    + (f"there are {len(inputs)} inputs" if feed.startswith("input:") else "that layer makes fewer"),
+                    "give the workload an example of each input; they are counted from 0",
+                )
+            arguments.append(held[feed])
+        flat = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        versions = [tensor._version for tensor in flat]
+        shapes: dict[str, tuple[int, ...]] = {}
+        hooks = [
+            found.register_forward_pre_hook(_noting(shapes, name))
+            for name, found in modules[layer].named_modules()
+            if isinstance(found, dropout.DrawnDropout)
+        ]
+        made = _call(layer, modules[layer], arguments, rows)
+        for hook in hooks:
+            hook.remove()
+        changed = [tensor for tensor, version in zip(flat, versions, strict=True) if tensor._version != version]
+        mutates = tuple(at for at, argument in enumerate(arguments) if any(argument is tensor for tensor in changed))
+        held[layer] = made
+        if isinstance(made, (tuple, list)):
+            held |= {f"{layer}:{number}": tensor for number, tensor in enumerate(made)}
+        for tensor in made if isinstance(made, (tuple, list)) else (made,):
+            if not isinstance(tensor, torch.Tensor):
+                raise ArgumentError(
+                    f"layer `{layer}` returns a {type(tensor).__name__}", "layers return a tensor, or a tuple of them"
+                )
+        seen[layer] = _Seen(made, mutates, shapes)
+    return seen
+
+
+def _noting(shapes: dict[str, tuple[int, ...]], name: str) -> Any:
+    def note(_: nn.Module, given: tuple[Any, ...]) -> None:
+        shapes[name] = tuple(given[0].shape)
+
+    return note
+
+
+def _call(layer: str, module: nn.Module, arguments: list[Any], rows: int) -> Any:
+    try:
+        with dropout.watching(layer):
+            if getattr(module, "wants_rows", False):
+                return module(*arguments, rows=rows)
+            return module(*arguments)
+    except HpgoError:
+        raise
+    except Exception as error:
+        told = shorten(str(error).strip().splitlines()[0] if str(error).strip() else "", 200)
+        raise ArgumentError(
+            f"layer `{layer}` can't run on a batch of {rows}: {type(error).__name__}: {told}",
+            "each layer takes what the one before returns, keeps a row for each sample, and branches on no number that "
+            "it computed",
+        ) from error
+
+
+def _made(layer: str, few: _Seen, more: _Seen) -> Made:
+    is_single = isinstance(few.made, torch.Tensor)
+    pairs = [(few.made, more.made)] if is_single else list(zip(few.made, more.made, strict=True))
+    values, dimensions, reasons = [], [], []
+    for number, (one, other) in enumerate(pairs):
+        name = layer if is_single else f"{layer}:{number}"
+        dimension, reason = _row_dimension(one.shape, other.shape)
+        by_row = dimension is not None and not reason
+        rest = [size for at, size in enumerate(one.shape) if not by_row or at != dimension]
+        values.append(Value(name, by_row, one.requires_grad, tuple(rest), one.dtype))
+        dimensions.append(dimension or 0)
+        reasons.append(reason)
+    drops = {name: _row_dimension(shape, more.dropouts[name])[0] for name, shape in few.dropouts.items()}
+    return Made(tuple(values), tuple(dimensions), tuple(reasons), few.mutates, is_single, drops)
+
+
+def _row_dimension(few: Sequence[int], more: Sequence[int]) -> tuple[int | None, str]:
+    """Which dimension counts samples, if any; and why the tensor can't be taken apart by samples."""
+    if len(few) != len(more):
+        return None, "the number of its dimensions follows from the batch size"
+    grown = [at for at, sizes in enumerate(zip(few, more, strict=True)) if sizes[0] != sizes[1]]
+    if not grown:
+        return None, ""
+    if len(grown) > 1:
+        return None, "several of its dimensions grow with the batch"
+    if (few[grown[0]], more[grown[0]]) != _TRIED:
+        return None, "its dimension that grows with the batch counts more than samples"
+    return grown[0], ""
+
+
+def cut(
+    network: Network,
+    made: dict[str, Made],
+    inputs: Sequence[Tensor],
+    stages: Sequence[Sequence[str]],
+    *,
+    dtype: torch.dtype | None,
+    seed: int,
+    only: Collection[int] | None = None,
+) -> list[Part]:
+    """The parts of `network` that hold `stages`, in order; those not in `only` are on meta.
+
+    Raises ArgumentError where stages don't hold its layers, each once, a value would travel backwards, or a cut comes
+    where a tensor can't be taken apart by samples.
+    """
+    check_stages(stages, network.layers)
+    crossing = _Crossing(network, made, inputs, stages)
+    return [crossing.part(at, dtype, seed, on_meta=only is not None and at not in only) for at in range(len(stages))]
+
+
+class _Crossing:
+    """What crosses each cut of one network."""
+
+    def __init__(
+        self, network: Network, made: dict[str, Made], inputs: Sequence[Tensor], stages: Sequence[Sequence[str]]
+    ) -> None:
+        self.network, self.made, self.inputs, self.stages = network, made, inputs, stages
+        self.stage_of = {layer: at for at, stage in enumerate(stages) for layer in stage}
+        self.values = {value.name: value for one in made.values() for value in one.values}
+        self.readers: dict[str, list[str]] = {name: [] for name in self.values}
+        self.last: dict[str, int] = {}
+        """Of each value that travels, the stage that reads it last."""
+        for node in network.nodes.values():
+            for name in (name for feed in node.feeds for name in self.names(feed)):
+                if not name.startswith("input:"):
+                    self.readers[name].append(node.id)
+                if self._travels(name):
+                    if self.stage_of[node.id] < self._made_in(name):
+                        raise ArgumentError(
+                            f"layer `{node.id}` of stage {self.stage_of[node.id]} reads `{name}` of stage "
+                            f"{self._made_in(name)}, which runs later",
+                            "stages follow each other: give layers that feed others to the same or an earlier stage",
+                        )
+                    self.last[name] = max(self.last.get(name, 0), self.stage_of[node.id])
+        for name in (name for output in network.outputs for name in self.names(output)):
+            if self._travels(name):
+                self.last[name] = len(stages) - 1
+        self._check()
+
+    def names(self, feed: str) -> tuple[str, ...]:
+        """The values that a feed stands for."""
+        return (feed,) if feed not in self.made else tuple(value.name for value in self.made[feed].values)
+
+    def _made_in(self, name: str) -> int:
+        maker = self.network.maker(name)
+        return -1 if maker is None else self.stage_of[maker]
+
+    def _travels(self, name: str) -> bool:
+        maker = self.network.maker(name)
+        return maker is not None and not self.network.nodes[maker].everywhere
+
+    def _check(self) -> None:
+        for layer, one in self.made.items():
+            for value, reason in zip(one.values, one.uncuttable, strict=True):
+                if reason and self._travels(value.name) and self.last.get(value.name, -1) > self.stage_of[layer]:
+                    raise ArgumentError(
+                        f"no cut can come behind `{layer}`, since `{value.name}` can't be sent row by row: {reason}",
+                        "cut elsewhere, or let the layer return a tensor with one dimension for samples",
+                    )
+            for at in one.mutates:
+                feed = self.network.nodes[layer].feeds[at]
+                for name in self.names(feed):
+                    others = [reader for reader in self.readers.get(name, ()) if reader != layer]
+                    if others:
+                        raise ArgumentError(
+                            f"layer `{layer}` changes `{name}` in place, which `{others[0]}` reads too",
+                            "use the operation that makes a new tensor (`inplace=False`)",
+                        )
+
+    def takes(self, stage: int) -> list[str]:
+        """What crosses the cut before a stage, in the order of layers."""
+        return [name for name in self.values if name in self.last and self._made_in(name) < stage <= self.last[name]]
+
+    def runs(self, stage: int) -> list[str]:
+        """Layers that a stage computes: its own, and those computed everywhere that it needs, in order."""
+        wanted = {layer for layer in self.stages[stage] if not self.network.nodes[layer].everywhere}
+        feeds = list(self.network.outputs) if stage == len(self.stages) - 1 else []
+        feeds += [feed for layer in wanted for feed in self.network.nodes[layer].feeds]
+        while feeds:
+            maker = self.network.maker(feeds.pop())
+            if maker is not None and maker not in wanted and self.network.nodes[maker].everywhere:
+                wanted.add(maker)
+                feeds += self.network.nodes[maker].feeds
+        return [layer for layer in self.network.layers if layer in wanted]
+
+    def part(self, stage: int, dtype: torch.dtype | None, seed: int, *, on_meta: bool) -> Part:
+        """The part that holds a stage."""
+        runs, nodes = self.runs(stage), self.network.nodes
+        is_last = stage == len(self.stages) - 1
+        read = {feed for layer in runs for feed in nodes[layer].feeds if feed.startswith("input:")}
+        inputs = sorted(read, key=lambda name: int(name.removeprefix("input:")))
+        takes = [*inputs, *self.takes(stage)]
+        gives = (
+            [name for output in self.network.outputs for name in self.names(output)]
+            if is_last
+            else self.takes(stage + 1)
+        )
+        number = {name: at for at, name in enumerate(takes)}
+        for layer in runs:
+            for value in self.made[layer].values:
+                number.setdefault(value.name, len(number))
+        needed = {name for layer in runs for feed in nodes[layer].feeds for name in self.names(feed)} | set(gives)
+        last_read = {name: layer for layer in runs for feed in nodes[layer].feeds for name in self.names(feed)}
+        calls = []
+        for at, layer in enumerate(runs):
+            one, feeds = self.made[layer], nodes[layer].feeds
+            reads = tuple(
+                number[feed] if feed in number else tuple(number[name] for name in self.names(feed)) for feed in feeds
+            )
+            makes = tuple(number[value.name] if value.name in needed else -1 for value in one.values)
+            received = tuple(position for position in one.mutates if feeds[position] in takes)
+            drops = tuple(number[name] for name, reader in last_read.items() if reader == layer and name not in gives)
+            calls.append(Call(at, reads, makes, received, drops))
+        dimensions = {
+            number[value.name]: dimension
+            for one in self.made.values()
+            for value, dimension in zip(one.values, one.row_dimensions, strict=True)
+            if dimension and value.name in {*takes, *gives}
+        }
+        return Part(
+            layers=tuple(self.stages[stage]),
+            modules=self._modules(runs, dtype, seed, on_meta=on_meta),
+            takes=tuple(self._input(name) if name.startswith("input:") else self.values[name] for name in takes),
+            gives=tuple(self.values[name] for name in gives),
+            calls=tuple(calls),
+            given=tuple(number[name] for name in gives),
+            row_dimensions=dimensions,
+            dtype=dtype,
+        )
+
+    def _input(self, name: str) -> Value:
+        example = self.inputs[int(name.removeprefix("input:"))]
+        return Value(name, by_row=True, has_gradient=False, shape=tuple(example.shape[1:]), dtype=example.dtype)
+
+    def _modules(
+        self, runs: Sequence[str], dtype: torch.dtype | None, seed: int, *, on_meta: bool
+    ) -> dict[str, nn.Module]:
+        modules = {}
+        for layer in runs:
+            module = self.network.make_on_meta(layer) if on_meta else self.network.make(layer, seed=seed)
+            dropout.install(layer, module, seed=seed, row_dimensions=self.made[layer].dropouts)
+            modules[layer] = module if dtype is None else module.to(dtype)
+        for holders in self.network.ties:
+            here = [holder for holder in holders if holder[0] in modules]
+            if not here:
+                continue
+            first = parameter_of(modules[here[0][0]], here[0])
+            if here[0] != holders[0] and not on_meta:  # it begins as one that another stage holds
+                other = parameter_of(self.network.make(holders[0][0], seed=seed), holders[0])
+                with torch.no_grad():
+                    first.copy_(other)
+            for layer, name in here[1:]:
+                module, _, last = name.rpartition(".")
+                setattr(modules[layer].get_submodule(module), last, first)
+        return modules
+
+
+def parameter_of(module: nn.Module, holder: tuple[str, str]) -> nn.Parameter:
+    """The parameter of a layer's module that `(layer id, name)` means."""
+    try:
+        return module.get_parameter(holder[1])
+    except AttributeError:
+        raise ArgumentError(
+            f"layer `{holder[0]}` has no parameter `{holder[1]}` to tie",
+            near(holder[1], [name for name, _ in module.named_parameters()]),
+        ) from None

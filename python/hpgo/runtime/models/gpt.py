@@ -1,0 +1,118 @@
+"""A GPT (Radford et al., 2019): blocks of causal attention and a feed-forward net, each after a normalisation.
+
+The head is the embedding again, transposed: a tie between the first and the last layer.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hpgo.base.errors import ArgumentError
+from hpgo.runtime.models import Made, seeded
+from hpgo.runtime.modules import Network
+
+_DEVIATION = 0.02
+
+
+def gpt(
+    *, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 50257, length: int = 128,
+    dropout: float = 0.0, tied: bool = True, batch: int = 8,
+) -> Made:  # fmt: skip
+    """`layers` blocks of `hidden` numbers over texts of `length` tokens; each sample's target is the next tokens.
+
+    A target of -100 does not count; a sample counts as many times as it has targets that do.
+    """
+    if hidden % heads:
+        raise ArgumentError(f"hidden={hidden} can't be shared by heads={heads}", "give a multiple")
+    network = Network().add("embedding", partial(Embedding, vocabulary, length, hidden, dropout), "input:0")
+    last = "embedding"
+    for number in range(1, layers + 1):
+        network.add(f"block-{number}", partial(Block, hidden, heads, layers, dropout, is_causal=True), last)
+        last = f"block-{number}"
+    network.add("head", partial(Head, hidden, vocabulary), last)
+    if tied:
+        network.tie(("embedding", "tokens.weight"), ("head", "linear.weight"))
+
+    def example() -> tuple[torch.Tensor, ...]:
+        text = torch.randint(vocabulary, (batch, length + 1))
+        return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+    tokens, following = seeded(example)
+    return Made(network, (tokens,), (following,), next_token_loss, tokens_that_count)
+
+
+def next_token_loss(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean over the tokens that count."""
+    return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+def tokens_that_count(targets: torch.Tensor) -> torch.Tensor:
+    """How many of each sample's targets count."""
+    return (targets != -100).sum(1)
+
+
+class Embedding(nn.Module):
+    """Tokens `(rows, length)` to vectors, with those of positions added."""
+
+    def __init__(self, vocabulary: int, length: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, hidden)
+        self.positions = nn.Embedding(length, hidden)
+        self.dropout = nn.Dropout(dropout)
+        for table in (self.tokens, self.positions):
+            nn.init.normal_(table.weight, std=_DEVIATION)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Vectors of the shape `(rows, length, hidden)`."""
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        embedded: torch.Tensor = self.dropout(self.tokens(tokens) + self.positions(places))
+        return embedded
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward net; each adds to what it reads."""
+
+    def __init__(self, hidden: int, heads: int, layers: int, dropout: float, *, is_causal: bool) -> None:
+        super().__init__()
+        self.heads, self.is_causal = heads, is_causal
+        self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.attend = nn.Linear(hidden, 3 * hidden)
+        self.join = nn.Linear(hidden, hidden)
+        self.widen = nn.Linear(hidden, 4 * hidden)
+        self.narrow = nn.Linear(4 * hidden, hidden)
+        self.dropout_1, self.dropout_2 = nn.Dropout(dropout), nn.Dropout(dropout)
+        for linear in (self.attend, self.join, self.widen, self.narrow):
+            nn.init.normal_(linear.weight, std=_DEVIATION)
+            nn.init.zeros_(linear.bias)
+        for linear in (self.join, self.narrow):  # they add up over the layers
+            with torch.no_grad():
+                linear.weight /= (2 * layers) ** 0.5
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        """The same shape, `(rows, length, hidden)`."""
+        rows, length, hidden = given.shape
+        parts = self.attend(self.norm_1(given)).view(rows, length, 3, self.heads, hidden // self.heads)
+        queries, keys, values = parts.permute(2, 0, 3, 1, 4)
+        read = functional.scaled_dot_product_attention(queries, keys, values, is_causal=self.is_causal)
+        given = given + self.dropout_1(self.join(read.transpose(1, 2).reshape(rows, length, hidden)))
+        made: torch.Tensor = given + self.dropout_2(self.narrow(functional.gelu(self.widen(self.norm_2(given)))))
+        return made
+
+
+class Head(nn.Module):
+    """A normalisation, then a score for each token of the vocabulary."""
+
+    def __init__(self, hidden: int, vocabulary: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden)
+        self.linear = nn.Linear(hidden, vocabulary, bias=False)
+        nn.init.normal_(self.linear.weight, std=_DEVIATION)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        """Scores of the shape `(rows, length, vocabulary)`."""
+        scores: torch.Tensor = self.linear(self.norm(given))
+        return scores

@@ -1,0 +1,24 @@
+"""A row of equal linear layers, each but the last with a tanh."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hpgo.runtime.models import Made, seeded
+from hpgo.runtime.modules import Network
+
+
+def mlp(*, layers: int = 8, width: int = 256, batch: int = 8) -> Made:
+    """`layers` linear layers of `width` numbers, which learn to give others; the example has `batch` samples."""
+    network, last = Network(), "input:0"
+    for number in range(1, layers + 1):
+        network.add(f"linear-{number}", lambda end=number == layers: _layer(width, end), last)  # type: ignore[misc]
+        last = f"linear-{number}"
+    inputs, targets = seeded(lambda: (torch.randn(batch, width), torch.randn(batch, width)))
+    return Made(network, (inputs,), (targets,), nn.functional.mse_loss)
+
+
+def _layer(width: int, is_last: bool) -> nn.Module:
+    linear = nn.Linear(width, width)
+    return linear if is_last else nn.Sequential(linear, nn.Tanh())

@@ -1,0 +1,80 @@
+"""VGG-16 and VGG-19 (Simonyan and Zisserman, 2015).
+
+Five groups of convolutions, each halved by a pooling, then three linear layers.
+Layers are those of the built-in profiles: VGG-19's holds each activation with what it follows, VGG-16's apart. `flat`
+has one layer an operation, and neither input, size nor loss: 44 for VGG-19.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from hpgo.runtime.models import Made, seeded
+from hpgo.runtime.modules import Network
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_CONVOLUTIONS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+_DROPPED = 0.5
+
+
+def vgg(
+    *, depth: int, flat: bool = False, width: int = 64, linear: int = 4096, classes: int = 1000, image: int = 224,
+    dropout: float = _DROPPED, batch: int = 8,
+) -> Made:  # fmt: skip
+    """VGG of this depth; `width` channels in the first group, `linear` numbers behind the first linear layers.
+
+    The example has `batch` images of `image` x `image`, which is at least 32.
+    """
+    network = Network()
+    apart = flat or depth == 16
+    last = "input:0"
+
+    def add(layer: str, make: Callable[[], nn.Module], *, everywhere: bool = False) -> None:
+        nonlocal last
+        network.add(layer, make, last, everywhere=everywhere)
+        last = layer
+
+    def add_activated(layer: str, make: Callable[[], nn.Module], *, dropped: float = 0) -> None:
+        """The layer, its activation and, where it is dropped, its dropout: as layers of their own, or as one."""
+        if apart:
+            add(layer, make)
+            add(f"{layer}-relu", nn.ReLU)
+            if dropped:
+                add(f"{layer}-dropout", partial(nn.Dropout, dropped))
+        else:
+            add(layer, lambda: nn.Sequential(make(), nn.ReLU(), *([nn.Dropout(dropped)] if dropped else [])))
+
+    if not flat:
+        add("Input", nn.Identity, everywhere=True)
+    inputs = 3
+    for group, count in enumerate(_CONVOLUTIONS[depth], start=1):
+        channels = width * 2 ** min(group - 1, 3)
+        for number in range(1, count + 1):
+            add_activated(f"conv-{group}-{number}", partial(nn.Conv2d, inputs, channels, 3, padding=1))
+            inputs = channels
+        add(f"pool-{group}", partial(nn.MaxPool2d, 2))
+    inputs *= (image // 32) ** 2
+    if depth == 16 and not flat:
+        network.add("batch-size", nn.Identity, "input:0", everywhere=True)
+        add("flatten", nn.Flatten)
+    is_flattened = depth == 16 and not flat
+    for number, features in enumerate((linear, linear), start=1):
+        make = partial(_linear, inputs, features, flattens=number == 1 and not is_flattened)
+        add_activated(f"linear-{number}", make, dropped=dropout)
+        inputs = features
+    add("linear-3", partial(nn.Linear, inputs, classes))
+    if depth == 19 and not flat:
+        add("loss", nn.Identity)
+    images, labels = seeded(lambda: (torch.randn(batch, 3, image, image), torch.randint(classes, (batch,))))
+    return Made(network, (images,), (labels,), nn.functional.cross_entropy)
+
+
+def _linear(inputs: int, features: int, *, flattens: bool) -> nn.Module:
+    layer = nn.Linear(inputs, features)
+    return nn.Sequential(nn.Flatten(), layer) if flattens else layer

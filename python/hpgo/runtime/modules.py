@@ -1,0 +1,215 @@
+"""Models as layers by id, each naming what feeds it.
+
+A `Network` is what every workload becomes: built-in models are written as one, a list of modules is a chain, and an
+exported graph becomes one. Layers are made one at a time, each from a seed of its own, so a process holds the layers of
+its stages and no others, and their first weights are the same under every plan.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import near, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One layer of a network."""
+
+    id: str
+    make: Callable[[], nn.Module]
+    feeds: tuple[str, ...]
+    """Names of values: `input:<number>`, a layer's id, or `<id>:<number>` for one of several that it returns."""
+    everywhere: bool = False
+    """Whether each stage that needs it computes it anew, from inputs alone."""
+    has_weights: bool = False
+    """Whether `make` returns a module that holds its weights; else it initialises one."""
+
+
+class Network:
+    """Layers in the order in which they run, and what feeds each.
+
+    >>> toy = Network().add("tokens", nn.Identity, "input:0", everywhere=True)
+    >>> _ = toy.add("first", lambda: nn.Embedding(9, 4), "tokens").add("second", lambda: nn.Linear(4, 9), "first")
+    >>> toy.tie(("first", "weight"), ("second", "weight")).layers
+    ('tokens', 'first', 'second')
+    >>> toy.edges
+    (('tokens', 'first'), ('first', 'second'))
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.ties: list[tuple[tuple[str, str], ...]] = []
+        """Parameters `(layer id, name)` that are one tensor."""
+        self._outputs: tuple[str, ...] = ()
+
+    @classmethod
+    def chain(cls, modules: nn.Sequential | Mapping[str, nn.Module] | Iterable[nn.Module]) -> Network:
+        """Modules that feed each other in order, with names as ids, or numbers from 0. Shared parameters stay shared.
+
+        >>> Network.chain(nn.Sequential(nn.Linear(2, 2), nn.Tanh())).edges
+        (('0', '1'),)
+        """
+        if isinstance(modules, (nn.Sequential, nn.ModuleList)):
+            named: dict[str, Any] = dict(modules._modules)
+        else:
+            named = dict(modules) if isinstance(modules, dict) else {str(at): one for at, one in enumerate(modules)}
+        network, last = cls(), "input:0"
+        for layer, module in named.items():
+            if not isinstance(module, nn.Module):
+                raise ArgumentError(f"layer `{layer}` is {shown(module)}", "give a list of torch.nn modules")
+            network._add(Node(layer, _Giving(module), (last,), has_weights=True))
+            last = layer
+        holders: dict[int, list[tuple[str, str]]] = {}
+        for layer, module in named.items():
+            for name, parameter in module.named_parameters():
+                holders.setdefault(id(parameter), []).append((layer, name))
+        network.ties = [tuple(where) for where in holders.values() if len(where) > 1]
+        return network
+
+    def add(self, layer: str, make: Callable[[], nn.Module], *feeds: str, everywhere: bool = False) -> Network:
+        """Adds the layer `layer`: `make()` returns its module, which is called with the values `feeds`.
+
+        A feed is `input:<number>`, the id of a layer before it, or `<id>:<number>` for one of several tensors that it
+        returns; an id alone stands for what it returns as a whole. A layer that is computed `everywhere` has no
+        parameters and reads inputs and other such layers only: each stage that needs it runs it, and nothing travels.
+        Returns the network.
+        """
+        return self._add(Node(layer, make, feeds, everywhere))
+
+    def _add(self, node: Node) -> Network:
+        if not isinstance(node.id, str) or not node.id or node.id.startswith("input:"):
+            raise ArgumentError(f"a layer's id is {shown(node.id)}", "give a name that does not begin with `input:`")
+        if node.id in self.nodes:
+            raise ArgumentError(f"two layers have the id `{node.id}`", "feeds name layers by their id")
+        for feed in node.feeds:
+            maker = self.maker(feed)
+            if maker is None and not feed.startswith("input:"):
+                raise ArgumentError(
+                    f"layer `{node.id}` reads `{feed}`, but no layer before it is called so", near(feed, self.nodes)
+                )
+            if node.everywhere and maker is not None and not self.nodes[maker].everywhere:
+                raise ArgumentError(
+                    f"layer `{node.id}` is to be computed everywhere, but reads `{feed}`, which is not",
+                    "such layers read inputs and each other",
+                )
+        self.nodes[node.id] = node
+        return self
+
+    def tie(self, *holders: tuple[str, str]) -> Network:
+        """Makes parameters `(layer id, name)` one; all start as the first of them does. Returns the network."""
+        for layer, _ in holders:
+            if layer not in self.nodes:
+                raise ArgumentError(f"there is no layer `{layer}` to tie", near(layer, self.nodes))
+        self.ties.append(tuple(holders))
+        return self
+
+    def end(self, *outputs: str) -> Network:
+        """Says which values the model returns; without it, what the last layer does. Returns the network."""
+        for value in outputs:
+            if self.maker(value) is None:
+                raise ArgumentError(f"the model returns `{value}`, which no layer makes", near(value, self.nodes))
+        self._outputs = outputs
+        return self
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Ids in the order in which they run."""
+        return tuple(self.nodes)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Values that the model returns."""
+        return self._outputs or self.layers[-1:]
+
+    @property
+    def edges(self) -> tuple[tuple[str, str], ...]:
+        """`(from, to)` ids, each once."""
+        found = {(self.maker(feed), node.id): None for node in self.nodes.values() for feed in node.feeds}
+        return tuple((start, end) for start, end in found if start is not None)
+
+    def maker(self, value: str) -> str | None:
+        """The layer that makes this value; None for inputs and unknown names."""
+        if value in self.nodes:
+            return value
+        layer, _, number = value.rpartition(":")
+        return layer if layer in self.nodes and number.isdecimal() else None
+
+    def make(self, layer: str, *, seed: int) -> nn.Module:
+        """The module of a layer with its first weights, which follow from `seed` unless they were given."""
+        node = self.nodes[layer]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_seed(seed, layer))
+            module = node.make()
+            if node.has_weights:
+                module = _filled(layer, _copied(layer, module))
+        return module
+
+    def make_on_meta(self, layer: str) -> nn.Module:
+        """The module of a layer without memory for its weights."""
+        node = self.nodes[layer]
+        with torch.device("meta"):
+            module = node.make()
+        if not node.has_weights:
+            return module
+        tensors = chain(module.parameters(), module.buffers())
+        return _copied(layer, module, {id(tensor): _on_meta(tensor) for tensor in tensors})
+
+
+class _Giving:
+    """Returns the module that it was made with."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __call__(self) -> nn.Module:
+        return self._module
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    there = tensor.detach().to("meta")
+    return nn.Parameter(there, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else there
+
+
+def _copied(layer: str, module: nn.Module, known: dict[int, Any] | None = None) -> nn.Module:
+    try:
+        return copy.deepcopy(module, known or {})
+    except Exception as error:
+        raise ArgumentError(
+            f"layer `{layer}` can't be copied: {error}", "give modules that `copy.deepcopy` takes, or a Network"
+        ) from error
+
+
+def _filled(layer: str, module: nn.Module) -> nn.Module:
+    """`module`, with its own initialisation where its weights are on meta."""
+    for name, found in module.named_modules():
+        own = [*found.parameters(recurse=False), *found.buffers(recurse=False)]
+        if not any(tensor.is_meta for tensor in own):
+            continue
+        reset = getattr(found, "reset_parameters", None)
+        if reset is None:
+            raise ArgumentError(
+                f"layer `{layer}`: `{name or type(found).__name__}` is on meta, and no one says how it begins",
+                "give it a method `reset_parameters()`, or make it on the CPU",
+            )
+        found.to_empty(device="cpu", recurse=False)
+        reset()
+    return module
+
+
+def _seed(seed: int, layer: str) -> int:
+    """63 bits that follow from both, on every machine."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {layer}".encode(), digest_size=8).digest()) >> 1

@@ -1,0 +1,220 @@
+"""What is run: a model, an example of its inputs and targets, and a loss; by name, by function or as it is given."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hpgo.base.checks import check_is
+from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.wording import near, shorten, shown
+from hpgo.runtime.cuts import Made, cut, look
+from hpgo.runtime.models import MODELS, built_in
+from hpgo.runtime.modules import Network
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from torch import Tensor
+
+    from hpgo.runtime.parts import Part
+
+
+class Workload:
+    """A model with an example of its data and its loss.
+
+    `model` is a `Network`, or a list, `nn.Sequential` or dict of modules that feed each other in order. The examples
+    have the batch as their first dimension; without a data set, they are repeated. `loss(outputs, targets)` is the mean
+    over the samples that it is given; where samples count differently, `weight(targets)` gives the number that each
+    counts, and `loss` is the mean weighted by them.
+
+    >>> toy = Workload([nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)], torch.zeros(2, 4), torch.zeros(2, 2),
+    ...                loss=nn.functional.mse_loss)
+    >>> toy.layers
+    ('0', '1', '2')
+    >>> first, second = toy.parts([["0", "1"], ["2"]])
+    >>> [value.name for value in first.gives]
+    ['1']
+    >>> (outputs,) = second(*first(torch.ones(3, 4), rows=3), rows=3)
+    >>> toy.loss_of((outputs,), torch.zeros(3, 2)).shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self,
+        model: Network | nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
+        example_inputs: Tensor | Sequence[Tensor],
+        example_targets: Tensor | Sequence[Tensor],
+        loss: Callable[[Any, Any], Tensor],
+        *,
+        weight: Callable[[Any], Tensor] | None = None,
+        name: str = "",
+    ) -> None:
+        self.example_inputs = _tensors("example_inputs", example_inputs)
+        self.example_targets = _tensors("example_targets", example_targets)
+        if not callable(loss):
+            raise ArgumentError(
+                f"`loss` is {shown(loss)}", "give a function of outputs and targets, such as `F.mse_loss`"
+            )
+        if weight is not None and not callable(weight):
+            raise ArgumentError(f"`weight` is {shown(weight)}", "give a function of targets, or leave it out")
+        check_is("`name`", name, str, "give text")
+        self.loss, self.weight, self.name = loss, weight, name
+        self._network = _network(model)
+        if not self._network.layers:
+            raise ArgumentError("the model has no layers", "give it at least one")
+        self._looks: dict[torch.dtype | None, dict[str, Made]] = {}
+
+    @classmethod
+    def read(cls, text: str, *, seed: int = 0) -> Workload:
+        """The workload that `text` names.
+
+        `gpt:layers=12,hidden=768` is a built-in model with sizes, `my_model:build` a function without arguments in a
+        module, which is called with torch seeded by `seed`. Raises ArgumentError where there is none, or where the
+        function raises.
+
+        >>> Workload.read("mlp:layers=2,width=4").layers
+        ('linear-1', 'linear-2')
+        """
+        check_is("the workload", text, str, "name a model, or `module:function`")
+        name, _, rest = text.partition(":")
+        if name in MODELS:
+            made = built_in(name, rest)
+            return cls(made.network, made.inputs, made.targets, made.loss, weight=made.weight, name=text)
+        if not rest:
+            raise ArgumentError(
+                f"there is no workload `{shorten(text)}`",
+                near(name, MODELS) + "; `module:function` names one of yours",
+            )
+        return _called(name, rest, text, seed)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Ids in the order in which they run; a profile of the workload has the same."""
+        return self._network.layers
+
+    @property
+    def edges(self) -> tuple[tuple[str, str], ...]:
+        """`(from, to)` ids."""
+        return self._network.edges
+
+    @property
+    def ties(self) -> tuple[tuple[tuple[str, str], ...], ...]:
+        """Groups of `(layer id, parameter name)` that are one tensor."""
+        return tuple(self._network.ties)
+
+    @cached_property
+    def parameters(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """Shapes of the parameters of each layer that has any, by name; tied ones in each layer that holds them."""
+        shapes = {
+            layer: {
+                name: tuple(tensor.shape)
+                for name, tensor in self._network.make_on_meta(layer).named_parameters(remove_duplicate=False)
+            }
+            for layer in self.layers
+        }
+        return {layer: named for layer, named in shapes.items() if named}
+
+    def parts(
+        self,
+        stages: Sequence[Sequence[str]],
+        *,
+        dtype: torch.dtype | None = None,
+        seed: int = 0,
+        only: Collection[int] | None = None,
+    ) -> list[Part]:
+        """The model cut into `stages`, lists of layer ids that together hold each layer once.
+
+        Weights are the workload's own first ones, drawn by `seed` where they weren't given, then cast to `dtype`. With
+        `only`, the other stages' parts are there without memory, on meta.
+        """
+        if dtype not in self._looks:
+            self._looks[dtype] = look(self._network, self.example_inputs, dtype)
+        return cut(self._network, self._looks[dtype], self.example_inputs, stages, dtype=dtype, seed=seed, only=only)
+
+    def weight_of(self, targets: Tensor | Sequence[Tensor]) -> Tensor:
+        """What each sample counts, of the shape `(rows,)` in float64: 1 unless the workload says otherwise."""
+        given = _tensors("targets", targets)
+        if self.weight is None:
+            return torch.ones(len(given[0]), dtype=torch.float64, device=given[0].device)
+        weights = self.weight(given[0] if len(given) == 1 else given)
+        if not isinstance(weights, torch.Tensor) or weights.shape != (len(given[0]),):
+            said = tuple(weights.shape) if isinstance(weights, torch.Tensor) else shown(weights)
+            raise ArgumentError(f"`weight` gave {said} for {len(given[0])} samples", "give one number a sample")
+        return weights.detach().to(torch.float64)
+
+    def loss_of(self, outputs: Tensor | Sequence[Tensor], targets: Tensor | Sequence[Tensor]) -> Tensor:
+        """The sum over rows of each sample's weight times its loss: parts of a batch add up, however it is parted.
+
+        Divided by the sum of the global batch's weights, it is the mean loss. Floating targets are cast as outputs are.
+        """
+        made, given = _tensors("outputs", outputs), _tensors("targets", targets)
+        kind = next((tensor.dtype for tensor in made if tensor.is_floating_point()), None)
+        cast = tuple(tensor.to(kind) if kind and tensor.is_floating_point() else tensor for tensor in given)
+        total = float(self.weight_of(given).sum())
+        if total == 0:  # the mean of nothing is no number, but all layers take part in the backward pass
+            return sum((tensor.sum() * 0 for tensor in made if tensor.is_floating_point()), torch.zeros(()))
+        mean = self.loss(made[0] if len(made) == 1 else made, cast[0] if len(cast) == 1 else cast)
+        if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
+            said = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else shown(mean)
+            raise ArgumentError(f"`loss` gave {said}", "give the mean over the samples, one number")
+        return mean.reshape(()) * total
+
+
+def _network(model: Any) -> Network:
+    if isinstance(model, Network):
+        return model
+    if isinstance(model, (nn.Sequential, nn.ModuleList, list, tuple, dict)):
+        return Network.chain(model)
+    raise ArgumentError(f"`model` is {shown(model)}", "give a Network, or a list of modules that feed each other")
+
+
+def _tensors(what: str, given: Any) -> tuple[Tensor, ...]:
+    found = (given,) if isinstance(given, torch.Tensor) else tuple(given) if isinstance(given, (list, tuple)) else ()
+    if not found or not all(isinstance(one, torch.Tensor) and one.dim() for one in found):
+        raise ArgumentError(
+            f"`{what}` is {shown(given)}", "give a tensor with a row for each sample, or a tuple of them"
+        )
+    if len({len(one) for one in found}) > 1:
+        raise ArgumentError(
+            f"`{what}` have {', '.join(str(len(one)) for one in found)} rows", "give each a row for each sample"
+        )
+    return found
+
+
+def _called(module: str, function: str, text: str, seed: int) -> Workload:
+    """What a function of the user's returns."""
+    if (here := str(Path.cwd())) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        build = getattr(importlib.import_module(module), function)
+    except AttributeError as error:
+        raise ArgumentError(f"the workload `{shorten(text)}`: {error}", "name a function of that module") from error
+    except HpgoError:
+        raise
+    except Exception as error:
+        raise ArgumentError(
+            f"the workload `{shorten(text)}`: `{module}` can't be imported: {type(error).__name__}: {error}",
+            f"`module:function` names a module of the folder you are in or of PYTHONPATH; built in are "
+            f"{', '.join(MODELS)}",
+        ) from error
+    torch.manual_seed(seed)
+    try:
+        made = build()
+    except HpgoError:
+        raise
+    except Exception as error:
+        raise ArgumentError(
+            f"the workload `{shorten(text)}` raises {type(error).__name__}: {error}",
+            f"`{function}` takes no arguments and returns a hpgo.runtime.Workload",
+        ) from error
+    if not isinstance(made, Workload):
+        raise ArgumentError(f"the workload `{shorten(text)}` returns {shown(made)}", "return a hpgo.runtime.Workload")
+    made.name = made.name or text
+    return made
