@@ -71,8 +71,14 @@ reproduce: build
 frameworks: build torch
 	$(BIN)/python tests/frameworks/run.py --write docs/export.md
 
+# Looks for files that break a reader, led by what code they reach, also in the native module, which is built for it.
+fuzz: SECONDS ?= 60
+fuzz: RUNS ?= 1000000
 fuzz: build
-	$(BIN)/python fuzz/readers.py 60
+	cargo rustc --quiet --profile fuzz --features python --lib --crate-type cdylib -- \
+		-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=3 -Cllvm-args=-sanitizer-coverage-pc-table \
+		-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-trace-compares
+	$(BIN)/python fuzz/run.py $(SECONDS) $(RUNS) -- --native target/fuzz/libhpgo.so
 
 # Eight clients and 10,000 requests against `hpgo serve`, ten minutes at most; the figures of docs/benchmarks.md.
 soak: build

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +153,35 @@ def test_arrays_that_claim_more_than_they_hold_are_refused_before_memory_is_take
             archive.writestr(name, huge if name == "rank.npy" else data)
     with pytest.raises(hpgo.ArgumentError, match="`rank` is damaged"):
         hpgo.Timeline.read(path)
+
+
+def test_a_document_that_holds_no_characters_is_refused(tmp_path: Path) -> None:
+    path = RUN.save(tmp_path / "run.npz")
+    good = members_of(path)
+    for code in (0x110000, 0x7FFFFFFF, 0xD800):
+        for order in "<>":
+            codes = np.frombuffer(good["document"].tobytes(), "=u4").astype(f"{order}u4")
+            codes[str(good["document"]).index("chunks") + 2] = code
+            np.savez(path, **good | {"document": codes.view(f"{order}U{len(codes)}").reshape(())})
+            with pytest.raises(hpgo.ArgumentError, match="`document` is no text"):
+                hpgo.Timeline.read(path)
+    for order in "<>":
+        np.savez(path, **good | {"document": good["document"].astype(good["document"].dtype.newbyteorder(order))})
+        assert hpgo.Timeline.read(path).to_json() == RUN.to_json()
+
+
+def test_headers_that_numpy_must_guess_at_are_refused_without_a_warning(tmp_path: Path) -> None:
+    path = RUN.save(tmp_path / "run.npz")
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data.replace(b"(36,), } ", b"(36L,), }", 1))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(hpgo.ArgumentError, match=r"holds no timeline: .*Python 2"):
+            hpgo.Timeline.read(path)
+    assert not told
 
 
 def test_a_bomb_and_an_endless_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 import zipfile
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -112,6 +113,8 @@ def _fail(path: object, message: str) -> NoReturn:
 
 def _unpacked(file: BinaryIO, path: str) -> tuple[str, dict[str, NDArray[Any]]]:
     """The document and the columns of actions; no array is made before the bytes that it needs are there."""
+    import numpy as np
+
     try:
         with zipfile.ZipFile(file) as archive:
             sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
@@ -134,7 +137,12 @@ def _unpacked(file: BinaryIO, path: str) -> tuple[str, dict[str, NDArray[Any]]]:
     text = arrays.pop("document")
     if text.ndim != 0 or text.dtype.kind != "U":
         _fail(path, "holds no timeline: `document` is no text")
-    return str(text), arrays
+    # numpy hands out what lies there, characters or not.
+    codes = np.frombuffer(text.tobytes(), f"{text.dtype.str[0]}u4").astype("<u4")
+    try:
+        return codes.tobytes().decode("utf-32-le").rstrip("\0"), arrays
+    except UnicodeDecodeError:
+        _fail(path, "holds no timeline: `document` is no text")
 
 
 def _array(data: bytes, name: str, path: str) -> NDArray[Any]:
@@ -147,7 +155,9 @@ def _array(data: bytes, name: str, path: str) -> NDArray[Any]:
     if version not in {(1, 0), (2, 0)}:
         _fail(path, f"holds no timeline: `{name}` is of an unknown version")
     header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, kind = header(stream)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numpy guesses what headers of Python 2 mean, and says so
+        shape, _, kind = header(stream)
     begin = stream.tell()
     if kind.hasobject or kind.kind not in "iufU" or math.prod(shape) * kind.itemsize != len(data) - begin:
         _fail(path, f"holds no timeline: `{name}` is damaged")
