@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo import draw as draw
     from hpgo import export as export
     from hpgo import launch as launch
+    from hpgo import runtime as runtime
     from hpgo._core import __version__ as __version__
     from hpgo.base.errors import ArgumentError as ArgumentError
     from hpgo.base.errors import ClusterError as ClusterError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.base.errors import HpgoError as HpgoError
     from hpgo.base.errors import InfeasibleError as InfeasibleError
     from hpgo.base.errors import ProfileError as ProfileError
+    from hpgo.base.errors import RunError as RunError
     from hpgo.base.errors import ScheduleError as ScheduleError
     from hpgo.machine.cluster import Cluster as Cluster
     from hpgo.model.formats import read_profile as read_profile
@@ -77,6 +79,7 @@ _PUBLIC: dict[str, str] = {
     "ProfileError": "hpgo.base.errors",
     "Program": "hpgo.programs.program",
     "RankProgram": "hpgo.programs.ranks",
+    "RunError": "hpgo.base.errors",
     "Schedule": "hpgo.programs.orders",
     "ScheduleChoice": "hpgo.planning.plans",
     "ScheduleError": "hpgo.base.errors",
@@ -97,7 +100,7 @@ _PUBLIC: dict[str, str] = {
 }
 
 # public modules, used as `hpgo.draw.save`
-_MODULES = ("draw", "export", "launch")
+_MODULES = ("draw", "export", "launch", "runtime")
 
 __all__ = [*_MODULES, *_PUBLIC]  # noqa: PLE0604 -- the names are strings
 

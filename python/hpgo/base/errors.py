@@ -50,6 +50,10 @@ class InfeasibleError(HpgoError):
     """The question is well-formed but nothing satisfies it: too little memory, say."""
 
 
+class RunError(HpgoError, RuntimeError):
+    """A run of a plan can't start, or can't go on."""
+
+
 class FileError(HpgoError, OSError):
     """A file can't be read or written.
 
@@ -97,5 +101,14 @@ def file_error(error: type[HpgoError]) -> type[FileError]:
     return _OF_FILES.get(error, FileError)
 
 
-for _error in (HpgoError, ProfileError, ClusterError, ArgumentError, ScheduleError, InfeasibleError, FileError):
+for _error in (
+    HpgoError,
+    ProfileError,
+    ClusterError,
+    ArgumentError,
+    ScheduleError,
+    InfeasibleError,
+    RunError,
+    FileError,
+):
     _error.__module__ = "hpgo"  # where users find it, and what a traceback should say

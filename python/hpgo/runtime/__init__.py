@@ -11,15 +11,21 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.errors import HpgoError
 
 if TYPE_CHECKING:
+    from hpgo.runtime.loader import Loader as Loader
+    from hpgo.runtime.loader import Share as Share
     from hpgo.runtime.modules import Network as Network
     from hpgo.runtime.parts import Part as Part
     from hpgo.runtime.parts import Value as Value
+    from hpgo.runtime.pipeline import Pipeline as Pipeline
     from hpgo.runtime.workload import Workload as Workload
 
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
+    "Loader": "hpgo.runtime.loader",
     "Network": "hpgo.runtime.modules",
     "Part": "hpgo.runtime.parts",
+    "Pipeline": "hpgo.runtime.pipeline",
+    "Share": "hpgo.runtime.loader",
     "Value": "hpgo.runtime.parts",
     "Workload": "hpgo.runtime.workload",
 }

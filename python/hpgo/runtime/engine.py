@@ -1,0 +1,229 @@
+"""Executes the actions of one rank, one after the other, as its program says.
+
+A forward pass keeps what its backward pass needs; a backward pass adds to the `grad` of parameters. What travels is the
+business of `messages`, what is summed that of `gradients`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hpgo.runtime.passes import running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from hpgo.programs.ranks import RankAction, RankProgram, RankStage
+    from hpgo.runtime.gradients import Gradients
+    from hpgo.runtime.loader import Share
+    from hpgo.runtime.messages import Crossing, Exchange, Messages
+    from hpgo.runtime.parts import Part
+    from hpgo.runtime.workload import Workload
+
+_OUTSIDE = "input:"
+
+
+@dataclass(slots=True)
+class Batch:
+    """What a step works on."""
+
+    step: int
+    inputs: Share
+    targets: Share
+    scale: torch.Tensor | float
+    """What the weighted loss of a sample counts in the mean over the global batch."""
+    loss: torch.Tensor
+    """This rank's part of the mean loss, added up here."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a forward pass leaves for its backward pass."""
+
+    values: list[torch.Tensor]
+    """What the part took."""
+    outputs: Sequence[torch.Tensor]
+    """What it gave, or the loss; empty if the backward pass computes it anew."""
+    generators: Any = None
+    """States of torch's own before the forward pass, if it is to be repeated."""
+
+
+class StageRun:
+    """One stage that a rank holds, with the micro-batches that are between their forward and their backward pass."""
+
+    def __init__(
+        self,
+        stage: RankStage,
+        part: Part,
+        workload: Workload,
+        cuts: tuple[Sequence[Crossing], Sequence[Crossing]],
+        *,
+        micro_batch_size: int,
+        recompute: bool,
+        autocast: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        """`cuts` are what crosses before the stage, and behind it."""
+        self.stage, self.part, self._workload = stage, part, workload
+        self._before, self._behind = cuts
+        self._size, self._start, self._rows = micro_batch_size, stage.rows.start, len(stage.rows)
+        self._recompute, self._autocast = recompute, autocast
+        self._inputs = [
+            (at, int(value.name.removeprefix(_OUTSIDE)))
+            for at, value in enumerate(part.takes)
+            if value.name.startswith(_OUTSIDE)
+        ]
+        self._kept: dict[int, _Kept] = {}
+        self._splits = hasattr(part, "queueing")
+
+    def forward(
+        self, micro_batch: int, batch: Batch, exchange: Exchange, received: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Runs the part forward; returns what travels on."""
+        values: list[Any] = [None] * len(self.part.takes)
+        for at, tensor in zip(exchange.takes.crossing, received, strict=True):
+            crossing = self._before[at]
+            values[crossing.taken] = tensor.requires_grad_() if crossing.value.has_gradient else tensor
+        if self._inputs:
+            begin = micro_batch * self._size + self._start
+            rows = batch.inputs.rows(begin, begin + self._rows)
+            for at, number in self._inputs:
+                values[at] = rows[number]
+        if self._recompute:
+            kept = _Kept(values, (), _generators(batch.loss.device))
+            with torch.no_grad():
+                outputs = self._run(values, micro_batch, batch, again=False)
+        else:
+            outputs = self._run(values, micro_batch, batch, again=False)
+            kept = _Kept(values, outputs)
+        self._kept[micro_batch] = kept
+        if self.stage.is_last:
+            batch.loss += outputs[0].detach()
+        # In the dtype that was agreed on, which autocast may have left.
+        return [
+            outputs[crossing.given].detach().to(crossing.value.dtype)
+            for crossing in map(self._behind.__getitem__, exchange.gives.crossing)
+        ]
+
+    def backward(
+        self, kind: str, micro_batch: int, batch: Batch, exchange: Exchange, received: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
+        """Runs the part backward, or its half for inputs; returns the gradients that travel back."""
+        kept = self._kept.pop(micro_batch)
+        outputs = kept.outputs
+        if kept.generators is not None:
+            with torch.random.fork_rng(_devices(batch.loss.device)):
+                _restore(kept.generators, batch.loss.device)
+                outputs = self._run(kept.values, micro_batch, batch, again=True)
+        roots: list[torch.Tensor] = []
+        gradients: list[torch.Tensor | None] = []
+        if self.stage.is_last:
+            roots.append(outputs[0])
+            gradients.append(None)
+        else:
+            for at, gradient in zip(exchange.takes.crossing, received, strict=True):
+                root = outputs[self._behind[at].given]
+                if gradient is not None and root.requires_grad:
+                    roots.append(root)
+                    gradients.append(gradient.to(root.dtype))
+        if roots and roots[0].requires_grad:
+            if kind == "I" and self._splits:
+                with self.part.queueing(micro_batch):
+                    torch.autograd.backward(roots, gradients)
+            else:
+                torch.autograd.backward(roots, gradients)
+        return [
+            _gradient(kept.values[crossing.taken])
+            for crossing in map(self._before.__getitem__, exchange.gives.crossing)
+        ]
+
+    def finish_weights(self, micro_batch: int) -> None:
+        """Computes the gradients of weights that the half for inputs has left."""
+        if self._splits:
+            self.part.run_weight_gradients(micro_batch)
+
+    def _run(
+        self, values: Sequence[torch.Tensor], micro_batch: int, batch: Batch, *, again: bool
+    ) -> Sequence[torch.Tensor]:
+        """What the part gives, or of the last stage the loss."""
+        begin = micro_batch * self._size + self._start
+        end = begin + self._rows
+        with running(step=batch.step, samples=range(begin, end), again=again), self._autocast():
+            outputs: Sequence[torch.Tensor] = self.part(*values, rows=self._rows)
+            if self.stage.is_last:
+                return (self._workload.loss_of(outputs, batch.targets.rows(begin, end)) * batch.scale,)
+        return outputs
+
+
+def _gradient(leaf: torch.Tensor) -> torch.Tensor:
+    """Of what a stage received; nothing in it counted if autograd has left none."""
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _devices(device: torch.device) -> list[torch.device]:
+    return [device] if device.type == "cuda" else []
+
+
+def _generators(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The states that random numbers of torch come from, for layers that draw by themselves."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def _restore(states: tuple[torch.Tensor, torch.Tensor | None], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if states[1] is not None:
+        torch.cuda.set_rng_state(states[1], device)
+
+
+class Engine:
+    """Runs one rank's actions, step by step."""
+
+    def __init__(
+        self, mine: RankProgram, stages: Mapping[int, StageRun], messages: Messages, gradients: Gradients
+    ) -> None:
+        self.actions = mine.actions
+        self.at = -1
+        """The action that runs, or ran last; -1 before the first."""
+        self.clock_ns: list[int] = []
+        """Start and end of each action of the last step, one after the other, by `time.perf_counter_ns`."""
+        self._stages, self._messages, self._gradients = stages, messages, gradients
+        last = {action.stage: at for at, action in enumerate(mine.actions) if action.kind != "F"}
+        self._plan = [
+            (at, one.kind, stages[one.stage], one.micro_batch, exchange, last.get(one.stage) == at)
+            for at, (one, exchange) in enumerate(zip(mine.actions, messages.exchanges, strict=True))
+        ]
+
+    @property
+    def last_action(self) -> RankAction | None:
+        """The action that runs, or ran last."""
+        return self.actions[self.at] if self.at >= 0 else None
+
+    def step(self, batch: Batch) -> None:
+        """Runs all actions; afterwards the gradients of this rank are complete, and sums over others may still run."""
+        messages, gradients = self._messages, self._gradients
+        self.clock_ns = clock_ns = []
+        gradients.begin()
+        messages.begin()
+        for at, kind, stage, micro_batch, exchange, is_last in self._plan:
+            self.at = at
+            received = messages.take(at)
+            clock_ns.append(perf_counter_ns())
+            if kind == "F":
+                made = stage.forward(micro_batch, batch, exchange, received)
+            elif kind == "W":
+                made = []
+                stage.finish_weights(micro_batch)
+            else:
+                if is_last and kind == "B":
+                    gradients.watch(stage.stage.stage)
+                made = stage.backward(kind, micro_batch, batch, exchange, received)
+            clock_ns.append(perf_counter_ns())
+            if made:
+                messages.give(at, made)
+            if is_last:
+                gradients.passed(stage.stage.stage)
+        messages.finish()

@@ -1,0 +1,309 @@
+"""What travels between ranks: a sequence of tensors for each pair and direction, known before the first step.
+
+Sender and receiver work out the same sequence from the program, so that messages need no names: a library that has none
+(NCCL) pairs the n-th send with the n-th receive. Receives are posted in the sender's order, one ahead of need; sends
+never wait, and their tensors are kept until something shows that they have arrived.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hpgo.programs.program import Program
+    from hpgo.programs.ranks import Message, RankAction
+    from hpgo.runtime.parts import Part, Value
+
+AHEAD = 1
+"""Receives of a pair and direction that are posted beyond the last one that an action waits for."""
+_ALL = slice(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A tensor that one stage gives to the next of its chain."""
+
+    given: int
+    """Its place in what the stage gives."""
+    taken: int
+    """Its place in what the next stage takes."""
+    value: Value
+
+
+def crossings(parts: Sequence[Part], chain_length: int) -> list[tuple[Crossing, ...]]:
+    """For each stage what crosses the cut behind it; nothing behind the last of a chain."""
+    found: list[tuple[Crossing, ...]] = []
+    for number, part in enumerate(parts):
+        if number % chain_length == chain_length - 1:
+            found.append(())
+            continue
+        taken = {value.name: at for at, value in enumerate(parts[number + 1].takes)}
+        found.append(
+            tuple(Crossing(at, taken[value.name], value) for at, value in enumerate(part.gives) if value.name in taken)
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor, or some rows of it, that one rank gives to another."""
+
+    peer: int
+    tensor: int
+    """Its place in `Tensors`."""
+    rows: slice
+    """Counted from the first row of the replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What an action takes from other stages, or gives to them."""
+
+    crossing: tuple[int, ...]
+    """For each tensor which of the cut's crossings it is, or whose gradient. The gradient of a tensor without rows has
+    a place for each replica that it comes from; they are to be added."""
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    pieces: tuple[Piece, ...]
+
+
+_NOTHING = Tensors((), (), (), ())
+
+
+def _taken_or_given(
+    program: Program, cut: Sequence[Crossing], rows: range, messages: Sequence[Message], *, forward: bool
+) -> Tensors:
+    """The tensors of `messages`, which all cross one cut to or from a replica with these `rows`."""
+    crossing: list[int] = []
+    shapes: list[tuple[int, ...]] = []
+    pieces: list[Piece] = []
+    for at, one in enumerate(cut):
+        value = one.value
+        if not (forward or value.has_gradient):
+            continue
+        for message in messages:
+            # A tensor without rows comes from whom its reader gets its first row, and its gradient returns there.
+            reader = program.stages[max(message.from_stage, message.to_stage)]
+            if not value.by_row and all(message.rows.start != theirs.start for theirs in reader.rows):
+                continue
+            if not (crossing and crossing[-1] == at) or not (value.by_row or forward):
+                crossing.append(at)
+                shapes.append(value.shape_of(len(rows)))
+            whole = not value.by_row or len(message.rows) == len(rows)
+            part = _ALL if whole else slice(message.rows.start - rows.start, message.rows.stop - rows.start)
+            pieces.append(Piece(message.peer, len(crossing) - 1, part))
+    dtypes = tuple(cut[at].value.dtype for at in crossing)
+    return Tensors(tuple(crossing), tuple(shapes), dtypes, tuple(pieces))
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one action of a rank takes from other stages and gives to them."""
+
+    takes: Tensors
+    gives: Tensors
+
+
+class Orders:
+    """One rank's actions, with what each of them takes and gives."""
+
+    def __init__(self, program: Program, rank: int, cuts: Sequence[Sequence[Crossing]]) -> None:
+        mine = program.for_rank(rank)
+        self.rank, self.actions = rank, mine.actions
+        rows_of = {stage.stage: stage.rows for stage in mine.stages}
+        made: dict[tuple[str, int], Exchange] = {}
+
+        def exchange(action: RankAction) -> Exchange:
+            def tensors(messages: Sequence[Message]) -> Tensors:
+                if not messages:
+                    return _NOTHING
+                cut = cuts[min(messages[0].from_stage, messages[0].to_stage)]
+                return _taken_or_given(program, cut, rows_of[action.stage], messages, forward=action.kind == "F")
+
+            return Exchange(tensors(action.receives), tensors(action.sends))
+
+        for action in self.actions:
+            if (action.kind, action.stage) not in made:
+                made[action.kind, action.stage] = exchange(action)
+        self.exchanges = [made[action.kind, action.stage] for action in self.actions]
+        self._place = {
+            (one.kind == "F", one.stage, one.micro_batch): at for at, one in enumerate(self.actions) if one.kind != "W"
+        }
+        self.peers = sorted({piece.peer for one in made.values() for piece in (*one.takes.pieces, *one.gives.pieces)})
+
+    def sent_to(self, other: Orders) -> Iterator[tuple[int, Piece, int, Piece]]:
+        """All that this rank gives to another, in order: its action, the piece, the other's action, the piece there."""
+        for at, (action, exchange) in enumerate(zip(self.actions, self.exchanges, strict=True)):
+            gives = exchange.gives
+            for piece in gives.pieces:
+                if piece.peer != other.rank:
+                    continue
+                forward = action.kind == "F"
+                to = other._place[forward, action.stage + (1 if forward else -1), action.micro_batch]
+                takes = other.exchanges[to].takes
+                into = next(
+                    one
+                    for one in takes.pieces
+                    if one.peer == self.rank and takes.crossing[one.tensor] == gives.crossing[piece.tensor]
+                )
+                yield at, piece, to, into
+
+
+class _Box:
+    """Where the tensors that one action takes gather."""
+
+    __slots__ = ("tensors", "waits", "wanted")
+
+    def __init__(self, wanted: Tensors) -> None:
+        self.wanted = wanted
+        self.tensors: list[torch.Tensor | None] = [None] * len(wanted.shapes)
+        self.waits: list[Any] = []
+
+    def room(self, piece: Piece, device: torch.device) -> torch.Tensor:
+        """Where a piece shall go."""
+        at = piece.tensor
+        tensor = self.tensors[at]
+        if tensor is None:
+            tensor = torch.empty(self.wanted.shapes[at], dtype=self.wanted.dtypes[at], device=device)
+            self.tensors[at] = tensor
+        return tensor if piece.rows is _ALL else tensor[piece.rows]
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """Everything that one peer sends in a step, in its order."""
+
+    peer: int
+    group: Any
+    expected: list[tuple[_Box, Piece]] = field(default_factory=list)
+    posted: int = 0
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """What is on its way to one peer."""
+
+    peer: int
+    group: Any
+    kept: deque[tuple[Any, torch.Tensor]] = field(default_factory=deque)
+    arrived: int = 0
+    """How many of this step's sends certainly have."""
+
+    def settle(self, arrived: int) -> None:
+        """Lets go of what has arrived."""
+        for _ in range(arrived - self.arrived):
+            self.kept.popleft()[0].wait()
+        self.arrived = arrived
+
+
+@dataclass(slots=True)
+class _Work:
+    """Sends and receives of one action."""
+
+    box: _Box
+    needed: dict[int, tuple[_Incoming, int]] = field(default_factory=dict)
+    """For each peer how many of its pieces are posted before the action waits for its own."""
+    proven: dict[int, tuple[_Outgoing, int]] = field(default_factory=dict)
+    """For each peer how many sends to it have arrived once this has been received."""
+    sends: list[tuple[Piece, _Outgoing]] = field(default_factory=list)
+    stays: list[tuple[Piece, _Box, Piece]] = field(default_factory=list)
+    """What another action of this rank takes: the piece, the box of that action, the piece there."""
+
+
+class Messages:
+    """Sends and receives of one rank, action by action; `begin` starts a step, `finish` ends it."""
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        cuts: Sequence[Sequence[Crossing]],
+        groups: tuple[Any, Any],
+        device: torch.device,
+    ) -> None:
+        """`groups` carry messages to higher ranks, and to lower ones."""
+        self._device = device
+        up, down = groups
+        mine = Orders(program, rank, cuts)
+        self._incoming: list[_Incoming] = []
+        self._outgoing: list[_Outgoing] = []
+        self.exchanges = mine.exchanges
+        works = [_Work(_Box(one.takes)) for one in mine.exchanges]
+        for peer in mine.peers:
+            if peer == rank:
+                for at, piece, to, into in mine.sent_to(mine):
+                    works[at].stays.append((piece, works[to].box, into))
+                continue
+            theirs = Orders(program, peer, cuts)
+            incoming = _Incoming(peer, up if peer < rank else down)
+            outgoing = _Outgoing(peer, down if peer < rank else up)
+            self._incoming.append(incoming)
+            self._outgoing.append(outgoing)
+            taken: list[int] = []  # of the peer's actions the one by which it has taken the first, the first two, …
+            for at, piece, to, _ in mine.sent_to(theirs):
+                works[at].sends.append((piece, outgoing))
+                taken.append(max(to, taken[-1]) if taken else to)
+            for at, _, to, into in theirs.sent_to(mine):
+                incoming.expected.append((works[to].box, into))
+                works[to].needed[peer] = (incoming, len(incoming.expected) + AHEAD)
+                works[to].proven[peer] = (outgoing, bisect_right(taken, at))
+        self._works = [
+            (one.box, tuple(one.needed.values()), tuple(one.proven.values()), one.sends, one.stays) for one in works
+        ]
+
+    def begin(self) -> None:
+        """Posts the first receives of a step."""
+        for way in self._outgoing:
+            way.arrived = 0
+        for channel in self._incoming:
+            channel.posted = 0
+            self._post(channel, AHEAD)
+
+    def take(self, action: int) -> list[torch.Tensor]:
+        """What an action of the rank takes, as soon as it is there."""
+        box, needed, proven, _, _ = self._works[action]
+        for channel, until in needed:
+            if channel.posted < until:
+                self._post(channel, until)
+        for wait in box.waits:
+            wait.wait()
+        for way, arrived in proven:
+            if way.arrived < arrived:
+                way.settle(arrived)
+        tensors = box.tensors
+        if tensors:
+            box.tensors, box.waits = [None] * len(tensors), []
+        return tensors
+
+    def give(self, action: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Sends what an action made, and does not wait; the tensors must not change afterwards."""
+        _, _, _, sends, stays = self._works[action]
+        for piece, way in sends:
+            tensor = tensors[piece.tensor]
+            part = (tensor if piece.rows is _ALL else tensor[piece.rows]).contiguous()
+            way.kept.append((way.group.send([part], way.peer, 0), part))
+        for piece, box, into in stays:
+            tensor = tensors[piece.tensor]
+            part = tensor if piece.rows is _ALL else tensor[piece.rows]
+            if into.rows is _ALL:
+                box.tensors[into.tensor] = part
+            else:
+                box.room(into, self._device).copy_(part)
+
+    def finish(self) -> None:
+        """Waits until all that was sent has arrived."""
+        for way in self._outgoing:
+            way.settle(way.arrived + len(way.kept))
+
+    def _post(self, channel: _Incoming, until: int) -> None:
+        group, peer = channel.group, channel.peer
+        for box, piece in channel.expected[channel.posted : until]:
+            box.waits.append(group.recv([box.room(piece, self._device)], peer, 0))
+        channel.posted = min(until, len(channel.expected))

@@ -1,0 +1,76 @@
+"""Steps of the optimizer: of all weights of a rank, or under ZeRO stage 1 of a share of those it holds with others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hpgo.runtime.gradients import Weight
+
+
+def owners(weights: Sequence[Weight]) -> list[tuple[int, list[Weight]]]:
+    """Who steps which of the weights that several ranks hold: the largest first, each to the rank that has least.
+
+    All holders come to the same answer, in the same order. Weights of one entry have the same ranks and kind.
+    """
+    loads: dict[tuple[int, ...], dict[int, int]] = {}
+    found: dict[tuple[tuple[int, ...], int, torch.dtype], list[Weight]] = {}
+    for weight in sorted(weights, key=lambda one: -one.copies[0].numel()):
+        if len(weight.ranks) > 1:
+            load = loads.setdefault(weight.ranks, dict.fromkeys(weight.ranks, 0))
+            owner = min(weight.ranks, key=lambda rank: load[rank])
+            load[owner] += weight.copies[0].numel()
+            found.setdefault((weight.ranks, owner, weight.copies[0].dtype), []).append(weight)
+    return [(owner, owned) for (_, owner, _), owned in found.items()]
+
+
+class Stepper:
+    """Steps what a rank answers for, and brings back what others have stepped for it."""
+
+    def __init__(
+        self,
+        make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+        weights: Sequence[Weight],
+        groups: Mapping[tuple[int, ...], Any],
+        *,
+        shard: bool,
+    ) -> None:
+        rank = dist.get_rank()
+        self._groups = groups
+        self._owned = owners(weights) if shard else []
+        elsewhere = {id(weight) for owner, theirs in self._owned if owner != rank for weight in theirs}
+        self.stepped = [weight for weight in weights if id(weight) not in elsewhere]
+        """The weights that this rank's optimizer steps, in the order of the layers."""
+        parameters = [copy for weight in self.stepped for copy in weight.copies]
+        self.optimizer: torch.optim.Optimizer | None = None
+        if parameters:  # an idle rank has none, and optimizers refuse that
+            self.optimizer = make(parameters)
+            if not isinstance(self.optimizer, torch.optim.Optimizer):
+                raise ArgumentError(
+                    f"the optimizer is {shown(self.optimizer)}",
+                    "give a function of parameters that returns one: `lambda p: torch.optim.AdamW(p, lr=1e-4)`",
+                )
+
+    def step(self) -> None:
+        """One step; afterwards every rank has all of its weights as they are now."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+        arriving = []
+        for owner, weights in self._owned:
+            flat = torch.cat([weight.copies[0].detach().reshape(-1) for weight in weights])
+            wait = dist.broadcast(flat, src=owner, group=self._groups[weights[0].ranks], async_op=True)
+            arriving.append((wait, flat, weights))
+        for wait, flat, weights in arriving:
+            wait.wait()
+            sizes = [weight.copies[0].numel() for weight in weights]
+            for weight, part in zip(weights, flat.split(sizes), strict=True):
+                for copy in weight.copies:
+                    copy.detach().copy_(part.view(copy.shape))

@@ -1,0 +1,344 @@
+"""`Pipeline`: one rank's part of a plan, trained step by step."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hpgo.base.checks import check_is, number, whole
+from hpgo.base.errors import ArgumentError, HpgoError, RunError
+from hpgo.base.wording import shown
+from hpgo.planning.plans import Plan
+from hpgo.programs.orders import schedules
+from hpgo.programs.program import Program
+from hpgo.runtime.engine import Batch, Engine, StageRun
+from hpgo.runtime.gradients import Gradients, Ranks
+from hpgo.runtime.loader import Loader, Share, as_share, repeated
+from hpgo.runtime.meeting import Groups, agree, join, leave, told
+from hpgo.runtime.messages import Messages, crossings
+from hpgo.runtime.optimizer import Stepper
+from hpgo.runtime.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from hpgo.runtime.gradients import Weight
+    from hpgo.runtime.parts import Part
+
+_MOST_SEED = 2**63 - 1
+_TINY = 1e-6  # as torch has it, so that a gradient of nothing is not divided by
+
+
+class Pipeline:
+    """One rank's part of a plan: its stages, its messages, its sums. Every rank makes one, and all step together.
+
+    >>> import torch
+    >>> import hpgo
+    >>> layers = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> toy = Workload(layers, torch.zeros(2, 3), torch.zeros(2, 1), torch.nn.functional.mse_loss)
+    >>> orders = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
+    >>> program = hpgo.program(orders, [(toy.layers, [0])], micro_batch_size=2, global_batch_size=8)
+    >>> with Pipeline(program, toy, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)) as pipeline:
+    ...     data = [(torch.full((3,), at / 8), torch.ones(1)) for at in range(16)]
+    ...     losses = [pipeline.step(*batch) for _ in range(5) for batch in pipeline.loader(data)]
+    >>> losses[-1] < losses[0]
+    True
+    """
+
+    def __init__(
+        self,
+        plan: Plan | Program | str | os.PathLike[str],
+        workload: Workload | str,
+        *,
+        optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
+        clip_norm: float | None = None,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        autocast: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Joins the other ranks, and makes the layers of this one.
+
+        Args:
+            plan: a plan or a program, or the file of a plan.
+            workload: what is run, or its name as `Workload.read` takes it.
+            optimizer: makes one of a list of parameters; None leaves weights as they are.
+            clip_norm: gradients are scaled down to this norm, taken over all layers, where it is larger.
+            seed: of first weights, of dropout, and of the order of a data set.
+            dtype: of the weights; None is the workload's own.
+            autocast: the dtype that `torch.autocast` computes in: `torch.bfloat16`; None is without.
+            device: None is the GPU of the rank's local number where there are GPUs, else the CPU.
+            timeout_s: how long a rank waits for another one.
+
+        Raises ArgumentError for a plan and a workload that don't go together or can't be run, and RunError if the ranks
+        don't find each other, or differ in plan, options or versions.
+        """
+        self.program, overlap = _program_of(plan)
+        _check_program(self.program)
+        self.device = _device(device)
+        seed = whole("seed", seed, least=0, most=_MOST_SEED)
+        if clip_norm is not None and not number("clip_norm", clip_norm) > 0:
+            raise ArgumentError(f"clip_norm is {clip_norm}", "give a norm above 0, or None")
+        if autocast not in {None, torch.bfloat16}:
+            raise ArgumentError(
+                f"autocast is {autocast}",
+                "give torch.bfloat16: float16 needs losses to be scaled, which this does not do",
+            )
+        self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
+        self._groups: Groups | None = None
+        self._joined = join(self.program, self.device, timeout_s)
+        try:
+            self.mine = self.program.for_rank(dist.get_rank())
+            self.workload = Workload.read(workload, seed=seed) if isinstance(workload, str) else workload
+            check_is("workload", self.workload, Workload, "give a Workload, or a name such as `gpt:layers=2`")
+            self._build(seed, dtype, autocast, overlap=overlap)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, seed: int, dtype: torch.dtype | None, autocast: torch.dtype | None, *, overlap: bool) -> None:
+        program, mine, workload = self.program, self.mine, self.workload
+        agree(
+            {
+                "plan": hashlib.sha256(program.to_json().encode()).hexdigest()[:12],
+                "workload": hashlib.sha256(repr((workload.layers, workload.ties)).encode()).hexdigest()[:12],
+                "seed": str(seed),
+                "dtype": f"{dtype}, autocast {autocast}",
+                "clip_norm": str(self._clip_norm),
+                "optimizer": "some" if self._optimizer_of is not None else "none",
+            }
+        )
+        parts = _parts(program, workload, {stage.stage for stage in mine.stages}, dtype, seed)
+        cuts = crossings(parts, program.schedule.chain_length)
+        ranks = Ranks(program, workload.ties)
+        self._groups = groups = Groups(program, ranks.groups, parts, cuts, self.device)
+        self.parts: dict[int, Part] = {stage.stage: parts[stage.stage].to(self.device) for stage in mine.stages}
+        """The layers that this rank holds, by stage."""
+        for stage, part in self.parts.items():
+            if stage in groups.replicas:
+                part.join(groups.replicas[stage])
+        self._gradients = Gradients(self.parts, ranks, groups.sums, overlap=overlap)
+        self._stepper = None
+        if self._optimizer_of is not None:
+            self._stepper = Stepper(self._optimizer_of, self.weights, groups.sums, shard=program.shard_optimizer)
+        cast = nullcontext if autocast is None else partial(torch.autocast, self.device.type, dtype=autocast)
+        runs = {
+            stage.stage: StageRun(
+                stage,
+                self.parts[stage.stage],
+                workload,
+                (cuts[stage.stage - 1] if not stage.is_first else (), cuts[stage.stage]),
+                micro_batch_size=program.micro_batch_size,
+                recompute=program.recompute,
+                autocast=cast,
+            )
+            for stage in mine.stages
+        }
+        self.engine = Engine(mine, runs, Messages(program, mine.rank, cuts, groups.ways, self.device), self._gradients)
+        self.steps = 0
+        """Steps that have been done."""
+
+    @property
+    def weights(self) -> list[Weight]:
+        """The weights that this rank holds and trains, in the order of the layers."""
+        return self._gradients.weights
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """That of this rank; None if there is none, or nothing for it to step."""
+        return None if self._stepper is None else self._stepper.optimizer
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self.mine.rank
+
+    @property
+    def samples(self) -> list[range]:
+        """The numbers, in a global batch, of the samples that this rank reads: inputs or targets, or none."""
+        size = self.program.micro_batch_size
+        found: set[int] = set()
+        for stage in self.mine.stages:
+            if not stage.is_last and not any(value.is_input for value in self.parts[stage.stage].takes):
+                continue
+            begin, end = self.program.schedule.micro_batches[stage.chain]
+            for micro_batch in range(begin, end):
+                found.update(row + micro_batch * size for row in stage.rows)
+        return _ranges(sorted(found))
+
+    def loader(self, dataset: Any, *, shuffle: bool = True, seed: int | None = None, workers: int = 0) -> Loader:
+        """Goes through `dataset`, with `len(dataset)` and pairs `dataset[i]` of inputs and targets, a batch a step.
+
+        `workers` processes read ahead. Raises ArgumentError for a data set smaller than a global batch.
+        """
+        return Loader(
+            dataset,
+            global_batch_size=self.program.global_batch_size,
+            samples=self.samples,
+            seed=self._seed if seed is None else seed,
+            shuffle=shuffle,
+            workers=workers,
+        )
+
+    def example(self) -> tuple[Share, Share]:
+        """A global batch of the workload's example, repeated until it is full."""
+        samples = self.samples
+        return repeated(self.workload.example_inputs, samples), repeated(self.workload.example_targets, samples)
+
+    def step(self, inputs: Any, targets: Any) -> float:
+        """Trains on one global batch; returns its mean loss, the same on every rank.
+
+        `inputs` and `targets` are what `loader` gives, or tensors, or tuples of them, with the whole global batch.
+        Raises RunError if a layer raises, or another rank is lost.
+        """
+        size = self.program.global_batch_size
+        batch = Batch(
+            step=self.steps,
+            inputs=as_share("inputs", inputs, size, self.device),
+            targets=as_share("targets", targets, size, self.device),
+            scale=1.0,
+            loss=torch.zeros((), dtype=torch.float64, device=self.device),
+        )
+        try:
+            loss = self._step(batch)
+        except HpgoError as failure:
+            raise type(failure)(f"{self._where()}: {failure.message}", failure.hint) from failure
+        except Exception as failure:
+            first = str(failure).strip().partition("\n")[0]
+            raise RunError(
+                f"{self._where()}: {type(failure).__name__}: {first}",
+                "if it is about a connection, another rank was lost; else it is what a layer or the loss raised",
+            ) from failure
+        self.steps += 1
+        return loss
+
+    def _step(self, batch: Batch) -> float:
+        batch.scale = self._scale(batch.targets)
+        self.engine.step(batch)
+        self._gradients.finish()
+        sums = torch.stack([batch.loss, torch.zeros((), dtype=torch.float64, device=self.device)])
+        if self._clip_norm is not None:
+            sums[1] = self._gradients.square()
+        dist.all_reduce(sums)
+        loss, square = sums.tolist()
+        if self._clip_norm is not None:
+            factor = self._clip_norm / (math.sqrt(square) + _TINY)
+            if factor < 1:
+                self._gradients.scale(factor)
+        if self._stepper is not None:
+            self._stepper.step()
+        return float(loss)
+
+    def _scale(self, targets: Share) -> torch.Tensor | float:
+        """What a sample's weighted loss counts in the mean."""
+        if self.workload.weight is None:
+            return self.mine.loss_weight
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        size = self.program.micro_batch_size
+        for stage in self.mine.stages:
+            if stage.is_last:
+                for micro_batch in range(*self.program.schedule.micro_batches[stage.chain]):
+                    begin = micro_batch * size + stage.rows.start
+                    total += self.workload.weight_of(targets.rows(begin, begin + len(stage.rows))).sum()
+        dist.all_reduce(total)
+        if not total:
+            raise ArgumentError("no sample of the global batch has a weight", "give at least one a weight above 0")
+        return 1 / float(total)
+
+    def _where(self) -> str:
+        action = self.engine.last_action
+        here = f"rank {self.rank}, step {self.steps}"
+        if action is None:
+            return here
+        kinds = {"F": "the forward pass", "B": "the backward pass", "I": "the backward pass", "W": "the backward pass"}
+        return f"{here}, {kinds[action.kind]} of micro-batch {action.micro_batch} through stage {action.stage}"
+
+    def close(self) -> None:
+        """Leaves the other ranks; what was trained stays in `weights`."""
+        groups, self._groups = self._groups, None
+        if self._joined:
+            self._joined = False
+            leave()
+        elif groups is not None:
+            groups.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _program_of(plan: object) -> tuple[Program, bool]:
+    """The program of a plan, and whether sums of gradients may overlap with its backward passes."""
+    if isinstance(plan, str | os.PathLike):
+        plan = Plan.read(plan)
+    if isinstance(plan, Program):
+        return plan, True
+    if isinstance(plan, Plan):
+        return plan.program(), plan.assumptions is None or plan.assumptions.overlap
+    raise ArgumentError(f"the plan is {shown(plan)}", "give a Plan, a Program, or the file of a plan")
+
+
+def _check_program(program: Program) -> None:
+    """Raises ArgumentError for what can't be run, with the reason."""
+    orders = program.schedule
+    family = next((one for one in schedules() if one.name == orders.name), None)
+    if orders.pace != "flush":
+        raise ArgumentError(
+            f"`{orders.name}` is of pace `{orders.pace}`, and runs train with a flush after each step",
+            "choose a schedule whose pace is `flush`: `hpgo schedules` says it",
+        )
+    if family is not None and not family.trains:
+        raise ArgumentError(f"`{orders.name}` has forward passes alone, so it can't train", "choose one that trains")
+    if program.gpus_per_device > 1:
+        raise ArgumentError(
+            f"each device of the plan is {program.gpus_per_device} GPUs that share its layers",
+            "runs put a layer on one GPU: plan with gpus_per_device of 1",
+        )
+
+
+def _parts(program: Program, workload: Workload, mine: set[int], dtype: torch.dtype | None, seed: int) -> list[Part]:
+    """The parts of all stages, chain by chain; those that are not mine take no memory."""
+    length = program.schedule.chain_length
+    found: list[Part] = []
+    for begin in range(0, len(program.stages), length):
+        layers = [stage.layers for stage in program.stages[begin : begin + length]]
+        only = {stage - begin for stage in mine if begin <= stage < begin + length}
+        found += workload.parts(layers, dtype=dtype, seed=seed, only=only)
+    return found
+
+
+def _device(device: object) -> torch.device:
+    if device is None:
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+    with told("the device can't be used", "name one as torch does: cpu, cuda:0"):
+        found = torch.device(device)
+        if found.type == "cuda":
+            torch.cuda.set_device(found)
+    return found
+
+
+def _ranges(numbers: list[int]) -> list[range]:
+    """Sorted whole numbers as ranges."""
+    found: list[range] = []
+    for one in numbers:
+        if found and found[-1].stop == one:
+            found[-1] = range(found[-1].start, one + 1)
+        else:
+            found.append(range(one, one + 1))
+    return found

@@ -1,0 +1,92 @@
+"""Small models of the tests of runs, by name: `runtime_models:tied`, as users name theirs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hpgo.runtime import Network, Workload
+
+WIDTH = 6
+
+
+class Block(nn.Module):
+    """A linear layer with what follows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.norm(self.linear(given)))
+
+
+class Sum(nn.Module):
+    """What arrives over a connection that skips layers, and what comes from the layer before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, given: torch.Tensor, skipped: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(given)) + skipped
+
+
+def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return ((outputs - targets) ** 2).mean(1).mean()
+
+
+def chain(layers: int = 8) -> Workload:
+    return Workload([Block() for _ in range(layers)], torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), loss)
+
+
+def skips() -> Workload:
+    """Eight layers; the first feeds the fifth too, over two boundaries where stages have two layers, and the last."""
+    network = Network()
+    for at in range(8):
+        feeds = ["input:0" if at == 0 else str(at - 1), *(["0"] if at in {4, 7} else [])]
+        network.add(str(at), Sum if at in {4, 7} else Block, *feeds)
+    return Workload(network, torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), loss)
+
+
+def tied() -> Workload:
+    """A table of words that the first and the last layer share."""
+    network = Network().add("table", lambda: nn.Embedding(WIDTH, WIDTH), "input:0")
+    for at in range(6):
+        network.add(str(at), Block, "table" if at == 0 else str(at - 1))
+    network.add("head", lambda: nn.Linear(WIDTH, WIDTH, bias=False), "5").tie(("table", "weight"), ("head", "weight"))
+    return Workload(
+        network, torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), nn.functional.cross_entropy
+    )
+
+
+def weighted() -> Workload:
+    """Samples that count by the size of their target."""
+    of = chain()
+    return Workload(
+        nn.Sequential(*[Block() for _ in range(8)]), of.example_inputs, of.example_targets,
+        lambda outputs, targets: (((outputs - targets) ** 2).mean(1) * size(targets)).sum() / size(targets).sum(),
+        weight=size,
+    )  # fmt: skip
+
+
+def size(targets: torch.Tensor) -> torch.Tensor:
+    return targets.abs().sum(1)
+
+
+def dropping() -> Workload:
+    """Layers that drop numbers."""
+    modules = [module for _ in range(4) for module in (Block(), nn.Dropout(0.3))]
+    return Workload(modules, torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), loss)
+
+
+def batch(workload: Workload, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of a step, in float64 where they are numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for (example,) in (workload.example_inputs, workload.example_targets):
+        if example.is_floating_point():
+            found.append(torch.randn(size, *example.shape[1:], generator=generator, dtype=torch.float64))
+        else:
+            found.append(torch.randint(WIDTH, (size, *example.shape[1:]), generator=generator))
+    return found[0], found[1]

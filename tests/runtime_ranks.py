@@ -1,0 +1,60 @@
+"""The ranks of tests of runs: `runtime_ranks.py WORLD FOLDER` runs the cases of FOLDER/cases.json, one by one.
+
+Each rank is a process of its own. It leaves, for each case, the losses of its steps, the gradients of the last step and
+the weights after it in a file.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from pathlib import Path
+from typing import Any
+
+import runtime_models
+import torch
+import torch.distributed as dist
+
+import hpgo
+from hpgo.runtime import Pipeline, Workload
+
+
+def optimizer(case: dict[str, Any]) -> Any:
+    """AdamW, if weights are to change."""
+    return (lambda p: torch.optim.AdamW(p, lr=0.01)) if case.get("adamw") else None
+
+
+def run(rank: int, world: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    for number, case in enumerate(json.loads((folder / "cases.json").read_text())):
+        program = hpgo.Program.from_json(json.dumps(case["program"]))
+        workload = Workload.read(case["workload"])
+        given = {"clip_norm": case.get("clip_norm"), "optimizer": optimizer(case)}
+        with Pipeline(program, workload, dtype=torch.float64, **given) as pipeline:
+            losses = [
+                pipeline.step(*runtime_models.batch(workload, program.global_batch_size, step))
+                for step in range(case.get("steps", 1))
+            ]
+            named = [
+                (layer, name, tensor)
+                for part in pipeline.parts.values()
+                for layer, tensors in part.by_layer().items()
+                for name, tensor in tensors.items()
+                if isinstance(tensor, torch.nn.Parameter)
+            ]
+            found = [(layer, name, tensor.grad, tensor.detach()) for layer, name, tensor in named]
+            torch.save((losses, found), folder / f"{number}.{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    world, folder = int(sys.argv[1]), Path(sys.argv[2])
+    fork = multiprocessing.get_context("fork")  # torch is imported once; nothing has run yet
+    ranks = [fork.Process(target=run, args=(rank, world, folder)) for rank in range(world)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join()
+    sys.exit(max(abs(one.exitcode or 0) for one in ranks))

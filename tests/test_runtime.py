@@ -1,0 +1,334 @@
+"""Runs of plans train as one process would that runs the same micro-batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpgo
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+
+import runtime_models  # noqa: E402 -- it needs torch
+import runtime_ranks  # noqa: E402
+
+from hpgo.runtime import Loader, Pipeline, Workload  # noqa: E402
+from hpgo.runtime.passes import running  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+ORDERS = [family.name for family in hpgo.schedules() if family.trains and family.pace == "flush"]
+CHUNKED = ("interleaved", "interleaved_overlap", "looped_bfs", "hanayo", "interleaved_zb")
+
+
+def put(
+    name: str,
+    groups: list[list[int]],
+    *,
+    share: int = 0,
+    world: int = 4,
+    micro_batches: int = 0,
+    workload: str = "chain",
+    **how: Any,
+) -> dict[str, Any]:
+    """A case: the layers of a workload on groups of devices, each of which runs as many stages as the schedule says."""
+    of = Workload.read(f"runtime_models:{workload}")
+    ranks = len(groups)
+    orders = hpgo.schedule(
+        name, ranks=ranks, micro_batches=micro_batches or 2 * ranks, chunks=2 if name in CHUNKED else None
+    )
+    length, layers = orders.chain_length, of.layers
+    ends = [len(layers) * stage // length for stage in range(length + 1)]
+    size = share or max(map(len, groups))
+    program = hpgo.program(
+        orders,
+        [
+            (layers[ends[stage % length] : ends[stage % length + 1]], groups[orders.rank_of_stage[stage]])
+            for stage in range(orders.stages)
+        ],
+        micro_batch_size=size,
+        global_batch_size=size * orders.total_micro_batches,
+        machines=(world,),
+        recompute=how.pop("recompute", False),
+        shard_optimizer=how.pop("shard_optimizer", False),
+    )
+    return {"program": json.loads(program.to_json()), "workload": f"runtime_models:{workload}", **how}
+
+
+def one_process(case: dict[str, Any]) -> tuple[list[float], dict[tuple[str, str], Any], dict[tuple[str, str], Any]]:
+    """Losses, gradients of the last step and weights after it, of the same micro-batches one after the other."""
+    program = hpgo.Program.from_json(json.dumps(case["program"]))
+    workload = Workload.read(case["workload"])
+    (part,) = workload.parts([workload.layers], dtype=torch.float64)
+    named = {
+        (layer, name): tensor
+        for layer, tensors in part.by_layer().items()
+        for name, tensor in tensors.items()
+        if isinstance(tensor, torch.nn.Parameter)
+    }
+    parameters = list(part.parameters())
+    make = runtime_ranks.optimizer(case)
+    optimizer = make(parameters) if make else None
+    losses, size = [], program.micro_batch_size
+    for step in range(case.get("steps", 1)):
+        inputs, targets = runtime_models.batch(workload, program.global_batch_size, step)
+        total = float(workload.weight_of(targets).sum())
+        part.zero_grad()
+        losses.append(0.0)
+        for begin in range(0, program.global_batch_size, size):
+            rows = slice(begin, begin + size)
+            with running(step=step, samples=range(begin, begin + size)):
+                loss = workload.loss_of(part(inputs[rows], rows=size), targets[rows]) / total
+            loss.backward()
+            losses[-1] += float(loss.detach())
+        if case.get("clip_norm"):
+            torch.nn.utils.clip_grad_norm_(parameters, case["clip_norm"])
+        if optimizer:
+            optimizer.step()
+    return losses, {name: tensor.grad for name, tensor in named.items()}, {n: t.detach() for n, t in named.items()}
+
+
+def check(world: int, cases: list[dict[str, Any]], folder: Path, seconds: int = 200) -> None:
+    """Runs the cases on `world` processes, and holds each rank's numbers to one process's."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/runtime_ranks.py", str(world), folder],
+        capture_output=True, text=True, timeout=seconds, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for number, case in enumerate(cases):
+        losses, gradients, weights = one_process(case)
+        largest = max(float(gradient.abs().max()) for gradient in gradients.values())
+        found: Counter[tuple[str, str]] = Counter()
+        for rank in range(world):
+            said = (case["workload"], case["program"]["schedule"]["name"], number, rank)
+            rank_losses, mine = torch.load(folder / f"{number}.{rank}.pt", weights_only=True)
+            assert rank_losses == pytest.approx(losses, rel=1e-11), said
+            for layer, name, gradient, weight in mine:
+                found[layer, name] += 1
+                expected = gradients[layer, name]
+                bound = 1e-12 * (float(expected.abs().max()) + largest)
+                if case.get("steps", 1) == 1:
+                    assert float((gradient - expected).abs().max()) <= bound, (*said, layer, name)
+                wanted = weights[layer, name]
+                assert bool(((weight - wanted).abs() <= 1e-9 * wanted.abs().clamp(min=1)).all()), (*said, layer, name)
+        assert set(found) == set(gradients), case["workload"]
+
+
+# --- One process's gradients ------------------------------------------------------------------------------------------
+
+GROUPS = {
+    "1:1": [[0], [1]],
+    "3:1": [[0, 1, 2], [3]],
+    "1:3": [[2], [0, 1, 3]],
+    "2:2": [[0, 1], [2, 3]],
+}
+
+
+def test_any_replicas_and_uneven_rows_give_one_processs_gradients(tmp_path: Path) -> None:
+    cases = [put("1f1b", groups, share=share) for groups in GROUPS.values() for share in (0, 5)]
+    cases += [
+        put("1f1b", [[0, 1], [3]]),  # an idle rank
+        put("gpipe", [[3, 1], [0, 2]], share=3),
+        put("1f1b", [[0], [1, 2], [3]], share=4),
+        put("1f1b", [[2, 0, 1, 3]], micro_batches=3),  # data parallelism
+        put("1f1b", [[0, 1], [2, 3]], share=5, recompute=True),
+        put("1f1b", [[0, 1, 2], [3]], share=4, steps=5, adamw=True),
+        put("1f1b", [[0, 1, 2], [3]], share=4, steps=5, adamw=True, shard_optimizer=True),
+        put("1f1b", [[0, 1], [2, 3]], steps=5, adamw=True, clip_norm=0.1),
+        put("1f1b", [[0], [1, 2], [3]], share=3, workload="skips"),
+        put("gpipe", [[0], [1], [2], [3]], workload="skips", recompute=True),
+        put("1f1b", [[0, 1], [2], [3]], share=3, workload="tied"),
+        put("1f1b", [[0], [1]], steps=5, adamw=True, clip_norm=0.1, workload="tied"),
+        put("zb_v", [[0, 2], [1]], steps=5, adamw=True, clip_norm=0.1, workload="tied", shard_optimizer=True),
+        put("1f1b", [[0, 1], [2, 3]], share=3, workload="weighted"),
+        put("1f1b", [[0, 1], [2]], share=3, workload="dropping", recompute=True),
+        put("interleaved", [[0, 1], [2]], share=3, workload="dropping"),
+    ]
+    check(4, cases, tmp_path)
+
+
+def test_every_order_gives_one_processs_gradients(tmp_path: Path) -> None:
+    cases = [put(name, groups, share=2) for name in ORDERS for groups in ([[0, 1], [2]], [[0], [1], [2], [3]])]
+    check(4, cases, tmp_path)
+
+
+def test_sixteen_processes_give_one_processs_gradients(tmp_path: Path) -> None:
+    groups = [
+        [[*range(15)], [15]],
+        [[*range(8)], [*range(8, 16)]],
+        [[0, 1, 2], [3, 4], [5]],
+    ]
+    check(
+        16,
+        [put("1f1b", each, share=share, world=16) for each, share in zip(groups, (16, 11, 7), strict=True)],
+        tmp_path,
+    )
+
+
+# --- Batches ----------------------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """A data set that remembers what was read."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.read = length, list[int]()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, at: int) -> tuple[Any, int]:
+        self.read.append(at)
+        return torch.tensor([float(at)]), at
+
+
+def test_ranks_read_their_own_samples_of_one_order_and_together_all() -> None:
+    whole = Loader(Recorded(23), global_batch_size=8, samples=[range(8)], seed=3)
+    mine = Loader(data := Recorded(23), global_batch_size=8, samples=[range(1, 3), range(5, 7)], seed=3)
+    idle = Loader(unread := Recorded(23), global_batch_size=8, samples=[], seed=3)
+    assert [len(whole), whole.dropped] == [2, 7]
+    for (inputs, targets), (some, same), _ in zip(whole, mine, idle, strict=True):
+        for begin, end in ((1, 3), (5, 7), (6, 7)):
+            assert torch.equal(some.rows(begin, end)[0], inputs.rows(begin, end)[0])
+            assert torch.equal(same.rows(begin, end)[0], targets.rows(begin, end)[0])
+    assert data.read == [at for batch in (0, 8) for at in whole_order(3, 0, batch, [1, 2, 5, 6])]
+    assert unread.read == []
+
+
+def whole_order(seed: int, epoch: int, begin: int, places: list[int]) -> list[int]:
+    """What a loader of its own says is read at these places of the batch that begins at `begin`."""
+    loader = Loader(Recorded(23), global_batch_size=8, samples=[range(8)], seed=seed)
+    loader.epoch = epoch
+    return [loader.order()[begin + place] for place in places]
+
+
+def test_a_loader_goes_on_where_another_stopped() -> None:
+    def batches(loader: Loader, count: int) -> list[list[int]]:
+        found: list[list[int]] = []
+        while len(found) < count:
+            for _, targets in loader:
+                found.append(targets.rows(0, 4)[0].tolist())
+                if len(found) == count:
+                    break
+        return found
+
+    def fresh() -> Loader:
+        return Loader(Recorded(22), global_batch_size=4, samples=[range(4)], seed=1)
+
+    wanted = batches(fresh(), 12)
+    first = fresh()
+    begun = batches(first, 7)
+    second = fresh()
+    second.load_state_dict(first.state_dict())
+    assert begun + batches(second, 5) == wanted
+    first_epoch, second_epoch = ([at for batch in wanted[begin : begin + 5] for at in batch] for begin in (0, 5))
+    assert sorted(first_epoch) != sorted(second_epoch), "each epoch leaves out others"
+    assert len(set(first_epoch)) == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dataset": 3}, "the data set is 3"),
+        ({"dataset": Recorded(3)}, "has 3 samples, fewer than a global batch of 4"),
+        ({"seed": -1}, "seed is -1"),
+        ({"workers": 0.5}, "workers is 0.5"),
+    ],
+)
+def test_loaders_refuse_what_is_no_data(change: dict[str, Any], words: str) -> None:
+    given = {"dataset": Recorded(9), "global_batch_size": 4, "samples": [range(4)]} | change
+    with pytest.raises(hpgo.ArgumentError, match=words):
+        Loader(**given)
+
+
+def test_samples_that_make_no_batch_are_refused() -> None:
+    for samples, words in (
+        ([1, 2, 3, 4], "a sample of the data set is 1"),
+        ([(torch.zeros(at), 0) for at in range(4)], "don't make a batch"),
+        ([("a", 0)] * 4, "holds what is no number"),
+    ):
+        with pytest.raises(hpgo.ArgumentError, match=words):
+            next(iter(Loader(samples, global_batch_size=4, samples=[range(4)])))
+
+
+# --- One process ------------------------------------------------------------------------------------------------------
+
+
+def alone(name: str = "1f1b", **how: Any) -> hpgo.Program:
+    """The chain on one device."""
+    case = put(name, [[0]], share=2, world=1, micro_batches=2, **how)
+    return hpgo.Program.from_json(json.dumps(case["program"]))
+
+
+def test_a_run_says_what_is_wrong_with_its_plan_and_options() -> None:
+    for change, words in (
+        ({"plan": 3}, "the plan is 3"),
+        ({"plan": "absent.json"}, "there is no file `absent.json`"),
+        ({"plan": alone("forward_only")}, "forward passes alone"),
+        ({"plan": alone("pipedream")}, "pace `asynchronous`"),
+        ({"plan": dataclasses.replace(alone(), gpus_per_device=2)}, "is 2 GPUs"),
+        ({"workload": "mlp:layers=3,width=4"}, "layer 1 is `0`, which the workload lacks"),
+        ({"workload": 7}, "workload is 7"),
+        ({"clip_norm": 0.0}, "clip_norm is 0"),
+        ({"autocast": torch.float16}, "autocast is torch.float16"),
+        ({"optimizer": lambda _: "none"}, "the optimizer is `none`"),
+        ({"device": "moon"}, "the device can't be used"),
+    ):
+        with pytest.raises(hpgo.HpgoError, match=words) as caught:
+            Pipeline(**{"plan": alone(), "workload": "runtime_models:chain"} | change)
+        assert caught.value.hint
+
+
+def test_a_step_says_what_is_wrong_with_its_batch_and_where_a_layer_raised() -> None:
+    good = torch.zeros(4, runtime_models.WIDTH)
+    with Pipeline(alone(), "runtime_models:chain") as pipeline:
+        for inputs, words in (
+            (good[:3], "inputs have 3 rows, and a step takes 4"),
+            (3, "inputs are 3"),
+            (
+                good[:, :2],
+                r"rank 0, step 0, the forward pass of micro-batch 0 through stage 0: `input:0` has the shape",
+            ),
+        ):
+            with pytest.raises(hpgo.HpgoError, match=words):
+                pipeline.step(inputs, good)
+        assert pipeline.step(good, good) == pipeline.step(good, good)
+        assert len(pipeline.engine.clock_ns) == 2 * len(pipeline.mine.actions)
+        assert pipeline.engine.clock_ns == sorted(pipeline.engine.clock_ns)
+
+
+def test_a_plan_for_more_ranks_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = put("1f1b", [[0], [1]], world=2)
+    program = hpgo.Program.from_json(json.dumps(case["program"]))
+    with pytest.raises(hpgo.RunError, match="is for 2 ranks, and this process is alone"):
+        Pipeline(program, "runtime_models:chain")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(hpgo.RunError, match="is for 2 ranks, and 3 were started"):
+        Pipeline(program, "runtime_models:chain")
+
+
+def test_autocast_computes_in_bfloat16_and_keeps_weights() -> None:
+    batch = runtime_models.batch(Workload.read("runtime_models:chain"), 4, 0)
+    losses = []
+    for autocast in (None, torch.bfloat16):
+        with Pipeline(alone(), "runtime_models:chain", dtype=torch.float32, autocast=autocast) as pipeline:
+            losses.append(pipeline.step(*batch))
+            assert {weight.copies[0].dtype for weight in pipeline.weights} == {torch.float32}
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def test_the_page_s_example_trains(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/runtime.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    script = "\n".join(blocks)
+    subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=tmp_path, timeout=120, check=True)
