@@ -27,25 +27,39 @@ from hpgo.runtime.models import MODELS  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
 
 SMALL = {
+    "amoebanet": "amoebanet:cells=3,width=16,classes=5,image=64",
+    "bert": "bert:layers=3,hidden=8,heads=2,vocabulary=20,positions=8,length=6",
+    "gnmt": "gnmt:layers=8,hidden=4,vocabulary=12,source=5,target=4",
     "mlp": "mlp:width=8,layers=6",
     "gpt": "gpt:layers=3,hidden=8,heads=2,vocabulary=16,length=5,dropout=0.1",
     "gpt, untied": "gpt:layers=2,hidden=8,heads=2,vocabulary=16,length=5,tied=false",
+    "resnet-50": "resnet-50:width=4,classes=5,image=64",
     "vgg-16": "vgg-16:width=2,linear=8,classes=5,image=32",
     "vgg-19": "vgg-19:width=2,linear=8,classes=5,image=32",
     "vgg-19, flat": "vgg-19:flat,width=2,linear=8,classes=5,image=32",
+    "vit": "vit:layers=3,hidden=8,heads=2,image=16,patch=4,classes=5,dropout=0.1",
+    "xlnet": "xlnet:layers=4,hidden=8,heads=2,vocabulary=20,length=5",
 }
-PUBLISHED = {"vgg-19": 137 * 2**20}
-"""Parameters; the profile of VGG-19, and so its authors' table, counts them in units of 2^20."""
+MIXES_SAMPLES = {"amoebanet", "resnet-50"}
+"""By batch normalisation, so that losses follow from the micro-batches."""
+PUBLISHED = {"amoebanet-36": 933e6, "bert-48": 640e6, "gnmt-16": 291e6, "resnet-50": 25.56e6, "vgg-19": 137 * 2**20}
+"""Parameters (Fan et al., 2021; He et al., 2016). VGG-19's are counted in units of 2^20 there."""
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_cut_gives_the_whole_models_loss_and_gradients(name: str) -> None:
     workload, chance = hpgo.runtime.Workload.read(SMALL[name]), random.Random(name)
-    whole = workload.parts([workload.layers], dtype=torch.float64, seed=3)
-    loss, gradients = cut_models.step(workload, whole, [8], cut_graph=False)
-    for _ in range(6):
+
+    def whole(shares: list[int]) -> tuple[torch.Tensor, dict[tuple[str, str], torch.Tensor]]:
+        parts = workload.parts([workload.layers], dtype=torch.float64, seed=3)
+        return cut_models.step(workload, parts, shares, cut_graph=False)
+
+    loss, gradients = whole([8])
+    for shares in [8], [3, 5], [1, 2, 5]:
+        if name in MIXES_SAMPLES:
+            loss, gradients = whole(shares)
         parts = workload.parts(cut_models.random_stages(workload, chance), dtype=torch.float64, seed=3)
-        found_loss, found = cut_models.step(workload, parts, chance.choice([[8], [3, 5], [1, 2, 5]]))
+        found_loss, found = cut_models.step(workload, parts, shares)
         assert float(found_loss) == pytest.approx(float(loss), rel=1e-12)
         cut_models.check_close(found, gradients)
 
@@ -79,17 +93,20 @@ def test_flat_vgg_19_has_a_layer_for_each_operation() -> None:
     assert count(workload) == count(hpgo.runtime.Workload.read("vgg-19"))
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if "vgg" not in name])  # those of VGG take longer to learn
+@pytest.mark.parametrize("name", SMALL)
 def test_small_models_train(name: str) -> None:
-    workload = hpgo.runtime.Workload.read(SMALL[name])
+    still = "" if name in MIXES_SAMPLES or name == "mlp" else ",dropout=0"
+    workload = hpgo.runtime.Workload.read(
+        SMALL[name].replace("width=2,linear=8", "width=8,linear=32").replace(",dropout=0.1", "") + still
+    )
     (part,) = workload.parts([workload.layers])
-    optimizer = torch.optim.Adam(part.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(part.parameters(), lr=1e-3 if "vgg" in name else 1e-2)
     losses = []
-    for number in range(12):
+    for number in range(15):
         optimizer.zero_grad()
         losses.append(float(cut_models.step(workload, [part], [8], number=number)[0]))
         optimizer.step()
-    assert min(losses[-3:]) < 0.9 * losses[0]
+    assert min(losses[-3:]) < 0.95 * losses[0], losses
 
 
 def test_first_weights_follow_from_the_seed_and_not_from_the_cuts() -> None:

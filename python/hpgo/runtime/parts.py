@@ -9,6 +9,7 @@ from torch import nn
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import counted
+from hpgo.runtime.passes import begin_layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,6 +95,7 @@ class Part(nn.Module):
                 f"but it takes {len(self.takes)}",
                 "see its `takes`",
             )
+        begin_layers()  # those computed everywhere have run in other parts, and draw the same again
         held: dict[int, Tensor] = {}
         for at, (value, tensor) in enumerate(zip(self.takes, values, strict=True)):
             if tuple(tensor.shape) != value.shape_of(rows):

@@ -60,6 +60,13 @@ def current() -> Pass:
     return one
 
 
+def begin_layers() -> None:
+    """Counts draws from 0 again: the layers that run now have not run in this pass before."""
+    one: Pass | None = getattr(_running, "one", None)
+    if one is not None:
+        one.calls.clear()
+
+
 def is_again() -> bool:
     """Whether a pass is running that repeats one."""
     one: Pass | None = getattr(_running, "one", None)

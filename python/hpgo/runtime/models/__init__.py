@@ -33,12 +33,28 @@ class Made:
 
 
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "amoebanet": ("amoebanet", "amoebanet", {}),
+    "amoebanet-18": ("amoebanet", "amoebanet", {"cells": 18}),
+    "amoebanet-36": ("amoebanet", "amoebanet", {"cells": 36}),
+    "bert": ("bert", "bert", {}),
+    "bert-24": ("bert", "bert", {"layers": 24, "hidden": 1024, "heads": 16}),
+    "bert-48": ("bert", "bert", {"layers": 48, "hidden": 1024, "heads": 16}),
+    "gnmt": ("gnmt", "gnmt", {}),
+    "gnmt-16": ("gnmt", "gnmt", {"layers": 16}),
+    "gnmt-32": ("gnmt", "gnmt", {"layers": 32}),
     "gpt": ("gpt", "gpt", {}),
     "mlp": ("mlp", "mlp", {}),
+    "resnet-50": ("resnet", "resnet_50", {}),
     "vgg-16": ("vgg", "vgg", {"depth": 16}),
     "vgg-19": ("vgg", "vgg", {"depth": 19}),
+    "vit": ("vit", "vit", {}),
+    "xlnet": ("xlnet", "xlnet", {}),
+    "xlnet-24": ("xlnet", "xlnet", {"layers": 24}),
+    "xlnet-36": ("xlnet", "xlnet", {"layers": 36}),
 }
-"""Name -> module of this folder, its function, and arguments that the name settles."""
+"""Name -> module of this folder, its function, and the sizes of that name; what the name tells can't be changed."""
+_TOLD = {"cells", "depth", "layers"}
+"""Sizes that a name with a number tells."""
 
 
 def built_in(name: str, sizes: str = "") -> Made:
@@ -49,10 +65,12 @@ def built_in(name: str, sizes: str = "") -> Made:
     >>> built_in("gpt", "layers=2,hidden=8,heads=2,vocabulary=16,length=4").network.layers
     ('embedding', 'block-1', 'block-2', 'head')
     """
-    module, function, settled = MODELS[name]
+    module, function, sized = MODELS[name]
     build = getattr(importlib.import_module(f"hpgo.runtime.models.{module}"), function)
     known = {
-        key: parameter.default for key, parameter in inspect.signature(build).parameters.items() if key not in settled
+        key: sized.get(key, parameter.default)
+        for key, parameter in inspect.signature(build).parameters.items()
+        if key not in sized.keys() & _TOLD
     }
     given: dict[str, Any] = {}
     for item in filter(None, sizes.split(",")):
@@ -60,7 +78,7 @@ def built_in(name: str, sizes: str = "") -> Made:
         if key not in known:
             raise ArgumentError(f"the model `{name}` has no size `{shorten(key)}`", near(key, known))
         given[key] = _value(name, key, value if equals else "true", known[key])
-    made: Made = build(**settled, **given)
+    made: Made = build(**sized | given)
     return made
 
 

@@ -11,11 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hpgo.base.errors import ArgumentError
 from hpgo.runtime.models import Made, seeded
+from hpgo.runtime.models.transformer import DEVIATION, Block, begin, check_heads
 from hpgo.runtime.modules import Network
-
-_DEVIATION = 0.02
 
 
 def gpt(
@@ -26,12 +24,13 @@ def gpt(
 
     A target of -100 does not count; a sample counts as many times as it has targets that do.
     """
-    if hidden % heads:
-        raise ArgumentError(f"hidden={hidden} can't be shared by heads={heads}", "give a multiple")
+    check_heads(hidden, heads)
     network = Network().add("embedding", partial(Embedding, vocabulary, length, hidden, dropout), "input:0")
     last = "embedding"
     for number in range(1, layers + 1):
-        network.add(f"block-{number}", partial(Block, hidden, heads, layers, dropout, is_causal=True), last)
+        network.add(
+            f"block-{number}", partial(Block, hidden, heads, layers, dropout, norm_first=True, is_causal=True), last
+        )
         last = f"block-{number}"
     network.add("head", partial(Head, hidden, vocabulary), last)
     if tied:
@@ -64,7 +63,7 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(length, hidden)
         self.dropout = nn.Dropout(dropout)
         for table in (self.tokens, self.positions):
-            nn.init.normal_(table.weight, std=_DEVIATION)
+            nn.init.normal_(table.weight, std=DEVIATION)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Vectors of the shape `(rows, length, hidden)`."""
@@ -73,44 +72,13 @@ class Embedding(nn.Module):
         return embedded
 
 
-class Block(nn.Module):
-    """Attention, then a feed-forward net; each adds to what it reads."""
-
-    def __init__(self, hidden: int, heads: int, layers: int, dropout: float, *, is_causal: bool) -> None:
-        super().__init__()
-        self.heads, self.is_causal = heads, is_causal
-        self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        self.attend = nn.Linear(hidden, 3 * hidden)
-        self.join = nn.Linear(hidden, hidden)
-        self.widen = nn.Linear(hidden, 4 * hidden)
-        self.narrow = nn.Linear(4 * hidden, hidden)
-        self.dropout_1, self.dropout_2 = nn.Dropout(dropout), nn.Dropout(dropout)
-        for linear in (self.attend, self.join, self.widen, self.narrow):
-            nn.init.normal_(linear.weight, std=_DEVIATION)
-            nn.init.zeros_(linear.bias)
-        for linear in (self.join, self.narrow):  # they add up over the layers
-            with torch.no_grad():
-                linear.weight /= (2 * layers) ** 0.5
-
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """The same shape, `(rows, length, hidden)`."""
-        rows, length, hidden = given.shape
-        parts = self.attend(self.norm_1(given)).view(rows, length, 3, self.heads, hidden // self.heads)
-        queries, keys, values = parts.permute(2, 0, 3, 1, 4)
-        read = functional.scaled_dot_product_attention(queries, keys, values, is_causal=self.is_causal)
-        given = given + self.dropout_1(self.join(read.transpose(1, 2).reshape(rows, length, hidden)))
-        made: torch.Tensor = given + self.dropout_2(self.narrow(functional.gelu(self.widen(self.norm_2(given)))))
-        return made
-
-
 class Head(nn.Module):
     """A normalisation, then a score for each token of the vocabulary."""
 
     def __init__(self, hidden: int, vocabulary: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(hidden)
-        self.linear = nn.Linear(hidden, vocabulary, bias=False)
-        nn.init.normal_(self.linear.weight, std=_DEVIATION)
+        self.linear = begin(nn.Linear(hidden, vocabulary, bias=False))
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         """Scores of the shape `(rows, length, vocabulary)`."""

@@ -56,7 +56,7 @@ def vgg(
     for group, count in enumerate(_CONVOLUTIONS[depth], start=1):
         channels = width * 2 ** min(group - 1, 3)
         for number in range(1, count + 1):
-            add_activated(f"conv-{group}-{number}", partial(nn.Conv2d, inputs, channels, 3, padding=1))
+            add_activated(f"conv-{group}-{number}", partial(_convolution, inputs, channels))
             inputs = channels
         add(f"pool-{group}", partial(nn.MaxPool2d, 2))
     inputs *= (image // 32) ** 2
@@ -73,6 +73,14 @@ def vgg(
         add("loss", nn.Identity)
     images, labels = seeded(lambda: (torch.randn(batch, 3, image, image), torch.randint(classes, (batch,))))
     return Made(network, (images,), (labels,), nn.functional.cross_entropy)
+
+
+def _convolution(inputs: int, channels: int) -> nn.Module:
+    """Begins so that signals keep their size through all of them (He et al., 2015)."""
+    convolution = nn.Conv2d(inputs, channels, 3, padding=1)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    nn.init.zeros_(convolution.bias)
+    return convolution
 
 
 def _linear(inputs: int, features: int, *, flattens: bool) -> nn.Module:

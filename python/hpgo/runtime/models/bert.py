@@ -1,0 +1,84 @@
+"""BERT (Devlin et al., 2019): encoder layers that all read the attention mask, and a pooler, with its profiles' ids."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from hpgo.runtime.models import Made, seeded
+from hpgo.runtime.models.transformer import DEVIATION, Block, begin, check_heads
+from hpgo.runtime.modules import Network
+
+_SEGMENTS = 2
+
+
+def bert(
+    *, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 30522, positions: int = 512,
+    length: int = 384, dropout: float = 0.1, batch: int = 8,
+) -> Made:  # fmt: skip
+    """`layers` encoder layers over texts of `length` tokens, of which 0 fills up what is shorter.
+
+    It learns to give the vectors of `hidden` numbers between -1 and 1 that are its targets.
+    """
+    check_heads(hidden, heads)
+    network = Network().add("tokens", nn.Identity, "input:0", everywhere=True)
+    network.add("attention-mask", Mask, "tokens", everywhere=True)
+    network.add("embedding", partial(Embedding, vocabulary, max(positions, length), hidden, dropout), "tokens")
+    network.add("reshape", nn.Identity, "embedding")
+    last = "reshape"
+    for number in range(1, layers + 1):
+        block = partial(Block, hidden, heads, layers, dropout, norm_first=False)
+        network.add(f"encoder-{number}", block, last, "attention-mask")
+        last = f"encoder-{number}"
+    network.add("pooler", partial(Pooler, hidden), last)
+
+    def example() -> tuple[torch.Tensor, ...]:
+        tokens = torch.randint(1, vocabulary, (batch, length))
+        lengths = torch.randint(length // 2, length + 1, (batch, 1))
+        return tokens * (torch.arange(length) < lengths), 2 * torch.rand(batch, hidden) - 1
+
+    tokens, vectors = seeded(example)
+    return Made(network, (tokens,), (vectors,), nn.functional.mse_loss)
+
+
+class Mask(nn.Module):
+    """Where tokens may be read, `(rows, 1, 1, length)`."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """True where there is a token."""
+        return (tokens != 0)[:, None, None, :]
+
+
+class Embedding(nn.Module):
+    """Tokens `(rows, length)` to vectors, with those of positions and of the first segment added."""
+
+    def __init__(self, vocabulary: int, positions: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, hidden)
+        self.positions = nn.Embedding(positions, hidden)
+        self.segments = nn.Embedding(_SEGMENTS, hidden)
+        self.norm = nn.LayerNorm(hidden)
+        self.dropout = nn.Dropout(dropout)
+        for table in (self.tokens, self.positions, self.segments):
+            nn.init.normal_(table.weight, std=DEVIATION)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Vectors of the shape `(rows, length, hidden)`."""
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        embedded = self.tokens(tokens) + self.positions(places) + self.segments(torch.zeros_like(places))
+        made: torch.Tensor = self.dropout(self.norm(embedded))
+        return made
+
+
+class Pooler(nn.Module):
+    """The first token's vector, once more transformed."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = begin(nn.Linear(hidden, hidden))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        """Vectors `(rows, hidden)`, of numbers between -1 and 1."""
+        return torch.tanh(self.linear(given[:, 0]))
