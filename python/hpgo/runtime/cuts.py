@@ -14,7 +14,7 @@ from torch import nn
 
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import near, shorten
-from hpgo.runtime import dropout
+from hpgo.runtime import dropout, halves
 from hpgo.runtime.parts import Call, Part, Value, check_stages
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ def cut(
     dtype: torch.dtype | None,
     seed: int,
     only: Collection[int] | None = None,
+    split_backward: bool = False,
 ) -> list[Part]:
     """The parts of `network` that hold `stages`, in order; those not in `only` are on meta.
 
@@ -181,7 +182,16 @@ def cut(
     """
     check_stages(stages, network.layers)
     crossing = _Crossing(network, made, inputs, stages)
-    return [crossing.part(at, dtype, seed, on_meta=only is not None and at not in only) for at in range(len(stages))]
+    return [
+        crossing.part(
+            at,
+            dtype,
+            seed,
+            on_meta=only is not None and at not in only,
+            queue=halves.Queue() if split_backward else None,
+        )
+        for at in range(len(stages))
+    ]
 
 
 class _Crossing:
@@ -259,7 +269,9 @@ class _Crossing:
                 feeds += self.network.nodes[maker].feeds
         return [layer for layer in self.network.layers if layer in wanted]
 
-    def part(self, stage: int, dtype: torch.dtype | None, seed: int, *, on_meta: bool) -> Part:
+    def part(
+        self, stage: int, dtype: torch.dtype | None, seed: int, *, on_meta: bool, queue: halves.Queue | None
+    ) -> Part:
         """The part that holds a stage."""
         runs, nodes = self.runs(stage), self.network.nodes
         is_last = stage == len(self.stages) - 1
@@ -295,13 +307,14 @@ class _Crossing:
         }
         return Part(
             layers=tuple(self.stages[stage]),
-            modules=self._modules(runs, dtype, seed, on_meta=on_meta),
+            modules=self._modules(runs, dtype, seed, on_meta=on_meta, queue=queue),
             takes=tuple(self._input(name) if name.startswith("input:") else self.values[name] for name in takes),
             gives=tuple(self.values[name] for name in gives),
             calls=tuple(calls),
             given=tuple(number[name] for name in gives),
             row_dimensions=dimensions,
             dtype=dtype,
+            queue=queue,
         )
 
     def _input(self, name: str) -> Value:
@@ -309,12 +322,20 @@ class _Crossing:
         return Value(name, by_row=True, has_gradient=False, shape=tuple(example.shape[1:]), dtype=example.dtype)
 
     def _modules(
-        self, runs: Sequence[str], dtype: torch.dtype | None, seed: int, *, on_meta: bool
+        self,
+        runs: Sequence[str],
+        dtype: torch.dtype | None,
+        seed: int,
+        *,
+        on_meta: bool,
+        queue: halves.Queue | None,
     ) -> dict[str, nn.Module]:
         modules = {}
         for layer in runs:
             module = self.network.make_on_meta(layer) if on_meta else self.network.make(layer, seed=seed)
             dropout.install(layer, module, seed=seed, row_dimensions=self.made[layer].dropouts)
+            if queue is not None:
+                halves.install(module, queue)
             modules[layer] = module if dtype is None else module.to(dtype)
         for holders in self.network.ties:
             here = [holder for holder in holders if holder[0] in modules]

@@ -13,9 +13,12 @@ from hpgo.runtime.passes import begin_layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     import torch
     from torch import Tensor
+
+    from hpgo.runtime.halves import Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Part(nn.Module):
         given: tuple[int, ...],
         row_dimensions: dict[int, int],
         dtype: torch.dtype | None,
+        queue: Queue | None,
     ) -> None:
         super().__init__()
         self.layers = layers
@@ -86,6 +90,7 @@ class Part(nn.Module):
         self._names = tuple(modules)
         self._modules_in_order = nn.ModuleList(modules.values())
         self._calls, self._given, self._row_dimensions, self._dtype = calls, given, row_dimensions, dtype
+        self._queue = queue
 
     def forward(self, *values: Tensor, rows: int) -> tuple[Tensor, ...]:
         """Runs the layers on `rows` samples."""
@@ -130,6 +135,29 @@ class Part(nn.Module):
             for layer, module in zip(self._names, self._modules_in_order, strict=True)
         }
         return {layer: tensors for layer, tensors in found.items() if tensors}
+
+    def queueing(self, micro_batch: int) -> AbstractContextManager[None]:
+        """Within it, backward passes leave the gradients of linear layers and convolutions for later.
+
+        Raises ArgumentError unless the part was made with `split_backward`.
+        """
+        return self._queued().filling(micro_batch)
+
+    def run_weight_gradients(self, micro_batch: int) -> None:
+        """Computes what `queueing(micro_batch)` left, and adds it to the `grad` of parameters."""
+        self._queued().run(micro_batch)
+
+    def forget(self) -> None:
+        """Drops what is left of a step that failed."""
+        if self._queue is not None:
+            self._queue.clear()
+
+    def _queued(self) -> Queue:
+        if self._queue is None:
+            raise ArgumentError(
+                "this part makes whole backward passes", "ask `Workload.parts` for one with `split_backward=True`"
+            )
+        return self._queue
 
     def layer(self, name: str) -> nn.Module:
         """The module of one layer."""

@@ -128,15 +128,26 @@ class Workload:
         dtype: torch.dtype | None = None,
         seed: int = 0,
         only: Collection[int] | None = None,
+        split_backward: bool = False,
     ) -> list[Part]:
         """The model cut into `stages`, lists of layer ids that together hold each layer once.
 
         Weights are the workload's own first ones, drawn by `seed` where they weren't given, then cast to `dtype`. With
-        `only`, the other stages' parts are there without memory, on meta.
+        `only`, the other stages' parts are there without memory, on meta. With `split_backward`, backward passes can be
+        made in two halves, see `Part.queueing`.
         """
         if dtype not in self._looks:
             self._looks[dtype] = look(self._network, self.example_inputs, dtype)
-        return cut(self._network, self._looks[dtype], self.example_inputs, stages, dtype=dtype, seed=seed, only=only)
+        return cut(
+            self._network,
+            self._looks[dtype],
+            self.example_inputs,
+            stages,
+            dtype=dtype,
+            seed=seed,
+            only=only,
+            split_backward=split_backward,
+        )
 
     def weight_of(self, targets: Tensor | Sequence[Tensor]) -> Tensor:
         """What each sample counts, of the shape `(rows,)` in float64: 1 unless the workload says otherwise."""
