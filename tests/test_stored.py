@@ -184,6 +184,20 @@ def test_headers_that_numpy_must_guess_at_are_refused_without_a_warning(tmp_path
     assert not told
 
 
+def test_columns_may_be_numbers_of_any_kind(tmp_path: Path) -> None:
+    path = RUN.save(tmp_path / "run.npz")
+    good = members_of(path)
+    for kind in ("<f2", ">f4", "f8", "g", "u8", ">i2", "i1"):
+        np.savez(path, **good | {name: good[name].astype(kind) for name in ("rank", "stage", "micro_batch", "kind")})
+        assert hpgo.Timeline.read(path).to_json() == RUN.to_json()
+    for name in ("rank", "end_s"):
+        wide = good[name].astype("g")
+        wide[-1] = np.finfo("g").max
+        np.savez(path, **good | {name: wide})
+        with pytest.raises(hpgo.ArgumentError, match=f"`{name}`"):
+            hpgo.Timeline.read(path)
+
+
 def test_a_bomb_and_an_endless_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "_MOST_BYTES", 2**22)
     path = tmp_path / "bomb.npz"

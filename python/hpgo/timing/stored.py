@@ -266,6 +266,9 @@ def _checked(section: Section, key: str, column: NDArray[Any], count: int, limit
 
     if column.ndim != 1 or column.dtype.kind not in "iuf" or len(column) != count:
         section.fail(f"`{key}` must be {count} numbers, as many as its neighbours have")
+    if column.dtype.kind == "f":  # halves can't be compared with limits, and what is beyond doubles is infinite
+        with np.errstate(over="ignore"):
+            column = column.astype(np.float64)
     if not np.isfinite(column).all() or (column < 0).any():
         section.fail(f"`{key}` must be finite numbers, zero or more")
     if limit is None or key in {"start_s", "end_s"}:
