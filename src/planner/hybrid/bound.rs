@@ -28,7 +28,9 @@ pub(super) struct Known {
 }
 
 /// Passes over one size that may take too much before it is left as it is.
-const MOST_FAILED: u32 = 3;
+const MOST_FAILED: u32 = 6;
+/// No threshold is tried that is nearer, as a share, to one that took too much.
+const CLOSE: f64 = 5e-3;
 /// How far towards a threshold that took too much the next one lies.
 const NEARER: f64 = 0.4;
 
@@ -36,7 +38,7 @@ const NEARER: f64 = 0.4;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Spent {
     pub labels: u64,
-    pub tries: u64,
+    pub work: u64,
 }
 
 /// Raises the bounds of all sizes towards `step_s`, the lowest first, as far as `effort` goes.
@@ -51,6 +53,10 @@ pub(super) fn raise(
         let first_s = prefixes::least_step_s(&suffixes.task, suffixes.links(true), step_s, control);
         known.bound_s = known.bound_s.max(first_s.min(step_s));
     });
+    // What took too much of another allowance may not take too much of this one.
+    for (_, known) in sizes.iter_mut().filter(|(_, known)| known.failed > 0) {
+        **known = Known { bound_s: known.bound_s, ..Known::default() };
+    }
     // Beyond the bound of a size that goes no further, no other one matters.
     let mut most_s = step_s;
     loop {
@@ -58,17 +64,20 @@ pub(super) fn raise(
             most_s = most_s.min(known.bound_s);
         }
         let least_s = sizes.iter().map(|(_, known)| known.bound_s).fold(f64::INFINITY, f64::min);
-        let is_much = spent.labels >= effort.labels || spent.tries >= effort.tries;
+        let is_much = spent.labels >= effort.labels || spent.work >= effort.work;
         if least_s >= most_s || is_much || control.should_stop() {
             return spent;
         }
         let rise_s = (RISE * (step_s - least_s)).max(LEAST_RISE * step_s);
         let limit_s = if step_s.is_finite() { most_s.min(least_s + rise_s) } else { step_s };
-        let open = sizes.par_iter_mut().filter(|(_, known)| !known.is_done && known.bound_s < limit_s);
+        let is_open = |known: &Known| !known.is_done && known.bound_s < limit_s;
+        let count = sizes.iter().filter(|(_, known)| is_open(known)).count() as u64;
+        let effort = effort.shared_out(spent.labels, spent.work, count);
+        let open = sizes.par_iter_mut().filter(|(_, known)| is_open(known));
         let found: Vec<Spent> = open.map(|(suffixes, known)| one(suffixes, known, limit_s, effort, control)).collect();
         for each in found {
             spent.labels += each.labels;
-            spent.tries += each.tries;
+            spent.work += each.work;
         }
     }
 }
@@ -81,16 +90,17 @@ fn one(suffixes: &mut Suffixes<'_>, known: &mut Known, limit_s: f64, effort: Eff
         known.is_done = true;
         return Spent::default();
     };
-    let PassResult { shortest_s, bound_s, labels, tries, .. } = found;
+    let PassResult { shortest_s, bound_s, labels, work, .. } = found;
     known.bound_s = known.bound_s.max(shortest_s.min(bound_s).min(limit_s));
     if bound_s < shortest_s.min(limit_s) {
         known.failed += 1;
         known.failed_s = Some(limit_s);
         known.is_done = known.failed >= MOST_FAILED;
     } else {
-        known.is_done = shortest_s < limit_s;
+        let is_close = known.failed_s.is_some_and(|failed_s| failed_s < (1.0 + CLOSE) * known.bound_s);
+        known.is_done = shortest_s < limit_s || is_close;
     }
-    Spent { labels, tries }
+    Spent { labels, work }
 }
 
 /// No placement of any plan has a shorter step, as far as this is known when passes look no higher than `below_s`.

@@ -92,6 +92,7 @@ impl Search<'_> {
         let effort = size.saturating_mul(heat.of_cut_and_device).min(heat.most);
         let mut outcome = Ok(());
         let control = self.control;
+        self.annealed_work += effort;
         annealing.walk(plans, effort, control, |leaders| {
             outcome = self.meet(tasks, leaders.iter().take(OF_ROUND).copied());
             outcome.is_ok()

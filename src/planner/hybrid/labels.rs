@@ -27,6 +27,8 @@ pub(super) struct Label {
 
 /// Complete plans that a pass hands on.
 const PLANS: usize = 400;
+/// What it takes to hold a label against another one, in nanoseconds or so.
+const RIVAL: u64 = 15;
 
 /// `(situation, stages, windows)`: labels that agree in these compete.
 type Bucket = (u32, u32, (u32, u32));
@@ -40,11 +42,19 @@ pub(super) struct Labels {
     /// Whole plans.
     pub complete: Vec<u32>,
     micro_batches: u32,
+    /// What holding them against each other took, in nanoseconds or so.
+    pub work: u64,
 }
 
 impl Labels {
     pub(super) fn new(cuts: usize, micro_batches: u32) -> Self {
-        Self { all: Vec::new(), waiting: vec![FxHashMap::default(); cuts], complete: Vec::new(), micro_batches }
+        Self {
+            all: Vec::new(),
+            waiting: vec![FxHashMap::default(); cuts],
+            complete: Vec::new(),
+            micro_batches,
+            work: 0,
+        }
     }
 
     /// Takes a label in, unless a rival has no longer paths; rivals with longer ones go.
@@ -62,6 +72,7 @@ impl Labels {
         let rivals = self.waiting[label.cut as usize]
             .entry((label.situation, label.stages, (label.least_window, label.window)))
             .or_default();
+        self.work += RIVAL * rivals.len() as u64;
         if rivals.iter().any(|&rival| self.all[rival as usize].paths.dominates(&label.paths, count)) {
             return;
         }

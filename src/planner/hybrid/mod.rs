@@ -67,65 +67,87 @@ const NARROW: [usize; 2] = [200, 2_000];
 const RISE: f64 = 0.3;
 /// ... and at no less than this part of the step.
 const LEAST_RISE: f64 = 0.02;
-/// One micro-batch size may take so many times its fair part of the tries that are left, ...
+/// One micro-batch size may take so many times its fair part of the effort that is left, ...
 const UNEVEN: u64 = 2;
-/// ... and no fewer than these.
-const LEAST_TRIES: u64 = 5_000_000;
+/// ... and no less than so many labels, and so many nanoseconds or so.
+const LEAST_LABELS: usize = 5_000;
+const LEAST_WORK: u64 = 20_000_000;
 /// Plans that are simulated after each pass, for each micro-batch size.
 const SIMULATED: usize = 64;
 /// Plans to start with that are simulated.
 const FIRST: usize = 8;
 
-/// How much work a search may be.
+/// How much work a search may be. All of its parts count what they do in the same measure: nanoseconds, or so, that one
+/// processor takes for it. Counted is what was done, not time, so the answer is the same on every machine.
 #[derive(Debug, Clone, Copy)]
 struct Effort {
-    /// Labels that are made, and stages that are put in front of them, before a question is left with the gap that it
-    /// has.
+    /// Labels that are made before a question is left with the gap that it has, and nanoseconds or so of work.
     labels: u64,
-    tries: u64,
+    work: u64,
     /// The same for one pass over one micro-batch size: then it goes on with no more labels, and its bound says so.
     labels_of_pass: usize,
-    tries_of_pass: u64,
+    work_of_pass: u64,
     /// Plans that are simulated to improve one.
     improved: u64,
     /// Actions that are simulated after a pass, and to improve a plan.
     actions: u64,
 }
 
-/// For the answer to a question: passes of seconds and a quarter of a gigabyte of labels, a second of simulation.
+/// What a whole search may take: six seconds on two processors.
+const ALL: u64 = 12_000_000_000;
+/// What an action of a simulation takes, in nanoseconds or so.
+const ACTION: u64 = 30;
+/// Passes of seconds and a quarter of a gigabyte of labels, a second of simulation.
 const WHOLE: Effort = Effort {
     labels: 1_500_000,
-    tries: 400_000_000,
+    work: ALL,
     labels_of_pass: 1_500_000,
-    tries_of_pass: 100_000_000,
+    work_of_pass: 4_000_000_000,
     improved: 2_000,
-    actions: 100_000_000,
+    actions: 30_000_000,
 };
 /// For a first look at it, after which it is clear whether better plans are worth a longer one.
 const QUICK: Effort =
-    Effort { labels: 300_000, tries: 60_000_000, labels_of_pass: 300_000, tries_of_pass: 30_000_000, ..WHOLE };
+    Effort { labels: 300_000, work: 2_500_000_000, labels_of_pass: 300_000, work_of_pass: 1_200_000_000, ..WHOLE };
 /// For compact placements, where the answer and its bound are about all.
 const COMPACT: Effort =
-    Effort { labels: 500_000, tries: 150_000_000, labels_of_pass: 500_000, tries_of_pass: 30_000_000, ..WHOLE };
+    Effort { labels: 500_000, work: 3_000_000_000, labels_of_pass: 500_000, work_of_pass: 1_000_000_000, ..WHOLE };
 /// For a plan that is only there to compare: about 0.2 s.
 const SHORT: Effort = Effort {
     labels: 50_000,
-    tries: 5_000_000,
+    work: 300_000_000,
     labels_of_pass: 50_000,
-    tries_of_pass: 5_000_000,
+    work_of_pass: 300_000_000,
     improved: 500,
     actions: 5_000_000,
 };
 
 /// For the bound over all placements.
 const RELAXED: Effort = Effort {
-    labels: 600_000,
-    tries: 150_000_000,
-    labels_of_pass: 100_000,
-    tries_of_pass: 25_000_000,
+    labels: 3_000_000,
+    work: 6_000_000_000,
+    labels_of_pass: 150_000,
+    work_of_pass: 1_000_000_000,
     improved: 0,
     actions: 0,
 };
+
+impl Effort {
+    /// For each of `count` passes at once, with so much of it spent.
+    fn shared_out(self, labels: u64, work: u64, count: u64) -> Self {
+        let fair = |all: u64, spent: u64| UNEVEN * all.saturating_sub(spent) / count.max(1);
+        Self {
+            labels_of_pass: self.labels_of_pass.min((fair(self.labels, labels) as usize).max(LEAST_LABELS)),
+            work_of_pass: self.work_of_pass.min(fair(self.work, work).max(LEAST_WORK)),
+            ..self
+        }
+    }
+
+    /// No more work than this.
+    fn within(self, work: u64) -> Self {
+        Self { work: self.work.min(work), ..self }
+    }
+}
 
 /// The answer to one question.
 #[derive(Debug, Clone)]
@@ -169,17 +191,17 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
         if !search.is_near() {
             search.draft(Some(drafts::LONG))?;
         }
-        search.effort = WHOLE;
+        search.effort = WHOLE.within(search.work + search.left());
     } else {
         if !search.is_near() {
             search.draft(Some(drafts::BRIEF))?;
         }
-        search.bound_all(Effort { labels: QUICK.labels, tries: QUICK.tries, ..RELAXED });
+        search.bound_all(RELAXED.within(QUICK.work));
         if !search.is_near() {
             search.draft(Some(drafts::LONG))?;
-            search.bound_all(RELAXED);
+            search.bound_all(RELAXED.within(search.left()));
         }
-        search.effort = COMPACT;
+        search.effort = COMPACT.within(search.left());
         if search.best.is_none() {
             search.effort = WHOLE;
             search.reach()?;
@@ -212,9 +234,12 @@ struct Search<'a> {
     /// Plans that were simulated as a pass found them.
     seen: FxHashSet<Candidate>,
     labels: u64,
-    tries: u64,
-    /// Labels of the relaxed space.
+    /// What passes took, in nanoseconds or so.
+    work: u64,
+    /// Labels of the relaxed space, and what passes over it took; the same of annealing.
     relaxed_labels: u64,
+    relaxed_work: u64,
+    annealed_work: u64,
     /// Whether whoever watches `control` wants to hear of this search.
     is_watched: bool,
 }
@@ -247,8 +272,10 @@ impl<'a> Search<'a> {
             drawn: Vec::new(),
             seen,
             labels: 0,
-            tries: 0,
+            work: 0,
             relaxed_labels: 0,
+            relaxed_work: 0,
+            annealed_work: 0,
             is_watched: false,
         }
     }
@@ -286,9 +313,16 @@ impl<'a> Search<'a> {
             .collect();
         let spent = bound::raise(&mut sizes, step_s, effort, control);
         self.relaxed_labels += spent.labels;
+        self.relaxed_work += spent.work;
         for size in &mut self.sizes {
             size.bound_s = size.bound_s.max(size.of_all.bound_s);
         }
+    }
+
+    /// What is left of all work for passes.
+    fn left(&self) -> u64 {
+        let spent = self.work + self.relaxed_work + self.annealed_work + ACTION * self.pricer.actions;
+        ALL.saturating_sub(spent)
     }
 
     fn step_s(&self) -> f64 {
@@ -321,7 +355,7 @@ impl<'a> Search<'a> {
 
     /// Whether somebody asked to stop, or more would be unreasonable.
     fn must_end(&self) -> bool {
-        self.control.should_stop() || self.labels >= self.effort.labels || self.tries >= self.effort.tries
+        self.control.should_stop() || self.labels >= self.effort.labels || self.work >= self.effort.work
     }
 
     /// Why the search ended, if better plans may be left.
@@ -369,11 +403,10 @@ impl<'a> Search<'a> {
 
     /// Looks for plans whose paths are shorter than `limit_s`, simulates the best, and improves on them.
     fn pass(&mut self, limit_s: f64, beam: usize) -> Result<()> {
-        let (control, mut effort) = (self.control, self.effort);
+        let control = self.control;
         let is_open = |size: &SizeSearch<'_>| size.bound_s < limit_s && size.searched_s < limit_s;
         let open = self.sizes.iter().filter(|size| is_open(size)).count() as u64;
-        let fair = UNEVEN * effort.tries.saturating_sub(self.tries) / open.max(1);
-        effort.tries_of_pass = effort.tries_of_pass.min(fair.max(LEAST_TRIES));
+        let effort = self.effort.shared_out(self.labels, self.work, open);
         let found: Vec<Option<PassResult>> = (self.sizes.par_iter_mut())
             .map(|size| {
                 let is_open = is_open(size) && !control.should_stop();
@@ -387,7 +420,7 @@ impl<'a> Search<'a> {
             size.bound_s = size.bound_s.max(shortest_s.min(found.bound_s).min(limit_s));
             size.searched_s = size.searched_s.max(found.bound_s.min(limit_s));
             self.labels += found.labels;
-            self.tries += found.tries;
+            self.work += found.work;
             plans.extend(found.plans.into_iter().take(SIMULATED));
         }
         let before_s = self.step_s();

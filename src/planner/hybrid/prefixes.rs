@@ -25,6 +25,8 @@ const MOST_DEEP_WORK: f64 = 4e7;
 const MOST_ENTRIES: usize = 3_000_000;
 /// Numbers of replicas this far apart, at most, count as one: the first that makes the tables small enough.
 const APART: [f64; 8] = [1.0, 1.07, 1.15, 1.3, 1.6, 2.5, 6.0, 40.0];
+/// What it takes to look at one of them, in nanoseconds or so.
+const LOOK: u64 = 5;
 /// Stages that are looked at to guess the work.
 const GUESSED: usize = 100_000;
 /// Cuts and splits of a branching model up to which the tables know gradient synchronisation.
@@ -177,7 +179,7 @@ pub(super) struct Prefixes {
     least: Vec<Vec<Least>>,
     /// For each cut, what all micro-batches keep devices of speed 1 busy with in front of it, at least.
     busy_s: Vec<f64>,
-    /// About how many stages, with numbers of devices in front of them, all tables together looked at.
+    /// What all tables together took, in nanoseconds or so.
     pub work: u64,
 }
 
@@ -417,7 +419,7 @@ impl Prefixes {
             .map(|cut| count * model.layers_between(0, cut).map(|layer| work_s[layer as usize]).sum::<f64>())
             .collect();
         #[expect(clippy::cast_sign_loss, reason = "it is counted from zero")]
-        let work = (work * (deepest + 1) as f64) as u64;
+        let work = LOOK * (work * (deepest + 1) as f64) as u64;
         Some(Self { reach: sources.reach, rooms: sources.rooms, least, busy_s, work })
     }
 

@@ -26,8 +26,11 @@ const EXACT_DEVICES: u32 = 16;
 /// Beyond, paths are rounded down to this part of the least conceivable step: a pipeline of thirty stages loses 0.4 %.
 const GRID: f64 = 8192.0;
 
-/// Stages that tables look at in the time of one try to put a stage in front of a label.
-const TABLED: u64 = 2;
+/// What it takes to put a stage in front of a label, for each of its windows, and to sum the gradients of a stage of a
+/// branching model, for each layer that this has, in nanoseconds or so.
+const TRY: u64 = 20;
+const WINDOW: u64 = 400;
+const SUMMED: u64 = 1;
 
 /// Windows of a stage that are told apart at most.
 const MOST_WINDOWS: u32 = 8;
@@ -46,8 +49,8 @@ pub(super) struct PassResult {
     pub bound_s: f64,
     /// Labels made.
     pub labels: u64,
-    /// Stages put in front of them, and what the tables took, in the time of these.
-    pub tries: u64,
+    /// What it took, in nanoseconds or so.
+    pub work: u64,
 }
 
 /// All suffixes for one micro-batch size.
@@ -141,12 +144,13 @@ impl<S: Placing> Pass<'_, '_, S> {
     fn run(mut self, beam: usize, effort: Effort, control: &Control) -> (PassResult, Labels) {
         let last = self.task.model.cuts() - 1;
         let (nothing, endless_s) = (Vec::new(), f64::INFINITY);
-        let mut found = PassResult { plans: nothing, shortest_s: endless_s, bound_s: endless_s, labels: 0, tries: 0 };
+        let mut found = PassResult { plans: nothing, shortest_s: endless_s, bound_s: endless_s, labels: 0, work: 0 };
         let mut labels = Labels::new(last + 1, self.task.micro_batches);
         let tables = Prefixes::new(self.task, self.space.links(), self.threshold_s, usize::MAX, control);
         let Some(prefixes) = tables else {
             return (PassResult { bound_s: 0.0, ..found }, labels);
         };
+        found.work = prefixes.work;
         let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free(0), None, 0);
         if root_bound_s < self.threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
@@ -170,17 +174,18 @@ impl<S: Placing> Pass<'_, '_, S> {
                 if !S::IS_REAL && labels.all[id as usize].bound_s >= self.threshold_s {
                     break; // of use only to plans that are not the shortest
                 }
-                let is_much = labels.all.len() >= effort.labels_of_pass || found.tries >= effort.tries_of_pass;
+                let is_much =
+                    labels.all.len() >= effort.labels_of_pass || found.work + labels.work >= effort.work_of_pass;
                 if index >= beam || is_much || control.should_stop() {
                     // The most promising of those that don't go on.
                     found.bound_s = found.bound_s.min(labels.all[id as usize].bound_s);
                     break;
                 }
-                found.tries += self.expand(id, &mut labels, &prefixes);
+                found.work += self.expand(id, &mut labels, &prefixes);
             }
         }
         labels.keep_best_plans();
-        found.tries += prefixes.work / TABLED;
+        found.work += labels.work;
         found.labels = labels.all.len() as u64;
         found.shortest_s = labels.complete.first().map_or(f64::INFINITY, |&id| labels.all[id as usize].bound_s);
         (found, labels)
@@ -196,7 +201,7 @@ impl<S: Placing> Pass<'_, '_, S> {
         })
     }
 
-    /// Puts every stage that may stand there in front of a label; how many those are.
+    /// Puts every stage that may stand there in front of a label; what that takes, in nanoseconds or so.
     fn expand(&mut self, id: u32, labels: &mut Labels, prefixes: &Prefixes) -> u64 {
         let threshold_s = self.threshold_s;
         let model = self.task.model;
@@ -210,7 +215,7 @@ impl<S: Placing> Pass<'_, '_, S> {
         let micro = f64::from(self.task.micro_batches);
         let grid_s = if self.task.cluster.devices() > EXACT_DEVICES { prefixes.least_s() / GRID } else { 0.0 };
         let cut_bytes = if label.stages == 0 { 0.0 } else { self.task.cut_bytes[end] };
-        let mut tries = 0;
+        let mut work = 0;
         for (move_index, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
             let Some(share) = self.task.share[choice.replicas as usize] else { continue };
             let totals = &self.task.totals[share as usize];
@@ -222,7 +227,7 @@ impl<S: Placing> Pass<'_, '_, S> {
             let mut sync = SyncTail::new(model, totals, choice.speed, choice.sync, overlap);
             let mut begun = end;
             for begin in model.begins(end) {
-                tries += 1;
+                work += TRY;
                 let begin = begin as usize;
                 if begin > 0 && free == 0 {
                     continue;
@@ -252,6 +257,7 @@ impl<S: Placing> Pass<'_, '_, S> {
                     begun = begin;
                     sync.extend(layers)
                 } else {
+                    work += SUMMED * model.layer_parameter_bytes.len() as u64;
                     cost::sync_s(model, totals, choice.speed, (begin, end), choice.sync, overlap)
                 };
                 let least = least.max(label.least_window);
@@ -261,6 +267,7 @@ impl<S: Placing> Pass<'_, '_, S> {
                 let each = (few..=largest).rev().map(|window| (window, window));
                 let others = (few > least).then(|| [(least + 1, few - 1), (least, least)]);
                 for (least_window, window) in each.chain(others.into_iter().flatten()) {
+                    work += WINDOW;
                     let stage = PathStage {
                         forward_s,
                         backward_s,
@@ -292,6 +299,6 @@ impl<S: Placing> Pass<'_, '_, S> {
                 }
             }
         }
-        tries
+        work
     }
 }
