@@ -290,19 +290,17 @@ def test_a_run_says_what_is_wrong_with_its_plan_and_options() -> None:
 def test_a_step_says_what_is_wrong_with_its_batch_and_where_a_layer_raised() -> None:
     good = torch.zeros(4, runtime_models.WIDTH)
     with Pipeline(alone(), "runtime_models:chain") as pipeline:
-        for inputs, words in (
-            (good[:3], "inputs have 3 rows, and a step takes 4"),
-            (3, "inputs are 3"),
-            (
-                good[:, :2],
-                r"rank 0, step 0, the forward pass of micro-batch 0 through stage 0: `input:0` has the shape",
-            ),
-        ):
-            with pytest.raises(hpgo.HpgoError, match=words):
+        for inputs, words in ((good[:3], "inputs have 3 rows, and a step takes 4"), (3, "inputs are 3")):
+            with pytest.raises(hpgo.ArgumentError, match=words):
                 pipeline.step(inputs, good)
         assert pipeline.step(good, good) == pipeline.step(good, good)
         assert len(pipeline.engine.clock_ns) == 2 * len(pipeline.mine.actions)
         assert pipeline.engine.clock_ns == sorted(pipeline.engine.clock_ns)
+        where = "rank 0, step 2, the forward pass of micro-batch 0 through stage 0: `input:0` has the shape"
+        with pytest.raises(hpgo.ArgumentError, match=where):
+            pipeline.step(good[:, :2], good)
+        with pytest.raises(hpgo.RunError, match="a step of this run has failed"):
+            pipeline.step(good, good)
 
 
 def test_a_plan_for_more_ranks_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

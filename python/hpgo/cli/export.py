@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from hpgo.export.targets import NAMES, TARGETS, find
-
-if TYPE_CHECKING:
-    from hpgo.planning.chain.plans import ChainPlan
-    from hpgo.planning.plans import Plan
-    from hpgo.programs.program import Program
-
 
 _TRIED = ", ".join(f"{target.name}@{target.version}" if target.version else target.name for target in TARGETS)
 
@@ -47,8 +39,9 @@ def command(plan: str, target: str, output: str | None) -> None:
       hpgo export chain.json --to vllm -o serve.sh
     """
     from hpgo import export
+    from hpgo.planning.reading import read_any
 
-    read = _read(plan)
+    read = read_any(plan)
     if output is not None:
         main, *others = export.save(read, target, output)
         if others:
@@ -69,18 +62,3 @@ def _known(target: str) -> str:
     except ArgumentError as error:
         raise click.BadParameter(f"{error.message}; {error.hint}") from None
     return target
-
-
-def _read(path: str) -> Plan | Program | ChainPlan:
-    """The plan or the program that a file holds."""
-    from hpgo.base.documents import parse, read_text
-    from hpgo.base.errors import ArgumentError
-    from hpgo.planning.chain.plans import ChainPlan
-    from hpgo.planning.plans import Plan
-    from hpgo.programs.program import Program
-
-    text = read_text(path, ArgumentError)
-    document = parse(text, path, ArgumentError) if text.lstrip().startswith("{") else None
-    kinds: dict[object, type[Program | ChainPlan]] = {"hpgo.program": Program, "hpgo.chain": ChainPlan}
-    form = document.get("format") if isinstance(document, dict) else None
-    return (kinds.get(form, Plan) if isinstance(form, str) else Plan).from_json(text, source=path)

@@ -6,6 +6,7 @@ business of `messages`, what is summed that of `gradients`.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,6 @@ class StageRun:
             if value.name.startswith(_OUTSIDE)
         ]
         self._kept: dict[int, _Kept] = {}
-        self._splits = hasattr(part, "queueing")
 
     def forward(
         self, micro_batch: int, batch: Batch, exchange: Exchange, received: Sequence[torch.Tensor]
@@ -130,11 +130,8 @@ class StageRun:
                 if gradient is not None and root.requires_grad:
                     roots.append(root)
                     gradients.append(gradient.to(root.dtype))
-        if roots and roots[0].requires_grad:
-            if kind == "I" and self._splits:
-                with self.part.queueing(micro_batch):
-                    torch.autograd.backward(roots, gradients)
-            else:
+        with self.part.queueing(micro_batch) if kind == "I" else nullcontext():
+            if roots and roots[0].requires_grad:
                 torch.autograd.backward(roots, gradients)
         return [
             _gradient(kept.values[crossing.taken])
@@ -143,8 +140,7 @@ class StageRun:
 
     def finish_weights(self, micro_batch: int) -> None:
         """Computes the gradients of weights that the half for inputs has left."""
-        if self._splits:
-            self.part.run_weight_gradients(micro_batch)
+        self.part.run_weight_gradients(micro_batch)
 
     def _run(
         self, values: Sequence[torch.Tensor], micro_batch: int, batch: Batch, *, again: bool

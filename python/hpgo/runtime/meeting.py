@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What launchers set for each process."""
+_met: list[tuple[Any, int]] = []
+"""The store of this process, and how often its ranks have joined by it."""
+
+
+class LostRankError(RunError):
+    """Another rank has gone while this one waited for it."""
 
 
 @contextmanager
@@ -32,8 +39,46 @@ def told(what: str, hint: str) -> Iterator[None]:
     except HpgoError:
         raise
     except Exception as failure:
-        first = str(failure).strip().partition("\n")[0]
-        raise RunError(f"{what}: {type(failure).__name__}: {first}", hint) from failure
+        raise RunError(f"{what}: {type(failure).__name__}: {first_line(failure)}", hint) from failure
+
+
+def first_line(failure: Exception) -> str:
+    """What an exception says first, without the place in C++ that torch may put before it, and advice behind it."""
+    line = str(failure).strip().partition("\n")[0]
+    return re.sub(r"^\[[^]]*\.cc:[0-9]+\] ", "", line).partition(". This is typically")[0]
+
+
+def is_launched() -> bool:
+    """Whether a launcher has given this process a place among others."""
+    return all(name in os.environ for name in LAUNCHED)
+
+
+def meet(timeout_s: float) -> Any:
+    """The store that all ranks of this launch share. Raises RunError if it can't be reached."""
+    if not _met:
+        if not os.environ["WORLD_SIZE"].isdecimal() or not os.environ["RANK"].isdecimal():
+            raise RunError(
+                f"RANK is `{os.environ['RANK']}` and WORLD_SIZE is `{os.environ['WORLD_SIZE']}`",
+                "launchers set both to whole numbers",
+            )
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        with told(
+            f"the ranks don't meet at {where}", "is the port free, the address that of rank 0, and do all start?"
+        ):
+            _met.append((next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))[0], 0))
+    return _met[0][0]
+
+
+def is_first_to_tell() -> bool:
+    """Whether this rank is the first of its launch to fail, and so the one to say why."""
+    if not _met:
+        return True
+    rank = os.environ["RANK"]
+    try:
+        first: bytes = _met[0][0].compare_set("hpgo/failed", "", rank)
+    except RuntimeError:  # the store is gone with a rank that failed before
+        return False
+    return first.decode() == rank
 
 
 def join(program: Program, device: torch.device, timeout_s: float) -> bool:
@@ -44,32 +89,30 @@ def join(program: Program, device: torch.device, timeout_s: float) -> bool:
     """
     made = not dist.is_initialized()
     if made:
-        _check_size(program, _asked_size(program))
         backend = "nccl" if device.type == "cuda" else "gloo"
-        with told("the ranks don't find each other", "look at MASTER_ADDR and MASTER_PORT, and that all ranks start"):
-            if program.world_size == 1 and "RANK" not in os.environ:
-                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-            else:
-                dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        timeout = timedelta(seconds=timeout_s)
+        if is_launched():
+            store = meet(timeout_s)
+            _check_size(program, int(os.environ["WORLD_SIZE"]))
+            _met[0] = store, _met[0][1] + 1
+            rank, size = int(os.environ["RANK"]), program.world_size
+            own = dist.PrefixStore(f"hpgo/{_met[0][1]}", store)
+        else:
+            _check_alone(program)
+            rank, size, own = 0, 1, dist.HashStore()
+        with told("the ranks don't find each other", "did all start, and do their machines reach each other?"):
+            dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
     _check_size(program, dist.get_world_size())
     return made
 
 
-def _asked_size(program: Program) -> int:
-    missing = [name for name in LAUNCHED if name not in os.environ]
-    if not missing:
-        size = os.environ["WORLD_SIZE"]
-        if not size.isdecimal() or not os.environ["RANK"].isdecimal():
-            raise RunError(
-                f"WORLD_SIZE is `{size}` and RANK is `{os.environ['RANK']}`", "launchers set both to whole numbers"
-            )
-        return int(size)
+def _check_alone(program: Program) -> None:
     if program.world_size > 1:
+        missing = ", ".join(name for name in LAUNCHED if name not in os.environ)
         raise RunError(
-            f"the plan is for {program.world_size} ranks, and this process is alone: {', '.join(missing)} not set",
+            f"the plan is for {program.world_size} ranks, and this process is alone: {missing} not set",
             f"start it with `torchrun --nproc-per-node {program.world_size}`, or run the plan with `hpgo run`",
         )
-    return 1
 
 
 def _check_size(program: Program, size: int) -> None:

@@ -8,12 +8,48 @@ import torch
 import torch.distributed as dist
 
 from hpgo.base.errors import ArgumentError
-from hpgo.base.wording import shown
+from hpgo.base.wording import near, shorten, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hpgo.runtime.gradients import Weight
+
+
+_NAMED = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
+
+
+def optimizer_of(text: str) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]:
+    """What makes the optimizer that `text` names: `sgd:lr=0.05,momentum=0.9`, with the options of torch's.
+
+    Raises ArgumentError for one that there isn't, or options that it does not take.
+
+    >>> optimizer_of("sgd:lr=0.05")([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"]
+    0.05
+    """
+    name, _, rest = text.partition(":")
+    known = {one.__name__.lower(): one for one in vars(torch.optim).values() if isinstance(one, type)}
+    if name not in _NAMED:
+        raise ArgumentError(f"there is no optimizer `{shorten(name)}`", near(name, _NAMED))
+    options = {}
+    for part in filter(None, rest.split(",")):
+        key, _, value = part.partition("=")
+        word = value.strip().lower()
+        try:
+            options[key.strip()] = word == "true" if word in {"true", "false"} else float(word)
+        except ValueError:
+            raise ArgumentError(
+                f"option `{shorten(part)}` of `{name}` is no NAME=NUMBER", "write it like `sgd:lr=0.05,momentum=0.9`"
+            ) from None
+
+    def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return known[name](parameters, **options)
+
+    try:
+        make([torch.nn.Parameter(torch.zeros(1))])
+    except (TypeError, ValueError) as failure:
+        raise ArgumentError(f"`{shorten(text)}`: {failure}", "its options are those of torch's optimizer") from failure
+    return make
 
 
 def owners(weights: Sequence[Weight]) -> list[tuple[int, list[Weight]]]:

@@ -16,12 +16,13 @@ from hpgo.base.checks import check_is, number, whole
 from hpgo.base.errors import ArgumentError, HpgoError, RunError
 from hpgo.base.wording import shown
 from hpgo.planning.plans import Plan
-from hpgo.programs.orders import schedules
+from hpgo.planning.reading import read_any
+from hpgo.programs.orders import KINDS, schedules
 from hpgo.programs.program import Program
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.gradients import Gradients, Ranks
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
-from hpgo.runtime.meeting import Groups, agree, join, leave, told
+from hpgo.runtime.meeting import Groups, LostRankError, agree, first_line, join, leave, told
 from hpgo.runtime.messages import Messages, crossings
 from hpgo.runtime.optimizer import Stepper
 from hpgo.runtime.workload import Workload
@@ -70,14 +71,14 @@ class Pipeline:
         """Joins the other ranks, and makes the layers of this one.
 
         Args:
-            plan: a plan or a program, or the file of a plan.
+            plan: a plan or a program, or the file of one.
             workload: what is run, or its name as `Workload.read` takes it.
             optimizer: makes one of a list of parameters; None leaves weights as they are.
             clip_norm: gradients are scaled down to this norm, taken over all layers, where it is larger.
             seed: of first weights, of dropout, and of the order of a data set.
             dtype: of the weights; None is the workload's own.
             autocast: the dtype that `torch.autocast` computes in: `torch.bfloat16`; None is without.
-            device: None is the GPU of the rank's local number where there are GPUs, else the CPU.
+            device: None is the GPU of the rank's local number if its machine has one for each rank, else the CPU.
             timeout_s: how long a rank waits for another one.
 
         Raises ArgumentError for a plan and a workload that don't go together or can't be run, and RunError if the ranks
@@ -112,6 +113,7 @@ class Pipeline:
             {
                 "plan": hashlib.sha256(program.to_json().encode()).hexdigest()[:12],
                 "workload": hashlib.sha256(repr((workload.layers, workload.ties)).encode()).hexdigest()[:12],
+                "kind of device": self.device.type,
                 "seed": str(seed),
                 "dtype": f"{dtype}, autocast {autocast}",
                 "clip_norm": str(self._clip_norm),
@@ -147,6 +149,7 @@ class Pipeline:
         self.engine = Engine(mine, runs, Messages(program, mine.rank, cuts, groups.ways, self.device), self._gradients)
         self.steps = 0
         """Steps that have been done."""
+        self._failed = False
 
     @property
     def weights(self) -> list[Weight]:
@@ -201,6 +204,8 @@ class Pipeline:
         `inputs` and `targets` are what `loader` gives, or tensors, or tuples of them, with the whole global batch.
         Raises RunError if a layer raises, or another rank is lost.
         """
+        if self._failed:
+            raise RunError("a step of this run has failed, and left it half done", "make the Pipeline anew")
         size = self.program.global_batch_size
         batch = Batch(
             step=self.steps,
@@ -209,18 +214,37 @@ class Pipeline:
             scale=1.0,
             loss=torch.zeros((), dtype=torch.float64, device=self.device),
         )
+        self._failed = True
         try:
             loss = self._step(batch)
         except HpgoError as failure:
             raise type(failure)(f"{self._where()}: {failure.message}", failure.hint) from failure
         except Exception as failure:
-            first = str(failure).strip().partition("\n")[0]
-            raise RunError(
-                f"{self._where()}: {type(failure).__name__}: {first}",
-                "if it is about a connection, another rank was lost; else it is what a layer or the loss raised",
-            ) from failure
+            said = f"{self._where()}: {type(failure).__name__}: {first_line(failure)}"
+            if isinstance(failure, dist.DistError) or "gloo" in str(failure):
+                raise LostRankError(said, "another rank was lost, or took too long") from failure
+            raise RunError(said, "it is what a layer or the loss raised") from failure
+        self._failed = False
         self.steps += 1
         return loss
+
+    def stage_times(self) -> list[tuple[float, float]]:
+        """For each stage the seconds of a micro-batch's forward and backward pass in the last step.
+
+        They are means over the micro-batches of the stage, on its slowest replica. Every rank must ask.
+        """
+        spent: dict[int, list[float]] = {stage.stage: [0.0, 0.0] for stage in self.mine.stages}
+        ends_ns = iter(self.engine.clock_ns)
+        for action, begin_ns, end_ns in zip(self.mine.actions, ends_ns, ends_ns, strict=False):
+            spent[action.stage][action.kind != "F"] += (end_ns - begin_ns) / 1e9
+        everyone: list[Any] = [None] * self.program.world_size
+        dist.all_gather_object(everyone, spent)
+        found = []
+        for at, stage in enumerate(self.program.stages):
+            begin, end = self.program.schedule.micro_batches[at // self.program.schedule.chain_length]
+            both = [[total_s / (end - begin) for total_s in everyone[rank][at]] for rank in stage.devices]
+            found.append((max(one[0] for one in both), max(one[1] for one in both)))
+        return found
 
     def _step(self, batch: Batch) -> float:
         batch.scale = self._scale(batch.targets)
@@ -284,7 +308,7 @@ class Pipeline:
 def _program_of(plan: object) -> tuple[Program, bool]:
     """The program of a plan, and whether sums of gradients may overlap with its backward passes."""
     if isinstance(plan, str | os.PathLike):
-        plan = Plan.read(plan)
+        plan = read_any(plan)
     if isinstance(plan, Program):
         return plan, True
     if isinstance(plan, Plan):
@@ -313,19 +337,22 @@ def _check_program(program: Program) -> None:
 def _parts(program: Program, workload: Workload, mine: set[int], dtype: torch.dtype | None, seed: int) -> list[Part]:
     """The parts of all stages, chain by chain; those that are not mine take no memory."""
     length = program.schedule.chain_length
+    splits = any(KINDS[kind] == "W" for kind in set(program.schedule.actions[:, 0].tolist()))
     found: list[Part] = []
     for begin in range(0, len(program.stages), length):
         layers = [stage.layers for stage in program.stages[begin : begin + length]]
         only = {stage - begin for stage in mine if begin <= stage < begin + length}
-        found += workload.parts(layers, dtype=dtype, seed=seed, only=only)
+        found += workload.parts(layers, dtype=dtype, seed=seed, only=only, split_backward=splits)
     return found
 
 
 def _device(device: object) -> torch.device:
     if device is None:
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+        here, ranks = (
+            int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+        )
+        gpus = torch.cuda.device_count()
+        device = f"cuda:{here}" if max(here + 1, ranks) <= gpus else "cpu"
     with told("the device can't be used", "name one as torch does: cpu, cuda:0"):
         found = torch.device(device)
         if found.type == "cuda":

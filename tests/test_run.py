@@ -1,0 +1,204 @@
+"""`hpgo run` trains by a plan here and under launchers, and whatever goes wrong is said once and ends all ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import hpgo
+from hpgo.cli.main import group
+
+pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+
+ROOT = Path(__file__).parent.parent
+LAYERS = [str(at) for at in range(6)]
+# The last layer of rank 3 does what HOW says, once, in the second step.
+MODEL = """
+import os, sys, time
+import torch
+from torch import nn
+from hpgo.runtime import Workload
+
+def boom():
+    raise ValueError("boom")
+
+HOW = {"raise": boom, "kill": lambda: os.kill(os.getpid(), 9), "leave": lambda: sys.exit(0), "nan": lambda: None,
+       "sleep": lambda: time.sleep(60)}
+
+class Last(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.runs = nn.Linear(4, 4), 0
+
+    def forward(self, given):
+        self.runs += not given.is_meta and os.environ.get("RANK") == "3"
+        if self.runs == 6 and "HOW" in os.environ:
+            HOW[os.environ["HOW"]]()
+            given = given * float("nan")
+        return self.linear(given)
+
+def build():
+    layers = [nn.Linear(4, 4) for _ in range(5)]
+    return Workload([*layers, Last()], torch.randn(3, 4), torch.randn(3, 4), nn.functional.mse_loss)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs and a model to run."""
+    path = tmp_path_factory.mktemp("run")
+    (path / "mine.py").write_text(MODEL)
+    for name, groups in {"one": [[0]], "two": [[0], [1]], "three-one": [[0, 1, 2], [3]]}.items():
+        orders = hpgo.schedule("1f1b", ranks=len(groups), micro_batches=4)
+        cut = [LAYERS] if len(groups) == 1 else [LAYERS[:3], LAYERS[3:]]
+        stages = list(zip(cut, groups, strict=True))
+        hpgo.program(orders, stages, micro_batch_size=7, global_batch_size=28).save(path / f"{name}.json")
+    return path
+
+
+def start(folder: Path, *words: str, launcher: int = 0, **variables: str) -> subprocess.Popen[str]:
+    """Starts `hpgo run`, or under torchrun with so many ranks, in a session of its own."""
+    before = ["-m", "torch.distributed.run", "--nproc-per-node", str(launcher)] if launcher else []
+    return subprocess.Popen(
+        [sys.executable, *before, "-m", "hpgo", "run", *words], cwd=folder, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code and what it printed; nothing of its session may be left."""
+    try:
+        out, err = process.communicate(timeout=100)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail("a process was left")
+    return process.returncode, out, err
+
+
+WORKLOAD = ("--workload", "mine:build")
+
+
+def test_plans_of_one_workload_give_the_same_losses_here_and_under_torchrun(folder: Path) -> None:
+    found: list[Any] = []
+    for file, launcher in (("one", 0), ("three-one", 0), ("three-one", 4)):
+        words = (f"{file}.json", *WORKLOAD, "--steps", "3", "--dtype", "float64", "--json", "--clip-norm", "0.5")
+        code, out, err = finish(start(folder, *words, "--optimizer", "adamw:lr=0.1", launcher=launcher))
+        assert code == 0, err
+        found.append(json.loads(out))
+    for document in found:
+        assert document["losses"] == pytest.approx(found[0]["losses"], rel=1e-10)
+        assert document["exit"] == 0
+        assert document["step_s"]["predicted"] is None
+        assert document["step_s"]["measured"] > 0
+    assert found[0]["losses"][2] < found[0]["losses"][0]
+    assert [stage["devices"] for stage in found[1]["stages"]] == [[0, 1, 2], [3]]
+    assert all(stage["backward_s"]["measured"] > 0 for stage in found[1]["stages"])
+
+
+@pytest.mark.parametrize(
+    ("how", "launcher", "words"),
+    [
+        ("raise", 0, "rank 3, step 1, the forward pass of micro-batch 1 through stage 1: ValueError: boom"),
+        ("kill", 0, "rank 3 of 4 ranks ended by SIGKILL"),
+        ("leave", 0, "rank 3 of 4 ranks left before the run had ended"),
+        ("nan", 0, "the loss of step 2 is nan"),
+        ("raise", 4, "rank 3, step 1, the forward pass of micro-batch 1 through stage 1: ValueError: boom"),
+    ],
+)
+def test_what_goes_wrong_in_one_rank_is_said_once_and_ends_all(
+    how: str, launcher: int, words: str, folder: Path
+) -> None:
+    code, _, err = finish(start(folder, "three-one.json", *WORKLOAD, launcher=launcher, HOW=how))
+    assert code == 1
+    assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {words}"]
+
+
+def test_too_few_ranks_are_told_once(folder: Path) -> None:
+    code, _, err = finish(start(folder, "three-one.json", *WORKLOAD, launcher=2))
+    assert code == 1
+    assert [line for line in err.splitlines() if line.startswith(("error: ", "hint: "))] == [
+        "error: the plan is for 4 ranks, and 2 were started",
+        "hint: start 4: one for each device of its cluster, idle ones too",
+    ]
+
+
+def test_a_rank_with_another_plan_is_told_once(folder: Path) -> None:
+    other = hpgo.Program.read(folder / "two.json").to_json().replace('"recompute": false', '"recompute": true')
+    (folder / "other.json").write_text(other)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        start(folder, f"{name}.json", *WORKLOAD, RANK=str(rank), **place) for rank, name in enumerate(("two", "other"))
+    ]
+    ended = [finish(rank) for rank in ranks]
+    assert [code for code, _, _ in ended] == [1, 1]
+    errors = [line for _, _, err in ended for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: rank 1 has another plan than rank 0: ")
+
+
+def test_a_port_in_use_is_told(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+        code, _, err = finish(start(folder, "one.json", *WORKLOAD, **place))
+    assert code == 1
+    assert err.startswith(f"error: the ranks don't meet at 127.0.0.1:{place['MASTER_PORT']}: ")
+    assert "hint: is the port free" in err
+
+
+@pytest.mark.parametrize("whom", ["the command", "all"])
+def test_ctrl_c_ends_all_ranks_at_once(whom: str, folder: Path) -> None:
+    process = start(folder, "three-one.json", *WORKLOAD, "--steps", "1000000", HOW="sleep")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("step 1 ")
+    (os.kill if whom == "the command" else os.killpg)(process.pid, signal.SIGINT)
+    begin_s = time.monotonic()
+    code, _, err = finish(process)
+    assert (code, err.strip()) == (130, "interrupted")
+    assert time.monotonic() - begin_s < 10
+
+
+def test_ranks_end_with_the_command_that_started_them(folder: Path) -> None:
+    process = start(folder, "two.json", *WORKLOAD, "--steps", "1000000")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.kill()
+    for _ in range(100):
+        time.sleep(0.1)
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+    finish(process)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["one.json", "--optimizer", "sdg"], "there is no optimizer `sdg`"),
+        (["one.json", "--optimizer", "sgd:lr"], "option `lr` of `sgd` is no NAME=NUMBER"),
+        (["one.json", "--optimizer", "sgd:speed=1"], "unexpected keyword argument 'speed'"),
+        (["none.json"], "there is no file"),
+        (["chain.json"], "is a plan of inference"),
+    ],
+)
+def test_wrong_words_are_told_before_anything_starts(words: list[str], said: str, folder: Path) -> None:
+    profile = hpgo.read_profile("vgg-16")
+    hpgo.partition(profile, hpgo.Cluster.preset("dapple-b"), batch_size=32).save(folder / "chain.json")
+    result = CliRunner().invoke(group, ["run", str(folder / words[0]), *words[1:], *WORKLOAD])
+    assert isinstance(result.exception, hpgo.HpgoError)
+    assert said in str(result.exception)
+    assert result.exception.hint
