@@ -83,6 +83,7 @@ def plan(
     >>> [(len(stage.layers), stage.replicas) for stage in best.stages], round(best.gap, 9)
     ([(32, 8), (21, 8)], 0.0)
     """
+    started_s = time.monotonic()  # reading a question of a hundred thousand layers takes a second
     question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if max_stages is not None:
         question = replace(question, most_stages=whole("max_stages", max_stages, most=NO_LIMIT - 1))
@@ -91,21 +92,20 @@ def plan(
     if tie is not None:
         tie = number("tie", tie, most=1, hint="give a share of the step from 0 to 1: 0.005 is half a percent")
     check_progress(progress)
+    until_s = None if deadline_s is None else started_s + deadline_s
+
+    def solve(question: Question) -> Plan:
+        left_s = None if until_s is None else max(1e-3, until_s - time.monotonic())
+        return _best(question, tie, left_s, progress)
+
     if launcher is None:
-        return _best(question, tie, deadline_s, progress)
+        return solve(question)
     from hpgo.planning.restrict import restricted, solved, with_restriction
     from hpgo.programs.launchers import launcher as find_launcher
 
-    until_s = None if deadline_s is None else time.monotonic() + deadline_s
     row = find_launcher(launcher)
     asked = restricted(question, row, schedule=options.get("schedule"))
-    best = solved(
-        asked,
-        row,
-        lambda question: _best(
-            question, tie, None if until_s is None else max(1e-3, until_s - time.monotonic()), progress
-        ),
-    )
+    best = solved(asked, row, solve)
     return with_restriction(best, asked, row, question, until_s=until_s)
 
 

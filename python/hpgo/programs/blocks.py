@@ -20,7 +20,7 @@ from hpgo.base.records import Record
 from hpgo.base.wording import shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hpgo.model.profile import Profile
 
@@ -74,7 +74,8 @@ class Blocks(Record):
         Without `edges` each layer feeds the next one; without `seconds` nothing is said of what layers cost.
         """
         ids = list(layers)
-        stem, number_of = _numbers(ids, name)
+        stem, place_of = _places(ids, name)
+        number_of = {layer: number for layer, (number, _) in place_of.items()}
         members: dict[int, list[str]] = {}
         for layer, number in number_of.items():
             members.setdefault(number, []).append(layer)
@@ -86,7 +87,7 @@ class Blocks(Record):
                     " none between them",
                     "give blocks consecutive numbers",
                 )
-        _check_parts(members, stem)
+        _check_parts(place_of, stem)
         before, after = _ends(ids, list(pairwise(ids)) if edges is None else list(edges), number_of, stem)
         if seconds is not None:
             _check_cost(seconds, number_of, stem, name)
@@ -132,50 +133,55 @@ class Blocks(Record):
         return [*self.before, *(layer for block in self.blocks for layer in block), *self.after]
 
 
-def _numbers(ids: list[str], name: str) -> tuple[str, dict[str, int]]:
-    """The one word that numbered layers have, and the number of each; raises ArgumentError if there are more words."""
-    parts = {
-        layer: (found[1], int(found[2]))
-        for layer in ids
-        if len(layer) <= 1000 and (found := _PART.fullmatch(layer) or _WHOLE.fullmatch(layer))
-    }
+def _places(ids: list[str], name: str) -> tuple[str, dict[str, tuple[int, str]]]:
+    """The one word that numbered layers have, and for each the number of its block, and which part of it it is.
+
+    Raises ArgumentError if there are more words.
+    """
+    words: Counter[str] = Counter()
+    places: dict[str, tuple[int, str]] = {}
+    strangers: dict[str, str] = {}  # of each word, the first layer
+    for layer in ids:
+        if len(layer) <= 1000 and (found := _PART.fullmatch(layer) or _WHOLE.fullmatch(layer)):
+            word, number, *part = found.groups()
+            words[word] += 1
+            strangers.setdefault(word, layer)
+            places[layer] = int(number), part[0] if part else ""
     hint = "launchers take one row of blocks, with ids like `layers.0`, between what embeds and what predicts"
-    if not parts:
+    if not places:
         raise ArgumentError(f"profile `{shorten(name)}` has no numbered layers", hint)
-    stems = Counter(stem for stem, _ in parts.values())
-    (stem, _), *others = stems.most_common()
+    (stem, _), *others = words.most_common()
     if others:
-        stranger = next(layer for layer, (word, _) in parts.items() if word == others[0][0])
         raise ArgumentError(
-            f"layer `{shorten(stranger)}` of profile `{shorten(name)}` stands beside or between the blocks"
-            f" `{shorten(stem)}…`",
+            f"layer `{shorten(strangers[others[0][0]])}` of profile `{shorten(name)}` stands beside or between the"
+            f" blocks `{shorten(stem)}…`",
             f"{hint}; give a layer that is no block an id without a number",
         )
-    return stem, {layer: number for layer, (_, number) in parts.items()}
+    return stem, places
 
 
-def _check_parts(members: dict[int, list[str]], stem: str) -> None:
+def _check_parts(place_of: dict[str, tuple[int, str]], stem: str) -> None:
     """Blocks of several layers have the same ones."""
-    first = min(members)
-    parts = {number: [_part(layer) for layer in layers] for number, layers in members.items()}
+    parts: dict[int, list[str]] = {}
+    for number, part in place_of.values():
+        parts.setdefault(number, []).append(part)
+    first = min(parts)
+    expected = sorted(parts[first])
     for number, these in parts.items():
-        if sorted(these) != sorted(parts[first]):
+        if sorted(these) != expected:
             raise ArgumentError(
                 f"blocks `{shorten(stem)}{first}` and `{shorten(stem)}{number}` have other layers",
                 "launchers take blocks that are alike: give each the same layers, or make each block one layer",
             )
 
 
-def _part(layer: str) -> str:
-    return found[3] if (found := _PART.fullmatch(layer)) else ""
-
-
 def _ends(
     ids: list[str], edges: list[tuple[str, str]], number_of: dict[str, int], stem: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The layers before and after the row; raises ArgumentError where it isn't one."""
-    fed_by = _reached(set(number_of), edges)
-    feeding = _reached(set(number_of), [(end, start) for start, end in edges])
+    # Ways are followed outside the row alone: on any way from or to a block, one block is the last.
+    fed_by = _reached([(start, end) for start, end in edges if end not in number_of], number_of)
+    feeding = _reached([(end, start) for start, end in edges if start not in number_of], number_of)
     outside = [layer for layer in ids if layer not in number_of]
     for layer in outside:
         if layer in fed_by and layer in feeding:
@@ -205,13 +211,13 @@ def _ends(
     )
 
 
-def _reached(starts: set[str], edges: list[tuple[str, str]]) -> set[str]:
-    """Layers that lie on the way along `edges`, `starts` only if there is a way from another."""
+def _reached(edges: list[tuple[str, str]], starts: Mapping[str, object]) -> set[str]:
+    """Where one comes to from `starts` along `edges`, which lead to none of them."""
     following: dict[str, list[str]] = {}
     for start, end in edges:
         following.setdefault(start, []).append(end)
     found: set[str] = set()
-    waiting = list(starts)
+    waiting = [start for start in following if start in starts]
     while waiting:
         for end in following.get(waiting.pop(), ()):
             if end not in found:
