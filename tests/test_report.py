@@ -148,6 +148,39 @@ def test_the_best_compact_placement_is_not_called_proven_optimal(bert: hpgo.Plan
     assert report.proof(closed).startswith("proven optimal: no plan of the search space")
 
 
+@pytest.mark.parametrize(
+    ("cluster", "stages", "is_compact"),
+    [
+        ((16, 1), [(26, range(8)), (27, range(8, 16))], True),
+        ((2, 8), [(26, range(4)), (27, range(4, 16))], True),  # begins in a machine, and takes another
+        ((2, 8), [(26, range(4)), (27, range(8, 12))], True),  # two machines may be partly used
+        ((2, 8), [(26, [0, 1, 8, 9]), (27, [2, 10])], False),
+        ((3, 8), [(26, [0, 8, 16]), (27, [1, 9, 17])], False),
+        ((8, 8), [(26, range(8)), (27, range(8, 24))], True),
+        ((8, 8), [(26, range(8, 64)), (20, range(6)), (7, [6, 7])], True),
+        ((8, 8), [(26, range(4)), (27, range(4, 16))], False),  # begins inside a machine, of too many
+        ((8, 8), [(26, range(61)), (27, [61, 62, 63])], False),
+        ((8, 8), [(26, [0, 1]), (20, [8, 9]), (7, [16])], False),  # three machines partly used
+    ],
+)
+def test_a_scattered_plan_that_no_compact_one_beats_is_not_called_one_of_them(
+    cluster: tuple[int, int], stages: list[tuple[int, list[int]]], is_compact: bool
+) -> None:
+    nodes, each = cluster
+    machines = hpgo.Cluster.of(nodes=nodes, devices_per_node=each, intra_gbit_s=100, inter_gbit_s=10, memory="80 GB")
+    plan = hpgo.evaluate(hpgo.read_profile("bert-48"), machines, stages, global_batch_size=512)
+    plan = replace(
+        plan, placements="compact", compact_bound_s=plan.step_s, lower_bound_s=plan.step_s / 1.031, stopped=None
+    )
+    above, nothing = report.proof(plan), report.proof(replace(plan, lower_bound_s=0.0))
+    if is_compact:
+        assert above.startswith("optimal among compact placements, at most 3.1 % above the best of all placements: ")
+        assert nothing == "optimal among compact placements; nothing is known of others"
+    else:
+        assert above.startswith("at most 3.1 % above the best of all placements, and no compact one is better: no plan")
+        assert nothing == "no compact placement is better; nothing is known of others"
+
+
 def test_a_plan_that_does_not_fit_says_what_is_missing_where() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.of(nodes=1, devices_per_node=8, intra_gbit_s=100)
     small = replace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,7 @@ _PAIR = (
     "{}: a forward and a backward at once are taken to last F + B, as no profile tells what that saves;"
     " `hpgo simulate --plan … --overlapped-times …` runs what you measured"
 )
+_FEW_DEVICES = 32  # up to so many, compact placements are less strict
 _PROVEN = 5e-7  # a gap that is nothing but rounding
 
 
@@ -266,16 +268,41 @@ def _compact_proof(plan: Plan, compact_bound_s: float) -> str:
     least_s = plan.lower_bound_s
     gap = max(0.0, plan.step_s / compact_bound_s - 1) if compact_bound_s else math.inf
     if not least_s or plan.gap is None:
+        if gap <= _PROVEN and not _is_compact(plan):
+            return f"no compact placement is better{_whose(plan)}; nothing is known of others"
         known = "optimal" if gap <= _PROVEN else "not proven optimal" if math.isinf(gap) else above(gap)
         return f"{known} among compact placements{_whose(plan)}; nothing is known of others"
     of_all = f"{above(plan.gap)} of all placements"
-    if gap <= _PROVEN:
+    if gap <= _PROVEN and not _is_compact(plan):
+        known = f"{of_all}, and no compact one is better{_whose(plan)}"
+    elif gap <= _PROVEN:
         known = f"optimal among compact placements{_whose(plan)}, {of_all}"
     elif plan.gap - gap <= _PROVEN:
         known = f"{of_all}{_whose(plan)}"
     else:
         known = f"{of_all} ({_percent(gap)} among compact ones){_whose(plan)}"
     return f"{known}: no plan of the search space takes less than {_seconds(least_s)}"
+
+
+def _is_compact(plan: Plan) -> bool:
+    """Whether its stages, from the last one to the first, lie as docs/planner.md says of compact ones."""
+    if not plan.machines:
+        return True  # an old file, of when there were no others
+    is_small = plan.cluster_devices <= _FEW_DEVICES
+    machine_of = [machine for machine, count in enumerate(plan.machines) for _ in range(count)]
+    free = list(plan.machines)
+    for stage in reversed(plan.stages):
+        taken = Counter(machine_of[device] for device in stage.devices)
+        begins = ends = 0  # in machines that it takes the rest of, or a part of
+        for machine, count in taken.items():
+            begins += count == free[machine] < plan.machines[machine]
+            ends += count < free[machine]
+            free[machine] -= count
+        if len(taken) > 1 and max(begins, ends) > is_small:
+            return False
+        if sum(0 < left < count for left, count in zip(free, plan.machines, strict=True)) > 1 + is_small:
+            return False
+    return True
 
 
 def _whose(plan: Plan) -> str:
