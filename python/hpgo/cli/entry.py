@@ -26,8 +26,9 @@ def _enter(module: str) -> None:
         import signal
         from importlib import import_module
 
-        from hpgo.base.signals import uninterrupted
+        from hpgo.base.signals import answer_between_imports, uninterrupted
 
+        answer_between_imports()
         with uninterrupted():
             main = import_module(module).main
         try:
