@@ -86,8 +86,22 @@ def test_an_import_is_not_interrupted_in_the_middle_but_behind_it(tmp_path: Path
     assert done.stdout == "imported\ninterrupted\n"
 
 
+LOADING = """
+import importlib, os, signal
+from hpgo.cli.entry import hpgo
+load = importlib.import_module
+def interrupting(name):
+    os.kill(os.getpid(), signal.SIGINT)
+    return load(name)
+importlib.import_module = interrupting
+hpgo()
+"""
+
+
 def test_ctrl_c_during_imports_is_interrupted(tmp_path: Path) -> None:
-    assert interrupted(COMMANDS["plan"], 0.0, tmp_path) == (130, "interrupted\n")
+    argv = [sys.executable, "-c", LOADING, *COMMANDS["plan"]]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 ORDER = """
