@@ -33,6 +33,8 @@ pub(super) struct Spread {
 
 /// Ranges of numbers of machines that are told apart at most.
 const MOST_RANGES: u32 = 4;
+/// More machines make no difference where they sum gradients within this part of the time.
+const ALIKE: f64 = 0.01;
 /// Spans that are held against each other at most, and how far apart their ends may be for that, as a factor.
 const MOST_GROUPS: usize = 64;
 const APART: [f64; 6] = [1.0, 1.03, 1.07, 1.15, 1.3, 1.6];
@@ -94,15 +96,28 @@ impl Links {
         // Each range ends at a multiple of the one before, so that so many of them are enough.
         let factor = (2..self.machines).find(|factor| factor.pow(MOST_RANGES) >= self.machines).unwrap_or(2);
         let mut spreads = Vec::new();
+        let all = self.machines.min(devices.1);
+        let enough = devices.0.div_ceil(self.widest).max(2);
         let mut fewest = 2;
-        while fewest <= self.machines.min(devices.1) {
-            let most = (fewest - 1).saturating_mul(factor).min(self.machines).min(devices.1);
-            if most.saturating_mul(self.widest) >= devices.0 {
-                spreads.push(Spread { devices, machines: (fewest, most) });
+        while fewest <= all {
+            let mut most = (fewest - 1).saturating_mul(factor).min(all);
+            if most >= enough {
+                let machines = fewest.max(enough);
+                if self.sums_alike(devices.0, machines, all) {
+                    most = all;
+                }
+                spreads.push(Spread { devices, machines: (machines, most) });
             }
             fewest = most + 1;
         }
         spreads
+    }
+
+    /// Whether so many devices take about as long to sum gradients on few machines as on many.
+    fn sums_alike(&self, devices: u32, few: u32, many: u32) -> bool {
+        let [few, many] = [few, many].map(|machines| self.cluster.all_reduce(machines, devices.div_ceil(machines)));
+        let alike = |one: f64, other: f64| (one - other).abs() <= ALIKE * one.max(other);
+        alike(few.s_per_byte, many.s_per_byte) && alike(few.latency_s, many.latency_s)
     }
 
     /// Between two stages in the same machine.
@@ -203,7 +218,8 @@ impl Links {
             return self.cluster.all_reduce(fewest.div_ceil(self.widest).max(2), self.widest);
         }
         // More machines than devices are like as many.
-        (all.0..=all.1.min(fewest).max(all.0))
+        let enough = all.0.max(fewest.div_ceil(self.widest));
+        (enough..=all.1.min(fewest).max(enough))
             .map(|machines| self.cluster.all_reduce(machines, fewest.div_ceil(machines)))
             .reduce(least)
             .unwrap_or_default()

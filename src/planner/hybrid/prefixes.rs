@@ -47,7 +47,8 @@ pub(super) struct Least {
     starts_s: f64,
     /// To `drained`: the way up to one of the stages, and its gradient synchronisation.
     syncs_s: f64,
-    /// To `first_back`: one of the stages waits for its first round trip, less the forwards that take place meanwhile.
+    /// To `first_back`: one of the stages waits for its first round trip, less the forwards that take place meanwhile;
+    /// then the way up from there to one of the stages, and its gradient synchronisation.
     waits_s: f64,
     /// To `first_back` and `last_back` together: likewise, for its last round trip, too.
     both_s: f64,
@@ -135,8 +136,10 @@ impl Least {
         lower(&mut self.forwards_s, above(before.forwards_s).max(from_here + stage.others_forward_s));
         lower(&mut self.starts_s, (before.starts_s + stage.fill_s).max(started_s));
         lower(&mut self.syncs_s, above(before.syncs_s).max(above(before.fill_s) + stage.sync_s));
-        lower(&mut self.waits_s, above(before.waits_s).max(before.trip_s + stage.wait_s));
-        lower(&mut self.both_s, (before.both_s + 2.0 * stage.trip_s).max(before.trip_s + stage.both_s));
+        // The way back up to one of the stages, or to this one, and the synchronisation of that one.
+        let synced_s = before.syncs_s.max(before.fill_s + stage.sync_s);
+        lower(&mut self.waits_s, above(before.waits_s).max(synced_s + stage.wait_s));
+        lower(&mut self.both_s, (before.both_s + 2.0 * stage.trip_s).max(synced_s + stage.both_s));
     }
 
     /// With the paths of a suffix: a step is none of these shorter. [`SUMS`] names them.
@@ -152,6 +155,13 @@ impl Least {
             paths.first_back_s + self.waits_s,
             paths.first_back_s + paths.last_back_s + self.both_s,
         ]
+    }
+
+    /// No plan with these stages in front is shorter, if a micro-batch takes so long behind them.
+    fn least_s(&self, behind_s: f64) -> f64 {
+        let Self { trip_s, fill_s, backwards_s, forwards_s, starts_s, syncs_s, waits_s, both_s } = *self;
+        let through_s = trip_s.max(backwards_s).max(forwards_s).max(syncs_s).max(waits_s).max(both_s + behind_s);
+        (through_s + behind_s).max(fill_s).max(starts_s)
     }
 
     /// The lesser of each.
@@ -176,11 +186,19 @@ pub(super) struct Prefixes {
     /// that is spread over machines, the others for one that leaves no, one, two … devices on its machine.
     rooms: usize,
     /// One table for each number of stages behind the cut, the last one for more.
-    least: Vec<Vec<Least>>,
+    least: Vec<Table>,
     /// For each cut, what all micro-batches keep devices of speed 1 busy with in front of it, at least.
     busy_s: Vec<f64>,
     /// What all tables together took, in nanoseconds or so.
     pub work: u64,
+}
+
+/// What stages in front of each cut add, for one number of stages behind it.
+struct Table {
+    /// For each cut an entry for each case of room and level; empty where no stages stand.
+    least: Vec<Vec<Least>>,
+    /// For each cut and case of room the lowest level of devices with which any plan is shorter than the threshold.
+    first: Vec<usize>,
 }
 
 /// Which numbers of devices tables are made for, and where their entries are.
@@ -189,8 +207,8 @@ struct Reach {
     /// Numbers of devices, ascending.
     levels: Vec<u32>,
     /// For each cut the lowest and highest level between what stages in front of it need at least and what those behind
-    /// it leave at most, and how many levels the cuts before it have together.
-    of_cut: Vec<(usize, usize, usize)>,
+    /// it leave at most.
+    of_cut: Vec<(usize, usize)>,
     /// All together.
     entries: usize,
 }
@@ -234,7 +252,7 @@ impl Reach {
                 let most = levels.partition_point(|&level| f64::from(level) < left).min(levels.len() - 1);
                 let least = levels.partition_point(|&level| f64::from(level) < needed).min(most);
                 entries += most + 1 - least;
-                (least, most, entries - (most + 1 - least))
+                (least, most)
             })
             .collect();
         Self { levels, of_cut, entries }
@@ -249,11 +267,11 @@ impl Reach {
         }
     }
 
-    /// Where the entry of a level is, which is not below the cut's lowest one. Stages behind a cut that leave more
+    /// Where the entry of a level is among those of its cut, which is not below the cut's lowest one. Stages behind a cut that leave more
     /// devices than its highest one are part of no plan.
-    fn entry(&self, rooms: usize, cut: usize, room: usize, level: usize) -> usize {
-        let (lowest, highest, before) = self.of_cut[cut];
-        before * rooms + room * (highest + 1 - lowest) + (level.min(highest) - lowest)
+    fn entry(&self, cut: usize, room: usize, level: usize) -> usize {
+        let (lowest, highest) = self.of_cut[cut];
+        room * (highest + 1 - lowest) + (level.min(highest) - lowest)
     }
 }
 
@@ -404,7 +422,7 @@ impl Prefixes {
             deepest = 1;
         }
         // From the most stages behind a cut to none: each table is made from the one before it.
-        let mut least: Vec<Vec<Least>> = Vec::new();
+        let mut least: Vec<Table> = Vec::new();
         for behind in (0..=deepest).rev() {
             let mut windows = task.settings.windows(behind as u32 + 1, task.micro_batches);
             if behind == deepest {
@@ -430,7 +448,7 @@ impl Prefixes {
         if level < self.reach.of_cut[cut].0 {
             &Least::NONE
         } else {
-            &table[self.reach.entry(self.rooms, cut, room, level)]
+            table.least[cut].get(self.reach.entry(cut, room, level)).unwrap_or(&Least::NONE)
         }
     }
 
@@ -502,7 +520,7 @@ impl Sources<'_> {
         let every = (model.pairs() * self.splits.len()).div_ceil(GUESSED).max(1);
         let mut work = 0;
         for end in (1..model.cuts()).rev().step_by(every) {
-            let (lowest, highest, _) = self.reach.of_cut[end];
+            let (lowest, highest) = self.reach.of_cut[end];
             for split in &self.splits {
                 let totals = &self.task.totals[split.share as usize];
                 let levels = (highest + 1).saturating_sub(split.first.max(lowest));
@@ -581,9 +599,9 @@ impl Sources<'_> {
         &self,
         (least_window, most_window): (u32, u32),
         exactly: Option<usize>,
-        farther: Option<&Vec<Least>>,
+        farther: Option<&Table>,
         control: &Control,
-    ) -> Option<Vec<Least>> {
+    ) -> Option<Table> {
         let task = self.task;
         let (model, threshold_s) = (task.model, self.threshold_s);
         let memory_model = &task.settings.memory;
@@ -591,10 +609,11 @@ impl Sources<'_> {
         let micro_batches = f64::from(task.micro_batches);
         let cuts = model.cuts();
         let (rooms, reach) = (self.rooms, &self.reach);
-        let entry = |cut: usize, room: usize, level: usize| reach.entry(rooms, cut, room, level);
-        let mut least = vec![Least::NONE; reach.entries * rooms];
-        let (lowest, highest, _) = reach.of_cut[0];
-        least[..(highest + 1 - lowest) * rooms].fill(Least::EMPTY);
+        let mut least = vec![Vec::new(); cuts];
+        let mut first = vec![usize::MAX; cuts * rooms];
+        let (lowest, highest) = reach.of_cut[0];
+        least[0] = vec![Least::EMPTY; (highest + 1 - lowest) * rooms];
+        first[..rooms].fill(lowest);
         let ends: Vec<usize> = match exactly {
             None => (1..cuts).collect(),
             Some(behind) => (1..cuts).filter(|&end| self.has_behind(end, behind)).collect(),
@@ -605,7 +624,9 @@ impl Sources<'_> {
             }
             let is_last = end + 1 == cuts;
             let bytes = if is_last { 0.0 } else { task.cut_bytes[end] };
-            let (lowest, highest, _) = reach.of_cut[end];
+            let (lowest, highest) = reach.of_cut[end];
+            let levels = highest + 1 - lowest;
+            let mut row: Vec<Least> = Vec::new();
             for split in &self.splits {
                 let totals = &task.totals[split.share as usize];
                 let mut syncs: Vec<(Rate, SyncTail<'_>, f64)> = Vec::new();
@@ -637,6 +658,11 @@ impl Sources<'_> {
                         }
                     }
                     begun = begin;
+                    let (front, from) = farther.map_or((&least, &first), |table| (&table.least, &table.first));
+                    let (front, from) = (&front[begin], &from[begin * rooms..(begin + 1) * rooms]);
+                    if front.is_empty() {
+                        continue;
+                    }
                     let fits = |window| {
                         cost::memory(model, totals, memory_model, (begin, end), split.most, window, task.recompute)
                             .total_bytes()
@@ -654,29 +680,34 @@ impl Sources<'_> {
                             syncs.iter().find(|(rate, ..)| *rate == way.sync).map_or(0.0, |&(_, _, sync_s)| sync_s);
                         let stage =
                             FrontStage::new(forward_s, backward_s, sync_s, transfer_s, window, task.micro_batches);
-                        for level in split.first.max(lowest)..=highest {
-                            let rest = split.rests[level - split.first];
-                            if rest < reach.of_cut[begin].0 {
-                                continue; // too few for the stages in front
-                            }
-                            let before = farther.unwrap_or(&least)[entry(begin, way.own, rest)];
+                        // With fewer there are too few for the stages in front.
+                        let enough = split.rests.partition_point(|&rest| rest < from[way.own]);
+                        for level in (split.first + enough).max(lowest)..=highest {
+                            let before = &front[reach.entry(begin, way.own, split.rests[level - split.first])];
                             // The stage's gradients are summed while earlier stages drain.
                             if all_s + before.trip_s.max(before.fill_s + sync_s) < threshold_s {
-                                least[entry(end, way.behind, level)].lower(&stage, &before);
+                                row.resize(levels * rooms, Least::NONE);
+                                row[reach.entry(end, way.behind, level)].lower(&stage, before);
                             }
                         }
                     }
                 }
             }
-            // More room never harms.
-            for room in 2..rooms {
-                for level in lowest..=highest {
-                    let at = entry(end, room, level);
-                    least[at] = least[at].or(&least[entry(end, room - 1, level)]);
+            for at in 0..row.len() {
+                let (room, level) = (at / levels, lowest + at % levels);
+                if room > 1 {
+                    row[at] = row[at].or(&row[at - levels]); // more room never harms
+                }
+                if row[at].least_s(self.behind_s[end] / self.speed * (1.0 - 1e-9)) < threshold_s {
+                    let first = &mut first[end * rooms + room];
+                    *first = level.min(*first);
+                } else {
+                    row[at] = Least::NONE;
                 }
             }
+            least[end] = row;
         }
-        Some(least)
+        Some(Table { least, first })
     }
 }
 
