@@ -60,10 +60,10 @@ fn measures(criterion: &mut Criterion) {
     let times = Sweep::default().times(&schedule, &costs, Links::Queued).expect("valid");
     group.throughput(actions).sample_size(20);
     group.bench_function("measures and idle time by cause 64x1024", |bencher| {
-        bencher.iter(|| measure(black_box(&schedule), &costs, &times));
+        bencher.iter(|| measure(black_box(&schedule), &costs, &times, &Control::default()));
     });
     group.bench_function("slack 64x1024", |bencher| {
-        bencher.iter(|| slack_s(black_box(&schedule), &costs, &times));
+        bencher.iter(|| slack_s(black_box(&schedule), &costs, &times, &Control::default()));
     });
     group.finish();
 }

@@ -4,8 +4,7 @@ use hpgo::Control;
 use hpgo::schedule::{Action, Kind, Pace, Request, Schedule, build};
 use hpgo::simulate::communication::with_communication;
 use hpgo::simulate::{
-    Cause, Communication, Costs, Inputs, Links, StageBytes, StageTimes, Sweep, Times, Transfer, events, idle, measure,
-    memory, slack_s,
+    Cause, Communication, Costs, Idle, Inputs, Links, Measures, StageBytes, StageTimes, Sweep, Times, Transfer, events,
 };
 use proptest::prelude::*;
 
@@ -25,6 +24,22 @@ fn schedule(name: &str, ranks: u32, micro_batches: u32) -> Schedule {
 
 fn simulate(schedule: &Schedule, costs: &Costs, communication: Communication, iterations: u32) -> hpgo::Result<Times> {
     hpgo::simulate::simulate(schedule, costs, communication, iterations, &Control::default())
+}
+
+fn measure(schedule: &Schedule, costs: &Costs, times: &Times) -> Measures {
+    hpgo::simulate::measure(schedule, costs, times, &Control::default()).expect("nobody stops it")
+}
+
+fn idle(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<Idle> {
+    hpgo::simulate::idle(schedule, costs, times, &Control::default()).expect("nobody stops it")
+}
+
+fn slack_s(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<f64> {
+    hpgo::simulate::slack_s(schedule, costs, times, &Control::default()).expect("nobody stops it")
+}
+
+fn memory(schedule: &Schedule, times: &Times, stages: &[StageBytes]) -> Vec<(Vec<f64>, Vec<f64>)> {
+    hpgo::simulate::memory(schedule, times, stages, &Control::default()).expect("nobody stops it")
 }
 
 /// Equal stages with F 1 and B 2, and a latency on every edge.
@@ -644,4 +659,22 @@ fn waiting_for_a_slower_rank_is_imbalance_and_for_a_message_is_communication() {
     let times = simulate(&schedule, &late, Communication::Latency, 1).expect("valid");
     let measures = measure(&schedule, &late, &times);
     assert!(close(measures.idle_by_cause_s[Cause::Communication as usize], 4.0));
+}
+
+#[test]
+fn what_is_computed_of_a_run_ends_when_it_is_cancelled() {
+    let schedule = schedule("1f1b", 4, 8);
+    let costs = uniform(&schedule, 0.0);
+    let times = simulate(&schedule, &costs, Communication::Link, 1).expect("valid");
+    let control = Control::default();
+    control.cancel();
+    let bytes = vec![StageBytes { activation: 1.0, ..StageBytes::default() }; 4];
+    for ended in [
+        hpgo::simulate::measure(&schedule, &costs, &times, &control).map(drop),
+        hpgo::simulate::idle(&schedule, &costs, &times, &control).map(drop),
+        hpgo::simulate::slack_s(&schedule, &costs, &times, &control).map(drop),
+        hpgo::simulate::memory(&schedule, &times, &bytes, &control).map(drop),
+    ] {
+        assert_eq!(ended, Err(hpgo::Error::Cancelled));
+    }
 }

@@ -15,6 +15,7 @@ import sys
 import zlib
 from itertools import combinations, pairwise
 from pathlib import Path
+from unittest.mock import patch
 from xml.etree import ElementTree
 
 import numpy as np
@@ -25,7 +26,7 @@ from timelines import timeline
 
 import hpgo.draw
 from hpgo.base.errors import ArgumentError, HpgoError
-from hpgo.draw import palette
+from hpgo.draw import density, palette
 from hpgo.draw.axis import number_text, ticks
 from hpgo.draw.density import Intervals, shares
 
@@ -291,11 +292,12 @@ def busy_ranks(draw):
 
 
 @settings(deadline=None, max_examples=60)
-@given(busy_ranks(), st.integers(1, 9), st.integers(1, 3))
-def test_shares_are_what_adding_up_overlaps_gives(busy, columns: int, per_row: int) -> None:
+@given(busy_ranks(), st.integers(1, 9), st.integers(1, 3), st.sampled_from([1, 2, 2**20]))
+def test_shares_are_what_adding_up_overlaps_gives(busy, columns: int, per_row: int, at_once: int) -> None:
     ranks, intervals, weight = busy
     edges = np.linspace(0, float(intervals.end_s.max(initial=0)) + 0.5, columns + 1)
-    found = shares(intervals, weight, edges, ranks, per_row)
+    with patch.object(density, "_AT_ONCE", at_once):
+        found = shares(intervals, weight.__getitem__, edges, ranks, per_row)
     expected = np.zeros_like(found)
     for rank, start, end, part in zip(intervals.rank, intervals.start_s, intervals.end_s, weight, strict=True):
         for i in range(columns):

@@ -13,6 +13,7 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
 use crate::simulate::communication::{Message, with_communication};
+use crate::simulate::measures::until_cancelled;
 use crate::simulate::{
     Communication, Costs, Inputs, StageBytes, StageTimes, Times, Transfer, idle, measure, memory, simulate, slack_s,
 };
@@ -128,6 +129,18 @@ fn simulate_schedule(
     }
 }
 
+impl Simulation {
+    /// What `work` makes of the run, which is [`watched`] unless it is quick.
+    fn compute<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&Control) -> Result<T> + Send) -> PyResult<T> {
+        let control = Control::default();
+        if self.times.start_s.len() <= QUICK {
+            py.detach(|| work(&control)).map_err(|error| to_py_err(py, &error))
+        } else {
+            watched(py, &control, None, false, || work(&control))
+        }
+    }
+}
+
 /// Sends and receives between the actions of each rank, as PyTorch writes them.
 #[pyfunction]
 fn communication_lists(py: Python<'_>, schedule: Record<'_>, deferred_receives: bool) -> PyResult<Vec<Vec<String>>> {
@@ -150,7 +163,7 @@ impl Simulation {
 
     /// What all actions are, as columns: rank by rank, iteration by iteration.
     fn actions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let columns = py.detach(|| self.action_columns());
+        let columns = self.compute(py, |control| self.action_columns(control))?;
         let dict = PyDict::new(py);
         dict.set_item("rank", columns.rank.into_pyarray(py))?;
         dict.set_item("stage", columns.stage.into_pyarray(py))?;
@@ -171,7 +184,7 @@ impl Simulation {
 
     /// Messages between ranks as columns.
     fn transfers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let columns = py.detach(|| self.transfer_columns());
+        let columns = self.compute(py, |control| self.transfer_columns(control))?;
         let dict = PyDict::new(py);
         dict.set_item("from_rank", columns.from_rank.into_pyarray(py))?;
         dict.set_item("to_rank", columns.to_rank.into_pyarray(py))?;
@@ -209,7 +222,7 @@ impl Simulation {
 
     /// Stretches of idle time as columns.
     fn idle<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stretches = py.detach(|| idle(&self.schedule, &self.costs, &self.times));
+        let stretches = self.compute(py, |control| idle(&self.schedule, &self.costs, &self.times, control))?;
         let ranks: Vec<u32> = stretches.iter().map(|one| u32::try_from(one.rank).unwrap_or(u32::MAX)).collect();
         let dict = PyDict::new(py);
         dict.set_item("rank", ranks.into_pyarray(py))?;
@@ -220,8 +233,9 @@ impl Simulation {
     }
 
     /// How much later each action could end.
-    fn slack_s<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
-        py.detach(|| slack_s(&self.schedule, &self.costs, &self.times)).into_pyarray(py)
+    fn slack_s<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<f64>>> {
+        let slack = self.compute(py, |control| slack_s(&self.schedule, &self.costs, &self.times, control))?;
+        Ok(slack.into_pyarray(py))
     }
 
     /// Step curves of memory, one for each rank, from `(stages, 7)` bytes in the order of [`StageBytes`].
@@ -246,13 +260,13 @@ impl Simulation {
             recomputed: row[6],
         };
         let stages: Vec<StageBytes> = rows.rows().into_iter().map(bytes_of).collect();
-        let curves = py.detach(|| memory(&self.schedule, &self.times, &stages));
+        let curves = self.compute(py, |control| memory(&self.schedule, &self.times, &stages, control))?;
         Ok(curves.into_iter().map(|(time_s, bytes)| (time_s.into_pyarray(py), bytes.into_pyarray(py))).collect())
     }
 
     /// The fields of `hpgo.timing.timeline.Measures` that need no bytes.
     fn measures<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let measures = py.detach(|| measure(&self.schedule, &self.costs, &self.times));
+        let measures = self.compute(py, |control| measure(&self.schedule, &self.costs, &self.times, control))?;
         let dict = PyDict::new(py);
         dict.set_item("makespan_s", measures.makespan_s)?;
         dict.set_item("max_rank_span_s", measures.max_rank_span_s)?;
@@ -290,7 +304,7 @@ struct TransferColumns {
 }
 
 impl Simulation {
-    fn action_columns(&self) -> ActionColumns {
+    fn action_columns(&self, control: &Control) -> Result<ActionColumns> {
         let count = self.times.start_s.len();
         let number = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
         let mut columns = ActionColumns {
@@ -303,6 +317,7 @@ impl Simulation {
         };
         for (rank, order) in (0..).zip(&self.schedule.orders) {
             for iteration in 0..self.times.iterations {
+                control.check()?;
                 let first = iteration * self.schedule.total_micro_batches();
                 columns.rank.resize(columns.rank.len() + order.len(), rank);
                 columns.stage.extend(order.iter().map(|action| number(action.stage)));
@@ -312,16 +327,17 @@ impl Simulation {
                 columns.backward_micro_batch.extend(order.iter().map(|action| number(first + action.backward.1)));
             }
         }
-        columns
+        Ok(columns)
     }
 
-    fn transfer_columns(&self) -> TransferColumns {
+    fn transfer_columns(&self, control: &Control) -> Result<TransferColumns> {
         let inputs = Inputs::of(&self.schedule);
         let micro_batches = self.schedule.total_micro_batches();
         let mut columns = TransferColumns::default();
         for iteration in 0..self.times.iterations {
-            for half in self.schedule.orders.iter().flatten().flat_map(|action| action.halves()) {
-                let Some(message) = Message::sent_by(half, &self.schedule, inputs) else { continue };
+            let halves = self.schedule.orders.iter().flatten().flat_map(|action| action.halves());
+            for half in until_cancelled(halves, control) {
+                let Some(message) = Message::sent_by(half?, &self.schedule, inputs) else { continue };
                 let cost = message.cost(&self.costs);
                 let end_s = self.times.arrival_s[iteration as usize * inputs.count() + message.input];
                 columns.from_rank.push(self.schedule.rank_of_stage[message.from_stage as usize]);
@@ -333,7 +349,7 @@ impl Simulation {
                 columns.end_s.push(end_s);
             }
         }
-        columns
+        Ok(columns)
     }
 }
 

@@ -4,7 +4,9 @@
 //! its actions have ended and all their messages have arrived, so links never queue and nothing is received early.
 
 use super::communication::Message;
+use super::measures::until_cancelled;
 use super::{Costs, Inputs, Times, Transfer};
+use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Kind, Schedule};
 
@@ -105,7 +107,7 @@ fn run_iteration(
 }
 
 /// How much later each action could end without making its step longer.
-pub(super) fn slack_s(schedule: &Schedule, times: &Times) -> Vec<f64> {
+pub(super) fn slack_s(schedule: &Schedule, times: &Times, control: &Control) -> Result<Vec<f64>> {
     let inputs = Inputs::of(schedule);
     let mut begins_s = times.start_s.clone();
     begins_s.push(times.step_s);
@@ -113,7 +115,8 @@ pub(super) fn slack_s(schedule: &Schedule, times: &Times) -> Vec<f64> {
     begins_s.dedup();
     let mut slack_s = Vec::with_capacity(times.start_s.len());
     for (rank, order) in schedule.orders.iter().enumerate() {
-        for place in times.offsets[rank]..times.offsets[rank + 1] {
+        for place in until_cancelled(times.offsets[rank]..times.offsets[rank + 1], control) {
+            let place = place?;
             let count = place - times.offsets[rank];
             let (base, action) = (count / order.len() * inputs.count(), order[count % order.len()]);
             let made = action.halves().filter_map(|half| inputs.made_ready_by(half));
@@ -122,5 +125,5 @@ pub(super) fn slack_s(schedule: &Schedule, times: &Times) -> Vec<f64> {
             slack_s.push((step_ends_s.copied().unwrap_or(times.step_s) - through_s).max(0.0));
         }
     }
-    slack_s
+    Ok(slack_s)
 }

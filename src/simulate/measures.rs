@@ -4,7 +4,22 @@
 //! rank `r` of `p`.
 
 use super::{Costs, Inputs, Times};
+use crate::control::Control;
+use crate::error::Result;
 use crate::schedule::{Action, Kind, Pace, Schedule};
+
+/// So many actions pass between two looks at whether somebody wants to stop: about a millisecond.
+const BETWEEN_LOOKS: usize = 1 << 16;
+
+/// `items`, ended by an error once `control` is cancelled.
+pub(crate) fn until_cancelled<T>(items: impl Iterator<Item = T>, control: &Control) -> impl Iterator<Item = Result<T>> {
+    items.enumerate().map(|(count, item)| {
+        if count.is_multiple_of(BETWEEN_LOOKS) {
+            control.check()?;
+        }
+        Ok(item)
+    })
+}
 
 /// Why a rank stands idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,21 +97,26 @@ pub struct StageBytes {
 }
 
 /// All measures but those that need bytes.
-#[must_use]
-pub fn measure(schedule: &Schedule, costs: &Costs, times: &Times) -> Measures {
+///
+/// # Errors
+/// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` says so.
+pub fn measure(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control) -> Result<Measures> {
     let makespan_s = times.step_s;
     let busy_s = busy_s(schedule, times);
     let total_busy_s: f64 = busy_s.iter().sum();
     let total_s = makespan_s * busy_s.len() as f64;
     let ratio = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
     let mut idle_by_cause_s = [0.0; 5];
-    for stretch in idle(schedule, costs, times) {
+    for stretch in idle(schedule, costs, times, control)? {
         idle_by_cause_s[stretch.cause as usize] += stretch.end_s - stretch.start_s;
     }
     let inputs = Inputs::of(schedule);
     let halves = schedule.orders.iter().flatten().flat_map(|action| action.halves());
-    let sent = halves.filter(|&half| super::communication::Message::sent_by(half, schedule, inputs).is_some());
-    Measures {
+    let mut sent = 0;
+    for half in until_cancelled(halves, control) {
+        sent += usize::from(super::communication::Message::sent_by(half?, schedule, inputs).is_some());
+    }
+    Ok(Measures {
         makespan_s,
         max_rank_span_s: times
             .offsets
@@ -111,8 +131,8 @@ pub fn measure(schedule: &Schedule, costs: &Costs, times: &Times) -> Measures {
         idle_by_cause_s,
         peak_in_flight: schedule.peak_in_flight(),
         peak_in_flight_freed_at_input_gradient: peak_freed_at_input_gradient(schedule),
-        messages: sent.count() * times.iterations as usize,
-    }
+        messages: sent * times.iterations as usize,
+    })
 }
 
 fn busy_s(schedule: &Schedule, times: &Times) -> Vec<f64> {
@@ -145,12 +165,14 @@ fn peak_freed_at_input_gradient(schedule: &Schedule) -> Vec<u32> {
 }
 
 /// Every stretch of idle time, rank by rank in order of time; together with the actions it fills the makespan.
-#[must_use]
-pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<Idle> {
+///
+/// # Errors
+/// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` says so.
+pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control) -> Result<Vec<Idle>> {
     let inputs = Inputs::of(schedule);
     let chain = schedule.chain_length as usize;
     let busy_s = busy_s(schedule, times);
-    let produced = produced(schedule, times);
+    let produced = produced(schedule, times, control)?;
     let mut stretches = Vec::new();
     for (rank, order) in schedule.orders.iter().enumerate() {
         let mut push = |start_s: f64, end_s: f64, cause: Cause| {
@@ -160,7 +182,8 @@ pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<Idle> {
             }
         };
         let mut free_s = 0.0;
-        for place in times.offsets[rank]..times.offsets[rank + 1] {
+        for place in until_cancelled(times.offsets[rank]..times.offsets[rank + 1], control) {
+            let place = place?;
             let count = place - times.offsets[rank];
             let (iteration, action) = (count / order.len(), order[count % order.len()]);
             let start_s = times.start_s[place];
@@ -204,7 +227,7 @@ pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<Idle> {
         }
         push(free_s, times.step_s, Cause::Drain);
     }
-    stretches
+    Ok(stretches)
 }
 
 /// When the optimizer steps of a rank's stages end in an iteration.
@@ -220,16 +243,17 @@ fn released_s(schedule: &Schedule, costs: &Costs, times: &Times, rank: usize, it
 }
 
 /// Start and end of the action behind each input, iteration after iteration; 0 for what comes from outside.
-fn produced(schedule: &Schedule, times: &Times) -> Vec<(f64, f64)> {
+fn produced(schedule: &Schedule, times: &Times, control: &Control) -> Result<Vec<(f64, f64)>> {
     let inputs = Inputs::of(schedule);
     let mut produced = vec![(0.0, 0.0); times.arrival_s.len()];
-    for placed in placed(schedule, times) {
+    for placed in until_cancelled(placed(schedule, times), control) {
+        let placed = placed?;
         for input in placed.action.halves().filter_map(|half| inputs.made_ready_by(half)) {
             produced[placed.iteration * inputs.count() + input] =
                 (times.start_s[placed.place], times.end_s[placed.place]);
         }
     }
-    produced
+    Ok(produced)
 }
 
 /// An action of one iteration, and where its times lie.
@@ -261,34 +285,40 @@ fn placed<'a>(schedule: &'a Schedule, times: &'a Times) -> impl Iterator<Item = 
 ///
 /// An action's latest end is the least of what its successors allow: the next action on its rank, the actions that
 /// take its output, and the gradient synchronisation behind a stage's last backward.
-#[must_use]
-pub fn slack_s(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<f64> {
+///
+/// # Errors
+/// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` says so.
+pub fn slack_s(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control) -> Result<Vec<f64>> {
     const NONE: usize = usize::MAX;
     if schedule.pace == Pace::LockStep {
-        return super::lock_step::slack_s(schedule, times);
+        return super::lock_step::slack_s(schedule, times, control);
     }
     let inputs = Inputs::of(schedule);
-    let all: Vec<Placed> = placed(schedule, times).collect();
+    let all: Vec<Placed> = until_cancelled(placed(schedule, times), control).collect::<Result<_>>()?;
     let taken =
         |placed: Placed| inputs.of_action(placed.action).map(move |input| placed.iteration * inputs.count() + input);
     let mut producer = vec![NONE; times.arrival_s.len()];
-    for placed in &all {
+    for placed in until_cancelled(all.iter(), control) {
+        let placed = placed?;
         for input in placed.action.halves().filter_map(|half| inputs.made_ready_by(half)) {
             producer[placed.iteration * inputs.count() + input] = placed.place;
         }
     }
     let mut successors = vec![0_u8; all.len()];
-    for &placed in &all {
+    for placed in until_cancelled(all.iter(), control) {
+        let &placed = placed?;
         successors[placed.place] += u8::from(placed.place + 1 < times.offsets[placed.rank + 1]);
         for input in taken(placed).filter(|&input| producer[input] != NONE) {
             successors[producer[input]] += 1;
         }
     }
     let mut latest_s = vec![times.step_s; all.len()];
-    limit_last_backwards(schedule, costs, times, &mut latest_s);
+    limit_last_backwards(schedule, costs, times, &mut latest_s, control)?;
 
     let mut ready: Vec<usize> = (0..all.len()).filter(|&place| successors[place] == 0).collect();
-    while let Some(place) = ready.pop() {
+    for looks in until_cancelled(0.., control) {
+        let _: usize = looks?;
+        let Some(place) = ready.pop() else { break };
         let latest_start_s = latest_s[place] - (times.end_s[place] - times.start_s[place]);
         let is_first = place == times.offsets[all[place].rank];
         let before = (!is_first).then(|| (place - 1, times.end_s[place - 1]));
@@ -306,11 +336,17 @@ pub fn slack_s(schedule: &Schedule, costs: &Costs, times: &Times) -> Vec<f64> {
             }
         }
     }
-    latest_s.iter().zip(&times.end_s).map(|(latest_s, end_s)| (latest_s - end_s).max(0.0)).collect()
+    Ok(latest_s.iter().zip(&times.end_s).map(|(latest_s, end_s)| (latest_s - end_s).max(0.0)).collect())
 }
 
 /// A stage's last backward must leave time for synchronisation and optimizer, its own and its copies'.
-fn limit_last_backwards(schedule: &Schedule, costs: &Costs, times: &Times, latest_s: &mut [f64]) {
+fn limit_last_backwards(
+    schedule: &Schedule,
+    costs: &Costs,
+    times: &Times,
+    latest_s: &mut [f64],
+    control: &Control,
+) -> Result<()> {
     let chain = schedule.chain_length as usize;
     let stages = schedule.rank_of_stage.len();
     let tail_s = |stage: usize| {
@@ -318,7 +354,8 @@ fn limit_last_backwards(schedule: &Schedule, costs: &Costs, times: &Times, lates
         copies.map(|copy| costs.gradient_sync_s[copy] + costs.optimizer_s[copy]).fold(0.0, f64::max)
     };
     let mut last = vec![None; stages];
-    for placed in placed(schedule, times) {
+    for placed in until_cancelled(placed(schedule, times), control) {
+        let placed = placed?;
         for half in placed.action.halves().filter(|half| half.kind != Kind::Forward) {
             last[half.stage as usize] = Some(placed.place);
         }
@@ -328,13 +365,22 @@ fn limit_last_backwards(schedule: &Schedule, costs: &Costs, times: &Times, lates
             latest_s[place] = latest_s[place].min(times.step_s - tail_s(stage));
         }
     }
+    Ok(())
 }
 
 /// Memory of each rank as a step curve: times, and bytes from each of them to the next.
 ///
-/// A rank keeps its weights in as many versions as the schedule says. A schedule without backwards frees an activation at the end of its forward.
-#[must_use]
-pub fn memory(schedule: &Schedule, times: &Times, stages: &[StageBytes]) -> Vec<(Vec<f64>, Vec<f64>)> {
+/// A rank keeps its weights in as many versions as the schedule says. A schedule without backwards frees an activation
+/// at the end of its forward.
+///
+/// # Errors
+/// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` says so.
+pub fn memory(
+    schedule: &Schedule,
+    times: &Times,
+    stages: &[StageBytes],
+    control: &Control,
+) -> Result<Vec<(Vec<f64>, Vec<f64>)>> {
     let trains = schedule.orders.iter().flatten().any(|action| action.kind != Kind::Forward);
     let curve = |(rank, order): (usize, &Vec<Action>)| {
         let kept = (0..stages.len()).filter(|&stage| schedule.rank_of_stage[stage] as usize == rank);
@@ -351,8 +397,8 @@ pub fn memory(schedule: &Schedule, times: &Times, stages: &[StageBytes]) -> Vec<
                 bytes.push(now);
             }
         };
-        for (count, place) in (times.offsets[rank]..times.offsets[rank + 1]).enumerate() {
-            let action = order[count % order.len()];
+        for (count, place) in until_cancelled(times.offsets[rank]..times.offsets[rank + 1], control).enumerate() {
+            let (place, action) = (place?, order[count % order.len()]);
             for half in action.halves() {
                 let StageBytes { activation, recomputed, .. } = stages[half.stage as usize];
                 let taken = match half.kind {
@@ -376,7 +422,7 @@ pub fn memory(schedule: &Schedule, times: &Times, stages: &[StageBytes]) -> Vec<
                 change(times.end_s[place], -freed);
             }
         }
-        (time_s, bytes)
+        Ok((time_s, bytes))
     };
     schedule.orders.iter().enumerate().map(curve).collect()
 }

@@ -9,6 +9,7 @@ import numpy as np
 
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import printable
+from hpgo.draw.density import parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +35,9 @@ def names(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[str]:
 
 def chunk_of_stage(timeline: Timeline) -> NDArray[np.int64]:
     """For each stage, the how-many-eth of its rank's stages it is, counted from 0."""
-    rank_of_stage = np.zeros(timeline.stages, np.int64)
-    rank_of_stage[timeline.stage] = timeline.rank
+    rank_of_stage, stages, ranks = np.zeros(timeline.stages, np.int64), timeline.stage, timeline.rank
+    for part in parts(len(stages)):
+        rank_of_stage[stages[part]] = ranks[part]
     by_rank = np.argsort(rank_of_stage, kind="stable")
     firsts = np.searchsorted(rank_of_stage[by_rank], rank_of_stage[by_rank])
     chunks = np.empty(len(rank_of_stage), np.int64)

@@ -15,7 +15,7 @@ import numpy as np
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.draw import palette
 from hpgo.draw.axis import drawn_span_s, number_text, ticks, time_unit
-from hpgo.draw.density import Intervals, shares
+from hpgo.draw.density import Intervals, equals, median_s, parts, shares
 from hpgo.draw.facts import (
     chunk_of_stage,
     comparison,
@@ -33,7 +33,7 @@ from hpgo.programs.orders import KINDS
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -332,26 +332,32 @@ def _density(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> int:
     """Shares of time as stacked areas: forward at the foot, bubbles on top. Returns the number of columns."""
     plot_px = timeline.makespan_s * canvas.px_per_s
     # Columns much wider than an action, or their edges would beat against the actions' and draw waves.
-    calm = timeline.makespan_s / (6 * float(np.median(timeline.end_s - timeline.start_s)) or 1)
+    calm = timeline.makespan_s / (6 * median_s(timeline.start_s, timeline.end_s) or 1)
     columns = max(1, int(min(plot_px, _MOST_DENSITY_CELLS / rows.count, max(200, calm))))
     edges_s = np.linspace(0, timeline.makespan_s, columns + 1)
-    is_fused = timeline.kind == KINDS.index("F‖B")
+    kinds, fused = timeline.kind, KINDS.index("F‖B")
     layers: list[tuple[str, Floats]] = []
 
-    def add(style: str, intervals: Intervals, weight: NDArray[Any]) -> None:
-        layers.append((style, shares(intervals, weight, edges_s, timeline.ranks, rows.per_row)))
+    def add(style: str, intervals: Intervals, weight_of: Callable[[slice], NDArray[Any]]) -> None:
+        layers.append((style, shares(intervals, weight_of, edges_s, timeline.ranks, rows.per_row)))
+
+    def or_half(number: int) -> Callable[[slice], NDArray[Any]]:
+        return lambda part: (kinds[part] == number) + 0.5 * (kinds[part] == fused)
 
     actions = Intervals(timeline.rank, timeline.start_s, timeline.end_s)
+    there = {number for part in parts(len(kinds)) for number in np.unique(kinds[part]).tolist()}
     for kind in ("F", "B", "I", "W"):
-        weight = (timeline.kind == KINDS.index(kind)) + (is_fused * 0.5 if kind in {"F", "B"} else 0.0)
-        if weight.any():
-            add(f"{kind}0", actions, weight)
+        number, is_half = KINDS.index(kind), fused in there and kind in {"F", "B"}
+        if number in there or is_half:
+            add(f"{kind}0", actions, or_half(number) if is_half else equals(kinds, number))
             canvas.legend[f"{kind}0"] = palette.KIND_NAMES[kind]
     if canvas.options.bubbles:
         idle = Intervals(timeline.idle_rank, timeline.idle_start_s, timeline.idle_end_s)
-        for cause, chosen in _by(CAUSES, timeline.idle_cause):
-            add(f"idle-{cause}", idle, chosen)
-            canvas.legend[f"idle-{cause}"] = palette.CAUSE_NAMES[cause]
+        causes = timeline.idle_cause
+        for number, cause in enumerate(CAUSES):
+            if any((causes[part] == number).any() for part in parts(len(causes))):
+                add(f"idle-{cause}", idle, equals(causes, number))
+                canvas.legend[f"idle-{cause}"] = palette.CAUSE_NAMES[cause]
     stacked = np.cumsum([layer for _, layer in layers], axis=0)
     edges = canvas.x(edges_s)
     for (style, _), heights in reversed(list(zip(layers, stacked, strict=True))):

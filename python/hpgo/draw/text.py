@@ -14,7 +14,7 @@ import numpy as np
 
 from hpgo.base.units import format_seconds
 from hpgo.draw.axis import drawn_span_s, number_text, ticks, time_unit
-from hpgo.draw.density import Intervals, shares
+from hpgo.draw.density import Intervals, equals, shares
 from hpgo.draw.facts import comparison, counted, definitions, names, summary
 from hpgo.programs.orders import KINDS
 
@@ -85,9 +85,9 @@ def _rows(timeline: Timeline, columns: int, end_s: float, gutter: int) -> list[s
     per_row = -(-timeline.ranks // _MOST_ROWS)
     count = -(-timeline.ranks // per_row)
     edges_s = np.linspace(0, end_s, columns + 1)
-    actions = Intervals(timeline.rank, timeline.start_s, timeline.end_s)
+    actions, kinds = Intervals(timeline.rank, timeline.start_s, timeline.end_s), timeline.kind
     by_kind = np.array(
-        [shares(actions, timeline.kind == code, edges_s, timeline.ranks, per_row) for code in range(len(KINDS))]
+        [shares(actions, equals(kinds, code), edges_s, timeline.ranks, per_row) for code in range(len(KINDS))]
     )
     # A character stands for what fills most of it; idle only where it fills more than half.
     busiest = by_kind.argmax(axis=0)
