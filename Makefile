@@ -4,7 +4,7 @@ BIN := .venv/bin
 CHOSEN := -m "not slow"
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: build torch lint test test-slow wheel bench docs reproduce frameworks fuzz soak ci clean
+.PHONY: build torch lint test test-slow wheel bench docs reproduce frameworks fuzz soak interrupts ci clean
 
 # The tests come last and in one run, so that it ends by saying what was skipped and why.
 ci: CHOSEN =
@@ -83,6 +83,10 @@ fuzz: build
 # Eight clients and 10,000 requests against `hpgo serve`, ten minutes at most; the figures of docs/benchmarks.md.
 soak: build
 	$(BIN)/python tests/soak.py 10000
+
+# Ctrl-C at a hundred moments of each command, a quarter of an hour; the table of docs/benchmarks.md.
+interrupts: build
+	$(BIN)/python tests/sweep_interrupts.py --write docs/benchmarks.md
 
 clean:
 	cargo clean
