@@ -17,10 +17,10 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,browser]'
 	touch $@
 
-# What plans run on, several GB: tests that run plans for real are skipped, visibly, without it.
+# What plans run on, several GB, and models that many of them are for: tests that run plans for real are skipped, visibly, without it.
 torch: $(BIN)/.torch
 $(BIN)/.torch: $(BIN)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch transformers
 	touch $@
 
 build: $(BIN)/.installed

@@ -14,7 +14,7 @@ from torch import nn
 
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import near, shorten
-from hpgo.runtime import dropout, halves
+from hpgo.runtime import dropout, halves, norms
 from hpgo.runtime.parts import Call, Part, Value, check_stages
 
 if TYPE_CHECKING:
@@ -52,12 +52,13 @@ def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) 
     nobody can say what it draws.
     """
     modules: dict[str, nn.Module] = {}
-    for layer in network.layers:
+    for layer in network.nodes:
         module = network.make_on_meta(layer)
         dropout.install(layer, module, seed=0)
+        norms.install(module)
         modules[layer] = (module if dtype is None else module.to(dtype)).train()
     runs = [_run(network, modules, inputs, dtype, rows) for rows in _TRIED]
-    return {layer: _made(layer, runs[0][layer], runs[1][layer]) for layer in network.layers}
+    return {layer: _made(layer, runs[0][layer], runs[1][layer]) for layer in network.nodes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ class _Crossing:
             for name in (name for feed in node.feeds for name in self.names(feed)):
                 if not name.startswith("input:"):
                     self.readers[name].append(node.id)
-                if self._travels(name):
+                if self._travels(name) and not node.is_hidden:
                     if self.stage_of[node.id] < self._made_in(name):
                         raise ArgumentError(
                             f"layer `{node.id}` of stage {self.stage_of[node.id]} reads `{name}` of stage "
@@ -267,7 +268,7 @@ class _Crossing:
             if maker is not None and maker not in wanted and self.network.nodes[maker].everywhere:
                 wanted.add(maker)
                 feeds += self.network.nodes[maker].feeds
-        return [layer for layer in self.network.layers if layer in wanted]
+        return [layer for layer in self.network.nodes if layer in wanted]
 
     def part(
         self, stage: int, dtype: torch.dtype | None, seed: int, *, on_meta: bool, queue: halves.Queue | None
@@ -334,6 +335,7 @@ class _Crossing:
         for layer in runs:
             module = self.network.make_on_meta(layer) if on_meta else self.network.make(layer, seed=seed)
             dropout.install(layer, module, seed=seed, row_dimensions=self.made[layer].dropouts)
+            norms.install(module)
             if queue is not None:
                 halves.install(module, queue)
             modules[layer] = module if dtype is None else module.to(dtype)

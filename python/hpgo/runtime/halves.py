@@ -74,6 +74,8 @@ def install(module: nn.Module, queue: Queue) -> None:
             found.__class__, found.queue = SplitLinear, queue
         elif type(found) is nn.Conv2d and found.padding_mode == "zeros" and not isinstance(found.padding, str):
             found.__class__, found.queue = SplitConv2d, queue
+        elif isinstance(found, Addmm):
+            found.queue = queue
 
 
 class SplitLinear(nn.Linear):
@@ -139,6 +141,22 @@ def _convolution(stride: list[int], padding: list[int], dilation: list[int], gro
 
 def _flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
+
+
+class Addmm(nn.Module):
+    """A linear layer whose weight is kept transposed."""
+
+    queue: Queue | None = None
+
+    def __init__(self, bias: nn.Parameter, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.bias, self.weight = bias, weight
+
+    def forward(self, given: Tensor) -> Tensor:
+        """`given @ weight + bias`."""
+        if self.queue is None:
+            return torch.addmm(self.bias, given, self.weight)
+        return addmm(self.bias, given, self.weight, self.queue)
 
 
 def linear(given: Tensor, weight: Tensor, bias: Tensor | None, queue: Queue) -> Tensor:

@@ -37,6 +37,8 @@ class Node:
     """Whether each stage that needs it computes it anew, from inputs alone."""
     has_weights: bool = False
     """Whether `make` returns a module that holds its weights; else it initialises one."""
+    is_hidden: bool = False
+    """Whether it is no layer of its own: computed everywhere, it is named in no stage."""
 
 
 class Network:
@@ -71,7 +73,7 @@ class Network:
         for layer, module in named.items():
             if not isinstance(module, nn.Module):
                 raise ArgumentError(f"layer `{layer}` is {shown(module)}", "give a list of torch.nn modules")
-            network._add(Node(layer, _Giving(module), (last,), has_weights=True))
+            network.put(Node(layer, Given(module), (last,), has_weights=True))
             last = layer
         holders: dict[int, list[tuple[str, str]]] = {}
         for layer, module in named.items():
@@ -88,9 +90,10 @@ class Network:
         parameters and reads inputs and other such layers only: each stage that needs it runs it, and nothing travels.
         Returns the network.
         """
-        return self._add(Node(layer, make, feeds, everywhere))
+        return self.put(Node(layer, make, feeds, everywhere))
 
-    def _add(self, node: Node) -> Network:
+    def put(self, node: Node) -> Network:
+        """Adds a layer as it is described; returns the network."""
         if not isinstance(node.id, str) or not node.id or node.id.startswith("input:"):
             raise ArgumentError(f"a layer's id is {shown(node.id)}", "give a name that does not begin with `input:`")
         if node.id in self.nodes:
@@ -128,7 +131,7 @@ class Network:
     @property
     def layers(self) -> tuple[str, ...]:
         """Ids in the order in which they run."""
-        return tuple(self.nodes)
+        return tuple(layer for layer, node in self.nodes.items() if not node.is_hidden)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -139,7 +142,7 @@ class Network:
     def edges(self) -> tuple[tuple[str, str], ...]:
         """`(from, to)` ids, each once."""
         found = {(self.maker(feed), node.id): None for node in self.nodes.values() for feed in node.feeds}
-        return tuple((start, end) for start, end in found if start is not None)
+        return tuple((start, end) for start, end in found if start is not None and not self.nodes[start].is_hidden)
 
     def maker(self, value: str) -> str | None:
         """The layer that makes this value; None for inputs and unknown names."""
@@ -169,13 +172,14 @@ class Network:
         return _copied(layer, module, {id(tensor): _on_meta(tensor) for tensor in tensors})
 
 
-class _Giving:
+class Given:
     """Returns the module that it was made with."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
     def __call__(self) -> nn.Module:
+        """The module."""
         return self._module
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import counted
+from hpgo.runtime import norms
 from hpgo.runtime.passes import begin_layers
 
 if TYPE_CHECKING:
@@ -135,6 +136,14 @@ class Part(nn.Module):
             for layer, module in zip(self._names, self._modules_in_order, strict=True)
         }
         return {layer: tensors for layer, tensors in found.items() if tensors}
+
+    def join(self, group: Any) -> bool:
+        """Lets batch normalisations count the rows of all ranks in `group`, the replicas of this stage.
+
+        Forward and backward passes then exchange their sums in it, so it must be used for nothing else meanwhile, and
+        all of its ranks must run the same passes. Returns whether the part has any; without, nothing is exchanged.
+        """
+        return norms.join(self, group)
 
     def queueing(self, micro_batch: int) -> AbstractContextManager[None]:
         """Within it, backward passes leave the gradients of linear layers and convolutions for later.

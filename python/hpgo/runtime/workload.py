@@ -66,7 +66,7 @@ class Workload:
             raise ArgumentError(f"`weight` is {shown(weight)}", "give a function of targets, or leave it out")
         check_is("`name`", name, str, "give text")
         self.loss, self.weight, self.name = loss, weight, name
-        self._network = _network(model)
+        self._network = _network(model, self.example_inputs)
         if not self._network.layers:
             raise ArgumentError("the model has no layers", "give it at least one")
         self._looks: dict[torch.dtype | None, dict[str, Made]] = {}
@@ -76,8 +76,9 @@ class Workload:
         """The workload that `text` names.
 
         `gpt:layers=12,hidden=768` is a built-in model with sizes, `my_model:build` a function without arguments in a
-        module, which is called with torch seeded by `seed`. Raises ArgumentError where there is none, or where the
-        function raises.
+        module, which is called with torch seeded by `seed`, and a `config.json`, or a folder with one, a model of
+        Hugging Face's transformers, with random weights or those in the folder. Raises ArgumentError where there is
+        none, or where the function raises.
 
         >>> Workload.read("mlp:layers=2,width=4").layers
         ('linear-1', 'linear-2')
@@ -87,10 +88,16 @@ class Workload:
         if name in MODELS:
             made = built_in(name, rest)
             return cls(made.network, made.inputs, made.targets, made.loss, weight=made.weight, name=text)
+        if text.endswith(".json") or Path(text).is_dir():
+            from hpgo.runtime.pretrained import pretrained  # what reads them takes seconds to load
+
+            torch.manual_seed(seed)
+            read = pretrained(Path(text))
+            return cls(read.model, read.inputs, read.targets, read.loss, weight=read.weight, name=text)
         if not rest:
             raise ArgumentError(
                 f"there is no workload `{shorten(text)}`",
-                near(name, MODELS) + "; `module:function` names one of yours",
+                near(name, MODELS) + "; `module:function` or a config.json names one of yours",
             )
         return _called(name, rest, text, seed)
 
@@ -178,12 +185,16 @@ class Workload:
         return mean.reshape(()) * total
 
 
-def _network(model: Any) -> Network:
+def _network(model: Any, inputs: Sequence[Tensor]) -> Network:
     if isinstance(model, Network):
         return model
     if isinstance(model, (nn.Sequential, nn.ModuleList, list, tuple, dict)):
         return Network.chain(model)
-    raise ArgumentError(f"`model` is {shown(model)}", "give a Network, or a list of modules that feed each other")
+    if isinstance(model, nn.Module):
+        from hpgo.runtime.graph import exported  # what exports takes a second to load
+
+        return exported(model, inputs)
+    raise ArgumentError(f"`model` is {shown(model)}", "give a torch.nn module, a list of them, or a Network")
 
 
 def _tensors(what: str, given: Any) -> tuple[Tensor, ...]:

@@ -1,0 +1,60 @@
+"""Batch normalisation over replicas is that of one device, forward, backward and in its running statistics."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+
+import cut_models  # noqa: E402 -- needs torch
+import norm_ranks  # noqa: E402
+
+from hpgo.runtime.passes import running  # noqa: E402
+
+
+def whole(steps: int, *, recompute: bool = False) -> tuple[torch.Tensor, dict[tuple[str, str], torch.Tensor], object]:
+    """torch's own batch normalisation over the whole batch."""
+    workload = norm_ranks.workload()
+    modules = torch.nn.Sequential(*(workload._network.nodes[layer].make() for layer in workload.layers)).double()
+    for _ in range(steps):
+        outputs = modules(workload.example_inputs[0].double())
+        (torch.nn.functional.mse_loss(outputs, workload.example_targets[0].double()) * 5).backward()
+    gradients = {(layer, name): p.grad for layer, one in modules.named_children() for name, p in one.named_parameters()}
+    return outputs.detach(), gradients, modules.state_dict()
+
+
+def test_two_uneven_replicas_normalise_as_one_device(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).parent / "norm_ranks.py")]
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(len(norm_ranks.SHARES))]
+    try:
+        assert [rank.wait(240) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    outputs, gradients, state = whole(norm_ranks.STEPS)
+    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(len(ranks))]
+    assert float((torch.cat([one[0] for one in found]) - outputs).abs().max()) <= 1e-12
+    cut_models.check_close({holder: found[0][1][holder] + found[1][1][holder] for holder in gradients}, gradients)
+    for _, _, held in found:  # updated once a step, although each pass ran twice
+        for name, wanted in state.items():
+            (tensor,) = (one for key, one in held.items() if key.endswith(f"{name}") and key.split(".", 1)[1] == name)
+            torch.testing.assert_close(tensor, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_alone_a_stage_normalises_as_torch_does_and_uses_its_statistics_in_evaluation() -> None:
+    workload = norm_ranks.workload()
+    (part,) = workload.parts([workload.layers], dtype=torch.float64)
+    outputs, _, state = whole(1)
+    with running(step=0, samples=range(5)):
+        (found,) = part(*workload.example_inputs, rows=5)
+    torch.testing.assert_close(found, outputs, rtol=1e-12, atol=1e-12)
+    held = part.layer("2").state_dict()
+    assert all(torch.allclose(held[name], state[f"2.{name}"], rtol=1e-12, atol=1e-14) for name in held)
+    part.eval()
+    before = {name: tensor.clone() for name, tensor in part.state_dict().items()}
+    part(workload.example_inputs[0][:1], rows=1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in part.state_dict().items())
