@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torc
 import cut_models  # noqa: E402 -- needs torch
 import norm_ranks  # noqa: E402
 
+import hpgo.runtime  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
 
 
@@ -48,6 +49,8 @@ def test_two_uneven_replicas_normalise_as_one_device(tmp_path: Path) -> None:
 def test_alone_a_stage_normalises_as_torch_does_and_uses_its_statistics_in_evaluation() -> None:
     workload = norm_ranks.workload()
     (part,) = workload.parts([workload.layers], dtype=torch.float64)
+    plain = hpgo.runtime.Workload.read("mlp:layers=1,width=2")
+    assert [part.joins, *(one.joins for one in plain.parts([plain.layers], only=()))] == [True, False]
     outputs, _, state = whole(1)
     with running(step=0, samples=range(5)):
         (found,) = part(*workload.example_inputs, rows=5)

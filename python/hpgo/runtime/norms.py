@@ -16,6 +16,8 @@ from torch.nn import functional
 from hpgo.runtime.passes import is_again
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
 _KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -53,18 +55,15 @@ class JoinedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 def install(module: nn.Module) -> None:
-    """Makes batch normalisations in `module` ready for replicas; each is by itself until `join`."""
+    """Makes batch normalisations in `module` ready for replicas; each is by itself until it is given a group."""
     for found in module.modules():
         if type(found) in _KINDS:
             found.__class__, found.group = JoinedBatchNorm, None
 
 
-def join(module: nn.Module, group: Any) -> bool:
-    """Lets all batch normalisations in `module` count the rows of `group`; returns whether there are any."""
-    found = [one for one in module.modules() if isinstance(one, JoinedBatchNorm)]
-    for one in found:
-        one.group = group
-    return bool(found)
+def joinable(module: nn.Module) -> Iterator[JoinedBatchNorm]:
+    """All batch normalisations in `module` that `install` has made ready."""
+    return (one for one in module.modules() if isinstance(one, JoinedBatchNorm))
 
 
 def _alone(given: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -137,13 +137,19 @@ class Part(nn.Module):
         }
         return {layer: tensors for layer, tensors in found.items() if tensors}
 
-    def join(self, group: Any) -> bool:
+    @property
+    def joins(self) -> bool:
+        """Whether it has layers that exchange sums with the other replicas of the stage, once they have been joined."""
+        return any(norms.joinable(self))
+
+    def join(self, group: Any) -> None:
         """Lets batch normalisations count the rows of all ranks in `group`, the replicas of this stage.
 
         Forward and backward passes then exchange their sums in it, so it must be used for nothing else meanwhile, and
-        all of its ranks must run the same passes. Returns whether the part has any; without, nothing is exchanged.
+        all of its ranks must run the same passes. Without, each replica normalises its own rows.
         """
-        return norms.join(self, group)
+        for one in norms.joinable(self):
+            one.group = group
 
     def queueing(self, micro_batch: int) -> AbstractContextManager[None]:
         """Within it, backward passes leave the gradients of linear layers and convolutions for later.
