@@ -2,11 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 CHOSEN := -m "not slow"
+# Each file runs in one of two processes: its tests share servers, browsers and plans.
+BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# What holds a server to its limits of time has the machine to itself.
+ALONE := tests/test_serve.py
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
 .PHONY: build torch lint test test-slow wheel bench docs reproduce frameworks fuzz soak interrupts ci clean
 
-# The tests come last and in one run, so that it ends by saying what was skipped and why.
+# The tests come last, so that it ends by saying what was skipped and why.
 ci: CHOSEN =
 ci: torch lint wheel test
 
@@ -37,11 +41,12 @@ lint: build
 
 test: build
 	cargo test
-	cargo build --benches
-	$(BIN)/pytest $(CHOSEN)
+	cargo test --benches --no-run
+	$(BIN)/pytest $(CHOSEN) $(ALONE)
+	$(BIN)/pytest $(BESIDE) --ignore $(ALONE) $(CHOSEN)
 
 test-slow: build
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest $(BESIDE) -m slow
 
 # What is published: it must build from the sdist alone, and carry the old import name.
 wheel: $(BIN)/.installed
