@@ -108,6 +108,13 @@ pub enum Descending<'a> {
     Some(std::iter::Copied<std::slice::Iter<'a, u32>>),
     /// These, made for the purpose.
     Made(std::vec::IntoIter<u32>),
+    /// Those of an ascending list that are not in another one.
+    Between {
+        /// The list.
+        outer: &'a [u32],
+        /// The other one, all of whose items are in the first.
+        inner: &'a [u32],
+    },
 }
 
 impl Iterator for Descending<'_> {
@@ -118,6 +125,16 @@ impl Iterator for Descending<'_> {
             Self::Range(range) => range.next(),
             Self::Some(items) => items.next(),
             Self::Made(items) => items.next(),
+            Self::Between { outer, inner } => {
+                while let Some((&last, others)) = outer.split_last() {
+                    *outer = others;
+                    match inner.split_last() {
+                        Some((&other, others)) if other == last => *inner = others,
+                        _ => return Some(last),
+                    }
+                }
+                None
+            }
         }
     }
 }
@@ -259,18 +276,7 @@ impl Model {
                 between.sort_unstable_by(|a, b| b.cmp(a));
                 Descending::Made(between.into_iter())
             }
-            Nesting::Listed { below, .. } => {
-                let (inner, outer) = (&below[begin], &below[end]);
-                let mut skip = inner.len();
-                let is_between = |layer: &u32| {
-                    while skip > 0 && inner[skip - 1] > *layer {
-                        skip -= 1;
-                    }
-                    !(skip > 0 && inner[skip - 1] == *layer)
-                };
-                let between = outer.iter().rev().copied().filter(is_between).take(outer.len() - inner.len());
-                Descending::Made(between.collect::<Vec<u32>>().into_iter())
-            }
+            Nesting::Listed { below, .. } => Descending::Between { outer: &below[end], inner: &below[begin] },
         }
     }
 }
@@ -287,21 +293,37 @@ pub struct SyncTail<'a> {
     speed: f64,
     rate: Rate,
     overlap: bool,
-    /// Layers in the order of the backward pass, each with what is left to send when its own backward has ended.
+    /// Whether layers come in the order of the backward pass.
+    in_order: bool,
+    /// Layers in the order of the backward pass, each with what is left to send when its own backward has ended; nothing
+    /// where cuts take layers in in that order.
     left: Vec<(u32, f64)>,
+    /// What is left to send when the backward pass has ended.
+    left_s: f64,
 }
 
 impl<'a> SyncTail<'a> {
     /// Of a stage without layers, on devices of this speed that sum gradients at this rate.
     #[must_use]
     pub fn new(model: &'a Model, totals: &'a Totals, speed: f64, rate: Rate, overlap: bool) -> Self {
-        Self { model, totals, speed, rate, overlap, left: Vec::new() }
+        let in_order = matches!(model.nesting, Nesting::Row { in_order: true, .. });
+        Self { model, totals, speed, rate, overlap, in_order, left: Vec::new(), left_s: 0.0 }
+    }
+
+    /// The same for layers that are known to come in the order of the backward pass, last first, if they do.
+    #[must_use]
+    pub fn ordered(self, in_order: bool) -> Self {
+        Self { in_order: in_order || self.in_order, ..self }
     }
 
     /// Seconds by which synchronisation outlasts the backward pass with these layers, too; last first.
     pub fn extend(&mut self, layers: impl Iterator<Item = u32>) -> f64 {
         if self.rate == Rate::default() {
             return 0.0;
+        }
+        if self.in_order {
+            self.left_s = layers.fold(self.left_s, |left_s, layer| self.left_after(layer, left_s));
+            return self.left_s;
         }
         let mut changed = self.left.len();
         for layer in layers {
@@ -310,12 +332,12 @@ impl<'a> SyncTail<'a> {
             self.left.insert(at, (layer, 0.0));
             changed = changed.min(at);
         }
-        let mut left_s = if changed == 0 { 0.0 } else { self.left[changed - 1].1 };
+        self.left_s = if changed == 0 { 0.0 } else { self.left[changed - 1].1 };
         for at in changed..self.left.len() {
-            left_s = self.left_after(self.left[at].0, left_s);
-            self.left[at].1 = left_s;
+            self.left_s = self.left_after(self.left[at].0, self.left_s);
+            self.left[at].1 = self.left_s;
         }
-        left_s
+        self.left_s
     }
 
     /// What is left to send when the backward of `layer` has ended, if it was `left_s` before that.

@@ -24,6 +24,8 @@ pub(super) struct Heat {
     most: u64,
 }
 
+/// A few milliseconds.
+pub(super) const SPARK: Heat = Heat { of_cut_and_device: 2_000, most: 10_000_000 };
 /// A tenth of a second on two threads.
 pub(super) const BRIEF: Heat = Heat { of_cut_and_device: 100_000, most: 200_000_000 };
 /// Two seconds.

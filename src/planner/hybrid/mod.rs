@@ -60,8 +60,10 @@ use task::Task;
 const REACH: [f64; 8] = [1.01, 1.03, 1.07, 1.15, 1.3, 1.6, 2.5, f64::INFINITY];
 /// No better plan is looked for above the bound by this factor, other than by the passes that raise the bound.
 const NEAR: f64 = 1.01;
+/// A first plan above the bound by this factor is worth some annealing before anything is searched.
+const CLOSE: f64 = 1.03;
 /// Labels of a cut that go on while plans are looked for: at first, and once there is one.
-const NARROW: [usize; 2] = [200, 2_000];
+const NARROW: [usize; 2] = [50, 2_000];
 /// Each pass that drops no label for being many looks at this part of what lies between its predecessor's threshold and
 /// the best step, ...
 const RISE: f64 = 0.3;
@@ -87,6 +89,9 @@ struct Effort {
     /// The same for one pass over one micro-batch size: then it goes on with no more labels, and its bound says so.
     labels_of_pass: usize,
     work_of_pass: u64,
+    /// Windows of a stage that a pass tells apart, and the numbers of stages behind for which its tables do.
+    windows: u32,
+    behind: usize,
     /// Plans that are simulated to improve one.
     improved: u64,
     /// Actions that are simulated after a pass, and to improve a plan.
@@ -103,6 +108,8 @@ const WHOLE: Effort = Effort {
     work: ALL,
     labels_of_pass: 1_500_000,
     work_of_pass: 4_000_000_000,
+    windows: 8,
+    behind: usize::MAX,
     improved: 2_000,
     actions: 30_000_000,
 };
@@ -112,12 +119,14 @@ const QUICK: Effort =
 /// For compact placements, where the answer and its bound are about all.
 const COMPACT: Effort =
     Effort { labels: 500_000, work: 3_000_000_000, labels_of_pass: 500_000, work_of_pass: 1_000_000_000, ..WHOLE };
-/// For a plan that is only there to compare: about 0.2 s.
+/// For a plan that is only there to compare: a hundredth of a second.
 const SHORT: Effort = Effort {
     labels: 50_000,
     work: 300_000_000,
     labels_of_pass: 50_000,
     work_of_pass: 300_000_000,
+    windows: 4,
+    behind: 1,
     improved: 500,
     actions: 5_000_000,
 };
@@ -128,6 +137,8 @@ const RELAXED: Effort = Effort {
     work: 6_000_000_000,
     labels_of_pass: 150_000,
     work_of_pass: 1_000_000_000,
+    windows: 8,
+    behind: usize::MAX,
     improved: 0,
     actions: 0,
 };
@@ -186,7 +197,13 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
     search.bound();
     if search.is_exact() {
         search.effort = QUICK;
-        search.reach()?;
+        if search.step_s() > CLOSE * search.searched_bound_s() {
+            search.draft(Some(drafts::SPARK))?;
+        }
+        if search.best.is_none() {
+            search.reach()?;
+        }
+        search.pass(search.step_s(), NARROW[0])?;
         search.prove()?;
         if !search.is_near() {
             search.draft(Some(drafts::LONG))?;

@@ -124,6 +124,8 @@ pub(super) struct Patterns<'a> {
     line: Vec<u32>,
     /// Layers between each cut of the line and the one before it, last first.
     layers: Vec<Vec<u32>>,
+    /// Whether layers of the line come in the order of the backward pass, from its end on.
+    in_order: bool,
     /// The machine of each device, for each order and width of blocks.
     listings: Vec<Vec<u32>>,
 }
@@ -137,10 +139,11 @@ impl<'a> Patterns<'a> {
             .filter(|(at, _)| at.is_multiple_of(step) || *at == whole)
             .map(|(_, &cut)| cut)
             .collect();
-        let layers = std::iter::once(Vec::new())
+        let layers: Vec<Vec<u32>> = std::iter::once(Vec::new())
             .chain(line.windows(2).map(|two| model.layers_between(two[0] as usize, two[1] as usize).collect()))
             .collect();
-        Some(Self { tasks, cluster, model, line, layers, listings: listings(cluster) })
+        let in_order = layers.iter().rev().flatten().is_sorted_by(|a, b| a > b);
+        Some(Self { tasks, cluster, model, line, layers, in_order, listings: listings(cluster) })
     }
 
     /// The plans with the shortest paths for each task and number of stages, none of them with a path of `limit_s` or
@@ -381,7 +384,8 @@ impl<'a> Patterns<'a> {
             let last = self.line[end] as usize;
             // Down to the first cut with which the stage keeps the limit, but each stage in front needs a layer, too.
             reached.clear();
-            let mut sync = SyncTail::new(self.model, totals, speed, shape.syncs[stage], overlap);
+            let tail = SyncTail::new(self.model, totals, speed, shape.syncs[stage], overlap);
+            let mut sync = tail.ordered(self.in_order);
             let mut sync_s = 0.0;
             let mut begin = end;
             while begin > stage {

@@ -32,9 +32,6 @@ const TRY: u64 = 20;
 const WINDOW: u64 = 400;
 const SUMMED: u64 = 1;
 
-/// Windows of a stage that are told apart at most.
-const MOST_WINDOWS: u32 = 8;
-
 /// Index of the empty suffix.
 const ROOT: u32 = 0;
 
@@ -146,7 +143,7 @@ impl<S: Placing> Pass<'_, '_, S> {
         let (nothing, endless_s) = (Vec::new(), f64::INFINITY);
         let mut found = PassResult { plans: nothing, shortest_s: endless_s, bound_s: endless_s, labels: 0, work: 0 };
         let mut labels = Labels::new(last + 1, self.task.micro_batches);
-        let tables = Prefixes::new(self.task, self.space.links(), self.threshold_s, usize::MAX, control);
+        let tables = Prefixes::new(self.task, self.space.links(), self.threshold_s, effort.behind, control);
         let Some(prefixes) = tables else {
             return (PassResult { bound_s: 0.0, ..found }, labels);
         };
@@ -181,7 +178,7 @@ impl<S: Placing> Pass<'_, '_, S> {
                     found.bound_s = found.bound_s.min(labels.all[id as usize].bound_s);
                     break;
                 }
-                found.work += self.expand(id, &mut labels, &prefixes);
+                found.work += self.expand(id, &mut labels, &prefixes, effort.windows);
             }
         }
         labels.keep_best_plans();
@@ -202,7 +199,7 @@ impl<S: Placing> Pass<'_, '_, S> {
     }
 
     /// Puts every stage that may stand there in front of a label; what that takes, in nanoseconds or so.
-    fn expand(&mut self, id: u32, labels: &mut Labels, prefixes: &Prefixes) -> u64 {
+    fn expand(&mut self, id: u32, labels: &mut Labels, prefixes: &Prefixes, most_windows: u32) -> u64 {
         let threshold_s = self.threshold_s;
         let model = self.task.model;
         let label = labels.all[id as usize].clone();
@@ -263,7 +260,7 @@ impl<S: Placing> Pass<'_, '_, S> {
                 let least = least.max(label.least_window);
                 let Some(largest) = self.largest_window((begin, end), choice, least, most.max(least)) else { continue };
                 // Each by itself, largest first; where they are many, all but the largest few and the least as one.
-                let few = if largest - least < MOST_WINDOWS { least } else { largest - MOST_WINDOWS + 3 };
+                let few = if largest - least < most_windows { least } else { largest + 3 - most_windows };
                 let each = (few..=largest).rev().map(|window| (window, window));
                 let others = (few > least).then(|| [(least + 1, few - 1), (least, least)]);
                 for (least_window, window) in each.chain(others.into_iter().flatten()) {
