@@ -118,7 +118,7 @@ const QUICK: Effort =
     Effort { labels: 300_000, work: 2_500_000_000, labels_of_pass: 300_000, work_of_pass: 1_200_000_000, ..WHOLE };
 /// For compact placements, where the answer and its bound are about all.
 const COMPACT: Effort =
-    Effort { labels: 500_000, work: 3_000_000_000, labels_of_pass: 500_000, work_of_pass: 1_000_000_000, ..WHOLE };
+    Effort { labels: 500_000, work: 6_000_000_000, labels_of_pass: 500_000, work_of_pass: 2_500_000_000, ..WHOLE };
 /// For a plan that is only there to compare: a hundredth of a second.
 const SHORT: Effort = Effort {
     labels: 50_000,
@@ -197,7 +197,7 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
     search.bound();
     if search.is_exact() {
         search.effort = QUICK;
-        if search.step_s() > CLOSE * search.searched_bound_s() {
+        if search.step_s() > CLOSE * search.searched_bound_s() && !control.should_stop() {
             search.draft(Some(drafts::SPARK))?;
         }
         if search.best.is_none() {
