@@ -614,11 +614,7 @@ impl Sources<'_> {
         let (lowest, highest) = reach.of_cut[0];
         least[0] = vec![Least::EMPTY; (highest + 1 - lowest) * rooms];
         first[..rooms].fill(lowest);
-        let ends: Vec<usize> = match exactly {
-            None => (1..cuts).collect(),
-            Some(behind) => (1..cuts).filter(|&end| self.has_behind(end, behind)).collect(),
-        };
-        for end in ends {
+        for end in (1..cuts).filter(|&end| exactly.is_none_or(|behind| self.has_behind(end, behind))) {
             if control.should_stop() {
                 return None;
             }
