@@ -60,6 +60,32 @@ def tied() -> Workload:
     )
 
 
+class Table(nn.Module):
+    """Returns what it is given, and a table that has nothing to do with samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(self.table(given)), torch.tanh(self.table.weight)
+
+
+class Look(Block):
+    """Looks things up in a table."""
+
+    def forward(self, given: torch.Tensor, table: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(given @ table)
+
+
+def shared() -> Workload:
+    """A table without rows that layers of several stages read, and that has a gradient."""
+    network = Network().add("0", Table, "input:0").add("1", Block, "0:0")
+    for at in range(2, 8):
+        network.add(str(at), *((Look, str(at - 1), "0:1") if at in {3, 5, 6} else (Block, str(at - 1))))
+    return Workload(network, torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), loss)
+
+
 def weighted() -> Workload:
     """Samples that count by the size of their target."""
     of = chain()

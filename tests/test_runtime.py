@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import re
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from hpgo.runtime.passes import running  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 ORDERS = [family.name for family in hpgo.schedules() if family.trains and family.pace == "flush"]
+TWO_CHAINS = ("dualpipe", "chimera")
 CHUNKED = ("interleaved", "interleaved_overlap", "looped_bfs", "hanayo", "interleaved_zb")
 
 
@@ -45,12 +48,18 @@ def put(
         name, ranks=ranks, micro_batches=micro_batches or 2 * ranks, chunks=2 if name in CHUNKED else None
     )
     length, layers = orders.chain_length, of.layers
-    ends = [len(layers) * stage // length for stage in range(length + 1)]
+    chance: random.Random | None = how.pop("cuts", None)
+    ends = [
+        [len(layers) * stage // length for stage in range(length + 1)]
+        if chance is None
+        else [0, *sorted(chance.sample(range(1, len(layers)), length - 1)), len(layers)]
+        for _ in orders.micro_batches
+    ]
     size = share or max(map(len, groups))
     program = hpgo.program(
         orders,
         [
-            (layers[ends[stage % length] : ends[stage % length + 1]], groups[orders.rank_of_stage[stage]])
+            (layers[slice(*ends[stage // length][stage % length :][:2])], groups[orders.rank_of_stage[stage]])
             for stage in range(orders.stages)
         ],
         micro_batch_size=size,
@@ -145,6 +154,8 @@ def test_any_replicas_and_uneven_rows_give_one_processs_gradients(tmp_path: Path
         put("1f1b", [[0, 1], [2, 3]], steps=5, adamw=True, clip_norm=0.1),
         put("1f1b", [[0], [1, 2], [3]], share=3, workload="skips"),
         put("gpipe", [[0], [1], [2], [3]], workload="skips", recompute=True),
+        put("1f1b", [[0, 1], [2], [3]], share=3, workload="shared"),
+        put("gpipe", [[0], [1, 2, 3]], share=5, workload="shared"),
         put("1f1b", [[0, 1], [2], [3]], share=3, workload="tied"),
         put("1f1b", [[0], [1]], steps=5, adamw=True, clip_norm=0.1, workload="tied"),
         put("zb_v", [[0, 2], [1]], steps=5, adamw=True, clip_norm=0.1, workload="tied", shard_optimizer=True),
@@ -171,6 +182,38 @@ def test_sixteen_processes_give_one_processs_gradients(tmp_path: Path) -> None:
         [put("1f1b", each, share=share, world=16) for each, share in zip(groups, (16, 11, 7), strict=True)],
         tmp_path,
     )
+
+
+def at_random(seed: int) -> dict[str, Any]:
+    """A case on up to four devices: any order, cuts, replicas and rows, any of the models, with what plans ask for."""
+    chance = random.Random(seed)
+    name = chance.choice(ORDERS)
+    ranks = chance.choice([2, 4]) if name in TWO_CHAINS else chance.randint(1, 3)
+    world = 4
+    devices = chance.sample(range(world), world)
+    ends = [0, *sorted(chance.sample(range(1, world), ranks - 1)), chance.randint(ranks, world)]
+    ends = [*ends[:-1], max(ends[-2] + 1, ends[-1])]
+    groups = [devices[begin:end] for begin, end in pairwise(ends)]
+    workload = chance.choice(["chain", "skips", "tied", "shared", "weighted", "dropping"])
+    case = put(
+        name,
+        groups,
+        share=chance.randint(max(map(len, groups)), 6),
+        micro_batches=ranks * chance.choice([2, 4] if name in {*TWO_CHAINS, "dualpipe_v"} else [1, 2, 3]),
+        workload=workload,
+        cuts=chance,
+        recompute=chance.random() < 0.3,
+        shard_optimizer=chance.random() < 0.3,
+        clip_norm=chance.choice([None, 0.05]),
+    )
+    return case | chance.choice([{}, {"steps": 2, "adamw": True}])
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(25), pytest.param(range(100, 400), marks=pytest.mark.slow)], ids=["a few", "three hundred"]
+)
+def test_random_plans_give_one_processs_gradients(seeds: range, tmp_path: Path) -> None:
+    check(4, [at_random(seed) for seed in seeds], tmp_path, seconds=1200)
 
 
 # --- Batches ----------------------------------------------------------------------------------------------------------

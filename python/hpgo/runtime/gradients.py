@@ -174,12 +174,9 @@ class Gradients:
 
     def square(self) -> torch.Tensor:
         """The sum of squares of all gradients that this rank answers for: over all ranks each weight counts once."""
-        total = torch.zeros((), dtype=torch.float64)
-        for ranks, buckets in self._buckets.items():
-            if ranks[0] == self._rank:
-                for bucket in buckets:
-                    total += torch.linalg.vector_norm(bucket.flat, dtype=torch.float64).square().cpu()
-        return total
+        mine = [bucket for ranks, buckets in self._buckets.items() if ranks[0] == self._rank for bucket in buckets]
+        squares = [torch.linalg.vector_norm(bucket.flat, dtype=torch.float64).square() for bucket in mine]
+        return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
 
     def scale(self, factor: float) -> None:
         """Multiplies all gradients."""

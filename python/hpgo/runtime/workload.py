@@ -175,7 +175,7 @@ class Workload:
         made, given = _tensors("outputs", outputs), _tensors("targets", targets)
         kind = next((tensor.dtype for tensor in made if tensor.is_floating_point()), None)
         cast = tuple(tensor.to(kind) if kind and tensor.is_floating_point() else tensor for tensor in given)
-        total = float(self.weight_of(given).sum())
+        total = float(self.weight_of(given).sum()) if self.weight is not None else len(given[0])
         if total == 0:  # the mean of nothing is no number, but all layers take part in the backward pass
             return sum((tensor.sum() * 0 for tensor in made if tensor.is_floating_point()), torch.zeros(()))
         mean = self.loss(made[0] if len(made) == 1 else made, cast[0] if len(cast) == 1 else cast)
