@@ -79,7 +79,7 @@ def start(folder: Path, *words: str, launcher: int = 0, **variables: str) -> sub
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit code and what it printed; nothing of its session may be left."""
     try:
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=300)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

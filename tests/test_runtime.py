@@ -355,6 +355,9 @@ def test_a_plan_for_more_ranks_than_there_are_is_refused(monkeypatch: pytest.Mon
         monkeypatch.setenv(name, value)
     with pytest.raises(hpgo.RunError, match="is for 2 ranks, and 3 were started"):
         Pipeline(program, "runtime_models:chain")
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(hpgo.RunError, match="RANK is `3` and WORLD_SIZE is `3`"):
+        Pipeline(program, "runtime_models:chain")
 
 
 def test_autocast_computes_in_bfloat16_and_keeps_weights() -> None:

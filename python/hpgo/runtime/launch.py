@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from hpgo.base.errors import HpgoError, RunError
+from hpgo.base.signals import uninterrupted
 from hpgo.base.wording import counted
 from hpgo.runtime.meeting import LostRankError
 
@@ -42,7 +43,7 @@ def run_here(world_size: int, work: Callable[[], None]) -> None:
     alive, held = os.pipe()  # the end that is held closes with this process
     ranks: list[ForkProcess] = []
     try:
-        with warnings.catch_warnings():
+        with uninterrupted(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside the threads that numpy may have
             for rank in range(world_size):
                 place = _variables(rank, world_size, port)

@@ -53,14 +53,20 @@ def is_launched() -> bool:
     return all(name in os.environ for name in LAUNCHED)
 
 
+def place() -> tuple[int, int]:
+    """The rank that a launcher has given this process, and how many there are. Raises RunError if they are none."""
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise RunError(
+            f"RANK is `{rank}` and WORLD_SIZE is `{size}`", "launchers set both to whole numbers, rank 0 first"
+        )
+    return int(rank), int(size)
+
+
 def meet(timeout_s: float) -> Any:
     """The store that all ranks of this launch share. Raises RunError if it can't be reached."""
     if not _met:
-        if not os.environ["WORLD_SIZE"].isdecimal() or not os.environ["RANK"].isdecimal():
-            raise RunError(
-                f"RANK is `{os.environ['RANK']}` and WORLD_SIZE is `{os.environ['WORLD_SIZE']}`",
-                "launchers set both to whole numbers",
-            )
+        place()
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         with told(
             f"the ranks don't meet at {where}", "is the port free, the address that of rank 0, and do all start?"
@@ -92,10 +98,10 @@ def join(program: Program, device: torch.device, timeout_s: float) -> bool:
         backend = "nccl" if device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=timeout_s)
         if is_launched():
+            rank, size = place()
+            _check_size(program, size)
             store = meet(timeout_s)
-            _check_size(program, int(os.environ["WORLD_SIZE"]))
             _met[0] = store, _met[0][1] + 1
-            rank, size = int(os.environ["RANK"]), program.world_size
             own = dist.PrefixStore(f"hpgo/{_met[0][1]}", store)
         else:
             _check_alone(program)
