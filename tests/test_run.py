@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import hpgo
+from hpgo.base.units import format_seconds
 from hpgo.cli.main import group
 
 pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
@@ -105,6 +107,45 @@ def test_plans_of_one_workload_give_the_same_losses_here_and_under_torchrun(fold
     assert found[0]["losses"][2] < found[0]["losses"][0]
     assert [stage["devices"] for stage in found[1]["stages"]] == [[0, 1, 2], [3]]
     assert all(stage["backward_s"]["measured"] > 0 for stage in found[1]["stages"])
+    assert [stage["transfer_s"]["measured"] is None for stage in found[1]["stages"]] == [False, True]
+    assert [stage["sync_s"]["measured"] is None for stage in found[1]["stages"]] == [False, True]
+    assert all(0 < document["bubble"]["measured"] < 1 for document in found)
+
+
+def test_a_measured_timeline_stands_beside_the_predicted_one(folder: Path) -> None:
+    costs = hpgo.Costs(forward_s=(0.002, 0.004), transfer_s=0.001, gradient_sync_s=(0.003, 0.0))
+    program = dataclasses.replace(hpgo.Program.read(folder / "three-one.json"), costs=costs)
+    program.save(folder / "priced.json")
+    words = ("priced.json", *WORKLOAD, "--steps", "3", "--timeline", "measured.timeline.json")
+    code, out, err = finish(start(folder, *words))
+    assert code == 0, err
+    measured, predicted = hpgo.Timeline.read(folder / "measured.timeline.json"), hpgo.simulate(program)
+    texts = measured.action_texts()
+    for rank in range(4):
+        ran = [text for text, at in zip(texts, measured.rank, strict=True) if at == rank]
+        assert ran == [f"{one.stage}{one.kind}{one.micro_batch}" for one in program.for_rank(rank).actions]
+    # Nothing starts before what it takes was made: processes of a machine have one clock.
+    at = {place: number for number, place in enumerate(zip(measured.rank.tolist(), texts, strict=True))}
+    sent = list(zip(
+        measured.transfer_from_rank, measured.transfer_to_rank, measured.transfer_kind, measured.transfer_micro_batch,
+        measured.transfer_start_s, measured.transfer_end_s, strict=True,
+    ))  # fmt: skip
+    assert len(sent) == measured.measures.messages == 2 * 3 * 4  # both ways, of three replicas, four micro-batches
+    for sender, taker, is_gradient, micro_batch, start_s, end_s in sent:
+        ends = ("1B{}", "0B{}") if is_gradient else ("0F{}", "1F{}")
+        made, takes = (at[rank, text.format(micro_batch)] for rank, text in zip((sender, taker), ends, strict=True))
+        assert measured.end_s[made] == start_s <= end_s <= measured.start_s[takes]
+    rows = [line.split("  ")[0] for line in out.split("difference")[1].splitlines()[1:]]
+    assert rows == [
+        "step", "stage 0 forward", "stage 0 backward", "stage 0 to 1", "stage 0 synchronisation", "stage 1 forward",
+        "stage 1 backward", "bubble",
+    ]  # fmt: skip
+    step = next(line.split() for line in out.splitlines() if line.startswith("step  "))
+    assert (" ".join(step[1:3])) == format_seconds(predicted.makespan_s)
+    assert (" ".join(step[3:5])) == format_seconds(measured.makespan_s)
+    picture = hpgo.draw.save([predicted, measured], folder / "both.svg", labels=["predicted", "measured"]).read_text()
+    assert "predicted" in picture
+    assert "measured" in picture
 
 
 @pytest.mark.parametrize(
@@ -192,6 +233,7 @@ def test_ranks_end_with_the_command_that_started_them(folder: Path) -> None:
         (["one.json", "--optimizer", "sgd:lr"], "option `lr` of `sgd` is no NAME=NUMBER"),
         (["one.json", "--optimizer", "sgd:speed=1"], "unexpected keyword argument 'speed'"),
         (["none.json"], "there is no file"),
+        (["one.json", "--timeline", "run.png"], "`run.png` ends in neither .timeline.json nor .npz"),
         (["chain.json"], "is a plan of inference"),
     ],
 )

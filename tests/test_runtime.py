@@ -346,6 +346,29 @@ def test_a_step_says_what_is_wrong_with_its_batch_and_where_a_layer_raised() -> 
             pipeline.step(good, good)
 
 
+def test_timelines_are_of_the_last_hundred_steps() -> None:
+    rows = torch.zeros(4, runtime_models.WIDTH)
+    with Pipeline(alone(), "runtime_models:chain") as pipeline:
+        for ask in (pipeline.timeline, pipeline.usual_step):
+            with pytest.raises(hpgo.ArgumentError, match="no step"):
+                ask()
+        found = []
+        for _ in range(102):
+            pipeline.step(rows, rows)
+            found.append(pipeline.timeline())
+        spans_s = [timeline.makespan_s for timeline in found]
+        assert pipeline.timeline(2).measures == found[2].measures
+        usual_s = spans_s[pipeline.usual_step()]
+        assert sum(span_s <= usual_s for span_s in spans_s[3:]) == 50
+        for step in (1, 102):
+            with pytest.raises(hpgo.ArgumentError, match=f"step {step} is not recorded: steps 2 to 101 are"):
+                pipeline.timeline(step)
+        with pytest.raises(hpgo.ArgumentError, match="step is `last`"):
+            pipeline.timeline("last")
+    with pytest.raises(hpgo.RunError, match="what was measured can't be gathered"):
+        pipeline.timeline()
+
+
 def test_a_plan_for_more_ranks_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case = put("1f1b", [[0], [1]], world=2)
     program = hpgo.Program.from_json(json.dumps(case["program"]))

@@ -6,19 +6,22 @@ import math
 import sys
 import time
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError, HpgoError, RunError
-from hpgo.base.units import format_seconds
+from hpgo.base.units import format_bytes, format_seconds
 from hpgo.cli.terminal import table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hpgo.planning.plans import Plan
     from hpgo.programs.program import Program
+    from hpgo.timing.timeline import Timeline
 
 _SILENCE_S = 1.0
 """Of ranks that another one speaks for: launchers end all ranks when the first of them ends."""
@@ -35,6 +38,7 @@ class _Run:
     optimizer: str
     dtype: str | None
     as_json: bool
+    timeline: str | None
     options: dict[str, Any]
     """Of `Pipeline`."""
 
@@ -57,6 +61,7 @@ class _Run:
     "--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, metavar="SECONDS",
     help="How long ranks wait for each other.",
 )  # fmt: skip
+@click.option("--timeline", metavar="FILE", help="Keep what was measured: .timeline.json or .npz, for `hpgo draw`.")
 @click.option("--json", "as_json", is_flag=True, help="Losses and times as one object, for machines.")
 def command(
     *,
@@ -67,6 +72,7 @@ def command(
     dtype: str | None,
     autocast: str | None,
     timeout: float,
+    timeline: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -80,11 +86,17 @@ def command(
       hpgo run plan.json --workload vgg-19 --steps 20
       hpgo run plan.json --workload my_model:build --optimizer adamw:lr=1e-4
       hpgo run plan.json --workload gpt:layers=4 --dtype float64 --json
+      hpgo run plan.json --workload vgg-19 --timeline measured.timeline.json
     """
     from hpgo import runtime
 
     runtime.check_torch()
-    run = _Run(plan, workload, steps, optimizer, dtype, as_json, options | {"autocast": autocast, "timeout_s": timeout})
+    options |= {"autocast": autocast, "timeout_s": timeout}
+    run = _Run(plan, workload, steps, optimizer, dtype, as_json, timeline, options)
+    if timeline is not None and not timeline.lower().endswith((".npz", ".timeline.json")):
+        raise ArgumentError(
+            f"`{timeline}` ends in neither .timeline.json nor .npz", "`hpgo draw` makes pictures of them"
+        )
     from hpgo.runtime.meeting import is_first_to_tell, is_launched, meet
 
     if is_launched():
@@ -128,7 +140,7 @@ def _work(run: _Run, plan: Plan | Program) -> None:
     from hpgo.runtime import Pipeline
     from hpgo.runtime.optimizer import optimizer_of
 
-    predicted_s = _predicted_s(plan)
+    predicted = _predicted(plan)
     options = run.options | {"dtype": run.dtype and getattr(torch, run.dtype)}
     options["autocast"] = options["autocast"] and getattr(torch, options["autocast"])
     with Pipeline(plan, run.workload, optimizer=optimizer_of(run.optimizer), **options) as pipeline:
@@ -147,75 +159,78 @@ def _work(run: _Run, plan: Plan | Program) -> None:
                     "try a smaller learning rate, `--clip-norm`, or `--dtype float64` to see where it comes from",
                 )
             if talks and not run.as_json:
-                click.echo(_line(step, loss, steps_s[-1], plan.global_batch_size, predicted_s))
-        measured = pipeline.stage_times()
+                click.echo(_line(step, loss, steps_s[-1], plan.global_batch_size, predicted))
+        measured = pipeline.timeline(pipeline.usual_step())
     if talks:
-        _conclude(run, losses, steps_s, predicted_s, _stages(plan, measured))
+        if run.timeline is not None:
+            measured.save(run.timeline)
+        _conclude(run, losses, steps_s, _beside(_program(plan), predicted, measured))
 
 
-def _predicted_s(plan: Plan | Program) -> float | None:
-    """Seconds of a step, if the plan says what things take."""
-    from hpgo.programs.program import Program
-
-    if not isinstance(plan, Program):
-        return plan.step_s
-    if plan.costs is None:
-        return None
+def _predicted(plan: Plan | Program) -> Timeline | None:
+    """The step as it should be, if the plan says what things take."""
     from hpgo.timing.simulation import simulate
 
-    return simulate(plan).makespan_s
+    program = _program(plan)
+    return None if program.costs is None else simulate(program)
 
 
-def _line(step: int, loss: float, step_s: float, samples: int, predicted_s: float | None) -> str:
-    ratio = f"  {step_s / predicted_s:.3g} × predicted" if predicted_s else ""
+def _line(step: int, loss: float, step_s: float, samples: int, predicted: Timeline | None) -> str:
+    ratio = "" if predicted is None else f"  {step_s / predicted.makespan_s:.3g} × predicted"
     return f"step {step}  loss {loss:.6g}  {format_seconds(step_s)}  {samples / step_s:.4g} samples/s{ratio}"
 
 
-def _conclude(
-    run: _Run,
-    losses: list[float],
-    steps_s: list[float],
-    predicted_s: float | None,
-    stages: list[dict[str, Any]],
-) -> None:
-    step_s: dict[str, Any] = {
-        "predicted": predicted_s,
-        "measured": median(steps_s[1:] or steps_s),
-    }  # the first one warms up
+def _beside(program: Program, predicted: Timeline | None, measured: Timeline) -> dict[str, Any]:
+    """What was predicted beside what was measured, as JSON has it."""
+    from hpgo.timing.breakdown import breakdown
+
+    of = {"predicted": None if predicted is None else breakdown(predicted), "measured": breakdown(measured)}
+
+    def both(name: str, stage: int | None = None) -> dict[str, Any]:
+        values = {which: one and getattr(one, name) for which, one in of.items()}
+        return values if stage is None else {which: value and value[stage] for which, value in values.items()}
+
+    stages = [
+        {"stage": number, "layers": list(stage.layers), "devices": list(stage.devices)}
+        | {name: both(name, number) for name in ("forward_s", "backward_s", "transfer_s", "sync_s")}
+        for number, stage in enumerate(program.stages)
+    ]
+    whole = {name: both(name) for name in ("step_s", "bubble", "peak_memory_bytes")}
+    return {"step_s": whole.pop("step_s"), "stages": stages} | whole
+
+
+def _conclude(run: _Run, losses: list[float], steps_s: list[float], beside: dict[str, Any]) -> None:
     if run.as_json:
-        document = {"format": "hpgo.run", "version": 1, "losses": losses, "step_s": step_s, "stages": stages, "exit": 0}
-        click.echo(json_text(document))
+        beside["step_s"]["measured"] = median_low(steps_s[1:] or steps_s)  # the first one warms up
+        click.echo(json_text({"format": "hpgo.run", "version": 1, "losses": losses} | beside | {"exit": 0}))
         return
-    rows = [("step", step_s)]
-    for stage in stages:
-        rows += [(f"stage {stage['stage']} {way}", stage[f"{way}_s"]) for way in ("forward", "backward")]
+    rows: list[tuple[str, Callable[[float], str], dict[str, Any]]] = [("step", format_seconds, beside["step_s"])]
+    for stage in beside["stages"]:
+        number = stage["stage"]
+        rows += [
+            (f"stage {number} forward", format_seconds, stage["forward_s"]),
+            (f"stage {number} backward", format_seconds, stage["backward_s"]),
+            (f"stage {number} to {number + 1}", format_seconds, stage["transfer_s"]),
+            (f"stage {number} synchronisation", format_seconds, stage["sync_s"]),
+        ]
+    rows += [("bubble", _percent, beside["bubble"]), ("peak memory", format_bytes, beside["peak_memory_bytes"])]
     click.echo()
     table(
         ("", "predicted", "measured", "difference"),
-        [(name, *_compared(both["predicted"], both["measured"])) for name, both in rows],
+        [(name, *_compared(shown, values)) for name, shown, values in rows if any(values.values())],
     )
 
 
-def _compared(predicted: float | None, measured: float) -> tuple[str, str, str]:
-    if not predicted:
-        return "", format_seconds(measured), ""
-    return format_seconds(predicted), format_seconds(measured), f"{100 * (measured / predicted - 1):+.3g} %"
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
 
 
-def _stages(plan: Plan | Program, measured: list[tuple[float, float]]) -> list[dict[str, Any]]:
-    """Of each stage who runs it, and what one micro-batch takes forward and backward."""
-    from hpgo.programs.program import Program
-
-    found = []
-    for number, (stage, (forward_s, backward_s)) in enumerate(zip(_program(plan).stages, measured, strict=True)):
-        priced = None if isinstance(plan, Program) else plan.stages[number]
-        found.append(
-            {
-                "stage": number,
-                "layers": list(stage.layers),
-                "devices": list(stage.devices),
-                "forward_s": {"predicted": priced and priced.forward_s, "measured": forward_s},
-                "backward_s": {"predicted": priced and priced.backward_s, "measured": backward_s},
-            }
-        )
-    return found
+def _compared(shown: Callable[[float], str], values: dict[str, Any]) -> tuple[str, str, str]:
+    """Cells of a row; shares differ by points, all else by a share of what was predicted."""
+    predicted, measured = values["predicted"], values["measured"]
+    first, second = ("" if value is None else shown(value) for value in (predicted, measured))
+    if not predicted or measured is None:
+        return first, second, ""
+    if shown is _percent:
+        return first, second, f"{100 * (measured - predicted):+.3g} points"
+    return first, second, f"{100 * (measured / predicted - 1):+.3g} %"

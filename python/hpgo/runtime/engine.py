@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from hpgo.programs.ranks import RankAction, RankProgram, RankStage
+    from hpgo.runtime.clocks import Stamps
     from hpgo.runtime.gradients import Gradients
     from hpgo.runtime.loader import Share
     from hpgo.runtime.messages import Crossing, Exchange, Messages
@@ -179,7 +179,12 @@ class Engine:
     """Runs one rank's actions, step by step."""
 
     def __init__(
-        self, mine: RankProgram, stages: Mapping[int, StageRun], messages: Messages, gradients: Gradients
+        self,
+        mine: RankProgram,
+        stages: Mapping[int, StageRun],
+        messages: Messages,
+        gradients: Gradients,
+        stamps: Stamps,
     ) -> None:
         self.actions = mine.actions
         self.at = -1
@@ -187,6 +192,7 @@ class Engine:
         self.clock_ns: list[int] = []
         """Start and end of each action of the last step, one after the other, by `time.perf_counter_ns`."""
         self._stages, self._messages, self._gradients = stages, messages, gradients
+        self._stamps = stamps
         last = {action.stage: at for at, action in enumerate(mine.actions) if action.kind != "F"}
         self._plan = [
             (at, one.kind, stages[one.stage], one.micro_batch, exchange, last.get(one.stage) == at)
@@ -201,13 +207,14 @@ class Engine:
     def step(self, batch: Batch) -> None:
         """Runs all actions; afterwards the gradients of this rank are complete, and sums over others may still run."""
         messages, gradients = self._messages, self._gradients
-        self.clock_ns = clock_ns = []
+        taken: list[Any] = []
+        stamp = self._stamps.take
         gradients.begin()
         messages.begin()
         for at, kind, stage, micro_batch, exchange, is_last in self._plan:
             self.at = at
             received = messages.take(at)
-            clock_ns.append(perf_counter_ns())
+            taken.append(stamp())
             if kind == "F":
                 made = stage.forward(micro_batch, batch, exchange, received)
             elif kind == "W":
@@ -217,9 +224,10 @@ class Engine:
                 if is_last and kind == "B":
                     gradients.watch(stage.stage.stage)
                 made = stage.backward(kind, micro_batch, batch, exchange, received)
-            clock_ns.append(perf_counter_ns())
+            taken.append(stamp())
             if made:
                 messages.give(at, made)
             if is_last:
                 gradients.passed(stage.stage.stage)
         messages.finish()
+        self.clock_ns = self._stamps.in_ns(taken)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from array import array
+from collections import deque
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -19,9 +22,11 @@ from hpgo.planning.plans import Plan
 from hpgo.planning.reading import read_any
 from hpgo.programs.orders import KINDS, schedules
 from hpgo.programs.program import Program
+from hpgo.runtime.clocks import Clock, Stamps
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.gradients import Gradients, Ranks
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
+from hpgo.runtime.measured import Record, timeline_of
 from hpgo.runtime.meeting import Groups, LostRankError, agree, first_line, join, leave, told
 from hpgo.runtime.messages import Messages, crossings
 from hpgo.runtime.optimizer import Stepper
@@ -34,8 +39,12 @@ if TYPE_CHECKING:
 
     from hpgo.runtime.gradients import Weight
     from hpgo.runtime.parts import Part
+    from hpgo.timing.timeline import Timeline
 
 _MOST_SEED = 2**63 - 1
+_REMEMBERED = 100
+"""Steps that `Pipeline.timeline` can tell of."""
+_NOT_GATHERED = ("what was measured can't be gathered", "ask on every rank, while all of them run")
 _TINY = 1e-6  # as torch has it, so that a gradient of nothing is not divided by
 
 
@@ -146,7 +155,11 @@ class Pipeline:
             )
             for stage in mine.stages
         }
-        self.engine = Engine(mine, runs, Messages(program, mine.rank, cuts, groups.ways, self.device), self._gradients)
+        messages = Messages(program, mine.rank, cuts, groups.ways, self.device)
+        self._stamps, self._clock = Stamps(self.device), Clock(self.device)
+        self.engine = Engine(mine, runs, messages, self._gradients, self._stamps)
+        self._recorded: deque[tuple[int, array[int], int | None]] = deque(maxlen=_REMEMBERED)
+        self._clock.compare()
         self.steps = 0
         """Steps that have been done."""
         self._failed = False
@@ -228,28 +241,50 @@ class Pipeline:
         self.steps += 1
         return loss
 
-    def stage_times(self) -> list[tuple[float, float]]:
-        """For each stage the seconds of a micro-batch's forward and backward pass in the last step.
+    def timeline(self, step: int | None = None) -> Timeline:
+        """The last step as the ranks ran it, or one of the last 100, counted from 0. Every rank must ask, and gets all.
 
-        They are means over the micro-batches of the stage, on its slowest replica. Every rank must ask.
+        Rows are ranks. All times are by the clock of rank 0, to which this adds what other machines' clocks are ahead.
+        Raises ArgumentError for a step that is not known, RunError if another rank is lost.
         """
-        spent: dict[int, list[float]] = {stage.stage: [0.0, 0.0] for stage in self.mine.stages}
-        ends_ns = iter(self.engine.clock_ns)
-        for action, begin_ns, end_ns in zip(self.mine.actions, ends_ns, ends_ns, strict=False):
-            spent[action.stage][action.kind != "F"] += (end_ns - begin_ns) / 1e9
+        known = {number: (ns, peak_bytes) for number, ns, peak_bytes in self._recorded}
+        step = self.steps - 1 if step is None else whole("step", step, least=0)
+        if step not in known:
+            has = f"steps {min(known)} to {max(known)} are" if known else "no step is"
+            raise ArgumentError(
+                f"step {step} is not recorded: {has}", "ask after a step for it, or for one of the last"
+            )
+        ns, peak_bytes = known[step]
         everyone: list[Any] = [None] * self.program.world_size
-        dist.all_gather_object(everyone, spent)
-        found = []
-        for at, stage in enumerate(self.program.stages):
-            begin, end = self.program.schedule.micro_batches[at // self.program.schedule.chain_length]
-            both = [[total_s / (end - begin) for total_s in everyone[rank][at]] for rank in stage.devices]
-            found.append((max(one[0] for one in both), max(one[1] for one in both)))
-        return found
+        with told(*_NOT_GATHERED):
+            self._clock.compare()
+            *actions_ns, begin_ns, summed_ns, end_ns = map(self._clock.by_rank_0, ns)
+            mine = Record(np.array(actions_ns, np.float64).reshape(-1, 2), begin_ns, summed_ns, end_ns, peak_bytes)
+            dist.all_gather_object(everyone, mine)
+        return timeline_of(self.program, everyone)
+
+    def usual_step(self) -> int:
+        """The step of median length, by rank 0, of the last 100 without the first of them. Every rank must ask.
+
+        Raises ArgumentError before the first step, RunError if another rank is lost.
+        """
+        later = sorted((ns[-1] - ns[-3], step) for step, ns, _ in list(self._recorded)[1:] or self._recorded)
+        if not later:
+            raise ArgumentError("no step has been done", "ask after one")
+        chosen = [later[(len(later) - 1) // 2][1]]
+        with told(*_NOT_GATHERED):
+            dist.broadcast_object_list(chosen, src=0)
+        return chosen[0]
 
     def _step(self, batch: Batch) -> float:
+        stamp, gpu = self._stamps.take, self.device.type == "cuda"
+        if gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        begin = stamp()
         batch.scale = self._scale(batch.targets)
         self.engine.step(batch)
         self._gradients.finish()
+        summed = stamp()
         sums = torch.stack([batch.loss, torch.zeros((), dtype=torch.float64, device=self.device)])
         if self._clip_norm is not None:
             sums[1] = self._gradients.square()
@@ -261,6 +296,9 @@ class Pipeline:
                 self._gradients.scale(factor)
         if self._stepper is not None:
             self._stepper.step()
+        ends_ns = self._stamps.in_ns([begin, summed, stamp()])
+        peak_bytes = torch.cuda.max_memory_allocated(self.device) if gpu else None
+        self._recorded.append((self.steps, array("q", [*self.engine.clock_ns, *ends_ns]), peak_bytes))
         return float(loss)
 
     def _scale(self, targets: Share) -> torch.Tensor | float:

@@ -218,7 +218,7 @@ class Timeline(Record):
     def read(cls, path: str | os.PathLike[str]) -> Timeline:
         """Reads what `save` wrote as `.npz` or `.timeline.json`; raises ArgumentError that says what is wrong."""
         fields, parts = stored.read(path)
-        return cls(**fields, _parts=_Parts(parts, None))
+        return of_parts(parts, **fields)
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the timeline") -> Timeline:
@@ -231,7 +231,7 @@ class Timeline(Record):
         """
         check_text("a timeline", text)
         fields, parts = stored.of_text(text, check_text("the source of a timeline", source))
-        return cls(**fields, _parts=_Parts(parts, None))
+        return of_parts(parts, **fields)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Timeline:
@@ -242,6 +242,11 @@ class Timeline(Record):
     def _document(self, *, with_actions: bool = True) -> dict[str, Any]:
         facts = {name: getattr(self, name) for name in stored.FIELDS}
         return stored.document(facts, self._parts, self.action_texts() if with_actions else None)
+
+
+def of_parts(parts: dict[str, Any], **facts: Any) -> Timeline:
+    """The timeline of `facts`, its fields, and of `parts` that are all known."""
+    return Timeline(**facts, _parts=_Parts(parts, None))
 
 
 def of_simulation(

@@ -1,0 +1,312 @@
+"""Measured timelines: what the ranks recorded of a step, put together as one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpgo.programs.orders import KINDS
+from hpgo.timing.measures import CAUSES, TRANSFER_KINDS, Measures
+from hpgo.timing.timeline import of_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from hpgo.programs.program import Program
+    from hpgo.programs.ranks import RankAction, RankProgram
+    from hpgo.timing.timeline import Timeline
+
+_BUSIER = 1.02
+"""So much more work makes a rank busier than another; less is chance."""
+_NOTHING = 1e-12
+"""Of the step: stretches that are no longer are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One rank's step, by the clock of rank 0 in nanoseconds."""
+
+    actions_ns: NDArray[np.float64]
+    """Shape (actions, 2): start and end of each of the rank's actions."""
+    begin_ns: float
+    summed_ns: float
+    """When the sums of gradients that the rank takes part in were there."""
+    end_ns: float
+    """When its optimizer had stepped, after loss and norm were summed over all ranks."""
+    peak_bytes: int | None
+    """Most that the rank's device held; None where nothing counts it."""
+
+
+def timeline_of(program: Program, records: Sequence[Record]) -> Timeline:
+    """The step that `records` tell of, one for each rank; rows of the timeline are ranks, idle ones too.
+
+    Times count from the first start. A message lasts from the end of the action that gives it to the start of the one
+    that takes it if that waited for it, since only then is it known when it came; else as long as those that were
+    waited for at this cut, at most until it was taken.
+    """
+    return _Step(program, records).timeline()
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A message from another rank: both ends as places among all actions."""
+
+    by: int
+    made: int
+    from_stage: int
+    micro_batch: int
+    is_gradient: bool
+
+    @property
+    def cut(self) -> int:
+        """The stage before it."""
+        return self.from_stage - self.is_gradient
+
+
+class _Step:
+    """All actions of all ranks, rank by rank in their order."""
+
+    def __init__(self, program: Program, records: Sequence[Record]) -> None:
+        self._program, self._records = program, records
+        self._ranks: list[RankProgram] = [program.for_rank(rank) for rank in range(program.world_size)]
+        self._origin_ns = min(record.begin_ns for record in records)
+        self._starts = np.cumsum([0, *(len(rank.actions) for rank in self._ranks)]).tolist()
+        times = np.concatenate([record.actions_ns for record in records])
+        self._start_s, self._end_s = self._seconds(times[:, 0]), self._seconds(times[:, 1])
+        self._begin = self._start_s.tolist()
+        self._end = self._end_s.tolist()
+        self._makespan_s = float(self._seconds(max(record.end_ns for record in records)))
+        self._busy_s = [float((self._end_s[a:b] - self._start_s[a:b]).sum()) for a, b in self._spans]
+        self._taken = self._messages()
+
+    def _seconds(self, ns: Any) -> Any:
+        return (ns - self._origin_ns) / 1e9
+
+    @property
+    def _spans(self) -> list[tuple[int, int]]:
+        return list(zip(self._starts, self._starts[1:], strict=False))
+
+    def _actions(self) -> Iterator[tuple[int, int, RankAction]]:
+        """Place, rank and action."""
+        for rank, (mine, begin) in enumerate(zip(self._ranks, self._starts, strict=False)):
+            for at, action in enumerate(mine.actions):
+                yield begin + at, rank, action
+
+    def _messages(self) -> list[list[_Taken]]:
+        """What each action takes from other ranks."""
+        made = {
+            (rank, action.kind == "F", action.stage, action.micro_batch): place
+            for place, rank, action in self._actions()
+            if action.kind != "W"
+        }
+        return [
+            [
+                _Taken(
+                    by=place,
+                    made=made[message.peer, action.kind == "F", message.from_stage, action.micro_batch],
+                    from_stage=message.from_stage,
+                    micro_batch=action.micro_batch,
+                    is_gradient=action.kind != "F",
+                )
+                for message in action.receives
+                if message.peer != rank
+            ]
+            for place, rank, action in self._actions()
+        ]
+
+    def timeline(self) -> Timeline:
+        """Everything together."""
+        program, orders = self._program, self._program.schedule
+        actions = list(self._actions())
+        stages = np.array([action.stage for _, _, action in actions], np.int32)
+        micro_batches = np.array([action.micro_batch for _, _, action in actions], np.int32)
+        transfers, idle = self._transfers(), self._idle()
+        parts = {
+            "actions": {
+                "rank": np.array([rank for _, rank, _ in actions], np.int32),
+                "stage": stages,
+                "micro_batch": micro_batches,
+                "kind": np.array([KINDS.index(action.kind) for _, _, action in actions], np.uint8),
+                "backward_stage": stages,
+                "backward_micro_batch": micro_batches,
+            },
+            "times": {"start_s": self._start_s, "end_s": self._end_s},
+            "transfers": transfers,
+            "syncs": self._syncs(),
+            "idle": idle,
+            "slack": {"slack_s": self._slack_s()},
+            "memory": None,
+            "measures": self._measures(idle, len(transfers["stage"])),
+        }
+        return of_parts(
+            parts,
+            schedule=orders.name,
+            ranks=program.world_size,
+            stages=orders.stages,
+            chunks=max(np.bincount(orders.rank_of_stage[: orders.chain_length]).tolist()),
+            micro_batches=orders.total_micro_batches,
+            iterations=1,
+            communication="measured",
+            makespan_s=self._makespan_s,
+            memory_cap_bytes=None,
+        )
+
+    def _free_s(self, place: int, rank: int) -> float:
+        """When the rank had ended what comes before the action."""
+        return self._end[place - 1] if place > self._starts[rank] else 0.0
+
+    def _transfers(self) -> dict[str, NDArray[Any]]:
+        rank_of = [rank for _, rank, _ in self._actions()]
+        taken = [one for each in self._taken for one in each]
+        took_s = [max(0.0, self._begin[one.by] - self._end[one.made]) for one in taken]
+        waited: dict[int, list[float]] = {}
+        was_waited_for = []
+        for one, span_s in zip(taken, took_s, strict=True):
+            latest_s = max(self._end[each.made] for each in self._taken[one.by])
+            known = self._end[one.made] >= max(latest_s, self._free_s(one.by, rank_of[one.by]))
+            was_waited_for.append(known)
+            if known:
+                waited.setdefault(one.cut, []).append(span_s)
+        usual_s = {cut: median(spans_s) for cut, spans_s in waited.items()}
+        start_s = np.array([self._end[one.made] for one in taken], np.float64)
+        lasting_s = [
+            span_s if known else min(span_s, usual_s.get(one.cut, span_s))
+            for one, span_s, known in zip(taken, took_s, was_waited_for, strict=True)
+        ]
+        return {
+            "from_rank": np.array([rank_of[one.made] for one in taken], np.uint32),
+            "to_rank": np.array([rank_of[one.by] for one in taken], np.uint32),
+            "stage": np.array([one.from_stage for one in taken], np.uint32),
+            "micro_batch": np.array([one.micro_batch for one in taken], np.uint32),
+            "kind": np.array([TRANSFER_KINDS.index(_KIND[one.is_gradient]) for one in taken], np.uint8),
+            "start_s": start_s,
+            "end_s": start_s + np.array(lasting_s, np.float64),
+        }
+
+    def _last_end_s(self, ranks: Sequence[int], stage: int) -> float:
+        """When the last of `ranks` had ended its last action of a stage."""
+        ends = [
+            self._end[self._starts[rank] + at]
+            for rank in ranks
+            for at, action in enumerate(self._ranks[rank].actions)
+            if action.stage == stage
+        ]
+        return max(ends)
+
+    def _syncs(self) -> dict[str, NDArray[Any]]:
+        """For each stage with weights that several ranks hold, their sums and the optimizer behind them."""
+        shared = {layer for one in self._program.sums if len(one.ranks) > 1 for layer in one.layers}
+        rows = []
+        for number, stage in enumerate(self._program.stages):
+            if shared.isdisjoint(stage.layers):
+                continue
+            records = [self._records[rank] for rank in stage.devices]
+            begin_s = self._last_end_s(stage.devices, number)
+            summed_s = max(begin_s, *(self._seconds(record.summed_ns) for record in records))
+            rows.append((number, begin_s, summed_s, max(self._seconds(record.end_ns) for record in records)))
+        table = np.array(rows, np.float64).reshape(-1, 4)
+        return {
+            "stage": table[:, 0].astype(np.uint32),
+            "start_s": table[:, 1],
+            "end_s": table[:, 2],
+            "optimizer_end_s": table[:, 3],
+        }
+
+    def _idle(self) -> dict[str, NDArray[Any]]:
+        """All stretches in which a rank did nothing, by the rules of the simulator."""
+        rows: list[tuple[int, float, float, str]] = []
+
+        def add(rank: int, start_s: float, end_s: float, cause: str) -> None:
+            if end_s - start_s > _NOTHING * self._makespan_s:
+                rows.append((rank, start_s, end_s, cause))
+
+        rank_of = [rank for _, rank, _ in self._actions()]
+        for rank, (begin, end) in enumerate(self._spans):
+            for place in range(begin, end):
+                start_s, free_s = self._begin[place], self._free_s(place, rank)
+                if place == begin:
+                    add(rank, 0.0, start_s, "fill")
+                    continue
+                latest = max((one.made for one in self._taken[place]), key=self._end.__getitem__, default=None)
+                if latest is None:
+                    add(rank, free_s, start_s, "communication")
+                    continue
+                begun_s = min(max(self._begin[latest], free_s), start_s)
+                computed_s = min(max(self._end[latest], free_s), start_s)
+                if self._busy_s[rank_of[latest]] <= _BUSIER * self._busy_s[rank]:
+                    begun_s = computed_s
+                add(rank, free_s, begun_s, "dependency")
+                add(rank, begun_s, computed_s, "imbalance")
+                add(rank, computed_s, start_s, "communication")
+            add(rank, self._end[end - 1] if begin < end else 0.0, self._makespan_s, "drain")
+        return {
+            "rank": np.array([row[0] for row in rows], np.uint32),
+            "start_s": np.array([row[1] for row in rows], np.float64),
+            "end_s": np.array([row[2] for row in rows], np.float64),
+            "cause": np.array([CAUSES.index(row[3]) for row in rows], np.uint8),
+        }
+
+    def _slack_s(self) -> NDArray[np.float64]:
+        """How much later each action could have ended with the same makespan.
+
+        What an action started behind delays it by what passed between them; what was there before, not at all. A rank's
+        last action leaves time for its sums, and all sums end before the loss is summed over all ranks.
+        """
+        summed_s = max(self._seconds(record.summed_ns) for record in self._records)
+        latest_s = [self._makespan_s] * len(self._end)
+        for rank, (begin, end) in enumerate(self._spans):
+            if begin < end:
+                together = {rank}.union(*(one.ranks for one in self._ranks[rank].sums))
+                last_s = max(self._end[self._starts[peer + 1] - 1] for peer in together)
+                latest_s[end - 1] = summed_s - max(0.0, self._seconds(self._records[rank].summed_ns) - last_s)
+        rank_of = [rank for _, rank, _ in self._actions()]
+        # By their ends, every action comes behind all that it takes from, but for what clocks are wrong by.
+        for place in sorted(range(len(self._end)), key=self._end.__getitem__, reverse=True):
+            before = [one.made for one in self._taken[place]]
+            if place > self._starts[rank_of[place]]:
+                before.append(place - 1)
+            if not before:
+                continue
+            latest_start_s = latest_s[place] - (self._end[place] - self._begin[place])
+            known_s = max(self._end[one] for one in before)
+            for one in before:
+                delay_s = self._begin[place] - known_s if self._end[one] == known_s else 0.0
+                latest_s[one] = min(latest_s[one], latest_start_s - delay_s)
+        return np.maximum(0.0, np.array(latest_s) - self._end_s)
+
+    def _measures(self, idle: dict[str, NDArray[Any]], messages: int) -> Measures:
+        busy_s, makespan_s = self._busy_s, self._makespan_s
+        total_s, all_busy_s = len(busy_s) * makespan_s, sum(busy_s)
+        peaks = [record.peak_bytes for record in self._records]
+        return Measures(
+            makespan_s=makespan_s,
+            max_rank_span_s=max(self._end[b - 1] - self._begin[a] for a, b in self._spans if a < b),
+            busy_s=tuple(busy_s),
+            idle_over_total=1 - all_busy_s / total_s,
+            idle_over_busy=total_s / all_busy_s - 1,
+            idle_over_busiest=1 - max(busy_s) / makespan_s,
+            idle_by_cause_s=tuple(
+                np.bincount(idle["cause"], idle["end_s"] - idle["start_s"], minlength=len(CAUSES)).tolist()
+            ),
+            peak_in_flight=tuple(_most_held(rank, "BW") for rank in self._ranks),
+            peak_in_flight_freed_at_input_gradient=tuple(_most_held(rank, "BI") for rank in self._ranks),
+            messages=messages,
+            peak_memory_bytes=None if None in peaks else tuple(float(peak or 0) for peak in peaks),
+        )
+
+
+_KIND = {False: "activation", True: "gradient"}
+
+
+def _most_held(mine: RankProgram, frees: str) -> int:
+    """Most activations that a rank holds between a forward pass and what `frees` them."""
+    held = most = 0
+    for action in mine.actions:
+        held += (action.kind == "F") - (action.kind in frees)
+        most = max(most, held)
+    return most
