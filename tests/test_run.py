@@ -244,3 +244,35 @@ def test_wrong_words_are_told_before_anything_starts(words: list[str], said: str
     assert isinstance(result.exception, hpgo.HpgoError)
     assert said in str(result.exception)
     assert result.exception.hint
+
+
+def test_a_saved_run_goes_on_under_another_plan(folder: Path) -> None:
+    def losses(file: str, steps: int, *words: str) -> tuple[int, list[float]]:
+        given = (f"{file}.json", *WORKLOAD, "--steps", str(steps), "--dtype", "float64", "--optimizer", "adamw:lr=0.1")
+        code, out, err = finish(start(folder, *given, "--json", *words))
+        assert (code, err) == (0, "")
+        document = json.loads(out)
+        return document["steps_before"], document["losses"]
+
+    saves = ("--checkpoint", "saved", "--resume")
+    _, whole = losses("two", 6)
+    assert losses("two", 3, *saves, "--every", "1", "--keep", "2") == (0, whole[:3])
+    assert sorted(path.name for path in (folder / "saved").iterdir()) == ["step-2", "step-3"]
+    assert losses("three-one", 5, *saves) == (3, pytest.approx(whole[3:5], rel=1e-10))
+
+
+def test_what_a_resumed_run_lacks_is_told(folder: Path) -> None:
+    saves = ("--checkpoint", "told", "--resume")
+    for words, code, said in (
+        ((*saves, "--steps", "2"), 0, "no checkpoint in told yet\nstep 1 "),
+        ((*saves, "--steps", "3"), 0, "goes on from step 2\nstep 3 "),
+        ((*saves, "--steps", "3"), 1, "error: told has step 3, and 3 were asked for\nhint: give more with `--steps`"),
+        (("--checkpoint", "told", "--steps", "5"), 1, "error: `told` holds step 3 of another run, and this one has"),
+    ):
+        ended, out, err = finish(start(folder, "one.json", *WORKLOAD, *words))
+        assert ended == code, err
+        assert said in (out if code == 0 else err)
+    for words, said in ((["--every", "2"], "`--every` needs"), (["--resume"], "`--resume` needs")):
+        result = CliRunner().invoke(group, ["run", "one.json", *WORKLOAD, *words])
+        assert result.exit_code == 2
+        assert f"{said} `--checkpoint FOLDER`" in result.stderr

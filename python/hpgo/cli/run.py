@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from hpgo.planning.plans import Plan
     from hpgo.programs.program import Program
+    from hpgo.runtime.pipeline import Pipeline
     from hpgo.timing.timeline import Timeline
 
 _SILENCE_S = 1.0
@@ -39,6 +40,10 @@ class _Run:
     dtype: str | None
     as_json: bool
     timeline: str | None
+    checkpoint: str | None
+    every: int | None
+    keep: int
+    resume: bool
     options: dict[str, Any]
     """Of `Pipeline`."""
 
@@ -62,6 +67,12 @@ class _Run:
     help="How long ranks wait for each other.",
 )  # fmt: skip
 @click.option("--timeline", metavar="FILE", help="Keep what was measured: .timeline.json or .npz, for `hpgo draw`.")
+@click.option("--checkpoint", metavar="FOLDER", help="Save there what was learnt, at least at the end.")
+@click.option("--every", type=click.IntRange(1), metavar="N", help="Save after every so many steps, too.")
+@click.option(
+    "--keep", type=click.IntRange(1), default=3, show_default=True, metavar="N", help="How many checkpoints stay."
+)
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in FOLDER, if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="Losses and times as one object, for machines.")
 def command(
     *,
@@ -74,6 +85,10 @@ def command(
     timeout: float,
     timeline: str | None,
     as_json: bool,
+    checkpoint: str | None,
+    every: int | None,
+    keep: int,
+    resume: bool,
     **options: Any,
 ) -> None:
     """Train the layers of PLAN.json, from `hpgo plan -o` or `Program.save`.
@@ -87,12 +102,15 @@ def command(
       hpgo run plan.json --workload my_model:build --optimizer adamw:lr=1e-4
       hpgo run plan.json --workload gpt:layers=4 --dtype float64 --json
       hpgo run plan.json --workload vgg-19 --timeline measured.timeline.json
+      hpgo run plan.json --workload gpt:layers=4 --checkpoint saved --resume
     """
+    if checkpoint is None and (every is not None or resume):
+        raise click.UsageError(f"`{'--resume' if resume else '--every'}` needs `--checkpoint FOLDER`")
     from hpgo import runtime
 
     runtime.check_torch()
     options |= {"autocast": autocast, "timeout_s": timeout}
-    run = _Run(plan, workload, steps, optimizer, dtype, as_json, timeline, options)
+    run = _Run(plan, workload, steps, optimizer, dtype, as_json, timeline, checkpoint, every, keep, resume, options)
     if timeline is not None and not timeline.lower().endswith((".npz", ".timeline.json")):
         raise ArgumentError(
             f"`{timeline}` ends in neither .timeline.json nor .npz", "`hpgo draw` makes pictures of them"
@@ -145,10 +163,14 @@ def _work(run: _Run, plan: Plan | Program) -> None:
     options["autocast"] = options["autocast"] and getattr(torch, options["autocast"])
     with Pipeline(plan, run.workload, optimizer=optimizer_of(run.optimizer), **options) as pipeline:
         talks = pipeline.rank == 0
+        if run.resume:
+            _resume(run, pipeline, talks=talks and not run.as_json)
         batch = pipeline.example()
         losses: list[float] = []
         steps_s: list[float] = []
-        for step in range(1, run.steps + 1):
+        done = pipeline.steps
+        _save(run, pipeline)  # nothing yet, but a folder that can't be written to is told now
+        for step in range(done + 1, run.steps + 1):
             begin_s = time.perf_counter()
             loss = pipeline.step(*batch)
             steps_s.append(time.perf_counter() - begin_s)
@@ -160,11 +182,34 @@ def _work(run: _Run, plan: Plan | Program) -> None:
                 )
             if talks and not run.as_json:
                 click.echo(_line(step, loss, steps_s[-1], plan.global_batch_size, predicted))
+            _save(run, pipeline)
         measured = pipeline.timeline(pipeline.usual_step())
     if talks:
         if run.timeline is not None:
             measured.save(run.timeline)
         _conclude(run, losses, steps_s, _beside(_program(plan), predicted, measured))
+
+
+def _resume(run: _Run, pipeline: Pipeline, *, talks: bool) -> None:
+    """Goes on from what was saved, if anything was."""
+    found = pipeline.resume(run.checkpoint or "")
+    if pipeline.steps >= run.steps:
+        raise ArgumentError(
+            f"{run.checkpoint} has step {pipeline.steps}, and {run.steps} were asked for",
+            "give more with `--steps`: those that were done before count",
+        )
+    if talks:
+        click.echo(f"goes on from step {pipeline.steps}" if found else f"no checkpoint in {run.checkpoint} yet")
+
+
+def _save(run: _Run, pipeline: Pipeline) -> None:
+    if run.checkpoint is not None:
+        every = 1 if pipeline.steps == run.steps else run.every or run.steps
+        pipeline.checkpoint(run.checkpoint, every=every, keep=run.keep, tell=_warn)
+
+
+def _warn(text: str) -> None:
+    click.echo(f"warning: {text}", err=True)
 
 
 def _predicted(plan: Plan | Program) -> Timeline | None:
@@ -202,7 +247,8 @@ def _beside(program: Program, predicted: Timeline | None, measured: Timeline) ->
 def _conclude(run: _Run, losses: list[float], steps_s: list[float], beside: dict[str, Any]) -> None:
     if run.as_json:
         beside["step_s"]["measured"] = median_low(steps_s[1:] or steps_s)  # the first one warms up
-        click.echo(json_text({"format": "hpgo.run", "version": 1, "losses": losses} | beside | {"exit": 0}))
+        head = {"format": "hpgo.run", "version": 1, "steps_before": run.steps - len(losses), "losses": losses}
+        click.echo(json_text(head | beside | {"exit": 0}))
         return
     rows: list[tuple[str, Callable[[float], str], dict[str, Any]]] = [("step", format_seconds, beside["step_s"])]
     for stage in beside["stages"]:

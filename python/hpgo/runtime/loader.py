@@ -135,9 +135,11 @@ class Loader:
         """The data set's indices in the order of this epoch."""
         if not self._shuffle:
             return list(range(len(self._dataset)))
-        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self.epoch) % _MOST_SEED)
-        order: list[int] = torch.randperm(len(self._dataset), generator=generator).tolist()
+        order: list[int] = torch.randperm(len(self._dataset), generator=self._generator()).tolist()
         return order
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed((self._seed * 1_000_003 + self.epoch) % _MOST_SEED)
 
     def __iter__(self) -> Iterator[tuple[Share, Share]]:
         if self.position >= len(self):
@@ -149,7 +151,13 @@ class Loader:
         if not mine:
             batches: Any = ((), ()), *(((), ()) for _ in begins[1:])
         else:
-            batches = DataLoader(self._dataset, batch_sampler=indices, num_workers=self._workers, collate_fn=_collated)
+            batches = DataLoader(
+                self._dataset,
+                batch_sampler=indices,
+                num_workers=self._workers,
+                collate_fn=_collated,
+                generator=self._generator(),  # else it draws from torch's own, once more where a run is resumed
+            )
         for inputs, targets in batches:
             self.position += 1
             yield Share(inputs, self._samples), Share(targets, self._samples)

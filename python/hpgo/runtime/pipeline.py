@@ -17,11 +17,13 @@ import torch.distributed as dist
 
 from hpgo.base.checks import check_is, number, whole
 from hpgo.base.errors import ArgumentError, HpgoError, RunError
+from hpgo.base.files import as_path
 from hpgo.base.wording import shown
 from hpgo.planning.plans import Plan
 from hpgo.planning.reading import read_any
 from hpgo.programs.orders import KINDS, schedules
 from hpgo.programs.program import Program
+from hpgo.runtime.checkpoint import Holdings, Saver, latest, load
 from hpgo.runtime.clocks import Clock, Stamps
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.gradients import Gradients, Ranks
@@ -106,6 +108,10 @@ class Pipeline:
             )
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
         self._groups: Groups | None = None
+        self._failed = False
+        self._saver: Saver | None = None
+        self._loader: Loader | None = None
+        self._place: dict[str, int] | None = None  # of the data, for the loader that is made next
         self._joined = join(self.program, self.device, timeout_s)
         try:
             self.mine = self.program.for_rank(dist.get_rank())
@@ -155,6 +161,9 @@ class Pipeline:
             )
             for stage in mine.stages
         }
+        self._holdings = Holdings(
+            program, workload, parts=self.parts, weights=self.weights, stepper=self._stepper, seed=seed
+        )
         messages = Messages(program, mine.rank, cuts, groups.ways, self.device)
         self._stamps, self._clock = Stamps(self.device), Clock(self.device)
         self.engine = Engine(mine, runs, messages, self._gradients, self._stamps)
@@ -162,7 +171,6 @@ class Pipeline:
         self._clock.compare()
         self.steps = 0
         """Steps that have been done."""
-        self._failed = False
 
     @property
     def weights(self) -> list[Weight]:
@@ -197,7 +205,7 @@ class Pipeline:
 
         `workers` processes read ahead. Raises ArgumentError for a data set smaller than a global batch.
         """
-        return Loader(
+        self._loader = Loader(
             dataset,
             global_batch_size=self.program.global_batch_size,
             samples=self.samples,
@@ -205,6 +213,10 @@ class Pipeline:
             shuffle=shuffle,
             workers=workers,
         )
+        if self._place is not None:
+            self._loader.load_state_dict(self._place)
+            self._place = None
+        return self._loader
 
     def example(self) -> tuple[Share, Share]:
         """A global batch of the workload's example, repeated until it is full."""
@@ -240,6 +252,54 @@ class Pipeline:
         self._failed = False
         self.steps += 1
         return loss
+
+    def checkpoint(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: int = 1,
+        keep: int = 3,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        """Saves what was learnt in `folder`, after each `every` steps; all ranks must ask, after each step.
+
+        The next steps run while it is written. The last `keep` checkpoints stay. A save that fails, on a full disk say,
+        leaves them as they are and the run goes on: rank 0 hands `tell` one sentence at a later call or when the run is
+        left, or makes it a RuntimeWarning. Before the first step it looks at the folder, and saves nothing. Raises
+        RunError for a folder that can't be made, or that holds later steps, of another run.
+        """
+        whole("every", every, least=1)
+        if self._saver is None or self._saver.folder != as_path(folder, RunError):
+            self._finish_saving()
+            self._saver = Saver(folder, self.steps, keep=keep, tell=tell)
+        self._saver.news()
+        if self.steps and self.steps % every == 0:
+            place = self._place if self._loader is None else self._loader.state_dict()
+            self._saver.save(self.steps, place, self._holdings)
+
+    def resume(self, folder: str | os.PathLike[str]) -> bool:
+        """Goes on from the newest checkpoint in `folder`; returns whether there is one. All ranks must ask.
+
+        The plan may be another one than that of the run that saved it. The loader, this run's or the one it makes next,
+        goes on where the data stood; learning rates and the like are those of this run. Raises RunError for a
+        checkpoint that doesn't fit the workload, the optimizer, the seed or the global batch, or is damaged.
+        """
+        found = latest(folder)
+        if found is None:
+            return False
+        load(found, self._holdings)
+        self.steps = found.steps
+        self._place = found.facts["loader"]
+        if self._loader is not None and self._place is not None:
+            self._loader.load_state_dict(self._place)
+            self._place = None
+        return True
+
+    def _finish_saving(self) -> None:
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            saver.finish()
+            saver.close()
 
     def timeline(self, step: int | None = None) -> Timeline:
         """The last step as the ranks ran it, or one of the last 100, counted from 0. Every rank must ask, and gets all.
@@ -326,13 +386,17 @@ class Pipeline:
         return f"{here}, {kinds[action.kind]} of micro-batch {action.micro_batch} through stage {action.stage}"
 
     def close(self) -> None:
-        """Leaves the other ranks; what was trained stays in `weights`."""
-        groups, self._groups = self._groups, None
-        if self._joined:
-            self._joined = False
-            leave()
-        elif groups is not None:
-            groups.close()
+        """Leaves the other ranks, when all is saved that is to be; what was trained stays in `weights`."""
+        try:
+            if not self._failed:
+                self._finish_saving()
+        finally:
+            groups, self._groups = self._groups, None
+            if self._joined:
+                self._joined = False
+                leave()
+            elif groups is not None:
+                groups.close()
 
     def __enter__(self) -> Self:
         return self
@@ -340,6 +404,7 @@ class Pipeline:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._failed |= kind is not None  # then others may be gone, and can't help to save
         self.close()
 
 

@@ -1,0 +1,148 @@
+"""Files of named tensors, in the layout of safetensors, which other tools read too.
+
+Eight bytes with the length of a header in JSON, the header with each tensor's type, shape and place, then the tensors.
+A tensor is read without the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hpgo.base.errors import RunError
+from hpgo.base.files import refused
+from hpgo.base.wording import shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100_000_000
+"""As other readers of the layout have it."""
+
+
+def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
+    """Writes tensors that lie on the CPU without gaps, down to the disk; returns the bytes of the file.
+
+    Raises FileError if the file can't be written, and RunError for a type that the layout has no name for.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "x.safetensors"
+    ...     size_bytes = write(path, {"a": torch.ones(2, 3), "b": torch.tensor(7)})
+    ...     with TensorFile(path) as file:
+    ...         print(sorted(file), file.shape("a"), file.read("b"))
+    ['a', 'b'] (2, 3) tensor(7)
+    """
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise RunError(f"`{name}` is of {tensor.dtype}, which files of tensors don't hold", "use another type")
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    try:
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+            for tensor in tensors.values():
+                file.write(_bytes_of(tensor))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as failure:
+        raise refused("write", path, failure, RunError, "make room, or name another folder") from None
+    return _LENGTH_BYTES + len(text) + end
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor on the CPU."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+class TensorFile:
+    """A file of tensors that is open for reading; going through it gives the names."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileError if the file can't be read, and RunError if it is none of tensors."""
+        self._path = path
+        try:
+            self._file = path.open("rb")
+            length = int.from_bytes(self._file.read(_LENGTH_BYTES), "little")
+            text = self._file.read(length) if length <= _MOST_HEADER_BYTES else b""
+        except OSError as failure:
+            raise refused("read", path, failure, RunError, "all ranks need the folder, on a disk they share") from None
+        self._begin = _LENGTH_BYTES + length
+        try:
+            self._header: dict[str, Any] = json.loads(text)
+            self._places = {name: _place(entry) for name, entry in self._header.items() if name != "__metadata__"}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            self._file.close()
+            raise RunError(f"`{path}` is no file of tensors, or a damaged one", "resume from another one") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of one tensor."""
+        return self._of(name)[0]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one tensor."""
+        return self._of(name)[1]
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, on the CPU. Raises RunError if the file lacks it."""
+        dtype, shape, begin = self._of(name)
+        tensor = torch.empty(shape, dtype=dtype)
+        self._file.seek(self._begin + begin)
+        size_bytes = tensor.numel() * tensor.element_size()
+        if size_bytes and self._file.readinto(_bytes_of(tensor)) != size_bytes:
+            raise RunError(f"`{self._path}` ends within `{shorten(name)}`", "resume from another one")
+        return tensor
+
+    def _of(self, name: str) -> tuple[torch.dtype, tuple[int, ...], int]:
+        if name not in self._places:
+            raise RunError(f"`{self._path}` lacks `{shorten(name)}`", "resume from another one")
+        return self._places[name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def _place(entry: Any) -> tuple[torch.dtype, tuple[int, ...], int]:
+    """Type, shape and first byte of a tensor; raises ValueError, KeyError or TypeError for what makes no sense."""
+    dtype, shape = _TYPES[entry["dtype"]], tuple(entry["shape"])
+    begin, end = entry["data_offsets"]
+    count = dtype.itemsize
+    for length in shape:
+        count *= length
+    if min((0, begin, *shape)) < 0 or end - begin != count:
+        raise ValueError(entry)
+    return dtype, shape, begin
