@@ -97,6 +97,18 @@ def fuzz(
     atheris.Fuzz()
 
 
+def toy(layers: int) -> hpgo.Profile:
+    """A chain of so many layers that seeds are made of."""
+    return hpgo.Profile.chain(
+        "toy",
+        batch_size=1,
+        forward_s=[1 + layer % 2 for layer in range(layers)],
+        backward_s=[2 + 2 * (layer % 2) for layer in range(layers)],
+        activation_bytes=[8] * layers,
+        parameter_bytes=[4] * layers,
+    )
+
+
 def reader(name: str, read: Callable[[Path], object]) -> Callable[[bytes, Path], object]:
     """What reads an input as the file `name`."""
 

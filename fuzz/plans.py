@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from guided import fuzz, reader
+from guided import fuzz, reader, toy
 from mutations import documents
 
 import hpgo
@@ -12,14 +12,7 @@ import hpgo
 
 def seeds() -> dict[str, bytes]:
     """Small plans of each kind, on one line."""
-    profile = hpgo.Profile.chain(
-        "toy",
-        batch_size=1,
-        forward_s=[1, 2] * 2,
-        backward_s=[2, 4] * 2,
-        activation_bytes=[8] * 4,
-        parameter_bytes=[4] * 4,
-    )
+    profile = toy(4)
     cluster = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1, memory="1 GB")
     plan = hpgo.plan(profile, cluster, global_batch_size=4)
     compared = json.loads(hpgo.plan(profile, cluster, global_batch_size=4, schedule="auto").to_json(embed=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from guided import fuzz, reader
+from guided import fuzz, reader, toy
 from mutations import documents
 
 import hpgo
@@ -16,14 +16,7 @@ _MEASURED = Path(__file__).parent.parent / "profiling_results"
 
 def seeds() -> dict[str, bytes]:
     """The first layers of a file of measurements, and small files of each other kind."""
-    profile = hpgo.Profile.chain(
-        "toy",
-        batch_size=1,
-        forward_s=[1, 2, 1],
-        backward_s=[2, 4, 2],
-        activation_bytes=[8] * 3,
-        parameter_bytes=[4] * 3,
-    )
+    profile = toy(3)
     cluster = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1, memory="1 GB")
     measured = min(_MEASURED.glob("*.txt")).read_text(encoding="utf-8").splitlines()
     texts = {

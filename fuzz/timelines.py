@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guided import fuzz, reader
+from guided import fuzz, reader, toy
 from mutations import documents
 
 import hpgo
@@ -11,14 +11,7 @@ import hpgo
 def runs() -> dict[str, hpgo.Timeline]:
     """Small timelines with everything in them that timelines may hold, by name."""
     memory = hpgo.StageBytes(weights_bytes=3.0, activation_bytes=2.0, output_bytes=1.0)
-    profile = hpgo.Profile.chain(
-        "toy",
-        batch_size=1,
-        forward_s=[1, 2, 1],
-        backward_s=[2, 4, 2],
-        activation_bytes=[8] * 3,
-        parameter_bytes=[4] * 3,
-    )
+    profile = toy(3)
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=3, intra_gbit_s=10, inter_gbit_s=10, memory="1 GB")
     return {
         "v": hpgo.simulate(

@@ -83,6 +83,25 @@ def test_without_transformers_the_error_says_how_to_install_it(tmp_path: Path, m
     assert "pip install transformers" in raised.value.hint
 
 
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"hidden_size": 3}', None])
+def test_what_is_no_configuration_is_told_without_transformers(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(hpgo.HpgoError, match=r"config\.json") as raised:
+        hpgo.runtime.Workload.read(str(tmp_path / "config.json"))
+    assert "name a config.json" in raised.value.hint
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no /dev/zero")
+def test_a_configuration_without_an_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(hpgo.HpgoError, match="can't read the model's configuration"):
+        hpgo.runtime.Workload.read(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -233,6 +233,7 @@ def test_ranks_end_with_the_command_that_started_them(folder: Path) -> None:
         (["one.json", "--optimizer", "sgd:lr"], "option `lr` of `sgd` is no NAME=NUMBER"),
         (["one.json", "--optimizer", "sgd:speed=1"], "unexpected keyword argument 'speed'"),
         (["none.json"], "there is no file"),
+        (["one.json", "--timeline", "absent/run.npz"], "there is no folder `absent`"),
         (["one.json", "--timeline", "run.png"], "`run.png` ends in neither .timeline.json nor .npz"),
         (["chain.json"], "is a plan of inference"),
     ],

@@ -323,7 +323,12 @@ def test_a_run_says_what_is_wrong_with_its_plan_and_options() -> None:
         ({"clip_norm": 0.0}, "clip_norm is 0"),
         ({"autocast": torch.float16}, "autocast is torch.float16"),
         ({"optimizer": lambda _: "none"}, "the optimizer is `none`"),
+        ({"optimizer": "sgd:lr=0.1"}, "optimizer is `sgd:lr=0.1`"),
+        ({"dtype": "float64"}, "dtype is `float64`"),
+        ({"dtype": torch.int64}, "dtype is torch.int64"),
+        ({"timeout_s": "long"}, "timeout_s is `long`"),
         ({"device": "moon"}, "the device can't be used"),
+        *([] if torch.cuda.is_available() else [({"device": "cuda"}, "the device can't be used: torch finds no GPU")]),
     ):
         with pytest.raises(hpgo.HpgoError, match=words) as caught:
             Pipeline(**{"plan": alone(), "workload": "runtime_models:chain"} | change)

@@ -340,18 +340,22 @@ def test_cuts_where_no_row_can_be_sent_are_refused() -> None:
         ([["linear-1"], ["linear-2"], ["linear-3"]], "the plan's layer 3 is `linear-3`, .* it has 2 layers"),
         ([["linear-1"], []], "the workload's layer `linear-2` is in no stage of the plan"),
         ([["linear-1"], ["linear-2", "linear-1"]], "the layer `linear-1` is in two stages"),
+        (3, "`stages` is 3"),
         ([["linear-2"], ["linear-1"]], "layer `linear-2` of stage 0 reads `linear-1` of stage 1"),
     ],
 )
-def test_plans_of_other_models_are_refused_with_the_first_difference(stages: list[list[str]], message: str) -> None:
+def test_plans_of_other_models_are_refused_with_the_first_difference(stages: object, message: str) -> None:
     with pytest.raises(hpgo.ArgumentError, match=message):
-        hpgo.runtime.Workload.read("mlp:layers=2,width=2").parts(stages)
+        hpgo.runtime.Workload.read("mlp:layers=2,width=2").parts(stages)  # type: ignore[arg-type]  # some are none
 
 
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
         ("vgg19", "there is no workload `vgg19`", "did you mean `vgg-19`?"),
+        ("", "there is no workload ``", "names one of yours"),
+        ("mlp:layers=99999999", "`layers` is `99999999`", "from 1 to 16384"),
+        (f"mlp:layers={'9' * 5000}", "`layers` is `9", "from 1 to 16384"),
         ("gpt:layer=2", "has no size `layer`", "did you mean `layers`?"),
         ("gpt:layers=two", "`layers` is `two`", "whole number from 1; 12 is what it is else"),
         ("gpt:dropout=1", "`dropout` is `1`", "0 to below 1"),

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _SILENCE_S = 1.0
 """Of ranks that another one speaks for: launchers end all ranks when the first of them ends."""
+_MANIFOLD = 10.0
+"""From so many times what was predicted on, the table tells how many."""
 _DTYPES = ("float32", "float64", "bfloat16")
 
 
@@ -114,6 +117,11 @@ def command(
     if timeline is not None and not timeline.lower().endswith((".npz", ".timeline.json")):
         raise ArgumentError(
             f"`{timeline}` ends in neither .timeline.json nor .npz", "`hpgo draw` makes pictures of them"
+        )
+    if timeline is not None and not Path(timeline).parent.is_dir():
+        raise ArgumentError(
+            f"there is no folder `{Path(timeline).parent}` to write `{timeline}` in",
+            "name a file in a folder that exists",
         )
     from hpgo.runtime.meeting import is_first_to_tell, is_launched, meet
 
@@ -279,4 +287,5 @@ def _compared(shown: Callable[[float], str], values: dict[str, Any]) -> tuple[st
         return first, second, ""
     if shown is _percent:
         return first, second, f"{100 * (measured - predicted):+.3g} points"
-    return first, second, f"{100 * (measured / predicted - 1):+.3g} %"
+    ratio = measured / predicted
+    return first, second, f"{100 * (ratio - 1):+.3g} %" if ratio < _MANIFOLD else f"{ratio:.3g} ×"

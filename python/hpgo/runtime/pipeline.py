@@ -101,6 +101,11 @@ class Pipeline:
         seed = whole("seed", seed, least=0, most=_MOST_SEED)
         if clip_norm is not None and not number("clip_norm", clip_norm) > 0:
             raise ArgumentError(f"clip_norm is {clip_norm}", "give a norm above 0, or None")
+        if optimizer is not None and not callable(optimizer):
+            raise ArgumentError(
+                f"optimizer is {shown(optimizer)}", "give a function that makes one of a list of parameters, or None"
+            )
+        timeout_s = number("timeout_s", timeout_s, above=0)
         if autocast not in {None, torch.bfloat16}:
             raise ArgumentError(
                 f"autocast is {autocast}",
@@ -450,16 +455,23 @@ def _parts(program: Program, workload: Workload, mine: set[int], dtype: torch.dt
 
 
 def _device(device: object) -> torch.device:
+    here, ranks = (int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
     if device is None:
-        here, ranks = (
-            int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
-        )
-        gpus = torch.cuda.device_count()
-        device = f"cuda:{here}" if max(here + 1, ranks) <= gpus else "cpu"
-    with told("the device can't be used", "name one as torch does: cpu, cuda:0"):
+        device = "cuda" if max(here + 1, ranks) <= torch.cuda.device_count() else "cpu"
+    what, hint = "the device can't be used", "name one as torch does: cpu, cuda, cuda:0"
+    try:
         found = torch.device(device)
-        if found.type == "cuda":
-            torch.cuda.set_device(found)
+    except (RuntimeError, TypeError):
+        raise RunError(f"{what}: torch knows no {shown(device)}", hint) from None
+    if found.type != "cuda":
+        return found
+    if not torch.cuda.is_available():
+        raise RunError(
+            f"{what}: torch finds no GPU here", "run on `cpu`, or install torch with CUDA and the GPU's driver"
+        )
+    found = torch.device("cuda", here if found.index is None else found.index)
+    with told(what, hint):
+        torch.cuda.set_device(found)
     return found
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hpgo.base.documents import parse, read_text
 from hpgo.base.errors import ArgumentError, FileError, HpgoError
 from hpgo.base.wording import shorten
 from hpgo.runtime.models import seeded
@@ -51,16 +51,16 @@ def pretrained(path: Path) -> Pretrained:
     the class of a sample. Where it drops attention weights, attention is written out, so that it draws by sample.
     Raises ArgumentError where transformers is not installed, and for files and models that it can't make.
     """
-    transformers = _transformers()
     file = path / "config.json" if path.is_dir() else path
     try:
-        held = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        held = parse(read_text(file, FileError), str(file), FileError)
+    except HpgoError as error:
         raise FileError(
-            f"can't read the model's configuration `{file}`: {error}", "name a config.json, or its folder"
+            f"can't read the model's configuration: {error.message}", "name a config.json, or its folder"
         ) from error
     if not isinstance(held, dict) or "model_type" not in held:
         raise ArgumentError(f"`{file}` is no configuration of a model: it has no `model_type`", "name a config.json")
+    transformers = _transformers()
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             config = transformers.AutoConfig.for_model(**held)

@@ -88,7 +88,7 @@ class Workload:
         if name in MODELS:
             made = built_in(name, rest)
             return cls(made.network, made.inputs, made.targets, made.loss, weight=made.weight, name=text)
-        if text.endswith(".json") or Path(text).is_dir():
+        if text.endswith(".json") or (text and Path(text).is_dir()):
             from hpgo.runtime.pretrained import pretrained  # what reads them takes seconds to load
 
             torch.manual_seed(seed)
@@ -97,7 +97,7 @@ class Workload:
         if not rest:
             raise ArgumentError(
                 f"there is no workload `{shorten(text)}`",
-                near(name, MODELS) + "; `module:function` or a config.json names one of yours",
+                f"`module:function` or a config.json names one of yours; {near(name, MODELS)}",
             )
         return _called(name, rest, text, seed)
 
@@ -141,8 +141,12 @@ class Workload:
 
         Weights are the workload's own first ones, drawn by `seed` where they weren't given, then cast to `dtype`. With
         `only`, the other stages' parts are there without memory, on meta. With `split_backward`, backward passes can be
-        made in two halves, see `Part.queueing`.
+        made in two halves, see `Part.queueing`. Raises ArgumentError for stages that don't hold each layer once.
         """
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            said = dtype if isinstance(dtype, torch.dtype) else shown(dtype)
+            raise ArgumentError(f"dtype is {said}", "give one of torch's, such as torch.float64, or None")
+        check_is("`stages`", stages, list | tuple, "give a list of layer ids for each stage")
         if dtype not in self._looks:
             self._looks[dtype] = look(self._network, self.example_inputs, dtype)
         return cut(

@@ -55,6 +55,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Name -> module of this folder, its function, and the sizes of that name; what the name tells can't be changed."""
 _TOLD = {"cells", "depth", "layers"}
 """Sizes that a name with a number tells."""
+_MOST, _MOST_LAYERS = 2**31 - 1, 2**14
+"""Of sizes; layers are made one by one."""
 
 
 def built_in(name: str, sizes: str = "") -> Made:
@@ -89,9 +91,10 @@ def _value(model: str, key: str, text: str, default: Any) -> Any:
             return text == "true"
         wanted = "write it alone, or `=true` or `=false`"
     elif isinstance(default, int):
-        if text.isdecimal() and 0 < int(text) < 2**31:
+        most = _MOST_LAYERS if key == "layers" else _MOST
+        if text.isdecimal() and len(text) < 20 and 0 < int(text) <= most:
             return int(text)
-        wanted = "give a whole number from 1"
+        wanted = f"give a whole number from 1{f' to {most}' if text.isdecimal() else ''}"
     else:
         try:
             if 0 <= float(text) < 1:
