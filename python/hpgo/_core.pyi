@@ -11,7 +11,7 @@ from hpgo.planning.chain.records import Chain
 from hpgo.planning.question import Question
 from hpgo.programs.names import ScheduleName
 from hpgo.programs.orders import Schedule, _Request
-from hpgo.timing.simulation import _Columns
+from hpgo.timing.simulation import Columns
 
 __version__: str
 
@@ -240,7 +240,7 @@ def evaluate_orders(
 ) -> PlanRecord: ...
 def simulate(
     schedule: Schedule,
-    costs: _Columns,
+    costs: Columns,
     communication: str,
     iterations: int,
 ) -> Simulation: ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from hpgo.programs.ranks import RankAction, RankProgram, RankStage
     from hpgo.runtime.clocks import Stamps
-    from hpgo.runtime.gradients import Gradients
     from hpgo.runtime.loader import Share
     from hpgo.runtime.messages import Crossing, Exchange, Messages
     from hpgo.runtime.parts import Part
@@ -175,15 +174,47 @@ def _restore(states: tuple[torch.Tensor, torch.Tensor | None], device: torch.dev
         torch.cuda.set_rng_state(states[1], device)
 
 
+class Runs(Protocol):
+    """What the engine has a stage do; a `StageRun` computes."""
+
+    stage: RankStage
+
+    def forward(
+        self, micro_batch: int, batch: Any, exchange: Exchange, received: Sequence[torch.Tensor], /
+    ) -> list[torch.Tensor]:
+        """Returns what travels on."""
+
+    def backward(
+        self, kind: str, micro_batch: int, batch: Any, exchange: Exchange, received: Sequence[torch.Tensor | None], /
+    ) -> list[torch.Tensor]:
+        """Returns what travels back."""
+
+    def finish_weights(self, micro_batch: int) -> None:
+        """What a backward pass that is only for inputs has left."""
+
+
+class Sums(Protocol):
+    """What the engine tells of how far gradients are; `Gradients` sums them."""
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def watch(self, stage: int) -> None:
+        """The last backward pass of a stage begins."""
+
+    def passed(self, stage: int) -> None:
+        """It has ended."""
+
+
 class Engine:
     """Runs one rank's actions, step by step."""
 
     def __init__(
         self,
         mine: RankProgram,
-        stages: Mapping[int, StageRun],
+        stages: Mapping[int, Runs],
         messages: Messages,
-        gradients: Gradients,
+        gradients: Sums,
         stamps: Stamps,
     ) -> None:
         self.actions = mine.actions
@@ -204,8 +235,11 @@ class Engine:
         """The action that runs, or ran last."""
         return self.actions[self.at] if self.at >= 0 else None
 
-    def step(self, batch: Batch) -> None:
-        """Runs all actions; afterwards the gradients of this rank are complete, and sums over others may still run."""
+    def step(self, batch: Any) -> None:
+        """Runs all actions; afterwards the gradients of this rank are complete, and sums over others may still run.
+
+        `batch` is what its stages work on.
+        """
         messages, gradients = self._messages, self._gradients
         taken: list[Any] = []
         stamp = self._stamps.take

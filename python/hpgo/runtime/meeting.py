@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from hpgo.programs.program import Program
     from hpgo.runtime.messages import Crossing
-    from hpgo.runtime.parts import Part
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What launchers set for each process."""
@@ -156,10 +155,11 @@ class Groups:
         self,
         program: Program,
         sums: Sequence[tuple[int, ...]],
-        parts: Sequence[Part],
+        joining: Sequence[int],
         cuts: Sequence[Sequence[Crossing]],
         device: torch.device,
     ) -> None:
+        """`sums` are the ranks of each sum of gradients, `joining` the stages whose layers sum over their replicas."""
         everyone = tuple(range(program.world_size))
         world = dist.group.WORLD
         # NCCL runs a group's messages between two ranks one after the other, so each direction has a group of its own;
@@ -173,9 +173,9 @@ class Groups:
         }
         """Those that sum gradients, by ranks."""
         self.replicas: dict[int, Any] = {
-            number: dist.new_group(list(stage.devices))
-            for number, (stage, part) in enumerate(zip(program.stages, parts, strict=True))
-            if len(stage.devices) > 1 and getattr(part, "joins", False)
+            number: dist.new_group(list(program.stages[number].devices))
+            for number in joining
+            if len(program.stages[number].devices) > 1
         }
         """Those whose layers ask for sums over the replicas of their stage, by stage."""
         self._made = [one for one in (*self.ways, *self.sums.values(), *self.replicas.values()) if one is not world]

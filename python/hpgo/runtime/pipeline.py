@@ -5,13 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from array import array
-from collections import deque
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -19,19 +16,17 @@ from hpgo.base.checks import check_is, number, whole
 from hpgo.base.errors import ArgumentError, HpgoError, RunError
 from hpgo.base.files import as_path
 from hpgo.base.wording import shown
-from hpgo.planning.plans import Plan
-from hpgo.planning.reading import read_any
-from hpgo.programs.orders import KINDS, schedules
-from hpgo.programs.program import Program
+from hpgo.programs.orders import KINDS
 from hpgo.runtime.checkpoint import Holdings, Saver, latest, load
 from hpgo.runtime.clocks import Clock, Stamps
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.gradients import Gradients, Ranks
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
-from hpgo.runtime.measured import Record, timeline_of
 from hpgo.runtime.meeting import Groups, LostRankError, agree, first_line, join, leave, told
 from hpgo.runtime.messages import Messages, crossings
 from hpgo.runtime.optimizer import Stepper
+from hpgo.runtime.recorder import Recorder
+from hpgo.runtime.runnable import check_program, program_of
 from hpgo.runtime.workload import Workload
 
 if TYPE_CHECKING:
@@ -39,14 +34,13 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from hpgo.planning.plans import Plan
+    from hpgo.programs.program import Program
     from hpgo.runtime.gradients import Weight
     from hpgo.runtime.parts import Part
     from hpgo.timing.timeline import Timeline
 
 _MOST_SEED = 2**63 - 1
-_REMEMBERED = 100
-"""Steps that `Pipeline.timeline` can tell of."""
-_NOT_GATHERED = ("what was measured can't be gathered", "ask on every rank, while all of them run")
 _TINY = 1e-6  # as torch has it, so that a gradient of nothing is not divided by
 
 
@@ -95,8 +89,8 @@ class Pipeline:
         Raises ArgumentError for a plan and a workload that don't go together or can't be run, and RunError if the ranks
         don't find each other, or differ in plan, options or versions.
         """
-        self.program, overlap = _program_of(plan)
-        _check_program(self.program)
+        self.program, overlap = program_of(plan)
+        check_program(self.program)
         self.device = _device(device)
         seed = whole("seed", seed, least=0, most=_MOST_SEED)
         if clip_norm is not None and not number("clip_norm", clip_norm) > 0:
@@ -143,7 +137,8 @@ class Pipeline:
         parts = _parts(program, workload, {stage.stage for stage in mine.stages}, dtype, seed)
         cuts = crossings(parts, program.schedule.chain_length)
         ranks = Ranks(program, workload.ties)
-        self._groups = groups = Groups(program, ranks.groups, parts, cuts, self.device)
+        joining = [number for number, part in enumerate(parts) if part.joins]
+        self._groups = groups = Groups(program, ranks.groups, joining, cuts, self.device)
         self.parts: dict[int, Part] = {stage.stage: parts[stage.stage].to(self.device) for stage in mine.stages}
         """The layers that this rank holds, by stage."""
         for stage, part in self.parts.items():
@@ -170,10 +165,9 @@ class Pipeline:
             program, workload, parts=self.parts, weights=self.weights, stepper=self._stepper, seed=seed
         )
         messages = Messages(program, mine.rank, cuts, groups.ways, self.device)
-        self._stamps, self._clock = Stamps(self.device), Clock(self.device)
+        self._stamps = Stamps(self.device)
         self.engine = Engine(mine, runs, messages, self._gradients, self._stamps)
-        self._recorded: deque[tuple[int, array[int], int | None]] = deque(maxlen=_REMEMBERED)
-        self._clock.compare()
+        self._recorder = Recorder(program, Clock(self.device))
         self.steps = 0
         """Steps that have been done."""
 
@@ -312,34 +306,14 @@ class Pipeline:
         Rows are ranks. All times are by the clock of rank 0, to which this adds what other machines' clocks are ahead.
         Raises ArgumentError for a step that is not known, RunError if another rank is lost.
         """
-        known = {number: (ns, peak_bytes) for number, ns, peak_bytes in self._recorded}
-        step = self.steps - 1 if step is None else whole("step", step, least=0)
-        if step not in known:
-            has = f"steps {min(known)} to {max(known)} are" if known else "no step is"
-            raise ArgumentError(
-                f"step {step} is not recorded: {has}", "ask after a step for it, or for one of the last"
-            )
-        ns, peak_bytes = known[step]
-        everyone: list[Any] = [None] * self.program.world_size
-        with told(*_NOT_GATHERED):
-            self._clock.compare()
-            *actions_ns, begin_ns, summed_ns, end_ns = map(self._clock.by_rank_0, ns)
-            mine = Record(np.array(actions_ns, np.float64).reshape(-1, 2), begin_ns, summed_ns, end_ns, peak_bytes)
-            dist.all_gather_object(everyone, mine)
-        return timeline_of(self.program, everyone)
+        return self._recorder.timeline(self.steps - 1 if step is None else step)
 
     def usual_step(self) -> int:
         """The step of median length, by rank 0, of the last 100 without the first of them. Every rank must ask.
 
         Raises ArgumentError before the first step, RunError if another rank is lost.
         """
-        later = sorted((ns[-1] - ns[-3], step) for step, ns, _ in list(self._recorded)[1:] or self._recorded)
-        if not later:
-            raise ArgumentError("no step has been done", "ask after one")
-        chosen = [later[(len(later) - 1) // 2][1]]
-        with told(*_NOT_GATHERED):
-            dist.broadcast_object_list(chosen, src=0)
-        return chosen[0]
+        return self._recorder.usual_step()
 
     def _step(self, batch: Batch) -> float:
         stamp, gpu = self._stamps.take, self.device.type == "cuda"
@@ -363,7 +337,7 @@ class Pipeline:
             self._stepper.step()
         ends_ns = self._stamps.in_ns([begin, summed, stamp()])
         peak_bytes = torch.cuda.max_memory_allocated(self.device) if gpu else None
-        self._recorded.append((self.steps, array("q", [*self.engine.clock_ns, *ends_ns]), peak_bytes))
+        self._recorder.add(self.steps, [*self.engine.clock_ns, *ends_ns], peak_bytes)
         return float(loss)
 
     def _scale(self, targets: Share) -> torch.Tensor | float:
@@ -411,35 +385,6 @@ class Pipeline:
     ) -> None:
         self._failed |= kind is not None  # then others may be gone, and can't help to save
         self.close()
-
-
-def _program_of(plan: object) -> tuple[Program, bool]:
-    """The program of a plan, and whether sums of gradients may overlap with its backward passes."""
-    if isinstance(plan, str | os.PathLike):
-        plan = read_any(plan)
-    if isinstance(plan, Program):
-        return plan, True
-    if isinstance(plan, Plan):
-        return plan.program(), plan.assumptions is None or plan.assumptions.overlap
-    raise ArgumentError(f"the plan is {shown(plan)}", "give a Plan, a Program, or the file of a plan")
-
-
-def _check_program(program: Program) -> None:
-    """Raises ArgumentError for what can't be run, with the reason."""
-    orders = program.schedule
-    family = next((one for one in schedules() if one.name == orders.name), None)
-    if orders.pace != "flush":
-        raise ArgumentError(
-            f"`{orders.name}` is of pace `{orders.pace}`, and runs train with a flush after each step",
-            "choose a schedule whose pace is `flush`: `hpgo schedules` says it",
-        )
-    if family is not None and not family.trains:
-        raise ArgumentError(f"`{orders.name}` has forward passes alone, so it can't train", "choose one that trains")
-    if program.gpus_per_device > 1:
-        raise ArgumentError(
-            f"each device of the plan is {program.gpus_per_device} GPUs that share its layers",
-            "runs put a layer on one GPU: plan with gpus_per_device of 1",
-        )
 
 
 def _parts(program: Program, workload: Workload, mine: set[int], dtype: torch.dtype | None, seed: int) -> list[Part]:

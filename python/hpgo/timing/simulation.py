@@ -58,12 +58,23 @@ class Runnable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class Columns:
+    """What each stage of a schedule takes, all chains included, as the native simulator reads it."""
+
     compute_s: NDArray[np.float64]
+    """F, B, I, W and a fused pair: shape (stages, 5), or (micro-batches × stages, 5). NaN is a pair that takes the sum
+    of its halves."""
     activation_s: NDArray[np.float64]
+    """How long a stage's output occupies its link, and its latency: shape (stages, 2)."""
     gradient_s: NDArray[np.float64]
+    """The same of its gradient."""
     gradient_sync_s: list[float]
     optimizer_s: list[float]
+
+
+def columns_of(schedule: Schedule, costs: Costs) -> Columns:
+    """`costs` in the shape of `schedule`. Raises ArgumentError for numbers that don't fit."""
+    return _Shape(schedule).columns(costs)
 
 
 def simulate(
@@ -169,7 +180,7 @@ class _Shape:
         self.micro_batches = schedule.total_micro_batches
         self.ranks = schedule.ranks
 
-    def columns(self, costs: Costs) -> _Columns:
+    def columns(self, costs: Costs) -> Columns:
         """As the native simulator reads them."""
         import numpy as np
 
@@ -199,7 +210,7 @@ class _Shape:
             for at, name in enumerate(("gradient_transfer_s", "gradient_latency_s")):
                 if getattr(costs, name) is not None:
                     back[:, at] = self.edges(name, getattr(costs, name))
-        return _Columns(
+        return Columns(
             compute.reshape(-1, 5),
             there,
             back,

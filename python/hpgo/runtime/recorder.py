@@ -1,0 +1,73 @@
+"""What a rank keeps of its last steps, and how all ranks make timelines of it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch.distributed as dist
+
+from hpgo.base.checks import whole
+from hpgo.base.errors import ArgumentError
+from hpgo.runtime.measured import Record, timeline_of
+from hpgo.runtime.meeting import told
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpgo.programs.program import Program
+    from hpgo.runtime.clocks import Clock
+    from hpgo.timing.timeline import Timeline
+
+_REMEMBERED = 100
+"""Steps that can be told of."""
+_NOT_GATHERED = ("what was measured can't be gathered", "ask on every rank, while all of them run")
+
+
+class Recorder:
+    """Of one rank; all ranks make it together."""
+
+    def __init__(self, program: Program, clock: Clock, *, scale: float = 1.0) -> None:
+        """Times of timelines are those recorded over `scale`."""
+        self._program, self._clock, self._scale = program, clock, scale
+        self._steps: deque[tuple[int, array[int], int | None]] = deque(maxlen=_REMEMBERED)
+        clock.compare()
+
+    def add(self, step: int, stamps_ns: Sequence[int], peak_bytes: int | None) -> None:
+        """Keeps a step: start and end of each action, then its own begin, when its sums were there, and its end."""
+        self._steps.append((step, array("q", stamps_ns), peak_bytes))
+
+    def timeline(self, step: int) -> Timeline:
+        """The step as the ranks ran it. Every rank must ask, and gets all.
+
+        Raises ArgumentError for a step that is not known, RunError if another rank is lost.
+        """
+        known = {number: (ns, peak_bytes) for number, ns, peak_bytes in self._steps}
+        if not known or whole("step", step, least=0) not in known:
+            has = f"steps {min(known)} to {max(known)} are" if known else "no step is"
+            raise ArgumentError(
+                f"step {step} is not recorded: {has}", "ask after a step for it, or for one of the last"
+            )
+        ns, peak_bytes = known[step]
+        everyone: list[Any] = [None] * self._program.world_size
+        with told(*_NOT_GATHERED):
+            self._clock.compare()
+            *actions_ns, begin_ns, summed_ns, end_ns = (self._clock.by_rank_0(one) / self._scale for one in ns)
+            mine = Record(np.array(actions_ns, np.float64).reshape(-1, 2), begin_ns, summed_ns, end_ns, peak_bytes)
+            dist.all_gather_object(everyone, mine)
+        return timeline_of(self._program, everyone)
+
+    def usual_step(self) -> int:
+        """The step of median length, by rank 0, of those kept without the first of them. Every rank must ask.
+
+        Raises ArgumentError before the first step, RunError if another rank is lost.
+        """
+        later = sorted((ns[-1] - ns[-3], step) for step, ns, _ in list(self._steps)[1:] or self._steps)
+        if not later:
+            raise ArgumentError("no step has been done", "ask after one")
+        chosen = [later[(len(later) - 1) // 2][1]]
+        with told(*_NOT_GATHERED):
+            dist.broadcast_object_list(chosen, src=0)
+        return chosen[0]
