@@ -30,6 +30,11 @@ _SILENCE_S = 1.0
 _MANIFOLD = 10.0
 """From so many times what was predicted on, the table tells how many."""
 _DTYPES = ("float32", "float64", "bfloat16")
+_STEPS, _EMULATED_STEPS = 20, 3
+_OF_EMULATIONS = {"plan", "emulate", "scale", "steps", "timeout", "timeline", "as_json"}
+"""Options that need no model."""
+_WAKING_S = 0.02
+"""Passes that are shorter are measured too long, since sleepers wake late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,9 @@ class _Run:
     """What is asked for."""
 
     file: str
-    workload: str
+    workload: str | None
+    scale: float | None
+    """How many times as long everything takes in an emulation; None trains."""
     steps: int
     optimizer: str
     dtype: str | None
@@ -53,10 +60,10 @@ class _Run:
 
 @click.command()
 @click.argument("plan", metavar="PLAN.json")
-@click.option(
-    "--workload", required=True, metavar="NAME|MODULE:FUNCTION", help="The model: `gpt:layers=4`, or one of yours."
-)
-@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="How many.")
+@click.option("--workload", metavar="NAME|MODULE:FUNCTION", help="The model: `gpt:layers=4`, or one of yours.")
+@click.option("--emulate", is_flag=True, help="Without a model: processes sleep for what the plan says.")
+@click.option("--scale", type=float, metavar="X", help="Emulate everything X times as slowly.")
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="How many; 20, or 3 with `--emulate`.")
 @click.option(
     "--optimizer", default="sgd:lr=0.01", show_default=True, metavar="NAME[:OPTIONS]", help="`adamw:lr=1e-4`, say."
 )
@@ -80,8 +87,10 @@ class _Run:
 def command(
     *,
     plan: str,
-    workload: str,
-    steps: int,
+    workload: str | None,
+    emulate: bool,
+    scale: float | None,
+    steps: int | None,
     optimizer: str,
     dtype: str | None,
     autocast: str | None,
@@ -99,6 +108,9 @@ def command(
     Alone it starts a process for each device of the plan here, and ends them all. Under torchrun, or whatever sets
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank. Data is the workload's example, repeated.
 
+    With `--emulate` nothing is trained: as many processes, on this machine, send each other real messages in the real
+    order, and sleep for as long as the plan says that passes, transfers and sums take.
+
     \b
     Examples:
       hpgo run plan.json --workload vgg-19 --steps 20
@@ -106,14 +118,20 @@ def command(
       hpgo run plan.json --workload gpt:layers=4 --dtype float64 --json
       hpgo run plan.json --workload vgg-19 --timeline measured.timeline.json
       hpgo run plan.json --workload gpt:layers=4 --checkpoint saved --resume
+      hpgo run plan.json --emulate --scale 10
     """
+    _check_emulation(emulate=emulate, scale=scale, workload=workload)
     if checkpoint is None and (every is not None or resume):
         raise click.UsageError(f"`{'--resume' if resume else '--every'}` needs `--checkpoint FOLDER`")
     from hpgo import runtime
 
     runtime.check_torch()
     options |= {"autocast": autocast, "timeout_s": timeout}
-    run = _Run(plan, workload, steps, optimizer, dtype, as_json, timeline, checkpoint, every, keep, resume, options)
+    steps = steps or (_EMULATED_STEPS if emulate else _STEPS)
+    scale = (1.0 if scale is None else scale) if emulate else None
+    run = _Run(
+        plan, workload, scale, steps, optimizer, dtype, as_json, timeline, checkpoint, every, keep, resume, options
+    )
     if timeline is not None and not timeline.lower().endswith((".npz", ".timeline.json")):
         raise ArgumentError(
             f"`{timeline}` ends in neither .timeline.json nor .npz", "`hpgo draw` makes pictures of them"
@@ -140,7 +158,43 @@ def command(
 
     read = _read(plan)
     optimizer_of(optimizer)  # wrong ones are told before anything starts
+    if scale is not None:
+        _foresee(read, scale)
     run_here(_program(read).world_size, lambda: _work(run, read))
+
+
+def _check_emulation(*, emulate: bool, scale: float | None, workload: str | None) -> None:
+    """Raises UsageError for options that don't go together."""
+    if not emulate:
+        if scale is not None:
+            raise click.UsageError("`--scale` needs `--emulate`")
+        if workload is None:
+            raise click.UsageError("Missing option '--workload': the model to train; `--emulate` needs none")
+        return
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and name not in _OF_EMULATIONS:
+            raise click.UsageError(f"`--emulate` trains no model: leave out `{option.opts[0]}`")
+
+
+def _foresee(plan: Plan | Program, scale: float) -> None:
+    """Warns of an emulation that sleeps too shortly. Raises ArgumentError for what can't be emulated."""
+    import numpy as np
+
+    from hpgo.runtime.emulation import check
+    from hpgo.timing.simulation import simulate
+
+    program = _program(plan)
+    check(program, scale)
+    step = simulate(program)
+    pass_s = float(np.median(step.end_s - step.start_s))
+    if 0 < pass_s * scale < _WAKING_S:
+        _warn(
+            f"passes of {format_seconds(pass_s * scale)} are measured too long, since sleepers wake late;"
+            f" `--scale {math.ceil(_WAKING_S / pass_s)}` helps"
+        )
 
 
 def _read(path: str) -> Plan | Program:
@@ -161,6 +215,9 @@ def _program(plan: Plan | Program) -> Program:
 
 def _work(run: _Run, plan: Plan | Program) -> None:
     """One rank's part; rank 0 prints."""
+    if run.scale is not None:
+        _emulate(run, plan, run.scale)
+        return
     import torch
 
     from hpgo.runtime import Pipeline
@@ -169,7 +226,7 @@ def _work(run: _Run, plan: Plan | Program) -> None:
     predicted = _predicted(plan)
     options = run.options | {"dtype": run.dtype and getattr(torch, run.dtype)}
     options["autocast"] = options["autocast"] and getattr(torch, options["autocast"])
-    with Pipeline(plan, run.workload, optimizer=optimizer_of(run.optimizer), **options) as pipeline:
+    with Pipeline(plan, run.workload or "", optimizer=optimizer_of(run.optimizer), **options) as pipeline:
         talks = pipeline.rank == 0
         if run.resume:
             _resume(run, pipeline, talks=talks and not run.as_json)
@@ -195,7 +252,27 @@ def _work(run: _Run, plan: Plan | Program) -> None:
     if talks:
         if run.timeline is not None:
             measured.save(run.timeline)
-        _conclude(run, losses, steps_s, _beside(_program(plan), predicted, measured))
+        done_here = {"steps_before": done, "losses": losses}
+        _conclude(run, done_here, steps_s, _beside(_program(plan), predicted, measured))
+
+
+def _emulate(run: _Run, plan: Plan | Program, scale: float) -> None:
+    """One rank's part of what only sleeps; rank 0 prints."""
+    from hpgo.runtime import Emulation
+
+    predicted = _predicted(plan)
+    steps_s: list[float] = []
+    with Emulation(plan, scale=scale, timeout_s=run.options["timeout_s"]) as emulation:
+        talks = emulation.rank == 0
+        for step in range(1, run.steps + 1):
+            steps_s.append(emulation.step())
+            if talks and not run.as_json:
+                click.echo(_line(step, None, steps_s[-1], plan.global_batch_size, predicted))
+        measured = emulation.timeline(emulation.usual_step())
+    if talks:
+        if run.timeline is not None:
+            measured.save(run.timeline)
+        _conclude(run, {"scale": scale}, steps_s, _beside(_program(plan), predicted, measured))
 
 
 def _resume(run: _Run, pipeline: Pipeline, *, talks: bool) -> None:
@@ -228,9 +305,10 @@ def _predicted(plan: Plan | Program) -> Timeline | None:
     return None if program.costs is None else simulate(program)
 
 
-def _line(step: int, loss: float, step_s: float, samples: int, predicted: Timeline | None) -> str:
+def _line(step: int, loss: float | None, step_s: float, samples: int, predicted: Timeline | None) -> str:
+    learnt = "" if loss is None else f"  loss {loss:.6g}"
     ratio = "" if predicted is None else f"  {step_s / predicted.makespan_s:.3g} × predicted"
-    return f"step {step}  loss {loss:.6g}  {format_seconds(step_s)}  {samples / step_s:.4g} samples/s{ratio}"
+    return f"step {step}{learnt}  {format_seconds(step_s)}  {samples / step_s:.4g} samples/s{ratio}"
 
 
 def _beside(program: Program, predicted: Timeline | None, measured: Timeline) -> dict[str, Any]:
@@ -252,11 +330,11 @@ def _beside(program: Program, predicted: Timeline | None, measured: Timeline) ->
     return {"step_s": whole.pop("step_s"), "stages": stages} | whole
 
 
-def _conclude(run: _Run, losses: list[float], steps_s: list[float], beside: dict[str, Any]) -> None:
+def _conclude(run: _Run, head: dict[str, Any], steps_s: list[float], beside: dict[str, Any]) -> None:
+    """Prints what was measured; `head` is what JSON begins with."""
     if run.as_json:
         beside["step_s"]["measured"] = median_low(steps_s[1:] or steps_s)  # the first one warms up
-        head = {"format": "hpgo.run", "version": 1, "steps_before": run.steps - len(losses), "losses": losses}
-        click.echo(json_text(head | beside | {"exit": 0}))
+        click.echo(json_text({"format": "hpgo.run", "version": 1} | head | beside | {"exit": 0}))
         return
     rows: list[tuple[str, Callable[[float], str], dict[str, Any]]] = [("step", format_seconds, beside["step_s"])]
     for stage in beside["stages"]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.errors import HpgoError
 
 if TYPE_CHECKING:
+    from hpgo.runtime.emulation import Emulation as Emulation
     from hpgo.runtime.loader import Loader as Loader
     from hpgo.runtime.loader import Share as Share
     from hpgo.runtime.modules import Network as Network
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
+    "Emulation": "hpgo.runtime.emulation",
     "Loader": "hpgo.runtime.loader",
     "Network": "hpgo.runtime.modules",
     "Part": "hpgo.runtime.parts",

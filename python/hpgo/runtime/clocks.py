@@ -42,7 +42,7 @@ class Clock:
     ) -> None:
         """`machine` is the name of who shares the clock; None is this machine as it has started."""
         self._device, self._now_ns = device, now_ns
-        self._machine = f"{socket.gethostname()} {_boot()}" if machine is None else machine
+        self._machine = machine_name() if machine is None else machine
         self._readings: list[Reading] = []
 
     def compare(self) -> None:
@@ -88,11 +88,13 @@ class Clock:
             dist.send(told.fill_(self._now_ns()), other)
 
 
-def _boot() -> str:
+def machine_name() -> str:
+    """Of this machine as it has started: who shares it shares a clock."""
     try:
-        return _BOOT.read_text().strip()
+        boot = _BOOT.read_text().strip()
     except OSError:
-        return ""
+        boot = ""
+    return f"{socket.gethostname()} {boot}"
 
 
 def _everyones(mine: Any) -> list[Any]:

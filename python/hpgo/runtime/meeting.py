@@ -41,6 +41,18 @@ def told(what: str, hint: str) -> Iterator[None]:
         raise RunError(f"{what}: {type(failure).__name__}: {first_line(failure)}", hint) from failure
 
 
+@contextmanager
+def lost(where: str) -> Iterator[None]:
+    """Makes a LostRankError of what torch raises where all that can go wrong is that another rank is gone."""
+    try:
+        yield
+    except HpgoError:
+        raise
+    except RuntimeError as failure:
+        said = f"{where}: {type(failure).__name__}: {first_line(failure)}"
+        raise LostRankError(said, "another rank was lost, or took too long") from failure
+
+
 def first_line(failure: Exception) -> str:
     """What an exception says first, without the place in C++ that torch may put before it, and advice behind it."""
     line = str(failure).strip().partition("\n")[0]

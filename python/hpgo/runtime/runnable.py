@@ -23,8 +23,8 @@ def program_of(plan: object) -> tuple[Program, bool]:
     raise ArgumentError(f"the plan is {shown(plan)}", "give a Plan, a Program, or the file of a plan")
 
 
-def check_program(program: Program) -> None:
-    """Raises ArgumentError for what can't be run, with the reason."""
+def check_orders(program: Program) -> None:
+    """Raises ArgumentError for orders that can't be run, with the reason."""
     orders = program.schedule
     family = next((one for one in schedules() if one.name == orders.name), None)
     if orders.pace != "flush":
@@ -34,6 +34,11 @@ def check_program(program: Program) -> None:
         )
     if family is not None and not family.trains:
         raise ArgumentError(f"`{orders.name}` has forward passes alone, so it can't train", "choose one that trains")
+
+
+def check_program(program: Program) -> None:
+    """Raises ArgumentError for what can't be run, with the reason."""
+    check_orders(program)
     if program.gpus_per_device > 1:
         raise ArgumentError(
             f"each device of the plan is {program.gpus_per_device} GPUs that share its layers",

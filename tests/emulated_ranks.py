@@ -1,0 +1,42 @@
+"""Sixteen ranks that emulate each program in a folder: `emulated_ranks.py FOLDER` leaves its timelines there.
+
+Of `held.json` rank 5 is held up for a third of a second in the second step.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import hpgo
+from hpgo.runtime import Emulation
+from hpgo.runtime.launch import run_here
+
+RANKS, STEPS, SCALE = 16, 3, 2.0
+HELD_S = 1 / 3
+
+
+def held(*_: object) -> None:
+    """Nothing else happens in this process meanwhile."""
+    time.sleep(HELD_S)
+
+
+def run(folder: Path) -> None:
+    """One rank."""
+    signal.signal(signal.SIGALRM, held)
+    for file in sorted(folder.glob("*.program")):
+        with Emulation(hpgo.Program.read(file), scale=SCALE) as emulation:
+            for step in range(STEPS):
+                if (file.stem, emulation.rank, step) == ("held", 5, 1):
+                    signal.setitimer(signal.ITIMER_REAL, 0.1)
+                step_s = emulation.step()
+                timeline = emulation.timeline()
+                if emulation.rank == 0:
+                    assert abs(timeline.makespan_s / step_s - 1) < 1e-6
+                    timeline.save(folder / f"{file.stem}-{step}.timeline.json")
+
+
+if __name__ == "__main__":
+    run_here(RANKS, lambda: run(Path(sys.argv[1])))

@@ -1,0 +1,200 @@
+"""An emulated cluster takes the time that was predicted, by what its ranks really waited for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import hpgo
+from hpgo.cli.main import group
+from hpgo.timing.breakdown import breakdown
+
+pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+
+ROOT = Path(__file__).parent.parent
+RANKS, STEPS, SCALE, HELD_S = 16, 3, 2.0, 1 / 3
+FORWARD_S, BACKWARD_S, LATENCY_S = 0.004, 0.007, 0.001
+# Name: schedule, devices of each of its ranks, seconds on a link. A link is fuller than a stage in `full`.
+PROGRAMS = {
+    "held": ("1f1b", [[rank] for rank in range(16)], 0.001),
+    "replicas": ("eager_1f1b", [[0, 1, 2], [3], [4, 5], [6, 7, 8, 9, 10], [11], [12, 13, 14]], 0.002),
+    "full": ("gpipe", [[rank] for rank in range(4)], 0.009),
+    "shared": ("interleaved", [[2 * rank, 2 * rank + 1] for rank in range(8)], 0.003),
+    "split": ("zb_v", [[rank] for rank in range(8)], 0.001),
+    "two-way": ("chimera", [[rank] for rank in range(8)], 0.001),
+}
+EPSILON_S = 1e-6
+
+
+def program_of(name: str) -> hpgo.Program:
+    """Micro-batches of seven, so that replicas have unequal rows."""
+    family, groups, transfer_s = PROGRAMS[name]
+    orders = hpgo.schedule(family, ranks=len(groups), micro_batches=8)
+    length = orders.chain_length
+    stages = [([f"layer-{at % length}"], groups[orders.rank_of_stage[at]]) for at in range(orders.stages)]
+    costs = hpgo.Costs(
+        forward_s=[FORWARD_S + 0.0005 * (at % 3) for at in range(length)], backward_s=BACKWARD_S, transfer_s=transfer_s,
+        latency_s=LATENCY_S, gradient_transfer_s=transfer_s / 2, gradient_sync_s=0.005, optimizer_s=0.002,
+    )  # fmt: skip
+    return hpgo.program(
+        orders, stages, micro_batch_size=7, global_batch_size=56, machines=[8, 8], costs=costs
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[hpgo.Timeline]]:
+    """What was measured of each program, step by step, with other work beside it perhaps."""
+    folder = tmp_path_factory.mktemp("emulated")
+    for name in PROGRAMS:
+        program_of(name).save(folder / f"{name}.program")
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/emulated_ranks.py", folder],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {
+        name: [hpgo.Timeline.read(folder / f"{name}-{step}.timeline.json") for step in range(STEPS)]
+        for name in PROGRAMS
+    }
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_step_takes_what_was_predicted(name: str, steps: dict[str, list[hpgo.Timeline]]) -> None:
+    predicted = hpgo.simulate(program_of(name)).makespan_s
+    for measured in steps[name]:
+        assert measured.makespan_s >= predicted - EPSILON_S  # nobody is woken too early
+    assert min(measured.makespan_s for measured in steps[name]) < 1.5 * predicted  # the machine may be busy
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_nothing_is_faster_than_its_price(name: str, steps: dict[str, list[hpgo.Timeline]]) -> None:
+    program = program_of(name)
+    rank_of, (_, _, transfer_s) = program.schedule.rank_of_stage, PROGRAMS[name]
+    for measured in steps[name]:
+        kinds = [text.lstrip("0123456789")[0] for text in measured.action_texts()]
+        at = {}
+        for place, (rank, kind) in enumerate(zip(measured.rank.tolist(), kinds, strict=True)):
+            stage, micro_batch = int(measured.stage[place]), int(measured.micro_batch[place])
+            rows = [len(one) for one in program.stages[stage].rows]
+            share = rows[program.stages[stage].devices.index(rank)] / max(rows)
+            length = program.schedule.chain_length
+            price_s = {"F": FORWARD_S + 0.0005 * (stage % length % 3), "B": BACKWARD_S}.get(kind, BACKWARD_S / 2)
+            assert measured.end_s[place] - measured.start_s[place] >= share * price_s - EPSILON_S
+            at[rank, kind, stage, micro_batch] = place
+        for rank in range(RANKS):
+            ran = [key[1:] for key in at if key[0] == rank]
+            assert ran == [(one.kind, one.stage, one.micro_batch) for one in program.for_rank(rank).actions]
+            for action in program.for_rank(rank).actions:
+                takes = at[rank, action.kind, action.stage, action.micro_batch]
+                for message in action.receives:
+                    kind = "F" if action.kind == "F" else "I" if "I" in kinds else "B"
+                    makes = at[message.peer, kind, message.from_stage, action.micro_batch]
+                    stays = rank_of[message.from_stage] == rank_of[message.to_stage]
+                    busy_s = transfer_s if action.kind == "F" else transfer_s / 2
+                    price_s = 0.0 if stays else busy_s + LATENCY_S
+                    assert measured.start_s[takes] - measured.end_s[makes] >= price_s - EPSILON_S
+        for sync_s in breakdown(measured).sync_s:
+            assert sync_s is None or sync_s >= 0.005 - EPSILON_S
+
+
+def test_a_full_link_takes_one_message_after_the_other(steps: dict[str, list[hpgo.Timeline]]) -> None:
+    for measured in steps["full"]:
+        for stage in range(1, 4):
+            made_s, starts_s = (
+                times_s[(measured.stage == at) & (measured.kind == 0)]
+                for at, times_s in ((stage - 1, measured.end_s), (stage, measured.start_s))
+            )
+            assert (starts_s >= made_s[0] + 0.009 * np.arange(1, 9) + LATENCY_S - EPSILON_S).all()
+
+
+def test_a_rank_that_is_held_up_holds_up_the_others(steps: dict[str, list[hpgo.Timeline]]) -> None:
+    before, held, after = (measured.makespan_s for measured in steps["held"])
+    assert held > min(before, after) + 0.9 * HELD_S / SCALE - FORWARD_S - BACKWARD_S
+    late_s = steps["held"][1].start_s - steps["held"][2].start_s
+    assert (late_s[steps["held"][1].rank == 15][-3:] > 0.5 * HELD_S / SCALE).all()  # a rank that only receives from it
+
+
+def save(folder: Path, name: str) -> str:
+    """A small program of two ranks."""
+    orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    costs = hpgo.Costs(forward_s=0.03, backward_s=0.05, transfer_s=0.01)
+    program = hpgo.program(orders, [(["a"], [0]), (["b"], [1])], micro_batch_size=1, global_batch_size=4, costs=costs)
+    file = folder / name
+    dataclasses.replace(program, costs=costs if name == "priced.json" else None).save(file)
+    return str(file)
+
+
+def test_the_command_emulates_and_compares_with_what_was_predicted(tmp_path: Path) -> None:
+    file = save(tmp_path, "priced.json")
+    words = ["--emulate", "--scale", "1.5", "--steps", "2", "--timeline", "measured.npz"]
+    done = subprocess.run(
+        [sys.executable, "-m", "hpgo", "run", file, *words], cwd=tmp_path, capture_output=True, text=True,
+        timeout=200, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    predicted, measured = hpgo.simulate(hpgo.Program.read(file)), hpgo.Timeline.read(tmp_path / "measured.npz")
+    lines = done.stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines[:2]] == ["step 1", "step 2"]
+    assert all(line.endswith("× predicted") for line in lines[:2])
+    assert lines[3].split() == ["predicted", "measured", "difference"]
+    rows = {line.split("  ")[0]: line.split() for line in lines[4:]}
+    assert list(rows) == [
+        "step", "stage 0 forward", "stage 0 backward", "stage 0 to 1", "stage 1 forward", "stage 1 backward", "bubble"
+    ]  # fmt: skip
+    assert rows["stage 0 to 1"][4:6] == ["10", "ms"]
+    assert 1 <= measured.makespan_s / predicted.makespan_s < 1.5
+
+    done = subprocess.run(
+        [sys.executable, "-m", "hpgo", "run", file, "--emulate", "--steps", "1", "--json"], cwd=tmp_path,
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["scale"], document["exit"]) == (1.0, 0)
+    assert document["step_s"]["predicted"] == predicted.makespan_s
+    assert 1 <= document["step_s"]["measured"] / predicted.makespan_s < 1.5
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["priced.json"], 2, "Missing option '--workload'"),
+        (["priced.json", "--workload", "mlp", "--scale", "2"], 2, "`--scale` needs `--emulate`"),
+        (["priced.json", "--emulate", "--workload", "mlp"], 2, "leave out `--workload`"),
+        (["priced.json", "--emulate", "--seed", "0"], 2, "leave out `--seed`"),
+        (["priced.json", "--emulate", "--scale", "ten"], 2, "'ten' is not a valid float"),
+        (["priced.json", "--emulate", "--scale", "0"], 1, "scale is 0"),
+        (["priced.json", "--emulate", "--scale", "1e-9"], 1, "scale is 1e-09"),
+        (["priced.json", "--emulate", "--scale", "nan"], 1, "scale is nan"),
+        (["priced.json", "--emulate", "--scale", "1e7"], 1, "scale is 1e+07"),
+        (["unpriced.json", "--emulate"], 1, "the program says no times, so there is nothing to emulate"),
+    ],
+)
+def test_what_can_not_be_emulated_is_told_before_anything_starts(
+    words: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    file = save(tmp_path, words[0])
+    result = CliRunner().invoke(group, ["run", file, *words[1:]])
+    if code == 2:
+        assert result.exit_code == 2
+        assert said in result.stderr
+    else:
+        assert isinstance(result.exception, hpgo.HpgoError)
+        assert said in str(result.exception)
+        assert result.exception.hint
+
+
+def test_passes_that_are_too_short_are_told(tmp_path: Path) -> None:
+    from hpgo.runtime.emulation import check
+
+    program = hpgo.Program.read(save(tmp_path, "priced.json"))
+    with pytest.raises(hpgo.ArgumentError, match="would last"):
+        check(dataclasses.replace(program, costs=hpgo.Costs(forward_s=1e9)), 1.0)
