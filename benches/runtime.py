@@ -3,7 +3,8 @@
     python benches/runtime.py [STEPS]
 
 On a machine that does nothing else, with one thread a process. Ours, `torch.distributed.pipelining` with the same
-order, and one process that runs the same micro-batches take turns, step by step.
+order, one process that runs the same micro-batches, and two such processes beside each other take turns, step by step.
+Where the last take longer than one does, the machine has no two whole cores to give, and no run reaches the bound.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,30 +32,50 @@ if TYPE_CHECKING:
 BLOCKS, WARM = 10, 3
 
 
-def blocks(width: int, count: int) -> nn.Sequential:
+class Block(nn.Module):
+    """The half of a transformer's block without attention.
+
+    It begins with weights, so that the backward pass of the first goes as far as those of the others.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        """Of the same shape."""
+        return given + self.inner(given)
+
+
+def thin(width: int) -> nn.Module:
+    """As little computing as a layer may have for what it sends."""
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU())
+
+
+def blocks(kind: Callable[[int], nn.Module], width: int, count: int) -> nn.Sequential:
     """Equal layers."""
     torch.manual_seed(0)
-    return nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(count)])
+    return nn.Sequential(*[kind(width) for _ in range(count)])
 
 
-def ours(width: int, count: int, rows: int, micro_batches: int) -> tuple[Pipeline, Callable[[torch.Tensor], object]]:
-    """A step of `Pipeline`."""
-    example = torch.zeros(2, width)
-    workload = Workload(blocks(width, count), example, example, nn.functional.mse_loss)
+def ours(model: nn.Sequential, example: torch.Tensor, rows: int, micro_batches: int) -> Pipeline:
+    """A pipeline of two stages."""
+    workload = Workload(model, example, example, nn.functional.mse_loss)
     orders = hpgo.schedule("1f1b", ranks=2, micro_batches=micro_batches)
-    half = count // 2
+    half = len(model) // 2
     program = hpgo.program(
         orders, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
         micro_batch_size=rows, global_batch_size=rows * micro_batches,
     )  # fmt: skip
-    pipeline = Pipeline(program, workload)
-    return pipeline, lambda batch: pipeline.step(batch, batch)
+    return Pipeline(program, workload)
 
 
-def theirs(rank: int, width: int, count: int, micro_batches: int) -> Callable[[torch.Tensor], object]:
+def theirs(rank: int, model: nn.Sequential, micro_batches: int) -> Callable[[torch.Tensor], object]:
     """A step of torch's 1F1B, which ends with gradients as ours does."""
-    model = blocks(width, count)
-    half = model[: count // 2] if rank == 0 else model[count // 2 :]
+    middle = len(model) // 2
+    half = model[:middle] if rank == 0 else model[middle:]
     stage = PipelineStage(half, rank, 2, torch.device("cpu"))
     schedule = Schedule1F1B(stage, micro_batches, loss_fn=nn.functional.mse_loss)
 
@@ -67,9 +89,8 @@ def theirs(rank: int, width: int, count: int, micro_batches: int) -> Callable[[t
     return step
 
 
-def alone(width: int, count: int, rows: int) -> Callable[[torch.Tensor], object]:
+def alone(model: nn.Sequential, rows: int) -> Callable[[torch.Tensor], object]:
     """The same micro-batches in one process."""
-    model = blocks(width, count)
 
     def step(batch: torch.Tensor) -> None:
         model.zero_grad()
@@ -83,25 +104,37 @@ def run(rank: int, meet: str, steps: int) -> None:
     """Both ranks; rank 0 prints."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
-    for name, width, count, rows, micro_batches in (
-        ("10 blocks, M = 8", 512, BLOCKS, 256, 8),
-        ("10 blocks, M = 32", 512, BLOCKS, 256, 32),
-        ("4 KiB messages, M = 64", 64, 2, 16, 64),
+    for name, kind, width, count, rows, micro_batches in (
+        ("10 blocks, M = 8", Block, 256, BLOCKS, 256, 8),
+        ("10 blocks, M = 32", Block, 256, BLOCKS, 256, 32),
+        ("10 thin layers, M = 32", thin, 512, BLOCKS, 256, 32),
+        ("4 KiB messages, M = 64", thin, 64, 2, 16, 64),
     ):
-        pipeline, step = ours(width, count, rows, micro_batches)
         batch = torch.randn(rows * micro_batches, width)
-        runs = {"ours": step, "torch": theirs(rank, width, count, micro_batches), "alone": alone(width, count, rows)}
+        mine, its, whole = (blocks(kind, width, count) for _ in range(3))
+        pipeline = ours(mine, batch[:2], rows, micro_batches)
+        runs: dict[str, Callable[[], object]] = {
+            "ours": partial(pipeline.step, batch, batch),
+            "torch": partial(theirs(rank, its, micro_batches), batch),
+            "alone": partial(alone(whole, rows), batch),
+            "beside": partial(alone(whole, rows), batch),
+        }
+        steady_s: list[float] = []
         times_s: dict[str, list[float]] = {who: [] for who in runs}
         for _ in range(WARM + steps):
             for who, one in runs.items():
                 dist.barrier()
                 begin_s = time.perf_counter()
                 if who != "alone" or rank == 0:
-                    one(batch)
+                    one()
                 times_s[who].append(time.perf_counter() - begin_s)
+            ends_ns = pipeline.engine.clock_ns[1::2]
+            quarter = len(ends_ns) // 4
+            steady_s.append((ends_ns[-quarter] - ends_ns[quarter]) / (len(ends_ns) - 2 * quarter) / 1e9)
         pipeline.close()
         if rank == 0:
             report(name, {who: those[WARM:] for who, those in times_s.items()}, micro_batches)
+            print(f"  ours takes {statistics.median(steady_s[WARM:]) * 1e6:.1f} us an action in the middle of a step")
     dist.destroy_process_group()
 
 

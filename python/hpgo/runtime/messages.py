@@ -1,12 +1,13 @@
 """What travels between ranks: a sequence of tensors for each pair and direction, known before the first step.
 
 Sender and receiver work out the same sequence from the program, so that messages need no names: a library that has none
-(NCCL) pairs the n-th send with the n-th receive. Receives are posted in the sender's order, one ahead of need; sends
-never wait, and their tensors are kept until something shows that they have arrived.
+(NCCL) pairs the n-th send with the n-th receive. Receives are posted in the sender's order, ahead of need; sends never
+wait, and their tensors are kept until something shows that they have arrived.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from hpgo.programs.ranks import Message, RankAction
     from hpgo.runtime.parts import Part, Value
 
-AHEAD = 1
-"""Receives of a pair and direction that are posted beyond the last one that an action waits for."""
+AHEAD, AHEAD_BYTES = 16, 4 << 20
+"""At most so many receives from one peer are posted together: gloo tells the sender of each, which holds up its work,
+but many at once hardly more than one. At least one is ahead of what an action waits for, whatever its size."""
 _ALL = slice(None)
 
 
@@ -72,6 +74,10 @@ class Tensors:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     pieces: tuple[Piece, ...]
+
+    def size_bytes(self, tensor: int) -> int:
+        """Of one of them."""
+        return math.prod(self.shapes[tensor]) * self.dtypes[tensor].itemsize
 
 
 _NOTHING = Tensors((), (), (), ())
@@ -183,7 +189,22 @@ class _Incoming:
     peer: int
     group: Any
     expected: list[tuple[_Box, Piece]] = field(default_factory=list)
+    stops: list[int] = field(default_factory=list)
+    """Numbers of pieces at which posting pauses, in order; the last is that of all."""
     posted: int = 0
+
+    def plan_posts(self) -> None:
+        """Finds the `stops`."""
+        begin, size_bytes = 0, 0
+        for at, (box, piece) in enumerate(self.expected, start=1):
+            size_bytes += box.wanted.size_bytes(piece.tensor)
+            if size_bytes >= AHEAD_BYTES or at in {begin + AHEAD, len(self.expected)}:
+                self.stops.append(at)
+                begin, size_bytes = at, 0
+
+    def ahead(self, needed: int) -> int:
+        """How many are posted before an action waits for the first `needed`."""
+        return self.stops[min(bisect_right(self.stops, needed), len(self.stops) - 1)]
 
 
 @dataclass(slots=True)
@@ -250,10 +271,14 @@ class Messages:
             for at, piece, to, _ in mine.sent_to(theirs):
                 works[at].sends.append((piece, outgoing))
                 taken.append(max(to, taken[-1]) if taken else to)
+            last: dict[int, int] = {}  # of the pieces of an action the number of the last
             for at, _, to, into in theirs.sent_to(mine):
                 incoming.expected.append((works[to].box, into))
-                works[to].needed[peer] = (incoming, len(incoming.expected) + AHEAD)
+                last[to] = len(incoming.expected)
                 works[to].proven[peer] = (outgoing, bisect_right(taken, at))
+            incoming.plan_posts()
+            for to, needed in last.items():
+                works[to].needed[peer] = (incoming, incoming.ahead(needed))
         self._works = [
             (one.box, tuple(one.needed.values()), tuple(one.proven.values()), one.sends, one.stays) for one in works
         ]
@@ -264,7 +289,8 @@ class Messages:
             way.arrived = 0
         for channel in self._incoming:
             channel.posted = 0
-            self._post(channel, AHEAD)
+            if channel.stops:
+                self._post(channel, channel.stops[0])
 
     def take(self, action: int) -> list[torch.Tensor]:
         """What an action of the rank takes, as soon as it is there."""
@@ -306,4 +332,4 @@ class Messages:
         group, peer = channel.group, channel.peer
         for box, piece in channel.expected[channel.posted : until]:
             box.waits.append(group.recv([box.room(piece, self._device)], peer, 0))
-        channel.posted = min(until, len(channel.expected))
+        channel.posted = until

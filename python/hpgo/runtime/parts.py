@@ -90,7 +90,12 @@ class Part(nn.Module):
         self.takes, self.gives = takes, gives
         self._names = tuple(modules)
         self._modules_in_order = nn.ModuleList(modules.values())
-        self._calls, self._given, self._row_dimensions, self._dtype = calls, given, row_dimensions, dtype
+        # Found once: looking a module up, or what it lacks, takes as long as a small layer.
+        self._calls = tuple(
+            (module, getattr(module, "wants_rows", False), call)
+            for call, module in ((call, self._modules_in_order[call.module]) for call in calls)
+        )
+        self._given, self._row_dimensions, self._dtype = given, row_dimensions, dtype
         self._queue = queue
 
     def forward(self, *values: Tensor, rows: int) -> tuple[Tensor, ...]:
@@ -104,7 +109,7 @@ class Part(nn.Module):
         begin_layers()  # those computed everywhere have run in other parts, and draw the same again
         held: dict[int, Tensor] = {}
         for at, (value, tensor) in enumerate(zip(self.takes, values, strict=True)):
-            if tuple(tensor.shape) != value.shape_of(rows):
+            if tensor.shape != value.shape_of(rows):
                 raise ArgumentError(
                     f"`{value.name}` has the shape {tuple(tensor.shape)}, not {value.shape_of(rows)}",
                     "inputs have the shapes of the workload's example, with a row for each sample",
@@ -112,14 +117,13 @@ class Part(nn.Module):
             if value.is_input and self._dtype is not None and tensor.is_floating_point():
                 tensor = tensor.to(self._dtype)  # noqa: PLW2901 -- data is cast as weights are
             held[at] = tensor.movedim(0, self._row_dimensions[at]) if self._row_dimensions.get(at) else tensor
-        for call in self._calls:
-            module = self._modules_in_order[call.module]
+        for module, wants_rows, call in self._calls:
             arguments: list[Any] = [
                 tuple(held[one] for one in at) if isinstance(at, tuple) else held[at] for at in call.reads
             ]
             for position in call.keeps_leaves:
                 arguments[position] = arguments[position].clone()
-            made = module(*arguments, rows=rows) if getattr(module, "wants_rows", False) else module(*arguments)
+            made = module(*arguments, rows=rows) if wants_rows else module(*arguments)
             made = made if isinstance(made, (tuple, list)) else (made,)
             held |= {at: tensor for at, tensor in zip(call.makes, made, strict=True) if at >= 0}
             for at in call.drops:

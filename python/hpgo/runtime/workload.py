@@ -186,7 +186,7 @@ class Workload:
         if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
             said = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else shown(mean)
             raise ArgumentError(f"`loss` gave {said}", "give the mean over the samples, one number")
-        return mean.reshape(()) * total
+        return (mean.reshape(()) if mean.dim() else mean) * total
 
 
 def _network(model: Any, inputs: Sequence[Tensor]) -> Network:
