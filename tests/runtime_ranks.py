@@ -32,6 +32,7 @@ def run(rank: int, world: int, folder: Path) -> None:
         program = hpgo.Program.from_json(json.dumps(case["program"]))
         workload = Workload.read(case["workload"])
         given = {"clip_norm": case.get("clip_norm"), "optimizer": optimizer(case)}
+        given |= {name: case[name] for name in ("backend",) if name in case}
         with Pipeline(program, workload, dtype=torch.float64, **given) as pipeline:
             losses = [
                 pipeline.step(*runtime_models.batch(workload, program.global_batch_size, step))
@@ -51,6 +52,8 @@ def run(rank: int, world: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     world, folder = int(sys.argv[1]), Path(sys.argv[2])
+    if "backend" in (folder / "cases.json").read_text():
+        import hpgo.runtime.torch_backend  # takes seconds, too
     fork = multiprocessing.get_context("fork")  # torch is imported once; nothing has run yet
     ranks = [fork.Process(target=run, args=(rank, world, folder)) for rank in range(world)]
     for one in ranks:

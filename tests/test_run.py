@@ -166,6 +166,32 @@ def test_what_goes_wrong_in_one_rank_is_said_once_and_ends_all(
     assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {words}"]
 
 
+def test_torchs_pipelining_measures_and_tells_as_the_engine_does(folder: Path) -> None:
+    orders = hpgo.schedule("zb_h1", ranks=2, micro_batches=4)
+    program = hpgo.program(
+        orders, [(LAYERS[:3], [0, 1]), (LAYERS[3:], [2, 3])], micro_batch_size=7, global_batch_size=28
+    )
+    program.save(folder / "even.json")
+    words = ("even.json", *WORKLOAD, "--steps", "3", "--dtype", "float64", "--json", "--timeline", "torch.npz")
+    losses = []
+    for backend in ("hpgo", "torch"):
+        code, out, err = finish(start(folder, *words, "--backend", backend))
+        assert (code, err) == (0, "")
+        losses.append(json.loads(out)["losses"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+    measured = hpgo.Timeline.read(folder / "torch.npz")
+    for rank in range(4):
+        ran = [text for text, at in zip(measured.action_texts(), measured.rank, strict=True) if at == rank]
+        assert ran == [f"{one.stage}{one.kind}{one.micro_batch}" for one in program.for_rank(rank).actions]
+        assert (measured.start_s[measured.rank == rank][1:] >= measured.end_s[measured.rank == rank][:-1]).all()
+    code, _, err = finish(start(folder, "even.json", *WORKLOAD, "--backend", "torch", HOW="raise"))
+    assert code == 1
+    assert err.splitlines()[0] == (
+        "error: rank 3, step 1, the forward pass of micro-batch 1 through stage 1: ValueError: boom"
+    )
+    assert len(err.splitlines()) == 2, err
+
+
 def test_too_few_ranks_are_told_once(folder: Path) -> None:
     code, _, err = finish(start(folder, "three-one.json", *WORKLOAD, launcher=2))
     assert code == 1
@@ -233,6 +259,7 @@ def test_ranks_end_with_the_command_that_started_them(folder: Path) -> None:
         (["one.json", "--optimizer", "sgd:lr"], "option `lr` of `sgd` is no NAME=NUMBER"),
         (["one.json", "--optimizer", "sgd:speed=1"], "unexpected keyword argument 'speed'"),
         (["none.json"], "there is no file"),
+        (["three-one.json", "--backend", "torch"], "stage 1 has 1 replica and stage 0 has 3"),
         (["one.json", "--timeline", "absent/run.npz"], "there is no folder `absent`"),
         (["one.json", "--timeline", "run.png"], "`run.png` ends in neither .timeline.json nor .npz"),
         (["chain.json"], "is a plan of inference"),

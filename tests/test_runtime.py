@@ -184,6 +184,23 @@ def test_sixteen_processes_give_one_processs_gradients(tmp_path: Path) -> None:
     )
 
 
+def test_torchs_pipelining_gives_one_processs_gradients_in_our_orders(tmp_path: Path) -> None:
+    groups = [[[0], [1]], [[0, 3], [1, 2]], [[2, 0], [3, 1]]]
+    cases = [
+        put(name, groups[at % 3], share=2 + at % 3, recompute=at % 2 == 1)
+        for at, name in enumerate(one for one in ORDERS if one not in TWO_CHAINS)
+    ]
+    cases += [
+        put("zb_h1", [[0, 1], [2, 3]], share=5, workload="skips"),
+        put("zb_v", [[2], [1]], steps=5, adamw=True, clip_norm=0.1, workload="tied"),
+        put("1f1b", [[0, 1], [2, 3]], steps=5, adamw=True, shard_optimizer=True, workload="dropping", recompute=True),
+        put("interleaved_zb", [[0], [1]], share=3, workload="shared"),
+        put("gpipe", [[0], [2], [1], [3]], share=3, steps=2, adamw=True, workload="weighted"),
+        put("1f1b", [[2, 0, 1, 3]], micro_batches=3),
+    ]
+    check(4, [case | {"backend": "torch"} for case in cases], tmp_path)
+
+
 def at_random(seed: int) -> dict[str, Any]:
     """A case on up to four devices: any order, cuts, replicas and rows, any of the models, with what plans ask for."""
     chance = random.Random(seed)
@@ -327,12 +344,51 @@ def test_a_run_says_what_is_wrong_with_its_plan_and_options() -> None:
         ({"dtype": "float64"}, "dtype is `float64`"),
         ({"dtype": torch.int64}, "dtype is torch.int64"),
         ({"timeout_s": "long"}, "timeout_s is `long`"),
+        ({"backend": "gloo"}, "there is no back-end `gloo`"),
         ({"device": "moon"}, "the device can't be used"),
         *([] if torch.cuda.is_available() else [({"device": "cuda"}, "the device can't be used: torch finds no GPU")]),
     ):
         with pytest.raises(hpgo.HpgoError, match=words) as caught:
             Pipeline(**{"plan": alone(), "workload": "runtime_models:chain"} | change)
         assert caught.value.hint
+
+
+def on(name: str, *stages: tuple[list[int], list[range]]) -> hpgo.Program:
+    """The chain on these devices, with these rows of three."""
+    orders = hpgo.schedule(name, ranks=2, micro_batches=4, chunks=2 if name in CHUNKED else None)
+    of = Workload.read("runtime_models:chain").layers
+    cut = [of[len(of) * at // len(stages) : len(of) * (at + 1) // len(stages)] for at in range(len(stages))]
+    layers = [cut[at] if name not in TWO_CHAINS else of[4 * (at % 2) : 4 * (at % 2) + 4] for at in range(orders.stages)]
+    program = hpgo.program(
+        orders, list(zip(layers, [devices for devices, _ in stages], strict=True)),
+        micro_batch_size=3, global_batch_size=12,
+    )  # fmt: skip
+    rows = [tuple(those) or stage.rows for stage, (_, those) in zip(program.stages, stages, strict=True)]
+    return dataclasses.replace(
+        program,
+        stages=tuple(dataclasses.replace(one, rows=those) for one, those in zip(program.stages, rows, strict=True)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (on("dualpipe", ([0], []), ([1], []), ([1], []), ([0], [])), "`dualpipe` has two copies of the model"),
+        (on("1f1b", ([0, 1, 2], []), ([3], [])), "stage 1 has 1 replica and stage 0 has 3"),
+        (
+            on("1f1b", ([0, 1], []), ([2, 3], [range(1), range(1, 3)])),
+            "replicas of stage 1 share the rows of a micro-batch otherwise than those of stage 0",
+        ),
+        (
+            on("interleaved", ([0, 1], []), ([2, 3], []), ([1, 0], []), ([2, 3], [])),
+            "replica 0 of stage 2 is on device 1, and of another stage of its rank of `interleaved` on device 0",
+        ),
+    ],
+)
+def test_what_torchs_pipelining_cannot_run_is_refused_with_the_way_out(program: hpgo.Program, words: str) -> None:
+    with pytest.raises(hpgo.ArgumentError, match=words) as caught:
+        Pipeline(program, "runtime_models:chain", backend="torch")
+    assert str(caught.value.hint).startswith("leave out `backend`: the engine of hpgo runs it")
 
 
 def test_a_step_says_what_is_wrong_with_its_batch_and_where_a_layer_raised() -> None:

@@ -76,6 +76,10 @@ class _Run:
     "--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, metavar="SECONDS",
     help="How long ranks wait for each other.",
 )  # fmt: skip
+@click.option(
+    "--backend", type=click.Choice(["hpgo", "torch"]), default="hpgo", show_default=True,
+    help="What passes tensors on: hpgo, or `torch.distributed.pipelining`.",
+)  # fmt: skip
 @click.option("--timeline", metavar="FILE", help="Keep what was measured: .timeline.json or .npz, for `hpgo draw`.")
 @click.option("--checkpoint", metavar="FOLDER", help="Save there what was learnt, at least at the end.")
 @click.option("--every", type=click.IntRange(1), metavar="N", help="Save after every so many steps, too.")
@@ -160,6 +164,10 @@ def command(
     optimizer_of(optimizer)  # wrong ones are told before anything starts
     if scale is not None:
         _foresee(read, scale)
+    if options["backend"] == "torch":
+        from hpgo.runtime.torch_backend import pipelines  # loaded once, before there are processes
+
+        pipelines(_program(read))
     run_here(_program(read).world_size, lambda: _work(run, read))
 
 

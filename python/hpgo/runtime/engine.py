@@ -15,7 +15,7 @@ import torch
 from hpgo.runtime.passes import running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from hpgo.programs.ranks import RankAction, RankProgram, RankStage
@@ -71,7 +71,7 @@ class StageRun:
         self.stage, self.part, self._workload = stage, part, workload
         self._before, self._behind = cuts
         self._size, self._start, self._rows = micro_batch_size, stage.rows.start, len(stage.rows)
-        self._recompute, self._autocast = recompute, autocast
+        self.recompute, self._autocast = recompute, autocast
         self._inputs = [
             (at, int(value.name.removeprefix(_OUTSIDE)))
             for at, value in enumerate(part.takes)
@@ -83,21 +83,13 @@ class StageRun:
         self, micro_batch: int, batch: Batch, exchange: Exchange, received: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Runs the part forward; returns what travels on."""
-        values: list[Any] = [None] * len(self.part.takes)
-        for at, tensor in zip(exchange.takes.crossing, received, strict=True):
-            crossing = self._before[at]
-            values[crossing.taken] = tensor.requires_grad_() if crossing.value.has_gradient else tensor
-        if self._inputs:
-            begin = micro_batch * self._size + self._start
-            rows = batch.inputs.rows(begin, begin + self._rows)
-            for at, number in self._inputs:
-                values[at] = rows[number]
-        if self._recompute:
+        values = self.values(micro_batch, batch, exchange.takes.crossing, received)
+        if self.recompute:
             kept = _Kept(values, (), _generators(batch.loss.device))
             with torch.no_grad():
-                outputs = self._run(values, micro_batch, batch, again=False)
+                outputs = self.run(values, micro_batch, batch, again=False)
         else:
-            outputs = self._run(values, micro_batch, batch, again=False)
+            outputs = self.run(values, micro_batch, batch, again=False)
             kept = _Kept(values, outputs)
         self._kept[micro_batch] = kept
         if self.stage.is_last:
@@ -117,7 +109,7 @@ class StageRun:
         if kept.generators is not None:
             with torch.random.fork_rng(_devices(batch.loss.device)):
                 _restore(kept.generators, batch.loss.device)
-                outputs = self._run(kept.values, micro_batch, batch, again=True)
+                outputs = self.run(kept.values, micro_batch, batch, again=True)
         roots: list[torch.Tensor] = []
         gradients: list[torch.Tensor | None] = []
         if self.stage.is_last:
@@ -141,10 +133,25 @@ class StageRun:
         """Computes the gradients of weights that the half for inputs has left."""
         self.part.run_weight_gradients(micro_batch)
 
-    def _run(
+    def values(
+        self, micro_batch: int, batch: Batch, crossing: Iterable[int], received: Iterable[torch.Tensor]
+    ) -> list[Any]:
+        """What the part takes: tensors that were received, numbered as they cross the cut, and inputs of the batch."""
+        values: list[Any] = [None] * len(self.part.takes)
+        for at, tensor in zip(crossing, received, strict=True):
+            one = self._before[at]
+            values[one.taken] = tensor.requires_grad_() if one.value.has_gradient else tensor
+        if self._inputs:
+            begin = micro_batch * self._size + self._start
+            rows = batch.inputs.rows(begin, begin + self._rows)
+            for at, number in self._inputs:
+                values[at] = rows[number]
+        return values
+
+    def run(
         self, values: Sequence[torch.Tensor], micro_batch: int, batch: Batch, *, again: bool
     ) -> Sequence[torch.Tensor]:
-        """What the part gives, or of the last stage the loss."""
+        """What the part gives, or of the last stage the loss; `again` if it computes it anew."""
         begin = micro_batch * self._size + self._start
         end = begin + self._rows
         with running(step=batch.step, samples=range(begin, end), again=again), self._autocast():
@@ -206,7 +213,25 @@ class Sums(Protocol):
         """It has ended."""
 
 
-class Engine:
+class Actions:
+    """What a rank does in a step, and how far it is."""
+
+    def __init__(self, mine: RankProgram, gradients: Sums, stamps: Stamps) -> None:
+        self.actions = mine.actions
+        self.at = -1
+        """The action that runs, or ran last; -1 before the first."""
+        self.clock_ns: list[int] = []
+        """Start and end of each action of the last step, one after the other, by `time.perf_counter_ns`."""
+        self._gradients, self._stamps = gradients, stamps
+        self._last = {action.stage: at for at, action in enumerate(mine.actions) if action.kind != "F"}
+
+    @property
+    def last_action(self) -> RankAction | None:
+        """The action that runs, or ran last."""
+        return self.actions[self.at] if self.at >= 0 else None
+
+
+class Engine(Actions):
     """Runs one rank's actions, step by step."""
 
     def __init__(
@@ -217,23 +242,12 @@ class Engine:
         gradients: Sums,
         stamps: Stamps,
     ) -> None:
-        self.actions = mine.actions
-        self.at = -1
-        """The action that runs, or ran last; -1 before the first."""
-        self.clock_ns: list[int] = []
-        """Start and end of each action of the last step, one after the other, by `time.perf_counter_ns`."""
-        self._stages, self._messages, self._gradients = stages, messages, gradients
-        self._stamps = stamps
-        last = {action.stage: at for at, action in enumerate(mine.actions) if action.kind != "F"}
+        super().__init__(mine, gradients, stamps)
+        self._messages = messages
         self._plan = [
-            (at, one.kind, stages[one.stage], one.micro_batch, exchange, last.get(one.stage) == at)
+            (at, one.kind, stages[one.stage], one.micro_batch, exchange, self._last.get(one.stage) == at)
             for at, (one, exchange) in enumerate(zip(mine.actions, messages.exchanges, strict=True))
         ]
-
-    @property
-    def last_action(self) -> RankAction | None:
-        """The action that runs, or ran last."""
-        return self.actions[self.at] if self.at >= 0 else None
 
     def step(self, batch: Any) -> None:
         """Runs all actions; afterwards the gradients of this rank are complete, and sums over others may still run.

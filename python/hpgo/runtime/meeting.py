@@ -170,8 +170,13 @@ class Groups:
         joining: Sequence[int],
         cuts: Sequence[Sequence[Crossing]],
         device: torch.device,
+        *,
+        pipelines: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        """`sums` are the ranks of each sum of gradients, `joining` the stages whose layers sum over their replicas."""
+        """`sums` are the ranks of each sum of gradients, `joining` the stages whose layers sum over their replicas.
+
+        `pipelines` are the ranks of each replica, where torch passes tensors on.
+        """
         everyone = tuple(range(program.world_size))
         world = dist.group.WORLD
         # NCCL runs a group's messages between two ranks one after the other, so each direction has a group of its own;
@@ -190,7 +195,10 @@ class Groups:
             if len(program.stages[number].devices) > 1
         }
         """Those whose layers ask for sums over the replicas of their stage, by stage."""
-        self._made = [one for one in (*self.ways, *self.sums.values(), *self.replicas.values()) if one is not world]
+        self.pipelines: dict[tuple[int, ...], Any] = {ranks: dist.new_group(list(ranks)) for ranks in pipelines}
+        """Those that torch's pipelining passes tensors on in, by ranks."""
+        made = (*self.ways, *self.sums.values(), *self.replicas.values(), *self.pipelines.values())
+        self._made = [one for one in made if one is not world]
 
     def close(self) -> None:
         """Gives them back; the ranks stay together."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hpgo.base.checks import check_is, number, whole
+from hpgo.base.checks import check_is, choice, number, whole
 from hpgo.base.errors import ArgumentError, HpgoError, RunError
 from hpgo.base.files import as_path
 from hpgo.base.wording import shown
@@ -30,7 +30,7 @@ from hpgo.runtime.runnable import check_program, program_of
 from hpgo.runtime.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hpgo.programs.program import Program
     from hpgo.runtime.gradients import Weight
     from hpgo.runtime.parts import Part
+    from hpgo.runtime.torch_backend import TorchEngine
     from hpgo.timing.timeline import Timeline
 
 _MOST_SEED = 2**63 - 1
@@ -72,6 +73,7 @@ class Pipeline:
         autocast: torch.dtype | None = None,
         device: torch.device | str | None = None,
         timeout_s: float = 600.0,
+        backend: str = "hpgo",
     ) -> None:
         """Joins the other ranks, and makes the layers of this one.
 
@@ -85,12 +87,19 @@ class Pipeline:
             autocast: the dtype that `torch.autocast` computes in: `torch.bfloat16`; None is without.
             device: None is the GPU of the rank's local number if its machine has one for each rank, else the CPU.
             timeout_s: how long a rank waits for another one.
+            backend: what passes tensors on: `hpgo`, or `torch` for `torch.distributed.pipelining`.
 
         Raises ArgumentError for a plan and a workload that don't go together or can't be run, and RunError if the ranks
         don't find each other, or differ in plan, options or versions.
         """
         self.program, overlap = program_of(plan)
         check_program(self.program)
+        self._backend = choice("back-end", backend, ("hpgo", "torch"))
+        pipelines = []
+        if self._backend == "torch":
+            from hpgo.runtime import torch_backend  # seconds that others need not wait
+
+            pipelines = torch_backend.pipelines(self.program)
         self.device = _device(device)
         seed = whole("seed", seed, least=0, most=_MOST_SEED)
         if clip_norm is not None and not number("clip_norm", clip_norm) > 0:
@@ -116,12 +125,20 @@ class Pipeline:
             self.mine = self.program.for_rank(dist.get_rank())
             self.workload = Workload.read(workload, seed=seed) if isinstance(workload, str) else workload
             check_is("workload", self.workload, Workload, "give a Workload, or a name such as `gpt:layers=2`")
-            self._build(seed, dtype, autocast, overlap=overlap)
+            self._build(seed, dtype, autocast, pipelines, overlap=overlap)
         except BaseException:
             self.close()
             raise
 
-    def _build(self, seed: int, dtype: torch.dtype | None, autocast: torch.dtype | None, *, overlap: bool) -> None:
+    def _build(
+        self,
+        seed: int,
+        dtype: torch.dtype | None,
+        autocast: torch.dtype | None,
+        pipelines: Sequence[tuple[int, ...]],
+        *,
+        overlap: bool,
+    ) -> None:
         program, mine, workload = self.program, self.mine, self.workload
         agree(
             {
@@ -129,6 +146,7 @@ class Pipeline:
                 "workload": hashlib.sha256(repr((workload.layers, workload.ties)).encode()).hexdigest()[:12],
                 "kind of device": self.device.type,
                 "seed": str(seed),
+                "backend": self._backend,
                 "dtype": f"{dtype}, autocast {autocast}",
                 "clip_norm": str(self._clip_norm),
                 "optimizer": "some" if self._optimizer_of is not None else "none",
@@ -138,7 +156,7 @@ class Pipeline:
         cuts = crossings(parts, program.schedule.chain_length)
         ranks = Ranks(program, workload.ties)
         joining = [number for number, part in enumerate(parts) if part.joins]
-        self._groups = groups = Groups(program, ranks.groups, joining, cuts, self.device)
+        self._groups = groups = Groups(program, ranks.groups, joining, cuts, self.device, pipelines=pipelines)
         self.parts: dict[int, Part] = {stage.stage: parts[stage.stage].to(self.device) for stage in mine.stages}
         """The layers that this rank holds, by stage."""
         for stage, part in self.parts.items():
@@ -164,9 +182,25 @@ class Pipeline:
         self._holdings = Holdings(
             program, workload, parts=self.parts, weights=self.weights, stepper=self._stepper, seed=seed
         )
-        messages = Messages(program, mine.rank, cuts, groups.ways, self.device)
         self._stamps = Stamps(self.device)
-        self.engine = Engine(mine, runs, messages, self._gradients, self._stamps)
+        self.engine: Engine | TorchEngine
+        if self._backend == "torch":
+            from hpgo.runtime.torch_backend import TorchEngine
+
+            with told("torch's pipelining can't be set up", "leave out `backend`: the engine of hpgo runs the plan"):
+                self.engine = TorchEngine(
+                    program,
+                    mine,
+                    runs,
+                    cuts=cuts,
+                    groups=groups.pipelines,
+                    gradients=self._gradients,
+                    stamps=self._stamps,
+                    device=self.device,
+                )
+        else:
+            messages = Messages(program, mine.rank, cuts, groups.ways, self.device)
+            self.engine = Engine(mine, runs, messages, self._gradients, self._stamps)
         self._recorder = Recorder(program, Clock(self.device))
         self.steps = 0
         """Steps that have been done."""

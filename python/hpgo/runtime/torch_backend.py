@@ -1,0 +1,248 @@
+"""The other back-end: torch's own pipelining passes on what crosses, in our orders; all else is as the engine has it.
+
+`torch.distributed.pipelining` runs one pipeline of stages, each on one rank. Replicas are as many pipelines beside each
+other; their gradients are summed as ever, by us.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.utils.checkpoint import checkpoint
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import counted
+from hpgo.runtime.engine import Actions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hpgo.programs.program import Program
+    from hpgo.programs.ranks import RankProgram
+    from hpgo.runtime.clocks import Stamps
+    from hpgo.runtime.engine import Batch, StageRun
+    from hpgo.runtime.gradients import Gradients
+    from hpgo.runtime.messages import Crossing
+    from hpgo.runtime.parts import Value
+
+# It logs its whole schedule beside each error, which `Pipeline` tells.
+logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
+
+_WAY_OUT = "leave out `backend`: the engine of hpgo runs it"
+
+
+def pipelines(program: Program) -> list[tuple[int, ...]]:
+    """The ranks of each replica's pipeline, in ascending order, as process groups have them.
+
+    Raises ArgumentError for a program that torch's pipelining can't run, with the reason.
+    """
+    name, stages = program.schedule.name, program.stages
+    if len(program.schedule.micro_batches) > 1:
+        raise ArgumentError(
+            f"`{name}` has two copies of the model, and torch's pipelining runs one", f"{_WAY_OUT}, or choose another"
+        )
+    for number, stage in enumerate(stages):
+        if len(stage.devices) != len(stages[0].devices):
+            raise ArgumentError(
+                f"stage {number} has {counted(len(stage.devices), 'replica')} and stage 0 has"
+                f" {len(stages[0].devices)}, and torch's pipelining passes on whole tensors from one rank to one",
+                f"{_WAY_OUT}, or plan with as many devices for each stage",
+            )
+        if stage.rows != stages[0].rows:
+            raise ArgumentError(
+                f"replicas of stage {number} share the rows of a micro-batch otherwise than those of stage 0, and"
+                " torch's pipelining passes on whole tensors from one rank to one",
+                f"{_WAY_OUT}, or give them the same rows",
+            )
+    holders: dict[tuple[int, int], int] = {}
+    for number, stage in enumerate(stages):
+        for replica, device in enumerate(stage.devices):
+            held = holders.setdefault((program.schedule.rank_of_stage[number], replica), device)
+            if held != device:
+                raise ArgumentError(
+                    f"replica {replica} of stage {number} is on device {device}, and of another stage of its rank of"
+                    f" `{name}` on device {held}",
+                    f"{_WAY_OUT}, or name the devices of stages that share them in one order",
+                )
+    replicas = range(len(stages[0].devices))
+    return [tuple(sorted({stage.devices[replica] for stage in stages})) for replica in replicas]
+
+
+class TorchEngine(Actions):
+    """Runs one rank's actions by torch's `_PipelineScheduleRuntime`."""
+
+    def __init__(
+        self,
+        program: Program,
+        mine: RankProgram,
+        runs: Mapping[int, StageRun],
+        *,
+        cuts: Sequence[Sequence[Crossing]],
+        groups: Mapping[tuple[int, ...], Any],
+        gradients: Gradients,
+        stamps: Stamps,
+        device: torch.device,
+    ) -> None:
+        """`groups` are those of `pipelines`."""
+        super().__init__(mine, gradients, stamps)
+        self._places = {(one.kind, one.stage, one.micro_batch): at for at, one in enumerate(mine.actions)}
+        self._taken: list[Any] = []
+        self._modules = [
+            _Module(run, () if run.stage.is_first else cuts[number - 1], cuts[number]) for number, run in runs.items()
+        ]
+        self._schedule = None
+        if runs:
+            ranks = next(ranks for ranks in groups if mine.rank in ranks)
+            stages = [
+                _Stage(one, len(program.stages), device=device, group=groups[ranks], act=self._act)
+                for one in self._modules
+            ]
+            self._schedule = _Schedule(stages, n_microbatches=program.micro_batches, loss_fn=_is_given)
+            with tempfile.TemporaryDirectory() as folder:
+                orders = Path(folder) / "orders.csv"
+                orders.write_text("\n".join(_row(program.for_rank(rank)) for rank in ranks) + "\n", encoding="utf-8")
+                self._schedule._load_csv(str(orders))
+
+    def step(self, batch: Batch) -> None:
+        """Runs all actions; afterwards the gradients of this rank are complete, and sums over others may still run."""
+        self._gradients.begin()
+        self._taken = [None] * (2 * len(self.actions))
+        for one in self._modules:
+            one.batch = batch
+        if self._schedule is not None:
+            try:
+                self._schedule.step(return_outputs=False)
+            except _Raised as raised:
+                raise raised.failure from None
+        self.clock_ns = self._stamps.in_ns(self._taken)
+
+    def _act(self, kind: str, stage: int, micro_batch: int, compute: Callable[[], Any]) -> Any:
+        """One action, which torch has come to."""
+        at = self.at = self._places[kind, stage, micro_batch]
+        is_last = self._last[stage] == at
+        try:
+            if is_last and kind == "B":
+                self._gradients.watch(stage)
+            self._taken[2 * at] = self._stamps.take()
+            made = compute()
+            self._taken[2 * at + 1] = self._stamps.take()
+            if is_last:
+                self._gradients.passed(stage)
+        except Exception as failure:
+            # torch wraps what layers raise.
+            cause = failure.__cause__ if type(failure) is RuntimeError else None
+            raise _Raised(cause if isinstance(cause, Exception) else failure) from failure
+        return made
+
+
+def _row(mine: RankProgram) -> str:
+    """A rank's orders as torch reads them. It has no use for pairs that may overlap: it runs them one by one."""
+    return ",".join(f"{one.stage}{one.kind}{one.micro_batch}" for one in mine.actions)
+
+
+class _Raised(BaseException):
+    """Takes what an action has raised out of torch, which would log it and then wait for sends that nobody receives."""
+
+    def __init__(self, failure: Exception) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+class _Module(nn.Module):
+    """A stage as torch calls it: takes and gives what crosses its cuts, or gives the loss."""
+
+    def __init__(self, run: StageRun, before: Sequence[Crossing], behind: Sequence[Crossing]) -> None:
+        super().__init__()
+        self.run, self.before, self.behind = run, before, behind
+        self.part = run.part
+        self.batch: Batch
+        self.micro_batch = 0
+        self.losses: dict[int, torch.Tensor] = {}
+
+    def forward(self, *received: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Runs the pass that was set."""
+        run, batch, micro_batch = self.run, self.batch, self.micro_batch
+        times = count()
+
+        def once(*values: torch.Tensor) -> Sequence[torch.Tensor]:
+            return run.run(values, micro_batch, batch, again=next(times) > 0)
+
+        values = run.values(micro_batch, batch, range(len(received)), received)
+        outputs = checkpoint(once, *values, use_reentrant=False) if run.recompute else once(*values)
+        if run.stage.is_last:
+            batch.loss += outputs[0].detach()
+            self.losses[micro_batch] = outputs[0]
+            return outputs[0]
+        return tuple(_to_send(outputs[crossing.given], crossing.value) for crossing in self.behind)
+
+
+def _to_send(tensor: torch.Tensor, value: Value) -> torch.Tensor:
+    """In the dtype that was agreed on, which autocast may have left, and in one piece."""
+    made = (tensor if value.has_gradient else tensor.detach()).to(value.dtype)
+    return made.contiguous()
+
+
+def _example(value: Value, rows: int) -> torch.Tensor:
+    """Says what crosses without having it."""
+    example = torch.empty(value.shape_of(rows), dtype=value.dtype, device="meta")
+    return example.requires_grad_(value.has_gradient)
+
+
+class _Stage(PipelineStage):
+    """torch's own, which tells when it begins and ends an action, and splits backward passes as we do."""
+
+    def __init__(
+        self, module: _Module, stages: int, *, device: torch.device, group: Any, act: Callable[..., Any]
+    ) -> None:
+        stage = module.run.stage
+        crossing = [[one.value for one in cut] for cut in (module.before, module.behind)]
+        takes, gives = (tuple(_example(value, len(stage.rows)) for value in values) for values in crossing)
+        if stage.is_last:
+            gives = (torch.empty((), device="meta"),)
+        super().__init__(module, stage.stage, stages, device, input_args=takes, output_args=gives, group=group)
+        self._hpgo_act = partial(act, stage=stage.stage)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **how: Any) -> Any:
+        """A forward pass."""
+        self.submod.micro_batch = fwd_chunk_id
+        compute = partial(super().forward_one_chunk, fwd_chunk_id, *args, **how)
+        return self._hpgo_act("F", micro_batch=fwd_chunk_id, compute=compute)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, full_backward: bool = True, **how: Any) -> Any:
+        """A backward pass, or its half for inputs: a whole one that leaves the gradients of weights."""
+        compute = partial(super().backward_one_chunk, bwd_chunk_id, *args, full_backward=True, **how)
+        if full_backward:
+            return self._hpgo_act("B", micro_batch=bwd_chunk_id, compute=compute)
+        with self.submod.part.queueing(bwd_chunk_id):
+            return self._hpgo_act("I", micro_batch=bwd_chunk_id, compute=compute)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *_: Any, **__: Any) -> None:
+        """What that half has left."""
+        compute = partial(self.submod.run.finish_weights, bwd_chunk_id)
+        self._hpgo_act("W", micro_batch=bwd_chunk_id, compute=compute)
+
+
+class _Schedule(_PipelineScheduleRuntime):
+    """torch's own; the last stage's module has computed the losses."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, scale_grads=False, **how)
+
+    def _maybe_compute_loss(self, *_: Any, **__: Any) -> None:
+        """Nothing is left to compute."""
+
+    def _maybe_get_loss(self, stage: _Stage, mb_index: int) -> torch.Tensor | None:
+        return stage.submod.losses.pop(mb_index) if stage.is_last else None
+
+
+def _is_given(*_: Any) -> None:
+    """Tells torch that there are losses to go back from."""
