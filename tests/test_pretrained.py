@@ -29,7 +29,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "num_key_value_heads": 1, **_SMALL, **_TEXT},
     "bert": {"architectures": ["BertForSequenceClassification"], **_SMALL, **_TEXT},
     "vit": {"architectures": ["ViTForImageClassification"], "image_size": 16, "patch_size": 8, **_SMALL},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 1, **_SMALL, **_TEXT},
+    "resnet": {"architectures": ["ResNetForImageClassification"], "image_size": 32, "embedding_size": 8,
+               "hidden_sizes": [8, 8, 16, 16], "depths": [1, 2, 3, 2]},
 }  # fmt: skip
+BLOCKS = {"gpt2": 2, "llama": 2, "bert": 2, "vit": 2, "qwen2": 2, "resnet": 8}
 
 
 @pytest.fixture
@@ -47,7 +51,7 @@ def config(kind: str, folder: Path) -> str:
 def test_every_cut_gives_the_whole_models_loss_and_gradients(kind: str, tmp_path: Path, transformers: Any) -> None:
     workload, chance = hpgo.runtime.Workload.read(config(kind, tmp_path)), random.Random(kind)
     assert len(workload.layers) > 40
-    for shares in [4], [1, 3]:
+    for shares in ([4], [1, 3])[: 1 if kind == "resnet" else 2]:  # it normalises each share by itself
         loss, gradients = cut_models.step(
             workload, workload.parts([workload.layers], dtype=torch.float64), shares, cut_graph=False
         )
@@ -56,6 +60,50 @@ def test_every_cut_gives_the_whole_models_loss_and_gradients(kind: str, tmp_path
         assert float(found_loss) == pytest.approx(float(loss), rel=1e-12)
         cut_models.check_close(found, gradients)
     assert bool(workload.ties) == (kind == "gpt2")  # its head is its embedding
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_at_every_grain_layers_hold_the_model_and_cuts_give_its_loss(
+    kind: str, tmp_path: Path, transformers: Any
+) -> None:
+    by_operation, chance = hpgo.runtime.Workload.read(config(kind, tmp_path)), random.Random(kind)
+    whole = by_operation.parts([by_operation.layers], dtype=torch.float64)
+    loss, gradients = cut_models.step(by_operation, whole, [4], cut_graph=False)
+    counts = [len(by_operation.layers)]
+    for grain in "module", "block":
+        workload = by_operation.by(grain)
+        counts.append(len(workload.layers))
+        where = {layer: at for at, layer in enumerate(workload.layers)}
+        assert all(where[start] < where[end] for start, end in workload.edges)
+        parts = workload.parts(cut_models.random_stages(workload, chance), dtype=torch.float64)
+        found_loss, found = cut_models.step(workload, parts, [4])
+        assert float(found_loss) == pytest.approx(float(loss), rel=1e-12)
+        assert sum(one.numel() for one in found.values()) == sum(one.numel() for one in gradients.values())
+        assert by_operation.holding(workload.layers).layers == workload.layers
+    assert counts == sorted(counts, reverse=True)
+    assert BLOCKS[kind] < counts[-1] <= BLOCKS[kind] + 4  # and what lies beside them
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_model_larger_than_the_memory_is_measured_layer_by_layer(tmp_path: Path, transformers: Any) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 50, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 50, **sizes})
+    )
+    workload = hpgo.runtime.Workload.read(f"{tmp_path / 'config.json'}:length=5,batch=3", on_meta=True)
+    assert [tuple(one.shape) for one in workload.example_inputs] == [(3, 5)]
+    held = [tensor for node in workload.network.nodes.values() for tensor in node.make().parameters()]
+    assert held
+    assert all(tensor.is_meta for tensor in held)
+    remarks: list[str] = []
+    found = hpgo.runtime.profile(
+        f"{tmp_path / 'config.json'}:length=5", seconds=0, memory_bytes=2e7, progress=lambda _, one: remarks.append(one)
+    )
+    blocks = [layer for layer in found.layers if ".layers." in layer.id]
+    assert len(blocks) == 50
+    assert {layer.parameter_bytes for layer in blocks} == {4 * (4 * 256**2 + 3 * 256 * 1024 + 2 * 256)}
+    assert not any(".layers.30" in remark for remark in remarks)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

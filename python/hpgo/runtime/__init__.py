@@ -1,4 +1,4 @@
-"""Runs plans: workloads, cut into stages, on `torch.distributed`. The only room that needs torch.
+"""Runs plans: workloads, cut into stages, on `torch.distributed`, and measures them. The only room that needs torch.
 
 The public names below load on first use; without torch they raise an HpgoError that says how to install it.
 """
@@ -18,18 +18,24 @@ if TYPE_CHECKING:
     from hpgo.runtime.parts import Part as Part
     from hpgo.runtime.parts import Value as Value
     from hpgo.runtime.pipeline import Pipeline as Pipeline
+    from hpgo.runtime.profiling import Measurement as Measurement
+    from hpgo.runtime.profiling import measure as measure
+    from hpgo.runtime.profiling import profile as profile
     from hpgo.runtime.workload import Workload as Workload
 
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
     "Emulation": "hpgo.runtime.emulation",
     "Loader": "hpgo.runtime.loader",
+    "Measurement": "hpgo.runtime.profiling",
     "Network": "hpgo.runtime.modules",
     "Part": "hpgo.runtime.parts",
     "Pipeline": "hpgo.runtime.pipeline",
     "Share": "hpgo.runtime.loader",
     "Value": "hpgo.runtime.parts",
     "Workload": "hpgo.runtime.workload",
+    "measure": "hpgo.runtime.profiling",
+    "profile": "hpgo.runtime.profiling",
 }
 
 __all__ = list(_PUBLIC)
@@ -47,7 +53,9 @@ def check_torch() -> None:
     try:
         importlib.import_module("torch")
     except ImportError as error:
-        raise HpgoError(f"running plans needs torch, which can't be imported: {error}", _WAY_OUT) from error
+        raise HpgoError(
+            f"running and measuring models needs torch, which can't be imported: {error}", _WAY_OUT
+        ) from error
 
 
 _WAY_OUT = "`pip install 'hpgo[torch]'`; planning, simulating and drawing need none of it"

@@ -334,11 +334,9 @@ class _Crossing:
         modules = {}
         for layer in runs:
             module = self.network.make_on_meta(layer) if on_meta else self.network.make(layer, seed=seed)
-            dropout.install(layer, module, seed=seed, row_dimensions=self.made[layer].dropouts)
-            norms.install(module)
             if queue is not None:
                 halves.install(module, queue)
-            modules[layer] = module if dtype is None else module.to(dtype)
+            modules[layer] = ready(layer, module, self.made[layer], dtype=dtype, seed=seed)
         for holders in self.network.ties:
             here = [holder for holder in holders if holder[0] in modules]
             if not here:
@@ -352,6 +350,13 @@ class _Crossing:
                 module, _, last = name.rpartition(".")
                 setattr(modules[layer].get_submodule(module), last, first)
         return modules
+
+
+def ready(layer: str, module: nn.Module, made: Made, *, dtype: torch.dtype | None, seed: int) -> nn.Module:
+    """The module of a layer, with dropout and normalisation as plans need them, and weights of `dtype`."""
+    dropout.install(layer, module, seed=seed, row_dimensions=made.dropouts)
+    norms.install(module)
+    return module if dtype is None else module.to(dtype)
 
 
 def parameter_of(module: nn.Module, holder: tuple[str, str]) -> nn.Parameter:

@@ -99,7 +99,9 @@ def install(
         if type(found) in _MASKED_DIMENSIONS:
             whole = _MASKED_DIMENSIONS[type(found)]
             found.__class__ = DrawnDropout
-            found.place, found.seed, found.whole_dimensions = place, seed, whole
+            # Operations of a graph keep their place, whatever layers it is cut into.
+            found.place = getattr(found, "place", place)
+            found.seed, found.whole_dimensions = seed, whole
             found.row_dimension = (row_dimensions or {}).get(name, 0)
             found.inplace = False  # the mask is multiplied
         elif isinstance(found, (nn.MultiheadAttention, nn.RNNBase)) and found.dropout > 0:

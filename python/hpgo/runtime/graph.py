@@ -1,9 +1,10 @@
 """Any model as a network: its graph by `torch.export`, with a layer for each operation that can be cut off.
 
 Operations run in the order of the graph. A cut may come between two of them unless a value that lives there can't be
-sent row by row, is a tuple, or is changed in place behind it; what lies between two such cuts is one layer. Operations
-that follow from inputs alone, as masks and positions do, are no layers: each stage that needs them computes them. Sizes
-that grow with the batch are computed from the number of rows.
+sent row by row, is a tuple, or is changed in place behind it; what lies between two such cuts is one layer, or part of
+one, where layers are asked for by module or by block. Operations that follow from inputs alone, as masks and positions
+do, are no layers: each stage that needs them computes them. Sizes that grow with the batch are computed from the number
+of rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import nn
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shorten
 from hpgo.runtime import dropout, halves
+from hpgo.runtime.grouping import Place, grouped
 from hpgo.runtime.modules import Given, Network, Node
 
 if TYPE_CHECKING:
@@ -31,14 +33,14 @@ _HELPERS = "inputs' own"
 """Id of what follows from inputs alone."""
 
 
-def exported(model: nn.Module, inputs: Sequence[Tensor]) -> Network:
-    """`model` as a network, for inputs with a batch of any size from 1 as their first dimension.
+def exported(model: nn.Module, inputs: Sequence[Tensor]) -> Graph:
+    """What makes networks of `model`, for inputs with a batch of any size from 1 as their first dimension.
 
     Raises ArgumentError where torch can't export it, with the line of the user's that is to blame, and where it draws
     random numbers other than by dropout or changes a buffer.
     """
     program, batch = _export(model, inputs)
-    return _Graph(model, program, batch).network()
+    return Graph(model, program, batch)
 
 
 def _export(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
@@ -128,6 +130,28 @@ class Steps(nn.Module):
             for at in range(len(self.steps))
         ]
 
+    def settings(self) -> list[Any]:
+        """What it computes, whatever its values are called: equal for layers that compute the same."""
+        numbers: dict[str, int] = {}
+
+        def numbered(value: Any) -> Any:
+            if isinstance(value, _Name):
+                return "value", numbers.setdefault(value.name, len(numbers))
+            if isinstance(value, (_Device, _Kind)):
+                return type(value).__name__
+            if isinstance(value, torch.Tensor):
+                return "tensor", tuple(value.shape), str(value.dtype)
+            if isinstance(value, (list, tuple)):
+                return [numbered(one) for one in value]
+            return str(value)
+
+        found: list[Any] = [[numbered(_Name(name)) for name in self.takes]]
+        for step in self.steps:
+            call = "module" if isinstance(step.call, str) else str(step.call)
+            options = [(key, numbered(value)) for key, value in sorted(step.options.items())]
+            found.append((call, numbered(step.arguments), options, numbered(_Name(step.makes))))
+        return [*found, [numbered(_Name(name)) for name in self.gives]]
+
     def forward(self, *given: Tensor, rows: int) -> Tensor | tuple[Tensor, ...]:
         """What the graph has for the values that the layer gives."""
         held: dict[str, Any] = dict(zip(self.takes, given, strict=True))
@@ -168,7 +192,7 @@ def _names(value: Any) -> Iterable[str]:
         yield from _names(list(value.values()))
 
 
-class _Graph:
+class Graph:
     """An exported program on its way to a network."""
 
     def __init__(self, model: nn.Module, program: Any, batch: Any) -> None:
@@ -182,12 +206,14 @@ class _Graph:
         self.pure = self._pure()
         self.real = [node for node in self.operations if node not in self.pure and _is_value(node)]
 
-    def network(self) -> Network:
-        """A layer for what lies between two cuts."""
+    def network(self, by: str) -> Network:
+        """A layer for what lies between two cuts, or for a module or block: `by` is one of `grouping.GRAINS`."""
         returned = self._returned()
         layers, network = self._layers(returned), Network()
-        where = {node: number for number, nodes in enumerate(layers) for node in nodes}
         ids = [_id(nodes[-1]) for nodes in layers]
+        if by != "op":
+            ids, layers = grouped(layers, [[self._place_of(node) for node in nodes] for nodes in layers], by)
+        where = {node: number for number, nodes in enumerate(layers) for node in nodes}
         gives: list[list[Any]] = [[] for _ in layers]
         helped: list[Any] = []
         for node in [*self.real, *self.pure]:
@@ -304,6 +330,10 @@ class _Graph:
             )
         return layers
 
+    def _place_of(self, node: Any) -> Place:
+        holds = any(self.sources.get(one, ("",))[0] == "parameter" for one in node.all_input_nodes)
+        return Place(_path(node), has_weights=holds)
+
     def size(self, node: Any) -> int | _Size:
         """What a node that is a size comes to."""
         value = node.meta.get("val")
@@ -393,7 +423,7 @@ def _detached(graph: Any, node: Any) -> Any:
 class _Builder:
     """Turns operations of a graph into steps of a layer, and collects what the layer holds and takes."""
 
-    def __init__(self, graph: _Graph, inside: set[Any]) -> None:
+    def __init__(self, graph: Graph, inside: set[Any]) -> None:
         self.graph, self.inside = graph, inside
         self.held: dict[str, Any] = {}
         self.takes: dict[Any, None] = {}
@@ -487,12 +517,18 @@ def _conv2d(builder: _Builder, node: Any) -> nn.Module | None:
 
 
 def _dropout(_: _Builder, node: Any) -> nn.Module | None:
-    return nn.Dropout(node.args[1]) if node.args[2] else None
+    return _placed(nn.Dropout, node) if node.args[2] else None
 
 
 def _feature_dropout(_: _Builder, node: Any) -> nn.Module | None:
     kinds = {3: nn.Dropout1d, 4: nn.Dropout2d, 5: nn.Dropout3d}
-    return kinds[node.meta["val"].dim()](node.args[1]) if node.args[2] else None
+    return _placed(kinds[node.meta["val"].dim()], node) if node.args[2] else None
+
+
+def _placed(kind: Callable[[float], nn.Module], node: Any) -> nn.Module:
+    made = kind(node.args[1])
+    made.place = _id(node)
+    return made
 
 
 def _batch_norm(builder: _Builder, node: Any) -> nn.Module | None:
@@ -529,9 +565,13 @@ def _name(target: Any) -> str:
 
 def _id(node: Any) -> str:
     """Path of the module that an operation is in, and its own name."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path = stack[-1][0].removeprefix("L['self']").removeprefix(".") if stack else ""
+    path = _path(node)
     return f"{path}.{node.name}" if path else str(node.name)
+
+
+def _path(node: Any) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return stack[-1][0].removeprefix("L['self']").removeprefix(".") if stack else ""
 
 
 def _is_value(node: Any) -> bool:

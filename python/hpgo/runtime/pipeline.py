@@ -125,6 +125,8 @@ class Pipeline:
             self.mine = self.program.for_rank(dist.get_rank())
             self.workload = Workload.read(workload, seed=seed) if isinstance(workload, str) else workload
             check_is("workload", self.workload, Workload, "give a Workload, or a name such as `gpt:layers=2`")
+            chain = self.program.stages[: self.program.schedule.chain_length]
+            self.workload = self.workload.holding([layer for stage in chain for layer in stage.layers])
             self._build(seed, dtype, autocast, pipelines, overlap=overlap)
         except BaseException:
             self.close()

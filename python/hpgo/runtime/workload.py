@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from functools import cached_property
@@ -15,6 +16,7 @@ from hpgo.base.checks import check_is
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import near, shorten, shown
 from hpgo.runtime.cuts import Made, cut, look
+from hpgo.runtime.grouping import GRAINS
 from hpgo.runtime.models import MODELS, built_in
 from hpgo.runtime.modules import Network
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from hpgo.runtime.graph import Graph
     from hpgo.runtime.parts import Part
 
 
@@ -66,19 +69,65 @@ class Workload:
             raise ArgumentError(f"`weight` is {shown(weight)}", "give a function of targets, or leave it out")
         check_is("`name`", name, str, "give text")
         self.loss, self.weight, self.name = loss, weight, name
-        self._network = _network(model, self.example_inputs)
-        if not self._network.layers:
+        self.is_on_meta = False
+        """Whether its weights have no values, and take no memory."""
+        self._graph = _graph(model, self.example_inputs)
+        self._take(_network(model) if self._graph is None else self._graph.network("op"))
+
+    def _take(self, network: Network) -> None:
+        self.network = network
+        """What it is made of."""
+        if not network.layers:
             raise ArgumentError("the model has no layers", "give it at least one")
         self._looks: dict[torch.dtype | None, dict[str, Made]] = {}
 
+    def by(self, grain: str) -> Workload:
+        """The same workload with other layers: those of each `block`, `module` or operation (`op`) of its model.
+
+        Only models that were exported have these; the layers of lists and networks are their blocks. Raises
+        ArgumentError for another grain of them.
+
+        >>> from torch.nn.functional import mse_loss
+        >>> class Twice(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)])
+        ...     def forward(self, given):
+        ...         return self.blocks[1](self.blocks[0](given))
+        >>> twice = Workload(Twice(), torch.zeros(2, 4), torch.zeros(2, 4), loss=mse_loss)
+        >>> twice.by("block").layers
+        ('blocks.0', 'blocks.1')
+        >>> twice.layers
+        ('blocks.0.0.linear', 'blocks.0.1.tanh', 'blocks.1.0.linear_1', 'blocks.1.1.tanh_1')
+        """
+        if grain not in GRAINS:
+            raise ArgumentError(f"layers by {shown(grain)}", f"give one of {', '.join(GRAINS)}")
+        if self._graph is None:
+            if grain != "block":
+                raise ArgumentError(
+                    f"the layers of `{self.name or 'this workload'}` are as it gives them, not by {grain}",
+                    "leave it out; models that are exported have layers by block, module and op",
+                )
+            return self
+        other = copy.copy(self)
+        other.__dict__.pop("parameters", None)
+        other._take(self._graph.network(grain))
+        return other
+
+    def holding(self, layers: Collection[str]) -> Workload:
+        """The same workload by the grain that has these layers; itself if none has."""
+        if self._graph is None or set(layers) == set(self.layers):
+            return self
+        return next((one for one in map(self.by, GRAINS) if set(one.layers) == set(layers)), self)
+
     @classmethod
-    def read(cls, text: str, *, seed: int = 0) -> Workload:
+    def read(cls, text: str, *, seed: int = 0, on_meta: bool = False) -> Workload:
         """The workload that `text` names.
 
         `gpt:layers=12,hidden=768` is a built-in model with sizes, `my_model:build` a function without arguments in a
         module, which is called with torch seeded by `seed`, and a `config.json`, or a folder with one, a model of
-        Hugging Face's transformers, with random weights or those in the folder. Raises ArgumentError where there is
-        none, or where the function raises.
+        Hugging Face's transformers, with random weights or those in the folder; with `on_meta`, its weights take no
+        memory. Raises ArgumentError where there is none, or where the function raises.
 
         >>> Workload.read("mlp:layers=2,width=4").layers
         ('linear-1', 'linear-2')
@@ -86,14 +135,16 @@ class Workload:
         check_is("the workload", text, str, "name a model, or `module:function`")
         name, _, rest = text.partition(":")
         if name in MODELS:
-            made = built_in(name, rest)
-            return cls(made.network, made.inputs, made.targets, made.loss, weight=made.weight, name=text)
-        if text.endswith(".json") or (text and Path(text).is_dir()):
+            sized = built_in(name, rest)
+            return cls(sized.network, sized.inputs, sized.targets, sized.loss, weight=sized.weight, name=text)
+        if name.endswith(".json") or (name and Path(name).is_dir()):
             from hpgo.runtime.pretrained import pretrained  # what reads them takes seconds to load
 
             torch.manual_seed(seed)
-            read = pretrained(Path(text))
-            return cls(read.model, read.inputs, read.targets, read.loss, weight=read.weight, name=text)
+            read = pretrained(Path(name), rest, on_meta=on_meta)
+            made = cls(read.model, read.inputs, read.targets, read.loss, weight=read.weight, name=text)
+            made.is_on_meta = on_meta
+            return made
         if not rest:
             raise ArgumentError(
                 f"there is no workload `{shorten(text)}`",
@@ -104,17 +155,17 @@ class Workload:
     @property
     def layers(self) -> tuple[str, ...]:
         """Ids in the order in which they run; a profile of the workload has the same."""
-        return self._network.layers
+        return self.network.layers
 
     @property
     def edges(self) -> tuple[tuple[str, str], ...]:
         """`(from, to)` ids."""
-        return self._network.edges
+        return self.network.edges
 
     @property
     def ties(self) -> tuple[tuple[tuple[str, str], ...], ...]:
         """Groups of `(layer id, parameter name)` that are one tensor."""
-        return tuple(self._network.ties)
+        return tuple(self.network.ties)
 
     @cached_property
     def parameters(self) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -122,7 +173,7 @@ class Workload:
         shapes = {
             layer: {
                 name: tuple(tensor.shape)
-                for name, tensor in self._network.make_on_meta(layer).named_parameters(remove_duplicate=False)
+                for name, tensor in self.network.make_on_meta(layer).named_parameters(remove_duplicate=False)
             }
             for layer in self.layers
         }
@@ -147,11 +198,9 @@ class Workload:
             said = dtype if isinstance(dtype, torch.dtype) else shown(dtype)
             raise ArgumentError(f"dtype is {said}", "give one of torch's, such as torch.float64, or None")
         check_is("`stages`", stages, list | tuple, "give a list of layer ids for each stage")
-        if dtype not in self._looks:
-            self._looks[dtype] = look(self._network, self.example_inputs, dtype)
         return cut(
-            self._network,
-            self._looks[dtype],
+            self.network,
+            self.look(dtype),
             self.example_inputs,
             stages,
             dtype=dtype,
@@ -159,6 +208,12 @@ class Workload:
             only=only,
             split_backward=split_backward,
         )
+
+    def look(self, dtype: torch.dtype | None) -> dict[str, Made]:
+        """What each layer makes, with weights of `dtype`; nothing is computed."""
+        if dtype not in self._looks:
+            self._looks[dtype] = look(self.network, self.example_inputs, dtype)
+        return self._looks[dtype]
 
     def weight_of(self, targets: Tensor | Sequence[Tensor]) -> Tensor:
         """What each sample counts, of the shape `(rows,)` in float64: 1 unless the workload says otherwise."""
@@ -189,15 +244,20 @@ class Workload:
         return (mean.reshape(()) if mean.dim() else mean) * total
 
 
-def _network(model: Any, inputs: Sequence[Tensor]) -> Network:
+def _graph(model: Any, inputs: Sequence[Tensor]) -> Graph | None:
+    """What a module was exported to; None for lists, networks and what is no model."""
+    if not isinstance(model, nn.Module) or isinstance(model, (nn.Sequential, nn.ModuleList)):
+        return None
+    from hpgo.runtime.graph import exported  # what exports takes a second to load
+
+    return exported(model, inputs)
+
+
+def _network(model: Any) -> Network:
     if isinstance(model, Network):
         return model
     if isinstance(model, (nn.Sequential, nn.ModuleList, list, tuple, dict)):
         return Network.chain(model)
-    if isinstance(model, nn.Module):
-        from hpgo.runtime.graph import exported  # what exports takes a second to load
-
-        return exported(model, inputs)
     raise ArgumentError(f"`model` is {shown(model)}", "give a torch.nn module, a list of them, or a Network")
 
 

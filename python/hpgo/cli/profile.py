@@ -1,0 +1,166 @@
+"""`hpgo profile`: measures what the layers of a model take on this machine."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpgo.base.documents import json_text
+from hpgo.base.errors import ArgumentError
+from hpgo.base.units import format_bytes, format_seconds
+from hpgo.cli.questions import BYTES, SECONDS, Counts
+from hpgo.cli.terminal import progress, say, table
+
+if TYPE_CHECKING:
+    from hpgo.model.profile import Layer, Profile
+    from hpgo.runtime.profiling import Measurement
+
+_DTYPES = ("float32", "float64", "bfloat16")
+_PART = ".part"
+"""Behind the name of the profile: what has been measured so far."""
+
+
+@click.command()
+@click.argument("workload", metavar="NAME|MODULE:FUNCTION|CONFIG.json")
+@click.option("-o", "output", metavar="FILE", help="The profile: .yaml, .json, or PipeDream's .txt.")
+@click.option(
+    "--by", type=click.Choice(["block", "module", "op"]), default="block", show_default=True,
+    help="What a layer is, in models that torch exports.",
+)  # fmt: skip
+@click.option(
+    "--batch-size", type=Counts(), default="1", show_default=True, metavar="N[,N…]", help="Samples in a batch."
+)
+@click.option(
+    "--ranks", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+    help="Processes that will share this machine: as many measure at once.",
+)  # fmt: skip
+@click.option("--dtype", type=click.Choice(_DTYPES), help="Of the weights; the workload's own if left out.")
+@click.option("--autocast", type=click.Choice(["bfloat16"]), help="What to compute in, whatever the weights are.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="A GPU, if there is one and this is left out.")
+@click.option("--time-limit", type=SECONDS, default="30s", show_default=True, metavar="TIME", help="For each size.")
+@click.option("--memory", type=BYTES, metavar="SIZE", help="What layers may fill at once; half of what is free.")
+@click.option("--json", "as_json", is_flag=True, help="The profile and its spreads as one object, for machines.")
+def command(
+    *,
+    workload: str,
+    output: str | None,
+    batch_size: tuple[int, ...],
+    dtype: str | None,
+    autocast: str | None,
+    time_limit: float,
+    memory: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure the layers of a model on this machine, forward and backward, for `hpgo plan`.
+
+    A model is named as for `hpgo run`. One that is larger than the memory is measured layer by layer. Interrupted, the
+    same command goes on where it was, if it has a file to write.
+
+    \b
+    Examples:
+      hpgo profile gpt:layers=4 --batch-size 1,2,4,8 -o gpt.yaml
+      hpgo profile my_model:build --ranks 4 -o mine.yaml
+      hpgo profile llama/config.json:length=512 --dtype bfloat16 -o llama.yaml
+      hpgo plan gpt.yaml --cluster dapple-c --devices 4 --global-batch-size 64
+    """
+    from hpgo import runtime
+
+    runtime.check_torch()
+    _check_output(output, batch_size)
+    import torch
+
+    from hpgo.runtime.profiling import measure
+
+    with progress("measuring") as tell:
+        found = measure(
+            workload,
+            batch_sizes=batch_size,
+            dtype=dtype and getattr(torch, dtype),
+            autocast=autocast and getattr(torch, autocast),
+            seconds=time_limit,
+            memory_bytes=memory,
+            keep=None if output is None else f"{output}{_PART}",
+            progress=tell,
+            **options,
+        )
+    from hpgo.model.formats import write_profile
+
+    if output is not None:
+        write_profile(found.profile, output)
+    if as_json:
+        _print_json(found)
+        return
+    _print_table(found)
+    for note in found.notes:
+        say("note", note)
+    if output is None:
+        say("note", "nothing was written: `-o FILE.yaml` keeps the profile for `hpgo plan`")
+
+
+def _check_output(output: str | None, sizes: tuple[int, ...]) -> None:
+    """Raises ArgumentError for what can't be written, before anything is measured."""
+    if output is None:
+        return
+    path = Path(output)
+    if path.suffix not in {".yaml", ".yml", ".json", ".txt"}:
+        raise ArgumentError(f"can't tell the format of `{output}`", "end it in .yaml, .json or .txt")
+    if path.suffix == ".txt" and len(sizes) > 1:
+        raise ArgumentError("PipeDream text holds one batch size", "measure at one, or write .yaml")
+    if not path.parent.is_dir():
+        raise ArgumentError(f"there is no folder `{path.parent}` to write `{output}` in", "name one that exists")
+
+
+def _print_json(found: Measurement) -> None:
+    from hpgo.model.formats.native import document
+
+    wholes = {str(rows): {"whole_s": one.whole_s, "sum_s": one.sum_s} for rows, one in found.wholes.items()}
+    click.echo(
+        json_text(
+            {"profile": document(found.profile), "spread": found.spreads, "whole": wholes, "notes": list(found.notes)}
+        )
+    )
+
+
+def _print_table(found: Measurement) -> None:
+    """What the layers take at the largest batch size; those alike that follow each other are one row."""
+    profile, spreads = found.profile, found.spreads
+    rows = []
+    for _, group in groupby(profile.layers, key=lambda layer: (_figures(layer), spreads[layer.id])):
+        alike = list(group)
+        first, last = alike[0], alike[-1]
+        rows.append(
+            (
+                first.id if first is last else f"{first.id} … {last.id}",
+                len(alike),
+                *_cells(first),
+                f"{100 * spreads[first.id]:.0f} %",
+            )
+        )
+    title = f"{profile.name}, a batch of {profile.batch_sizes[-1]}"
+    table(("layer", "count", "forward", "backward", "output", "saved", "weights", "spread"), rows, title)
+    click.echo()
+    for at, size in enumerate(profile.batch_sizes):
+        click.echo(_total(found, profile, at, size))
+
+
+def _figures(layer: Layer) -> tuple[float | None, ...]:
+    saved = None if layer.saved_bytes is None else layer.saved_bytes[-1]
+    return layer.forward_s[-1], layer.backward_s[-1], layer.activation_bytes[-1], saved, layer.parameter_bytes
+
+
+def _cells(layer: Layer) -> list[str]:
+    forward, backward, *sizes = _figures(layer)
+    return [*(format_seconds(one or 0) for one in (forward, backward)), *(format_bytes(one or 0) for one in sizes)]
+
+
+def _total(found: Measurement, profile: Profile, at: int, size: int) -> str:
+    forward, backward = (
+        sum(getattr(layer, name)[at] for layer in profile.layers) for name in ("forward_s", "backward_s")
+    )
+    whole = found.wholes.get(size)
+    beside = "" if whole is None else f"; as one model {format_seconds(whole.whole_s)}"
+    return f"batch of {size}: forward {format_seconds(forward)}, backward {format_seconds(backward)}{beside}"

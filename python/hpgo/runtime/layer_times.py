@@ -1,0 +1,462 @@
+"""Times and bytes of each layer of a workload, for batches of one size.
+
+Layers run one after the other on what the one before has made, forward and then backward, as many as fit into memory at
+once: caches hold then what they hold in a run. A layer that equals one that was measured before is not measured again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import chain
+from math import sqrt
+from statistics import fmean, median, quantiles
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hpgo.base.errors import RunError
+from hpgo.runtime.clocks import Stamps
+from hpgo.runtime.cuts import ready
+from hpgo.runtime.loader import repeated
+from hpgo.runtime.meeting import first_line
+from hpgo.runtime.passes import running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+    from hpgo.runtime.modules import Node
+    from hpgo.runtime.workload import Workload
+
+_LEAST, _MOST = 5, 200
+"""How often a layer runs, besides once to warm up."""
+_FEWEST = 2
+"""The same where the time is up."""
+_WHOLES = 20
+"""How often the model runs as a whole, between runs of its layers."""
+_COPIES = 3
+"""Of weights: they, their gradients, and what a backward pass adds to these."""
+_SURE = 0.02
+"""Of the time that all layers take: half of what its median may be off by, for sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was seen of layers that are alike."""
+
+    forward_s: float
+    backward_s: float
+    spread: float
+    """Of forward and backward together: the middle half of what was measured, as a share of the median."""
+    parameter_bytes: int
+    saved_bytes: int
+    """Kept until the backward pass, besides what the layer reads and returns."""
+    reads: Sequence[bool]
+    """Of each value that it reads, whether its backward pass needs it."""
+    returns: Sequence[tuple[int, int, int, bool]]
+    """Of each value: its bytes, those of its memory, whose that is (the number of a value that it reads, or -1 and
+    below: one for each memory of its own), and whether its backward pass needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All layers run as one graph."""
+
+    whole_s: float
+    sum_s: float
+    """What the layers took by themselves."""
+
+
+@dataclass(slots=True)
+class _Layer:
+    """A layer that is being measured."""
+
+    node: Node
+    module: nn.Module
+    likeness: str
+    saved_bytes: int = 0
+    reads: tuple[bool, ...] = ()
+    returns: tuple[tuple[int, int, int, bool], ...] = ()
+    made: list[Tensor] = field(default_factory=list)
+    taken: list[Tensor] = field(default_factory=list)
+    spans_ns: list[tuple[int, int]] = field(default_factory=list)
+    """Forward and backward, of each time that it ran."""
+
+
+class Bench:
+    """Measures layers of `workload` for batches of `rows` samples; `found` may hold what was measured before."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        rows: int,
+        *,
+        dtype: torch.dtype | None,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        device: torch.device,
+        memory_bytes: float,
+        seconds: float,
+        found: dict[str, Figures],
+        tell: Callable[[int, str], None],
+        measured: Callable[[], None],
+    ) -> None:
+        """`memory_bytes` and `seconds` are what may be used; `tell` hears how many layers are done, and what runs.
+
+        `found` has figures by likeness of layers; it gets those that are measured, and `measured` is called then.
+        """
+        self._workload, self._rows, self._dtype, self._device = workload, rows, dtype, device
+        self._autocast, self._memory_bytes, self._until_s = autocast, memory_bytes, time.monotonic() + seconds
+        self._found, self._tell, self._measured = found, tell, measured
+        self._network, self._looks = workload.network, workload.look(dtype)
+        self._has_gradient = {
+            value.name for made in self._looks.values() for value in made.values if value.has_gradient
+        }
+        self._last = next(reversed(self._network.nodes))
+        self._stamps = Stamps(device)
+        self._held: dict[str, Tensor] = {
+            f"input:{at}": self._cast(tensor).to(device)
+            for at, tensor in enumerate(repeated(workload.example_inputs, (range(rows),)).tensors)
+        }
+        self._targets = tuple(one.to(device) for one in repeated(workload.example_targets, (range(rows),)).tensors)
+        self.figures: dict[str, Figures] = {}
+        """Of each layer, the hidden ones too, once `run` has ended."""
+        self.whole: Whole | None = None
+        """Unless the layers were too large to run at once."""
+
+    def run(self) -> None:
+        """Measures all layers. Raises RunError where one can't run."""
+        likeness: dict[str, str] = {}
+        segment: list[_Layer] = []
+        held_bytes, was_found = 0.0, set(self._found)
+        for done, node in enumerate(self._network.nodes.values()):
+            alike = likeness[node.id] = self._likeness(node)
+            if alike in was_found:
+                self._skip(node)
+                continue
+            weights_bytes = sum(map(_bytes, self._network.make_on_meta(node.id).parameters()))
+            if segment and held_bytes + _COPIES * weights_bytes > self._memory_bytes:
+                self._measure(segment, done)
+                held_bytes, was_found = 0.0, set(self._found)
+                if alike in was_found:
+                    self._skip(node)
+                    continue
+            self._tell(done, node.id)
+            segment.append(_Layer(node, self._module(node), alike))
+            held_bytes += _COPIES * weights_bytes + self._look_at(segment[-1])
+        if segment:
+            self._measure(segment, len(likeness))
+        self.figures = {layer: self._found[alike] for layer, alike in likeness.items()}
+
+    def _measure(self, segment: list[_Layer], done: int) -> None:
+        """Runs the layers of a segment until their times are sure, and lets them go."""
+        ends, is_all = segment[-1].node.id == self._last, len(segment) == len(self._network.nodes)
+        wholes_ns: list[int] = []
+        while True:
+            self._forward(segment)
+            self._backward(segment, ends=ends)
+            count = len(segment[0].spans_ns) - 1
+            if is_all and count < _WHOLES:
+                wholes_ns.append(self._run_whole(segment))
+            self._tell(done, f"{segment[-1].node.id}, {count} times" if count > 0 else segment[-1].node.id)
+            is_late = time.monotonic() > self._until_s
+            if count >= (_FEWEST if is_late else _LEAST) and (is_late or count >= _MOST or _is_sure(segment)):
+                break
+        for alike in dict.fromkeys(one.likeness for one in segment):
+            self._found[alike] = self._figures([one for one in segment if one.likeness == alike])
+        self._measured()
+        if is_all:
+            layers_ns = sum(median(sum(span) for span in one.spans_ns[1:]) for one in segment)
+            self.whole = Whole(median(wholes_ns[1:]) / 1e9, layers_ns / 1e9)
+        segment.clear()
+        self._held = {name: tensor.detach() for name, tensor in self._held.items()}  # graphs hold weights
+
+    def _figures(self, alike: Sequence[_Layer]) -> Figures:
+        """Of layers that are alike, on average."""
+        one = alike[0]
+        forward, backward = (
+            fmean(median(span[way] for span in each.spans_ns[1:]) for each in alike) / 1e9 for way in (0, 1)
+        )
+        return Figures(
+            forward_s=forward,
+            backward_s=backward,
+            spread=median(_spread([sum(span) for span in each.spans_ns[1:]]) for each in alike),
+            parameter_bytes=sum(map(_bytes, one.module.parameters())),
+            saved_bytes=one.saved_bytes,
+            reads=one.reads,
+            returns=one.returns,
+        )
+
+    def _forward(self, segment: Sequence[_Layer], *, is_whole: bool = False) -> None:
+        """Runs layers forward, each on leaves of its own, or all as one graph."""
+        with self._running():
+            for one in segment:
+                taken = self._arguments(one, is_whole=is_whole)
+                begin = self._stamps.take()
+                made = self._call(one.node, one.module, taken)
+                end = self._stamps.take()
+                self._keep(one, made)
+                if not is_whole:
+                    (begin_ns, end_ns) = self._stamps.in_ns([begin, end])
+                    one.spans_ns.append((end_ns - begin_ns, 0))
+
+    def _arguments(self, one: _Layer, *, is_whole: bool) -> list[Any]:
+        """What a layer reads; what it changes in place is copied first."""
+        values = {name: self._held[name] for feed in one.node.feeds for name in self._names(feed)}
+        if not is_whole:
+            values = {
+                name: value.detach().requires_grad_(name in self._has_gradient and value.is_floating_point())
+                for name, value in values.items()
+            }
+        one.taken = list(values.values())
+        return self._given(one.node, values)
+
+    def _backward(self, segment: Sequence[_Layer], *, ends: bool) -> None:
+        """Runs layers backward, the last one from the loss if it ends the model."""
+        gradients: dict[str, Tensor] = {}
+        for one in reversed(segment):
+            names = self._names(one.node.id)
+            roots = [(name, made) for name, made in zip(names, one.made, strict=True) if made.requires_grad]
+            forward_ns, backward_ns = one.spans_ns[-1]
+            if ends and one is segment[-1]:
+                loss_ns = self._loss(gradients)
+                forward_ns, backward_ns = forward_ns + loss_ns[0], loss_ns[1]
+            given = [gradients.pop(name, None) for name, _ in roots]
+            given = [
+                torch.full_like(made, 1e-3) if gradient is None else gradient.to(made.dtype)
+                for (_, made), gradient in zip(roots, given, strict=True)
+            ]
+            if _COPIES * sum(map(_bytes, one.module.parameters())) > self._memory_bytes:
+                one.module.zero_grad(set_to_none=True)  # there is no room to add to them
+            if roots:
+                begin = self._stamps.take()
+                torch.autograd.backward([made for _, made in roots], given)
+                begin_ns, end_ns = self._stamps.in_ns([begin, self._stamps.take()])
+                backward_ns += end_ns - begin_ns
+            one.spans_ns[-1] = forward_ns, backward_ns
+            read = dict.fromkeys(name for feed in one.node.feeds for name in self._names(feed))
+            for name, leaf in zip(read, one.taken, strict=True):
+                if leaf.grad is not None:
+                    gradients[name] = leaf.grad if name not in gradients else gradients[name] + leaf.grad
+
+    def _loss(self, gradients: dict[str, Tensor]) -> tuple[int, int]:
+        """Puts the loss's gradients into `gradients`; returns the nanoseconds that it took forward and backward."""
+        names = [name for output in self._network.outputs for name in self._names(output)]
+        outputs = [self._held[name].detach().requires_grad_(self._held[name].is_floating_point()) for name in names]
+        with self._running():
+            begin = self._stamps.take()
+            loss = self._workload.loss_of(tuple(outputs), self._targets) / self._rows
+            middle = self._stamps.take()
+            loss.backward()
+            begin_ns, middle_ns, end_ns = self._stamps.in_ns([begin, middle, self._stamps.take()])
+        gradients |= {name: one.grad for name, one in zip(names, outputs, strict=True) if one.grad is not None}
+        return middle_ns - begin_ns, end_ns - middle_ns
+
+    def _run_whole(self, segment: Sequence[_Layer]) -> int:
+        """Runs the layers as one graph; returns the nanoseconds of its pass forward and backward."""
+        names = [name for output in self._network.outputs for name in self._names(output)]
+        begin = self._stamps.take()
+        self._forward(segment, is_whole=True)
+        with self._running():
+            loss = self._workload.loss_of(tuple(self._held[name] for name in names), self._targets) / self._rows
+        loss.backward()
+        begin_ns, end_ns = self._stamps.in_ns([begin, self._stamps.take()])
+        return end_ns - begin_ns
+
+    def _look_at(self, one: _Layer) -> int:
+        """Runs a layer once to see what its backward pass needs; returns the bytes of it."""
+        own = {_address(tensor) for tensor in chain(one.module.parameters(), one.module.buffers())}
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            if _address(tensor) not in own:
+                kept[_address(tensor)] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with self._running(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            taken = self._arguments(one, is_whole=False)
+            self._keep(one, self._call(one.node, one.module, taken))
+        read = {_address(tensor): at for at, tensor in reversed(list(enumerate(one.taken)))}
+        mine = {address: -1 - at for at, address in enumerate(dict.fromkeys(map(_address, one.made)))}
+        one.reads = tuple(_address(tensor) in kept for tensor in one.taken)
+        one.returns = tuple(
+            (
+                _bytes(tensor),
+                tensor.untyped_storage().nbytes(),
+                read.get(_address(tensor), mine[_address(tensor)]),
+                _address(tensor) in kept,
+            )
+            for tensor in one.made
+        )
+        one.saved_bytes = sum(size for address, size in kept.items() if address not in read and address not in mine)
+        return sum(kept.values())
+
+    def _call(self, node: Node, module: nn.Module, arguments: list[Any]) -> Any:
+        try:
+            with self._autocast():
+                if getattr(module, "wants_rows", False):
+                    return module(*arguments, rows=self._rows)
+                return module(*arguments)
+        except Exception as failure:  # whatever the user's layer raises
+            lacks = "memory" in str(failure).lower()
+            raise RunError(
+                f"layer `{node.id}` can't run on a batch of {self._rows}: {type(failure).__name__}: "
+                f"{first_line(failure)}",
+                "try a smaller `--batch-size`, or `--dtype bfloat16`"
+                if lacks
+                else "does the model run on its example?",
+            ) from failure
+
+    def _keep(self, one: _Layer, made: Any) -> None:
+        one.made = [made] if isinstance(made, torch.Tensor) else list(made)
+        self._held |= dict(zip(self._names(one.node.id), one.made, strict=True))
+
+    def _skip(self, node: Node) -> None:
+        """Holds tensors of the shapes that a layer would make."""
+        module = self._ready(node, self._network.make_on_meta(node.id))
+        with torch.no_grad(), self._running():
+            values = {name: self._held[name].to("meta") for feed in node.feeds for name in self._names(feed)}
+            made = self._call(node, module, self._given(node, values))
+        tensors = [made] if isinstance(made, torch.Tensor) else made
+        for name, tensor in zip(self._names(node.id), tensors, strict=True):
+            self._held[name] = plausible(torch.empty_like(tensor, device=self._device))
+
+    def _given(self, node: Node, values: dict[str, Tensor]) -> list[Any]:
+        """The arguments of a layer, of the values that it reads."""
+        arguments = []
+        for at, feed in enumerate(node.feeds):
+            names = self._names(feed)
+            tensors = tuple(
+                values[name].clone() if at in self._looks[node.id].mutates else values[name] for name in names
+            )
+            is_tuple = feed in self._looks and not self._looks[feed].is_single
+            arguments.append(tensors if is_tuple else tensors[0])
+        return arguments
+
+    def _module(self, node: Node) -> nn.Module:
+        """A layer's module with weights: its first ones, or plausible ones for a model that takes no memory."""
+        if self._workload.is_on_meta:
+            module = self._network.make_on_meta(node.id).to_empty(device=self._device)
+            for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+                plausible(tensor, name)
+        else:
+            module = self._network.make(node.id, seed=0).to(self._device)
+        return self._ready(node, module)
+
+    def _ready(self, node: Node, module: nn.Module) -> nn.Module:
+        return ready(node.id, module, self._looks[node.id], dtype=self._dtype, seed=0).train()
+
+    def _names(self, feed: str) -> tuple[str, ...]:
+        return (feed,) if feed not in self._looks else tuple(value.name for value in self._looks[feed].values)
+
+    def activation_bytes(self) -> dict[str, int]:
+        """Of each layer, the bytes that others read of it, or that the model returns."""
+        nodes = self._network.nodes
+        feeds = [*(feed for node in nodes.values() for feed in node.feeds), *self._network.outputs]
+        read = {name for feed in feeds for name in self._names(feed)}
+        return {
+            layer: sum(
+                one[0]
+                for name, one in zip(self._names(layer), self.figures[layer].returns, strict=True)
+                if name in read and not node.everywhere  # each stage computes these, and nothing is sent
+            )
+            for layer, node in nodes.items()
+        }
+
+    def saved_bytes(self) -> dict[str, int]:
+        """Of each layer, the bytes of what it makes that its own backward pass needs, or that of one that reads it.
+
+        Inputs of the model belong to the layer that is the first to keep them.
+        """
+        saved = {layer: figures.saved_bytes for layer, figures in self.figures.items()}
+        memory: dict[str, tuple[str, int]] = {}  # of a value: the layer that made it, and its number there
+        size: dict[tuple[str, int], int] = {}
+        needed: set[tuple[str, int]] = set()
+        for layer, node in self._network.nodes.items():
+            figures = self.figures[layer]
+            read = list(dict.fromkeys(name for feed in node.feeds for name in self._names(feed)))
+            for name, is_needed in zip(read, figures.reads, strict=True):
+                if name.startswith("input:"):
+                    memory.setdefault(name, (layer, read.index(name)))
+                    size[memory[name]] = self._held[name].untyped_storage().nbytes()
+                if is_needed:
+                    needed.add(memory[name])
+            for name, (_, storage_bytes, whose, is_needed) in zip(self._names(layer), figures.returns, strict=True):
+                memory[name] = memory[read[whose]] if whose >= 0 else (layer, whose)
+                size.setdefault(memory[name], storage_bytes)
+                if is_needed:
+                    needed.add(memory[name])
+        for one in needed:
+            saved[one[0]] += size[one]
+        return saved
+
+    def _likeness(self, node: Node) -> str:
+        """Equal for layers that compute the same on tensors of the same shapes."""
+        given = [
+            (tuple(self._held[name].shape), str(self._held[name].dtype))
+            for feed in node.feeds
+            for name in self._names(feed)
+        ]
+        text = repr((given, node.id == self._last, node.everywhere, *_described(self._network.make_on_meta(node.id))))
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
+
+    def _running(self) -> AbstractContextManager[Any]:
+        return running(step=0, samples=range(self._rows))
+
+
+def plausible(tensor: Tensor, name: str = "") -> Tensor:
+    """Fills a tensor as weights and activations often are, without overflow; returns it."""
+    with torch.no_grad():
+        if not tensor.is_floating_point():
+            return tensor.zero_()
+        if tensor.dim() < 2 and name:
+            return tensor.fill_(1.0 if name.endswith(("weight", "var")) else 0.01)
+        few = torch.randn(min(tensor.numel(), 2**20), device=tensor.device)
+        few = (few / sqrt(max(1, tensor.numel() // len(tensor))) if name else few).to(tensor.dtype)
+        for at in range(0, tensor.numel(), len(few) or 1):
+            part = tensor.view(-1)[at : at + len(few)]
+            part.copy_(few[: len(part)])
+        return tensor
+
+
+def _described(module: nn.Module) -> Iterator[Any]:
+    """What a module computes, as far as its settings and the shapes of its weights tell."""
+    settings = getattr(module, "settings", None)
+    if settings is not None:
+        yield settings()
+    else:
+        yield type(module).__qualname__
+        for name, value in sorted(vars(module).items()):
+            if isinstance(value, (bool, int, float, str, tuple)) and not name.startswith("_") and name != "place":
+                yield name, value
+    for tensor in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
+        yield tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
+    for child in module.children():
+        yield from _described(child)
+
+
+def _is_sure(segment: Sequence[_Layer]) -> bool:
+    """Whether the median time of the segment is known well (McGill, Tukey, Larsen 1978: the notch of a box plot)."""
+    totals = [sum(map(sum, spans)) for spans in zip(*(one.spans_ns[1:] for one in segment), strict=True)]
+    return 1.57 * _spread(totals) / sqrt(len(totals)) < _SURE
+
+
+def _spread(values: Sequence[float]) -> float:
+    low, middle, high = quantiles(values, n=4)
+    return (high - low) / middle if middle else 0.0
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

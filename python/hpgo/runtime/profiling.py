@@ -1,0 +1,356 @@
+"""Profiles of workloads, measured here: what `hpgo plan` reads, without a number typed by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import astuple, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hpgo._core import __version__
+from hpgo.base.checks import check_is, listed, number, whole
+from hpgo.base.documents import parse, read_text, write_text
+from hpgo.base.errors import ArgumentError, FileError, RunError
+from hpgo.base.room import free_bytes
+from hpgo.base.wording import counted
+from hpgo.model.profile import Layer, Profile
+from hpgo.runtime.layer_times import Bench, Figures, Whole
+from hpgo.runtime.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+_SHARE = 0.5
+"""Of the memory that is free, what measuring may fill with layers."""
+_APART = 0.1
+"""From so large a difference on, the sum of layers and the whole model are told apart."""
+_NOISE = 0.1
+"""From so large a share on, what others compute meanwhile is told."""
+_LONG_S = 60.0
+"""For which companions run a batch size."""
+_STAT = Path("/proc/stat")
+_COMPANION = "import sys; from hpgo.runtime.profiling import keep_busy; keep_busy(sys.argv[1])"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A profile, and how far to trust it."""
+
+    profile: Profile
+    spreads: dict[str, float]
+    """Of each layer, at the largest batch size: the middle half of what was measured, as a share of the median."""
+    wholes: dict[int, Whole]
+    """Of each batch size at which the whole model ran at once."""
+    notes: tuple[str, ...]
+    """What a reader should know, a sentence each."""
+
+
+def profile(workload: Workload | str, **options: Any) -> Profile:
+    """What the layers of `workload` take on this machine; options are those of `measure`.
+
+    >>> mlp = profile("mlp:layers=2,width=8", batch_sizes=[2, 4], seconds=0)
+    >>> mlp.batch_sizes, [layer.id for layer in mlp.layers], mlp.layers[0].parameter_bytes
+    ((2, 4), ['linear-1', 'linear-2'], 288)
+    """
+    return measure(workload, **options).profile
+
+
+def measure(
+    workload: Workload | str,
+    *,
+    batch_sizes: Collection[int] = (1,),
+    by: str = "block",
+    dtype: torch.dtype | None = None,
+    autocast: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    ranks: int = 1,
+    seconds: float = 30.0,
+    memory_bytes: float | None = None,
+    keep: str | os.PathLike[str] | None = None,
+    progress: Callable[[float, str], None] | None = None,
+) -> Measurement:
+    """Measures the layers of `workload` on this machine, one after the other, forward and backward.
+
+    Args:
+        workload: what is measured, or its name as `Workload.read` takes it. The weights of a configuration's model
+            take memory only while their layer is measured, and so do those of built-in models and networks.
+        batch_sizes: how many samples a batch has; layers are measured at each.
+        by: what a layer is, in models that are exported: `block`, `module`, or `op`.
+        dtype: of weights, gradients and what travels; None is the workload's own.
+        autocast: what to compute in, whatever the weights are.
+        device: `cpu` or `cuda`; None is `cuda` if there is one.
+        ranks: how many processes will share this machine; as many measure at once, each with its share of the cores.
+        seconds: for each batch size; measuring ends before if times are sure to 2 %, and never before each layer has
+            run three times.
+        memory_bytes: what layers may fill at once; None is half of what is free.
+        keep: a file for what has been measured; the same call goes on from it, and removes it at its end.
+        progress: called with the fraction done, and a remark.
+
+    Raises ArgumentError for what can't be asked, RunError where a layer can't run, FileError where `keep` can't be read
+    or written.
+    """
+    sizes = tuple(sorted({whole("the batch size", one) for one in listed("batch_sizes", batch_sizes)}))
+    if not sizes:
+        raise ArgumentError("there is no batch size to measure at", "give one, such as batch_sizes=[8]")
+    ranks = whole("ranks", ranks, most=2**10)
+    seconds = number("seconds", seconds)
+    check_is("workload", workload, str | Workload, "give a Workload, or a name such as `gpt:layers=2`")
+    if ranks > 1 and not isinstance(workload, str):
+        raise ArgumentError(
+            "a workload without a name can't be measured by several processes", "name `module:function`"
+        )
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    if memory_bytes is None:
+        memory_bytes = _SHARE * (torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else free_bytes() / ranks)
+    setting = {
+        "workload": workload if isinstance(workload, str) else workload.name, "by": by, "dtype": _name(dtype),
+        "autocast": _name(autocast), "device": where.type, "ranks": ranks, "threads": threads, "hpgo": __version__,
+        "torch": torch.__version__, "memory_bytes": memory_bytes, "batch_sizes": sizes,
+    }  # fmt: skip
+    kept = _Kept(None if keep is None else Path(keep), setting)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with _companions(ranks - 1, setting) as pids:
+            read = (Workload.read(workload, on_meta=True) if isinstance(workload, str) else workload).by(by)
+            others = _Others(pids)
+            benches = [
+                _bench(
+                    read,
+                    rows,
+                    dtype=dtype,
+                    autocast=autocast,
+                    device=where,
+                    memory_bytes=memory_bytes,
+                    seconds=seconds,
+                    found=kept.of(rows),
+                    tell=_teller(progress, sizes, at, len(read.network.nodes)),
+                    measured=kept.write,
+                )
+                for at, rows in enumerate(sizes)
+            ]
+            noise = others.share()
+    finally:
+        torch.set_num_threads(before)
+    kept.remove()
+    made = _profile(read, sizes, benches, _source(setting, where))
+    return Measurement(
+        made,
+        {layer: benches[-1].figures[layer].spread for layer in read.layers},
+        {rows: bench.whole for rows, bench in zip(sizes, benches, strict=True) if bench.whole is not None},
+        tuple(_notes(read, sizes, benches, noise)),
+    )
+
+
+def _bench(
+    workload: Workload, rows: int, *, autocast: torch.dtype | None, device: torch.device, **options: Any
+) -> Bench:
+    """One batch size, measured."""
+    if autocast is not None:
+        options["autocast"] = partial(torch.autocast, device.type, autocast)
+    bench = Bench(workload, rows, device=device, **options)
+    bench.run()
+    return bench
+
+
+def _teller(
+    progress: Callable[[float, str], None] | None, sizes: Sequence[int], at: int, layers: int
+) -> Callable[[int, str], None]:
+    """What tells how far measuring at one of the sizes is."""
+
+    def tell(done: int, remark: str) -> None:
+        if progress is not None:
+            progress((at + done / layers) / len(sizes), f"batch of {sizes[at]}: {remark}")
+
+    return tell
+
+
+def _profile(workload: Workload, sizes: tuple[int, ...], benches: list[Bench], source: str) -> Profile:
+    activations, saved = [one.activation_bytes() for one in benches], [one.saved_bytes() for one in benches]
+    layers = []
+    for layer in workload.layers:
+        figures = [bench.figures[layer] for bench in benches]
+        layers.append(
+            Layer(
+                id=layer,
+                name=layer,
+                forward_s=tuple(one.forward_s for one in figures),
+                backward_s=tuple(one.backward_s for one in figures),
+                activation_bytes=tuple(one[layer] for one in activations),
+                parameter_bytes=figures[0].parameter_bytes,
+                saved_bytes=tuple(one[layer] for one in saved),
+            )
+        )
+    return Profile(workload.name or "model", sizes, tuple(layers), workload.edges, source)
+
+
+def _source(setting: dict[str, Any], device: torch.device) -> str:
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    share = "" if device.type == "cuda" else f", {counted(setting['threads'], 'thread')} for each rank"
+    ranks = f", {setting['ranks']} at once" if setting["ranks"] > 1 else ""
+    kinds = ", ".join(filter(None, [setting["dtype"], setting["autocast"] and f"autocast to {setting['autocast']}"]))
+    return (
+        f"measured on {machine}{share}{ranks}{f', {kinds}' if kinds else ''}; "
+        f"hpgo {__version__}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
+    )
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine() or "an unknown processor"
+
+
+def _notes(workload: Workload, sizes: tuple[int, ...], benches: list[Bench], noise: float) -> Iterator[str]:
+    for rows, bench in zip(sizes, benches, strict=True):
+        if bench.whole is not None and abs(bench.whole.sum_s / bench.whole.whole_s - 1) > _APART:
+            ratio = bench.whole.sum_s / bench.whole.whole_s
+            yield (
+                f"for a batch of {rows}, the layers take {100 * abs(ratio - 1):.0f} % "
+                f"{'more' if ratio > 1 else 'less'} one by one than the model as a whole"
+            )
+    if noise > _NOISE:
+        yield f"others used {100 * noise:.0f} % of this machine's processors meanwhile: times are too long"
+    for holders in workload.ties:
+        yield (
+            f"{' and '.join(f'`{name}` of `{layer}`' for layer, name in holders)} are one weight, which the profile "
+            "counts in each: stages that part them hold it twice, and sum its gradients"
+        )
+
+
+class _Kept:
+    """What has been measured, in a file, for the same measurement to go on."""
+
+    def __init__(self, path: Path | None, setting: dict[str, Any]) -> None:
+        self._path = path
+        self._setting = json.loads(json.dumps({key: one for key, one in setting.items() if key != "memory_bytes"}))
+        self._found: dict[int, dict[str, Figures]] = {}
+        if path is None or not path.is_file():
+            return
+        held = parse(read_text(path, FileError), str(path), FileError)
+        if not isinstance(held, dict) or held.get("setting") != self._setting:
+            return
+        try:
+            self._found = {
+                int(rows): {alike: Figures(*one) for alike, one in found.items()}
+                for rows, found in held["batches"].items()
+            }
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{path} holds no measurements: {error}", "remove it, and measure anew") from error
+
+    def of(self, rows: int) -> dict[str, Figures]:
+        """By likeness of layers; to be filled."""
+        return self._found.setdefault(rows, {})
+
+    def write(self) -> None:
+        """Keeps what there is."""
+        if self._path is not None:
+            batches = {rows: {alike: astuple(one) for alike, one in of.items()} for rows, of in self._found.items()}
+            write_text(self._path, json.dumps({"setting": self._setting, "batches": batches}), FileError)
+
+    def remove(self) -> None:
+        """There is no need for it any more."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+class _Others:
+    """How busy others keep the processors of this machine, where the system tells (Linux)."""
+
+    def __init__(self, pids: Collection[int]) -> None:
+        self._pids = pids
+        self._begin = self._read()
+
+    def share(self) -> float:
+        """Of all processors' time since it was made."""
+        begin, end = self._begin, self._read()
+        whole_s = end[0] - begin[0]
+        return max(0.0, (end[1] - begin[1]) - (end[2] - begin[2])) / whole_s if whole_s > 0 else 0.0
+
+    def _read(self) -> tuple[float, float, float]:
+        """All processors' time, what of it was used, and what we used."""
+        try:
+            fields = [int(one) for one in _STAT.read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+            ours = time.process_time() * os.sysconf("SC_CLK_TCK")
+            for pid in self._pids:
+                stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                ours += int(stat[11]) + int(stat[12])
+        except (OSError, ValueError, IndexError):
+            return 0.0, 0.0, 0.0
+        return float(sum(fields)), float(sum(fields) - fields[3] - fields[4]), ours
+
+
+@contextlib.contextmanager
+def _companions(count: int, setting: dict[str, Any]) -> Iterator[list[int]]:
+    """Processes that run the same layers meanwhile, so that cores and memory are as busy as in a run."""
+    running: list[subprocess.Popen[bytes]] = []
+    words = [sys.executable, "-c", _COMPANION, json.dumps(setting)]
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    try:
+        running.extend(
+            subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True)  # noqa: S603
+            for _ in range(count)
+        )
+        if not all(one.stdout.readline() for one in running if one.stdout is not None):
+            raise RunError("a process that measures beside this one has ended", "is there memory for so many ranks?")
+        yield [one.pid for one in running]
+    finally:
+        for one in running:
+            one.kill()
+        for one in running:
+            one.communicate()
+
+
+def keep_busy(text: str) -> None:
+    """Measures what `text` says again and again, until stdin is closed. A line on stdout says that it has begun."""
+    setting = json.loads(text)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(setting["threads"])
+    workload = Workload.read(setting["workload"], on_meta=True).by(setting["by"])
+    dtype, autocast = (one and getattr(torch, one) for one in (setting["dtype"], setting["autocast"]))
+    device = torch.device(setting["device"])
+    has_told = False
+
+    def told(_done: int, _remark: str) -> None:
+        nonlocal has_told
+        if not has_told:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        has_told = True
+
+    while True:
+        for rows in setting["batch_sizes"]:
+            _bench(
+                workload,
+                rows,
+                dtype=dtype,
+                autocast=autocast,
+                device=device,
+                memory_bytes=setting["memory_bytes"],
+                seconds=_LONG_S,
+                found={},
+                tell=told,
+                measured=lambda: None,
+            )
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+def _name(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")

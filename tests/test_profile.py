@@ -1,0 +1,270 @@
+"""Measured profiles: bytes are what a run holds and sends, times are what layers take, and plans of them run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import hpgo
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+
+from torch import nn  # noqa: E402 -- after torch, without which nothing here runs
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import hpgo.runtime  # noqa: E402
+from hpgo.runtime.loader import repeated  # noqa: E402
+from hpgo.runtime.passes import running  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+SMALL = {
+    "mlp": "mlp:layers=3,width=16",
+    "gpt": "gpt:layers=2,hidden=32,heads=4,vocabulary=100,length=16",
+    "bert": "bert:layers=2,hidden=32,heads=4,vocabulary=100,length=16",
+    "vit": "vit:layers=2,hidden=32,heads=4,image=32,patch=8,classes=10",
+    "resnet-50": "resnet-50:width=8,image=32,classes=10",
+    "vgg-19": "vgg-19:flat,image=32,width=8,linear=16,classes=10",
+}
+PAUSE_S = 0.02
+
+
+class Pausing(torch.autograd.Function):
+    """Takes twice as long backward as forward."""
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+        time.sleep(PAUSE_S)
+        return given * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(2 * PAUSE_S)
+        return gradient
+
+
+class Pause(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return Pausing.apply(given)
+
+
+class Alive(TorchDispatchMode):
+    """Every storage that an operation made, for as long as somebody holds it; none of those `known` before."""
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.known = {one.untyped_storage()._cdata for one in known}
+        self.storages: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(one, torch.Tensor):
+                storage = one.untyped_storage()
+                if storage._cdata in self.known:
+                    continue
+                self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        return made
+
+    def bytes_alive(self) -> int:
+        return sum(size for reference, size in self.storages.values() if not reference.expired())
+
+
+def children() -> list[int]:
+    """Processes that this one has started, and that have not ended."""
+    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `hpgo` in a folder of its own, and checks its exit code."""
+
+    def hpgo_(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpgo", *map(str, words)], cwd=tmp_path, text=True, capture_output=True,
+            timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        return done
+
+    return hpgo_
+
+
+def measured(workload: str | hpgo.runtime.Workload, **options: Any) -> hpgo.Profile:
+    return hpgo.runtime.profile(workload, seconds=0, **options)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_layers_and_bytes_are_those_that_a_run_has(name: str) -> None:
+    workload = hpgo.runtime.Workload.read(SMALL[name])
+    profile = measured(SMALL[name], batch_sizes=[2, 4])
+    assert tuple(layer.id for layer in profile.layers) == workload.layers
+    assert profile.edges == workload.edges
+    held = {
+        layer: sum(4 * torch.Size(shape).numel() for shape in named.values())
+        for layer, named in workload.parameters.items()
+    }
+    assert {layer.id: layer.parameter_bytes for layer in profile.layers if layer.parameter_bytes} == held
+    where = {layer: at for at, layer in enumerate(workload.layers)}
+    assert all(where[start] < where[end] for start, end in profile.edges)
+    chance = random.Random(name)
+    for cut in chance.sample(range(1, len(workload.layers)), 2):
+        first, _ = workload.parts([workload.layers[:cut], workload.layers[cut:]])
+        ends = {
+            layer for layer, _ in ((start, end) for start, end in profile.edges if where[start] < cut <= where[end])
+        }
+        sent = [
+            sum(one.dtype.itemsize * torch.Size(one.shape_of(rows)).numel() for one in first.gives) for rows in (2, 4)
+        ]
+        said = [sum(layer.activation_bytes[at] for layer in profile.layers if layer.id in ends) for at in range(2)]
+        assert said == sent
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_saved_bytes_are_what_stays_alive_until_the_backward_pass(name: str) -> None:
+    workload = hpgo.runtime.Workload.read(SMALL[name])
+    profile = measured(workload, batch_sizes=[4])
+    (part,) = workload.parts([workload.layers])
+    part.train()
+    inputs = repeated(workload.example_inputs, (range(4),)).tensors
+    with Alive([*part.parameters(), *part.buffers(), *inputs]) as alive, running(step=0, samples=range(4)):
+        outputs = part(*inputs, rows=4)
+        kept = alive.bytes_alive()
+    given, returned = (sum(one.untyped_storage().nbytes() for one in tensors) for tensors in (inputs, outputs))
+    said = sum(layer.saved_bytes[0] for layer in profile.layers if layer.saved_bytes is not None)
+    # Whether or not a layer saves them, what is given and what is returned is held by whoever runs it.
+    assert (kept - returned) / 1.05 <= said <= 1.05 * (kept + given)
+
+
+def test_times_are_those_of_passes_and_the_loss_belongs_to_the_last_layer() -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        time.sleep(PAUSE_S)
+        return nn.functional.mse_loss(Pausing.apply(outputs), targets)
+
+    layers = [nn.Linear(4, 4), nn.Sequential(Pause(), nn.Linear(4, 4)), nn.Linear(4, 4)]
+    workload = hpgo.runtime.Workload(layers, torch.zeros(2, 4), torch.zeros(2, 4), loss)
+    first, second, third = hpgo.runtime.profile(workload, batch_sizes=[2], seconds=1).layers
+    assert max(first.forward_s[0], first.backward_s[0]) < PAUSE_S / 4
+    assert PAUSE_S <= second.forward_s[0] < 1.5 * PAUSE_S
+    assert 2 * PAUSE_S <= second.backward_s[0] < 3 * PAUSE_S
+    assert 2 * PAUSE_S <= third.forward_s[0] < 3 * PAUSE_S
+    assert 2 * PAUSE_S <= third.backward_s[0] < 3 * PAUSE_S
+
+
+def test_layers_that_do_not_fit_at_once_are_measured_one_by_one_and_equal_ones_once() -> None:
+    whole = hpgo.runtime.measure(SMALL["gpt"].replace("layers=2", "layers=9"), batch_sizes=[2], seconds=0)
+    remarks: list[str] = []
+    parted = hpgo.runtime.measure(
+        SMALL["gpt"].replace("layers=2", "layers=9"), batch_sizes=[2], seconds=0, memory_bytes=1,
+        progress=lambda _, remark: remarks.append(remark),
+    )  # fmt: skip
+    assert whole.wholes.keys() == {2}
+    assert not parted.wholes
+
+    def sizes(found: hpgo.runtime.Measurement) -> list[Any]:
+        return [(one.activation_bytes, one.saved_bytes, one.parameter_bytes) for one in found.profile.layers]
+
+    assert sizes(parted) == sizes(whole)
+    times = {one.id: one.forward_s for one in parted.profile.layers}
+    assert len({times[f"block-{number}"] for number in range(1, 10)}) == 1
+    assert not any("block-2" in remark for remark in remarks)
+
+
+def test_an_interrupted_measurement_goes_on_where_it_was(tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+
+    def stop_at(size: int) -> Callable[[float, str], None]:
+        def stop(_: float, remark: str) -> None:
+            if remark.startswith(f"batch of {size}"):
+                raise KeyboardInterrupt
+
+        return stop
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(SMALL["mlp"], batch_sizes=[2, 3], keep=keep, progress=stop_at(3))
+    found = json.loads(keep.read_text())["batches"]
+    forward_s = next(iter(found["2"].values()))[0]
+    went_on = measured(SMALL["mlp"], batch_sizes=[2, 3], keep=keep, progress=stop_at(2))  # nothing of size 2 runs again
+    assert any(layer.forward_s[0] == forward_s for layer in went_on.layers)
+    assert not keep.exists()
+    keep.write_text(json.dumps({"setting": {}, "batches": 7}))
+    measured(SMALL["mlp"], batch_sizes=[2], keep=keep)  # another's: measured anew
+    assert not keep.exists()
+
+
+def test_as_many_processes_measure_at_once_as_will_run(tmp_path: Path) -> None:
+    most = 0
+
+    def count(_: float, __: str) -> None:
+        nonlocal most
+        most = max(most, len(children()))
+
+    profile = measured(SMALL["mlp"], batch_sizes=[2], ranks=2, progress=count)
+    assert most == 1
+    assert not children()
+    assert "2 at once" in profile.source
+
+
+def test_types_of_weights_are_those_that_are_asked_for() -> None:
+    wide, narrow = (measured(SMALL["gpt"], dtype=dtype) for dtype in (torch.float64, torch.bfloat16))
+    for one, other in zip(wide.layers, narrow.layers, strict=True):
+        assert one.parameter_bytes == 4 * other.parameter_bytes
+        assert one.activation_bytes[0] == 4 * other.activation_bytes[0]
+
+
+def test_profile_then_plan_then_run_needs_no_number(tmp_path: Path, run: Callable[..., Any]) -> None:
+    done = run("profile", SMALL["gpt"], "--batch-size", "1,2", "--time-limit", "1s", "-o", tmp_path / "gpt.yaml")
+    assert "block-1 … block-2" in done.stdout
+    assert "are one weight" in done.stderr
+    assert not list(tmp_path.glob("*.part"))
+    run("plan", tmp_path / "gpt.yaml", "--cluster", "dapple-c", "--devices", 2, "--global-batch-size", 4, "-o",
+        tmp_path / "plan.json")  # fmt: skip
+    ran = run("run", tmp_path / "plan.json", "--workload", SMALL["gpt"], "--steps", 3, "--json")
+    assert len(json.loads(ran.stdout)["losses"]) == 3
+    told = json.loads(run("profile", SMALL["mlp"], "--time-limit", "0s", "--json").stdout)
+    assert set(told) == {"profile", "spread", "whole", "notes"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["nothing"], 1, "there is no workload `nothing`"),
+        (["mlp", "-o", "profile.csv"], 1, "can't tell the format"),
+        (["mlp", "-o", "nowhere/profile.yaml"], 1, "there is no folder `nowhere`"),
+        (["mlp", "--batch-size", "1,2", "-o", "profile.txt"], 1, "holds one batch size"),
+        (["mlp", "--batch-size", "0"], 2, "no whole number"),
+        (["mlp", "--by", "op"], 1, "not by op"),
+        (["mlp:layers=1", "--ranks", "0"], 2, "--ranks"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_once(
+    arguments: list[str], code: int, said: str, run: Callable[..., Any]
+) -> None:
+    done = run("profile", *arguments, code=code)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_layer_that_cannot_run_is_named() -> None:
+    class Fails(nn.Module):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            if not given.is_meta:
+                raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
+            return given
+
+    workload = hpgo.runtime.Workload(
+        [nn.Linear(2, 2), Fails()], torch.zeros(2, 2), torch.zeros(2, 2), nn.functional.mse_loss
+    )
+    with pytest.raises(hpgo.HpgoError, match="layer `1` can't run on a batch of 3") as caught:
+        measured(workload, batch_sizes=[3])
+    assert "smaller" in caught.value.hint
