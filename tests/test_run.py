@@ -155,13 +155,22 @@ def test_a_measured_timeline_stands_beside_the_predicted_one(folder: Path) -> No
         ("kill", 0, "rank 3 of 4 ranks ended by SIGKILL"),
         ("leave", 0, "rank 3 of 4 ranks left before the run had ended"),
         ("nan", 0, "the loss of step 2 is nan"),
+        (
+            "nan --find-nan",
+            0,
+            (
+                "rank 3, step 1, the forward pass of micro-batch 1 through stage 1: "
+                "28 of 28 numbers that layer `5` makes are nan or infinite"
+            ),
+        ),
         ("raise", 4, "rank 3, step 1, the forward pass of micro-batch 1 through stage 1: ValueError: boom"),
     ],
 )
 def test_what_goes_wrong_in_one_rank_is_said_once_and_ends_all(
     how: str, launcher: int, words: str, folder: Path
 ) -> None:
-    code, _, err = finish(start(folder, "three-one.json", *WORKLOAD, launcher=launcher, HOW=how))
+    how, *options = how.split()
+    code, _, err = finish(start(folder, "three-one.json", *WORKLOAD, *options, launcher=launcher, HOW=how))
     assert code == 1
     assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {words}"]
 
