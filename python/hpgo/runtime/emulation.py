@@ -34,7 +34,7 @@ from hpgo.timing.simulation import columns_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import Self
 
@@ -53,6 +53,8 @@ _AWAKE_NS = 60_000
 _LEAST_SCALE, _MOST_SCALE, _LONGEST_S = 1e-3, 1e6, 1e6
 _LEAD_NS = 20_000_000
 """So long before its begin ranks agree on when a step begins."""
+_TAG = 1
+"""Of moments that ranks tell each other; messages have 0."""
 _PR_SET_TIMERSLACK = 29
 _LEAST_SLACK_NS = 1
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
@@ -106,10 +108,9 @@ class Emulation:
         self.mine = program.for_rank(dist.get_rank())
         chain = prices.chain
         cuts = [() if stage % chain == chain - 1 else (Crossing(0, 0, _FROM),) for stage in range(len(program.stages))]
-        sums = sorted({ranks for ranks in map(prices.holders, range(len(program.stages))) if len(ranks) > 1})
-        self._groups = Groups(program, sums, (), cuts, _CPU)
+        self._groups = Groups(program, (), (), cuts, _CPU)
         links = _Links(self.mine, prices, cuts, self._groups.ways)
-        self._sums = _Sums(self.mine, prices, self._groups.sums)
+        self._sums = _Sums(self.mine, prices)
         stages = {stage.stage: _Stage(stage, prices) for stage in self.mine.stages}
         self.engine = Engine(self.mine, stages, links, self._sums, Stamps(_CPU))
         self._recorder = Recorder(program, Clock(_CPU), scale=self.scale)
@@ -298,8 +299,8 @@ class _Links(Messages):
 class _Sums:
     """Sums of gradients: they begin when the last replica has ended its last backward pass, and are slept for."""
 
-    def __init__(self, mine: RankProgram, prices: Prices, groups: Mapping[tuple[int, ...], Any]) -> None:
-        self._groups, self._chain, self._stages = groups, prices.chain, len(prices.program.stages)
+    def __init__(self, mine: RankProgram, prices: Prices) -> None:
+        self._rank, self._chain, self._stages = mine.rank, prices.chain, len(prices.program.stages)
         self._holders = {stage.stage: prices.holders(stage.stage) for stage in mine.stages}
         self._costs_ns = {stage.stage: prices.sums(stage.stage) for stage in mine.stages}
         self._ended: dict[tuple[int, ...], torch.Tensor] = {}
@@ -320,13 +321,7 @@ class _Sums:
 
     def finish(self) -> int:
         """Sleeps until all is summed that this rank has a part in; returns when it was."""
-        waits = [
-            dist.all_reduce(ended, dist.ReduceOp.MAX, group=self._groups[ranks], async_op=True)
-            for ranks, ended in sorted(self._ended.items())
-            if len(ranks) > 1
-        ]
-        for wait in waits:
-            wait.wait()
+        self._exchange()
         summed_ns = self.stepped_ns = 0
         for stage, (sync_ns, optimizer_ns) in self._costs_ns.items():
             copies = self._ended[self._holders[stage]][stage % self._chain :: self._chain]
@@ -335,6 +330,24 @@ class _Sums:
             self.stepped_ns = max(self.stepped_ns, last_ns + sync_ns + optimizer_ns)
         _sleep_until(summed_ns)
         return perf_counter_ns()
+
+    def _exchange(self) -> None:
+        """The latest of each moment in a group, by way of its first rank: others would be woken one after the other."""
+        groups = sorted((ranks, ended) for ranks, ended in self._ended.items() if len(ranks) > 1)
+        sent = [dist.isend(ended, ranks[0], tag=_TAG) for ranks, ended in groups if ranks[0] != self._rank]
+        for ranks, ended in groups:
+            if ranks[0] == self._rank:
+                theirs = torch.zeros(len(ranks), self._stages, dtype=_FROM.dtype)
+                waits = [dist.irecv(row, peer, tag=_TAG) for peer, row in zip(ranks[1:], theirs[1:], strict=True)]
+                for wait in waits:
+                    wait.wait()
+                torch.maximum(ended, theirs.amax(0), out=ended)
+                sent += [dist.isend(ended, peer, tag=_TAG) for peer in ranks[1:]]
+        for ranks, ended in groups:
+            if ranks[0] != self._rank:
+                dist.recv(ended, ranks[0], tag=_TAG)
+        for one in sent:
+            one.wait()
 
 
 def _latest(ns: int) -> int:
