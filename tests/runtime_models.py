@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -104,6 +106,28 @@ def dropping() -> Workload:
     """Layers that drop numbers."""
     modules = [module for _ in range(4) for module in (Block(), nn.Dropout(0.3))]
     return Workload(modules, torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), loss)
+
+
+class Image(nn.Module):
+    """A convolution of small images, normalised over a micro-batch, beside what skips it."""
+
+    def __init__(self, channels: int, how: str = "") -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4, momentum=None if how == "mean" else 0.1, affine=how != "plain")
+
+    def forward(self, given: torch.Tensor, skipped: torch.Tensor | None = None) -> torch.Tensor:
+        made: torch.Tensor = self.norm(self.convolution(given))
+        return torch.relu(made if skipped is None else made + skipped)
+
+
+def normed() -> Workload:
+    """Eight layers with batch normalisation, as residual networks have it, one without weights."""
+    network = Network().add("0", partial(Image, 2), "input:0")
+    for at, how in enumerate(("", "mean", "plain", "", "", ""), start=1):
+        network.add(str(at), partial(Image, 4, how), str(at - 1), *([str(at - 2)] if at in {2, 4, 5} else []))
+    network.add("7", lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, WIDTH, bias=False), nn.BatchNorm1d(WIDTH)), "6")
+    return Workload(network, torch.zeros(2, 2, 3, 3), torch.zeros(2, WIDTH), loss)
 
 
 def batch(workload: Workload, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

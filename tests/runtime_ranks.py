@@ -38,14 +38,12 @@ def run(rank: int, world: int, folder: Path) -> None:
                 pipeline.step(*runtime_models.batch(workload, program.global_batch_size, step))
                 for step in range(case.get("steps", 1))
             ]
-            named = [
-                (layer, name, tensor)
+            found = [
+                (layer, name, tensor.grad, tensor.detach())
                 for part in pipeline.parts.values()
                 for layer, tensors in part.by_layer().items()
                 for name, tensor in tensors.items()
-                if isinstance(tensor, torch.nn.Parameter)
             ]
-            found = [(layer, name, tensor.grad, tensor.detach()) for layer, name, tensor in named]
             torch.save((losses, found), folder / f"{number}.{rank}.pt")
     dist.destroy_process_group()
 

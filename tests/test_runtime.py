@@ -72,7 +72,7 @@ def put(
 
 
 def one_process(case: dict[str, Any]) -> tuple[list[float], dict[tuple[str, str], Any], dict[tuple[str, str], Any]]:
-    """Losses, gradients of the last step and weights after it, of the same micro-batches one after the other."""
+    """Losses, gradients of the last step and weights and statistics after it, of micro-batches one after the other."""
     program = hpgo.Program.from_json(json.dumps(case["program"]))
     workload = Workload.read(case["workload"])
     (part,) = workload.parts([workload.layers], dtype=torch.float64)
@@ -80,7 +80,6 @@ def one_process(case: dict[str, Any]) -> tuple[list[float], dict[tuple[str, str]
         (layer, name): tensor
         for layer, tensors in part.by_layer().items()
         for name, tensor in tensors.items()
-        if isinstance(tensor, torch.nn.Parameter)
     }
     parameters = list(part.parameters())
     make = runtime_ranks.optimizer(case)
@@ -114,7 +113,7 @@ def check(world: int, cases: list[dict[str, Any]], folder: Path, seconds: int = 
     assert done.returncode == 0, done.stderr[-3000:]
     for number, case in enumerate(cases):
         losses, gradients, weights = one_process(case)
-        largest = max(float(gradient.abs().max()) for gradient in gradients.values())
+        largest = max(float(gradient.abs().max()) for gradient in gradients.values() if gradient is not None)
         found: Counter[tuple[str, str]] = Counter()
         for rank in range(world):
             said = (case["workload"], case["program"]["schedule"]["name"], number, rank)
@@ -123,8 +122,9 @@ def check(world: int, cases: list[dict[str, Any]], folder: Path, seconds: int = 
             for layer, name, gradient, weight in mine:
                 found[layer, name] += 1
                 expected = gradients[layer, name]
-                bound = 1e-12 * (float(expected.abs().max()) + largest)
-                if case.get("steps", 1) == 1:
+                assert (gradient is None) == (expected is None), (*said, layer, name)
+                if case.get("steps", 1) == 1 and expected is not None:
+                    bound = 1e-12 * (float(expected.abs().max()) + largest)
                     assert float((gradient - expected).abs().max()) <= bound, (*said, layer, name)
                 wanted = weights[layer, name]
                 assert bool(((weight - wanted).abs() <= 1e-9 * wanted.abs().clamp(min=1)).all()), (*said, layer, name)
@@ -182,6 +182,21 @@ def test_sixteen_processes_give_one_processs_gradients(tmp_path: Path) -> None:
         [put("1f1b", each, share=share, world=16) for each, share in zip(groups, (16, 11, 7), strict=True)],
         tmp_path,
     )
+
+
+def test_batch_normalisation_over_replicas_gives_one_processs_gradients_and_statistics(tmp_path: Path) -> None:
+    cases = [
+        put("1f1b", groups, share=5, workload="normed", recompute=recompute)
+        for groups in (GROUPS["2:2"], GROUPS["3:1"])
+        for recompute in (False, True)
+    ]
+    cases += [
+        put("zb_v", [[0, 2], [1, 3]], share=3, workload="normed", steps=3, adamw=True),
+        put("gpipe", [[3, 1, 2], [0]], share=4, workload="normed", steps=3, adamw=True, recompute=True),
+        put("interleaved", [[0, 1], [2, 3]], share=4, workload="normed", recompute=True) | {"backend": "torch"},
+        put("zb_h1", [[0, 1], [2, 3]], share=4, workload="normed", steps=2) | {"backend": "torch"},
+    ]
+    check(4, cases, tmp_path)
 
 
 def test_torchs_pipelining_gives_one_processs_gradients_in_our_orders(tmp_path: Path) -> None:
