@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_records_of_a_simulated_run_give_that_run(name: str, transfer_s: float) 
     assert again.measures == found.measures
 
 
-def test_replicas_have_rows_of_their_own_and_the_slowest_counts() -> None:
+def test_replicas_have_rows_of_their_own_and_the_slowest_counts(tmp_path: Path) -> None:
     program, expected = simulated("1f1b", [[0, 1, 2], [3]], 0.25)
     records = recorded(program, expected)
     late = records[1].actions_ns.copy()
@@ -90,6 +91,10 @@ def test_replicas_have_rows_of_their_own_and_the_slowest_counts() -> None:
     assert parts.step_s == pytest.approx(expected.start_s[found.stage[: len(expected.start_s)] == 0].max() + 2 + 6 + 3)
     assert parts.bubble == pytest.approx(1 - sum(found.measures.busy_s) / (4 * parts.step_s))
     assert parts.peak_memory_bytes is None
+    events = json.loads(found.save(tmp_path / "run.json").read_text())["traceEvents"]
+    drawn = [(event["pid"], event["ts"], event["dur"]) for event in events if event.get("cat") == "sync"]
+    begin_us = 1e6 * found.sync_start_s[0]
+    assert drawn == [(rank, begin_us, pytest.approx(1e6)) for rank in (0, 1, 2)], "on each of the stage's replicas"
     last = np.flatnonzero(found.rank == 1)[-1]
     assert found.critical[last]
     assert not found.critical[np.flatnonzero(found.rank == 0)[-1]]

@@ -76,11 +76,7 @@ def one_process(case: dict[str, Any]) -> tuple[list[float], dict[tuple[str, str]
     program = hpgo.Program.from_json(json.dumps(case["program"]))
     workload = Workload.read(case["workload"])
     (part,) = workload.parts([workload.layers], dtype=torch.float64)
-    named = {
-        (layer, name): tensor
-        for layer, tensors in part.by_layer().items()
-        for name, tensor in tensors.items()
-    }
+    named = {(layer, name): tensor for layer, tensors in part.by_layer().items() for name, tensor in tensors.items()}
     parameters = list(part.parameters())
     make = runtime_ranks.optimizer(case)
     optimizer = make(parameters) if make else None

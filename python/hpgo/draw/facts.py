@@ -33,11 +33,32 @@ def names(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[str]:
     ]
 
 
+def _rank_of_stage(timeline: Timeline) -> NDArray[np.int64]:
+    """For each stage the rank that runs it; of several, replicas in a measured timeline, the last."""
+    found, stages, ranks = np.zeros(timeline.stages, np.int64), timeline.stage, timeline.rank
+    for part in parts(len(stages)):
+        found[stages[part]] = ranks[part]
+    return found
+
+
+def sync_rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which synchronisations are drawn on which ranks: each on all that run its stage. Places of both, as columns."""
+    one, stages, ranks = _rank_of_stage(timeline), timeline.stage, timeline.rank
+    holders = [np.stack([np.arange(timeline.stages), one], 1)]
+    for part in parts(len(stages)):
+        others = one[stages[part]] != ranks[part]
+        holders.append(np.unique(np.stack([stages[part][others], ranks[part][others]], 1), axis=0))
+    of_stage, rank = np.unique(np.concatenate(holders), axis=0).T
+    first = np.searchsorted(of_stage, timeline.sync_stage)
+    counts = np.searchsorted(of_stage, timeline.sync_stage, side="right") - first
+    syncs = np.repeat(np.arange(len(counts)), counts)
+    before = np.repeat(np.cumsum(counts) - counts, counts)
+    return syncs, rank[first[syncs] + np.arange(len(syncs)) - before]
+
+
 def chunk_of_stage(timeline: Timeline) -> NDArray[np.int64]:
     """For each stage, the how-many-eth of its rank's stages it is, counted from 0."""
-    rank_of_stage, stages, ranks = np.zeros(timeline.stages, np.int64), timeline.stage, timeline.rank
-    for part in parts(len(stages)):
-        rank_of_stage[stages[part]] = ranks[part]
+    rank_of_stage = _rank_of_stage(timeline)
     by_rank = np.argsort(rank_of_stage, kind="stable")
     firsts = np.searchsorted(rank_of_stage[by_rank], rank_of_stage[by_rank])
     chunks = np.empty(len(rank_of_stage), np.int64)

@@ -30,6 +30,7 @@ from hpgo.draw.facts import (
     names,
     shades,
     summary,
+    sync_rows,
 )
 from hpgo.draw.scene import staircase
 from hpgo.programs.orders import KINDS
@@ -139,13 +140,12 @@ def _packed(timeline: Timeline, label: str, notes: list[str]) -> tuple[dict[str,
     else:
         columns |= _transfer_columns(timeline, ticks)
     if len(timeline.sync_stage):
-        rank_of_stage = np.zeros(timeline.stages, np.int64)
-        rank_of_stage[timeline.stage] = timeline.rank
-        sync_start = ticks(timeline.sync_start_s)
+        syncs, sync_rank = sync_rows(timeline)
+        sync_start = ticks(timeline.sync_start_s[syncs])
         columns |= {
-            "sync_rank": rank_of_stage[timeline.sync_stage],
+            "sync_rank": sync_rank,
             "sync_start": sync_start,
-            "sync_duration": ticks(timeline.sync_end_s) - sync_start,
+            "sync_duration": ticks(timeline.sync_end_s[syncs]) - sync_start,
         }
     meta: dict[str, Any] = {
         "label": label,

@@ -28,6 +28,7 @@ from hpgo.draw.facts import (
     range_text,
     shades,
     summary,
+    sync_rows,
 )
 from hpgo.programs.orders import KINDS
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS
@@ -370,11 +371,11 @@ def _density(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> int:
 def _sync(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
     if not len(timeline.sync_stage):
         return
-    rank_of_stage = np.zeros(timeline.stages, np.int64)
-    rank_of_stage[timeline.stage] = timeline.rank
+    syncs, ranks = sync_rows(timeline)
     height_px = max(3.0, rows.box_px / 4)
-    y = rows.y(rank_of_stage[timeline.sync_stage]) + rows.box_px - height_px
-    canvas.items.append(canvas.boxes("sync", _Bars(timeline.sync_start_s, timeline.sync_end_s, y, height_px)))
+    y = rows.y(ranks) + rows.box_px - height_px
+    bars = _Bars(timeline.sync_start_s[syncs], timeline.sync_end_s[syncs], y, height_px)
+    canvas.items.append(canvas.boxes("sync", bars))
     canvas.legend["sync"] = "gradient synchronisation"
 
 

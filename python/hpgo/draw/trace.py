@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpgo.draw.facts import names
+from hpgo.draw.facts import names, sync_rows
 from hpgo.programs.orders import KINDS
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS
 
@@ -149,11 +149,12 @@ class _Lanes:
 
 
 def _sync_events(timeline: Timeline, first_pid: int) -> Iterator[str]:
-    rank_of_stage = dict(zip(timeline.stage.tolist(), timeline.rank.tolist(), strict=True))
-    for stage, start_s, end_s in zip(
-        timeline.sync_stage.tolist(), timeline.sync_start_s.tolist(), timeline.sync_end_s.tolist(), strict=True
-    ):
-        pid = first_pid + rank_of_stage[stage]
+    if not len(timeline.sync_stage):
+        return
+    syncs, ranks = sync_rows(timeline)
+    columns = (timeline.sync_stage[syncs], ranks, timeline.sync_start_s[syncs], timeline.sync_end_s[syncs])
+    for stage, rank, start_s, end_s in zip(*(column.tolist() for column in columns), strict=True):
+        pid = first_pid + rank
         yield _named(pid, "thread_name", "gradient synchronisation", _SYNC)
         ts, dur = start_s * 1e6, (end_s - start_s) * 1e6
         yield (
