@@ -80,6 +80,7 @@ class _Run:
     "--backend", type=click.Choice(["hpgo", "torch"]), default="hpgo", show_default=True,
     help="What passes tensors on: hpgo, or `torch.distributed.pipelining`.",
 )  # fmt: skip
+@click.option("--find-nan", is_flag=True, help="Slowly: tell the layer that makes the first number which is none.")
 @click.option("--timeline", metavar="FILE", help="Keep what was measured: .timeline.json or .npz, for `hpgo draw`.")
 @click.option("--checkpoint", metavar="FOLDER", help="Save there what was learnt, at least at the end.")
 @click.option("--every", type=click.IntRange(1), metavar="N", help="Save after every so many steps, too.")
@@ -251,7 +252,7 @@ def _work(run: _Run, plan: Plan | Program) -> None:
             if not math.isfinite(loss):
                 raise RunError(
                     f"the loss of step {step} is {loss}",
-                    "try a smaller learning rate, `--clip-norm`, or `--dtype float64` to see where it comes from",
+                    "try a smaller learning rate or `--clip-norm`; `--find-nan` tells the layer it comes from",
                 )
             if talks and not run.as_json:
                 click.echo(_line(step, loss, steps_s[-1], plan.global_batch_size, predicted))

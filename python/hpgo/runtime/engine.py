@@ -124,6 +124,7 @@ class StageRun:
         with self.part.queueing(micro_batch) if kind == "I" else nullcontext():
             if roots and roots[0].requires_grad:
                 torch.autograd.backward(roots, gradients)
+        self.look_at_gradients()
         return [
             _gradient(kept.values[crossing.taken])
             for crossing in map(self._before.__getitem__, exchange.gives.crossing)
@@ -132,6 +133,12 @@ class StageRun:
     def finish_weights(self, micro_batch: int) -> None:
         """Computes the gradients of weights that the half for inputs has left."""
         self.part.run_weight_gradients(micro_batch)
+        self.look_at_gradients()
+
+    def look_at_gradients(self) -> None:
+        """After a backward pass: those of weights must be numbers, if somebody asks."""
+        if self.part.finder is not None:
+            self.part.finder.gradients(self.part.by_layer())
 
     def values(
         self, micro_batch: int, batch: Batch, crossing: Iterable[int], received: Iterable[torch.Tensor]
@@ -157,7 +164,10 @@ class StageRun:
         with running(step=batch.step, samples=range(begin, end), again=again), self._autocast():
             outputs: Sequence[torch.Tensor] = self.part(*values, rows=self._rows)
             if self.stage.is_last:
-                return (self._workload.loss_of(outputs, batch.targets.rows(begin, end)) * batch.scale,)
+                loss = self._workload.loss_of(outputs, batch.targets.rows(begin, end)) * batch.scale
+                if self.part.finder is not None:
+                    self.part.finder.loss(loss, outputs)
+                return (loss,)
         return outputs
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import counted
 from hpgo.runtime import norms
+from hpgo.runtime.nans import Finder
 from hpgo.runtime.passes import begin_layers
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class Part(nn.Module):
         )
         self._given, self._row_dimensions, self._dtype = given, row_dimensions, dtype
         self._queue = queue
+        self.finder: Finder | None = None
+        """Looks at all that layers make, once `find_nan` was called."""
 
     def forward(self, *values: Tensor, rows: int) -> tuple[Tensor, ...]:
         """Runs the layers on `rows` samples."""
@@ -108,6 +111,7 @@ class Part(nn.Module):
             )
         begin_layers()  # those computed everywhere have run in other parts, and draw the same again
         held: dict[int, Tensor] = {}
+        finder = self.finder
         for at, (value, tensor) in enumerate(zip(self.takes, values, strict=True)):
             if tensor.shape != value.shape_of(rows):
                 raise ArgumentError(
@@ -117,6 +121,8 @@ class Part(nn.Module):
             if value.is_input and self._dtype is not None and tensor.is_floating_point():
                 tensor = tensor.to(self._dtype)  # noqa: PLW2901 -- data is cast as weights are
             held[at] = tensor.movedim(0, self._row_dimensions[at]) if self._row_dimensions.get(at) else tensor
+            if finder is not None:
+                finder.takes(value.name, at, held[at], is_input=value.is_input)
         for module, wants_rows, call in self._calls:
             arguments: list[Any] = [
                 tuple(held[one] for one in at) if isinstance(at, tuple) else held[at] for at in call.reads
@@ -125,6 +131,8 @@ class Part(nn.Module):
                 arguments[position] = arguments[position].clone()
             made = module(*arguments, rows=rows) if wants_rows else module(*arguments)
             made = made if isinstance(made, (tuple, list)) else (made,)
+            if finder is not None:
+                finder.makes(self._names[call.module], module, zip(call.makes, made, strict=True))
             held |= {at: tensor for at, tensor in zip(call.makes, made, strict=True) if at >= 0}
             for at in call.drops:
                 del held[at]
@@ -177,6 +185,15 @@ class Part(nn.Module):
                 "this part makes whole backward passes", "ask `Workload.parts` for one with `split_backward=True`"
             )
         return self._queue
+
+    def find_nan(self) -> None:
+        """From now on all that layers make is looked at, and what is no number raises RunError with the layer."""
+        readers: dict[int, tuple[str, ...]] = {}
+        for _, _, call in self._calls:
+            for one in call.reads:
+                for at in one if isinstance(one, tuple) else (one,):
+                    readers[at] = (*readers.get(at, ()), self._names[call.module])
+        self.finder = Finder(readers)
 
     def layer(self, name: str) -> nn.Module:
         """The module of one layer."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hpgo.base.checks import check_is, choice, number, whole
+from hpgo.base.checks import check_flag, check_is, choice, number, whole
 from hpgo.base.errors import ArgumentError, HpgoError, RunError
 from hpgo.base.files import as_path
 from hpgo.base.wording import shown
@@ -74,6 +74,7 @@ class Pipeline:
         device: torch.device | str | None = None,
         timeout_s: float = 600.0,
         backend: str = "hpgo",
+        find_nan: bool = False,
     ) -> None:
         """Joins the other ranks, and makes the layers of this one.
 
@@ -88,6 +89,7 @@ class Pipeline:
             device: None is the GPU of the rank's local number if its machine has one for each rank, else the CPU.
             timeout_s: how long a rank waits for another one.
             backend: what passes tensors on: `hpgo`, or `torch` for `torch.distributed.pipelining`.
+            find_nan: look at all that layers make, and end with the first layer that makes what is no number. Slow.
 
         Raises ArgumentError for a plan and a workload that don't go together or can't be run, and RunError if the ranks
         don't find each other, or differ in plan, options or versions.
@@ -114,6 +116,8 @@ class Pipeline:
                 f"autocast is {autocast}",
                 "give torch.bfloat16: float16 needs losses to be scaled, which this does not do",
             )
+        check_flag("find_nan", find_nan)
+        self._find_nan = find_nan
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
         self._groups: Groups | None = None
         self._failed = False
@@ -149,6 +153,7 @@ class Pipeline:
                 "kind of device": self.device.type,
                 "seed": str(seed),
                 "backend": self._backend,
+                "find_nan": str(self._find_nan),
                 "dtype": f"{dtype}, autocast {autocast}",
                 "clip_norm": str(self._clip_norm),
                 "optimizer": "some" if self._optimizer_of is not None else "none",
@@ -164,7 +169,10 @@ class Pipeline:
         for stage, part in self.parts.items():
             if stage in groups.replicas:
                 part.join(groups.replicas[stage])
-        self._gradients = Gradients(self.parts, ranks, groups.sums, overlap=overlap)
+            if self._find_nan:
+                part.find_nan()
+        # Sums that have begun would bring what other replicas have made.
+        self._gradients = Gradients(self.parts, ranks, groups.sums, overlap=overlap and not self._find_nan)
         self._stepper = None
         if self._optimizer_of is not None:
             self._stepper = Stepper(self._optimizer_of, self.weights, groups.sums, shard=program.shard_optimizer)

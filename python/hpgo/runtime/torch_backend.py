@@ -219,7 +219,12 @@ class _Stage(PipelineStage):
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, full_backward: bool = True, **how: Any) -> Any:
         """A backward pass, or its half for inputs: a whole one that leaves the gradients of weights."""
-        compute = partial(super().backward_one_chunk, bwd_chunk_id, *args, full_backward=True, **how)
+        whole = partial(super().backward_one_chunk, bwd_chunk_id, *args, full_backward=True, **how)
+
+        def compute() -> None:
+            whole()
+            self.submod.run.look_at_gradients()
+
         if full_backward:
             return self._hpgo_act("B", micro_batch=bwd_chunk_id, compute=compute)
         with self.submod.part.queueing(bwd_chunk_id):
