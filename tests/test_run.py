@@ -50,6 +50,12 @@ class Last(nn.Module):
             given = given * float("nan")
         return self.linear(given)
 
+def data():
+    return [(torch.full((4,), at / 60), torch.full((4,), -at / 60)) for at in range(60)]
+
+def few():
+    return data()[:27]
+
 def build():
     layers = [nn.Linear(4, 4) for _ in range(5)]
     return Workload([*layers, Last()], torch.randn(3, 4), torch.randn(3, 4), nn.functional.mse_loss)
@@ -296,6 +302,30 @@ def test_a_saved_run_goes_on_under_another_plan(folder: Path) -> None:
     assert losses("two", 3, *saves, "--every", "1", "--keep", "2") == (0, whole[:3])
     assert sorted(path.name for path in (folder / "saved").iterdir()) == ["step-2", "step-3"]
     assert losses("three-one", 5, *saves) == (3, pytest.approx(whole[3:5], rel=1e-10))
+
+
+def test_a_run_goes_through_its_data_epoch_after_epoch_and_goes_on_where_it_stood(folder: Path) -> None:
+    def losses(file: str, *words: str) -> list[float]:
+        given = (*WORKLOAD, "--data", "mine:data", "--dtype", "float64", "--optimizer", "sgd:lr=0", "--json")
+        code, out, err = finish(start(folder, f"{file}.json", *given, *words))
+        assert (code, err) == (0, "")
+        return list(json.loads(out)["losses"])
+
+    whole = losses("one", "--steps", "5")
+    assert len(set(whole)) == 5  # weights stay, so each step had other samples: an epoch has two batches of 28 of 60
+    saves = ("--checkpoint", "epochs", "--resume")
+    assert losses("three-one", "--steps", "3", *saves) == pytest.approx(whole[:3], rel=1e-10)
+    assert losses("one", "--steps", "5", *saves) == pytest.approx(whole[3:], rel=1e-10)
+
+
+def test_data_that_is_none_is_told_once(folder: Path) -> None:
+    for data, said in (
+        ("mine:absent", "the data `mine:absent`: module 'mine' has no attribute 'absent'"),
+        ("mine:few", "the data set has 27 samples, fewer than a global batch of 28"),
+    ):
+        code, _, err = finish(start(folder, "two.json", *WORKLOAD, "--data", data))
+        assert code == 1
+        assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {said}"]
 
 
 def test_what_a_resumed_run_lacks_is_told(folder: Path) -> None:

@@ -8,23 +8,33 @@ import re
 import subprocess
 import sys
 
-from hpgo.cli.terminal import progress, table
+from hpgo.cli.terminal import passing_lines, progress, table
 
 ROWS = [("vgg-19", 26, "548 MB", "2 × 8"), ("a[b]c", 1_000, "1.5 GB", "16 × 1")]
 LONG = [(*ROWS[0], "Remarks could hardly mean something if they lost their end"), (*ROWS[1], "none")]
 SHOW = f"""
-from hpgo.cli.terminal import progress, table
+from hpgo.cli.terminal import passing_lines, progress, table
 with progress("planning") as update:
     update(0.5, "gap 2 %")
 table(["model", "number of layers", "size", "devices", "remark"], {LONG!r}, title="Models")
 """
 
 
-def on_a_terminal(code: str) -> str:
-    """What `code` prints where stdout and stderr are a terminal."""
+PASS = """
+from hpgo.cli.terminal import passing_lines
+with passing_lines() as tell:
+    for step in range(3):
+        tell(f"step {step} " + 70 * "x")
+"""
+
+
+def on_a_terminal(code: str, *, stdout: int | None = None) -> str:
+    """What `code` prints on a terminal, which stderr is, and stdout where it is not said to be something else."""
     reading, writing = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "60"}
-    with subprocess.Popen([sys.executable, "-c", code], stdout=writing, stderr=writing, env=environment) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=stdout or writing, stderr=writing, env=environment
+    ) as process:
         os.close(writing)
         shown = b""
         try:
@@ -77,6 +87,21 @@ def test_in_a_pipe_long_names_of_columns_fold_and_rows_do_not(capsys):
     assert max(map(len, head)) < 40
     assert "name" in head[1].split() or len(head) > 3
     assert (first.split(), second.split()) == (["vgg-19", "26", "x" * 40], ["bert", "48", "y" * 90])
+
+
+def test_on_a_terminal_each_line_that_passes_takes_the_place_of_the_one_before_and_the_last_stays(tmp_path):
+    passed = r"(\r\x1b\[Kstep [0-2] x{52})+\r\x1b\[K"
+    assert re.fullmatch(passed + r"step 2 x{70}\r\n", on_a_terminal(PASS))
+    with (tmp_path / "steps.txt").open("w") as steps:
+        assert re.fullmatch(passed, on_a_terminal(PASS, stdout=steps.fileno()))
+    assert (tmp_path / "steps.txt").read_text() == "".join(f"step {step} {70 * 'x'}\n" for step in range(3))
+
+
+def test_lines_that_pass_are_lines_in_a_pipe(capsys):
+    with passing_lines() as tell:
+        for step in range(3):
+            tell(f"step {step}")
+    assert capsys.readouterr() == ("step 0\nstep 1\nstep 2\n", "")
 
 
 def test_a_bar_is_silent_in_a_pipe(capsys):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
@@ -15,13 +17,14 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError, HpgoError, RunError
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.cli.terminal import table
+from hpgo.cli.terminal import clear_line, passing_lines, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hpgo.planning.plans import Plan
     from hpgo.programs.program import Program
+    from hpgo.runtime.loader import Share
     from hpgo.runtime.pipeline import Pipeline
     from hpgo.timing.timeline import Timeline
 
@@ -43,6 +46,7 @@ class _Run:
 
     file: str
     workload: str | None
+    data: str | None
     scale: float | None
     """How many times as long everything takes in an emulation; None trains."""
     steps: int
@@ -61,6 +65,7 @@ class _Run:
 @click.command()
 @click.argument("plan", metavar="PLAN.json")
 @click.option("--workload", metavar="NAME|MODULE:FUNCTION", help="The model: `gpt:layers=4`, or one of yours.")
+@click.option("--data", metavar="MODULE:FUNCTION", help="A data set of yours; the workload's example if left out.")
 @click.option("--emulate", is_flag=True, help="Without a model: processes sleep for what the plan says.")
 @click.option("--scale", type=float, metavar="X", help="Emulate everything X times as slowly.")
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="How many; 20, or 3 with `--emulate`.")
@@ -93,6 +98,7 @@ def command(
     *,
     plan: str,
     workload: str | None,
+    data: str | None,
     emulate: bool,
     scale: float | None,
     steps: int | None,
@@ -111,7 +117,8 @@ def command(
     """Train the layers of PLAN.json, from `hpgo plan -o` or `Program.save`.
 
     Alone it starts a process for each device of the plan here, and ends them all. Under torchrun, or whatever sets
-    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank. Data is the workload's example, repeated.
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank. Data is the workload's example,
+    repeated, unless `--data` names a function that returns pairs of inputs and targets.
 
     With `--emulate` nothing is trained: as many processes, on this machine, send each other real messages in the real
     order, and sleep for as long as the plan says that passes, transfers and sums take.
@@ -119,7 +126,7 @@ def command(
     \b
     Examples:
       hpgo run plan.json --workload vgg-19 --steps 20
-      hpgo run plan.json --workload my_model:build --optimizer adamw:lr=1e-4
+      hpgo run plan.json --workload my_model:build --data my_model:text --optimizer adamw:lr=1e-4
       hpgo run plan.json --workload gpt:layers=4 --dtype float64 --json
       hpgo run plan.json --workload vgg-19 --timeline measured.timeline.json
       hpgo run plan.json --workload gpt:layers=4 --checkpoint saved --resume
@@ -135,7 +142,20 @@ def command(
     steps = steps or (_EMULATED_STEPS if emulate else _STEPS)
     scale = (1.0 if scale is None else scale) if emulate else None
     run = _Run(
-        plan, workload, scale, steps, optimizer, dtype, as_json, timeline, checkpoint, every, keep, resume, options
+        plan,
+        workload,
+        data,
+        scale,
+        steps,
+        optimizer,
+        dtype,
+        as_json,
+        timeline,
+        checkpoint,
+        every,
+        keep,
+        resume,
+        options,
     )
     if timeline is not None and not timeline.lower().endswith((".npz", ".timeline.json")):
         raise ArgumentError(
@@ -169,7 +189,10 @@ def command(
         from hpgo.runtime.torch_backend import pipelines  # loaded once, before there are processes
 
         pipelines(_program(read))
-    run_here(_program(read).world_size, lambda: _work(run, read))
+    try:
+        run_here(_program(read).world_size, lambda: _work(run, read))
+    finally:
+        clear_line()  # that rank 0 may have left
 
 
 def _check_emulation(*, emulate: bool, scale: float | None, workload: str | None) -> None:
@@ -239,24 +262,26 @@ def _work(run: _Run, plan: Plan | Program) -> None:
         talks = pipeline.rank == 0
         if run.resume:
             _resume(run, pipeline, talks=talks and not run.as_json)
-        batch = pipeline.example()
+        batches = _batches(run, pipeline)
         losses: list[float] = []
         steps_s: list[float] = []
         done = pipeline.steps
         _save(run, pipeline)  # nothing yet, but a folder that can't be written to is told now
-        for step in range(done + 1, run.steps + 1):
-            begin_s = time.perf_counter()
-            loss = pipeline.step(*batch)
-            steps_s.append(time.perf_counter() - begin_s)
-            losses.append(loss)
-            if not math.isfinite(loss):
-                raise RunError(
-                    f"the loss of step {step} is {loss}",
-                    "try a smaller learning rate or `--clip-norm`; `--find-nan` tells the layer it comes from",
-                )
-            if talks and not run.as_json:
-                click.echo(_line(step, loss, steps_s[-1], plan.global_batch_size, predicted))
-            _save(run, pipeline)
+        with passing_lines() if talks and not run.as_json else nullcontext() as tell:
+            for step in range(done + 1, run.steps + 1):
+                inputs, targets = next(batches)
+                begin_s = time.perf_counter()
+                loss = pipeline.step(inputs, targets)
+                steps_s.append(time.perf_counter() - begin_s)
+                losses.append(loss)
+                if not math.isfinite(loss):
+                    raise RunError(
+                        f"the loss of step {step} is {loss}",
+                        "try a smaller learning rate or `--clip-norm`; `--find-nan` tells the layer it comes from",
+                    )
+                if tell is not None:
+                    tell(_line(step, loss, steps_s[-1], plan.global_batch_size, predicted))
+                _save(run, pipeline)
         measured = pipeline.timeline(pipeline.usual_step())
     if talks:
         if run.timeline is not None:
@@ -273,15 +298,27 @@ def _emulate(run: _Run, plan: Plan | Program, scale: float) -> None:
     steps_s: list[float] = []
     with Emulation(plan, scale=scale, timeout_s=run.options["timeout_s"]) as emulation:
         talks = emulation.rank == 0
-        for step in range(1, run.steps + 1):
-            steps_s.append(emulation.step())
-            if talks and not run.as_json:
-                click.echo(_line(step, None, steps_s[-1], plan.global_batch_size, predicted))
+        with passing_lines() if talks and not run.as_json else nullcontext() as tell:
+            for step in range(1, run.steps + 1):
+                steps_s.append(emulation.step())
+                if tell is not None:
+                    tell(_line(step, None, steps_s[-1], plan.global_batch_size, predicted))
         measured = emulation.timeline(emulation.usual_step())
     if talks:
         if run.timeline is not None:
             measured.save(run.timeline)
         _conclude(run, {"scale": scale}, steps_s, _beside(_program(plan), predicted, measured))
+
+
+def _batches(run: _Run, pipeline: Pipeline) -> Iterator[tuple[Share, Share]]:
+    """A global batch a step: of the data, epoch after epoch, or the workload's example again and again."""
+    if run.data is None:
+        return repeat(pipeline.example())
+    from hpgo.runtime.meeting import agree
+
+    loader = pipeline.loader(run.data)
+    agree({"number of samples": str(len(loader) * pipeline.program.global_batch_size + loader.dropped)})
+    return chain.from_iterable(repeat(loader))
 
 
 def _resume(run: _Run, pipeline: Pipeline, *, talks: bool) -> None:

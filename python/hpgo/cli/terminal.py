@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import textwrap
 import time
@@ -20,6 +21,8 @@ WIDTH = 80
 """Of what is printed into a pipe, where names of columns can do something about it."""
 _BAR = 8
 _PATIENCE_S = 0.5
+_GLANCE_S = 0.1
+"""For which a line that others take the place of stays at least."""
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
@@ -125,3 +128,40 @@ def searching(label: str, shown: Callable[[float], str]) -> Iterator[Callable[[f
                 draw(bound / best if best else 1.0, f"best {step}, bound {least}{gap}; Ctrl-C takes it")
 
         yield tell
+
+
+@contextmanager
+def passing_lines() -> Iterator[Callable[[str], None]]:
+    """A function that prints lines on stdout.
+
+    Where stderr is a terminal, each stands there until the next comes; if stdout is one too, only the last line stays.
+    Nothing of it hides the cursor: the process may be killed while it draws, and then `clear_line` is left to others.
+    """
+    if not sys.stderr.isatty():
+        yield click.echo
+        return
+    last, until_s = "", 0.0
+    stays = not sys.stdout.isatty()
+
+    def show(text: str) -> None:
+        nonlocal last, until_s
+        last = text
+        if stays:
+            click.echo(text)
+        if time.monotonic() >= until_s:
+            clear_line()
+            click.echo(text[: shutil.get_terminal_size().columns - 1], nl=False, err=True)
+            until_s = time.monotonic() + _GLANCE_S
+
+    try:
+        yield show
+    finally:
+        clear_line()
+        if last and not stays:
+            click.echo(last)
+
+
+def clear_line() -> None:
+    """Removes what stands in the line of the cursor, where stderr is a terminal."""
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", nl=False, err=True)

@@ -24,6 +24,7 @@ from hpgo.runtime.gradients import Gradients, Ranks
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
 from hpgo.runtime.meeting import Groups, LostRankError, agree, first_line, join, leave, told
 from hpgo.runtime.messages import Messages, crossings
+from hpgo.runtime.named import made_by
 from hpgo.runtime.optimizer import Stepper
 from hpgo.runtime.recorder import Recorder
 from hpgo.runtime.runnable import check_program, program_of
@@ -246,8 +247,12 @@ class Pipeline:
     def loader(self, dataset: Any, *, shuffle: bool = True, seed: int | None = None, workers: int = 0) -> Loader:
         """Goes through `dataset`, with `len(dataset)` and pairs `dataset[i]` of inputs and targets, a batch a step.
 
-        `workers` processes read ahead. Raises ArgumentError for a data set smaller than a global batch.
+        `module:function` is the data set that this function returns. `workers` processes read ahead. Raises
+        ArgumentError for a data set smaller than a global batch.
         """
+        if isinstance(dataset, str):
+            with torch.random.fork_rng(devices=[]):  # what it draws is no part of the run
+                dataset = made_by(dataset, "data", seed=self._seed, wanted="a data set: pairs of inputs and targets")
         self._loader = Loader(
             dataset,
             global_batch_size=self.program.global_batch_size,

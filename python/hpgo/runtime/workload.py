@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import sys
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +11,13 @@ import torch
 from torch import nn
 
 from hpgo.base.checks import check_is
-from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
 from hpgo.runtime.cuts import Made, cut, look
 from hpgo.runtime.grouping import GRAINS
 from hpgo.runtime.models import MODELS, built_in
 from hpgo.runtime.modules import Network
+from hpgo.runtime.named import made_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -150,7 +149,7 @@ class Workload:
                 f"there is no workload `{shorten(text)}`",
                 f"`module:function` or a config.json names one of yours; {near(name, MODELS)}",
             )
-        return _called(name, rest, text, seed)
+        return _called(text, seed)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -274,32 +273,10 @@ def _tensors(what: str, given: Any) -> tuple[Tensor, ...]:
     return found
 
 
-def _called(module: str, function: str, text: str, seed: int) -> Workload:
+def _called(text: str, seed: int) -> Workload:
     """What a function of the user's returns."""
-    if (here := str(Path.cwd())) not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        build = getattr(importlib.import_module(module), function)
-    except AttributeError as error:
-        raise ArgumentError(f"the workload `{shorten(text)}`: {error}", "name a function of that module") from error
-    except HpgoError:
-        raise
-    except Exception as error:
-        raise ArgumentError(
-            f"the workload `{shorten(text)}`: `{module}` can't be imported: {type(error).__name__}: {error}",
-            f"`module:function` names a module of the folder you are in or of PYTHONPATH; built in are "
-            f"{', '.join(MODELS)}",
-        ) from error
-    torch.manual_seed(seed)
-    try:
-        made = build()
-    except HpgoError:
-        raise
-    except Exception as error:
-        raise ArgumentError(
-            f"the workload `{shorten(text)}` raises {type(error).__name__}: {error}",
-            f"`{function}` takes no arguments and returns a hpgo.runtime.Workload",
-        ) from error
+    others = f"; built in are {', '.join(MODELS)}"
+    made = made_by(text, "workload", seed=seed, wanted="a hpgo.runtime.Workload", others=others)
     if not isinstance(made, Workload):
         raise ArgumentError(f"the workload `{shorten(text)}` returns {shown(made)}", "return a hpgo.runtime.Workload")
     made.name = made.name or text
