@@ -12,6 +12,8 @@ from hpgo.base.errors import HpgoError
 
 if TYPE_CHECKING:
     from hpgo.runtime.emulation import Emulation as Emulation
+    from hpgo.runtime.links import Links as Links
+    from hpgo.runtime.links import measure_links as measure_links
     from hpgo.runtime.loader import Loader as Loader
     from hpgo.runtime.loader import Share as Share
     from hpgo.runtime.modules import Network as Network
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
     "Emulation": "hpgo.runtime.emulation",
+    "Links": "hpgo.runtime.links",
     "Loader": "hpgo.runtime.loader",
     "Measurement": "hpgo.runtime.profiling",
     "Network": "hpgo.runtime.modules",
@@ -35,6 +38,7 @@ _PUBLIC: dict[str, str] = {
     "Value": "hpgo.runtime.parts",
     "Workload": "hpgo.runtime.workload",
     "measure": "hpgo.runtime.profiling",
+    "measure_links": "hpgo.runtime.links",
     "profile": "hpgo.runtime.profiling",
 }
 

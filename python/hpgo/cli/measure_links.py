@@ -1,0 +1,128 @@
+"""`hpgo measure-links`: measures what ranks send each other, for `hpgo plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpgo.base.documents import json_text, write_text
+from hpgo.base.errors import ArgumentError, ClusterError
+from hpgo.base.units import format_bytes_per_s
+from hpgo.cli.questions import SECONDS
+from hpgo.cli.ranks import in_ranks
+from hpgo.cli.terminal import table
+
+if TYPE_CHECKING:
+    from hpgo.runtime.links import Fit, Links
+
+_KINDS = {"intra": "inside a machine", "inter": "between machines"}
+
+
+@click.command()
+@click.option("-o", "output", metavar="FILE", help="The cluster, as .yaml.")
+@click.option("--picture", metavar="FILE", help="Rates between all ranks, as .svg.")
+@click.option(
+    "--ranks", type=click.IntRange(2), default=2, show_default=True, metavar="N",
+    help="Processes to start on this machine, where no launcher has.",
+)  # fmt: skip
+@click.option("--name", default="", metavar="NAME", help="Of the cluster.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="GPUs where each rank has one, if left out.")
+@click.option("--time-limit", type=SECONDS, default="20s", show_default=True, metavar="TIME", help="For all, about.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, metavar="SECONDS",
+    help="How long ranks wait for each other.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Everything that was measured, for machines.")
+def command(
+    *,
+    output: str | None,
+    picture: str | None,
+    ranks: int,
+    name: str,
+    device: str | None,
+    time_limit: float,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Measure latency and rate of the links between ranks, and write the cluster that `hpgo plan` reads.
+
+    Under torchrun, or whatever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank of all that the
+    cluster has, one for each device; alone it starts some on this machine. Rank 0 prints and writes.
+
+    \b
+    Examples:
+      hpgo measure-links --ranks 4 -o here.yaml
+      hpgo measure-links -o here.yaml --picture rates.svg
+      hpgo measure-links --ranks 8 --device cuda --json
+    """
+    from hpgo import runtime
+
+    runtime.check_torch()
+    for file, endings in ((output, (".yaml", ".yml")), (picture, (".svg",))):
+        if file is not None and Path(file).suffix not in endings:
+            raise ArgumentError(f"`{file}` does not end in {endings[0]}", f"name a file that ends in {endings[0]}")
+        if file is not None and not Path(file).parent.is_dir():
+            raise ArgumentError(
+                f"there is no folder `{Path(file).parent}` to write `{file}` in", "name one that exists"
+            )
+
+    def work() -> None:
+        from hpgo.runtime.links import measure_links
+        from hpgo.runtime.meeting import place
+
+        rank, _ = place()
+        found = measure_links(name=name, device=device, seconds=time_limit, timeout_s=timeout)
+        if rank == 0:
+            _write(found, output, picture, as_json=as_json)
+
+    in_ranks(ranks, timeout, work)
+
+
+def _write(found: Links, output: str | None, picture: str | None, *, as_json: bool) -> None:
+    from hpgo.show.links_picture import svg
+
+    if output is not None:
+        write_text(Path(output), found.cluster.yaml(), ClusterError)
+    if picture is not None:
+        write_text(Path(picture), svg(found.cluster.name, found.pairs, found.machine_of), ClusterError)
+    if as_json:
+        click.echo(json_text(_as_json(found)))
+        return
+    table(
+        ("", "latency", "one way", "residual", "both ways, each", "all pairs", "sums"),
+        [_row(found, kind, fit) for kind, fit in found.fits.items()],
+    )
+    if output is None:
+        click.echo()
+        click.echo(found.cluster.yaml(), nl=False)
+
+
+def _row(found: Links, kind: str, fit: Fit) -> tuple[str, ...]:
+    link = getattr(found.cluster, kind)
+    return (
+        _KINDS[kind],
+        f"{1e6 * fit.latency_s:.3g} us",
+        format_bytes_per_s(fit.bytes_per_s),
+        f"{100 * fit.residual:.2g} %",
+        f"{100 * found.both_ways[kind]:.0f} %",
+        format_bytes_per_s(found.at_once[kind]),
+        format_bytes_per_s(link.collective_bytes_per_s),
+    )
+
+
+def _as_json(found: Links) -> dict[str, object]:
+    kinds = {
+        kind: {
+            "latency_s": fit.latency_s,
+            "bytes_per_s": fit.bytes_per_s,
+            "residual": fit.residual,
+            "messages": [list(one) for one in found.messages[kind]],
+            "both_ways": found.both_ways[kind],
+            "at_once_bytes_per_s": found.at_once[kind],
+        }
+        for kind, fit in found.fits.items()
+    }
+    pairs = [{"ranks": list(pair), "bytes_per_s": rate} for pair, rate in found.pairs.items()]
+    return {"format": "hpgo.links", "version": 1, "cluster": found.cluster.document(), "links": kinds, "pairs": pairs}

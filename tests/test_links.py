@@ -1,0 +1,128 @@
+"""Measured links: a cluster that plans are made for, the same on every rank, and an end for all where one is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import hpgo
+from hpgo.show.links_picture import svg
+
+pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+
+from hpgo.runtime.links import fitted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Each of four ranks says what it measured; they are told to be on two machines.
+SCRIPT = """
+import json, os
+import hpgo.runtime
+
+rank = int(os.environ["RANK"])
+found = hpgo.runtime.measure_links(name="mine", seconds=1, machine=f"machine {rank // 2}")
+cluster = found.cluster
+print(json.dumps([rank, [one.count for one in cluster.machines], sorted(found.fits), len(found.pairs), cluster.yaml()]))
+"""
+# One of them ends while others measure.
+ENDS = """
+import os, signal, threading
+import hpgo.runtime
+
+if os.environ["RANK"] == "1":
+    threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+try:
+    hpgo.runtime.measure_links(seconds=300)
+except hpgo.HpgoError as error:
+    print(f"error: {error}", flush=True)
+    raise SystemExit(1)
+"""
+
+
+def run(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs Python in `folder`, and checks the exit code."""
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, text=True, capture_output=True, timeout=120, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_lines_through_times_that_lie_on_one_are_found_and_noise_is_told() -> None:
+    chance = random.Random(5)
+    for _ in range(200):
+        latency_s, rate = 10 ** chance.uniform(-6, -3), 10 ** chance.uniform(7, 11)
+        sizes = [8 * 8**step for step in range(8)]
+        exact = fitted([(size, latency_s + size / rate) for size in sizes])
+        assert exact.latency_s == pytest.approx(latency_s, rel=1e-3)
+        assert exact.residual < 1e-9
+        noisy = fitted([(size, (latency_s + size / rate) * chance.uniform(0.9, 1.1)) for size in sizes])
+        assert noisy.latency_s == pytest.approx(latency_s, rel=0.2)
+        assert noisy.residual < 0.1
+
+
+def test_alone_it_starts_ranks_and_writes_a_cluster_that_plans_are_made_for(tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", "hpgo", "measure-links", "--ranks", "3", "--time-limit", "1s", "--name", "here", "-o",
+               "here.yaml", "--picture", "rates.svg")  # fmt: skip
+    assert "inside a machine" in done.stdout
+    cluster = hpgo.Cluster.read(tmp_path / "here.yaml")
+    assert (cluster.name, [machine.count for machine in cluster.machines]) == ("here", [3])
+    assert 1e-7 < cluster.intra.latency_s < 1
+    assert 1e5 < cluster.intra.collective_bytes_per_s < 1e12
+    assert cluster.intra.bytes_per_s > 1e6
+    assert hpgo.plan(hpgo.read_profile("vgg-19"), cluster, global_batch_size=64).fits
+    drawn = (tmp_path / "rates.svg").read_text()
+    assert drawn.count("rank 2 to rank") == 2
+    told = json.loads(run(tmp_path, "-m", "hpgo", "measure-links", "--time-limit", "1s", "--json").stdout)
+    assert len(told["pairs"]) == 1
+    assert len(told["links"]["intra"]["messages"]) == 8
+    assert hpgo.Cluster.from_document(told["cluster"], file="told").devices == 2
+
+
+def test_ranks_of_two_machines_measure_both_kinds_and_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node", "4", "script.py")
+    told = sorted(json.loads(line) for line in done.stdout.splitlines())
+    assert [one[0] for one in told] == [0, 1, 2, 3]
+    assert all(one[1:4] == [[2, 2], ["inter", "intra"], 6] for one in told)
+    assert len({one[4] for one in told}) == 1
+
+
+def test_a_rank_that_is_lost_ends_all(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(ENDS)
+    begin_s = time.monotonic()
+    done = run(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node", "3", "ends.py", code=1)
+    assert time.monotonic() - begin_s < 60
+    assert done.stdout.count("error: measuring links on") <= 2
+
+
+def test_the_picture_has_a_square_for_each_way_and_a_border_between_machines() -> None:
+    pairs = {(0, 1): 4e9, (0, 2): 1e9, (1, 2): 1e9}
+    drawn = svg("lab", pairs, [0, 0, 1])
+    assert drawn == svg("lab", pairs, [0, 0, 1])
+    assert drawn.count("<title>rank") == 6
+    assert "1 GB/s to 4 GB/s" in drawn
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["-o", "here.json"], 1, "does not end in .yaml"),
+        (["--picture", "nowhere/rates.svg"], 1, "there is no folder `nowhere`"),
+        (["--ranks", "1"], 2, "--ranks"),
+        (["--device", "cuda"], 1, "GPU"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_once(words: list[str], code: int, said: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", "hpgo", "measure-links", *words, code=code)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
