@@ -1,0 +1,106 @@
+"""How near an emulated step comes to the predicted one, by the wall clock.
+
+    python benches/emulation.py [--write docs/benchmarks.md] [--passes 20]
+
+Sixteen processes emulate plans of built-in models under several schedules, slowed down until the median pass lasts 100
+ms, and 20 ms. A quarter of an hour on a machine that does nothing else. `--write` puts the table between the marks of a
+page; `--passes` asks for one length of passes alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import hpgo
+from hpgo.runtime import Emulation
+from hpgo.runtime.launch import run_here
+
+CLUSTER = hpgo.Cluster.preset("dapple-c")
+MODELS = {"vgg-19": 2048, "bert-48": 32, "xlnet-36": 32, "amoebanet-36": 32, "gnmt-16": 1024}  # global batch
+SCHEDULES = ("gpipe", "1f1b", "eager_1f1b", "zb_h1", "zb_v", "interleaved", "hanayo")
+PASSES_S = (0.1, 0.02)
+
+
+def programs() -> dict[tuple[str, str], hpgo.Program]:
+    """The best plan of each model under each schedule."""
+    return {
+        (model, schedule): hpgo.plan(
+            hpgo.read_profile(model), CLUSTER, global_batch_size=samples, schedule=schedule
+        ).program()
+        for model, samples in MODELS.items()
+        for schedule in SCHEDULES
+    }
+
+
+def errors(chosen: dict[tuple[str, str], hpgo.Program], pass_s: float) -> dict[tuple[str, str], float]:
+    """One rank's part: for each program by which share the second of two steps was longer than predicted."""
+    found = {}
+    for (model, schedule), program in chosen.items():
+        predicted = hpgo.simulate(program)
+        scale = pass_s / float(np.median(predicted.end_s - predicted.start_s))
+        with Emulation(program, scale=scale) as emulation:
+            measured_s = [emulation.step() for _ in range(2)]
+            found[model, schedule] = measured_s[-1] / predicted.makespan_s - 1
+            if emulation.rank == 0:
+                here_s, error = predicted.makespan_s * scale, found[model, schedule]
+                passes = f"passes of {1e3 * pass_s:3.0f} ms  step {here_s:7.3f} s  {100 * error:+6.2f} %"
+                print(f"{model:13} {schedule:12} {passes}  load {os.getloadavg()[0]:.1f}", flush=True)
+    return found
+
+
+def table(found: dict[float, dict[tuple[str, str], float]]) -> list[str]:
+    """Rows of models, columns of schedules, and below them median and largest."""
+    lengths = " and ".join(f"{1e3 * pass_s:.0f} ms" for pass_s in found)
+    rows = [
+        f"| passes of {lengths} | {' | '.join(f'`{schedule}`' for schedule in SCHEDULES)} |",
+        f"|---|{'---:|' * len(SCHEDULES)}",
+    ]
+    for model in MODELS:
+        cells = (
+            ", ".join(f"{100 * those[model, schedule]:.2f} %" for those in found.values()) for schedule in SCHEDULES
+        )
+        rows.append(f"| {model} | {' | '.join(cells)} |")
+    rows.append("")
+    for pass_s, those in found.items():
+        worst = max(those, key=lambda which: abs(those[which]))
+        rows.append(
+            f"Passes of {1e3 * pass_s:.0f} ms: median {100 * statistics.median(map(abs, those.values())):.2f} %,"
+            f" largest {100 * those[worst]:.2f} % ({worst[0]} under `{worst[1]}`), of {len(those)} plans.\\"
+        )
+    rows[-1] = rows[-1].removesuffix("\\")
+    return rows
+
+
+def work(chosen: dict[tuple[str, str], hpgo.Program], passes_s: list[float], page: Path | None) -> None:
+    """One rank; rank 0 prints and writes."""
+    load = os.getloadavg()[0]
+    rows = table({pass_s: errors(chosen, pass_s) for pass_s in passes_s})
+    rows.append(f"\nThe load was {load:.1f} when it began, on {os.cpu_count()} cores.")
+    if os.environ["RANK"] != "0":
+        return
+    print("\n".join(rows))
+    if page is not None:
+        before, mark, rest = page.read_text(encoding="utf-8").partition("<!-- emulation -->\n")
+        _, end, after = rest.partition("<!-- emulation end -->")
+        page.write_text(before + mark + "\n".join(rows) + "\n" + end + after, encoding="utf-8")
+
+
+def main() -> None:
+    """Plans, starts the ranks, and waits for them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path, metavar="PAGE")
+    parser.add_argument("--passes", type=float, metavar="MS", help="only of this length")
+    asked = parser.parse_args()
+    passes_s = list(PASSES_S) if asked.passes is None else [asked.passes / 1e3]
+    chosen = programs()
+    run_here(CLUSTER.devices, lambda: work(chosen, passes_s, asked.write))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
