@@ -192,6 +192,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         if name.endswith("Error")
     }
     records = [
+        hpgo.calibrate(PLAN, PLAN.timeline()),
         PROFILE, PROFILE.layers[0], CLUSTER, CLUSTER.machines[0], CLUSTER.machines[0].device, CLUSTER.intra, PLAN,
         PLAN.stages[0], PLAN.stages[0].memory, PLAN.assumed, PLAN.alternatives[0], stages.Crossing("a", 8.0), CHAIN,
         CHAIN.stages[0], CHAIN.hops[0], ORDERS, PROGRAM, PROGRAM.stages[0], PROGRAM.for_rank(0), TIMELINE,
@@ -218,6 +219,10 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 hpgo.evaluate,
                 {"profile": PROFILE, "cluster": CLUSTER, "stages": [(2, [0]), (["layer2"], [1])],
                  "global_batch_size": 4, **PLANNED},
+            ),
+            "calibrate": (
+                hpgo.calibrate,
+                {"plan": PLAN, "timeline": PLAN.timeline(), "profile": PROFILE, "cluster": CLUSTER},
             ),
             "exhaustive": (
                 hpgo.exhaustive, {"profile": PROFILE, "cluster": CLUSTER, "global_batch_size": 4, **PLANNED},

@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.model.formats import write_profile as write_profile
     from hpgo.model.profile import Layer as Layer
     from hpgo.model.profile import Profile as Profile
+    from hpgo.planning.calibration import Calibration as Calibration
+    from hpgo.planning.calibration import calibrate as calibrate
     from hpgo.planning.chain.plans import ChainHop as ChainHop
     from hpgo.planning.chain.plans import ChainPlan as ChainPlan
     from hpgo.planning.chain.plans import ChainStage as ChainStage
@@ -59,6 +61,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
 _PUBLIC: dict[str, str] = {
     "__version__": "hpgo._core",
     "ArgumentError": "hpgo.base.errors",
+    "Calibration": "hpgo.planning.calibration",
     "ChainHop": "hpgo.planning.chain.plans",
     "ChainPlan": "hpgo.planning.chain.plans",
     "ChainStage": "hpgo.planning.chain.plans",
@@ -86,6 +89,7 @@ _PUBLIC: dict[str, str] = {
     "Stage": "hpgo.programs.stages",
     "StageBytes": "hpgo.programs.costs",
     "Timeline": "hpgo.timing.timeline",
+    "calibrate": "hpgo.planning.calibration",
     "evaluate": "hpgo.planning.planner",
     "exhaustive": "hpgo.planning.planner",
     "partition": "hpgo.planning.chain.search",

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profile": ("hpgo.cli.profile", "Measure a model's layers on this machine, for `hpgo plan`."),
     "measure-links": ("hpgo.cli.measure_links", "Measure the links between ranks, for `hpgo plan`."),
     "run": ("hpgo.cli.run", "Train by a plan: on processes started here, or as one rank."),
+    "calibrate": ("hpgo.cli.calibrate", "Say where a measured step left its prediction, and why."),
     "models": ("hpgo.cli.models", "List the built-in models, or write their profiles."),
     "clusters": ("hpgo.cli.clusters", "List the known clusters, or show one as a file to edit."),
     "partition": ("hpgo.cli.partition", "Spread a chain of layers over uneven hosts."),

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpgo.base.checks import check_text
+from hpgo.base.checks import check_is, check_text
 from hpgo.base.documents import Section, hinted, json_text, parse, record
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import shown
@@ -98,6 +98,8 @@ def known_source(kind: str, name: str, saved: _Source | Digest, given: _Source |
 
     Raises ArgumentError if it isn't at hand, or if another one is given.
     """
+    kinds = {"profile": (Profile, "hpgo.read_profile"), "cluster": (Cluster, "hpgo.Cluster.read")}
+    check_is(kind, given, kinds[kind][0], f"make one, with `{kinds[kind][1]}` say", or_none=True)
     if given is None:
         if isinstance(saved, Digest):
             raise ArgumentError(

@@ -5,22 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import check_is
-from hpgo.machine.cluster import Cluster
-from hpgo.model.profile import Profile
 from hpgo.planning.files import known_source
 from hpgo.planning.planner import rows_of
 from hpgo.planning.question import SCHEDULES, Question
 from hpgo.planning.search import price
 
 if TYPE_CHECKING:
+    from hpgo.machine.cluster import Cluster
+    from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
 
 
 def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None = None) -> Plan:
     """`plan` priced anew, as `Plan.reprice` describes it: nothing is chosen again, nothing is searched."""
-    check_is("profile", profile, Profile, "make one, with `hpgo.read_profile` say", or_none=True)
-    check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say", or_none=True)
     assumed = plan.assumed
     profile = known_source("profile", plan.profile, assumed.profile, profile)
     cluster = known_source("cluster", plan.cluster, assumed.cluster, cluster)

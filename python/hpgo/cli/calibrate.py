@@ -1,0 +1,139 @@
+"""`hpgo calibrate`: says where a measured step left its prediction, and corrects what it was predicted from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpgo.base.documents import json_text, write_text
+from hpgo.base.errors import ArgumentError, ClusterError
+from hpgo.base.units import format_seconds
+from hpgo.cli.terminal import table
+
+if TYPE_CHECKING:
+    from hpgo.planning.calibration import Calibration
+
+_NAMES = {
+    "forward_s": "forward", "backward_s": "backward", "transfer_s": "sends on", "sync_s": "sums",
+}  # fmt: skip
+
+_MANIFOLD = 10.0
+"""From so many times what was predicted on, the table tells how many."""
+
+
+@click.command()
+@click.argument("plan", metavar="PLAN.json")
+@click.argument("timeline", metavar="TIMELINE")
+@click.option("--profile", metavar="FILE", help="What the plan was made with, if it was saved without it.")
+@click.option("--cluster", metavar="NAME|FILE", help="Likewise.")
+@click.option("-o", "output", metavar="FILE", help="The corrected profile: .yaml or .json.")
+@click.option("--cluster-output", metavar="FILE", help="The corrected cluster, as .yaml.")
+@click.option("--json", "as_json", is_flag=True, help="All of it as one object, for machines.")
+def command(
+    *,
+    plan: str,
+    timeline: str,
+    profile: str | None,
+    cluster: str | None,
+    output: str | None,
+    cluster_output: str | None,
+    as_json: bool,
+) -> None:
+    """Set a measured step beside the one that PLAN.json predicts, and say which part explains the difference.
+
+    TIMELINE is what `hpgo run --timeline` wrote. Profile and cluster are corrected by what stages, messages and sums
+    took, so that the next plan is made of them.
+
+    \b
+    Examples:
+      hpgo calibrate plan.json measured.timeline.json
+      hpgo calibrate plan.json run.npz -o new.yaml --cluster-output lab.yaml
+    """
+    from hpgo.machine.cluster import Cluster
+    from hpgo.model.formats import read_profile, write_profile
+    from hpgo.planning.calibration import calibrate
+    from hpgo.planning.plans import Plan
+    from hpgo.timing.timeline import Timeline
+
+    for file, endings in ((output, (".yaml", ".yml", ".json")), (cluster_output, (".yaml", ".yml"))):
+        if file is not None and Path(file).suffix not in endings:
+            raise ArgumentError(f"`{file}` does not end in {endings[0]}", f"name a file that ends in {endings[0]}")
+    found = calibrate(
+        Plan.read(plan),
+        Timeline.read(timeline),
+        profile=None if profile is None else read_profile(profile),
+        cluster=None if cluster is None else Cluster.read(cluster),
+    )
+    if output is not None:
+        write_profile(found.profile, output)
+    if cluster_output is not None:
+        write_text(Path(cluster_output), found.cluster.yaml(), ClusterError)
+    if as_json:
+        click.echo(json_text(_as_json(found)))
+    else:
+        _print(found)
+
+
+def _print(found: Calibration) -> None:
+    from hpgo.planning.calibration import PARTS
+
+    whole_s = found.predicted.step_s
+    rows = [("predicted", format_seconds(whole_s), "")]
+    rows += [
+        (part, _signed(seconds), f"{100 * seconds / whole_s:+.3g} %")
+        for part, seconds in zip(PARTS, found.explained_s, strict=True)
+    ]
+    rows.append(("measured", format_seconds(found.measured.step_s), f"{_apart(found.measured.step_s, whole_s)}"))
+    table(("", "step", "of the prediction"), rows)
+    click.echo()
+    table(("", "predicted", "measured", "difference"), list(_stages(found)))
+    click.echo()
+    verb = "explain" if found.largest == "transfers" else "explains"
+    anew, ratio = format_seconds(found.corrected_step_s), _apart(found.corrected_step_s, found.measured.step_s)
+    click.echo(f"{found.largest} {verb} most; by the corrected profile and cluster the plan takes {anew}, "
+               f"{ratio} from what was measured")  # fmt: skip
+
+
+def _stages(found: Calibration) -> list[tuple[str, ...]]:
+    rows = []
+    for stage in range(len(found.predicted.forward_s)):
+        for key, name in _NAMES.items():
+            old, new = (getattr(one, key)[stage] for one in (found.predicted, found.measured))
+            if old or new:
+                cells = ("" if one is None else format_seconds(one) for one in (old, new))
+                rows.append((f"stage {stage} {name}", *cells, _apart(new, old) if old and new else ""))
+    return rows
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
+
+
+def _apart(new: float, old: float) -> str:
+    ratio = round(new / old, 9)
+    return f"{100 * (ratio - 1):+.3g} %" if ratio < _MANIFOLD else f"{ratio:.3g} ×"
+
+
+def _as_json(found: Calibration) -> dict[str, object]:
+    from hpgo.model.formats.native import document
+    from hpgo.planning.calibration import PARTS
+
+    return {
+        "format": "hpgo.calibration",
+        "version": 1,
+        "step_s": {
+            "predicted": found.predicted.step_s,
+            "measured": found.measured.step_s,
+            "corrected": found.corrected_step_s,
+        },
+        "explained_s": dict(zip(PARTS, found.explained_s, strict=True)),
+        "stages": [
+            {key: {"predicted": getattr(found.predicted, key)[at], "measured": getattr(found.measured, key)[at]}
+             for key in _NAMES}
+            for at in range(len(found.predicted.forward_s))
+        ],
+        "profile": document(found.profile),
+        "cluster": found.cluster.document(),
+    }  # fmt: skip
