@@ -133,6 +133,11 @@ class Section:
         number = self.number(key)
         return number if math.isfinite(number) else self.wrong(key, "a finite number", number)
 
+    def amount(self, key: str) -> float:
+        """A finite number from 0."""
+        number = self.number(key)
+        return number if 0 <= number < math.inf else self.wrong(key, "a finite number from 0", number)
+
     def flag(self, key: str) -> bool:
         """True or false."""
         value = self.get(key)

@@ -93,7 +93,8 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
         ),
         click.option(
             "--profile-batch-size", type=int, metavar="N",
-            help="Samples that PipeDream text was measured with, if its name doesn't say.",
+            help="Samples that PipeDream text, or a file of Piper or dnn-partitioning, was measured with, if its name"
+            " doesn't say.",
         ),
         click.option(
             "--schedule", metavar="NAME",

@@ -1,0 +1,177 @@
+"""Input files of dnn-partitioning: JSON with a node for each pass of each layer or operation.
+
+    {"nodes": [{"id": 0, "fpgaLatency": 1.5, "size": 404000, "isBackwardNode": 0, "colorClass": 7, …},
+               {"id": 1, "fpgaLatency": 3.0, "size": 404000, "isBackwardNode": 1, "colorClass": 7, …}, …],
+     "edges": [{"sourceId": 0, "destId": 2, "cost": 0.002, "size": 4000}, …], …}
+
+Milliseconds and bytes of one batch, whose number of samples the file does not say. Nodes of one `colorClass` stay
+together, and become one layer. Format: the planner of Tarnawski et al. (NeurIPS 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+from hpgo.base.documents import Section
+from hpgo.base.errors import ProfileError
+from hpgo.model.profile import Layer, Profile
+
+WHAT = "a file of dnn-partitioning"
+
+
+def looks_like(document: object) -> bool:
+    """Whether the first node says how long an accelerator takes, under the name that it has there."""
+    nodes = document.get("nodes") if isinstance(document, dict) else None
+    return isinstance(nodes, list) and bool(nodes) and isinstance(nodes[0], dict) and "fpgaLatency" in nodes[0]
+
+
+@dataclass(slots=True)
+class _Node:
+    id: str
+    name: str
+    seconds: float
+    size: float
+    backward: bool
+    group: str
+    """Nodes with the same one stay together."""
+    sent: float = 0.0
+    fed: bool = False
+
+
+def parse(document: object, *, name: str, batch_size: int, file: str = "text") -> Profile:
+    """The profile in a parsed file.
+
+    Raises ProfileError naming `file` and node, edge or key.
+
+    >>> node = {"id": 0, "supportedOnFpga": 1, "fpgaLatency": 2, "size": 8, "isBackwardNode": 0}
+    >>> parse({"nodes": [node], "edges": []}, name="tiny", batch_size=4).layers[0].forward_s
+    (0.002,)
+    """
+    top = Section(document, file, ProfileError)
+    nodes: dict[str, _Node] = {}
+    for at, entry in enumerate(top.items("nodes"), start=1):
+        section = Section(entry, f"{file}, nodes entry {at}", ProfileError)
+        node = _node(section)
+        if node.id in nodes:
+            section.fail(f"a second node has the id `{node.id}`", "edges name nodes by their `id`")
+        nodes[node.id] = node
+    pairs = _edges(top, nodes)
+    group_of = _groups(nodes, pairs)
+    groups: dict[str, list[_Node]] = defaultdict(list)
+    for node in nodes.values():
+        groups[group_of[node.id]].append(node)
+    first = {key: next((node for node in group if not node.backward), group[0]).id for key, group in groups.items()}
+    pairs = [pair for pair in pairs if group_of[pair[0]] != group_of[pair[1]] and not nodes[pair[0]].backward]
+    leaving = {start for start, _ in pairs}
+    # Nodes are either operations, and their weights nodes of their own, or layers that hold weights and output.
+    apart = any(_is_weight(node) for node in nodes.values())
+    layers = tuple(_layer(top, nodes[first[key]], group, leaving, apart=apart) for key, group in groups.items())
+    edges = dict.fromkeys((first[group_of[start]], first[group_of[end]]) for start, end in pairs)
+    return top.build(Profile, name, (batch_size,), layers, tuple(edges), file)
+
+
+def _node(section: Section) -> _Node:
+    node_id = str(section.whole("id"))
+    if not _flag(section, "supportedOnFpga"):
+        section.fail("this node can't run on an accelerator", "layers of a profile run on every device; leave it out")
+    seconds = section.amount("fpgaLatency") / 1e3
+    size = section.amount("size") if "size" in section else 0.0
+    # Those without a class stay with nobody.
+    group = f"class {section.whole('colorClass')}" if "colorClass" in section else f"node {node_id}"
+    return _Node(node_id, section.text("name", node_id), seconds, size, _flag(section, "isBackwardNode"), group)
+
+
+def _flag(section: Section, key: str) -> bool:
+    value = section.get(key)
+    if not isinstance(value, int) or value not in {0, 1}:
+        section.wrong(key, "true, false, 0 or 1", value)
+    return bool(value)
+
+
+def _edges(top: Section, nodes: dict[str, _Node]) -> list[tuple[str, str]]:
+    pairs = []
+    for at, entry in enumerate(top.items("edges"), start=1):
+        edge = Section(entry, f"{top.where}, edges entry {at}", ProfileError)
+        start, end = str(edge.whole("sourceId")), str(edge.whole("destId"))
+        for node_id in (start, end):
+            if node_id not in nodes:
+                edge.fail(f"there is no node `{node_id}`", "edges name nodes by their `id`")
+        if "size" not in edge:
+            edge.fail(
+                "`size` is missing", "bytes that cross; from `cost`, a time on one machine's bus, they can't be told"
+            )
+        nodes[start].sent = max(nodes[start].sent, edge.amount("size"))
+        nodes[end].fed = True
+        pairs.append((start, end))
+    return pairs
+
+
+def _groups(nodes: dict[str, _Node], pairs: list[tuple[str, str]]) -> dict[str, str]:
+    """For each node the group that it is in: its class, and all classes on a cycle with it.
+
+    Classes of which each feeds the other can't be parted by a cut, so that they are one layer. Only edges that leave
+    nodes of the forward pass count: those of gradients run with them in some files, and against them in others.
+    """
+    import networkx
+
+    joined = _joined(nodes, pairs)
+    graph: networkx.DiGraph[str] = networkx.DiGraph()
+    graph.add_nodes_from(joined.values())
+    graph.add_edges_from((joined[start], joined[end]) for start, end in pairs if not nodes[start].backward)
+    together = {
+        group: str(number)
+        for number, members in enumerate(networkx.strongly_connected_components(graph))
+        for group in members
+    }
+    return {node_id: together[group] for node_id, group in joined.items()}
+
+
+def _joined(nodes: dict[str, _Node], pairs: list[tuple[str, str]]) -> dict[str, str]:
+    """For each node its class; one that only runs backward joins the nearest that does not, along or against edges."""
+    near: dict[str, list[str]] = {node_id: [] for node_id in nodes}
+    for start, end in pairs:
+        near[start].append(end)
+        near[end].append(start)
+    members: dict[str, list[str]] = defaultdict(list)
+    for node in nodes.values():
+        members[node.group].append(node.id)
+    into = {node.group: node.group for node in nodes.values() if not node.backward}
+    waiting = deque(into)
+    while waiting:
+        group = waiting.popleft()
+        for node_id in members[group]:
+            for other in near[node_id]:
+                if nodes[other].group not in into:
+                    into[nodes[other].group] = into[group]
+                    waiting.append(nodes[other].group)
+    return {node.id: into.get(node.group, node.group) for node in nodes.values()}
+
+
+def _layer(top: Section, first: _Node, group: list[_Node], leaving: set[str], *, apart: bool) -> Layer:
+    forward = [node for node in group if not node.backward]
+    held = sum(node.size for node in forward)
+    weights = sum(_weights(node, apart=apart) for node in forward)
+    return top.build(
+        Layer,
+        first.id,
+        first.name,
+        (math.fsum(node.seconds for node in forward),),
+        (math.fsum(node.seconds for node in group if node.backward),),
+        (sum(node.sent for node in forward if node.id in leaving),),
+        weights,
+        (held - weights,),
+    )
+
+
+def _weights(node: _Node, *, apart: bool) -> float:
+    """Of what a node holds, that which is there before the batch is."""
+    if apart:
+        return node.size if _is_weight(node) else 0.0
+    return max(0.0, node.size - node.sent)
+
+
+def _is_weight(node: _Node) -> bool:
+    """Whether it may be a weight, as operations read them: nothing feeds it, and it takes no time and some memory."""
+    return not node.backward and not node.fed and not node.seconds and node.size > 0
