@@ -8,7 +8,7 @@ BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALONE := tests/test_serve.py
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: build torch lint test test-slow wheel bench docs reproduce frameworks fuzz soak interrupts emulation ci clean
+.PHONY: build torch lint test test-slow wheel bench docs reproduce frameworks fuzz soak interrupts faults emulation ci clean
 
 # The tests come last, so that it ends by saying what was skipped and why.
 ci: CHOSEN =
@@ -92,6 +92,10 @@ soak: build
 # Ctrl-C at a hundred moments of each command, a quarter of an hour; the table of docs/benchmarks.md.
 interrupts: build
 	$(BIN)/python tests/sweep_interrupts.py --write docs/benchmarks.md
+
+# A rank lost at a hundred random moments, a quarter of an hour; the table of docs/benchmarks.md.
+faults: build torch
+	$(BIN)/python tests/sweep_faults.py --write docs/benchmarks.md
 
 # Sixteen sleeping processes beside the simulator, a quarter of an hour; the table of docs/benchmarks.md.
 emulation: build torch

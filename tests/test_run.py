@@ -24,6 +24,8 @@ from hpgo.cli.main import group
 pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
 
 ROOT = Path(__file__).parent.parent
+HOST = socket.gethostname()
+ACTION = "the forward pass of micro-batch 1 through stage 1"
 LAYERS = [str(at) for at in range(6)]
 # The last layer of rank 3 does what HOW says, once, in the second step.
 MODEL = """
@@ -35,7 +37,7 @@ from hpgo.runtime import Workload
 def boom():
     raise ValueError("boom")
 
-HOW = {"raise": boom, "kill": lambda: os.kill(os.getpid(), 9), "leave": lambda: sys.exit(0), "nan": lambda: None,
+HOW = {"raise": boom, "leave": lambda: sys.exit(0), "nan": lambda: None,
        "sleep": lambda: time.sleep(60)}
 
 class Last(nn.Module):
@@ -157,19 +159,17 @@ def test_a_measured_timeline_stands_beside_the_predicted_one(folder: Path) -> No
 @pytest.mark.parametrize(
     ("how", "launcher", "words"),
     [
-        ("raise", 0, "rank 3, step 1, the forward pass of micro-batch 1 through stage 1: ValueError: boom"),
-        ("kill", 0, "rank 3 of 4 ranks ended by SIGKILL"),
-        ("leave", 0, "rank 3 of 4 ranks left before the run had ended"),
         ("nan", 0, "the loss of step 2 is nan"),
         (
             "nan --find-nan",
             0,
             (
-                "rank 3, step 1, the forward pass of micro-batch 1 through stage 1: "
-                "28 of 28 numbers that layer `5` makes are nan or infinite"
+                f"rank 3 of stage 1 on {HOST}, step 1, {ACTION}: 28 of 28 numbers that layer `5` makes are nan or"
+                " infinite"
             ),
         ),
-        ("raise", 4, "rank 3, step 1, the forward pass of micro-batch 1 through stage 1: ValueError: boom"),
+        ("raise", 4, f"rank 3 of stage 1 on {HOST}, step 1, {ACTION}: ValueError: boom"),
+        ("leave", 4, f"rank 3 of stage 1 on {HOST}, step 1, {ACTION}: left before the run had ended, with exit code 0"),
     ],
 )
 def test_what_goes_wrong_in_one_rank_is_said_once_and_ends_all(
@@ -201,9 +201,7 @@ def test_torchs_pipelining_measures_and_tells_as_the_engine_does(folder: Path) -
         assert (measured.start_s[measured.rank == rank][1:] >= measured.end_s[measured.rank == rank][:-1]).all()
     code, _, err = finish(start(folder, "even.json", *WORKLOAD, "--backend", "torch", HOW="raise"))
     assert code == 1
-    assert err.splitlines()[0] == (
-        "error: rank 3, step 1, the forward pass of micro-batch 1 through stage 1: ValueError: boom"
-    )
+    assert err.splitlines()[0] == f"error: rank 3 of stage 1 on {HOST}, step 1, {ACTION}: ValueError: boom"
     assert len(err.splitlines()) == 2, err
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import re
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -411,7 +412,8 @@ def test_a_step_says_what_is_wrong_with_its_batch_and_where_a_layer_raised() -> 
         assert pipeline.step(good, good) == pipeline.step(good, good)
         assert len(pipeline.engine.clock_ns) == 2 * len(pipeline.mine.actions)
         assert pipeline.engine.clock_ns == sorted(pipeline.engine.clock_ns)
-        where = "rank 0, step 2, the forward pass of micro-batch 0 through stage 0: `input:0` has the shape"
+        action = "the forward pass of micro-batch 0 through stage 0"
+        where = f"rank 0 of stage 0 on {socket.gethostname()}, step 2, {action}: `input:0` has the shape"
         with pytest.raises(hpgo.ArgumentError, match=where):
             pipeline.step(good[:, :2], good)
         with pytest.raises(hpgo.RunError, match="a step of this run has failed"):

@@ -7,30 +7,60 @@ import time
 from typing import TYPE_CHECKING
 
 from hpgo.base.errors import HpgoError
+from hpgo.cli.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SILENCE_S = 1.0
-"""Of ranks that another one speaks for: launchers end all ranks when the first of them ends."""
+    from hpgo.runtime.watch import Limits
+
+_PAUSE_S = 1.0
+"""Before the first rank ends: launchers then end the others, who may keep what all share, or be about to speak."""
 
 
 def in_ranks(count: int, timeout_s: float, work: Callable[[], None]) -> None:
     """Runs `work` as the rank that a launcher has made this process, or in `count` processes here.
 
-    Raises what the first rank raised; the other ranks of a launcher end without a word.
+    Raises what the first rank raised; of the ranks of a launcher the first one tells it, and all end.
     """
     from hpgo.runtime.launch import run_here
-    from hpgo.runtime.meeting import is_first_to_tell, is_launched, meet
+    from hpgo.runtime.meeting import is_launched
+    from hpgo.runtime.watch import Limits
 
-    if not is_launched():
-        run_here(count, work)
-        return
+    limits = Limits(timeout_s)
+    if is_launched():
+        take_part(limits, work)
+    else:
+        run_here(count, work, limits)
+
+
+def take_part(limits: Limits, work: Callable[[], None]) -> None:
+    """Runs `work` as one rank of a launcher's, guarded as that."""
+    from hpgo.runtime import guards
+    from hpgo.runtime.meeting import guard
+    from hpgo.runtime.notice import Preempted
+
     try:
-        meet(timeout_s)
+        guard(limits, _tell)
         work()
-    except HpgoError:
-        if is_first_to_tell():
-            raise
-        time.sleep(_SILENCE_S)
+    except Preempted:
+        guards.end()
+        raise
+    except HpgoError as error:
+        guards.charge(error)
+        if guards.is_first_to_tell():
+            _tell(guards.named(error))
+        if guards.are_there():
+            time.sleep(_PAUSE_S)
         sys.exit(1)
+    except BaseException as error:
+        guards.charge(error)
+        raise
+    guards.end()
+
+
+def _tell(error: HpgoError) -> None:
+    say("error", error.message)
+    if error.hint:
+        say("hint", error.hint)
+    sys.stderr.flush()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
+import os
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from statistics import median_low
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.documents import json_text
-from hpgo.base.errors import ArgumentError, HpgoError, RunError
+from hpgo.base.errors import ArgumentError, RunError
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.cli.terminal import clear_line, passing_lines, table
+from hpgo.cli.questions import SECONDS
+from hpgo.cli.ranks import take_part
+from hpgo.cli.terminal import clear_line, passing_lines, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,15 +29,14 @@ if TYPE_CHECKING:
     from hpgo.programs.program import Program
     from hpgo.runtime.loader import Share
     from hpgo.runtime.pipeline import Pipeline
+    from hpgo.runtime.watch import Limits
     from hpgo.timing.timeline import Timeline
 
-_SILENCE_S = 1.0
-"""Of ranks that another one speaks for: launchers end all ranks when the first of them ends."""
 _MANIFOLD = 10.0
 """From so many times what was predicted on, the table tells how many."""
 _DTYPES = ("float32", "float64", "bfloat16")
 _STEPS, _EMULATED_STEPS = 20, 3
-_OF_EMULATIONS = {"plan", "emulate", "scale", "steps", "timeout", "timeline", "as_json"}
+_OF_EMULATIONS = {"plan", "emulate", "scale", "steps", "timeout_s", "silence_s", "grace_s", "timeline", "as_json"}
 """Options that need no model."""
 _WAKING_S = 0.02
 """Passes that are shorter are measured too long, since sleepers wake late."""
@@ -78,8 +80,16 @@ class _Run:
 @click.option("--autocast", type=click.Choice(["bfloat16"]), help="What to compute in, whatever the weights are.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="GPUs where each rank has one, if left out.")
 @click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, metavar="SECONDS",
-    help="How long ranks wait for each other.",
+    "--timeout", "timeout_s", type=SECONDS, default="600s", show_default=True, metavar="TIME",
+    help="End a run that stands still for so long.",
+)  # fmt: skip
+@click.option(
+    "--silence", "silence_s", type=SECONDS, default="5s", show_default=True, metavar="TIME",
+    help="End a run with a rank that is silent for so long.",
+)  # fmt: skip
+@click.option(
+    "--grace", "grace_s", type=SECONDS, default="30s", show_default=True, metavar="TIME",
+    help="End at most so long after SIGTERM.",
 )  # fmt: skip
 @click.option(
     "--backend", type=click.Choice(["hpgo", "torch"]), default="hpgo", show_default=True,
@@ -105,7 +115,9 @@ def command(
     optimizer: str,
     dtype: str | None,
     autocast: str | None,
-    timeout: float,
+    timeout_s: float,
+    silence_s: float,
+    grace_s: float,
     timeline: str | None,
     as_json: bool,
     checkpoint: str | None,
@@ -126,7 +138,7 @@ def command(
     \b
     Examples:
       hpgo run plan.json --workload vgg-19 --steps 20
-      hpgo run plan.json --workload my_model:build --data my_model:text --optimizer adamw:lr=1e-4
+      hpgo run plan.json --workload my_model:build --data my_model:text
       hpgo run plan.json --workload gpt:layers=4 --dtype float64 --json
       hpgo run plan.json --workload vgg-19 --timeline measured.timeline.json
       hpgo run plan.json --workload gpt:layers=4 --checkpoint saved --resume
@@ -138,7 +150,10 @@ def command(
     from hpgo import runtime
 
     runtime.check_torch()
-    options |= {"autocast": autocast, "timeout_s": timeout}
+    from hpgo.runtime.watch import Limits
+
+    limits = Limits(timeout_s, silence_s, grace_s)
+    options |= {"autocast": autocast, "timeout_s": timeout_s, "silence_s": silence_s, "grace_s": grace_s}
     steps = steps or (_EMULATED_STEPS if emulate else _STEPS)
     scale = (1.0 if scale is None else scale) if emulate else None
     run = _Run(
@@ -166,31 +181,38 @@ def command(
             f"there is no folder `{Path(timeline).parent}` to write `{timeline}` in",
             "name a file in a folder that exists",
         )
-    from hpgo.runtime.meeting import is_first_to_tell, is_launched, meet
+    from hpgo.runtime.meeting import is_launched
+    from hpgo.runtime.notice import Preempted
 
-    if is_launched():
-        try:
-            meet(timeout)
-            _work(run, _read(plan))
-        except HpgoError:
-            if is_first_to_tell():
-                raise
-            time.sleep(_SILENCE_S)
-            sys.exit(1)
-        return
+    try:
+        if is_launched():
+            take_part(limits, lambda: _work(run, _read(plan)))
+        else:
+            _start(run, limits)
+    except Preempted as end:
+        saved = f"`--resume` goes on from {checkpoint}" if checkpoint else "nothing is saved without `--checkpoint`"
+        if os.environ.get("RANK", "0") == "0":
+            say("preempted", end.why or saved)
+        raise
+
+
+def _start(run: _Run, limits: Limits) -> None:
+    """Starts all ranks here."""
     from hpgo.runtime.launch import run_here
     from hpgo.runtime.optimizer import optimizer_of
+    from hpgo.runtime.progress import stages_of
 
-    read = _read(plan)
-    optimizer_of(optimizer)  # wrong ones are told before anything starts
-    if scale is not None:
-        _foresee(read, scale)
-    if options["backend"] == "torch":
+    read = _read(run.file)
+    optimizer_of(run.optimizer)  # wrong ones are told before anything starts
+    if run.scale is not None:
+        _foresee(read, run.scale)
+    if run.options["backend"] == "torch":
         from hpgo.runtime.torch_backend import pipelines  # loaded once, before there are processes
 
         pipelines(_program(read))
+    program = _program(read)
     try:
-        run_here(_program(read).world_size, lambda: _work(run, read))
+        run_here(program.world_size, lambda: _work(run, read), limits, partial(stages_of, program))
     finally:
         clear_line()  # that rank 0 may have left
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hpgo.runtime.loader import Loader as Loader
     from hpgo.runtime.loader import Share as Share
     from hpgo.runtime.modules import Network as Network
+    from hpgo.runtime.notice import Preempted as Preempted
     from hpgo.runtime.parts import Part as Part
     from hpgo.runtime.parts import Value as Value
     from hpgo.runtime.pipeline import Pipeline as Pipeline
@@ -34,6 +35,7 @@ _PUBLIC: dict[str, str] = {
     "Network": "hpgo.runtime.modules",
     "Part": "hpgo.runtime.parts",
     "Pipeline": "hpgo.runtime.pipeline",
+    "Preempted": "hpgo.runtime.notice",
     "Share": "hpgo.runtime.loader",
     "Value": "hpgo.runtime.parts",
     "Workload": "hpgo.runtime.workload",

@@ -24,7 +24,8 @@ from hpgo.base.documents import make_folder, read_text
 from hpgo.base.errors import HpgoError, RunError
 from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path, refused
 from hpgo.base.wording import shorten
-from hpgo.runtime.meeting import first_line
+from hpgo.runtime.meeting import LOST, first_line, together, told
+from hpgo.runtime.progress import HERE, SAVE
 from hpgo.runtime.tensor_files import TensorFile, write
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     path = as_path(folder, RunError)
     found, torn = whole_ones(path)
     mine = found[-1].steps if found else None
-    everyone = _all((mine, not found and torn), None)
+    everyone = _meet("the search for a checkpoint", (mine, not found and torn))
     first, damaged = everyone[0]
     if damaged:
         raise RunError(
@@ -115,6 +116,12 @@ def _all(mine: Any, group: Any) -> list[Any]:
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine, group=group)
     return everyone
+
+
+def _meet(words: str, mine: Any) -> list[Any]:
+    """What each rank says, asked where all of them come together."""
+    with together(words):
+        return _all(mine, None)
 
 
 class Holdings:
@@ -285,7 +292,7 @@ def load(source: Checkpoint, holdings: Holdings) -> None:
         holdings.load(source)
     except HpgoError as error:
         failure = error.message, error.hint
-    for rank, said in enumerate(_all(failure, None)):
+    for rank, said in enumerate(_meet("the loading of a checkpoint", failure)):
         if said is not None:
             raise RunError(f"rank {rank}: {said[0]}", said[1])
 
@@ -303,6 +310,8 @@ class Saver:
         self._rank = dist.get_rank()
         self._running: threading.Thread | None = None
         self._failure: str | None = None
+        self._lost: Exception | None = None
+        self._rounds = 0  # of the other thread with those of the other ranks
         self._done: int | None = None
         """The last step that was saved, or that the folder has already."""
         answer: Any = None
@@ -311,11 +320,12 @@ class Saver:
                 answer = self._look(steps)
             except HpgoError as error:
                 answer = error.message, error.hint
-        answer = _all(answer, None)[0]
+        answer = _meet("the look at the folder of checkpoints", answer)[0]
         if isinstance(answer, tuple):
             raise RunError(*answer)
         self._done = answer
-        self._group = dist.new_group(backend="gloo")  # of its own, for another thread
+        with together("the look at the folder of checkpoints"):
+            self._group = dist.new_group(backend="gloo")  # of its own, for another thread
 
     def _look(self, steps: int) -> int | None:
         make_folder(self.folder)
@@ -351,8 +361,13 @@ class Saver:
     def finish(self) -> None:
         """Waits for a save that still runs."""
         if self._running is not None:
-            self._running.join()
+            with HERE.waiting(SAVE):
+                self._running.join()
             self._running = None
+        if self._lost is not None:
+            lost, self._lost = self._lost, None
+            with told("the ranks don't come together to save", LOST):
+                raise lost
         failure, self._failure = self._failure, None
         if failure is not None and self._rank == 0:
             self._tell(failure)
@@ -370,10 +385,15 @@ class Saver:
         failure: str | None,
     ) -> None:
         """In the other thread, on all ranks at once: each step of it waits for all ranks."""
+        self._rounds += 1
+        HERE.saves, HERE.save = f"it saves step {steps}", (self._rounds, False)
         try:
             failure = self._save_together(steps, facts, tensors, values, failure)
-        except Exception as error:  # noqa: BLE001 -- another rank was lost, which the run itself will notice
-            failure = first_line(error)
+        except Exception as error:  # noqa: BLE001 -- another rank was lost: the main thread says so
+            self._lost = error
+            return
+        finally:
+            HERE.saves, HERE.save = "", None
         if failure is None:
             self._done = steps
         else:
@@ -404,7 +424,7 @@ class Saver:
                 failure = _said(write_mine)
             failure = self._first(failure)
         if failure is None:
-            everyone = _all((name, size_bytes, list(tensors), values, facts["optimizer"]), self._group)
+            everyone = self._everyones((name, size_bytes, list(tensors), values, facts["optimizer"]))
             if self._rank == 0:
                 failure = _said(lambda: self._commit(beside, facts, everyone))
             failure = self._first(failure)
@@ -414,8 +434,16 @@ class Saver:
 
     def _first(self, failure: str | None) -> str | None:
         """What went wrong on the first rank on which something did."""
-        said = enumerate(_all(failure, self._group))
+        said = enumerate(self._everyones(failure))
         return next((f"rank {rank}: {one}" for rank, one in said if one is not None), None)
+
+    def _everyones(self, mine: Any) -> list[Any]:
+        """What each rank says in its save."""
+        HERE.save = self._rounds, True
+        found = _all(mine, self._group)
+        self._rounds += 1
+        HERE.save = self._rounds, False
+        return found
 
     def _make_room(self, beside: Path) -> None:
         """Removes what saves that were broken off have left, and makes the folder to write to."""
@@ -476,6 +504,8 @@ def _said(work: Callable[[], None]) -> str | None:
         work()
     except (HpgoError, OSError) as error:
         return first_line(error)
+    except BaseException as error:  # noqa: BLE001 -- whatever it is, the other ranks wait to hear of it
+        return f"{type(error).__name__}: {first_line(error)}"
     return None
 
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from hpgo.runtime.progress import HERE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -47,6 +49,10 @@ class Clock:
 
     def compare(self) -> None:
         """Reads how far the clock is ahead; the first reading and the last one count."""
+        with HERE.meets("the comparison of clocks"):
+            self._compare()
+
+    def _compare(self) -> None:
         rank = dist.get_rank()
         machines = _everyones(self._machine)
         mine = Reading(self._now_ns(), 0.0)

@@ -23,13 +23,16 @@ import torch.distributed as dist
 from hpgo.base.checks import number
 from hpgo.base.errors import ArgumentError
 from hpgo.programs.orders import KINDS
+from hpgo.runtime import guards
 from hpgo.runtime.clocks import Clock, Stamps, machine_name
 from hpgo.runtime.engine import Engine
-from hpgo.runtime.meeting import Groups, agree, join, leave, lost
+from hpgo.runtime.meeting import Groups, agree, guard, join, leave, lost
 from hpgo.runtime.messages import Crossing, Messages
 from hpgo.runtime.parts import Value
+from hpgo.runtime.progress import HERE
 from hpgo.runtime.recorder import Recorder
 from hpgo.runtime.runnable import check_orders, program_of
+from hpgo.runtime.watch import Limits
 from hpgo.timing.simulation import columns_of
 
 if TYPE_CHECKING:
@@ -83,7 +86,7 @@ class Emulation:
         Args:
             plan: a plan, or a program with costs, or the file of one.
             scale: how many times as long as on the cluster everything takes here; what is measured is divided by it.
-            timeout_s: how long a rank waits for another one.
+            timeout_s: for how long the run may stand still while ranks wait: longer than any pass here.
 
         Raises ArgumentError for a plan that says no times or can't be run, and RunError if the ranks don't find each
         other, or differ in plan, options or versions.
@@ -91,11 +94,12 @@ class Emulation:
         self.program, _ = program_of(plan)
         prices = check(self.program, scale)
         self.scale = float(scale)
-        timeout_s = number("timeout_s", timeout_s, above=0)
+        limits = Limits(timeout_s)
         self._groups: Groups | None = None
         _wake_in_time()
-        self._joined = join(self.program, _CPU, timeout_s)
+        self._guarded, self._joined = guard(limits), False
         try:
+            self._joined = join(self.program, _CPU, limits.patience_s)
             self._build(prices)
         except BaseException:
             self.close()
@@ -127,7 +131,8 @@ class Emulation:
 
         Raises RunError if another rank is lost.
         """
-        with lost(f"rank {self.rank}, step {self.steps}"):
+        HERE.step = self.steps
+        with lost(str(HERE)):
             begin_ns = _latest(perf_counter_ns() + _LEAD_NS)
             _sleep_until(begin_ns)
             self.engine.step(None)
@@ -135,6 +140,8 @@ class Emulation:
             _sleep_until(self._sums.stepped_ns)
             end_ns = perf_counter_ns()
             last_ns = _latest(end_ns)
+        HERE.step = None
+        HERE.does(f"the time after step {self.steps}")
         self._recorder.add(self.steps, [*self.engine.clock_ns, begin_ns, summed_ns, end_ns], None)
         self.steps += 1
         return (last_ns - begin_ns) / 1e9 / self.scale
@@ -162,6 +169,9 @@ class Emulation:
             leave()
         elif groups is not None:
             groups.close()
+        if self._guarded:
+            self._guarded = False
+            guards.end()
 
     def __enter__(self) -> Self:
         return self
@@ -169,6 +179,8 @@ class Emulation:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if value is not None:
+            guards.charge(value)
         self.close()
 
 
@@ -321,6 +333,7 @@ class _Sums:
 
     def finish(self) -> int:
         """Sleeps until all is summed that this rank has a part in; returns when it was."""
+        HERE.sums("the sums of gradients")
         self._exchange()
         summed_ns = self.stepped_ns = 0
         for stage, (sync_ns, optimizer_ns) in self._costs_ns.items():
@@ -339,13 +352,15 @@ class _Sums:
             if ranks[0] == self._rank:
                 theirs = torch.zeros(len(ranks), self._stages, dtype=_FROM.dtype)
                 waits = [dist.irecv(row, peer, tag=_TAG) for peer, row in zip(ranks[1:], theirs[1:], strict=True)]
-                for wait in waits:
-                    wait.wait()
+                with HERE.waiting(ranks):
+                    for wait in waits:
+                        wait.wait()
                 torch.maximum(ended, theirs.amax(0), out=ended)
                 sent += [dist.isend(ended, peer, tag=_TAG) for peer in ranks[1:]]
         for ranks, ended in groups:
             if ranks[0] != self._rank:
-                dist.recv(ended, ranks[0], tag=_TAG)
+                with HERE.waiting(ranks[0]):
+                    dist.recv(ended, ranks[0], tag=_TAG)
         for one in sent:
             one.wait()
 
@@ -353,7 +368,8 @@ class _Sums:
 def _latest(ns: int) -> int:
     """The largest that any rank says."""
     said = torch.tensor([ns])
-    dist.all_reduce(said, dist.ReduceOp.MAX)
+    with HERE.meets("the meeting between steps"):
+        dist.all_reduce(said, dist.ReduceOp.MAX)
     return int(said)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from hpgo.runtime.passes import running
+from hpgo.runtime.progress import HERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -267,6 +268,8 @@ class Engine(Actions):
         messages, gradients = self._messages, self._gradients
         taken: list[Any] = []
         stamp = self._stamps.take
+        self.at = -1
+        HERE.acts(self)
         gradients.begin()
         messages.begin()
         for at, kind, stage, micro_batch, exchange, is_last in self._plan:

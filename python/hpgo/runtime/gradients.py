@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from hpgo.runtime.progress import HERE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -101,7 +103,7 @@ class Gradients:
             self._bucket_of |= {id(weight): bucket for weight in weights}
         self._rank = dist.get_rank()
         self._started: dict[tuple[int, ...], int] = {}
-        self._sums: list[Any] = []
+        self._sums: list[tuple[tuple[int, ...], Any]] = []
         self._left: set[tuple[int, int]] = set()  # weights, by id and stage, whose last pass has ended
         self._hooks: list[Any] = []
 
@@ -160,7 +162,7 @@ class Gradients:
         buckets = self._buckets[ranks]
         at = self._started[ranks]
         while at < len(buckets) and (all_of_them or not buckets[at].missing):
-            self._sums.append(dist.all_reduce(buckets[at].flat, group=self._groups[ranks], async_op=True))
+            self._sums.append((ranks, dist.all_reduce(buckets[at].flat, group=self._groups[ranks], async_op=True)))
             at += 1
         self._started[ranks] = at
 
@@ -168,8 +170,10 @@ class Gradients:
         """Starts the sums that are left, and waits for all."""
         for ranks in self._buckets:
             self._start(ranks, all_of_them=True)
-        for one in self._sums:
-            one.wait()
+        HERE.sums("the sums of gradients")
+        for ranks, one in self._sums:
+            with HERE.waiting(ranks):
+                one.wait()
         self._sums.clear()
 
     def square(self) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from contextlib import contextmanager
@@ -13,21 +14,23 @@ import torch.distributed as dist
 
 from hpgo._core import __version__
 from hpgo.base.errors import HpgoError, RunError
+from hpgo.runtime import guards
+from hpgo.runtime.progress import HERE, stages_of
+from hpgo.runtime.watch import LostRankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hpgo.programs.program import Program
     from hpgo.runtime.messages import Crossing
+    from hpgo.runtime.watch import Limits
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What launchers set for each process."""
 _met: list[tuple[Any, int]] = []
 """The store of this process, and how often its ranks have joined by it."""
-
-
-class LostRankError(RunError):
-    """Another rank has gone while this one waited for it."""
+_watches = itertools.count()
+LOST = "another rank was lost, or took too long"
 
 
 @contextmanager
@@ -38,7 +41,20 @@ def told(what: str, hint: str) -> Iterator[None]:
     except HpgoError:
         raise
     except Exception as failure:
-        raise RunError(f"{what}: {type(failure).__name__}: {first_line(failure)}", hint) from failure
+        lost = guards.lost() if is_of_others(failure) else None
+        raise lost or RunError(f"{what}: {type(failure).__name__}: {first_line(failure)}", hint) from failure
+
+
+def is_of_others(failure: Exception) -> bool:
+    """Whether torch raises it because something is wrong with another rank."""
+    return isinstance(failure, dist.DistError) or "gloo" in str(failure)
+
+
+@contextmanager
+def together(words: str) -> Iterator[None]:
+    """What all ranks do together; raises RunError if another one is lost."""
+    with HERE.meets(words), told(f"the ranks don't come together for {words}", LOST):
+        yield
 
 
 @contextmanager
@@ -50,10 +66,10 @@ def lost(where: str) -> Iterator[None]:
         raise
     except RuntimeError as failure:
         said = f"{where}: {type(failure).__name__}: {first_line(failure)}"
-        raise LostRankError(said, "another rank was lost, or took too long") from failure
+        raise guards.lost() or LostRankError(said, LOST) from failure
 
 
-def first_line(failure: Exception) -> str:
+def first_line(failure: BaseException) -> str:
     """What an exception says first, without the place in C++ that torch may put before it, and advice behind it."""
     line = str(failure).strip().partition("\n")[0]
     return re.sub(r"^\[[^]]*\.cc:[0-9]+\] ", "", line).partition(". This is typically")[0]
@@ -86,16 +102,20 @@ def meet(timeout_s: float) -> Any:
     return _met[0][0]
 
 
-def is_first_to_tell() -> bool:
-    """Whether this rank is the first of its launch to fail, and so the one to say why."""
-    if not _met:
-        return True
-    rank = os.environ["RANK"]
-    try:
-        first: bytes = _met[0][0].compare_set("hpgo/failed", "", rank)
-    except RuntimeError:  # the store is gone with a rank that failed before
+def guard(limits: Limits, tell: Callable[[RunError], None] = guards.say) -> bool:
+    """Guards this process as a rank of its launch; returns whether `guards.end` must follow.
+
+    `tell` says why the run is over where the main thread does not come to it.
+    """
+    if guards.are_there():
         return False
-    return first.decode() == rank
+    if is_launched():
+        rank, size = place()
+        store = dist.PrefixStore(f"hpgo/watch/{next(_watches)}", meet(limits.timeout_s))
+        HERE.begin(rank)
+        return guards.begin(store.clone(), rank, size, limits, tell)
+    HERE.begin(0)
+    return guards.begin(None, 0, 1, limits, tell)
 
 
 def join(program: Program, device: torch.device, timeout_s: float) -> bool:
@@ -117,9 +137,14 @@ def join(program: Program, device: torch.device, timeout_s: float) -> bool:
         else:
             _check_alone(program)
             rank, size, own = 0, 1, dist.HashStore()
-        with told("the ranks don't find each other", "did all start, and do their machines reach each other?"):
+        HERE.stages = stages_of(program, rank)
+        with (
+            HERE.meets("the meeting of the ranks"),
+            told("the ranks don't find each other", "did all start, and do their machines reach each other?"),
+        ):
             dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
     _check_size(program, dist.get_world_size())
+    HERE.rank, HERE.stages = dist.get_rank(), stages_of(program, dist.get_rank())
     return made
 
 
@@ -150,7 +175,8 @@ def agree(facts: dict[str, str]) -> None:
     """Compares what the ranks are about to run with what rank 0 is; all of them raise RunError where one differs."""
     mine = {"version of hpgo": __version__, "version of torch": torch.__version__, **facts}
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    with together("the comparison of what they run"):
+        dist.all_gather_object(everyone, mine)
     for rank, theirs in enumerate(everyone):
         for what, value in everyone[0].items():
             if theirs.get(what) != value:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hpgo.runtime.progress import HERE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -170,7 +172,8 @@ class _Box:
     def __init__(self, wanted: Tensors) -> None:
         self.wanted = wanted
         self.tensors: list[torch.Tensor | None] = [None] * len(wanted.shapes)
-        self.waits: list[Any] = []
+        self.waits: list[tuple[int, Any]] = []
+        """Receives that are posted, with whom they are from."""
 
     def room(self, piece: Piece, device: torch.device) -> torch.Tensor:
         """Where a piece shall go."""
@@ -298,8 +301,11 @@ class Messages:
         for channel, until in needed:
             if channel.posted < until:
                 self._post(channel, until)
-        for wait in box.waits:
-            wait.wait()
+        if box.waits:
+            for peer, wait in box.waits:
+                HERE.waits = peer
+                wait.wait()
+            HERE.waits = None
         for way, arrived in proven:
             if way.arrived < arrived:
                 way.settle(arrived)
@@ -326,10 +332,11 @@ class Messages:
     def finish(self) -> None:
         """Waits until all that was sent has arrived."""
         for way in self._outgoing:
-            way.settle(way.arrived + len(way.kept))
+            with HERE.waiting(way.peer):
+                way.settle(way.arrived + len(way.kept))
 
     def _post(self, channel: _Incoming, until: int) -> None:
         group, peer = channel.group, channel.peer
         for box, piece in channel.expected[channel.posted : until]:
-            box.waits.append(group.recv([box.room(piece, self._device)], peer, 0))
+            box.waits.append((peer, group.recv([box.room(piece, self._device)], peer, 0)))
         channel.posted = until

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from hpgo.runtime.passes import is_again
+from hpgo.runtime.progress import HERE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +95,8 @@ class _Joined(torch.autograd.Function):
         count = exact.new_tensor([exact.numel() // exact.shape[1]])
         packed = torch.cat([count, own[1], own[0] * count])
         found = [torch.empty_like(packed) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(found, packed, group=group)
+        with HERE.waiting(tuple(dist.get_process_group_ranks(group))):
+            dist.all_gather(found, packed, group=group)
         parts = torch.stack(found)
         channels = exact.shape[1]
         counts, means, squares = parts[:, :1], parts[:, 1 : 1 + channels], parts[:, 1 + channels :]
@@ -117,7 +119,8 @@ class _Joined(torch.autograd.Function):
         for_bias = gradient.sum(_others(gradient))
         for_weight = (gradient * normal).sum(_others(gradient))
         sums = torch.stack([for_bias, for_weight])
-        dist.all_reduce(sums, group=ctx.group)
+        with HERE.waiting(tuple(dist.get_process_group_ranks(ctx.group))):
+            dist.all_reduce(sums, group=ctx.group)
         inner = gradient - _wide(sums[0] / total, gradient) - normal * _wide(sums[1] / total, gradient)
         factor = scale if weight is None else scale * weight.to(scale.dtype)
         inputs = (inner * _wide(factor, gradient)).to(ctx.dtype)

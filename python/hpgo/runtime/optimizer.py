@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
+from hpgo.runtime.progress import HERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -97,6 +98,7 @@ class Stepper:
 
     def step(self) -> None:
         """One step; afterwards every rank has all of its weights as they are now."""
+        HERE.does("the step of the optimizer")
         if self.optimizer is not None:
             self.optimizer.step()
         arriving = []
@@ -105,7 +107,8 @@ class Stepper:
             wait = dist.broadcast(flat, src=owner, group=self._groups[weights[0].ranks], async_op=True)
             arriving.append((wait, flat, weights))
         for wait, flat, weights in arriving:
-            wait.wait()
+            with HERE.waiting(weights[0].ranks):
+                wait.wait()
             sizes = [weight.copies[0].numel() for weight in weights]
             for weight, part in zip(weights, flat.split(sizes), strict=True):
                 for copy in weight.copies:

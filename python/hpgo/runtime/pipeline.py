@@ -17,17 +17,21 @@ from hpgo.base.errors import ArgumentError, HpgoError, RunError
 from hpgo.base.files import as_path
 from hpgo.base.wording import shown
 from hpgo.programs.orders import KINDS
+from hpgo.runtime import guards
 from hpgo.runtime.checkpoint import Holdings, Saver, latest, load
 from hpgo.runtime.clocks import Clock, Stamps
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.gradients import Gradients, Ranks
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
-from hpgo.runtime.meeting import Groups, LostRankError, agree, first_line, join, leave, told
+from hpgo.runtime.meeting import LOST, Groups, agree, first_line, guard, is_of_others, join, leave, told
 from hpgo.runtime.messages import Messages, crossings
 from hpgo.runtime.named import made_by
+from hpgo.runtime.notice import Preempted
 from hpgo.runtime.optimizer import Stepper
+from hpgo.runtime.progress import HERE
 from hpgo.runtime.recorder import Recorder
 from hpgo.runtime.runnable import check_program, program_of
+from hpgo.runtime.watch import Limits, LostRankError
 from hpgo.runtime.workload import Workload
 
 if TYPE_CHECKING:
@@ -76,6 +80,8 @@ class Pipeline:
         timeout_s: float = 600.0,
         backend: str = "hpgo",
         find_nan: bool = False,
+        silence_s: float = 5.0,
+        grace_s: float = 30.0,
     ) -> None:
         """Joins the other ranks, and makes the layers of this one.
 
@@ -88,9 +94,11 @@ class Pipeline:
             dtype: of the weights; None is the workload's own.
             autocast: the dtype that `torch.autocast` computes in: `torch.bfloat16`; None is without.
             device: None is the GPU of the rank's local number if its machine has one for each rank, else the CPU.
-            timeout_s: how long a rank waits for another one.
+            timeout_s: for how long the run may stand still while ranks wait: longer than anything that one does alone.
             backend: what passes tensors on: `hpgo`, or `torch` for `torch.distributed.pipelining`.
             find_nan: look at all that layers make, and end with the first layer that makes what is no number. Slow.
+            silence_s: for how long a rank may give no sign of life.
+            grace_s: how long the run goes on, at most, when SIGTERM has asked it to end.
 
         Raises ArgumentError for a plan and a workload that don't go together or can't be run, and RunError if the ranks
         don't find each other, or differ in plan, options or versions.
@@ -111,7 +119,7 @@ class Pipeline:
             raise ArgumentError(
                 f"optimizer is {shown(optimizer)}", "give a function that makes one of a list of parameters, or None"
             )
-        timeout_s = number("timeout_s", timeout_s, above=0)
+        limits = Limits(timeout_s, silence_s, grace_s)
         if autocast not in {None, torch.bfloat16}:
             raise ArgumentError(
                 f"autocast is {autocast}",
@@ -122,18 +130,22 @@ class Pipeline:
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
         self._groups: Groups | None = None
         self._failed = False
+        self.preempted = False
+        """Whether SIGTERM has asked a rank to end, the same on all ranks: then this is the last step."""
         self._saver: Saver | None = None
         self._loader: Loader | None = None
         self._place: dict[str, int] | None = None  # of the data, for the loader that is made next
-        self._joined = join(self.program, self.device, timeout_s)
+        self._guarded, self._joined = guard(limits), False
         try:
+            self._joined = join(self.program, self.device, limits.patience_s)
             self.mine = self.program.for_rank(dist.get_rank())
             self.workload = Workload.read(workload, seed=seed) if isinstance(workload, str) else workload
             check_is("workload", self.workload, Workload, "give a Workload, or a name such as `gpt:layers=2`")
             chain = self.program.stages[: self.program.schedule.chain_length]
             self.workload = self.workload.holding([layer for stage in chain for layer in stage.layers])
             self._build(seed, dtype, autocast, pipelines, overlap=overlap)
-        except BaseException:
+        except BaseException as error:
+            self._fail(error)
             self.close()
             raise
 
@@ -215,6 +227,10 @@ class Pipeline:
         self._recorder = Recorder(program, Clock(self.device))
         self.steps = 0
         """Steps that have been done."""
+        self._notice = guards.notice()
+        if self._notice is not None:
+            self._notice.has_steps = True
+        HERE.does("the time before the first step")
 
     @property
     def weights(self) -> list[Weight]:
@@ -275,8 +291,11 @@ class Pipeline:
         """Trains on one global batch; returns its mean loss, the same on every rank.
 
         `inputs` and `targets` are what `loader` gives, or tensors, or tuples of them, with the whole global batch.
-        Raises RunError if a layer raises, or another rank is lost.
+        Raises RunError if a layer raises, or another rank is lost, and Preempted, which ends the process with exit code
+        143, if the step before was the last because of SIGTERM.
         """
+        if self.preempted:
+            raise Preempted
         if self._failed:
             raise RunError("a step of this run has failed, and left it half done", "make the Pipeline anew")
         size = self.program.global_batch_size
@@ -288,16 +307,19 @@ class Pipeline:
             loss=torch.zeros((), dtype=torch.float64, device=self.device),
         )
         self._failed = True
+        HERE.step = self.steps
         try:
             loss = self._step(batch)
         except HpgoError as failure:
-            raise type(failure)(f"{self._where()}: {failure.message}", failure.hint) from failure
+            raise type(failure)(f"{HERE}: {failure.message}", failure.hint) from failure
         except Exception as failure:
-            said = f"{self._where()}: {type(failure).__name__}: {first_line(failure)}"
-            if isinstance(failure, dist.DistError) or "gloo" in str(failure):
-                raise LostRankError(said, "another rank was lost, or took too long") from failure
+            said = f"{HERE}: {type(failure).__name__}: {first_line(failure)}"
+            if is_of_others(failure):
+                raise guards.lost() or LostRankError(said, LOST) from failure
             raise RunError(said, "it is what a layer or the loss raised") from failure
         self._failed = False
+        HERE.step = None
+        HERE.does(f"the time after step {self.steps}")
         self.steps += 1
         return loss
 
@@ -309,8 +331,9 @@ class Pipeline:
         keep: int = 3,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        """Saves what was learnt in `folder`, after each `every` steps; all ranks must ask, after each step.
+        """Saves what was learnt in `folder`, after each `every` steps and the last one before SIGTERM ends the run.
 
+        All ranks must ask, after each step.
         The next steps run while it is written. The last `keep` checkpoints stay. A save that fails, on a full disk say,
         leaves them as they are and the run goes on: rank 0 hands `tell` one sentence at a later call or when the run is
         left, or makes it a RuntimeWarning. Before the first step it looks at the folder, and saves nothing. Raises
@@ -321,7 +344,7 @@ class Pipeline:
             self._finish_saving()
             self._saver = Saver(folder, self.steps, keep=keep, tell=tell)
         self._saver.news()
-        if self.steps and self.steps % every == 0:
+        if self.steps and (self.steps % every == 0 or self.preempted):
             place = self._place if self._loader is None else self._loader.state_dict()
             self._saver.save(self.steps, place, self._holdings)
 
@@ -373,11 +396,15 @@ class Pipeline:
         self.engine.step(batch)
         self._gradients.finish()
         summed = stamp()
-        sums = torch.stack([batch.loss, torch.zeros((), dtype=torch.float64, device=self.device)])
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        sums[0] = batch.loss
         if self._clip_norm is not None:
             sums[1] = self._gradients.square()
-        dist.all_reduce(sums)
-        loss, square = sums.tolist()
+        sums[2] = self._notice is not None and self._notice.is_given
+        with HERE.meets("the sum of losses"):
+            dist.all_reduce(sums)
+            loss, square, notices = sums.tolist()
+        self.preempted = notices > 0
         if self._clip_norm is not None:
             factor = self._clip_norm / (math.sqrt(square) + _TINY)
             if factor < 1:
@@ -400,18 +427,11 @@ class Pipeline:
                 for micro_batch in range(*self.program.schedule.micro_batches[stage.chain]):
                     begin = micro_batch * size + stage.rows.start
                     total += self.workload.weight_of(targets.rows(begin, begin + len(stage.rows))).sum()
-        dist.all_reduce(total)
+        with HERE.meets("the sum of the samples' weights"):
+            dist.all_reduce(total)
         if not total:
             raise ArgumentError("no sample of the global batch has a weight", "give at least one a weight above 0")
         return 1 / float(total)
-
-    def _where(self) -> str:
-        action = self.engine.last_action
-        here = f"rank {self.rank}, step {self.steps}"
-        if action is None:
-            return here
-        kinds = {"F": "the forward pass", "B": "the backward pass", "I": "the backward pass", "W": "the backward pass"}
-        return f"{here}, {kinds[action.kind]} of micro-batch {action.micro_batch} through stage {action.stage}"
 
     def close(self) -> None:
         """Leaves the other ranks, when all is saved that is to be; what was trained stays in `weights`."""
@@ -425,6 +445,9 @@ class Pipeline:
                 leave()
             elif groups is not None:
                 groups.close()
+            if self._guarded:
+                self._guarded = False
+                guards.end()
 
     def __enter__(self) -> Self:
         return self
@@ -432,8 +455,16 @@ class Pipeline:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._failed |= kind is not None  # then others may be gone, and can't help to save
+        if value is not None and not isinstance(value, Preempted):
+            self._fail(value)
         self.close()
+
+    def _fail(self, error: BaseException) -> None:
+        """The others hear of it, may be gone, and can't help to save any more."""
+        self._failed = True
+        guards.charge(error)
+        if self._guarded and not isinstance(error, SystemExit):
+            guards.is_first_to_tell()  # as Python does, when it ends by the error
 
 
 def _parts(program: Program, workload: Workload, mine: set[int], dtype: torch.dtype | None, seed: int) -> list[Part]:

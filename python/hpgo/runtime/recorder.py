@@ -12,7 +12,8 @@ import torch.distributed as dist
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError
 from hpgo.runtime.measured import Record, timeline_of
-from hpgo.runtime.meeting import told
+from hpgo.runtime.meeting import LOST, told
+from hpgo.runtime.progress import HERE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,8 @@ class Recorder:
         """Times of timelines are those recorded over `scale`."""
         self._program, self._clock, self._scale = program, clock, scale
         self._steps: deque[tuple[int, array[int], int | None]] = deque(maxlen=_REMEMBERED)
-        clock.compare()
+        with told("the ranks don't come together to compare clocks", LOST):
+            clock.compare()
 
     def add(self, step: int, stamps_ns: Sequence[int], peak_bytes: int | None) -> None:
         """Keeps a step: start and end of each action, then its own begin, when its sums were there, and its end."""
@@ -56,7 +58,8 @@ class Recorder:
             self._clock.compare()
             *actions_ns, begin_ns, summed_ns, end_ns = (self._clock.by_rank_0(one) / self._scale for one in ns)
             mine = Record(np.array(actions_ns, np.float64).reshape(-1, 2), begin_ns, summed_ns, end_ns, peak_bytes)
-            dist.all_gather_object(everyone, mine)
+            with HERE.meets("the gathering of what was measured"):
+                dist.all_gather_object(everyone, mine)
         return timeline_of(self._program, everyone)
 
     def usual_step(self) -> int:
@@ -68,6 +71,6 @@ class Recorder:
         if not later:
             raise ArgumentError("no step has been done", "ask after one")
         chosen = [later[(len(later) - 1) // 2][1]]
-        with told(*_NOT_GATHERED):
+        with told(*_NOT_GATHERED), HERE.meets("the choice of a step"):
             dist.broadcast_object_list(chosen, src=0)
         return chosen[0]

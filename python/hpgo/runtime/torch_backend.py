@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import counted
 from hpgo.runtime.engine import Actions
+from hpgo.runtime.progress import HERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -114,6 +115,8 @@ class TorchEngine(Actions):
 
     def step(self, batch: Batch) -> None:
         """Runs all actions; afterwards the gradients of this rank are complete, and sums over others may still run."""
+        self.at = -1
+        HERE.acts(self)
         self._gradients.begin()
         self._taken = [None] * (2 * len(self.actions))
         for one in self._modules:
