@@ -1,10 +1,14 @@
-"""How near two processes come to their bound, and what an action costs beside its computing.
+"""How near two processes come to their bound, what an action costs beside its computing, and what saving costs.
 
     python benches/runtime.py [STEPS]
+    python benches/runtime.py saving [TIMES]
 
 On a machine that does nothing else, with one thread a process. Ours, `torch.distributed.pipelining` with the same
 order, one process that runs the same micro-batches, and two such processes beside each other take turns, step by step.
 Where the last take longer than one does, the machine has no two whole cores to give, and no run reaches the bound.
+
+`saving` trains a linear layer with Adam on each of four ranks, 1 GB in all, and saves it: how long a step takes that
+begins with saving, beside those before it, and how long a rank stands still, beside a copy of as many bytes.
 """
 
 from __future__ import annotations
@@ -153,11 +157,72 @@ def report(name: str, times_s: dict[str, list[float]], micro_batches: int) -> No
     print(f"  torch's step takes {ratio:.2f} x ours")
 
 
+RANKS, BYTES = 4, 1e9  # of weights and what Adam keeps of them
+ROWS, MICRO_BATCHES = 160, 16
+
+
+def save(rank: int, meet: str, times: int) -> None:
+    """All four ranks; rank 0 prints."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=RANKS)
+    width = round((BYTES / RANKS / 12) ** 0.5)  # three numbers of four bytes a weight
+    example = torch.zeros(2, width)
+    workload = Workload([nn.Linear(width, width) for _ in range(RANKS)], example, example, nn.functional.mse_loss)
+    orders = hpgo.schedule("1f1b", ranks=RANKS, micro_batches=MICRO_BATCHES)
+    program = hpgo.program(
+        orders, [([layer], [at]) for at, layer in enumerate(workload.layers)],
+        micro_batch_size=ROWS, global_batch_size=ROWS * MICRO_BATCHES,
+    )  # fmt: skip
+    pipeline = Pipeline(program, workload, optimizer=lambda weights: torch.optim.Adam(weights, lr=1e-6))
+    batch = torch.randn(ROWS * MICRO_BATCHES, width)
+    folder = Path(meet).parent / "saved"
+
+    def timed(work: Callable[[], object]) -> float:
+        """Until the last rank has done it."""
+        dist.barrier()
+        begin_s = time.perf_counter()
+        kept = work()
+        dist.barrier()
+        del kept
+        return time.perf_counter() - begin_s
+
+    def held() -> list[torch.Tensor]:
+        state = pipeline.optimizer.state if pipeline.optimizer else {}
+        return [*(weight.copies[0] for weight in pipeline.weights), *(
+            value for values in state.values() for value in values.values()
+        )]  # fmt: skip
+
+    def step() -> None:
+        pipeline.step(batch, batch)
+
+    pipeline.checkpoint(folder, keep=1)  # nothing yet, but it looks at the folder
+    step()
+    for _ in range(times):
+        plain_s = [timed(step) for _ in range(2)]
+        copy_s = timed(lambda: [tensor.detach().clone() for tensor in held()])
+        stall_s = timed(lambda: pipeline.checkpoint(folder, keep=1))
+        saving_s = stall_s + timed(step)
+        begin_s = time.perf_counter()
+        while not (folder / f"step-{pipeline.steps - 1}").is_dir():
+            time.sleep(0.01)
+        rest_s = time.perf_counter() - begin_s
+        if rank == 0:
+            step_s = statistics.mean(plain_s)
+            print(
+                f"a step takes {step_s:.2f} s, one that saves {saving_s:.2f} s, {100 * (saving_s / step_s - 1):+.1f} %;"
+                f" it stands still for {stall_s * 1e3:.0f} ms, {stall_s / copy_s:.2f} x a copy; all is saved"
+                f" {rest_s:.2f} s behind it"
+            )
+    pipeline.close()
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
+    work, words, count = (save, sys.argv[2:], RANKS) if sys.argv[1:2] == ["saving"] else (run, sys.argv[1:], 2)
     with tempfile.TemporaryDirectory() as folder:
         fork = multiprocessing.get_context("fork")  # torch is loaded once; nothing has run yet
-        asked = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-        ranks = [fork.Process(target=run, args=(rank, str(Path(folder) / "meet"), asked)) for rank in range(2)]
+        asked = int(words[0]) if words else 20 if work is run else 5
+        ranks = [fork.Process(target=work, args=(rank, str(Path(folder) / "meet"), asked)) for rank in range(count)]
         for one in ranks:
             one.start()
         for one in ranks:
