@@ -26,6 +26,7 @@ from timelines import timeline
 
 import hpgo.draw
 from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.units import format_seconds
 from hpgo.draw import density, palette
 from hpgo.draw.axis import number_text, ticks
 from hpgo.draw.density import Intervals, shares
@@ -64,6 +65,22 @@ def test_a_small_picture_is_the_golden_one() -> None:
 def test_a_comparison_with_everything_on_is_the_golden_one() -> None:
     two = [timeline(name, ranks=3, micro_batches=4, latency_s=0.5, memory=True) for name in ("1f1b", "eager_1f1b")]
     check_golden("compared.svg", drawn(two, transfers="arrows", memory=True, critical_path=True, width_px=900))
+
+
+def test_the_end_of_a_short_step_stands_beside_its_rows_where_its_facts_stand_above_it() -> None:
+    counts = (2, 40)
+    both = [timeline("1f1b", ranks=2, micro_batches=count) for count in counts]
+    words = list(tree(both, labels=["short", "long"]).iter(f"{SVG}text"))
+
+    def height(begin: str) -> float:
+        """Of the first text that begins so."""
+        return next(float(element.get("y", "nan")) for element in words if (element.text or "").startswith(begin))
+
+    short_px, long_px = (
+        height(format_seconds(one.makespan_s)) - height(f"2 ranks · {count} micro-batches")
+        for one, count in zip(both, counts, strict=True)
+    )
+    assert short_px > 14 > long_px  # letters are less high
 
 
 def test_the_same_timeline_gives_the_same_bytes_in_every_text_format() -> None:

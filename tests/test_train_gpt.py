@@ -45,7 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     page = (ROOT / "docs/train.md").read_text(encoding="utf-8")
     script = "\n".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL))
     for long, short in (
-        ("--ranks 4", "--time-limit 1s"),
+        ("2,6 --ranks 4", "2,6 --time-limit 1s"),
+        ("links --ranks 4", "links --ranks 4 --time-limit 2s"),
         ("--steps 400", "--steps 3"),
         ("uneven.json 100", "uneven.json 20"),
         ("export PYTHONPATH=examples\n", ""),

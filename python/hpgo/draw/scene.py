@@ -50,6 +50,8 @@ _MOST_CURVE_POINTS = 60_000
 _MARGIN_PX = 16.0
 _GLYPH_EM = 0.56
 """Width of a digit or an average letter, in font sizes; generous, as the reader's font is unknown."""
+_BOLDER = 1.2
+"""How much wider bold letters are."""
 _NUMBER_PX = (6.5, 11.0)
 """Least and greatest size of the numbers in boxes."""
 
@@ -213,7 +215,8 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float) -> float:
     """One timeline below `y`; returns where it ends."""
     options = canvas.options
     canvas.word("heading", _MARGIN_PX, y + 16, label)
-    canvas.word("fact", _MARGIN_PX + _text_px(label, 13) + 14, y + 16, summary(timeline))
+    facts, x_facts = summary(timeline), _MARGIN_PX + _BOLDER * _text_px(label, 13) + 14
+    canvas.word("fact", x_facts, y + 16, facts)
     per_row = -(-timeline.ranks // _MOST_ROWS)
     count = -(-timeline.ranks // per_row)
     box_px = min(26.0, max(5.0, 720 / count))
@@ -248,7 +251,9 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float) -> float:
         _critical(canvas, timeline, rows, crowded != "")
     x_end = float(canvas.x0 + timeline.makespan_s * canvas.px_per_s)
     canvas.items.append(Line("end", ((x_end, rows.top - 4), (x_end, rows.bottom + 3))))
-    canvas.word("end", x_end + 4, rows.top - 4, format_seconds(timeline.makespan_s))
+    beside = x_end < x_facts + _text_px(facts, 11.5)  # then above the end there is no room
+    y_end = rows.top + min(box_px, 14.0) if beside else rows.top - 4
+    canvas.word("end", x_end + 4, y_end, format_seconds(timeline.makespan_s))
     return rows.bottom + 8
 
 
