@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -502,4 +503,108 @@ def test_only_errors_of_hpgo_come_back(valid: Any, stem: str) -> None:
                         foreign.append(f"{name}({argument}={words}): what it says can't be printed")
                 except Exception as error:  # noqa: BLE001 -- what must not come
                     foreign.append(f"{name}({argument}={words}): {type(error).__name__}: {str(error)[:100]}")
+    assert not foreign, "\n".join(foreign)
+
+
+# --- The runtime ------------------------------------------------------------------------------------------------------
+
+CALLED_BY_USERS = {"make", "loss", "weight", "optimizer", "tell", "progress"}
+"""Functions of the caller's; what they raise is theirs."""
+
+
+def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """Valid calls of what `hpgo.runtime` has, which needs torch; `close` ends what they share."""
+    from hpgo import runtime
+
+    zeros, mse = torch.zeros(2, 2), torch.nn.functional.mse_loss
+    data = [(torch.zeros(2), torch.zeros(2))] * 4
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh())
+    workload = runtime.Workload(model, zeros, zeros, mse)
+    orders = hpgo.schedule("1f1b", ranks=1, micro_batches=2)
+    stages = [(workload.layers, [0])]
+    program = hpgo.program(orders, stages, micro_batch_size=1, global_batch_size=2)
+    priced = dataclasses.replace(program, costs=hpgo.Costs(forward_s=1e-4, backward_s=1e-4))
+    (part,) = workload.parts([workload.layers])
+    value = runtime.Value("a", by_row=True, has_gradient=True, shape=(2,), dtype=torch.float32)
+
+    def network() -> Any:
+        return runtime.Network().add("a", lambda: torch.nn.Linear(2, 2), "input:0")
+
+    def loader(**options: Any) -> Any:
+        return runtime.Loader(**{"dataset": data, "global_batch_size": 2, "samples": [range(2)]} | options)
+
+    def step(**given: Any) -> None:
+        with runtime.Pipeline(program, workload) as fresh:
+            fresh.step(**given)
+
+    ran = close.enter_context(runtime.Pipeline(program, workload))
+    ran.step(zeros, zeros)
+    pipeline_options = {
+        "optimizer": None, "clip_norm": None, "seed": 0, "dtype": None, "autocast": None, "device": "cpu",
+        "timeout_s": 9.0, "silence_s": 5.0, "grace_s": 30.0, "backend": "hpgo", "find_nan": False,
+    }  # fmt: skip
+    return {
+        "Emulation": (lambda **given: runtime.Emulation(**given).close(),
+                      {"plan": priced, "scale": 1.0, "timeout_s": 9.0}),
+        "Loader": (loader, {"dataset": data, "global_batch_size": 2, "samples": [range(2)], "seed": 0, "shuffle": True,
+                            "workers": 0}),
+        "Loader.load_state_dict": (loader().load_state_dict, {"state": loader().state_dict()}),
+        "Network.add": (lambda layer, make, feed, everywhere: network().add(layer, make, feed, everywhere=everywhere),
+                        {"layer": "b", "make": torch.nn.Tanh, "feed": "a", "everywhere": False}),
+        "Network.chain": (runtime.Network.chain, {"modules": model}),
+        "Network.end": (lambda output: network().end(output), {"output": "a"}),
+        "Network.maker": (network().maker, {"value": "a"}),
+        "Network.tie": (lambda holder: network().tie(holder), {"holder": ("a", "weight")}),
+        "Part.layer": (part.layer, {"name": "0"}),
+        "Pipeline": (lambda **given: runtime.Pipeline(**given).close(),
+                     {"plan": program, "workload": workload, **pipeline_options}),
+        "Pipeline.checkpoint": (ran.checkpoint, {"folder": "saved", "every": 9, "keep": 3, "tell": None}),
+        "Pipeline.loader": (ran.loader, {"dataset": data, "shuffle": True, "seed": 0, "workers": 0}),
+        "Pipeline.resume": (ran.resume, {"folder": "none"}),
+        "Pipeline.step": (step, {"inputs": zeros, "targets": zeros}),
+        "Pipeline.timeline": (ran.timeline, {"step": 0}),
+        "Share": (runtime.Share, {"tensors": (zeros,), "samples": [range(2)]}),
+        "Value.shape_of": (value.shape_of, {"rows": 2}),
+        "Workload": (runtime.Workload, {"model": model, "example_inputs": zeros, "example_targets": zeros, "loss": mse,
+                                        "weight": None, "name": ""}),
+        "Workload.by": (workload.by, {"grain": "block"}),
+        "Workload.loss_of": (workload.loss_of, {"outputs": zeros, "targets": zeros}),
+        "Workload.parts": (workload.parts, {"stages": [workload.layers], "dtype": None, "seed": 0, "only": None,
+                                            "split_backward": False}),
+        "Workload.read": (runtime.Workload.read, {"text": "mlp:layers=1,width=2", "seed": 0, "on_meta": False}),
+        "Workload.weight_of": (workload.weight_of, {"targets": zeros}),
+        "measure": (runtime.measure, {"workload": workload, "batch_sizes": (1,), "by": "block", "dtype": None,
+                                      "autocast": None, "device": "cpu", "ranks": 1, "seconds": 0.0,
+                                      "memory_bytes": None, "keep": None, "progress": None}),
+    }  # fmt: skip
+
+
+def test_only_errors_of_hpgo_come_back_from_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    foreign = []
+    with ExitStack() as close:
+        close.callback(torch.set_num_threads, threads)
+        calls = runtime_calls(torch, close)
+        others = {"Measurement", "profile", "Links", "Preempted"}  # what others give, and `measure` but for one thing
+        others |= {"measure_links"}  # a single rank has none
+        assert {name.partition(".")[0] for name in calls} | others == {*hpgo.runtime.__all__}
+        for name, (function, given) in calls.items():
+            function(**given)
+            with pytest.raises(TypeError):
+                function(**given, beside=1)
+            for argument in given:
+                for words, strange in STRANGE.items():
+                    replaced = strange()
+                    if argument in CALLED_BY_USERS and callable(replaced):
+                        continue
+                    try:
+                        function(**given | {argument: replaced})
+                    except hpgo.HpgoError as error:
+                        if not (error.message and error.message.isprintable() and error.hint.isprintable()):
+                            foreign.append(f"{name}({argument}={words}): what it says can't be printed")
+                    except Exception as error:  # noqa: BLE001 -- what must not come
+                        foreign.append(f"{name}({argument}={words}): {type(error).__name__}: {str(error)[:100]}")
     assert not foreign, "\n".join(foreign)

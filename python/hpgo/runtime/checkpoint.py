@@ -93,7 +93,10 @@ def latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     Raises RunError if there are only damaged ones, or another rank doesn't see what rank 0 sees.
     """
     path = as_path(folder, RunError)
-    found, torn = whole_ones(path)
+    try:
+        found, torn = whole_ones(path)
+    except OSError as failure:
+        raise refused("read", path, failure, RunError, "name a folder that can be read") from None
     mine = found[-1].steps if found else None
     everyone = _meet("the search for a checkpoint", (mine, not found and torn))
     first, damaged = everyone[0]
@@ -306,7 +309,7 @@ class Saver:
         """Every rank makes one. Raises RunError if the folder can't be made, or holds the steps of another run."""
         self.folder = as_path(folder, RunError)
         self._keep = whole("keep", keep, least=1)
-        self._tell = tell or _warn
+        self._tell = _warn if tell is None else tell
         self._rank = dist.get_rank()
         self._running: threading.Thread | None = None
         self._failure: str | None = None

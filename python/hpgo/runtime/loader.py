@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from hpgo.base.checks import check_flag, check_is, whole
+from hpgo.base.checks import check_flag, check_is, listed, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import counted, shown
+from hpgo.runtime.passes import MOST_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-_MOST_SEED = 2**63 - 1
 
 
 class Share:
@@ -29,7 +28,10 @@ class Share:
 
     def __init__(self, tensors: Sequence[torch.Tensor], samples: Sequence[range]) -> None:
         """`samples` are the numbers in the global batch of the tensors' rows, in order."""
-        self.tensors = tuple(tensors)
+        self.tensors = tuple(listed("the tensors", tensors))
+        for tensor in self.tensors:
+            check_is("one of the tensors", tensor, torch.Tensor, "give tensors with a row for each sample")
+        samples = _ranges(samples)
         self._starts = [one.start for one in samples]
         self._shifts: list[int] = []  # from a sample's number to its row
         here = 0
@@ -93,16 +95,23 @@ class Loader:
                 f"the data set is {shown(dataset)}",
                 "give one with `len(dataset)` and `dataset[i]`, a list of pairs say",
             )
+        try:
+            length = len(dataset)
+        except Exception as failure:
+            raise ArgumentError(
+                f"the data set's length can't be asked for: {type(failure).__name__}", "give one with `len(dataset)`"
+            ) from failure
         check_flag("shuffle", shuffle)
-        self._dataset, self._size, self._samples = dataset, global_batch_size, list(samples)
-        self._seed = whole("seed", seed, least=0, most=_MOST_SEED)
+        self._dataset, self._samples = dataset, _ranges(samples)
+        self._size = whole("global_batch_size", global_batch_size)
+        self._seed = whole("seed", seed, least=0, most=MOST_SEED)
         self._shuffle, self._workers = shuffle, whole("workers", workers, least=0)
         self.epoch = 0
         self.position = 0
         """Batches of this epoch that have been handed out."""
         if not len(self):
             raise ArgumentError(
-                f"the data set has {counted(len(dataset), 'sample')}, fewer than a global batch of {self._size}",
+                f"the data set has {counted(length, 'sample')}, fewer than a global batch of {self._size}",
                 "give more data, or plan for a smaller global batch",
             )
 
@@ -128,7 +137,7 @@ class Loader:
                 f"the loader stopped behind batch {position} of an epoch, and this data set has {len(self)}",
                 "resume with the same data set and global batch",
             )
-        self._seed = whole("seed", state.get("seed"), least=0, most=_MOST_SEED)
+        self._seed = whole("seed", state.get("seed"), least=0, most=MOST_SEED)
         self.epoch, self.position = whole("epoch", state.get("epoch"), least=0), position
 
     def order(self) -> list[int]:
@@ -139,7 +148,7 @@ class Loader:
         return order
 
     def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed((self._seed * 1_000_003 + self.epoch) % _MOST_SEED)
+        return torch.Generator().manual_seed((self._seed * 1_000_003 + self.epoch) % MOST_SEED)
 
     def __iter__(self) -> Iterator[tuple[Share, Share]]:
         if self.position >= len(self):
@@ -161,6 +170,14 @@ class Loader:
         for inputs, targets in batches:
             self.position += 1
             yield Share(inputs, self._samples), Share(targets, self._samples)
+
+
+def _ranges(samples: object) -> list[range]:
+    """The numbers of samples, if they are what they should be."""
+    found = listed("the samples", samples, hint="give ranges of numbers")
+    for one in found:
+        check_is("one of the samples", one, range, "give ranges of numbers")
+    return found
 
 
 def _collated(samples: list[Any]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hpgo.base.checks import check_flag, check_is, listed
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shown
 
@@ -68,7 +69,9 @@ class Network:
         if isinstance(modules, (nn.Sequential, nn.ModuleList)):
             named: dict[str, Any] = dict(modules._modules)
         else:
-            named = dict(modules) if isinstance(modules, dict) else {str(at): one for at, one in enumerate(modules)}
+            hint = "give a list of torch.nn modules"
+            listing = () if isinstance(modules, dict) else listed("the modules", modules, hint=hint)
+            named = dict(modules) if isinstance(modules, dict) else {str(at): one for at, one in enumerate(listing)}
         network, last = cls(), "input:0"
         for layer, module in named.items():
             if not isinstance(module, nn.Module):
@@ -98,7 +101,11 @@ class Network:
             raise ArgumentError(f"a layer's id is {shown(node.id)}", "give a name that does not begin with `input:`")
         if node.id in self.nodes:
             raise ArgumentError(f"two layers have the id `{node.id}`", "feeds name layers by their id")
+        if not callable(node.make):
+            raise ArgumentError(f"layer `{node.id}` is made by {shown(node.make)}", "give a function or a class")
+        check_flag("everywhere", node.everywhere)
         for feed in node.feeds:
+            check_is(f"what layer `{node.id}` reads", feed, str, "name layers by their id, and inputs `input:0`")
             maker = self.maker(feed)
             if maker is None and not feed.startswith("input:"):
                 raise ArgumentError(
@@ -114,7 +121,11 @@ class Network:
 
     def tie(self, *holders: tuple[str, str]) -> Network:
         """Makes parameters `(layer id, name)` one; all start as the first of them does. Returns the network."""
-        for layer, _ in holders:
+        for holder in holders:
+            pair = listed("what is tied", holder, hint="give pairs of layer id and name of the parameter")
+            if len(pair) != 2 or not all(isinstance(one, str) for one in pair):
+                raise ArgumentError(f"what is tied is {shown(holder)}", "give pairs of layer id and parameter's name")
+            layer = pair[0]
             if layer not in self.nodes:
                 raise ArgumentError(f"there is no layer `{layer}` to tie", near(layer, self.nodes))
         self.ties.append(tuple(holders))
@@ -123,6 +134,7 @@ class Network:
     def end(self, *outputs: str) -> Network:
         """Says which values the model returns; without it, what the last layer does. Returns the network."""
         for value in outputs:
+            check_is("what the model returns", value, str, "name layers by their id")
             if self.maker(value) is None:
                 raise ArgumentError(f"the model returns `{value}`, which no layer makes", near(value, self.nodes))
         self._outputs = outputs
@@ -146,6 +158,7 @@ class Network:
 
     def maker(self, value: str) -> str | None:
         """The layer that makes this value; None for inputs and unknown names."""
+        check_is("the value", value, str, "name layers by their id")
         if value in self.nodes:
             return value
         layer, _, number = value.rpartition(":")

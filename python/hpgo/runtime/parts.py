@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hpgo.base.checks import check_is
 from hpgo.base.errors import ArgumentError
-from hpgo.base.wording import counted
+from hpgo.base.wording import counted, near, shorten
 from hpgo.runtime import norms
 from hpgo.runtime.nans import Finder
 from hpgo.runtime.passes import begin_layers
@@ -196,7 +197,10 @@ class Part(nn.Module):
         self.finder = Finder(readers)
 
     def layer(self, name: str) -> nn.Module:
-        """The module of one layer."""
+        """The module of one layer. Raises ArgumentError if it has none of this name."""
+        check_is("the layer", name, str, "give its id")
+        if name not in self._names:
+            raise ArgumentError(f"the part has no layer `{shorten(name)}`", near(name, self._names))
         return self._modules_in_order[self._names.index(name)]
 
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+MOST_SEED = 2**63 - 1
+"""Of first weights, of what layers draw, and of the order of a data set."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """One forward pass of some rows through some layers."""

@@ -20,6 +20,7 @@ from hpgo.programs.orders import KINDS
 from hpgo.runtime import guards
 from hpgo.runtime.checkpoint import Holdings, Saver, latest, load
 from hpgo.runtime.clocks import Clock, Stamps
+from hpgo.runtime.devices import UNUSABLE, check_types, device_named
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.gradients import Gradients, Ranks
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
@@ -28,6 +29,7 @@ from hpgo.runtime.messages import Messages, crossings
 from hpgo.runtime.named import made_by
 from hpgo.runtime.notice import Preempted
 from hpgo.runtime.optimizer import Stepper
+from hpgo.runtime.passes import MOST_SEED
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.recorder import Recorder
 from hpgo.runtime.runnable import check_program, program_of
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from hpgo.runtime.torch_backend import TorchEngine
     from hpgo.timing.timeline import Timeline
 
-_MOST_SEED = 2**63 - 1
 _TINY = 1e-6  # as torch has it, so that a gradient of nothing is not divided by
 
 
@@ -112,7 +113,7 @@ class Pipeline:
 
             pipelines = torch_backend.pipelines(self.program)
         self.device = _device(device)
-        seed = whole("seed", seed, least=0, most=_MOST_SEED)
+        seed = whole("seed", seed, least=0, most=MOST_SEED)
         if clip_norm is not None and not number("clip_norm", clip_norm) > 0:
             raise ArgumentError(f"clip_norm is {clip_norm}", "give a norm above 0, or None")
         if optimizer is not None and not callable(optimizer):
@@ -120,11 +121,7 @@ class Pipeline:
                 f"optimizer is {shown(optimizer)}", "give a function that makes one of a list of parameters, or None"
             )
         limits = Limits(timeout_s, silence_s, grace_s)
-        if autocast not in {None, torch.bfloat16}:
-            raise ArgumentError(
-                f"autocast is {autocast}",
-                "give torch.bfloat16: float16 needs losses to be scaled, which this does not do",
-            )
+        check_types(dtype, autocast)
         check_flag("find_nan", find_nan)
         self._find_nan = find_nan
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
@@ -188,7 +185,8 @@ class Pipeline:
         self._gradients = Gradients(self.parts, ranks, groups.sums, overlap=overlap and not self._find_nan)
         self._stepper = None
         if self._optimizer_of is not None:
-            self._stepper = Stepper(self._optimizer_of, self.weights, groups.sums, shard=program.shard_optimizer)
+            with told("the optimizer can't be made", "give a function that makes one of a list of parameters"):
+                self._stepper = Stepper(self._optimizer_of, self.weights, groups.sums, shard=program.shard_optimizer)
         cast = nullcontext if autocast is None else partial(torch.autocast, self.device.type, dtype=autocast)
         runs = {
             stage.stage: StageRun(
@@ -340,6 +338,8 @@ class Pipeline:
         RunError for a folder that can't be made, or that holds later steps, of another run.
         """
         whole("every", every, least=1)
+        if tell is not None and not callable(tell):
+            raise ArgumentError(f"tell is {shown(tell)}", "give a function of a sentence, or None")
         if self._saver is None or self._saver.folder != as_path(folder, RunError):
             self._finish_saving()
             self._saver = Saver(folder, self.steps, keep=keep, tell=tell)
@@ -483,19 +483,11 @@ def _device(device: object) -> torch.device:
     here, ranks = (int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
     if device is None:
         device = "cuda" if max(here + 1, ranks) <= torch.cuda.device_count() else "cpu"
-    what, hint = "the device can't be used", "name one as torch does: cpu, cuda, cuda:0"
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise RunError(f"{what}: torch knows no {shown(device)}", hint) from None
+    found = device_named(device)
     if found.type != "cuda":
         return found
-    if not torch.cuda.is_available():
-        raise RunError(
-            f"{what}: torch finds no GPU here", "run on `cpu`, or install torch with CUDA and the GPU's driver"
-        )
     found = torch.device("cuda", here if found.index is None else found.index)
-    with told(what, hint):
+    with told(*UNUSABLE):
         torch.cuda.set_device(found)
     return found
 

@@ -21,9 +21,12 @@ from hpgo._core import __version__
 from hpgo.base.checks import check_is, listed, number, whole
 from hpgo.base.documents import parse, read_text, write_text
 from hpgo.base.errors import ArgumentError, FileError, RunError
+from hpgo.base.files import as_path, refused
 from hpgo.base.room import free_bytes
-from hpgo.base.wording import counted
+from hpgo.base.wording import counted, shown
 from hpgo.model.profile import Layer, Profile
+from hpgo.runtime.devices import check_types, device_named
+from hpgo.runtime.grouping import GRAINS
 from hpgo.runtime.layer_times import Bench, Figures, Whole
 from hpgo.runtime.workload import Workload
 
@@ -104,21 +107,27 @@ def measure(
         raise ArgumentError("there is no batch size to measure at", "give one, such as batch_sizes=[8]")
     ranks = whole("ranks", ranks, most=2**10)
     seconds = number("seconds", seconds)
+    check_is("by", by, str, f"give one of {', '.join(GRAINS)}")
+    check_types(dtype, autocast)
+    if progress is not None and not callable(progress):
+        raise ArgumentError(f"progress is {shown(progress)}", "give a function of a fraction and a remark")
     check_is("workload", workload, str | Workload, "give a Workload, or a name such as `gpt:layers=2`")
     if ranks > 1 and not isinstance(workload, str):
         raise ArgumentError(
             "a workload without a name can't be measured by several processes", "name `module:function`"
         )
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = device_named(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     threads = max(1, (os.cpu_count() or 1) // ranks)
     if memory_bytes is None:
         memory_bytes = _SHARE * (torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else free_bytes() / ranks)
+    else:
+        memory_bytes = number("memory_bytes", memory_bytes, above=0)
     setting = {
         "workload": workload if isinstance(workload, str) else workload.name, "by": by, "dtype": _name(dtype),
         "autocast": _name(autocast), "device": where.type, "ranks": ranks, "threads": threads, "hpgo": __version__,
         "torch": torch.__version__, "memory_bytes": memory_bytes, "batch_sizes": sizes,
     }  # fmt: skip
-    kept = _Kept(None if keep is None else Path(keep), setting)
+    kept = _Kept(None if keep is None else as_path(keep, FileError), setting)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -238,8 +247,13 @@ class _Kept:
         self._path = path
         self._setting = json.loads(json.dumps({key: one for key, one in setting.items() if key != "memory_bytes"}))
         self._found: dict[int, dict[str, Figures]] = {}
-        if path is None or not path.is_file():
+        if path is None:
             return
+        try:
+            if not path.is_file():
+                return
+        except OSError as failure:
+            raise refused("read", path, failure, FileError, "name another file") from None
         held = parse(read_text(path, FileError), str(path), FileError)
         if not isinstance(held, dict) or held.get("setting") != self._setting:
             return

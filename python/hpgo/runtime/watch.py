@@ -28,6 +28,8 @@ BEAT_S = 0.5
 LEAVE_S = 1.0
 """How long a rank has to end by itself, as others need not end it, once it is known that the run is over."""
 _HELD_UP_S = 3 * BEAT_S
+_MOST_S = 1e6
+"""Eleven days; what waits in C++ counts milliseconds in 32 bits."""
 _STDERR = 2
 _SILENT = "it was stopped or killed, or its machine is gone; `--silence` says how long a rank may be silent"
 _STILL = "`--timeout` says for how long a run may stand still: for longer than any action"
@@ -50,7 +52,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "silence_s", "grace_s"):
-            object.__setattr__(self, name, number(name, getattr(self, name), above=0))
+            object.__setattr__(self, name, number(name, getattr(self, name), above=0, most=_MOST_S))
         object.__setattr__(self, "silence_s", min(self.silence_s, self.timeout_s))
 
     @property

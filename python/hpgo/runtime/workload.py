@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from hpgo.base.checks import check_is
+from hpgo.base.checks import check_flag, check_is, listed, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
 from hpgo.runtime.cuts import Made, cut, look
@@ -18,6 +19,7 @@ from hpgo.runtime.grouping import GRAINS
 from hpgo.runtime.models import MODELS, built_in
 from hpgo.runtime.modules import Network
 from hpgo.runtime.named import made_by
+from hpgo.runtime.passes import MOST_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -99,7 +101,7 @@ class Workload:
         >>> twice.layers
         ('blocks.0.0.linear', 'blocks.0.1.tanh', 'blocks.1.0.linear_1', 'blocks.1.1.tanh_1')
         """
-        if grain not in GRAINS:
+        if not isinstance(grain, str) or grain not in GRAINS:
             raise ArgumentError(f"layers by {shown(grain)}", f"give one of {', '.join(GRAINS)}")
         if self._graph is None:
             if grain != "block":
@@ -136,7 +138,7 @@ class Workload:
         if name in MODELS:
             sized = built_in(name, rest)
             return cls(sized.network, sized.inputs, sized.targets, sized.loss, weight=sized.weight, name=text)
-        if name.endswith(".json") or (name and Path(name).is_dir()):
+        if name.endswith(".json") or _is_folder(name):
             from hpgo.runtime.pretrained import pretrained  # what reads them takes seconds to load
 
             torch.manual_seed(seed)
@@ -196,14 +198,21 @@ class Workload:
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             said = dtype if isinstance(dtype, torch.dtype) else shown(dtype)
             raise ArgumentError(f"dtype is {said}", "give one of torch's, such as torch.float64, or None")
-        check_is("`stages`", stages, list | tuple, "give a list of layer ids for each stage")
+        hint = "give a list of layer ids for each stage"
+        check_is("`stages`", stages, list | tuple, hint)
+        layers = [listed(f"the layers of stage {number}", stage, hint=hint) for number, stage in enumerate(stages)]
+        for layer in chain.from_iterable(layers):
+            check_is("a layer in `stages`", layer, str, hint)
+        if only is not None:
+            only = {whole("a stage in `only`", one, least=0) for one in listed("`only`", only)}
+        check_flag("split_backward", split_backward)
         return cut(
             self.network,
             self.look(dtype),
             self.example_inputs,
-            stages,
+            layers,
             dtype=dtype,
-            seed=seed,
+            seed=whole("seed", seed, least=0, most=MOST_SEED),
             only=only,
             split_backward=split_backward,
         )
@@ -241,6 +250,13 @@ class Workload:
             said = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else shown(mean)
             raise ArgumentError(f"`loss` gave {said}", "give the mean over the samples, one number")
         return (mean.reshape(()) if mean.dim() else mean) * total
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return bool(name) and Path(name).is_dir()
+    except OSError:  # no name of a file, however long
+        return False
 
 
 def _graph(model: Any, inputs: Sequence[Tensor]) -> Graph | None:
