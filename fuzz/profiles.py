@@ -36,6 +36,29 @@ _DNN_PARTITIONING = {
     "nodes": [_PASS | {"id": at, "isBackwardNode": at % 2, "colorClass": at // 2} for at in range(4)],
     "edges": [{"sourceId": at, "destId": at + 2, "cost": 0.1, "size": 4} for at in range(2)],
 }
+_NODE = "autograd::engine::evaluate_function: "
+_GRADIENT = "torch::autograd::AccumulateGrad"
+_TRACE = {
+    "traceEvents": [
+        {"ph": "X", "tid": 1, "cat": kind, "name": name, "ts": start, "dur": took, "args": args}
+        for kind, name, start, took, args in (
+            ("python_function", "nn.Module: Model_0", 0, 20, {}),
+            ("python_function", "nn.Module: Linear_0", 1, 8, {}),
+            ("cpu_op", "aten::linear", 2, 4, {"Sequence number": 0}),
+            ("cuda_runtime", "cudaLaunchKernel", 3, 1, {"correlation": 7}),
+            ("python_function", "nn.Module: Linear_1", 10, 8, {}),
+            ("cpu_op", "aten::linear", 11, 4, {"Sequence number": 1}),
+            ("cpu_op", f"{_NODE}AddmmBackward0", 30, 8, {"Sequence number": 1}),
+            ("cpu_op", "AddmmBackward0", 31, 6, {"Input Dims": [[4, 8]], "Input type": ["float"]}),
+            ("cuda_runtime", "cudaLaunchKernel", 32, 1, {"correlation": 8}),
+            ("cpu_op", f"{_NODE}{_GRADIENT}", 40, 4, {}),
+            ("cpu_op", _GRADIENT, 41, 2, {"Input Dims": [[8, 8]], "Input type": ["float"]}),
+            ("cpu_op", f"{_NODE}AddmmBackward0", 50, 8, {"Sequence number": 0}),
+            ("kernel", "gemm", 60, 8, {"correlation": 7}),
+            ("kernel", "gemm", 70, 8, {"correlation": 8}),
+        )
+    ]
+}
 
 
 def seeds() -> dict[str, bytes]:
@@ -48,6 +71,7 @@ def seeds() -> dict[str, bytes]:
         "json": native.write_json(profile),
         "yaml": native.write_yaml(profile),
         "piper": json.dumps(_PIPER),
+        "torch": json.dumps(_TRACE),
         "dnn-partitioning": json.dumps(_DNN_PARTITIONING),
         "cluster": cluster.yaml(),
         "cluster-json": json.dumps(cluster.document()),

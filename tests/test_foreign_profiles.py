@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import hpgo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -271,8 +272,176 @@ def test_published_files_of_dnn_partitioning_lead_to_the_loads_that_it_finds(
     assert least_load(profile, 6, passes) == pytest.approx(load, abs=1e-6)
 
 
+# --- torch.profiler ---------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Writes a trace of one thread, an event after the other; times are microseconds."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.now = 1e6
+
+    def event(self, kind: str, name: str, took: float, inside: Callable[[], None] | None = None, **args: Any) -> None:
+        """An event that takes so long by itself, and what is inside."""
+        entry = {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": 1, "ts": self.now, "args": args}
+        self.events.append(entry)
+        self.now += took / 2
+        if inside is not None:
+            inside()
+        self.now += took / 2
+        entry["dur"] = self.now - entry["ts"]
+        self.now += 1
+
+    def module(self, name: str, inside: Callable[[], None]) -> None:
+        self.event("python_function", f"nn.Module: {name}", 1, inside)
+
+    def operation(self, number: int, took: float, kernel: float = 0) -> None:
+        """One of the forward pass, which makes the node `number`."""
+
+        def launch() -> None:
+            if kernel:
+                self.launch(kernel)
+
+        self.event("cpu_op", "aten::linear", took, launch, **{"Sequence number": number})
+
+    def launch(self, took: float) -> None:
+        asked = len(self.events)
+        self.event("cuda_runtime", "cudaLaunchKernel", 0.5, correlation=asked)
+        late = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": self.now + 1e5, "dur": took}
+        self.events.append(late | {"args": {"correlation": asked}})
+
+    def gradient(
+        self, number: int, took: float, *, output: list[int], weight: list[int] | None = None, kernel: float = 0
+    ) -> None:
+        """The node `number` runs, and the gradient that it makes of a weight is added up."""
+
+        def node() -> None:
+            if kernel:
+                self.launch(kernel)
+
+        def shaped() -> None:
+            self.event("cpu_op", "AddmmBackward0", 0, node, **{"Input Dims": [output], "Input type": ["c10::Half"]})
+
+        self.event("cpu_op", f"{EVALUATE}AddmmBackward0", took, shaped, **{"Sequence number": number})
+        if weight:
+            args = {"Input Dims": [weight], "Input type": ["float"]}
+            self.event(
+                "cpu_op",
+                f"{EVALUATE}{GRADIENT}",
+                1,
+                lambda: self.event("cpu_op", GRADIENT, 1, **args),
+            )
+
+    def document(self) -> Any:
+        return {"schemaVersion": 1, "traceEvents": [{"ph": "M", "name": "process_name"}, *self.events]}
+
+
+EVALUATE = "autograd::engine::evaluate_function: "
+GRADIENT = "torch::autograd::AccumulateGrad"
+
+
+def traced(steps: int = 1, *, kernel: float = 0) -> Any:
+    """Steps of an embedding, two blocks of two modules, and a head with its loss; numbers of nodes go on."""
+    clock = Clock()
+    for step in range(steps):
+        first = 10 * step
+
+        def block(number: int, took: float, at: int = first) -> Callable[[], None]:
+            def run() -> None:
+                clock.module(f"Norm_{number}", lambda: clock.operation(at + number, took, kernel))
+                clock.module(f"Linear_{number}", lambda: clock.operation(at + number + 1, took, kernel))
+
+            return run
+
+        def model(at: int = first) -> None:
+            clock.module("Embedding_0", lambda: clock.operation(at, 10, kernel))
+            clock.operation(at + 1, 4, kernel)  # between modules: it belongs to the one before
+            clock.module("Block_0", block(2, 20))
+            clock.module("Block_1", block(4, 30))
+            clock.module("Head_0", lambda: clock.operation(at + 6, 40, kernel))
+
+        clock.event("cpu_op", "aten::rand", 1000)  # reading data is nobody's
+        clock.module("Model_0", model)
+        clock.operation(first + 7, 6, kernel)  # the loss
+        clock.gradient(first + 7, 60, output=[], kernel=kernel)
+        clock.gradient(first + 6, 80, output=[4, 10], weight=[10, 8], kernel=kernel)
+        clock.gradient(first + 5, 70, output=[4, 8], weight=[8, 8], kernel=kernel)
+        clock.gradient(first + 4, 70, output=[4, 99], weight=[8], kernel=kernel)
+        clock.gradient(first + 3, 50, output=[4, 8], weight=[8, 8], kernel=kernel)
+        clock.gradient(first + 2, 50, output=[4, 99], weight=[8], kernel=kernel)
+        clock.gradient(first + 1, 7, output=[4, 8], kernel=kernel)
+        clock.gradient(first, 20, output=[4, 8], weight=[100, 8], kernel=kernel)
+        clock.event("cpu_op", "aten::add_", 5000)  # the optimizer is nobody's
+    return clock.document()
+
+
+def test_a_trace_of_torch_is_a_chain_of_blocks_and_of_what_stands_beside_them(tmp_path: Path) -> None:
+    profile = hpgo.read_profile(written(tmp_path, traced()), batch_size=4)
+    assert [layer.id for layer in profile.layers] == ["Embedding_0", "Block_0", "Block_1", "Head_0"]
+    assert profile.edges == (("Embedding_0", "Block_0"), ("Block_0", "Block_1"), ("Block_1", "Head_0"))
+    forward_us = [1e6 * layer.forward_s[0] for layer in profile.layers]
+    assert forward_us == pytest.approx([14, 40, 60, 46])
+    # Each gradient that is added up takes 2 more, each node that has a node of its own inside 1 for the clock.
+    backward_us = [1e6 * layer.backward_s[0] for layer in profile.layers]
+    assert backward_us == pytest.approx([27 + 2 + 3, 100 + 2 + 6, 140 + 2 + 6, 140 + 2 + 3])
+    assert [layer.parameter_bytes for layer in profile.layers] == [4 * 800, 4 * 72, 4 * 72, 4 * 80]
+    # What a layer's backward pass begins with has the shape of its output.
+    assert [layer.activation_bytes[0] for layer in profile.layers] == [64, 64, 64, 2]
+
+
+def test_times_in_a_trace_of_a_gpu_are_those_of_its_kernels_whenever_they_ran(tmp_path: Path) -> None:
+    profile = hpgo.read_profile(written(tmp_path, traced(2, kernel=300)), batch_size=4)
+    assert [1e6 * layer.forward_s[0] for layer in profile.layers] == pytest.approx([600, 600, 600, 600])
+    assert [1e6 * layer.backward_s[0] for layer in profile.layers] == pytest.approx([600, 600, 600, 600])
+
+
+def test_of_several_steps_in_a_trace_the_median_counts(tmp_path: Path) -> None:
+    one, three = traced(), traced(3)
+    slow = [event for event in three["traceEvents"] if event["name"].startswith(("aten::linear", EVALUATE))]
+    for event in slow[len(slow) * 2 // 3 :]:
+        event["dur"] *= 0.5
+    assert [layer.forward_s for layer in hpgo.read_profile(written(tmp_path, three), batch_size=4).layers] == [
+        pytest.approx(layer.forward_s) for layer in hpgo.read_profile(written(tmp_path, one), batch_size=4).layers
+    ]
+
+
+def test_torch_writes_traces_whose_profile_has_the_bytes_of_the_model(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch writes the traces; `make torch` installs it")
+    torch.manual_seed(0)
+
+    def block() -> Any:
+        return torch.nn.Sequential(
+            torch.nn.LayerNorm(32), torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32)
+        )
+
+    class Block(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = block()
+
+        def forward(self, given: Any) -> Any:
+            return given + self.inside(given)
+
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 32), Block(), Block(), torch.nn.Linear(32, 50))
+    tokens = torch.randint(0, 50, (4, 16))
+    with torch.profiler.profile(record_shapes=True, with_stack=True) as seen:
+        for _ in range(3):
+            model(tokens).pow(2).mean().backward()
+            seen.step()
+    path = tmp_path / "steps-pbs-4.json"
+    seen.export_chrome_trace(str(path))
+    profile = hpgo.read_profile(path)
+    assert [layer.parameter_bytes for layer in profile.layers] == [
+        4 * sum(parameter.numel() for parameter in part.parameters()) for part in model
+    ]
+    assert [layer.activation_bytes[0] for layer in profile.layers[:-1]] == [4 * 4 * 16 * 32] * 3
+    assert all(layer.forward_s[0] > 0 and layer.backward_s[0] > 0 for layer in profile.layers)
+
+
 # --- What is wrong with a file ----------------------------------------------------------------------------------------
 
+TRACE = traced()
 WRONG: list[tuple[Any, tuple[Any, ...], Any, str]] = [
     (PIPER, ("nodes", 1, "id"), 4, "nodes entry 2: a second node has the id `4`"),
     (PIPER, ("nodes", 1, "id"), "x", "nodes entry 2: `id` must be a whole number"),
@@ -298,6 +467,19 @@ WRONG: list[tuple[Any, tuple[Any, ...], Any, str]] = [
     (DNN, ("edges", 0, "size"), ..., "edges entry 1: `size` is missing"),
     (DNN, ("edges", 0, "sourceId"), 77, "edges entry 1: there is no node `77`"),
     (DNN, ("edges",), {}, "`edges` must be a list"),
+    (TRACE, ("traceEvents",), [], "no modules are in this trace"),
+    (TRACE, ("traceEvents",), {}, "`traceEvents` must be a list"),
+    (TRACE, ("traceEvents", 1, "ts"), "now", "traceEvents entry 2: `ts` must be a number"),
+    (TRACE, ("traceEvents", 1, "dur"), -1, "traceEvents entry 2: `dur` must be a finite number"),
+    (TRACE, ("traceEvents", 1, "dur"), 1e300, "traceEvents entry 2: a time is beyond all clocks"),
+    (TRACE, ("traceEvents", 1, "args"), [], "traceEvents entry 2: `args` must be a mapping"),
+    (
+        TRACE,
+        ("traceEvents",),
+        [event for event in TRACE["traceEvents"] if EVALUATE not in event["name"]],
+        "no backward pass",
+    ),
+    (TRACE, ("traceEvents",), [{**event, "args": {}} for event in TRACE["traceEvents"] if "dur" in event], "no shapes"),
 ]
 
 
@@ -313,9 +495,12 @@ def test_a_wrong_file_of_another_tool_is_named_with_the_place_and_the_key(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(("document", "tool"), [(PIPER, "Piper"), (DNN, "dnn-partitioning")])
+@pytest.mark.parametrize(
+    ("document", "tool"),
+    [(PIPER, "a file of Piper"), (DNN, "a file of dnn-partitioning"), (TRACE, "a trace of torch.profiler")],
+)
 def test_files_that_do_not_say_their_batch_size_are_asked_for_it(tmp_path: Path, document: Any, tool: str) -> None:
-    with pytest.raises(hpgo.ProfileError, match=f"is a file of {tool}, which does not say how many samples"):
+    with pytest.raises(hpgo.ProfileError, match=f"is {tool}, which does not say how many samples"):
         hpgo.read_profile(written(tmp_path, document))
     assert hpgo.read_profile(written(tmp_path, document, "tiny-pbs-16.json")).batch_sizes == (16,)
     assert hpgo.read_profile(written(tmp_path, document, "tiny-pbs-16.json"), batch_size=8).batch_sizes == (8,)
@@ -378,7 +563,7 @@ def mutated(document: Any) -> st.SearchStrategy[str]:
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
-@given(text=mutated(PIPER) | mutated(DNN))
+@given(text=mutated(PIPER) | mutated(DNN) | mutated(traced(2, kernel=9)))
 def test_reading_any_file_of_another_tool_gives_a_profile_or_a_named_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "fuzz.json"
     path.write_text(text, encoding="utf-8")

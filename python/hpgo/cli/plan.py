@@ -134,8 +134,9 @@ def command(
 ) -> None:
     """Find the plan with the shortest training step, and how sure that is.
 
-    PROFILE is a file or a built-in model (`hpgo models`). The plan says which layers run on which devices, how often
-    each stage is replicated, and in how many micro-batches a step is cut.
+    PROFILE is a built-in model (`hpgo models`) or a file: one of `hpgo profile`, PipeDream, Piper or dnn-partitioning,
+    or a trace of torch.profiler. The plan says which layers run on which devices, how often each stage is replicated,
+    and in how many micro-batches a step is cut.
 
     Several batch sizes or device counts give a table with one plan a line. Ctrl-C ends the search with the best plan
     so far.

@@ -93,8 +93,7 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
         ),
         click.option(
             "--profile-batch-size", type=int, metavar="N",
-            help="Samples that PipeDream text, or a file of Piper or dnn-partitioning, was measured with, if its name"
-            " doesn't say.",
+            help="Samples that the profile was measured with, if neither its file nor its name says it.",
         ),
         click.option(
             "--schedule", metavar="NAME",

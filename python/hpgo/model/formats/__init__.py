@@ -48,7 +48,7 @@ def read_profile(
 
 
 def _parse(text: str, path: Path, batch_size: int | None, gpus: int | None) -> Profile:
-    from hpgo.model.formats import dnn_partitioning, native, pipedream, piper
+    from hpgo.model.formats import dnn_partitioning, kineto, native, pipedream, piper
 
     file = str(path)
     if pipedream.looks_like(text):
@@ -62,6 +62,9 @@ def _parse(text: str, path: Path, batch_size: int | None, gpus: int | None) -> P
         if dnn_partitioning.looks_like(document):
             name, size = _named(path, dnn_partitioning.WHAT, batch_size)
             return _at(dnn_partitioning.parse(document, name=name, batch_size=size, file=file), size, gpus)
+        if kineto.looks_like(document):
+            name, size = _named(path, kineto.WHAT, batch_size)
+            return _at(kineto.parse(document, name=name, batch_size=size, file=file), size, gpus)
         if isinstance(document, dict) and native.VERSION_KEY in document:
             return _at(native.of_document(document, name=path.stem, file=file), batch_size, gpus)
     elif native.VERSION_KEY in text:
