@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ from click.testing import CliRunner
 import hpgo
 from hpgo.cli.main import group
 from hpgo.timing.breakdown import breakdown
+
+if TYPE_CHECKING:
+    from hpgo.programs.ranks import RankAction
 
 pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
 
@@ -69,7 +73,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[hpgo.Timel
         program_of(name).save(folder / f"{name}.program")
     done = subprocess.run(
         [sys.executable, ROOT / "tests/emulated_ranks.py", folder],
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return {
@@ -79,45 +83,73 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[hpgo.Timel
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_step_takes_what_was_predicted(name: str, steps: dict[str, list[hpgo.Timeline]]) -> None:
+def test_a_step_is_not_shorter_than_predicted(name: str, steps: dict[str, list[hpgo.Timeline]]) -> None:
     predicted = hpgo.simulate(unfused(program_of(name))).makespan_s
     for measured in steps[name]:
         assert measured.makespan_s >= predicted - EPSILON_S  # nobody is woken too early
-    assert min(measured.makespan_s for measured in steps[name]) < 1.5 * predicted  # the machine may be busy
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_nothing_is_faster_than_its_price(name: str, steps: dict[str, list[hpgo.Timeline]]) -> None:
-    program = program_of(name)
-    rank_of, (_, _, transfer_s) = program.schedule.rank_of_stage, PROGRAMS[name]
+def test_each_action_begins_and_lasts_as_it_should(name: str, steps: dict[str, list[hpgo.Timeline]]) -> None:
+    program, late_s = program_of(name), []
     for measured in steps[name]:
         kinds = [text.lstrip("0123456789")[0] for text in measured.action_texts()]
-        at = {}
-        for place, (rank, kind) in enumerate(zip(measured.rank.tolist(), kinds, strict=True)):
-            stage, micro_batch = int(measured.stage[place]), int(measured.micro_batch[place])
-            rows = [len(one) for one in program.stages[stage].rows]
-            share = rows[program.stages[stage].devices.index(rank)] / max(rows)
-            length = program.schedule.chain_length
-            price_s = {"F": FORWARD_S + 0.0005 * (stage % length % 3), "B": BACKWARD_S}.get(kind, BACKWARD_S / 2)
-            assert measured.end_s[place] - measured.start_s[place] >= share * price_s - EPSILON_S
-            at[rank, kind, stage, micro_batch] = place
+        at = {
+            key: place
+            for place, key in enumerate(
+                zip(measured.rank.tolist(), kinds, measured.stage.tolist(), measured.micro_batch.tolist(), strict=True)
+            )
+        }
+        assert [key[1:] for rank in range(RANKS) for key in at if key[0] == rank] == [
+            (one.kind, one.stage, one.micro_batch) for rank in range(RANKS) for one in program.for_rank(rank).actions
+        ]
+        usable_s = arrivals(program, PROGRAMS[name][2], measured, at)
         for rank in range(RANKS):
-            ran = [key[1:] for key in at if key[0] == rank]
-            assert ran == [(one.kind, one.stage, one.micro_batch) for one in program.for_rank(rank).actions]
+            free_s = 0.0
             for action in program.for_rank(rank).actions:
-                takes = at[rank, action.kind, action.stage, action.micro_batch]
-                for message in action.receives:
-                    makes = next(
-                        at[message.peer, kind, message.from_stage, action.micro_batch]
-                        for kind in ("F" if action.kind == "F" else "BI")
-                        if (message.peer, kind, message.from_stage, action.micro_batch) in at
-                    )
-                    stays = rank_of[message.from_stage] == rank_of[message.to_stage]
-                    busy_s = transfer_s if action.kind == "F" else transfer_s / 2
-                    price_s = 0.0 if stays else busy_s + LATENCY_S
-                    assert measured.start_s[takes] - measured.end_s[makes] >= price_s - EPSILON_S
+                place = at[rank, action.kind, action.stage, action.micro_batch]
+                begin_s, end_s = float(measured.start_s[place]), float(measured.end_s[place])
+                due_s = max(free_s, *usable_s.get(place, [0.0]))
+                late_s += [begin_s - due_s, end_s - begin_s - price_of(program, rank, action)]
+                free_s = end_s
         for sync_s in breakdown(measured).sync_s:
             assert sync_s is None or sync_s >= 0.005 - EPSILON_S
+    assert min(late_s) >= -EPSILON_S
+    assert np.median(late_s) < 0.002  # the machine may be busy
+
+
+def price_of(program: hpgo.Program, rank: int, action: RankAction) -> float:
+    """What a pass should take, on a replica with its rows."""
+    stage = program.stages[action.stage]
+    rows = [len(one) for one in stage.rows]
+    share = rows[stage.devices.index(rank)] / max(rows)
+    forward_s = FORWARD_S + 0.0005 * (action.stage % program.schedule.chain_length % 3)
+    return share * {"F": forward_s, "B": BACKWARD_S}.get(action.kind, BACKWARD_S / 2)
+
+
+def arrivals(
+    program: hpgo.Program, transfer_s: float, measured: hpgo.Timeline, at: dict[tuple[int, str, int, int], int]
+) -> dict[int, list[float]]:
+    """For each action from when on what it takes could be used, if links to each rank take one message at a time."""
+    rank_of = program.schedule.rank_of_stage
+    found: dict[int, list[float]] = {}
+    for rank in range(RANKS):
+        free_s: dict[int, float] = {}
+        for action in program.for_rank(rank).actions:
+            made_s = float(measured.end_s[at[rank, action.kind, action.stage, action.micro_batch]])
+            for message in action.sends:
+                arrives_s = made_s
+                if rank_of[message.from_stage] != rank_of[message.to_stage]:
+                    busy_s = transfer_s if action.kind == "F" else transfer_s / 2
+                    free_s[message.peer] = max(made_s, free_s.get(message.peer, 0.0)) + busy_s
+                    arrives_s = free_s[message.peer] + LATENCY_S
+                taken = next(
+                    at[key]
+                    for kind in ("F" if action.kind == "F" else "BI")
+                    if (key := (message.peer, kind, message.to_stage, action.micro_batch)) in at
+                )
+                found.setdefault(taken, []).append(arrives_s)
+    return found
 
 
 def test_a_full_link_takes_one_message_after_the_other(steps: dict[str, list[hpgo.Timeline]]) -> None:
@@ -131,10 +163,12 @@ def test_a_full_link_takes_one_message_after_the_other(steps: dict[str, list[hpg
 
 
 def test_a_rank_that_is_held_up_holds_up_the_others(steps: dict[str, list[hpgo.Timeline]]) -> None:
-    before, held = (measured.makespan_s for measured in steps["held"])
-    assert held > before + 0.9 * HELD_S / SCALE - FORWARD_S - BACKWARD_S
-    late_s = steps["held"][1].start_s - steps["held"][0].start_s
-    assert (late_s[steps["held"][1].rank == 15][-3:] > 0.5 * HELD_S / SCALE).all()  # a rank that only receives from it
+    predicted, held = hpgo.simulate(program_of("held")), steps["held"][1]
+    first = np.flatnonzero(predicted.rank == 5)[0]
+    rest_s = predicted.makespan_s - float(predicted.start_s[first] + predicted.slack_s[first])
+    assert held.makespan_s >= HELD_S / SCALE + rest_s - EPSILON_S
+    for rank in range(5, RANKS):
+        assert held.start_s[held.rank == rank][0] >= HELD_S / SCALE
 
 
 def save(folder: Path, name: str) -> str:
@@ -165,7 +199,7 @@ def test_the_command_emulates_and_compares_with_what_was_predicted(tmp_path: Pat
         "step", "stage 0 forward", "stage 0 backward", "stage 0 to 1", "stage 1 forward", "stage 1 backward", "bubble"
     ]  # fmt: skip
     assert rows["stage 0 to 1"][4:6] == ["10", "ms"]
-    assert 1 <= measured.makespan_s / predicted.makespan_s < 1.5
+    assert measured.makespan_s >= predicted.makespan_s - EPSILON_S
 
     done = subprocess.run(
         [sys.executable, "-m", "hpgo", "run", file, "--emulate", "--steps", "1", "--json"], cwd=tmp_path,
@@ -175,7 +209,7 @@ def test_the_command_emulates_and_compares_with_what_was_predicted(tmp_path: Pat
     document = json.loads(done.stdout)
     assert (document["scale"], document["exit"]) == (1.0, 0)
     assert document["step_s"]["predicted"] == predicted.makespan_s
-    assert 1 <= document["step_s"]["measured"] / predicted.makespan_s < 1.5
+    assert document["step_s"]["measured"] >= predicted.makespan_s - EPSILON_S
 
 
 @pytest.mark.parametrize(
