@@ -396,6 +396,22 @@ def test_times_in_a_trace_of_a_gpu_are_those_of_its_kernels_whenever_they_ran(tm
     assert [1e6 * layer.backward_s[0] for layer in profile.layers] == pytest.approx([600, 600, 600, 600])
 
 
+def test_a_wrapper_around_the_model_and_what_is_recomputed_leave_the_layers_of_a_trace_as_they_are(
+    tmp_path: Path,
+) -> None:
+    plain = hpgo.read_profile(written(tmp_path, traced(), "same.json"), batch_size=4)
+    document = traced()
+    (model,) = [event for event in document["traceEvents"] if event["name"] == "nn.Module: Model_0"]
+    around = {"name": "nn.Module: DistributedDataParallel_0", "ts": model["ts"] - 0.5, "dur": model["dur"] + 1}
+    document["traceEvents"].append(model | around)
+    # A pass that runs again makes new nodes, whose numbers no operation of the first one has.
+    for event in document["traceEvents"]:
+        if EVALUATE in event["name"] and event["args"].get("Sequence number") == 4:
+            event["args"]["Sequence number"] = 99
+    read = hpgo.read_profile(written(tmp_path, document, "same.json"), batch_size=4)
+    assert read.layers == plain.layers
+
+
 def test_of_several_steps_in_a_trace_the_median_counts(tmp_path: Path) -> None:
     one, three = traced(), traced(3)
     slow = [event for event in three["traceEvents"] if event["name"].startswith(("aten::linear", EVALUATE))]
@@ -572,7 +588,7 @@ def test_reading_any_file_of_another_tool_gives_a_profile_or_a_named_error(tmp_p
         assert hpgo.read_profile(path, batch_size=4).layers
     except hpgo.HpgoError as error:
         told.append(error)
-    for error in told:
-        assert str(path) in str(error)
-        assert error.message.isprintable()
-        assert error.hint.isprintable()
+    for one in told:
+        assert str(path) in str(one)
+        assert one.message.isprintable()
+        assert one.hint.isprintable()
