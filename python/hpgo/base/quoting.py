@@ -47,12 +47,24 @@ def in_toml(text: str) -> str:
     return _escaped(json.dumps(in_whole_letters(text), ensure_ascii=False))
 
 
-def in_yaml(text: str) -> str:
-    """Bare where that can be read as nothing else, otherwise in double quotes.
+def in_yaml(value: Any) -> str:
+    """Text, numbers, and lists, tuples and dicts of them on one line; text is bare where it can't be misread.
 
     >>> in_yaml("V100-16GB"), in_yaml("1e9"), in_yaml("a: b")
     ('V100-16GB', '"1e9"', '"a: b"')
+    >>> in_yaml({"time_s": [1, 1e-05]})
+    '{time_s: [1, 1.0e-05]}'
     """
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{in_yaml(key)}: {in_yaml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(in_yaml, value))}]"
+    if isinstance(value, int):
+        return str(value)
+    if not isinstance(value, str):
+        number = repr(float(value))
+        return number if "." in number else number.replace("e", ".0e")  # older YAML takes 1e-05 for text
+    text = value
     if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED:
         return text
     return _escaped(json.dumps(in_whole_letters(text), ensure_ascii=False))

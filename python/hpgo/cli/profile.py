@@ -11,10 +11,13 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.cli.questions import BYTES, SECONDS, Counts
+from hpgo.cli.pipeedge import Files, check_folder, check_words, device, read_all, timings
+from hpgo.cli.questions import BYTES, DEVICE_BYTES, RATE, SECONDS, Counts
 from hpgo.cli.terminal import progress, say, table
+from hpgo.model.formats.pipeedge import Timing
 
 if TYPE_CHECKING:
+    from hpgo.model.formats.pipeedge import Model
     from hpgo.model.profile import Layer, Profile
     from hpgo.runtime.profiling import Measurement
 
@@ -24,7 +27,7 @@ _PART = ".part"
 
 
 @click.command()
-@click.argument("workload", metavar="NAME|MODULE:FUNCTION|CONFIG.json")
+@click.argument("workload", metavar="[NAME|MODULE:FUNCTION|CONFIG.json]", required=False)
 @click.option("-o", "output", metavar="FILE", help="The profile: .yaml, .json, or PipeDream's .txt.")
 @click.option(
     "--by", type=click.Choice(["block", "module", "op"]), default="block", show_default=True,
@@ -37,22 +40,45 @@ _PART = ".part"
     "--ranks", type=click.IntRange(1), default=1, show_default=True, metavar="N",
     help="Processes that will share this machine: as many measure at once.",
 )  # fmt: skip
+@click.option("--inference", is_flag=True, help="Forward alone, as a model that is not training.")
 @click.option("--dtype", type=click.Choice(_DTYPES), help="Of the weights; the workload's own if left out.")
 @click.option("--autocast", type=click.Choice(["bfloat16"]), help="What to compute in, whatever the weights are.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="A GPU, if there is one and this is left out.")
 @click.option("--time-limit", type=SECONDS, default="30s", show_default=True, metavar="TIME", help="For each size.")
 @click.option("--memory", type=BYTES, metavar="SIZE", help="What layers may fill at once; half of what is free.")
 @click.option("--json", "as_json", is_flag=True, help="The profile and its spreads as one object, for machines.")
+@click.option(
+    "--format", "form", type=click.Choice(["pipeedge"]),
+    help="Merge into PipeEdge's two files, which `hpgo partition` reads, instead of -o; implies --inference.",
+)  # fmt: skip
+@click.option("--device-type", metavar="NAME", help="What this machine is called in PipeEdge's files.")
+@click.option("--device-memory", type=DEVICE_BYTES, metavar="SIZE", help="Of a type that is new there, like 512MiB.")
+@click.option("--device-bandwidth", type=RATE, metavar="RATE", help="The same, like 100Mbit/s.")
+@click.option("-m", "--model-name", metavar="NAME", help="What the model is called there; the workload's name.")
+@click.option("-M", "--models-file", metavar="FILE", default="models.yml", show_default=True,
+              help="Layers, memory, values.")  # fmt: skip
+@click.option("-T", "--dev-types-file", metavar="FILE", default="device_types.yml", show_default=True,
+              help="Types: memory, times.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Put new figures in the place of those that are there.")
+@click.option(
+    "--from", "results", metavar="FILE", multiple=True,
+    help="Measure nothing: merge this profiler_results.yml of PipeEdge's profiler. Repeatable.",
+)  # fmt: skip
 def command(
     *,
     workload: str,
     output: str | None,
     batch_size: tuple[int, ...],
-    dtype: str | None,
-    autocast: str | None,
-    time_limit: float,
-    memory: float | None,
     as_json: bool,
+    form: str | None,
+    results: tuple[str, ...],
+    device_type: str,
+    device_memory: float | None,
+    device_bandwidth: float | None,
+    model_name: str | None,
+    models_file: str,
+    dev_types_file: str,
+    overwrite: bool,
     **options: Any,
 ) -> None:
     """Measure the layers of a model on this machine, forward and backward, for `hpgo plan`.
@@ -66,39 +92,72 @@ def command(
       hpgo profile my_model:build --ranks 4 -o mine.yaml
       hpgo profile llama/config.json:length=512 --dtype bfloat16 -o llama.yaml
       hpgo plan gpt.yaml --cluster dapple-c --devices 4 --global-batch-size 64
+      hpgo profile vit --batch-size 8 --format pipeedge --device-type mb
     """
-    from hpgo import runtime
+    check_words(click.get_current_context())
+    given = {**options, "batch_sizes": batch_size}
+    if form is None:
+        _check_output(output, batch_size)
+        found = _measured(workload, keep=None if output is None else f"{output}{_PART}", **given)
+        if output is not None:
+            from hpgo.model.formats import write_profile
 
-    runtime.check_torch()
-    _check_output(output, batch_size)
-    import torch
+            write_profile(found.profile, output)
+        _print(found, as_json=as_json)
+        if output is None and not as_json:
+            say("note", "nothing was written: `-o FILE.yaml` keeps the profile for `hpgo plan`")
+        return
+    files = Files(
+        models_file, dev_types_file, device(device_type, device_memory, device_bandwidth), overwrite=overwrite
+    )
+    if results:
+        files.merge(*read_all(results, name=model_name, dtype=given["dtype"]))
+        return
+    model, dtype = _described(workload, model_name, given)
+    files.check(model, [Timing(size, dtype, (0.0,) * len(model.memory_mb)) for size in batch_size])
+    found = _measured(workload, keep=f"{dev_types_file}{_PART}", **given | {"inference": True})
+    _print(found, as_json=as_json)
+    files.merge(model, timings(found.profile, dtype))
 
+
+def _described(workload: str, name: str | None, options: dict[str, Any]) -> tuple[Model, str]:
+    """The model in PipeEdge's words."""
+    from hpgo.runtime import check_torch
+
+    check_torch()
+    from hpgo.runtime.chains import described
+    from hpgo.runtime.workload import Workload
+
+    read = Workload.read(workload, on_meta=True).by(options["by"])
+    return described(read, name=name or workload, dtype=_torch_dtype(options["dtype"]))
+
+
+def _measured(
+    workload: str, *, keep: str | None, dtype: str | None, autocast: str | None, time_limit: float,
+    memory: float | None, **options: Any,
+) -> Measurement:  # fmt: skip
+    from hpgo.runtime import check_torch
+
+    check_torch()
     from hpgo.runtime.profiling import measure
 
     with progress("measuring") as tell:
-        found = measure(
+        return measure(
             workload,
-            batch_sizes=batch_size,
-            dtype=dtype and getattr(torch, dtype),
-            autocast=autocast and getattr(torch, autocast),
+            dtype=_torch_dtype(dtype),
+            autocast=_torch_dtype(autocast),
             seconds=time_limit,
             memory_bytes=memory,
-            keep=None if output is None else f"{output}{_PART}",
+            keep=keep,
             progress=tell,
             **options,
         )
-    from hpgo.model.formats import write_profile
 
-    if output is not None:
-        write_profile(found.profile, output)
-    if as_json:
-        _print_json(found)
-        return
-    _print_table(found)
-    for note in found.notes:
-        say("note", note)
-    if output is None:
-        say("note", "nothing was written: `-o FILE.yaml` keeps the profile for `hpgo plan`")
+
+def _torch_dtype(name: str | None) -> Any:
+    import torch
+
+    return name and getattr(torch, name)
 
 
 def _check_output(output: str | None, sizes: tuple[int, ...]) -> None:
@@ -110,8 +169,16 @@ def _check_output(output: str | None, sizes: tuple[int, ...]) -> None:
         raise ArgumentError(f"can't tell the format of `{output}`", "end it in .yaml, .json or .txt")
     if path.suffix == ".txt" and len(sizes) > 1:
         raise ArgumentError("PipeDream text holds one batch size", "measure at one, or write .yaml")
-    if not path.parent.is_dir():
-        raise ArgumentError(f"there is no folder `{path.parent}` to write `{output}` in", "name one that exists")
+    check_folder(output)
+
+
+def _print(found: Measurement, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(found)
+        return
+    _print_table(found)
+    for note in found.notes:
+        say("note", note)
 
 
 def _print_json(found: Measurement) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hpgo.base.errors import HpgoError
-from hpgo.base.units import parse_bytes, parse_seconds
+from hpgo.base.units import parse_bytes, parse_bytes_per_s, parse_seconds
 from hpgo.cli.terminal import say
 from hpgo.planning.optimizers import OPTIMIZERS
 
@@ -32,16 +32,18 @@ _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
 
 class _Measure(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """A number with a unit."""
+    """A number with a unit; with an `example`, one without it is refused."""
 
-    def __init__(self, name: str, parser: Callable[[str], float]) -> None:
+    def __init__(self, name: str, parser: Callable[[str], float], *, example: str = "") -> None:
         self.name = name
-        self._parser = parser
+        self._parser, self._example = parser, example
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Base units: seconds, bytes."""
         if not isinstance(value, str):
             return float(value)
+        if self._example and not re.search("[A-Za-z]$", value):
+            self.fail(f"`{value[:40]}` has no unit; write it like {self._example}", param, ctx)
         try:
             return self._parser(value)
         except HpgoError as error:
@@ -72,6 +74,8 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
 
 SECONDS = _Measure("time", parse_seconds)
 BYTES = _Measure("size", parse_bytes)
+DEVICE_BYTES = _Measure("size", parse_bytes, example="512MiB")
+RATE = _Measure("rate", parse_bytes_per_s, example="100Mbit/s")
 
 
 def question(*, several: bool) -> Callable[[_Command], _Command]:

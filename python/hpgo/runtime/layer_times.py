@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from math import sqrt
@@ -41,7 +41,7 @@ _FEWEST = 2
 _WHOLES = 20
 """How often the model runs as a whole, between runs of its layers."""
 _COPIES = 3
-"""Of weights: they, their gradients, and what a backward pass adds to these."""
+"""Of weights in training: they, their gradients, and what a backward pass adds to these."""
 _SURE = 0.02
 """Of the time that all layers take: half of what its median may be off by, for sure."""
 
@@ -99,6 +99,7 @@ class Bench:
         *,
         dtype: torch.dtype | None,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        inference: bool = False,
         device: torch.device,
         memory_bytes: float,
         seconds: float,
@@ -108,11 +109,13 @@ class Bench:
     ) -> None:
         """`memory_bytes` and `seconds` are what may be used; `tell` hears how many layers are done, and what runs.
 
+        For `inference`, layers run forward alone, without the loss, and as models that are not training do.
         `found` has figures by likeness of layers; it gets those that are measured, and `measured` is called then.
         """
         self._workload, self._rows, self._dtype, self._device = workload, rows, dtype, device
         self._autocast, self._memory_bytes, self._until_s = autocast, memory_bytes, time.monotonic() + seconds
         self._found, self._tell, self._measured = found, tell, measured
+        self._is_inference, self._copies = inference, 1 if inference else _COPIES
         self._network, self._looks = workload.network, workload.look(dtype)
         self._has_gradient = {
             value.name for made in self._looks.values() for value in made.values if value.has_gradient
@@ -140,7 +143,7 @@ class Bench:
                 self._skip(node)
                 continue
             weights_bytes = sum(map(_bytes, self._network.make_on_meta(node.id).parameters()))
-            if segment and held_bytes + _COPIES * weights_bytes > self._memory_bytes:
+            if segment and held_bytes + self._copies * weights_bytes > self._memory_bytes:
                 self._measure(segment, done)
                 held_bytes, was_found = 0.0, set(self._found)
                 if alike in was_found:
@@ -148,7 +151,7 @@ class Bench:
                     continue
             self._tell(done, node.id)
             segment.append(_Layer(node, self._module(node), alike))
-            held_bytes += _COPIES * weights_bytes + self._look_at(segment[-1])
+            held_bytes += self._copies * weights_bytes + self._look_at(segment[-1])
         if segment:
             self._measure(segment, len(likeness))
         self.figures = {layer: self._found[alike] for layer, alike in likeness.items()}
@@ -159,7 +162,8 @@ class Bench:
         wholes_ns: list[int] = []
         while True:
             self._forward(segment)
-            self._backward(segment, ends=ends)
+            if not self._is_inference:
+                self._backward(segment, ends=ends)
             count = len(segment[0].spans_ns) - 1
             if is_all and count < _WHOLES:
                 wholes_ns.append(self._run_whole(segment))
@@ -210,7 +214,9 @@ class Bench:
         values = {name: self._held[name] for feed in one.node.feeds for name in self._names(feed)}
         if not is_whole:
             values = {
-                name: value.detach().requires_grad_(name in self._has_gradient and value.is_floating_point())
+                name: value.detach().requires_grad_(
+                    name in self._has_gradient and value.is_floating_point() and not self._is_inference
+                )
                 for name, value in values.items()
             }
         one.taken = list(values.values())
@@ -231,7 +237,7 @@ class Bench:
                 torch.full_like(made, 1e-3) if gradient is None else gradient.to(made.dtype)
                 for (_, made), gradient in zip(roots, given, strict=True)
             ]
-            if _COPIES * sum(map(_bytes, one.module.parameters())) > self._memory_bytes:
+            if self._copies * sum(map(_bytes, one.module.parameters())) > self._memory_bytes:
                 one.module.zero_grad(set_to_none=True)  # there is no room to add to them
             if roots:
                 begin = self._stamps.take()
@@ -262,9 +268,10 @@ class Bench:
         names = [name for output in self._network.outputs for name in self._names(output)]
         begin = self._stamps.take()
         self._forward(segment, is_whole=True)
-        with self._running():
-            loss = self._workload.loss_of(tuple(self._held[name] for name in names), self._targets) / self._rows
-        loss.backward()
+        if not self._is_inference:
+            with self._running():
+                loss = self._workload.loss_of(tuple(self._held[name] for name in names), self._targets) / self._rows
+            loss.backward()
         begin_ns, end_ns = self._stamps.in_ns([begin, self._stamps.take()])
         return end_ns - begin_ns
 
@@ -349,7 +356,7 @@ class Bench:
         return self._ready(node, module)
 
     def _ready(self, node: Node, module: nn.Module) -> nn.Module:
-        return ready(node.id, module, self._looks[node.id], dtype=self._dtype, seed=0).train()
+        return ready(node.id, module, self._looks[node.id], dtype=self._dtype, seed=0).train(not self._is_inference)
 
     def _names(self, feed: str) -> tuple[str, ...]:
         return (feed,) if feed not in self._looks else tuple(value.name for value in self._looks[feed].values)
@@ -408,8 +415,12 @@ class Bench:
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
 
-    def _running(self) -> AbstractContextManager[Any]:
-        return running(step=0, samples=range(self._rows))
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Within it, a pass of the batch runs."""
+        alone = torch.inference_mode() if self._is_inference else nullcontext()
+        with running(step=0, samples=range(self._rows)), alone:
+            yield
 
 
 def plausible(tensor: Tensor, name: str = "") -> Tensor:

@@ -75,6 +75,7 @@ def measure(
     by: str = "block",
     dtype: torch.dtype | None = None,
     autocast: torch.dtype | None = None,
+    inference: bool = False,
     device: str | torch.device | None = None,
     ranks: int = 1,
     seconds: float = 30.0,
@@ -91,6 +92,8 @@ def measure(
         by: what a layer is, in models that are exported: `block`, `module`, or `op`.
         dtype: of weights, gradients and what travels; None is the workload's own.
         autocast: what to compute in, whatever the weights are.
+        inference: whether layers run forward alone, without the loss, and as models that are not training do; backward
+            times and saved bytes are 0 then.
         device: `cpu` or `cuda`; None is `cuda` if there is one.
         ranks: how many processes will share this machine; as many measure at once, each with its share of the cores.
         seconds: for each batch size; measuring ends before if times are sure to 2 %, and never before each layer has
@@ -112,6 +115,7 @@ def measure(
     if progress is not None and not callable(progress):
         raise ArgumentError(f"progress is {shown(progress)}", "give a function of a fraction and a remark")
     check_is("workload", workload, str | Workload, "give a Workload, or a name such as `gpt:layers=2`")
+    check_is("inference", inference, bool, "give True or False")
     if ranks > 1 and not isinstance(workload, str):
         raise ArgumentError(
             "a workload without a name can't be measured by several processes", "name `module:function`"
@@ -124,8 +128,8 @@ def measure(
         memory_bytes = number("memory_bytes", memory_bytes, above=0)
     setting = {
         "workload": workload if isinstance(workload, str) else workload.name, "by": by, "dtype": _name(dtype),
-        "autocast": _name(autocast), "device": where.type, "ranks": ranks, "threads": threads, "hpgo": __version__,
-        "torch": torch.__version__, "memory_bytes": memory_bytes, "batch_sizes": sizes,
+        "autocast": _name(autocast), "inference": inference, "device": where.type, "ranks": ranks, "threads": threads,
+        "hpgo": __version__, "torch": torch.__version__, "memory_bytes": memory_bytes, "batch_sizes": sizes,
     }  # fmt: skip
     kept = _Kept(None if keep is None else as_path(keep, FileError), setting)
     before = torch.get_num_threads()
@@ -140,6 +144,7 @@ def measure(
                     rows,
                     dtype=dtype,
                     autocast=autocast,
+                    inference=inference,
                     device=where,
                     memory_bytes=memory_bytes,
                     seconds=seconds,
@@ -158,7 +163,7 @@ def measure(
         made,
         {layer: benches[-1].figures[layer].spread for layer in read.layers},
         {rows: bench.whole for rows, bench in zip(sizes, benches, strict=True) if bench.whole is not None},
-        tuple(_notes(read, sizes, benches, noise)),
+        tuple(_notes(read, sizes, benches, noise, inference=inference)),
     )
 
 
@@ -208,7 +213,8 @@ def _source(setting: dict[str, Any], device: torch.device) -> str:
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     share = "" if device.type == "cuda" else f", {counted(setting['threads'], 'thread')} for each rank"
     ranks = f", {setting['ranks']} at once" if setting["ranks"] > 1 else ""
-    kinds = ", ".join(filter(None, [setting["dtype"], setting["autocast"] and f"autocast to {setting['autocast']}"]))
+    autocast = setting["autocast"] and f"autocast to {setting['autocast']}"
+    kinds = ", ".join(filter(None, [setting["dtype"], autocast, setting["inference"] and "inference"]))
     return (
         f"measured on {machine}{share}{ranks}{f', {kinds}' if kinds else ''}; "
         f"hpgo {__version__}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
@@ -223,7 +229,9 @@ def _processor() -> str:
     return platform.processor() or platform.machine() or "an unknown processor"
 
 
-def _notes(workload: Workload, sizes: tuple[int, ...], benches: list[Bench], noise: float) -> Iterator[str]:
+def _notes(
+    workload: Workload, sizes: tuple[int, ...], benches: list[Bench], noise: float, *, inference: bool
+) -> Iterator[str]:
     for rows, bench in zip(sizes, benches, strict=True):
         if bench.whole is not None and abs(bench.whole.sum_s / bench.whole.whole_s - 1) > _APART:
             ratio = bench.whole.sum_s / bench.whole.whole_s
@@ -236,7 +244,7 @@ def _notes(workload: Workload, sizes: tuple[int, ...], benches: list[Bench], noi
     for holders in workload.ties:
         yield (
             f"{' and '.join(f'`{name}` of `{layer}`' for layer, name in holders)} are one weight, which the profile "
-            "counts in each: stages that part them hold it twice, and sum its gradients"
+            f"counts in each: stages that part them hold it twice{'' if inference else ', and sum its gradients'}"
         )
 
 
@@ -352,6 +360,7 @@ def keep_busy(text: str) -> None:
                 rows,
                 dtype=dtype,
                 autocast=autocast,
+                inference=setting["inference"],
                 device=device,
                 memory_bytes=setting["memory_bytes"],
                 seconds=_LONG_S,

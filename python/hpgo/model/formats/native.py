@@ -102,14 +102,14 @@ def write_yaml(profile: Profile) -> str:
     layers:
       - {id: layer0, forward_s: 0.002, backward_s: 0.004, activation_bytes: 8, parameter_bytes: 1000.0}
     """
-    lines = [f"{key}: {_yaml_value(value)}" for key, value in _head(profile).items()]
+    lines = [f"{key}: {in_yaml(value)}" for key, value in _head(profile).items()]
     lines.append("layers:")
     for layer in profile.layers:
-        keys = (f"{key}: {_yaml_value(value)}" for key, value in _layer_keys(layer).items())
+        keys = (f"{key}: {in_yaml(value)}" for key, value in _layer_keys(layer).items())
         lines.append(f"  - {{{', '.join(keys)}}}")
     if not _is_chain(profile):
         lines.append("edges:" if profile.edges else "edges: []")
-        lines += (f"  - {_yaml_value(edge)}" for edge in profile.edges)
+        lines += (f"  - {in_yaml(edge)}" for edge in profile.edges)
     return "\n".join(lines) + "\n"
 
 
@@ -192,14 +192,3 @@ def _is_chain(profile: Profile) -> bool:
 def _json_list(key: str, items: list[str]) -> str:
     joined = ",\n    ".join(items)
     return f'  "{key}": [\n    {joined}\n  ]' if items else f'  "{key}": []'
-
-
-def _yaml_value(value: object) -> str:
-    if isinstance(value, str):
-        return in_yaml(value)
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_yaml_value, value))}]"
-    if isinstance(value, int):
-        return str(value)
-    text = repr(float(value))  # type: ignore[arg-type]
-    return text if "." in text else text.replace("e", ".0e")  # older YAML takes 1e-05 for text

@@ -1,4 +1,4 @@
-"""PipeEdge's three YAML files: models, device types, devices. And `links.yml`, which PipeEdge does not have.
+"""PipeEdge's YAML files: models, device types, devices, what its profiler saw. And `links.yml`, which it does not have.
 
 Whatever is wrong is named with file and key. Keys that PipeEdge does not know are left alone, as it does.
 """
@@ -204,6 +204,38 @@ def read_links(path: str | os.PathLike[str]) -> Links:
     return links
 
 
+@_hint
+def read_results(path: str | os.PathLike[str]) -> tuple[Model, Timing]:
+    """What PipeEdge's profiler saw of a model, in its `profiler_results.yml`.
+
+    Values of a layer's inputs and outputs are counted over all of its tensors. Memory is as it stands there: the growth
+    of a process, in MB of 10^6 bytes, which PipeEdge's own tools copy into `models.yml` as well.
+
+    Raises ProfileError naming file and key, also where layers are missing.
+    """
+    section = Section(parse_yaml(read_text(path, ProfileError), str(path), ProfileError), str(path), ProfileError)
+    name, count = section.text("model_name"), section.whole("layers", least=1)
+    rows: dict[int, Section] = {}
+    for index, value in enumerate(section.items("profile_data"), 1):
+        row = Section(value, f"{path}: entry {index} of `profile_data`", ProfileError)
+        number = row.whole("layer", least=1)
+        if number in rows or number > count:
+            row.fail(f"layer {number} of {count}" + (" is there twice" if number in rows else ""), "count from 1")
+        rows[number] = row
+    if len(rows) < count:
+        absent = next(number for number in range(1, count + 1) if number not in rows)
+        section.fail(f"{len(rows)} of {count} layers were measured, layer {absent} was not", "measure the others too")
+    ordered = [rows[number] for number in range(1, count + 1)]
+    model = Model(
+        name,
+        tuple(_number(row, "memory", row.get("memory")) for row in ordered),
+        _values(ordered[0], "shape_in"),
+        tuple(_values(row, "shape_out") for row in ordered),
+    )
+    times = tuple(_number(row, "time", row.get("time")) for row in ordered)
+    return model, Timing(section.whole("batch_size", least=1), section.text("dtype"), times)
+
+
 def read_profile(
     models: str | os.PathLike[str],
     device_types: str | os.PathLike[str],
@@ -332,6 +364,16 @@ def _numbers(section: Section, key: str, wanted: int | None) -> tuple[float, ...
     if wanted is not None and len(values) != wanted:
         section.fail(f"`{key}` has {len(values)} entries where the model has {wanted} layers", "one for each layer")
     return tuple(_number(section, f"{key}[{index}]", value) for index, value in enumerate(values))
+
+
+def _values(section: Section, key: str) -> int:
+    """How many values tensors of the shapes under `key` have."""
+    count = 0
+    for shape in section.items(key):
+        if not isinstance(shape, list) or not all(type(size) is int and 0 <= size <= 2**40 for size in shape):
+            section.fail(f"`{key}` must be a list of shapes, got {shown(shape)} in it", "like `[[197, 768]]`")
+        count += math.prod(shape)
+    return count if count <= 10**18 else section.fail(f"`{key}` has {count:g} values", "are these shapes?")
 
 
 def _unit(section: Section, key: str, parse_unit: Callable[[str | float], float]) -> float | None:

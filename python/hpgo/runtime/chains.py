@@ -1,0 +1,47 @@
+"""A workload as PipeEdge's files describe a model: a chain of layers, what each keeps, and what crosses each cut."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+
+from hpgo.model.formats.pipeedge import MEGA, Model
+
+if TYPE_CHECKING:
+    from hpgo.runtime.workload import Workload
+
+
+def described(workload: Workload, *, name: str, dtype: torch.dtype | None = None) -> tuple[Model, str]:
+    """The model `name` that the layers of `workload` are in a row, and the dtype of its weights; nothing is computed.
+
+    Memory is that of weights and buffers. Behind each layer, every tensor that a later one reads counts once, also if
+    it only passes by, and inputs of the model that later layers read do, since they come in at the first host. Raises
+    ArgumentError where no cut can come between two layers.
+
+    >>> from hpgo.runtime import Workload
+    >>> model, dtype = described(Workload.read("mlp:layers=2,width=8"), name="mlp")
+    >>> [mb * 2**20 for mb in model.memory_mb], model.parameters_in, model.parameters_out, dtype
+    ([288.0, 288.0], 8, (8, 8), 'torch.float32')
+    """
+    parts = workload.parts([[layer] for layer in workload.layers], dtype=dtype, only=())
+    behind: set[str] = set()
+    values_out = []
+    counts = {value.name: math.prod(value.shape) for part in parts for value in (*part.takes, *part.gives)}
+    for part in reversed(parts):
+        values_out.append(sum(counts[name] for name in behind.union(value.name for value in part.gives)))
+        behind |= {value.name for value in part.takes if value.is_input}
+    held = [[*part.parameters(), *part.buffers()] for part in parts]
+    kinds = [
+        *(tensor.dtype for tensor in chain.from_iterable(held) if tensor.is_floating_point()),
+        *(value.dtype for part in parts for value in part.gives if value.dtype.is_floating_point),
+    ]
+    model = Model(
+        name,
+        tuple(sum(one.numel() * one.element_size() for one in tensors) / MEGA["pipeedge"] for tensors in held),
+        sum(counts[name] for name in behind),
+        tuple(reversed(values_out)),
+    )
+    return model, str(dtype or next(iter(kinds), torch.float32))
