@@ -79,7 +79,7 @@ frameworks: build torch
 # Looks for files that break a reader, led by what code they reach, also in the native module, which is built for it.
 fuzz: SECONDS ?= 60
 fuzz: RUNS ?= 1000000
-fuzz: build
+fuzz: build torch
 	cargo rustc --quiet --profile fuzz --features python --lib --crate-type cdylib -- \
 		-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=3 -Cllvm-args=-sanitizer-coverage-pc-table \
 		-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-trace-compares

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TARGETS = ("timelines", "npz", "orders", "plans", "pipeedge", "profiles")
+TARGETS = ("timelines", "npz", "orders", "plans", "pipeedge", "profiles", "tensors")
 _HEAD = ("target", "executions", "seconds", "per second", "edges", "features")
 
 

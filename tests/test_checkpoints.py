@@ -19,6 +19,7 @@ from checkpoint_ranks import adamw  # noqa: E402 -- it needs torch
 from test_runtime import alone, put  # noqa: E402
 
 from hpgo.runtime import Loader, Pipeline, Workload  # noqa: E402
+from hpgo.runtime.tensor_files import TensorFile  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 
@@ -222,3 +223,28 @@ def test_other_tools_read_the_tensors(tmp_path: Path) -> None:
     for weight in trained.weights:
         layer, name = weight.name
         assert torch.equal(found[f"layer.{layer}.{name}"], weight.copies[0].detach())
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [2**60], "data_offsets": [0, 2**62]},
+        {"dtype": "F32", "shape": [2**61], "data_offsets": [0, 2**63]},
+        {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]},
+        {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [0.0, 8.0]},
+        {"dtype": "BOOL", "shape": [True], "data_offsets": [0, 1]},
+        {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]},
+        {"dtype": "F31", "shape": [2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [0]},
+        None,
+    ],
+    ids=repr,
+)
+def test_tensors_that_no_file_holds_are_refused_before_memory_is_taken(entry: Any, tmp_path: Path) -> None:
+    header = json.dumps({"a": entry}).encode()
+    path = tmp_path / "rank-0.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(hpgo.RunError, match="is no file of tensors, or a damaged one"):
+        TensorFile(path)

@@ -156,6 +156,7 @@ def test_a_configuration_without_an_end_is_refused(tmp_path: Path) -> None:
         ("{", "can't read the model's configuration"),
         ('{"hidden_size": 3}', "has no `model_type`"),
         ('{"model_type": "absent"}', "transformers can't make the model"),
+        (json.dumps({"model_type": "gpt2", **CONFIGS["gpt2"], "n_positions": -1}), "transformers can't make the model"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -78,7 +78,7 @@ def _facts(path: Path) -> dict[str, Any] | None:
         facts = json.loads(read_text(path / _INDEX, RunError, most=MOST_BYTES_OF_RUNS))
         if facts["format"] != _FORMAT or facts["version"] != _VERSION or f"step-{facts['steps']}" != path.name:
             return None
-        if not facts.keys() >= _KEYS:
+        if type(facts["steps"]) is not int or not facts.keys() >= _KEYS:
             return None
         if any((path / name).stat().st_size != size_bytes for name, size_bytes in facts["files"].items()):
             return None

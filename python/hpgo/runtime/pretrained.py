@@ -69,6 +69,7 @@ def pretrained(path: Path, sizes: str = "", *, on_meta: bool = False) -> Pretrai
             config = transformers.AutoConfig.for_model(**held)
             with torch.device("meta") if on_meta else contextlib.nullcontext():
                 model, reads_images = _model(transformers, config, path if path.is_dir() and not on_meta else None)
+        return _of_images(model, config, batch) if reads_images else _of_text(model, config, batch, tokens)
     except HpgoError:
         raise
     except Exception as error:  # whatever transformers raises
@@ -76,9 +77,6 @@ def pretrained(path: Path, sizes: str = "", *, on_meta: bool = False) -> Pretrai
             f"transformers can't make the model of `{file}`: {type(error).__name__}: {shorten(str(error), 200)}",
             "it must be of a kind that the installed version knows",
         ) from error
-    if reads_images:
-        return _of_images(model, config, batch)
-    return _of_text(model, config, batch, tokens)
 
 
 def _sizes(text: str) -> tuple[int, int | None]:

@@ -7,6 +7,7 @@ A tensor is read without the others.
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ _NAMES = {kind: name for name, kind in _TYPES.items()}
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
 """As other readers of the layout have it."""
+_MOST_LENGTH = 2**62
+"""Of a dimension, and of a file: torch counts in 64 bits with a sign."""
 
 
 def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
@@ -89,6 +92,7 @@ class TensorFile:
         self._path = path
         try:
             self._file = path.open("rb")
+            size_bytes = os.fstat(self._file.fileno()).st_size
             length = int.from_bytes(self._file.read(_LENGTH_BYTES), "little")
             text = self._file.read(length) if length <= _MOST_HEADER_BYTES else b""
         except OSError as failure:
@@ -96,7 +100,10 @@ class TensorFile:
         self._begin = _LENGTH_BYTES + length
         try:
             self._header: dict[str, Any] = json.loads(text)
-            self._places = {name: _place(entry) for name, entry in self._header.items() if name != "__metadata__"}
+            room_bytes = size_bytes - self._begin
+            self._places = {
+                name: _place(entry, room_bytes) for name, entry in self._header.items() if name != "__metadata__"
+            }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self._file.close()
             raise RunError(f"`{path}` is no file of tensors, or a damaged one", "resume from another one") from None
@@ -136,13 +143,15 @@ class TensorFile:
         self._file.close()
 
 
-def _place(entry: Any) -> tuple[torch.dtype, tuple[int, ...], int]:
-    """Type, shape and first byte of a tensor; raises ValueError, KeyError or TypeError for what makes no sense."""
+def _place(entry: Any, room_bytes: int) -> tuple[torch.dtype, tuple[int, ...], int]:
+    """Type, shape and first byte of a tensor in a file with so much behind its header.
+
+    Raises ValueError, KeyError or TypeError for what makes no sense.
+    """
     dtype, shape = _TYPES[entry["dtype"]], tuple(entry["shape"])
     begin, end = entry["data_offsets"]
-    count = dtype.itemsize
-    for length in shape:
-        count *= length
-    if min((0, begin, *shape)) < 0 or end - begin != count:
+    if any(type(one) is not int or not 0 <= one < _MOST_LENGTH for one in (begin, end, *shape)):
+        raise ValueError(entry)
+    if end - begin != math.prod(shape, start=dtype.itemsize) or end > room_bytes:
         raise ValueError(entry)
     return dtype, shape, begin
