@@ -213,8 +213,10 @@ def _start(run: _Run, limits: Limits) -> None:
     program = _program(read)
     try:
         run_here(program.world_size, lambda: _work(run, read), limits, partial(stages_of, program))
-    finally:
-        clear_line()  # that rank 0 may have left
+    except BaseException:
+        if not run.as_json:
+            clear_line()  # that rank 0 may have left
+        raise
 
 
 def _check_emulation(*, emulate: bool, scale: float | None, workload: str | None) -> None:
