@@ -20,6 +20,7 @@ import numpy as np
 import hpgo
 from hpgo.runtime import Emulation
 from hpgo.runtime.launch import run_here
+from hpgo.runtime.watch import Limits
 
 CLUSTER = hpgo.Cluster.preset("dapple-c")
 MODELS = {"vgg-19": 2048, "bert-48": 32, "xlnet-36": 32, "amoebanet-36": 32, "gnmt-16": 1024}  # global batch
@@ -99,7 +100,7 @@ def main() -> None:
     asked = parser.parse_args()
     passes_s = list(PASSES_S) if asked.passes is None else [asked.passes / 1e3]
     chosen = programs()
-    run_here(CLUSTER.devices, lambda: work(chosen, passes_s, asked.write))
+    run_here(CLUSTER.devices, lambda: work(chosen, passes_s, asked.write), Limits(silence_s=30))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import hpgo
 from hpgo.runtime import Emulation
 from hpgo.runtime.launch import run_here
+from hpgo.runtime.watch import Limits
 
 RANKS, STEPS, SCALE = 16, 2, 2.0
 HELD_S = 1 / 3
@@ -36,4 +37,4 @@ def run(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_here(RANKS, lambda: run(Path(sys.argv[1])))
+    run_here(RANKS, lambda: run(Path(sys.argv[1])), Limits(silence_s=30))

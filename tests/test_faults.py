@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for proce
 HOST = socket.gethostname()
 WHO = f"rank 3 of stage 1 on {HOST}"
 RUN = ("plan.json", "--workload", "fault_models:build", "--dtype", "float64", "--optimizer", "adamw:lr=0.1")
-SOON = ("--timeout", "5", "--silence", "2")
+SOON = ("--timeout", "5", "--silence", "4")
 MOST_S = 10.0
 CASES = [
     *itertools.product(("kill -9", "SIGSTOP"), ("start", "forward", "all-reduce", "save")),
@@ -87,18 +87,28 @@ def test_a_lost_rank_ends_all_and_is_named_once(fault: str, phase: str, runs: Ru
         ("sys.exit(0)", "forward"): f"{WHO}, step 1, the forward pass of micro-batch 2 through stage 1: left before .*",
         ("sys.exit(0)", "all-reduce"): f"{WHO}, step 2, the sum of losses: left before the run had ended, with .*",
         ("kill -9", phase): f"{WHO}, last seen in .*: ended by SIGKILL",
-        ("SIGSTOP", phase): f"{WHO}, last seen in .*: no sign of life for 2 s",
+        ("SIGSTOP", phase): f"{WHO}, last seen in .*: no sign of life for 4 s",
     }[fault, phase]
     assert re.fullmatch(f"error: {did}", ended.errors[0]), ended.errors
     assert "hint: " in ended.err
     assert WHO in ended.err
 
 
+def test_an_exception_in_a_save_is_told_and_the_run_goes_on(runs: Runs, tmp_path: Path) -> None:
+    place = {"RANK_LOST": "3", "FAULT": "exception", "PHASE": "save", "WHEN": "2"}
+    runs.start(*RUN, "--steps", "4", "--checkpoint", str(tmp_path), "--every", "1", **place)
+    ended = runs.finish()
+    assert (ended.code, ended.left) == (0, [])
+    failed = "no checkpoint of step 2 was written, and the run goes on: rank 3: ValueError: boom"
+    assert ended.err == f"warning: {failed}; the last good one is of step 1\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-3", "step-4"]
+
+
 def test_what_a_lost_rank_did_is_known_to_half_a_second(runs: Runs) -> None:
     place = {"RANK_LOST": "0", "FAULT": "SIGSTOP", "PHASE": "forward", "DELAY": "0.8", "PACE": "0.4"}
     runs.start(*RUN, *SOON, **place)
     did = "last seen in step 0, the forward pass of micro-batch 0 through stage 0"
-    assert runs.finish().errors == [f"error: rank 0 of stage 0 on {HOST}, {did}: no sign of life for 2 s"]
+    assert runs.finish().errors == [f"error: rank 0 of stage 0 on {HOST}, {did}: no sign of life for 4 s"]
 
 
 def test_a_rank_that_goes_on_for_ever_is_named_by_those_that_wait_for_it(runs: Runs) -> None:
@@ -174,7 +184,7 @@ def test_torchrun_hears_of_a_rank_that_is_stopped(runs: Runs) -> None:
     assert (code, after_s < MOST_S) == (1, True), err
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert re.fullmatch(f"error: {WHO}, last seen in .*: no sign of life for 2 s", errors[0])
+    assert re.fullmatch(f"error: {WHO}, last seen in .*: no sign of life for 4 s", errors[0])
 
 
 SCRIPT = """
@@ -189,7 +199,7 @@ SCRIPT = """
     orders = hpgo.schedule("1f1b", ranks=ranks, micro_batches=2)
     stages = [(["0", "1"], [0]), (["2", "3"], [1])] if ranks == 2 else [(["0", "1", "2", "3"], [0])]
     program = hpgo.program(orders, stages, micro_batch_size=2, global_batch_size=4)
-    with Pipeline(program, workload, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), silence_s=2) as pipeline:
+    with Pipeline(program, workload, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), silence_s=4) as pipeline:
         while pipeline.steps < 10:
             pipeline.step(*pipeline.example())
             pipeline.checkpoint(sys.argv[1], every=1000)

@@ -38,6 +38,8 @@ _DTYPES = ("float32", "float64", "bfloat16")
 _STEPS, _EMULATED_STEPS = 20, 3
 _OF_EMULATIONS = {"plan", "emulate", "scale", "steps", "timeout_s", "silence_s", "grace_s", "timeline", "as_json"}
 """Options that need no model."""
+_SILENCE_S, _EMULATED_SILENCE_S = 5.0, 30.0
+"""Of a rank that is lost; emulated ones are many more than there are cores, and wait for their turn."""
 _WAKING_S = 0.02
 """Passes that are shorter are measured too long, since sleepers wake late."""
 
@@ -84,8 +86,8 @@ class _Run:
     help="End a run that stands still for so long.",
 )  # fmt: skip
 @click.option(
-    "--silence", "silence_s", type=SECONDS, default="5s", show_default=True, metavar="TIME",
-    help="End a run with a rank that is silent for so long.",
+    "--silence", "silence_s", type=SECONDS, metavar="TIME",
+    help="End a run with a rank that is silent for so long; 5 s, or 30 s with `--emulate`.",
 )  # fmt: skip
 @click.option(
     "--grace", "grace_s", type=SECONDS, default="30s", show_default=True, metavar="TIME",
@@ -116,7 +118,7 @@ def command(
     dtype: str | None,
     autocast: str | None,
     timeout_s: float,
-    silence_s: float,
+    silence_s: float | None,
     grace_s: float,
     timeline: str | None,
     as_json: bool,
@@ -152,6 +154,8 @@ def command(
     runtime.check_torch()
     from hpgo.runtime.watch import Limits
 
+    if silence_s is None:
+        silence_s = _EMULATED_SILENCE_S if emulate else _SILENCE_S
     limits = Limits(timeout_s, silence_s, grace_s)
     options |= {"autocast": autocast, "timeout_s": timeout_s, "silence_s": silence_s, "grace_s": grace_s}
     steps = steps or (_EMULATED_STEPS if emulate else _STEPS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ class Notice:
     def listen(self) -> None:
         """Begins to wait."""
         is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        if sys.platform == "win32" or not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
         # Handlers run in the main thread, which may wait for a message meanwhile: a thread that reads hears at once.
         read, write = os.pipe()
@@ -104,4 +105,5 @@ def _forget_in_child() -> None:
 
 
 _listening: list[Notice] = []
-os.register_at_fork(after_in_child=_forget_in_child)  # readers of data, say, whose ends are not the run's
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget_in_child)  # readers of data, say, whose ends are not the run's

@@ -30,7 +30,7 @@ from hpgo.runtime.named import made_by
 from hpgo.runtime.notice import Preempted
 from hpgo.runtime.optimizer import Stepper
 from hpgo.runtime.passes import MOST_SEED
-from hpgo.runtime.progress import HERE
+from hpgo.runtime.progress import ALL, HERE
 from hpgo.runtime.recorder import Recorder
 from hpgo.runtime.runnable import check_program, program_of
 from hpgo.runtime.watch import Limits, LostRankError
@@ -440,11 +440,13 @@ class Pipeline:
                 self._finish_saving()
         finally:
             groups, self._groups = self._groups, None
-            if self._joined:
-                self._joined = False
-                leave()
-            elif groups is not None:
-                groups.close()
+            HERE.does("the end")
+            with HERE.waiting(ALL):
+                if self._joined:
+                    self._joined = False
+                    leave()
+                elif groups is not None:
+                    groups.close()
             if self._guarded:
                 self._guarded = False
                 guards.end()

@@ -7,6 +7,7 @@ import os
 import socket
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,13 +142,14 @@ class Progress:
 
     def report(self, *, has_left: bool = False) -> Report:
         """As it is now."""
-        machine, born = _identity()
+        pid = os.getpid()
+        machine, born = _identity(pid)
         return Report(
             rank=self.rank,
             stages=self.stages,
             host=socket.gethostname(),
             machine=machine,
-            pid=os.getpid(),
+            pid=pid,
             born=born,
             does=self._what() + (f", while {self.saves}" if self.saves else ""),
             place=(self._meetings, self._phase),
@@ -170,11 +172,12 @@ def born(pid: int) -> str:
         return ""
 
 
-def _identity() -> tuple[str, str]:
+@cache  # by process, since processes fork
+def _identity(pid: int) -> tuple[str, str]:
     """Where the number of this process counts, and when it began."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         space = Path("/proc/self/ns/pid").readlink()
     except OSError:
         return "", ""
-    return f"{boot} {space}", born(os.getpid())
+    return f"{boot} {space}", born(pid)
