@@ -199,6 +199,10 @@ def test_torchs_pipelining_measures_and_tells_as_the_engine_does(folder: Path) -
         ran = [text for text, at in zip(measured.action_texts(), measured.rank, strict=True) if at == rank]
         assert ran == [f"{one.stage}{one.kind}{one.micro_batch}" for one in program.for_rank(rank).actions]
         assert (measured.start_s[measured.rank == rank][1:] >= measured.end_s[measured.rank == rank][:-1]).all()
+    code, _, err = finish(start(folder, "even.json", *WORKLOAD, "--backend", "torch", "--timeout", "8", HOW="sleep"))
+    assert code == 1
+    assert err.startswith("error: rank 3 of stage 1 on ")
+    assert "the forward pass of micro-batch 1 through stage 1: the run has stood still for 8 s" in err
     code, _, err = finish(start(folder, "even.json", *WORKLOAD, "--backend", "torch", HOW="raise"))
     assert code == 1
     assert err.splitlines()[0] == f"error: rank 3 of stage 1 on {HOST}, step 1, {ACTION}: ValueError: boom"

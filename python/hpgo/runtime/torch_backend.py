@@ -96,6 +96,9 @@ class TorchEngine(Actions):
         """`groups` are those of `pipelines`."""
         super().__init__(mine, gradients, stamps)
         self._places = {(one.kind, one.stage, one.micro_batch): at for at, one in enumerate(mine.actions)}
+        peers = [tuple(sorted({one.peer for one in action.receives} - {mine.rank})) for action in mine.actions]
+        self._awaits = [*(of or None for of in peers), None]
+        """Whom each action takes from; nothing is awaited behind the last."""
         self._taken: list[Any] = []
         self._modules = [
             _Module(run, () if run.stage.is_first else cuts[number - 1], cuts[number]) for number, run in runs.items()
@@ -122,6 +125,7 @@ class TorchEngine(Actions):
         for one in self._modules:
             one.batch = batch
         if self._schedule is not None:
+            HERE.waits = self._awaits[0]
             try:
                 self._schedule.step(return_outputs=False)
             except _Raised as raised:
@@ -130,6 +134,7 @@ class TorchEngine(Actions):
 
     def _act(self, kind: str, stage: int, micro_batch: int, compute: Callable[[], Any]) -> Any:
         """One action, which torch has come to."""
+        HERE.waits = None
         at = self.at = self._places[kind, stage, micro_batch]
         is_last = self._last[stage] == at
         try:
@@ -144,6 +149,7 @@ class TorchEngine(Actions):
             # torch wraps what layers raise.
             cause = failure.__cause__ if type(failure) is RuntimeError else None
             raise _Raised(cause if isinstance(cause, Exception) else failure) from failure
+        HERE.waits = self._awaits[at + 1]
         return made
 
 
