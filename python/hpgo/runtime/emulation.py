@@ -26,7 +26,7 @@ from hpgo.programs.orders import KINDS
 from hpgo.runtime import guards
 from hpgo.runtime.clocks import Clock, Stamps, machine_name
 from hpgo.runtime.engine import Engine
-from hpgo.runtime.meeting import Groups, agree, guard, join, leave, lost
+from hpgo.runtime.meeting import Groups, agree, check_place, guard, join, leave, lost
 from hpgo.runtime.messages import Crossing, Messages
 from hpgo.runtime.parts import Value
 from hpgo.runtime.progress import HERE
@@ -97,6 +97,7 @@ class Emulation:
         limits = Limits(timeout_s)
         self._groups: Groups | None = None
         _wake_in_time()
+        check_place(self.program)
         self._guarded, self._joined = guard(limits), False
         try:
             self._joined = join(self.program, _CPU, limits.patience_s)

@@ -122,7 +122,7 @@ def join(program: Program, device: torch.device, timeout_s: float) -> bool:
     """Makes this process one of the ranks of `program`; returns whether `leave` must follow.
 
     It takes the place that the launcher's variables give it, or, where a process group is there already, its rank in
-    that. Raises RunError if it has none, or there are more ranks or fewer than the program has devices.
+    that, which `check_place` has found to fit. Raises RunError if the ranks don't find each other.
     """
     made = not dist.is_initialized()
     if made:
@@ -130,12 +130,10 @@ def join(program: Program, device: torch.device, timeout_s: float) -> bool:
         timeout = timedelta(seconds=timeout_s)
         if is_launched():
             rank, size = place()
-            _check_size(program, size)
             store = meet(timeout_s)
             _met[0] = store, _met[0][1] + 1
             own = dist.PrefixStore(f"hpgo/{_met[0][1]}", store)
         else:
-            _check_alone(program)
             rank, size, own = 0, 1, dist.HashStore()
         HERE.stages = stages_of(program, rank)
         with (
@@ -143,13 +141,17 @@ def join(program: Program, device: torch.device, timeout_s: float) -> bool:
             told("the ranks don't find each other", "did all start, and do their machines reach each other?"),
         ):
             dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
-    _check_size(program, dist.get_world_size())
     HERE.rank, HERE.stages = dist.get_rank(), stages_of(program, dist.get_rank())
     return made
 
 
-def _check_alone(program: Program) -> None:
-    if program.world_size > 1:
+def check_place(program: Program) -> None:
+    """Raises RunError unless this launch has a rank for each device of `program`; waits for nobody."""
+    if dist.is_initialized():
+        _check_size(program, dist.get_world_size())
+    elif is_launched():
+        _check_size(program, place()[1])
+    elif program.world_size > 1:
         missing = ", ".join(name for name in LAUNCHED if name not in os.environ)
         raise RunError(
             f"the plan is for {program.world_size} ranks, and this process is alone: {missing} not set",

@@ -24,7 +24,18 @@ from hpgo.runtime.devices import UNUSABLE, check_types, device_named
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.gradients import Gradients, Ranks
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
-from hpgo.runtime.meeting import LOST, Groups, agree, first_line, guard, is_of_others, join, leave, told
+from hpgo.runtime.meeting import (
+    LOST,
+    Groups,
+    agree,
+    check_place,
+    first_line,
+    guard,
+    is_of_others,
+    join,
+    leave,
+    told,
+)
 from hpgo.runtime.messages import Messages, crossings
 from hpgo.runtime.named import made_by
 from hpgo.runtime.notice import Preempted
@@ -132,6 +143,7 @@ class Pipeline:
         self._saver: Saver | None = None
         self._loader: Loader | None = None
         self._place: dict[str, int] | None = None  # of the data, for the loader that is made next
+        check_place(self.program)
         self._guarded, self._joined = guard(limits), False
         try:
             self._joined = join(self.program, self.device, limits.patience_s)
