@@ -117,7 +117,7 @@ def test_the_layer_of_the_first_nan_is_told(then: Any, words: str, hint: str, *,
     for backend in ("hpgo", "torch"):
         with pytest.raises(hpgo.RunError) as caught:
             run([Layer(), Layer(), Layer(then), Layer()], recompute=recompute, backend=backend)
-        assert f"rank 0 of stage 0 on {socket.gethostname()}, step 1, the {words}" in str(caught.value)
+        assert f"rank 0 of stages 0, 1 on {socket.gethostname()}, step 1, the {words}" in str(caught.value)
         assert hint in str(caught.value.hint)
 
 

@@ -20,7 +20,7 @@ from hpgo.runtime.passes import running  # noqa: E402
 def whole(steps: int, *, recompute: bool = False) -> tuple[torch.Tensor, dict[tuple[str, str], torch.Tensor], object]:
     """torch's own batch normalisation over the whole batch."""
     workload = norm_ranks.workload()
-    modules = torch.nn.Sequential(*(workload._network.nodes[layer].make() for layer in workload.layers)).double()
+    modules = torch.nn.Sequential(*(workload.network.nodes[layer].make() for layer in workload.layers)).double()
     for _ in range(steps):
         outputs = modules(workload.example_inputs[0].double())
         (torch.nn.functional.mse_loss(outputs, workload.example_targets[0].double()) * 5).backward()

@@ -58,6 +58,13 @@ def begin(store: Any, rank: int, size: int, limits: Limits, tell: Tell | None = 
     return True
 
 
+def tell_now() -> None:
+    """Lets the other ranks know at once what this one is, if they are there."""
+    for guards in _here:
+        if guards.watch is not None:
+            guards.watch.tell_now()
+
+
 def end() -> None:
     """Ends what `begin` has begun."""
     while _here:

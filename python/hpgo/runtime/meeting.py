@@ -136,6 +136,7 @@ def join(program: Program, device: torch.device, timeout_s: float) -> bool:
         else:
             rank, size, own = 0, 1, dist.HashStore()
         HERE.stages = stages_of(program, rank)
+        guards.tell_now()
         with (
             HERE.meets("the meeting of the ranks"),
             told("the ranks don't find each other", "did all start, and do their machines reach each other?"),

@@ -225,6 +225,10 @@ class Watch:
         self._known.wait(patience_s)
         return self.verdict
 
+    def tell_now(self) -> None:
+        """Others hear at once what this rank is, not only at the next beat."""
+        self._wake.set()
+
     def is_first_to_tell(self) -> bool:
         """Whether no other rank has said yet why the run is over."""
         try:
