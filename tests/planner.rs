@@ -112,8 +112,10 @@ fn larger_clusters() -> impl Strategy<Value = Cluster> {
         Just(vec![3, 3, 3]),
         Just(vec![1, 1, 1, 1, 1, 1]),
     ];
-    let each =
-        (prop_oneof![3 => Just(1.0), 1 => Just(0.5), 1 => Just(2.0)], prop_oneof![2 => Just(1.0), 1 => Just(2.0)]);
+    let each = (
+        prop_oneof![3 => Just(1.0), 1 => Just(0.5), 1 => Just(2.0), 2 => 0.3..3.0],
+        prop_oneof![2 => Just(1.0), 1 => Just(2.0)],
+    );
     let few = prop_oneof![2 => Just(1_usize), 2 => Just(2), 1 => Just(4)];
     (clusters(), shape, prop::collection::vec(each, 4), few).prop_map(|(links, shape, classes, few)| Cluster {
         machines: (shape.into_iter().enumerate())

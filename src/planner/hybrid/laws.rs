@@ -4,6 +4,7 @@
 
 use proptest::prelude::*;
 
+use super::kinds::Units;
 use super::paths::{Middle, PathStage, Paths};
 use super::prefixes::{Least, Prefixes, SUMS};
 use super::price::{Candidate, Pricer, StageChoice, path_stage};
@@ -249,13 +250,16 @@ proptest! {
             let links = super::links::Links::new(task, false);
             let front = Prefixes::new(task, &links, f64::INFINITY, usize::MAX, &Control::default());
             let front = front.expect("nobody stops it");
-            let (mut paths, mut next_window, mut free) = (Paths::default(), 1, cluster.devices());
+            let units = Units::new(task);
+            let (mut paths, mut next_window, mut free) = (Paths::default(), 1, units.all(&cluster));
             for (behind, (choice, price)) in (0_u32..).zip(plan.stages.iter().zip(&stages).rev()) {
                 let room = plan.stages.iter().rev().nth(behind.wrapping_sub(1) as usize).and_then(|last| room(&cluster, &plan, last));
                 let bound_s = front.bound_s(&paths, choice.end, free, room, behind);
                 prop_assert!(at_most(bound_s, step_s), "{bound_s} s with {behind} stages behind, {step_s} s in {plan:?}");
                 paths = paths.extend(&path_stage(price, choice.window), next_window, task.micro_batches);
-                (next_window, free) = (choice.window, free - choice.replicas());
+                let each = |at: u32| units.of(cluster.machines[at as usize].speed);
+                let taken = choice.footprint.iter().map(|&(at, count)| count * each(at));
+                (next_window, free) = (choice.window, free - taken.sum::<u32>());
             }
         }
     }
@@ -285,7 +289,9 @@ fn questions() -> impl Strategy<Value = Question> {
             measured: vec![Measurement { forward_s, backward_s, activation_bytes, saved_bytes: activation_bytes }],
         },
     );
-    let machines = prop::collection::vec((1_u32..4, prop_oneof![2 => Just(1.0), 1 => 1.0..2.0]), 1..4);
+    let speed = prop_oneof![2 => Just(1.0), 1 => 1.0..2.0];
+    let memory = prop_oneof![2 => Just(1.0), 1 => 1.0..2.0];
+    let machines = prop::collection::vec((1_u32..4, speed, memory), 1..4);
     let memory_bytes = prop_oneof![Just(1e9), 3_000.0..20_000.0];
     let replicas = prop::collection::vec(1_u32..4, 1..6);
     (prop::collection::vec(layer, 2..7), machines, memory_bytes, link(), link(), replicas, any::<[bool; 3]>()).prop_map(
@@ -293,7 +299,7 @@ fn questions() -> impl Strategy<Value = Question> {
             graph: Graph { batch_sizes: vec![1], edges: (1..layers.len()).map(|to| (to - 1, to)).collect(), layers },
             cluster: Cluster {
                 machines: (machines.into_iter())
-                    .map(|(devices, speed)| Machine { devices, memory_bytes, speed })
+                    .map(|(devices, speed, memory)| Machine { devices, memory_bytes: memory_bytes * memory, speed })
                     .collect(),
                 intra,
                 inter,

@@ -15,6 +15,7 @@ mod drafts;
 mod evaluate;
 mod exhaustive;
 mod improve;
+mod kinds;
 mod labels;
 #[cfg(test)]
 mod laws;

@@ -2,15 +2,16 @@
 //!
 //! One relaxed pass over cuts and numbers of devices, from the first cut to the last. Of machines it only knows how much
 //! room is left on that of the stage behind a cut, if that stage lies in one: each stage gets the best links that
-//! [`Links`] leaves it, and the fastest, largest devices of the cluster. Each table below is the least of its own, so
-//! together they never exceed what a real plan adds.
+//! [`Links`] leaves it. Devices that differ are counted in [`Units`]: a stage is of a kind, and takes what its devices
+//! count at least. Each table below is the least of its own, so together they never exceed what a real plan adds.
 
+use super::kinds::{Kind, Units, told_apart};
 use super::links::{Links, least};
 use super::paths::Paths;
 use super::settings::largest_window;
 use super::task::Task;
 use crate::control::Control;
-use crate::cost::network::{Machine, Rate};
+use crate::cost::network::Rate;
 use crate::cost::{self, SyncTail, Totals};
 
 /// More devices than this are rounded up to one of as many levels, ...
@@ -215,34 +216,43 @@ struct Reach {
 
 impl Reach {
     /// If no stage is at work for `threshold_s`; one level is kept where there is none.
-    fn new(task: &Task<'_>, threshold_s: f64, most_levels: u32) -> Self {
-        let devices = task.most_devices();
-        let levels: Vec<u32> = if devices <= most_levels {
-            (0..=devices).collect()
+    fn new(task: &Task<'_>, units: &Units, threshold_s: f64, most_levels: u32) -> Self {
+        // Of the fastest devices, as many as are of use.
+        let mut speeds: Vec<(f64, u32, u32)> =
+            task.cluster.machines.iter().map(|m| (m.speed, m.devices, units.of(m.speed))).collect();
+        speeds.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let (mut most, mut devices) = (0, task.most_devices());
+        for &(_, of_machine, each) in &speeds {
+            let some = devices.min(of_machine);
+            most += some * each;
+            devices -= some;
+        }
+        let levels: Vec<u32> = if most <= most_levels {
+            (0..=most).collect()
         } else {
-            let part = |level| (u64::from(devices) * u64::from(level)).div_ceil(u64::from(most_levels)) as u32;
+            let part = |level| (u64::from(most) * u64::from(level)).div_ceil(u64::from(most_levels)) as u32;
             (0..=most_levels).map(part).collect()
         };
         let work_s = least_work_s(task);
         let whole_s: f64 = work_s.iter().sum();
-        let mut speeds: Vec<(f64, u32)> = task.cluster.machines.iter().map(|m| (m.speed, m.devices)).collect();
-        speeds.sort_by(|a, b| b.0.total_cmp(&a.0));
+        speeds.sort_by(|a, b| (b.0 / f64::from(b.2)).total_cmp(&(a.0 / f64::from(a.2))));
         speeds.dedup_by(|b, a| {
             let is_same = a.0.total_cmp(&b.0).is_eq();
             a.1 += if is_same { b.1 } else { 0 };
             is_same
         });
-        let (micro_batches, all) = (f64::from(task.micro_batches), f64::from(task.cluster.devices()));
-        // The fewest devices that do so much work; rounding must not ask for one more.
+        let (micro_batches, all) = (f64::from(task.micro_batches), f64::from(units.all(task.cluster)));
+        // The fewest units that do so much work; rounding must not ask for one more.
         let fewest = |work_s: f64| {
             let mut speed = micro_batches * (work_s - 1e-9 * whole_s) / threshold_s;
             let mut fewest = 0.0;
-            for &(each, devices) in &speeds {
-                let devices = f64::from(devices).min((speed / each).ceil().max(0.0));
-                speed -= devices * each;
-                fewest += devices;
+            for &(speed_each, devices, each) in &speeds {
+                let (devices, each) = (f64::from(devices), f64::from(each));
+                let units = (devices * each).min((speed / speed_each * each).ceil().max(0.0));
+                speed -= units / each * speed_each;
+                fewest += units;
             }
-            if speed > 0.0 { f64::INFINITY } else { fewest }
+            if speed > 1e-9 * micro_batches * whole_s / threshold_s { f64::INFINITY } else { fewest }
         };
         let mut entries = 0;
         let of_cut = (task.model.sums_below(&work_s).into_iter())
@@ -258,12 +268,12 @@ impl Reach {
         Self { levels, of_cut, entries }
     }
 
-    /// The lowest level of so many devices.
-    fn level(&self, devices: u32) -> usize {
-        if self.levels.get(devices as usize) == Some(&devices) {
-            devices as usize
+    /// The lowest level of so many units.
+    fn level(&self, units: u32) -> usize {
+        if self.levels.get(units as usize) == Some(&units) {
+            units as usize
         } else {
-            self.levels.partition_point(|&level| level < devices)
+            self.levels.partition_point(|&level| level < units)
         }
     }
 
@@ -279,12 +289,12 @@ impl Reach {
 struct Sources<'a> {
     task: &'a Task<'a>,
     threshold_s: f64,
-    /// Of the fastest device.
+    /// Of the fastest device, and of the slowest.
     speed: f64,
-    /// Of the slowest one: it hides most of its gradient synchronisation.
     slowest: f64,
-    /// Of the largest device.
-    memory_bytes: f64,
+    units: Units,
+    /// Each with what its devices count: so much each of so many, the least first.
+    kinds: Vec<(Kind, Vec<(u32, u32)>)>,
     splits: Vec<Split>,
     rooms: usize,
     reach: Reach,
@@ -299,15 +309,26 @@ struct Split {
     fewest: u32,
     /// The most have the smallest transfers and parts of a sharded optimizer.
     most: u32,
-    /// For each level the level of the devices that are left, from `first`, the first that has enough devices.
+    /// Of which kinds its devices may be.
+    kinds: Vec<Taken>,
+    ways: Vec<Way>,
+}
+
+/// The fewest devices of a split, as one kind has them.
+struct Taken {
+    /// Of the slowest, and of the smallest.
+    speed: f64,
+    memory_bytes: f64,
+    /// What they count at least.
+    units: u32,
+    /// For each level the level of the units that are left, from `first`, the first that has enough.
     rests: Vec<usize>,
     first: usize,
-    ways: Vec<Way>,
 }
 
 impl Split {
     /// Those of a task, so that none has replicas farther apart than `apart` but for those that give the same share.
-    fn all(task: &Task<'_>, apart: f64) -> Vec<Self> {
+    fn all(task: &Task<'_>, kinds: &[(Kind, Vec<(u32, u32)>)], apart: f64) -> Vec<Self> {
         let mut splits: Vec<Self> = Vec::new();
         for (count, share) in (0_u32..).zip(&task.share) {
             let Some(share) = *share else { continue };
@@ -317,17 +338,45 @@ impl Split {
                 Some(split) if f64::from(count) <= apart * f64::from(split.fewest) => {
                     (split.most, split.share) = (count, share);
                 }
-                _ => splits.push(Self {
-                    share,
-                    fewest: count,
-                    most: count,
+                _ => splits.push(Self { share, fewest: count, most: count, kinds: Vec::new(), ways: Vec::new() }),
+            }
+        }
+        for split in &mut splits {
+            for (kind, each) in kinds.iter().filter(|(kind, _)| kind.devices >= split.fewest) {
+                let mut left = split.fewest;
+                let taken = Taken {
+                    speed: kind.speed,
+                    memory_bytes: kind.memory_bytes - task.settings.memory.reserved_bytes,
+                    units: (each.iter())
+                        .map(|&(units, devices)| {
+                            let some = left.min(devices);
+                            left -= some;
+                            some * units
+                        })
+                        .sum(),
                     rests: Vec::new(),
                     first: 0,
-                    ways: Vec::new(),
-                }),
+                };
+                // More memory for as much speed, and for no more units, is the better choice for all.
+                split.kinds.retain(|other| other.speed < taken.speed || other.units < taken.units);
+                split.kinds.push(taken);
             }
         }
         splits
+    }
+}
+
+/// What summing gradients adds to a stage that grows towards the input, at one rate and behind backwards of one speed.
+struct Synced<'a> {
+    rate: Rate,
+    speed: f64,
+    tail: SyncTail<'a>,
+    sync_s: f64,
+}
+
+impl Synced<'_> {
+    fn is(&self, rate: Rate, speed: f64) -> bool {
+        self.rate == rate && self.speed.total_cmp(&speed).is_eq()
     }
 }
 
@@ -395,14 +444,20 @@ impl Prefixes {
         control: &Control,
     ) -> Option<Self> {
         let (model, cluster) = (task.model, task.cluster);
-        let of_machines = |value: fn(&Machine) -> f64| cluster.machines.iter().map(value);
+        let units = Units::new(task);
+        let speeds = || cluster.machines.iter().map(|machine| machine.speed);
         let mut sources = Sources {
             task,
             threshold_s,
-            speed: of_machines(|machine| machine.speed).fold(0.0, f64::max),
-            slowest: of_machines(|machine| machine.speed).fold(f64::INFINITY, f64::min),
-            memory_bytes: of_machines(|machine| machine.memory_bytes).fold(0.0, f64::max)
-                - task.settings.memory.reserved_bytes,
+            speed: speeds().fold(0.0, f64::max),
+            slowest: speeds().fold(f64::INFINITY, f64::min),
+            kinds: (told_apart(task).into_iter())
+                .map(|kind| {
+                    let each = units.of_kind(cluster, &kind);
+                    (kind, each)
+                })
+                .collect(),
+            units,
             splits: Vec::new(),
             rooms: 1,
             reach: Reach::default(),
@@ -483,19 +538,21 @@ impl Sources<'_> {
         let mut most_levels = MOST_LEVELS;
         let mut work;
         let mut apart = APART.iter();
-        self.reach = Reach::new(self.task, self.threshold_s, most_levels);
+        self.reach = Reach::new(self.task, &self.units, self.threshold_s, most_levels);
         loop {
             if let Some(&apart) = apart.next() {
-                self.splits = Split::all(self.task, apart);
+                self.splits = Split::all(self.task, &self.kinds, apart);
             } else {
                 most_levels /= 2;
-                self.reach = Reach::new(self.task, self.threshold_s, most_levels);
+                self.reach = Reach::new(self.task, &self.units, self.threshold_s, most_levels);
             }
             for split in &mut self.splits {
                 let levels = &self.reach.levels;
-                split.first = levels.partition_point(|&level| level < split.fewest);
-                split.rests =
-                    (levels[split.first..].iter()).map(|&level| self.reach.level(level - split.fewest)).collect();
+                for kind in &mut split.kinds {
+                    kind.first = levels.partition_point(|&level| level < kind.units);
+                    let enough = levels[kind.first..].iter();
+                    kind.rests = enough.map(|&level| self.reach.level(level - kind.units)).collect();
+                }
             }
             work = self.work();
             if work <= MOST_WORK || (apart.len() == 0 && most_levels <= FEWEST_LEVELS) {
@@ -523,12 +580,14 @@ impl Sources<'_> {
             let (lowest, highest) = self.reach.of_cut[end];
             for split in &self.splits {
                 let totals = &self.task.totals[split.share as usize];
-                let levels = (highest + 1).saturating_sub(split.first.max(lowest));
-                for begin in model.begins(if levels == 0 { 0 } else { end }) {
-                    if self.is_short(totals, begin as usize, end) {
-                        work += levels;
-                    } else if model.is_chain {
-                        break;
+                for kind in &split.kinds {
+                    let levels = (highest + 1).saturating_sub(kind.first.max(lowest));
+                    for begin in model.begins(if levels == 0 { 0 } else { end }) {
+                        if self.is_short(totals, kind.speed, begin as usize, end) {
+                            work += levels;
+                        } else if model.is_chain {
+                            break;
+                        }
                     }
                 }
             }
@@ -537,11 +596,11 @@ impl Sources<'_> {
     }
 
     /// Whether a stage alone is at work for less than the threshold.
-    fn is_short(&self, totals: &Totals, begin: usize, end: usize) -> bool {
+    fn is_short(&self, totals: &Totals, speed: f64, begin: usize, end: usize) -> bool {
         let forwards = if self.task.recompute { 2.0 } else { 1.0 };
         let work_s = forwards * (totals.forward_s[end] - totals.forward_s[begin])
             + (totals.backward_s[end] - totals.backward_s[begin]);
-        f64::from(self.task.micro_batches) * work_s < self.threshold_s * self.speed
+        f64::from(self.task.micro_batches) * work_s < self.threshold_s * speed
     }
 
     /// For each cut, what a micro-batch takes behind it, each layer with the split that is best for it.
@@ -558,6 +617,46 @@ impl Sources<'_> {
         let below_s = task.model.sums_below(&least_s);
         let whole_s = below_s[below_s.len() - 1];
         below_s.into_iter().map(|below_s| whole_s - below_s).collect()
+    }
+
+    /// The speed at which gradients of a kind's stage are summed behind its backward. The lowest of all hides the most:
+    /// it stands for each where a sum goes through many layers, and where kinds aren't told apart.
+    fn summing(&self, kind: &Taken) -> f64 {
+        let is_own = self.task.model.is_chain && self.kinds.len() > 1;
+        if is_own { kind.speed } else { self.slowest }
+    }
+
+    /// What there is to sum of a stage without layers, each at another rate or speed.
+    fn syncs(&self, split: &Split) -> Vec<Synced<'_>> {
+        let totals = &self.task.totals[split.share as usize];
+        let mut syncs: Vec<Synced<'_>> = Vec::new();
+        for (way, kind) in split.ways.iter().flat_map(|way| split.kinds.iter().map(move |kind| (way, kind))) {
+            let (rate, speed) = (way.sync, self.summing(kind));
+            if syncs.iter().all(|known| !known.is(rate, speed)) {
+                let tail = SyncTail::new(self.task.model, totals, speed, rate, self.task.settings.overlap_sync);
+                syncs.push(Synced { rate, speed, tail, sync_s: 0.0 });
+            }
+        }
+        syncs
+    }
+
+    /// Sums over the layers between two cuts: in a chain those that a stage grows by, else all that it has.
+    fn sum<'s>(&'s self, syncs: &mut [Synced<'s>], totals: &'s Totals, begin: usize, end: usize) {
+        let (model, overlap) = (self.task.model, self.task.settings.overlap_sync);
+        if model.is_chain {
+            for Synced { tail, sync_s, .. } in syncs {
+                *sync_s = tail.extend(model.layers_between(begin, end));
+            }
+        } else if self.splits.len() * model.cuts() <= MOST_SYNCED {
+            for Synced { rate, speed, tail, .. } in &mut *syncs {
+                *tail = SyncTail::new(model, totals, *speed, *rate, overlap).ordered(true);
+            }
+            for layer in model.layers_between(begin, end) {
+                for Synced { tail, sync_s, .. } in &mut *syncs {
+                    *sync_s = tail.extend(std::iter::once(layer));
+                }
+            }
+        }
     }
 
     /// Whether so many stages may lie behind a cut, none of them at work for as long as the threshold.
@@ -581,13 +680,16 @@ impl Sources<'_> {
                     let begin = begin as usize;
                     let work_s = totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end]
                         - totals.backward_s[begin];
-                    let fits = |window| {
+                    let bytes = |window| {
                         let memory = &task.settings.memory;
                         cost::memory(task.model, totals, memory, (begin, end), split.most, window, task.recompute)
                             .total_bytes()
-                            <= self.memory_bytes
                     };
-                    micro_batches * work_s < self.threshold_s * self.speed && fits(window(1)) && !fits(window(behind))
+                    split.kinds.iter().any(|kind| {
+                        micro_batches * work_s < self.threshold_s * kind.speed
+                            && bytes(window(1)) <= kind.memory_bytes
+                            && bytes(window(behind)) > kind.memory_bytes
+                    })
                 })
             })
         })
@@ -605,7 +707,6 @@ impl Sources<'_> {
         let task = self.task;
         let (model, threshold_s) = (task.model, self.threshold_s);
         let memory_model = &task.settings.memory;
-        let overlap = task.settings.overlap_sync;
         let micro_batches = f64::from(task.micro_batches);
         let cuts = model.cuts();
         let (rooms, reach) = (self.rooms, &self.reach);
@@ -619,71 +720,68 @@ impl Sources<'_> {
                 return None;
             }
             let is_last = end + 1 == cuts;
-            let bytes = if is_last { 0.0 } else { task.cut_bytes[end] };
+            let bytes_between = if is_last { 0.0 } else { task.cut_bytes[end] };
             let (lowest, highest) = reach.of_cut[end];
             let levels = highest + 1 - lowest;
             let mut row: Vec<Least> = Vec::new();
             for split in &self.splits {
                 let totals = &task.totals[split.share as usize];
-                let mut syncs: Vec<(Rate, SyncTail<'_>, f64)> = Vec::new();
-                for way in &split.ways {
-                    if syncs.iter().all(|&(rate, ..)| rate != way.sync) {
-                        syncs.push((way.sync, SyncTail::new(model, totals, self.slowest, way.sync, overlap), 0.0));
-                    }
-                }
+                let mut syncs = self.syncs(split);
+                let fastest = split.kinds.iter().map(|kind| kind.speed).fold(0.0, f64::max);
                 let mut begun = end;
                 for begin in model.begins(end) {
                     let begin = begin as usize;
-                    let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / self.speed;
-                    let mut backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / self.speed;
-                    if task.recompute {
-                        backward_s += forward_s;
-                    }
-                    let work_s = forward_s + backward_s;
-                    if micro_batches * work_s >= threshold_s {
+                    let times_s = |speed: f64| {
+                        let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / speed;
+                        let backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / speed;
+                        (forward_s, if task.recompute { backward_s + forward_s } else { backward_s })
+                    };
+                    let (forward_s, backward_s) = times_s(fastest);
+                    if micro_batches * (forward_s + backward_s) >= threshold_s {
                         if model.is_chain {
                             break;
                         }
                         continue;
                     }
-                    for (rate, tail, sync_s) in &mut syncs {
-                        if model.is_chain {
-                            *sync_s = tail.extend(model.layers_between(begin, begun));
-                        } else if self.splits.len() * cuts <= MOST_SYNCED {
-                            *sync_s = cost::sync_s(model, totals, self.slowest, (begin, end), *rate, overlap);
-                        }
-                    }
+                    self.sum(&mut syncs, totals, begin, if model.is_chain { begun } else { end });
                     begun = begin;
                     let (front, from) = farther.map_or((&least, &first), |table| (&table.least, &table.first));
                     let (front, from) = (&front[begin], &from[begin * rooms..(begin + 1) * rooms]);
                     if front.is_empty() {
                         continue;
                     }
-                    let fits = |window| {
+                    let bytes = |window| {
                         cost::memory(model, totals, memory_model, (begin, end), split.most, window, task.recompute)
                             .total_bytes()
-                            <= self.memory_bytes
                     };
-                    let Some(window) = largest_window(least_window, most_window, fits) else { continue };
-                    let all_s = micro_batches * work_s;
-                    for way in &split.ways {
-                        if is_last && way.behind > 0 {
-                            continue; // nothing is behind
+                    for kind in &split.kinds {
+                        let (forward_s, backward_s) = times_s(kind.speed);
+                        let all_s = micro_batches * (forward_s + backward_s);
+                        if all_s >= threshold_s {
+                            continue;
                         }
-                        let Rate { s_per_byte, latency_s } = way.transfer;
-                        let transfer_s = if is_last { 0.0 } else { bytes * s_per_byte + latency_s };
-                        let sync_s =
-                            syncs.iter().find(|(rate, ..)| *rate == way.sync).map_or(0.0, |&(_, _, sync_s)| sync_s);
-                        let stage =
-                            FrontStage::new(forward_s, backward_s, sync_s, transfer_s, window, task.micro_batches);
-                        // With fewer there are too few for the stages in front.
-                        let enough = split.rests.partition_point(|&rest| rest < from[way.own]);
-                        for level in (split.first + enough).max(lowest)..=highest {
-                            let before = &front[reach.entry(begin, way.own, split.rests[level - split.first])];
-                            // The stage's gradients are summed while earlier stages drain.
-                            if all_s + before.trip_s.max(before.fill_s + sync_s) < threshold_s {
-                                row.resize(levels * rooms, Least::NONE);
-                                row[reach.entry(end, way.behind, level)].lower(&stage, before);
+                        let fits = |window| bytes(window) <= kind.memory_bytes;
+                        let Some(window) = largest_window(least_window, most_window, fits) else { continue };
+                        for way in &split.ways {
+                            if is_last && way.behind > 0 {
+                                continue; // nothing is behind
+                            }
+                            let Rate { s_per_byte, latency_s } = way.transfer;
+                            let transfer_s = if is_last { 0.0 } else { bytes_between * s_per_byte + latency_s };
+                            let speed = self.summing(kind);
+                            let sync_s =
+                                syncs.iter().find(|known| known.is(way.sync, speed)).map_or(0.0, |known| known.sync_s);
+                            let stage =
+                                FrontStage::new(forward_s, backward_s, sync_s, transfer_s, window, task.micro_batches);
+                            // With fewer there are too few for the stages in front.
+                            let enough = kind.rests.partition_point(|&rest| rest < from[way.own]);
+                            for level in (kind.first + enough).max(lowest)..=highest {
+                                let before = &front[reach.entry(begin, way.own, kind.rests[level - kind.first])];
+                                // The stage's gradients are summed while earlier stages drain.
+                                if all_s + before.trip_s.max(before.fill_s + sync_s) < threshold_s {
+                                    row.resize(levels * rooms, Least::NONE);
+                                    row[reach.entry(end, way.behind, level)].lower(&stage, before);
+                                }
                             }
                         }
                     }
@@ -728,7 +826,7 @@ fn least_work_s(task: &Task<'_>) -> Vec<f64> {
 pub(super) fn least_step_s(task: &Task<'_>, links: &Links, threshold_s: f64, control: &Control) -> f64 {
     let last = task.model.cuts() - 1;
     let alone_s = Prefixes::new(task, links, threshold_s, 1, control)
-        .map_or(0.0, |prefixes| prefixes.bound_s(&Paths::default(), last, task.cluster.devices(), None, 0));
+        .map_or(0.0, |prefixes| prefixes.bound_s(&Paths::default(), last, u32::MAX, None, 0));
     let speed: f64 = task.cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
     let work_s: f64 = least_work_s(task).iter().sum();
     alone_s.max(f64::from(task.micro_batches) * work_s / speed)

@@ -13,26 +13,11 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::kinds::{Kind, Units, kinds};
 use super::links::{Links, Span, Spread};
 use super::space::{Move, Placing};
 use super::task::Task;
-use crate::cost::network::{Cluster, Machine, Rate};
-
-/// Kinds that are told apart at most; where there are more, all devices count as the fastest, with any memory.
-const MOST_KINDS: usize = 6;
-
-/// Devices at least so fast and with so much memory.
-#[derive(Debug, Clone)]
-struct Kind {
-    speed: f64,
-    memory_bytes: f64,
-    /// Which kinds have all of its devices.
-    parts_of: Vec<bool>,
-    /// Whether its slowest device may be its smallest one, so that a stage of it may lie in one machine, and how many
-    /// devices that machine has.
-    widest: Option<u32>,
-    devices: u32,
-}
+use crate::cost::network::Rate;
 
 /// The stage placed last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -52,6 +37,7 @@ enum Last {
 pub(super) struct Relaxed {
     links: Links,
     kinds: Vec<Kind>,
+    units: Units,
     /// More devices are of no use.
     most: u32,
     /// Free devices of each kind, and the stage placed last.
@@ -74,6 +60,7 @@ impl Relaxed {
             last_index: FxHashMap::default(),
             moves: FxHashMap::default(),
             most: task.most_devices(),
+            units: Units::new(task),
             kinds,
         };
         let free = space.kinds.iter().map(|kind| kind.devices).collect();
@@ -174,6 +161,16 @@ impl Placing for Relaxed {
         all
     }
 
+    fn free_units(&self, situation: u32) -> u32 {
+        let (mut all, mut slower) = (0, 0);
+        for (kind, &free) in self.kinds.iter().zip(&self.situations[situation as usize].0) {
+            let each = self.units.of(kind.speed);
+            all += (each - slower) * free;
+            slower = each;
+        }
+        all
+    }
+
     fn moves(&mut self, situation: u32) -> Arc<[Move]> {
         let last = self.situations[situation as usize].1;
         if let Some(moves) = self.moves.get(&last) {
@@ -205,55 +202,4 @@ impl Placing for Relaxed {
         }
         Some(self.intern(free, choice.next))
     }
-}
-
-/// The kinds of device that a stage's slowest and smallest may make; all devices first, then parts of it.
-fn kinds(cluster: &Cluster) -> Vec<Kind> {
-    let values = |value: fn(&Machine) -> f64| {
-        let mut values: Vec<f64> = cluster.machines.iter().map(value).collect();
-        values.sort_by(f64::total_cmp);
-        values.dedup();
-        values
-    };
-    let (speeds, memories) = (values(|machine| machine.speed), values(|machine| machine.memory_bytes));
-    let has = |machine: &Machine, speed: f64, memory: f64| machine.speed >= speed && machine.memory_bytes >= memory;
-    let is = |one: f64, other: f64| one.total_cmp(&other).is_eq();
-    let mut kinds = Vec::new();
-    for &speed in &speeds {
-        for &memory_bytes in &memories {
-            let those: Vec<&Machine> =
-                cluster.machines.iter().filter(|machine| has(machine, speed, memory_bytes)).collect();
-            let is_slowest = those.iter().any(|machine| is(machine.speed, speed));
-            let is_smallest = those.iter().any(|machine| is(machine.memory_bytes, memory_bytes));
-            if is_slowest && is_smallest {
-                let own =
-                    those.iter().filter(|machine| is(machine.speed, speed) && is(machine.memory_bytes, memory_bytes));
-                kinds.push(Kind {
-                    speed,
-                    memory_bytes,
-                    parts_of: Vec::new(),
-                    widest: own.map(|machine| machine.devices).max(),
-                    devices: those.iter().map(|machine| machine.devices).sum(),
-                });
-            }
-        }
-    }
-    // The first one has all devices: the slowest with the smallest memory are kinds of some machine or other.
-    let all = cluster.devices();
-    if kinds.len() > MOST_KINDS || kinds.first().is_none_or(|kind| kind.devices < all) {
-        kinds = vec![Kind {
-            speed: speeds.last().copied().unwrap_or(1.0),
-            memory_bytes: memories.last().copied().unwrap_or(0.0),
-            parts_of: Vec::new(),
-            widest: cluster.machines.iter().map(|machine| machine.devices).max(),
-            devices: all,
-        }];
-    }
-    let limits: Vec<(f64, f64)> = kinds.iter().map(|kind| (kind.speed, kind.memory_bytes)).collect();
-    for kind in &mut kinds {
-        kind.parts_of = (limits.iter())
-            .map(|&(speed, memory_bytes)| kind.speed >= speed && kind.memory_bytes >= memory_bytes)
-            .collect();
-    }
-    kinds
 }

@@ -148,7 +148,7 @@ impl<S: Placing> Pass<'_, '_, S> {
             return (PassResult { bound_s: 0.0, ..found }, labels);
         };
         found.work = prefixes.work;
-        let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free(0), None, 0);
+        let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free_units(0), None, 0);
         if root_bound_s < self.threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
             let bound_s = root_bound_s;
@@ -218,7 +218,7 @@ impl<S: Placing> Pass<'_, '_, S> {
             let totals = &self.task.totals[share as usize];
             let Some(situation) = self.space.after(label.situation, choice) else { continue };
             let (free, room) = (self.space.free(situation), choice.room);
-            let free_speed = self.space.free_speed(situation);
+            let (free_speed, free_units) = (self.space.free_speed(situation), self.space.free_units(situation));
             // In a chain the stage grows by one cut at a time, and so does its synchronisation.
             let overlap = self.task.settings.overlap_sync;
             let mut sync = SyncTail::new(model, totals, choice.speed, choice.sync, overlap);
@@ -245,7 +245,7 @@ impl<S: Placing> Pass<'_, '_, S> {
                 if busy_s >= threshold_s {
                     continue;
                 }
-                let ahead_s = prefixes.trip_s(begin, free, room, stages);
+                let ahead_s = prefixes.trip_s(begin, free_units, room, stages);
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }
@@ -276,7 +276,7 @@ impl<S: Placing> Pass<'_, '_, S> {
                     };
                     let paths = label.paths.extend(&stage, label.least_window, self.task.micro_batches);
                     let paths = if grid_s > 0.0 { paths.rounded_down(grid_s) } else { paths };
-                    let bound_s = prefixes.bound_s(&paths, begin, free, room, stages).max(busy_s);
+                    let bound_s = prefixes.bound_s(&paths, begin, free_units, room, stages).max(busy_s);
                     if bound_s < threshold_s {
                         if begin == 0 && !S::IS_REAL {
                             self.threshold_s = self.threshold_s.min(bound_s);

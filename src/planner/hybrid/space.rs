@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::kinds::Units;
 use super::links::Links;
 use super::task::Task;
 use crate::cost::network::{Cluster, Rate};
@@ -78,6 +79,9 @@ pub(super) trait Placing {
     /// What these do together, against a device of speed 1, at most.
     fn free_speed(&self, situation: u32) -> f64;
 
+    /// What these count in units of speed, at most.
+    fn free_units(&self, situation: u32) -> u32;
+
     /// Every move from a situation, fewest replicas first.
     fn moves(&mut self, situation: u32) -> Arc<[Move]>;
 
@@ -91,6 +95,8 @@ pub(super) struct Space<'a> {
     /// `(devices, memory, speed)` of each class.
     classes: Vec<(u32, f64, f64)>,
     class_of: Vec<u16>,
+    /// What a device of each class counts.
+    units: Vec<u32>,
     situations: Vec<Vec<Group>>,
     free: Vec<u32>,
     index: FxHashMap<Vec<Group>, u32>,
@@ -132,8 +138,10 @@ impl<'a> Space<'a> {
         let size = classes.first().map_or(1, |&(devices, ..)| devices);
         let is_even = classes.iter().all(|&(devices, ..)| devices == size);
         let whole = !exact && cluster.devices() > FINE_DEVICES && is_even;
+        let units = Units::new(task);
         let mut space = Self {
             cluster,
+            units: classes.iter().map(|&(_, _, speed)| units.of(speed)).collect(),
             classes,
             class_of,
             situations: Vec::new(),
@@ -297,6 +305,11 @@ impl Placing for Space<'_> {
 
     fn free_speed(&self, situation: u32) -> f64 {
         let each = |group: &Group| f64::from(group.free * group.count) * self.classes[usize::from(group.class)].2;
+        self.situations[situation as usize].iter().map(each).sum()
+    }
+
+    fn free_units(&self, situation: u32) -> u32 {
+        let each = |group: &Group| group.free * group.count * self.units[usize::from(group.class)];
         self.situations[situation as usize].iter().map(each).sum()
     }
 
