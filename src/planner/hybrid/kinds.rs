@@ -81,7 +81,7 @@ pub(super) fn told_apart(task: &Task<'_>) -> Vec<Kind> {
 }
 
 /// Pairs of cuts, between which a stage may lie, up to which it is worth while to look at each of them for each kind.
-const MOST_PAIRS: usize = 300_000;
+const MOST_PAIRS: usize = 60_000;
 /// What a device of the fastest speed counts at most.
 const MOST_EACH: u32 = 12;
 /// So much of all devices' speed may be lost where units stand for it.

@@ -648,13 +648,8 @@ impl Sources<'_> {
                 *sync_s = tail.extend(model.layers_between(begin, end));
             }
         } else if self.splits.len() * model.cuts() <= MOST_SYNCED {
-            for Synced { rate, speed, tail, .. } in &mut *syncs {
-                *tail = SyncTail::new(model, totals, *speed, *rate, overlap).ordered(true);
-            }
-            for layer in model.layers_between(begin, end) {
-                for Synced { tail, sync_s, .. } in &mut *syncs {
-                    *sync_s = tail.extend(std::iter::once(layer));
-                }
+            for Synced { rate, speed, sync_s, .. } in syncs {
+                *sync_s = cost::sync_s(model, totals, *speed, (begin, end), *rate, overlap);
             }
         }
     }
