@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -52,7 +53,9 @@ def take_part(limits: Limits, work: Callable[[], None]) -> None:
             _tell(guards.named(error))
         if guards.are_there():
             time.sleep(_PAUSE_S)
-        sys.exit(1)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # a thread that still reads the store would abort the process as its host leaves
     except BaseException as error:
         guards.charge(error)
         raise
