@@ -3,8 +3,9 @@
     python benches/runtime.py [STEPS]
     python benches/runtime.py saving [TIMES]
 
-On a machine that does nothing else, with one thread a process. Ours, `torch.distributed.pipelining` with the same
-order, one process that runs the same micro-batches, and two such processes beside each other take turns, step by step.
+On a machine that does nothing else, with one thread a process. Ours in the order of 1F1B and in that of eager 1F1B,
+`torch.distributed.pipelining` in that of 1F1B, one process that runs the same micro-batches, and two such processes
+beside each other take turns, step by step.
 Where the last take longer than one does, the machine has no two whole cores to give, and no run reaches the bound.
 
 `saving` trains a linear layer with Adam on each of four ranks, 1 GB in all, and saves it: how long a step takes that
@@ -64,10 +65,10 @@ def blocks(kind: Callable[[int], nn.Module], width: int, count: int) -> nn.Seque
     return nn.Sequential(*[kind(width) for _ in range(count)])
 
 
-def ours(model: nn.Sequential, example: torch.Tensor, rows: int, micro_batches: int) -> Pipeline:
+def ours(order: str, model: nn.Sequential, example: torch.Tensor, rows: int, micro_batches: int) -> Pipeline:
     """A pipeline of two stages."""
     workload = Workload(model, example, example, nn.functional.mse_loss)
-    orders = hpgo.schedule("1f1b", ranks=2, micro_batches=micro_batches)
+    orders = hpgo.schedule(order, ranks=2, micro_batches=micro_batches)
     half = len(model) // 2
     program = hpgo.program(
         orders, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
@@ -115,10 +116,12 @@ def run(rank: int, meet: str, steps: int) -> None:
         ("4 KiB messages, M = 64", thin, 64, 2, 16, 64),
     ):
         batch = torch.randn(rows * micro_batches, width)
-        mine, its, whole = (blocks(kind, width, count) for _ in range(3))
-        pipeline = ours(mine, batch[:2], rows, micro_batches)
+        mine, early, its, whole = (blocks(kind, width, count) for _ in range(4))
+        pipeline = ours("1f1b", mine, batch[:2], rows, micro_batches)
+        eager = ours("eager_1f1b", early, batch[:2], rows, micro_batches)
         runs: dict[str, Callable[[], object]] = {
             "ours": partial(pipeline.step, batch, batch),
+            "eager": partial(eager.step, batch, batch),
             "torch": partial(theirs(rank, its, micro_batches), batch),
             "alone": partial(alone(whole, rows), batch),
             "beside": partial(alone(whole, rows), batch),
@@ -136,6 +139,7 @@ def run(rank: int, meet: str, steps: int) -> None:
             quarter = len(ends_ns) // 4
             steady_s.append((ends_ns[-quarter] - ends_ns[quarter]) / (len(ends_ns) - 2 * quarter) / 1e9)
         pipeline.close()
+        eager.close()
         if rank == 0:
             report(name, {who: those[WARM:] for who, those in times_s.items()}, micro_batches)
             print(f"  ours takes {statistics.median(steady_s[WARM:]) * 1e6:.1f} us an action in the middle of a step")
