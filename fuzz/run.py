@@ -13,7 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-TARGETS = ("timelines", "npz", "orders", "plans", "pipeedge", "profiles", "tensors")
+TARGETS = (
+    "timelines", "npz", "orders", "plans", "pipeedge", "pipeedge_merge", "profiles", "galvatron_metis", "tensors",
+)  # fmt: skip
 _HEAD = ("target", "executions", "seconds", "per second", "edges", "features")
 
 

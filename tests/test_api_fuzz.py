@@ -244,7 +244,11 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                  "global_batch_size": 4, "machines": [2], "crossings": [[hpgo.Crossing("a")]], "recompute": False,
                  "shard_optimizer": False, "gpus_per_device": 1, "costs": hpgo.Costs()},
             ),
-            "read_profile": (hpgo.read_profile, {"source": "toy.txt", "batch_size": 1, "gpus_per_device": 1}),
+            "read_profile": (
+                hpgo.read_profile,
+                {"source": "toy.txt", "batch_size": 1, "gpus_per_device": 1, "layer_counts": None,
+                 "boundary_bytes": None},
+            ),
             "write_profile": (hpgo.write_profile, {"profile": PROFILE, "path": "out.txt", "batch_size": 1}),
             "schedule": (
                 hpgo.schedule,

@@ -9,13 +9,16 @@ import click
 from click.core import ParameterSource
 
 from hpgo.cli.plan import saving, show
-from hpgo.cli.questions import as_options, question, settings
+from hpgo.cli.questions import as_options, of_profile, question, settings
 from hpgo.cli.terminal import say
 
 if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
 
-_OPEN = {"profile", "given_profile", "cluster", "profile_batch_size", "as_json", "as_markdown", "output", "no_embed"}
+_OPEN = {
+    "profile", "given_profile", "cluster", "profile_batch_size", "profile_layer_counts", "profile_boundary",
+    "as_json", "as_markdown", "output", "no_embed",
+}  # fmt: skip
 """Parameters that a saved plan leaves open."""
 
 
@@ -147,7 +150,7 @@ def _anew(plan: str, profile: str | None, options: dict[str, Any]) -> tuple[Plan
     cluster = options["cluster"]
     with as_options():
         priced = stored.reprice(
-            profile=None if profile is None else read_profile(profile, batch_size=options["profile_batch_size"]),
+            profile=None if profile is None else read_profile(profile, **of_profile(options)),
             cluster=None if cluster is None else Cluster.read(cluster),
         )
     return stored, priced
@@ -160,7 +163,7 @@ def _priced(ctx: click.Context, profile: str, options: dict[str, Any]) -> Plan:
     from hpgo.planning.planner import evaluate
 
     with as_options():
-        read = read_profile(profile, batch_size=options["profile_batch_size"])  # first: it may be meant as a saved plan
+        read = read_profile(profile, **of_profile(options))  # first: it may be meant as a saved plan
         for param in ctx.command.params:
             if param.name in {"cluster", "global_batch_size", "stages"} and not _is_given(ctx, param):
                 raise click.MissingParameter(ctx=ctx, param=param)

@@ -14,7 +14,7 @@ from hpgo.base.errors import ArgumentError, InfeasibleError
 from hpgo.base.tables import markdown
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import above, printable, shorten
-from hpgo.cli.questions import SECONDS, Counts, as_options, question, settings
+from hpgo.cli.questions import SECONDS, Counts, as_options, of_profile, question, settings
 from hpgo.cli.terminal import say, searching, table
 
 if TYPE_CHECKING:
@@ -118,7 +118,6 @@ def command(
     profile: str,
     cluster: str,
     global_batch_size: tuple[int, ...],
-    profile_batch_size: int | None,
     launcher: str | None,
     devices: tuple[int, ...] | None,
     max_stages: int | None,
@@ -134,9 +133,9 @@ def command(
 ) -> None:
     """Find the plan with the shortest training step, and how sure that is.
 
-    PROFILE is a built-in model (`hpgo models`) or a file: one of `hpgo profile`, PipeDream, Piper or dnn-partitioning,
-    or a trace of torch.profiler. The plan says which layers run on which devices, how often each stage is replicated,
-    and in how many micro-batches a step is cut.
+    PROFILE is a built-in model (`hpgo models`) or a file: one of `hpgo profile`, PipeDream, Piper, dnn-partitioning,
+    Galvatron or Metis, or a trace of torch.profiler. The plan says which layers run on which devices, how often each
+    stage is replicated, and in how many micro-batches a step is cut.
 
     Several batch sizes or device counts give a table with one plan a line. Ctrl-C ends the search with the best plan
     so far.
@@ -168,9 +167,10 @@ def command(
         check(plot)  # before the search, which may take minutes
     if alternatives and several:
         raise click.UsageError("--save-alternative is for one plan: give one batch size and one device count")
+    facts = of_profile(options)
     keywords = settings(options) | {"launcher": launcher, "max_stages": max_stages, "tie": tie, "deadline_s": deadline}
     with as_options():
-        read = read_profile(profile, batch_size=profile_batch_size)
+        read = read_profile(profile, **facts)
     whole = Cluster.read(cluster)
     clusters = [whole.first(count) for count in devices] if devices else [whole]
     questions = [(part, size) for part in clusters for size in global_batch_size]

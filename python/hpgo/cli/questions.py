@@ -21,8 +21,14 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 _ARGUMENTS = re.compile(
     r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|batch_size|max_stages|recompute|deadline_s"
-    r"|reserved_bytes|gradients_per_weight|optimizer_per_weight)\b=?"
+    r"|layer_counts|boundary_bytes|reserved_bytes|gradients_per_weight|optimizer_per_weight)\b=?"
 )
+# arguments of `hpgo.read_profile` -> options
+_OF_PROFILES = {
+    "batch_size": "profile_batch_size",
+    "layer_counts": "profile_layer_counts",
+    "boundary_bytes": "profile_boundary",
+}
 # SCHEDULES, RUN_ON_PLANS and CHUNKED of hpgo.planning, which `--help` need not load
 _SCHEDULES = (
     "1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential", "interleaved",
@@ -51,12 +57,15 @@ class _Measure(click.ParamType):  # type: ignore[type-arg]  # not generic before
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]
-    """Whole numbers from 1, with commas between them."""
+    """Whole numbers from 1, with commas between them; each `once`, whatever is written."""
 
     name = "counts"
 
+    def __init__(self, *, once: bool = True) -> None:
+        self._once = once
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Each number once, in the order given."""
+        """The numbers in the order given."""
         if isinstance(value, tuple):
             return value
         counts = []
@@ -69,7 +78,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
                     ctx,
                 )
             counts.append(int(text))
-        return tuple(dict.fromkeys(counts))
+        return tuple(dict.fromkeys(counts) if self._once else counts)
 
 
 SECONDS = _Measure("time", parse_seconds)
@@ -98,6 +107,14 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
         click.option(
             "--profile-batch-size", type=int, metavar="N",
             help="Samples that the profile was measured with, if neither its file nor its name says it.",
+        ),
+        click.option(
+            "--profile-layer-counts", type=Counts(once=False), metavar="N[,N…]",
+            help="How many layers of each type the model has, for files of Galvatron.",
+        ),
+        click.option(
+            "--profile-boundary", type=BYTES, metavar="SIZE",
+            help="What one sample sends from layer to layer, for files of Metis and Galvatron that don't say it.",
         ),
         click.option(
             "--schedule", metavar="NAME",
@@ -176,6 +193,11 @@ def settings(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def of_profile(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes the options that are about the profile's file out of `options`, as arguments of `hpgo.read_profile`."""
+    return {name: options.pop(option) for name, option in _OF_PROFILES.items()}
+
+
 @contextmanager
 def as_options() -> Iterator[None]:
     """Names arguments of functions as the command's options in errors that pass."""
@@ -187,6 +209,6 @@ def as_options() -> Iterator[None]:
 
 
 def _option(found: re.Match[str]) -> str:
-    name = "profile-batch-size" if found[1] == "batch_size" else found[1].removesuffix("_s").removesuffix("d_bytes")
+    name = _OF_PROFILES.get(found[1]) or found[1].removesuffix("_s").removesuffix("d_bytes")
     name = name.replace("_", "-")
     return f"--{name}{' ' if found[0].endswith('=') else ''}"

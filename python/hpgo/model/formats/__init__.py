@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import MOST_GPUS, whole
+from hpgo.base.checks import MOST_GPUS, listed, number, whole
 from hpgo.base.documents import hinted, read_text, write_text
 from hpgo.base.documents import parse as parse_document
 from hpgo.base.errors import ArgumentError, ProfileError
 from hpgo.base.files import as_path
-from hpgo.base.wording import counted, near, shorten, shown
+from hpgo.base.wording import as_whole, counted, near, shorten, shown
 from hpgo.model.builtin import MODELS, built_in
-from hpgo.model.profile import Profile
+from hpgo.model.profile import LARGEST, Profile
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
     from pathlib import Path
+
+_MOST_LAYERS = 100_000
+"""Of one type: as many as a chain is ever planned with."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the caller says, of what files may leave open."""
+
+    batch_size: int | None
+    gpus_per_device: int | None
+    layer_counts: tuple[int, ...] | None
+    boundary_bytes: float | None
 
 
 def read_profile(
-    source: str | os.PathLike[str], *, batch_size: int | None = None, gpus_per_device: int | None = None
+    source: str | os.PathLike[str],
+    *,
+    batch_size: int | None = None,
+    gpus_per_device: int | None = None,
+    layer_counts: int | Sequence[int] | None = None,
+    boundary_bytes: float | None = None,
 ) -> Profile:
     """The profile in the file `source`, or the built-in model of that name.
 
     A name wins; write `./vgg-19` or `Path("vgg-19")` for a file of that name. PipeDream text, and files of some other
     tools, do not say how many samples their times are for. `batch_size` says it, or else the file name:
     `vgg-19-pbs-32.txt` was measured with 32. Where a file has measurements of several tensor-parallel degrees,
-    `gpus_per_device` picks one; it is 1 otherwise. docs/profiles.md lists the formats.
+    `gpus_per_device` picks one; it is 1 otherwise. `layer_counts` says how many layers of each type a model has, for
+    Galvatron's files, and `boundary_bytes` what one sample sends from layer to layer, for Metis' and Galvatron's.
+    docs/profiles.md lists the formats.
 
-    Raises ProfileError naming file and line, or entry and key; ArgumentError for a `batch_size` or `gpus_per_device`
-    that the profile contradicts.
+    Raises ProfileError naming file and line, or entry and key; ArgumentError for what the profile contradicts.
 
     >>> read_profile("xlnet-36").batch_sizes
     (1,)
@@ -39,40 +60,99 @@ def read_profile(
         batch_size = whole("the batch size", batch_size, error=ProfileError, hint="count samples")
     if gpus_per_device is not None:
         gpus_per_device = whole("`gpus_per_device`", gpus_per_device, most=MOST_GPUS)
+    said = _Said(batch_size, gpus_per_device, _counts(layer_counts), _bytes(boundary_bytes))
     if isinstance(source, str) and source in MODELS:
-        return _at(built_in(source), batch_size, gpus_per_device)
+        return _at(built_in(source), said)
     path = as_path(source, ProfileError)
     with hinted("docs/profiles.md shows the formats"):
         text = _text(path) if _may_be_file(path) else _no_such(str(source))
-        return _parse(text, path, batch_size, gpus_per_device)
+        return _parse(text, path, said)
 
 
-def _parse(text: str, path: Path, batch_size: int | None, gpus: int | None) -> Profile:
-    from hpgo.model.formats import dnn_partitioning, kineto, native, pipedream, piper
+def _parse(text: str, path: Path, said: _Said) -> Profile:
+    from hpgo.model.formats import dnn_partitioning, galvatron, kineto, metis, native, pipedream, piper
 
     file = str(path)
     if pipedream.looks_like(text):
-        name, size = _named(path, "PipeDream text", batch_size)
-        return _at(pipedream.parse(text, name=name, batch_size=size, file=file), size, gpus)
+        name, size = _named(path, "PipeDream text", said.batch_size)
+        return _at(pipedream.parse(text, name=name, batch_size=size, file=file), replace(said, batch_size=size))
     if text.lstrip().startswith("{"):
         document = parse_document(text, file, ProfileError)
         if piper.looks_like(document):
-            name, size = _named(path, piper.WHAT, batch_size)
-            return piper.parse(document, name=name, batch_size=size, gpus_per_device=gpus or 1, file=file)
+            name, size = _named(path, piper.WHAT, said.batch_size)
+            gpus = said.gpus_per_device or 1
+            found = piper.parse(document, name=name, batch_size=size, gpus_per_device=gpus, file=file)
+            return _at(found, replace(said, batch_size=size))
         if dnn_partitioning.looks_like(document):
-            name, size = _named(path, dnn_partitioning.WHAT, batch_size)
-            return _at(dnn_partitioning.parse(document, name=name, batch_size=size, file=file), size, gpus)
+            name, size = _named(path, dnn_partitioning.WHAT, said.batch_size)
+            found = dnn_partitioning.parse(document, name=name, batch_size=size, file=file)
+            return _at(found, replace(said, batch_size=size))
         if kineto.looks_like(document):
-            name, size = _named(path, kineto.WHAT, batch_size)
-            return _at(kineto.parse(document, name=name, batch_size=size, file=file), size, gpus)
+            name, size = _named(path, kineto.WHAT, said.batch_size)
+            return _at(kineto.parse(document, name=name, batch_size=size, file=file), replace(said, batch_size=size))
+        if metis.looks_like(document):
+            return _metis(document, path, said)
+        if galvatron.looks_like(document):
+            return _galvatron(document, path, said)
         if isinstance(document, dict) and native.VERSION_KEY in document:
-            return _at(native.of_document(document, name=path.stem, file=file), batch_size, gpus)
+            return _at(native.of_document(document, name=path.stem, file=file), said)
     elif native.VERSION_KEY in text:
-        return _at(native.parse(text, name=path.stem, file=file), batch_size, gpus)
+        return _at(native.parse(text, name=path.stem, file=file), said)
     raise ProfileError(
         f"{path} is neither PipeDream text nor a file with `{native.VERSION_KEY}: {native.VERSION}`,"
         " nor one of another tool that hpgo reads"
     )
+
+
+def _metis(document: object, path: Path, said: _Said) -> Profile:
+    """With the files beside it that are of the same devices and of other batch sizes, if its name says which it is."""
+    from hpgo.model.formats import metis
+
+    if (named := metis.said(path)) is None:
+        _, size = _named(path, metis.WHAT, said.batch_size)
+        gpus, documents = said.gpus_per_device or 1, {size: (str(path), document)}
+    else:
+        gpus, own = named
+        documents = {
+            size: (str(other), document if size == own else parse_document(_text(other), str(other), ProfileError))
+            for size, other in metis.beside(path).items()
+        }
+    found = metis.parse(documents, gpus_per_device=gpus, boundary_bytes=said.boundary_bytes)
+    return _at(found, replace(said, batch_size=None if named is None else said.batch_size, boundary_bytes=None))
+
+
+def _galvatron(document: object, path: Path, said: _Said) -> Profile:
+    """With the file beside it that is of the same model."""
+    from hpgo.model.formats import galvatron
+
+    if said.layer_counts is None:
+        raise ProfileError(
+            f"{path} is {galvatron.WHAT}, which does not say how many layers the model has",
+            "give them as layer_counts=32, say; 24,24 where there are two types",
+        )
+    files = galvatron.both(path)
+    times, memory = (
+        document if other == path else parse_document(_text(other), str(other), ProfileError) for other in files
+    )
+    found = galvatron.parse(
+        times, memory, files=files, layer_counts=said.layer_counts, boundary_bytes=said.boundary_bytes
+    )
+    return _at(found, replace(said, layer_counts=None, boundary_bytes=None))
+
+
+def _counts(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    hint = "a whole number of layers, or one for each type: 24,24"
+    values = [given] if as_whole(given) is not None else listed("`layer_counts`", given, hint=hint)
+    if not values:
+        raise ArgumentError("`layer_counts` is empty", hint)
+    return tuple(whole("`layer_counts`", value, most=_MOST_LAYERS, hint=hint) for value in values)
+
+
+def _bytes(given: float | None) -> float | None:
+    hint = "bytes that one sample sends from layer to layer"
+    return None if given is None else number("`boundary_bytes`", given, most=LARGEST, hint=hint)
 
 
 def _named(path: Path, what: str, batch_size: int | None) -> tuple[str, int]:
@@ -114,19 +194,26 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], *, batch_size:
     write_text(path, text, ProfileError)
 
 
-def _at(profile: Profile, batch_size: int | None, gpus: int | None) -> Profile:
-    """`profile`, unless the caller says that it is of another batch size, or other devices."""
-    if batch_size is not None and profile.batch_sizes != (batch_size,):
+def _at(profile: Profile, said: _Said) -> Profile:
+    """`profile`, unless the caller says that it is something else, or what its file had no need of."""
+    if said.batch_size is not None and profile.batch_sizes != (said.batch_size,):
         sizes = ", ".join(map(str, profile.batch_sizes))
         raise ArgumentError(
-            f"profile `{profile.name}` was measured at batch size {sizes}, not {batch_size}",
+            f"profile `{profile.name}` was measured at batch size {sizes}, not {said.batch_size}",
             "leave the batch size out: it is for files that don't say theirs",
         )
-    if gpus is not None and profile.gpus_per_device != gpus:
+    if said.gpus_per_device is not None and profile.gpus_per_device != said.gpus_per_device:
         raise ArgumentError(
-            f"profile `{profile.name}` has layers on {counted(profile.gpus_per_device, 'GPU')} each, not {gpus}",
+            f"profile `{profile.name}` has layers on {counted(profile.gpus_per_device, 'GPU')} each,"
+            f" not {said.gpus_per_device}",
             "leave `gpus_per_device` out: it picks one of several that a file has",
         )
+    for name, files in (("layer_counts", "Galvatron"), ("boundary_bytes", "Galvatron and Metis")):
+        if getattr(said, name) is not None:
+            raise ArgumentError(
+                f"the file of profile `{profile.name}` says by itself what `{name}` says",
+                f"leave it out: it is for files of {files}",
+            )
     return profile
 
 

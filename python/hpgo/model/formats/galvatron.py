@@ -1,0 +1,194 @@
+"""Profiles of Galvatron: two JSON files, of times and of memory, which its profiler names alike.
+
+    computation_profiling_bf16_llama2-7b_all.json
+    {"layertype_0_bsz1_seq2048": 4.4, "layertype_other_bsz1_seq2048": 6.3, "layertype_0_bsz2_seq2048": 4.3, …}
+
+    memory_profiling_bf16_llama2-7b_all.json
+    {"layertype_0_sp": {"2048": {"parameter_size": 778, "tp_activation_per_bsz_dict": {"1": 515, "checkpoint": 32}}},
+     "other_memory_pp_on_first_sp": {"2048": {"model_states": {"1": 2021.0}, "activation": {"1": 198.7}}},
+     "other_memory_pp_on_last_sp": {"2048": {"model_states": {"1": 2021.1}, "activation": {"1": 717.6}}}, …}
+
+Milliseconds of the forward pass and MiB, both for one sample of a batch of so many (`bsz`). Neither file says how many
+layers of each type a model has. What the numbers mean follows Galvatron's cost model (Miao et al., VLDB 2023), whose
+backward pass takes twice as long as the forward pass, and which gives half of what is beside the layers to either end.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hpgo.base.documents import Section
+from hpgo.base.errors import ProfileError
+from hpgo.base.wording import counted, shorten
+from hpgo.model.profile import Layer, Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+WHAT = "a file of Galvatron's profiler"
+_TIMES, _MEMORY = "computation_profiling_", "memory_profiling_"
+_TIME = re.compile(r"layertype_([0-9]{1,4})_bsz([1-9][0-9]{0,8})_seq([0-9]{1,9})")
+_BACKWARD = 2.0
+"""Times the forward pass; Galvatron's `bct_fct_coe`."""
+_STATES = 4.0
+"""Weights, gradients and two moments: each as large as the weights."""
+_MIB = 2.0**20
+_DEVICES = "1"
+"""Times are those of layers on one GPU."""
+
+
+def looks_like(document: object) -> bool:
+    """Whether the first key is one that Galvatron's profiler writes, into either file."""
+    first = next(iter(document), "") if isinstance(document, dict) else ""
+    return bool(re.match(r"layertype_\w+|layernum\[|[0-9]+_[0-9]+_[0-9]+(_\w+)?$", str(first)))
+
+
+def both(path: Path) -> tuple[Path, Path]:
+    """The files of times and of memory, of which `path` is one.
+
+    Raises ProfileError for a name from which that of the other can't be told.
+    """
+    for own in (_TIMES, _MEMORY):
+        if path.name.startswith(own):
+            rest = path.name.removeprefix(own)
+            return path.with_name(_TIMES + rest), path.with_name(_MEMORY + rest)
+    raise ProfileError(
+        f"{path} is {WHAT}, and there are two for a model",
+        f"put both into one folder, as `{_TIMES}NAME.json` and `{_MEMORY}NAME.json`",
+    )
+
+
+def parse(
+    times: object,
+    memory: object,
+    *,
+    files: tuple[Path, Path],
+    layer_counts: Sequence[int],
+    boundary_bytes: float | None,
+) -> Profile:
+    """The profile in two parsed files, of a model with so many layers of each type.
+
+    `boundary_bytes` is what one sample sends from layer to layer, where the file of memory does not tell.
+
+    Raises ProfileError naming file and key.
+
+    >>> from pathlib import Path
+    >>> times = {"layertype_0_bsz2_seq8": 3.0, "layertype_other_bsz2_seq8": 1.0}
+    >>> beside = {"8": {"model_states": {"1": 4}, "activation": {"1": 1}}}
+    >>> memory = {
+    ...     "layertype_0": {"8": {"parameter_size": 2, "tp_activation_per_bsz_dict": {"1": 8, "checkpoint": 1}}},
+    ...     "other_memory_pp_on_first": beside, "other_memory_pp_on_last": beside,
+    ... }
+    >>> files = Path("computation_profiling_tiny.json"), Path("memory_profiling_tiny.json")
+    >>> profile = parse(times, memory, files=files, layer_counts=[2], boundary_bytes=None)
+    >>> [(layer.id, layer.forward_s[0], layer.parameter_bytes / 2**20) for layer in profile.layers]
+    [('embedding', 0.001, 1.0), ('layer0', 0.006, 2.0), ('layer1', 0.006, 2.0), ('head', 0.001, 1.0)]
+    """
+    time, held = Section(times, str(files[0]), ProfileError), Section(memory, str(files[1]), ProfileError)
+    sizes, lengths = _measured(time, len(layer_counts))
+    per_sample = [
+        {size: time.amount(f"layertype_{kind}_bsz{size}_seq{length}") for size in sizes}
+        for kind, length in enumerate(lengths)
+    ]
+    # Several types have a length each, and what is beside them has all of these.
+    together = str(lengths[0]) if len(lengths) == 1 else f"[{','.join(map(str, lengths))}]"
+    beside = {size: time.amount(f"layertype_other_bsz{size}_seq{together}") for size in sizes}
+    kinds = [_entry(held, f"layertype_{kind}", str(length)) for kind, length in enumerate(lengths)]
+    inputs = [_input_bytes(kind, boundary_bytes) for kind in kinds]
+    order = [kind for kind, count in enumerate(layer_counts) for _ in range(count)]
+    halves = {size: taken / 2 for size, taken in beside.items()}
+    first, last = (_entry(held, f"other_memory_pp_on_{end}", together) for end in ("first", "last"))
+    layers = [_layer("embedding", halves, inputs[order[0]], _of_end(first))]
+    for at, kind in enumerate(order):
+        sent = inputs[order[at + 1]] if at + 1 < len(order) else inputs[kind]
+        layers.append(_layer(f"layer{at}", per_sample[kind], sent, _of_kind(kinds[kind])))
+    layers.append(_layer("head", halves, 0.0, _of_end(last)))
+    edges = tuple((before.id, behind.id) for before, behind in pairwise(layers))
+    name = files[0].stem.removeprefix(_TIMES)
+    return time.build(Profile, name, tuple(sizes), tuple(layers), edges, f"Galvatron: {files[0]}, {files[1]}")
+
+
+def _measured(time: Section, kinds: int) -> tuple[list[int], list[int]]:
+    """Batch sizes that every type of layer was measured at, and the sequence length of each type."""
+    found: dict[int, dict[int, set[int]]] = {}
+    for key in time:
+        if match := _TIME.fullmatch(key):
+            kind, size, length = map(int, match.groups())
+            found.setdefault(kind, {}).setdefault(length, set()).add(size)
+    if not found:
+        time.fail(
+            "`layertype_0_bsz1_seq…` is missing: these are measurements of whole models",
+            "let Galvatron's profiler work them out (`process_profiled_data`)",
+        )
+    if sorted(found) != list(range(kinds)):
+        time.fail(
+            f"{counted(len(found), 'type')} of layers, where `layer_counts` has {kinds}",
+            "give a number for each type, in their order: 24,24 say",
+        )
+    lengths: list[int] = []
+    sizes = set.intersection(*(set.union(*those.values()) for those in found.values()))
+    for kind, those in sorted(found.items()):
+        if len(those) > 1:
+            listed = ", ".join(map(str, sorted(those)[:12]))
+            time.fail(
+                f"layers of type {kind} were measured at sequences of {listed}",
+                "a profile is of one length: keep the keys of one in a copy of the file",
+            )
+        lengths += those
+    if not sizes:
+        time.fail("no batch size was measured for all types of layers", "measure each at the same ones")
+    return sorted(sizes), lengths
+
+
+def _entry(held: Section, key: str, length: str) -> Section:
+    """What the file of memory says under `key`, or under it with sequence parallelism, at a sequence length."""
+    there = [held.within(name) for name in (f"{key}_sp", key) if name in held]
+    for found in there:
+        if length in found:
+            return found.within(length)
+    if not there:
+        held.fail(f"`{key}` is missing", "let Galvatron's profiler work it out (`process_profiled_data`)")
+    lengths = shorten(", ".join(list(there[0])[:12])) or "none"
+    return there[0].fail(f"no sequence of {length}, as in the file of times", f"the lengths here: {lengths}")
+
+
+def _input_bytes(kind: Section, boundary_bytes: float | None) -> float:
+    """Bytes of one sample that go into a layer: all that is kept of it where its forward pass runs again."""
+    if boundary_bytes is not None:
+        return boundary_bytes
+    kept = kind.within("tp_activation_per_bsz_dict")
+    if "checkpoint" not in kept:
+        kept.fail(
+            "`checkpoint` is missing, which tells what layers send",
+            "give `boundary_bytes`: sequence length × hidden size × bytes of a value",
+        )
+    return kept.amount("checkpoint") * _MIB
+
+
+def _of_kind(entry: Section) -> tuple[Section, float, float]:
+    """MiB of weights, and of what one sample keeps, in a layer."""
+    return entry, entry.amount("parameter_size"), entry.within("tp_activation_per_bsz_dict").amount(_DEVICES)
+
+
+def _of_end(entry: Section) -> tuple[Section, float, float]:
+    """The same beside the layers of a first or last stage."""
+    return entry, entry.within("model_states").amount(_DEVICES) / _STATES, entry.within("activation").amount(_DEVICES)
+
+
+def _layer(layer_id: str, milliseconds: dict[int, float], sent: float, held: tuple[Section, float, float]) -> Layer:
+    """A layer from milliseconds, by batch size, and bytes of one sample; where it is `held`, and MiB."""
+    where, parameters, saved = held
+    forward_s = tuple(milliseconds[size] * size / 1e3 for size in milliseconds)
+    return where.build(
+        Layer,
+        layer_id,
+        layer_id,
+        forward_s,
+        tuple(_BACKWARD * seconds for seconds in forward_s),
+        tuple(sent * size for size in milliseconds),
+        parameters * _MIB,
+        tuple(saved * _MIB * size for size in milliseconds),
+    )
