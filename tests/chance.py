@@ -96,8 +96,13 @@ def between(chance: Random, low: float, high: float) -> float:
     return math.exp(chance.uniform(math.log(low), math.log(high)))
 
 
-def profile(chance: Random, *, batch_sizes: tuple[int, ...], count: int, branching: bool, free: float) -> hpgo.Profile:
-    """Layers in any order of lines; some have no weights or output, and this share is free or loads data."""
+def profile(
+    chance: Random, *, batch_sizes: tuple[int, ...], count: int, branching: bool, free: float, halves: float = 0.0
+) -> hpgo.Profile:
+    """Layers in any order of lines; some have no weights or output, and this share is free or loads data.
+
+    The share `halves` of layers tells what the halves of backward passes take.
+    """
 
     def column(low: float, high: float, never: float) -> tuple[float, ...]:
         if chance.random() < never:
@@ -106,6 +111,7 @@ def profile(chance: Random, *, batch_sizes: tuple[int, ...], count: int, branchi
 
     def layer(name: str) -> hpgo.Layer:
         costless = chance.random() < free
+        split = bool(halves) and chance.random() < halves
         return hpgo.Layer(
             name,
             "Input0" if chance.random() < free else "Linear",
@@ -114,6 +120,8 @@ def profile(chance: Random, *, batch_sizes: tuple[int, ...], count: int, branchi
             activation_bytes=column(1e5, 1e8, 0.1),
             parameter_bytes=0.0 if costless or chance.random() < 0.2 else between(chance, 1e5, 1e9),
             saved_bytes=column(1e5, 1e9, 0.1) if chance.random() < 0.6 else None,
+            input_gradient_s=column(0.01, 1, 1.0 if costless else 0.1) if split else None,
+            weight_gradient_s=column(0.01, 1, 1.0 if costless else 0.3) if split else None,
         )
 
     ids = [f"layer{number}" for number in range(count)]

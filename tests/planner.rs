@@ -29,7 +29,7 @@ fn layers(count: usize) -> impl Strategy<Value = Vec<Layer>> {
             name: "layer".into(),
             id: String::new(),
             parameter_bytes,
-            measured: vec![Measurement { forward_s, backward_s, activation_bytes, saved_bytes }],
+            measured: vec![Measurement { forward_s, backward_s, activation_bytes, saved_bytes, halves_s: None }],
         },
     );
     prop::collection::vec(layer, count)

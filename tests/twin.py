@@ -39,10 +39,13 @@ class Stage:
     share: int
     forward_s: float
     backward_s: float
+    input_gradient_s: float
+    weight_gradient_s: float
     transfer_s: float
     transfer_busy_s: float
     sync_s: float
     sync_tail_s: float
+    split_tail_s: float
     weights_bytes: float
     gradients_bytes: float
     optimizer_bytes: float
@@ -79,10 +82,12 @@ class Model:
         self.reads = {target for _, target in self.edges}
 
     def sum(self, key: str, ids: Iterable[str], share: int) -> float:
-        rows = [self.layers[name] for name in ids]
-        return sum(
-            at_share(self.sizes, row["activation_bytes"] if row[key] is None else row[key], share) for row in rows
-        )
+        return sum(at_share(self.sizes, self.told(self.layers[name], key), share) for name in ids)
+
+    def told(self, row: Record, key: str) -> Sequence[float]:
+        if row[key] is None:
+            return row["activation_bytes"] if key == "saved_bytes" else [whole / 2 for whole in row["backward_s"]]
+        return row[key]
 
     def loads(self, name: str) -> bool:
         """Whether a layer only loads data, which happens ahead of the step."""
@@ -156,13 +161,13 @@ def price_stage(
     speed = min(machines.speed[device] for device in devices)
     computing = [name for name in ids if assumed.count_loading or not model.loads(name)]
     forward = model.sum("forward_s", computing, share) / speed
-    weights = sum(model.layers[name]["parameter_bytes"] for name in ids)
+    held = sum(model.layers[name]["parameter_bytes"] for name in ids)
     saved = model.sum("saved_bytes", ids, share)
-    inputs, outputs = model.crossing(before), model.crossing(before | set(ids))
-    entering, leaving = (model.sum("activation_bytes", names, share) for names in (inputs, outputs))
+    read, made = model.crossing(before), model.crossing(before | set(ids))
+    entering, leaving = (model.sum("activation_bytes", names, share) for names in (read, made))
     busy = arrives = 0.0
     if receivers:
-        size = model.sum("activation_bytes", outputs, assumed.micro_batch)
+        size = model.sum("activation_bytes", made, assumed.micro_batch)
         busy, arrives = machines.transfer_s(size, devices, receivers)
     computed = summed = sync = 0.0
     for name in reversed(ids):
@@ -170,17 +175,22 @@ def price_stage(
         takes = machines.all_reduce_s(model.layers[name]["parameter_bytes"], devices)
         summed = max(summed, computed) + takes
         sync += takes
+    inputs, weights = (model.sum(f"{half}_gradient_s", ids, share) / speed for half in ("input", "weight"))
+    tail = summed - computed if assumed.overlap else sync
     return Stage(
         share=share,
         forward_s=forward,
         backward_s=computed + forward * assumed.recompute,
+        input_gradient_s=inputs + forward * assumed.recompute,
+        weight_gradient_s=weights,
         transfer_s=arrives,
         transfer_busy_s=busy,
         sync_s=sync,
-        sync_tail_s=summed - computed if assumed.overlap else sync,
-        weights_bytes=weights,
-        gradients_bytes=weights * assumed.gradients_per_weight,
-        optimizer_bytes=weights * assumed.optimizer_per_weight / (len(devices) if assumed.shard_optimizer else 1),
+        sync_tail_s=tail,
+        split_tail_s=min(sync, tail + max(0.0, computed - weights)),
+        weights_bytes=held,
+        gradients_bytes=held * assumed.gradients_per_weight,
+        optimizer_bytes=held * assumed.optimizer_per_weight / (len(devices) if assumed.shard_optimizer else 1),
         buffers_bytes=2 * (entering + leaving),
         kept_bytes=entering if assumed.recompute else saved,
         recomputed_bytes=saved * assumed.recompute,
@@ -210,8 +220,18 @@ def order(count: int, window: int) -> list[tuple[str, int]]:
 
 
 def step_s(micro_batches: int, stages: Sequence[Stage], windows: Sequence[int]) -> float:
+    """How long a step with these micro-batches in flight takes."""
+    orders = [order(micro_batches, window) for window in windows]
+    return end_s(orders, stages, [stage.sync_tail_s for stage in stages])
+
+
+TAKES = {"F": "forward_s", "B": "backward_s", "I": "input_gradient_s", "W": "weight_gradient_s"}
+
+
+def end_s(orders: Sequence[Sequence[tuple[str, int]]], stages: Sequence[Stage], tails: Sequence[float]) -> float:
     """The end of the last synchronisation, if stages keep their orders and links take one message after another."""
-    todo = [order(micro_batches, window)[::-1] for window in windows]
+    todo = [list(reversed(row)) for row in orders]
+    micro_batches = sum(kind == "F" for kind, _ in orders[0])
     last = len(stages) - 1
     here = {(kind, index, number): 0.0 for kind, index in (("F", 0), ("B", last)) for number in range(micro_batches)}
     clock = [0.0] * len(stages)
@@ -219,10 +239,15 @@ def step_s(micro_batches: int, stages: Sequence[Stage], windows: Sequence[int]) 
     runnable = list(range(len(stages)))
     while runnable:
         index = runnable.pop()
-        while todo[index] and (todo[index][-1][0], index, todo[index][-1][1]) in here:
-            kind, number = todo[index].pop()
-            to, takes = (index + 1, stages[index].forward_s) if kind == "F" else (index - 1, stages[index].backward_s)
-            clock[index] = max(clock[index], here[kind, index, number]) + takes
+        while todo[index]:
+            action, number = todo[index][-1]
+            kind = "F" if action == "F" else "B"
+            if action != "W" and (kind, index, number) not in here:
+                break
+            todo[index].pop()
+            begin = clock[index] if action == "W" else max(clock[index], here[kind, index, number])
+            clock[index] = begin + getattr(stages[index], TAKES[action])
+            to = {"F": index + 1, "W": -1}.get(action, index - 1)
             if 0 <= to <= last:
                 link = stages[min(index, to)]
                 sent = max(clock[index], link_free.get((kind, index), 0.0)) + link.transfer_busy_s
@@ -230,5 +255,5 @@ def step_s(micro_batches: int, stages: Sequence[Stage], windows: Sequence[int]) 
                 here[kind, to, number] = sent + link.transfer_s - link.transfer_busy_s
                 runnable.append(to)
     if any(todo):
-        raise ValueError(f"with windows {windows} the stages wait for each other")
-    return max(end + stage.sync_tail_s for end, stage in zip(clock, stages, strict=True))
+        raise ValueError("the stages wait for each other")
+    return max(end + tail for end, tail in zip(clock, tails, strict=True))

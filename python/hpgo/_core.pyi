@@ -35,6 +35,8 @@ class PriceRecord(TypedDict):
     share: int
     forward_s: float
     backward_s: float
+    input_gradient_s: float | None
+    weight_gradient_s: float | None
     transfer_s: float
     transfer_busy_s: float
     sync_s: float

@@ -4,7 +4,7 @@
 //! are kept for every share, so a stage between two cuts costs two subtractions.
 
 use super::network::Rate;
-use crate::model::graph::Graph;
+use crate::model::graph::{Graph, Measurement};
 use crate::model::states::{self, States};
 
 /// Sums over the layers below each cut, for one share.
@@ -22,6 +22,47 @@ pub struct Totals {
     pub layer_forward_s: Vec<f64>,
     /// Backward seconds of each layer, in topological order (not a sum).
     pub layer_backward_s: Vec<f64>,
+    /// The same of the backward's halves, if any layer has them; of those that don't, they are half of it each.
+    pub halves: Option<Halves>,
+}
+
+/// Gradients of inputs, and those of weights, each alone: splitting a backward pass has a price.
+#[derive(Debug, Clone, Default)]
+pub struct Halves {
+    /// Seconds of the gradients of inputs, over the layers below each cut.
+    pub input_gradient_s: Vec<f64>,
+    /// Seconds of the gradients of weights.
+    pub weight_gradient_s: Vec<f64>,
+    /// Both, of each layer, in topological order (not a sum).
+    pub layer_s: Vec<(f64, f64)>,
+}
+
+impl Halves {
+    /// Of the layers in topological order, of which those below each cut are in `nesting`; `None` if no layer has any.
+    fn of(layers: &[Measurement], nesting: &Nesting) -> Option<Self> {
+        layers.iter().any(|layer| layer.halves_s.is_some()).then(|| {
+            let half = |layer: &Measurement| (layer.backward_s / 2.0, layer.backward_s / 2.0);
+            let layer_s: Vec<_> = layers.iter().map(|layer| layer.halves_s.unwrap_or(half(layer))).collect();
+            let (inputs, weights): (Vec<_>, Vec<_>) = layer_s.iter().copied().unzip();
+            Self {
+                input_gradient_s: nesting.sums_below(&inputs),
+                weight_gradient_s: nesting.sums_below(&weights),
+                layer_s,
+            }
+        })
+    }
+
+    fn blend(&self, other: &Self, weight: f64, other_weight: f64) -> Self {
+        let mix = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * weight + b * other_weight).collect();
+        let both = |(a, b): (&(f64, f64), &(f64, f64))| {
+            (a.0 * weight + b.0 * other_weight, a.1 * weight + b.1 * other_weight)
+        };
+        Self {
+            input_gradient_s: mix(&self.input_gradient_s, &other.input_gradient_s),
+            weight_gradient_s: mix(&self.weight_gradient_s, &other.weight_gradient_s),
+            layer_s: self.layer_s.iter().zip(&other.layer_s).map(both).collect(),
+        }
+    }
 }
 
 impl Totals {
@@ -34,7 +75,16 @@ impl Totals {
             boundary_bytes: mix(&self.boundary_bytes, &other.boundary_bytes),
             layer_forward_s: mix(&self.layer_forward_s, &other.layer_forward_s),
             layer_backward_s: mix(&self.layer_backward_s, &other.layer_backward_s),
+            halves: (self.halves.as_ref().zip(other.halves.as_ref()))
+                .map(|(halves, others)| halves.blend(others, weight, other_weight)),
         }
+    }
+
+    /// Seconds of the gradients of a layer's inputs, and of its weights.
+    #[must_use]
+    pub fn layer_halves_s(&self, layer: usize) -> (f64, f64) {
+        let half_s = self.layer_backward_s[layer] / 2.0;
+        self.halves.as_ref().map_or((half_s, half_s), |halves| halves.layer_s[layer])
     }
 }
 
@@ -97,6 +147,25 @@ impl Nesting {
             below: (0..cuts).map(below).collect(),
         }
     }
+
+    /// For each cut, the sum over the layers below it of what each layer has, in topological order.
+    fn sums_below(&self, each: &[f64]) -> Vec<f64> {
+        match self {
+            Self::Row { layers, below, .. } => {
+                let (mut sum, mut summed) = (0.0, 0);
+                (below.iter())
+                    .map(|&below| {
+                        sum += layers[summed..below as usize].iter().map(|&layer| each[layer as usize]).sum::<f64>();
+                        summed = below as usize;
+                        sum
+                    })
+                    .collect()
+            }
+            Self::Listed { below, .. } => {
+                below.iter().map(|layers| layers.iter().map(|&layer| each[layer as usize]).sum()).collect()
+            }
+        }
+    }
 }
 
 /// Cuts where a stage may begin, or layers: a range of them, or a list.
@@ -145,18 +214,21 @@ impl Model {
     pub fn new(graph: &Graph, states: &States) -> Self {
         let order = states.order();
         let cuts = states.len();
+        let nesting = Nesting::of(states);
         let measured = (graph.batch_sizes.iter().enumerate())
             .map(|(batch, &size)| {
                 let each = |value: fn(&states::CutTotals) -> f64| {
                     (0..cuts).map(|cut| value(states.totals(cut, batch))).collect()
                 };
+                let layers: Vec<Measurement> = order.iter().map(|&layer| graph.layers[layer].measured[batch]).collect();
                 let totals = Totals {
                     forward_s: each(|totals| totals.forward_s),
                     backward_s: each(|totals| totals.backward_s),
                     saved_bytes: each(|totals| totals.saved_bytes),
                     boundary_bytes: each(|totals| totals.boundary_bytes),
-                    layer_forward_s: order.iter().map(|&l| graph.layers[l].measured[batch].forward_s).collect(),
-                    layer_backward_s: order.iter().map(|&l| graph.layers[l].measured[batch].backward_s).collect(),
+                    layer_forward_s: layers.iter().map(|layer| layer.forward_s).collect(),
+                    layer_backward_s: layers.iter().map(|layer| layer.backward_s).collect(),
+                    halves: Halves::of(&layers, &nesting),
                 };
                 (f64::from(size), totals)
             })
@@ -166,7 +238,7 @@ impl Model {
             measured,
             parameter_bytes: (0..cuts).map(|cut| states.totals(cut, 0).parameter_bytes).collect(),
             is_chain: states.is_linear(),
-            nesting: Nesting::of(states),
+            nesting,
             layer_parameter_bytes: order.iter().map(|&layer| graph.layers[layer].parameter_bytes).collect(),
         }
     }
@@ -249,21 +321,7 @@ impl Model {
     /// For each cut, the sum over the layers below it of what each layer has, in topological order.
     #[must_use]
     pub fn sums_below(&self, each: &[f64]) -> Vec<f64> {
-        match &self.nesting {
-            Nesting::Row { layers, below, .. } => {
-                let (mut sum, mut summed) = (0.0, 0);
-                (below.iter())
-                    .map(|&below| {
-                        sum += layers[summed..below as usize].iter().map(|&layer| each[layer as usize]).sum::<f64>();
-                        summed = below as usize;
-                        sum
-                    })
-                    .collect()
-            }
-            Nesting::Listed { below, .. } => {
-                below.iter().map(|layers| layers.iter().map(|&layer| each[layer as usize]).sum()).collect()
-            }
-        }
+        self.nesting.sums_below(each)
     }
 
     /// Layers between two nested cuts as positions in topological order, last first.

@@ -9,6 +9,8 @@ pub struct Measurement {
     pub forward_s: f64,
     /// Backward pass.
     pub backward_s: f64,
+    /// The gradients of inputs, and those of weights, each alone; `None` where nobody measured them.
+    pub halves_s: Option<(f64, f64)>,
     /// Output, which crosses a cut behind this layer.
     pub activation_bytes: f64,
     /// Kept from forward to backward.
@@ -64,9 +66,12 @@ impl Graph {
                 ));
             }
             let numbers = layer.measured.iter().flat_map(|at| {
+                let (input_gradient_s, weight_gradient_s) = at.halves_s.unwrap_or_default();
                 [
                     ("forward seconds", at.forward_s),
                     ("backward seconds", at.backward_s),
+                    ("input-gradient seconds", input_gradient_s),
+                    ("weight-gradient seconds", weight_gradient_s),
                     ("activation bytes", at.activation_bytes),
                     ("saved bytes", at.saved_bytes),
                 ]

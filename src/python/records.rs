@@ -15,6 +15,8 @@ struct LayerRecord {
     name: String,
     forward_s: Vec<f64>,
     backward_s: Vec<f64>,
+    input_gradient_s: Option<Vec<f64>>,
+    weight_gradient_s: Option<Vec<f64>>,
     activation_bytes: Vec<f64>,
     parameter_bytes: f64,
     saved_bytes: Option<Vec<f64>>,
@@ -59,7 +61,9 @@ impl TryFrom<ProfileRecord> for Graph {
 
 fn layer_of(record: LayerRecord, batch_sizes: usize) -> Result<Layer> {
     let saved_bytes = record.saved_bytes.as_ref().unwrap_or(&record.activation_bytes);
-    for numbers in [&record.forward_s, &record.backward_s, &record.activation_bytes, saved_bytes] {
+    let halves = record.input_gradient_s.as_ref().zip(record.weight_gradient_s.as_ref());
+    let always = [&record.forward_s, &record.backward_s, &record.activation_bytes, saved_bytes];
+    for numbers in always.into_iter().chain(halves.into_iter().flat_map(|(inputs, weights)| [inputs, weights])) {
         if numbers.len() != batch_sizes {
             return Err(Error::profile(
                 format!("layer `{}` has {} numbers for {batch_sizes} batch sizes", record.id, numbers.len()),
@@ -71,6 +75,7 @@ fn layer_of(record: LayerRecord, batch_sizes: usize) -> Result<Layer> {
         .map(|at| Measurement {
             forward_s: record.forward_s[at],
             backward_s: record.backward_s[at],
+            halves_s: halves.map(|(inputs, weights)| (inputs[at], weights[at])),
             activation_bytes: record.activation_bytes[at],
             saved_bytes: saved_bytes[at],
         })

@@ -46,16 +46,23 @@ class Layer:
     """Kept from forward to backward; None means the output."""
     stage: int | None = None
     """Stage that the file assigns (PipeDream's `stage_id`); planning ignores it."""
+    input_gradient_s: tuple[float, ...] | None = None
+    """The backward pass's half for gradients of inputs, alone; given if and only if `weight_gradient_s` is. Schedules
+    that split backward passes take both instead of `backward_s`, of which None is half each."""
+    weight_gradient_s: tuple[float, ...] | None = None
+    """The half for gradients of weights. Both may add up to more than `backward_s`, since splitting has a price."""
 
     def __post_init__(self) -> None:
         for field in ("id", "name"):
             check_text(f"layer {shown(self.id)}: {field}", getattr(self, field), ProfileError)
         if not self.id:
             raise ProfileError(f"layer `{self.name}` has an empty id", "edges name layers by their id")
-        measured = ["forward_s", "backward_s", "activation_bytes"]
-        if self.saved_bytes is not None:
-            measured.append("saved_bytes")
-        for field in measured:
+        if (self.input_gradient_s is None) != (self.weight_gradient_s is None):
+            lacking = "input_gradient_s" if self.input_gradient_s is None else "weight_gradient_s"
+            raise ProfileError(f"layer `{self.id}` has no {lacking}", "give both halves of the backward, or neither")
+        optional = ("saved_bytes", "input_gradient_s", "weight_gradient_s")
+        given = [field for field in optional if getattr(self, field) is not None]
+        for field in ("forward_s", "backward_s", "activation_bytes", *given):
             values = getattr(self, field)
             if not isinstance(values, tuple):
                 raise ProfileError(

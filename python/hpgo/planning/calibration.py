@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _FAR, _SAME = 256.0, 1e-4
 """By how much sums may be slower or faster than thought, and how closely that is found."""
+_BACKWARD = ("backward_s", "input_gradient_s", "weight_gradient_s")
 PARTS = ("computation", "transfers", "synchronisation", "the rest")
 
 
@@ -124,12 +125,7 @@ def _replaced(program: Program, predicted: Breakdown, measured: Breakdown) -> It
         raise ArgumentError("the plan has no times", "give one of `hpgo plan`")
     forward = _ratios(predicted.forward_s, measured.forward_s)
     backward = _ratios(predicted.backward_s, measured.backward_s)
-    by_stage = {
-        "forward_s": forward,
-        "backward_s": backward,
-        "input_gradient_s": backward,
-        "weight_gradient_s": backward,
-    }
+    by_stage = {"forward_s": forward, **dict.fromkeys(_BACKWARD, backward)}
     costs = replace(costs, **{name: _scaled(costs, name, ratios) for name, ratios in by_stage.items()})
     if costs.overlapped_s is not None:
         costs = replace(costs, overlapped_s=None)  # the sum of what was measured
@@ -171,10 +167,11 @@ def _profile(profile: Profile, program: Program, predicted: Breakdown, measured:
 
     def corrected(layer: Layer) -> Layer:
         stage = stage_of[layer.id]
+        slower = {"forward_s": forward[stage], **dict.fromkeys(_BACKWARD, backward[stage])}
+        times = {name: getattr(layer, name) for name in slower}
         return replace(
             layer,
-            forward_s=tuple(one * forward[stage] for one in layer.forward_s),
-            backward_s=tuple(one * backward[stage] for one in layer.backward_s),
+            **{name: tuple(one * slower[name] for one in held) for name, held in times.items() if held is not None},
         )
 
     return replace(

@@ -35,7 +35,10 @@ _SHARED = (
     "restriction", *_COMPARED,
 )  # fmt: skip
 """What alternatives have from the plan that they are alternatives of, or do without."""
-_SINCE_2 = {"stopped", "kept_bytes", "recomputed_bytes", "notes", "tie", "compact_bound_s", "chunks"}
+_SINCE_2 = {
+    "stopped", "kept_bytes", "recomputed_bytes", "notes", "tie", "compact_bound_s", "chunks", "input_gradient_s",
+    "weight_gradient_s",
+}  # fmt: skip
 """Keys that files of version 2 may lack, at any depth: it grew."""
 _SINCE_1 = {*_SINCE_2, "machines", "crossings", "actions", "assumptions", "made_with", "plan", "restriction"}
 """Keys that files of version 1 may lack, at any depth."""

@@ -27,10 +27,10 @@ FRUGAL = ("zb", "sequential")
 def run_on(plan: Plan, name: str) -> Plan:
     """`plan` with its stages run by the schedule `name` of `RUN_ON_PLANS`: simulated, with the memory that this takes.
 
-    A backward pass is halved into I and W where the schedule splits it, and activations are held until W. Recomputation
-    is part of I, and what it makes again is held until W, too. A forward and a backward that run as one take as long as
-    one after the other: profiles don't tell what that saves. `zb` takes the cap on activations that gives the shortest
-    step within memory.
+    A backward pass is run as I and W where the schedule splits it, half of it each if the profile tells no more, and
+    activations are held until W. Recomputation is part of I, and what it makes again is held until W, too. A forward
+    and a backward that run as one take as long as one after the other: profiles don't tell what that saves. `zb` takes
+    the cap on activations that gives the shortest step within memory.
     """
     if name != "zb":
         return _run_with(plan, name, None)
@@ -113,5 +113,7 @@ def _splits_backward(name: str) -> bool:
 
 
 def _tail_s(stage: Stage, recompute: bool) -> float:
-    """Synchronisation after the last W, at most: W is the half of the backward that the sums can hide behind."""
-    return min(stage.sync_s, stage.sync_tail_s + stage.halves_s(recompute=recompute)[1])
+    """Synchronisation after the last W, at most: W is the part of the backward that the sums can hide behind."""
+    whole_s = stage.backward_s - (stage.forward_s if recompute else 0.0)
+    unhidden_s = max(0.0, whole_s - stage.halves_s(recompute=recompute)[1])
+    return min(stage.sync_s, stage.sync_tail_s + unhidden_s)

@@ -80,6 +80,8 @@ def plan_of(question: Question, found: _core.PlanRecord, *, chunks: int = 1) -> 
                 sync_tail_s=price["sync_tail_s"],
                 memory=Memory(**price["memory"]),
                 capacity_bytes=price["capacity_bytes"],
+                input_gradient_s=price["input_gradient_s"],
+                weight_gradient_s=price["weight_gradient_s"],
             )
         )
     micro_batch_size = found["micro_batch_size"]

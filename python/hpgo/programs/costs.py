@@ -67,11 +67,14 @@ class Costs:
             check_is("a stage", stage, Stage, hint)
         check_flag("recompute", recompute)
         edges = stages[:-1]
+        # Without either, halves are half of the backward each, which the simulator knows.
+        splits = recompute or any(stage.weight_gradient_s is not None for stage in stages)
+        halves_s = [stage.halves_s(recompute=recompute) for stage in stages]
         return cls(
             forward_s=tuple(stage.forward_s for stage in stages),
             backward_s=tuple(stage.backward_s for stage in stages),
-            input_gradient_s=tuple(stage.halves_s(recompute=True)[0] for stage in stages) if recompute else None,
-            weight_gradient_s=tuple(stage.halves_s(recompute=True)[1] for stage in stages) if recompute else None,
+            input_gradient_s=tuple(half_s for half_s, _ in halves_s) if splits else None,
+            weight_gradient_s=tuple(half_s for _, half_s in halves_s) if splits else None,
             transfer_s=tuple(stage.transfer_busy_s for stage in edges),
             latency_s=tuple(max(0.0, stage.transfer_s - stage.transfer_busy_s) for stage in edges),
             gradient_sync_s=tuple(stage.sync_tail_s for stage in stages),

@@ -69,6 +69,11 @@ class Stage(Record):
     memory: Memory
     capacity_bytes: float
     """Memory of its smallest device, less what is reserved."""
+    input_gradient_s: float | None = None
+    """One micro-batch's gradients of inputs alone, where a schedule splits the backward, without the forward that
+    recomputation repeats; None where the profile doesn't tell halves."""
+    weight_gradient_s: float | None = None
+    """Likewise the gradients of weights."""
 
     @property
     def replicas(self) -> int:
@@ -82,14 +87,15 @@ class Stage(Record):
         return self.memory.activations_bytes / max(1, self.in_flight) if kept_bytes is None else kept_bytes
 
     def halves_s(self, *, recompute: bool) -> tuple[float, float]:
-        """Seconds of I and W, where a schedule splits the backward: half of it each, as profiles don't say.
+        """Seconds of I and W, where a schedule splits the backward: half of it each, where the profile doesn't say.
 
         The forward that recomputation repeats is part of I.
         """
         check_flag("recompute", recompute)
         repeated_s = self.forward_s if recompute else 0.0
         half_s = (self.backward_s - repeated_s) / 2
-        return repeated_s + half_s, half_s
+        inputs_s, weights_s = self.input_gradient_s, self.weight_gradient_s
+        return repeated_s + (half_s if inputs_s is None else inputs_s), half_s if weights_s is None else weights_s
 
     @property
     def headroom_bytes(self) -> float:

@@ -6,6 +6,7 @@ once: caches hold then what they hold in a run. A layer that equals one that was
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
 from contextlib import contextmanager, nullcontext
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from hpgo.base.errors import RunError
+from hpgo.runtime import halves
 from hpgo.runtime.clocks import Stamps
 from hpgo.runtime.cuts import ready
 from hpgo.runtime.loader import repeated
@@ -38,8 +40,8 @@ _LEAST, _MOST = 5, 200
 """How often a layer runs, besides once to warm up."""
 _FEWEST = 2
 """The same where the time is up."""
-_WHOLES = 20
-"""How often the model runs as a whole, between runs of its layers."""
+_BESIDES = 20
+"""How often, at most, the model runs as a whole, and layers with split backward passes, between runs of the layers."""
 _COPIES = 3
 """Of weights in training: they, their gradients, and what a backward pass adds to these."""
 _SURE = 0.02
@@ -52,6 +54,10 @@ class Figures:
 
     forward_s: float
     backward_s: float
+    input_gradient_s: float | None
+    """The backward pass that leaves gradients of weights to a queue, as runs split it; None for inference."""
+    weight_gradient_s: float | None
+    """What that queue takes."""
     spread: float
     """Of forward and backward together: the middle half of what was measured, as a share of the median."""
     parameter_bytes: int
@@ -79,6 +85,9 @@ class _Layer:
 
     node: Node
     module: nn.Module
+    split: nn.Module
+    """The same weights, in layers that leave their gradients to `queue`."""
+    queue: halves.Queue
     likeness: str
     saved_bytes: int = 0
     reads: tuple[bool, ...] = ()
@@ -87,6 +96,8 @@ class _Layer:
     taken: list[Tensor] = field(default_factory=list)
     spans_ns: list[tuple[int, int]] = field(default_factory=list)
     """Forward and backward, of each time that it ran."""
+    halves_ns: list[tuple[int, int]] = field(default_factory=list)
+    """The backward pass in its halves, of each time that it was split."""
 
 
 class Bench:
@@ -150,7 +161,8 @@ class Bench:
                     self._skip(node)
                     continue
             self._tell(done, node.id)
-            segment.append(_Layer(node, self._module(node), alike))
+            module, queue = self._module(node), halves.Queue()
+            segment.append(_Layer(node, module, _split(module, queue), queue, alike))
             held_bytes += self._copies * weights_bytes + self._look_at(segment[-1])
         if segment:
             self._measure(segment, len(likeness))
@@ -165,8 +177,12 @@ class Bench:
             if not self._is_inference:
                 self._backward(segment, ends=ends)
             count = len(segment[0].spans_ns) - 1
-            if is_all and count < _WHOLES:
-                wholes_ns.append(self._run_whole(segment))
+            if count < _BESIDES:
+                if is_all:
+                    wholes_ns.append(self._run_whole(segment))
+                if not self._is_inference:
+                    self._forward(segment, way="split")
+                    self._backward(segment, ends=ends, is_split=True)
             self._tell(done, f"{segment[-1].node.id}, {count} times" if count > 0 else segment[-1].node.id)
             is_late = time.monotonic() > self._until_s
             if count >= (_FEWEST if is_late else _LEAST) and (is_late or count >= _MOST or _is_sure(segment)):
@@ -186,9 +202,15 @@ class Bench:
         forward, backward = (
             fmean(median(span[way] for span in each.spans_ns[1:]) for each in alike) / 1e9 for way in (0, 1)
         )
+        inputs, weights = (
+            fmean(median(both[way] for both in each.halves_ns[1:]) for each in alike) / 1e9 if one.halves_ns else None
+            for way in (0, 1)
+        )
         return Figures(
             forward_s=forward,
             backward_s=backward,
+            input_gradient_s=inputs,
+            weight_gradient_s=weights,
             spread=median(_spread([sum(span) for span in each.spans_ns[1:]]) for each in alike),
             parameter_bytes=sum(map(_bytes, one.module.parameters())),
             saved_bytes=one.saved_bytes,
@@ -196,16 +218,16 @@ class Bench:
             returns=one.returns,
         )
 
-    def _forward(self, segment: Sequence[_Layer], *, is_whole: bool = False) -> None:
-        """Runs layers forward, each on leaves of its own, or all as one graph."""
+    def _forward(self, segment: Sequence[_Layer], *, way: str = "alone") -> None:
+        """Runs layers forward: each on leaves of its own, for whole passes or `split` ones, or all as one graph."""
         with self._running():
             for one in segment:
-                taken = self._arguments(one, is_whole=is_whole)
+                taken = self._arguments(one, is_whole=way == "whole")
                 begin = self._stamps.take()
-                made = self._call(one.node, one.module, taken)
+                made = self._call(one.node, one.split if way == "split" else one.module, taken)
                 end = self._stamps.take()
                 self._keep(one, made)
-                if not is_whole:
+                if way == "alone":
                     (begin_ns, end_ns) = self._stamps.in_ns([begin, end])
                     one.spans_ns.append((end_ns - begin_ns, 0))
 
@@ -222,16 +244,13 @@ class Bench:
         one.taken = list(values.values())
         return self._given(one.node, values)
 
-    def _backward(self, segment: Sequence[_Layer], *, ends: bool) -> None:
-        """Runs layers backward, the last one from the loss if it ends the model."""
+    def _backward(self, segment: Sequence[_Layer], *, ends: bool, is_split: bool = False) -> None:
+        """Runs layers backward, perhaps in halves, the last one from the loss if it ends the model."""
         gradients: dict[str, Tensor] = {}
         for one in reversed(segment):
             names = self._names(one.node.id)
             roots = [(name, made) for name, made in zip(names, one.made, strict=True) if made.requires_grad]
-            forward_ns, backward_ns = one.spans_ns[-1]
-            if ends and one is segment[-1]:
-                loss_ns = self._loss(gradients)
-                forward_ns, backward_ns = forward_ns + loss_ns[0], loss_ns[1]
+            loss_ns = self._loss(gradients) if ends and one is segment[-1] else (0, 0)
             given = [gradients.pop(name, None) for name, _ in roots]
             given = [
                 torch.full_like(made, 1e-3) if gradient is None else gradient.to(made.dtype)
@@ -239,16 +258,30 @@ class Bench:
             ]
             if self._copies * sum(map(_bytes, one.module.parameters())) > self._memory_bytes:
                 one.module.zero_grad(set_to_none=True)  # there is no room to add to them
+            first_ns = second_ns = 0
             if roots:
-                begin = self._stamps.take()
-                torch.autograd.backward([made for _, made in roots], given)
-                begin_ns, end_ns = self._stamps.in_ns([begin, self._stamps.take()])
-                backward_ns += end_ns - begin_ns
-            one.spans_ns[-1] = forward_ns, backward_ns
+                first_ns, second_ns = self._pass(one, [made for _, made in roots], given, is_split=is_split)
+            if is_split:
+                one.halves_ns.append((loss_ns[1] + first_ns, second_ns))
+            else:
+                one.spans_ns[-1] = one.spans_ns[-1][0] + loss_ns[0], loss_ns[1] + first_ns
             read = dict.fromkeys(name for feed in one.node.feeds for name in self._names(feed))
             for name, leaf in zip(read, one.taken, strict=True):
                 if leaf.grad is not None:
                     gradients[name] = leaf.grad if name not in gradients else gradients[name] + leaf.grad
+
+    def _pass(
+        self, one: _Layer, roots: Sequence[Tensor], gradients: Sequence[Tensor], *, is_split: bool
+    ) -> tuple[int, int]:
+        """Runs a layer backward; returns the nanoseconds of the pass, and of what it left to the queue."""
+        begin = self._stamps.take()
+        with one.queue.filling(0) if is_split else nullcontext():
+            torch.autograd.backward(roots, gradients)
+        middle = self._stamps.take()
+        if is_split:
+            one.queue.run(0)
+        begin_ns, middle_ns, end_ns = self._stamps.in_ns([begin, middle, self._stamps.take()])
+        return middle_ns - begin_ns, end_ns - middle_ns
 
     def _loss(self, gradients: dict[str, Tensor]) -> tuple[int, int]:
         """Puts the loss's gradients into `gradients`; returns the nanoseconds that it took forward and backward."""
@@ -267,7 +300,7 @@ class Bench:
         """Runs the layers as one graph; returns the nanoseconds of its pass forward and backward."""
         names = [name for output in self._network.outputs for name in self._names(output)]
         begin = self._stamps.take()
-        self._forward(segment, is_whole=True)
+        self._forward(segment, way="whole")
         if not self._is_inference:
             with self._running():
                 loss = self._workload.loss_of(tuple(self._held[name] for name in names), self._targets) / self._rows
@@ -421,6 +454,14 @@ class Bench:
         alone = torch.inference_mode() if self._is_inference else nullcontext()
         with running(step=0, samples=range(self._rows)), alone:
             yield
+
+
+def _split(module: nn.Module, queue: halves.Queue) -> nn.Module:
+    """`module` with the same weights, whose backward pass leaves their gradients to `queue`."""
+    shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
+    split = copy.deepcopy(module, shared)
+    halves.install(split, queue)
+    return split
 
 
 def plausible(tensor: Tensor, name: str = "") -> Tensor:

@@ -31,7 +31,7 @@ from hpgo.runtime.layer_times import Bench, Figures, Whole
 from hpgo.runtime.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 _SHARE = 0.5
 """Of the memory that is free, what measuring may fill with layers."""
@@ -204,9 +204,18 @@ def _profile(workload: Workload, sizes: tuple[int, ...], benches: list[Bench], s
                 activation_bytes=tuple(one[layer] for one in activations),
                 parameter_bytes=figures[0].parameter_bytes,
                 saved_bytes=tuple(one[layer] for one in saved),
+                input_gradient_s=_known(one.input_gradient_s for one in figures),
+                weight_gradient_s=_known(one.weight_gradient_s for one in figures),
             )
         )
     return Profile(workload.name or "model", sizes, tuple(layers), workload.edges, source)
+
+
+def _known(values: Iterable[float | None]) -> tuple[float, ...] | None:
+    """Those values, if all of them are known."""
+    held = tuple(values)
+    known = tuple(value for value in held if value is not None)
+    return known if len(known) == len(held) else None
 
 
 def _source(setting: dict[str, Any], device: torch.device) -> str:

@@ -10,6 +10,9 @@
 //! 2. *One layer.* Some group computes G / μ times for t(l, q) / σ at least, for the layer l that is longest at its best.
 //! 3. *One micro-batch.* It goes through all layers and back; where the backward is split, through its first half.
 //!
+//! A schedule that splits the backward runs each pass whole or in halves, so where these are known t(l, q) has the lesser of
+//! both, and the way back the lesser of the whole and the first half.
+//!
 //! A sum in which each layer takes its own best q is at most the sum in which all layers of a stage share one. Between
 //! two batch sizes that were measured t(l, q) is linear in q, so t(l, q) / q = a / q + b falls or rises there: the least
 //! of either over a range of shares is at its ends or at a measured size in it.
@@ -54,16 +57,21 @@ impl LeastLayers {
         let measured = model.batch_sizes().iter().copied().filter(|size| (least..=most).contains(size));
         let shares: Vec<u32> = [least, most].into_iter().chain(measured).collect();
         let totals: Vec<_> = shares.iter().map(|&share| model.totals(share)).collect();
-        let back = if family.splits_backward { 0.5 } else { 1.0 };
         let (mut work_s_per_sample, mut longest_s, mut trip_s) = (0.0, 0.0_f64, 0.0);
         for layer in 0..model.layer_parameter_bytes.len() {
             let (mut per_sample_s, mut both_s, mut way_s) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
             for (&share, totals) in shares.iter().zip(&totals) {
                 let forward_s = totals.layer_forward_s[layer] * if recomputes { 2.0 } else { 1.0 };
-                let backward_s = totals.layer_backward_s[layer];
+                let whole_s = totals.layer_backward_s[layer];
+                let (input_s, weight_s) = totals.layer_halves_s(layer);
+                let (backward_s, back_s) = if family.splits_backward {
+                    (whole_s.min(input_s + weight_s), whole_s.min(input_s))
+                } else {
+                    (whole_s, whole_s)
+                };
                 per_sample_s = per_sample_s.min((forward_s + backward_s) / f64::from(share));
                 both_s = both_s.min(forward_s + backward_s);
-                way_s = way_s.min(forward_s + back * backward_s);
+                way_s = way_s.min(forward_s + back_s);
             }
             work_s_per_sample += per_sample_s;
             longest_s = longest_s.max(both_s);

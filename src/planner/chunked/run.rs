@@ -114,11 +114,18 @@ fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32,
     most
 }
 
-/// Seconds of I and W: halves of the backward; the forward that recomputation repeats is part of I.
+/// Seconds of I and W, each half of the backward where the profile doesn't say; the forward that recomputation repeats
+/// is part of I.
 fn halves_s(stage: &StagePrice, recompute: bool) -> (f64, f64) {
     let repeated_s = if recompute { stage.forward_s } else { 0.0 };
     let half_s = (stage.backward_s - repeated_s) / 2.0;
-    (repeated_s + half_s, half_s)
+    (repeated_s + stage.input_gradient_s.unwrap_or(half_s), stage.weight_gradient_s.unwrap_or(half_s))
+}
+
+/// What a whole backward hides of the sums of gradients, and W alone can't.
+fn unhidden_s(stage: &StagePrice, recompute: bool, weight_gradient_s: f64) -> f64 {
+    let repeated_s = if recompute { stage.forward_s } else { 0.0 };
+    (stage.backward_s - repeated_s - weight_gradient_s).max(0.0)
 }
 
 /// Runs priced stages in these orders.
@@ -143,7 +150,7 @@ pub(super) fn run(
     for stage in &mut stages {
         let (input_gradient_s, weight_gradient_s) = halves_s(stage, recompute);
         if peaks.splits_backward {
-            stage.sync_tail_s = stage.sync_s.min(stage.sync_tail_s + weight_gradient_s);
+            stage.sync_tail_s = stage.sync_s.min(stage.sync_tail_s + unhidden_s(stage, recompute, weight_gradient_s));
         }
         compute.push(StageTimes {
             input_gradient_s,

@@ -69,6 +69,10 @@ pub struct StagePrice {
     pub forward_s: f64,
     /// Backward pass of one micro-batch, with the forward pass that recomputation repeats.
     pub backward_s: f64,
+    /// Its half for the gradients of inputs, without what recomputation repeats; `None` if no layer tells its halves.
+    pub input_gradient_s: Option<f64>,
+    /// Its half for the gradients of weights.
+    pub weight_gradient_s: Option<f64>,
     /// Sending one micro-batch's output to the next stage, or its gradient back; 0 behind the last stage.
     pub transfer_s: f64,
     /// The part of `transfer_s` that occupies the fullest port.
@@ -157,6 +161,7 @@ impl<'a> Pricer<'a> {
             let forward_s = (totals.forward_s[stage.end] - totals.forward_s[stage.begin]) / speed;
             let backward_s = (totals.backward_s[stage.end] - totals.backward_s[stage.begin]) / speed
                 + if plan.recompute { forward_s } else { 0.0 };
+            let half_s = |below: &[f64]| (below[stage.end] - below[stage.begin]) / speed;
             let rate = match plan.stages.get(index + 1) {
                 Some(next) => transfer(self.cluster, &stage.footprint, &next.footprint),
                 None => Rate::default(),
@@ -174,6 +179,8 @@ impl<'a> Pricer<'a> {
                 share,
                 forward_s,
                 backward_s,
+                input_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.input_gradient_s)),
+                weight_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.weight_gradient_s)),
                 transfer_s: cut_bytes * rate.s_per_byte + rate.latency_s,
                 transfer_busy_s: cut_bytes * rate.s_per_byte,
                 sync_s: sync_tail(false),

@@ -27,6 +27,7 @@ from hpgo.model.profile import Layer, Profile
 
 VERSION = 1
 VERSION_KEY = "hpgo_profile"
+_HALVES = ("input_gradient_s", "weight_gradient_s")
 
 
 def parse(text: str, *, name: str, file: str = "text") -> Profile:
@@ -127,6 +128,7 @@ def _layer(section: Section, sizes: int) -> Layer:
         section.number("parameter_bytes"),
         saved,
         section.whole("stage") if "stage" in section else None,
+        **{key: _measured(section, key, sizes) for key in _HALVES if key in section},
     )
     section.done()
     return layer
@@ -178,6 +180,7 @@ def _layer_keys(layer: Layer) -> dict[str, object]:
         keys["saved_bytes"] = _bare(layer.saved_bytes)
     if layer.stage is not None:
         keys["stage"] = layer.stage
+    keys |= {key: _bare(getattr(layer, key)) for key in _HALVES if getattr(layer, key) is not None}
     return keys
 
 
