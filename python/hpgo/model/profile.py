@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import date
 from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,8 @@ class Layer:
     that split backward passes take both instead of `backward_s`, of which None is half each."""
     weight_gradient_s: tuple[float, ...] | None = None
     """The half for gradients of weights. Both may add up to more than `backward_s`, since splitting has a price."""
+    spread: float | None = None
+    """By what share of their median its measured times differ: the middle half of them. Prices don't heed it."""
 
     def __post_init__(self) -> None:
         for field in ("id", "name"):
@@ -76,6 +79,8 @@ class Layer:
                 )
             object.__setattr__(self, field, tuple(self._number(field, value) for value in values))
         object.__setattr__(self, "parameter_bytes", self._number("parameter_bytes", self.parameter_bytes))
+        if self.spread is not None:
+            object.__setattr__(self, "spread", self._number("spread", self.spread))
         if self.stage is not None:
             stage = whole(f"layer `{self.id}`: stage", self.stage, least=0, error=ProfileError)
             object.__setattr__(self, "stage", stage)
@@ -110,6 +115,16 @@ class Profile:
     """Where the numbers come from."""
     gpus_per_device: int = 1
     """How many GPUs shared each layer when it was measured, by tensor parallelism say; plans take them for one."""
+    device: str = ""
+    """What layers were measured on: the name of a GPU or of a processor. Prices don't heed this, nor what follows."""
+    machine: str = ""
+    """The host's name."""
+    dtype: str = ""
+    """Of weights, and of what is computed in where that differs: `float32`, or `float32, autocast to bfloat16`."""
+    date: str = ""
+    """Of the measurement, as `2026-05-03`."""
+    versions: tuple[tuple[str, str], ...] = ()
+    """Of what it was measured with: `(("torch", "2.15.0"),)`."""
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -147,8 +162,9 @@ class Profile:
             )
 
     def _check_kinds(self) -> None:
-        for field in ("name", "source"):
+        for field in ("name", "source", "device", "machine", "dtype", "date"):
             check_text(f"a profile's {field}", getattr(self, field), ProfileError)
+        self._check_circumstances()
         for field in ("batch_sizes", "layers", "edges"):
             if not isinstance(getattr(self, field), tuple):
                 raise ProfileError(
@@ -163,6 +179,28 @@ class Profile:
                 raise ProfileError(
                     f"profile `{self.name}`: {shown(edge)} is no edge", "an edge is a tuple of two layer ids"
                 )
+
+    def _check_circumstances(self) -> None:
+        if self.date:
+            try:
+                day = date.fromisoformat(self.date)
+            except ValueError:
+                day = None
+            if day is None or day.isoformat() != self.date:
+                raise ProfileError(f"profile `{self.name}`: date is {shown(self.date)}", "write it as 2026-05-03")
+        if not isinstance(self.versions, tuple) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+            for pair in self.versions
+        ):
+            raise ProfileError(
+                f"profile `{self.name}`: versions is {shown(self.versions)}",
+                "give a tuple of pairs of texts: a name and its version",
+            )
+        for pair in self.versions:
+            for text in pair:
+                check_text("a version", text, ProfileError)
+        if len(dict(self.versions)) < len(self.versions):
+            raise ProfileError(f"profile `{self.name}` has two versions of one name", "give each once")
 
     @classmethod
     def chain(
@@ -223,6 +261,25 @@ class Profile:
     def parameter_bytes(self) -> float:
         """Weights of the whole model."""
         return sum(layer.parameter_bytes for layer in self.layers)
+
+    @property
+    def spread(self) -> float | None:
+        """By what share of their median measured times differ, on the average over the time that layers take.
+
+        None where no layer tells.
+
+        >>> toy = Profile.chain(
+        ...     "toy", batch_size=1, forward_s=[1], backward_s=[2], activation_bytes=[8], parameter_bytes=[4])
+        >>> toy.spread, replace(toy, layers=(replace(toy.layers[0], spread=0.03),)).spread
+        (None, 0.03)
+        """
+        told = [
+            (layer.spread, layer.forward_s[-1] + layer.backward_s[-1])
+            for layer in self.layers
+            if layer.spread is not None
+        ]
+        whole_s = sum(seconds for _, seconds in told)
+        return sum(spread * (seconds / whole_s) for spread, seconds in told) if whole_s else None
 
     @property
     def loading(self) -> tuple[Layer, ...]:

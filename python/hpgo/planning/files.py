@@ -89,9 +89,16 @@ def read(text: str, source: str) -> Plan:
 
 
 def digest_of(source: Profile | Cluster) -> Digest:
-    """The SHA-256 of what prices depend on: the file's keys but `name` and `source`, sorted, with numbers as floats."""
-    keys = native.document(source) if isinstance(source, Profile) else source.document()
-    kept = {key: value for key, value in keys.items() if key not in {"name", "source"}}
+    """The SHA-256 of what prices depend on: the file's keys, sorted, with numbers as floats.
+
+    Left out are those that say where the numbers come from.
+    """
+    if isinstance(source, Profile):
+        told = replace(source, layers=tuple(replace(layer, spread=None) for layer in source.layers))
+        keys = native.document(told)
+    else:
+        keys = source.document()
+    kept = {key: value for key, value in keys.items() if key not in native.UNPRICED}
     text = json.dumps(_as_floats(kept), sort_keys=True, separators=(",", ":"))
     return Digest(hashlib.sha256(text.encode()).hexdigest())
 

@@ -158,7 +158,7 @@ def measure(
     finally:
         torch.set_num_threads(before)
     kept.remove()
-    made = _profile(read, sizes, benches, _source(setting, where))
+    made = _profile(read, sizes, benches, _source(setting, where), _circumstances(read, setting, where))
     return Measurement(
         made,
         {layer: benches[-1].figures[layer].spread for layer in read.layers},
@@ -190,7 +190,9 @@ def _teller(
     return tell
 
 
-def _profile(workload: Workload, sizes: tuple[int, ...], benches: list[Bench], source: str) -> Profile:
+def _profile(
+    workload: Workload, sizes: tuple[int, ...], benches: list[Bench], source: str, circumstances: dict[str, Any]
+) -> Profile:
     activations, saved = [one.activation_bytes() for one in benches], [one.saved_bytes() for one in benches]
     layers = []
     for layer in workload.layers:
@@ -206,9 +208,10 @@ def _profile(workload: Workload, sizes: tuple[int, ...], benches: list[Bench], s
                 saved_bytes=tuple(one[layer] for one in saved),
                 input_gradient_s=_known(one.input_gradient_s for one in figures),
                 weight_gradient_s=_known(one.weight_gradient_s for one in figures),
+                spread=figures[-1].spread,
             )
         )
-    return Profile(workload.name or "model", sizes, tuple(layers), workload.edges, source)
+    return Profile(workload.name or "model", sizes, tuple(layers), workload.edges, source, **circumstances)
 
 
 def _known(values: Iterable[float | None]) -> tuple[float, ...] | None:
@@ -218,14 +221,32 @@ def _known(values: Iterable[float | None]) -> tuple[float, ...] | None:
     return known if len(known) == len(held) else None
 
 
+def _circumstances(workload: Workload, setting: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """What a profile says about where it was measured."""
+    network = workload.network
+    tensors = (one for layer in network.nodes for one in network.make_on_meta(layer).parameters())
+    held = [setting["dtype"]] if setting["dtype"] else sorted({_name(one.dtype) or "" for one in tensors})
+    autocast = [f"autocast to {setting['autocast']}"] if setting["autocast"] else []
+    return {
+        "device": _device(device),
+        "machine": platform.node(),
+        "dtype": ", ".join([*held, *autocast]),
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": (("hpgo", __version__), ("torch", str(torch.__version__))),
+    }
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+
+
 def _source(setting: dict[str, Any], device: torch.device) -> str:
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     share = "" if device.type == "cuda" else f", {counted(setting['threads'], 'thread')} for each rank"
     ranks = f", {setting['ranks']} at once" if setting["ranks"] > 1 else ""
     autocast = setting["autocast"] and f"autocast to {setting['autocast']}"
     kinds = ", ".join(filter(None, [setting["dtype"], autocast, setting["inference"] and "inference"]))
     return (
-        f"measured on {machine}{share}{ranks}{f', {kinds}' if kinds else ''}; "
+        f"measured on {_device(device)}{share}{ranks}{f', {kinds}' if kinds else ''}; "
         f"hpgo {__version__}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
     )
 

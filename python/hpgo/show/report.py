@@ -17,6 +17,7 @@ from hpgo.base.tables import markdown as markdown_table
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import above, counted, printable
+from hpgo.model.profile import Profile
 from hpgo.planning import limits
 from hpgo.planning.optimizers import OPTIMIZERS
 from hpgo.planning.question import SCHEDULES
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hpgo.programs.stages import Stage
 
 WIDTH = 80
+_SEEN = 0.01  # of a spread; times that differ less are taken at their word
 _ALIKE = 4  # groups of devices from which on only some are named
 _SCHEDULES = {
     "1f1b": "1F1B",
@@ -234,6 +236,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         *([] if stored_step_s is None else [("stored step", _stored(plan, stored_step_s))]),
         *([] if plan.tie is None else [("tie", _tie(plan, plan.tie))]),
         ("proof", proof(plan)),
+        *([("measured", measured)] if (measured := _measured(plan)) else []),
         *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
         *([(f"--for {plan.restriction.launcher}", restriction(plan))] if plan.restriction is not None else []),
         *_without(plan),
@@ -243,6 +246,21 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         *((f"or {other.name}", _instead(plan, other)) for other in plan.alternatives),
         *(("note", note) for note in plan.notes),
     ]
+
+
+def _measured(plan: Plan) -> str:
+    """Where the profile's times come from, and whether they tell plans apart as finely as the proof; may be empty."""
+    profile = None if plan.assumptions is None else plan.assumptions.profile
+    if not isinstance(profile, Profile):
+        return ""
+    where = " on ".join(filter(None, [profile.dtype and f"in {profile.dtype}", profile.device]))
+    versions = [" ".join(pair) for pair in profile.versions]
+    said = ", ".join(filter(None, [where, profile.machine, *versions, profile.date]))
+    spread = profile.spread or 0.0
+    if plan.gap is None or spread < _SEEN or spread <= plan.gap:
+        return said
+    doubt = f"times differ by {100 * spread:.2g} %, more than the gap: plans as close as that may be as fast"
+    return f"{said}; {doubt}" if said else doubt
 
 
 def proof(plan: Plan) -> str:

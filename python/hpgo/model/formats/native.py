@@ -28,6 +28,9 @@ from hpgo.model.profile import Layer, Profile
 VERSION = 1
 VERSION_KEY = "hpgo_profile"
 _HALVES = ("input_gradient_s", "weight_gradient_s")
+_TEXTS = ("device", "machine", "dtype", "date")
+UNPRICED = ("name", "source", *_TEXTS, "versions")
+"""Keys that say where numbers come from: prices don't depend on them, nor on `spread` of a layer."""
 
 
 def parse(text: str, *, name: str, file: str = "text") -> Profile:
@@ -58,8 +61,15 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
     edges = _edges(top) if "edges" in top else list(pairwise(ids))
     title, source = top.text("name", name), top.text("source", file)
     gpus = top.whole("gpus_per_device", 1, least=1)
+    texts = {key: top.text(key, "") for key in _TEXTS}
+    versions: list[tuple[str, str]] = []
+    if "versions" in top:
+        section = top.within("versions")
+        versions = [(of, section.text(of)) for of in section]
     top.done()
-    return top.build(Profile, title, batch_sizes, tuple(layers), tuple(edges), source, gpus)
+    return top.build(
+        Profile, title, batch_sizes, tuple(layers), tuple(edges), source, gpus, **texts, versions=tuple(versions)
+    )
 
 
 def document(profile: Profile) -> dict[str, object]:
@@ -129,6 +139,7 @@ def _layer(section: Section, sizes: int) -> Layer:
         saved,
         section.whole("stage") if "stage" in section else None,
         **{key: _measured(section, key, sizes) for key in _HALVES if key in section},
+        spread=section.number("spread") if "spread" in section else None,
     )
     section.done()
     return layer
@@ -163,7 +174,10 @@ def _head(profile: Profile) -> dict[str, object]:
         "source": profile.source,
         "batch_sizes": _bare(profile.batch_sizes),
     }
-    return head | ({"gpus_per_device": profile.gpus_per_device} if profile.gpus_per_device != 1 else {})
+    if profile.gpus_per_device != 1:
+        head["gpus_per_device"] = profile.gpus_per_device
+    head |= {key: getattr(profile, key) for key in _TEXTS if getattr(profile, key)}
+    return head | ({"versions": dict(profile.versions)} if profile.versions else {})
 
 
 def _layer_keys(layer: Layer) -> dict[str, object]:
@@ -181,6 +195,8 @@ def _layer_keys(layer: Layer) -> dict[str, object]:
     if layer.stage is not None:
         keys["stage"] = layer.stage
     keys |= {key: _bare(getattr(layer, key)) for key in _HALVES if getattr(layer, key) is not None}
+    if layer.spread is not None:
+        keys["spread"] = layer.spread
     return keys
 
 
