@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from guided import fuzz, reader, toy
@@ -61,6 +62,22 @@ _TRACE = {
 }
 
 
+def _told(profile: hpgo.Profile) -> hpgo.Profile:
+    """`profile` with every key that may be left out."""
+    layers = (
+        replace(layer, input_gradient_s=(1.0,), weight_gradient_s=(1.5,), spread=0.02) for layer in profile.layers
+    )
+    return replace(
+        profile,
+        layers=tuple(layers),
+        device="H100",
+        machine="node-7",
+        dtype="float32",
+        date="2026-05-03",
+        versions=(("torch", "2.15.0"),),
+    )
+
+
 def seeds() -> dict[str, bytes]:
     """The first layers of a file of measurements, and small files of each other kind."""
     profile = toy(3)
@@ -70,6 +87,7 @@ def seeds() -> dict[str, bytes]:
         "pipedream": "\n".join(measured[:6]),
         "json": native.write_json(profile),
         "yaml": native.write_yaml(profile),
+        "measured": native.write_yaml(_told(profile)),
         "piper": json.dumps(_PIPER),
         "torch": json.dumps(_TRACE),
         "dnn-partitioning": json.dumps(_DNN_PARTITIONING),

@@ -72,7 +72,7 @@ def test_prices_and_digests_do_not_heed_it(tmp_path: Path) -> None:
     assert hpgo.plan(profile, machines(), global_batch_size=4).step_s == plan.step_s
     plan.save(tmp_path / "plan.json", embed=False)
     read = hpgo.Plan.read(tmp_path / "plan.json")
-    assert read.reprice(profile, machines()).step_s == plan.step_s
+    assert read.reprice(profile=profile, cluster=machines()).step_s == plan.step_s
 
 
 def test_reports_say_where_times_are_from_and_when_they_differ_more_than_the_gap() -> None:

@@ -146,6 +146,19 @@ def test_saved_bytes_are_what_stays_alive_until_the_backward_pass(name: str) -> 
     assert (kept - returned) / 1.05 <= said <= 1.05 * (kept + given)
 
 
+def test_inference_has_no_halves() -> None:
+    alone = measured("mlp:layers=2,width=8", batch_sizes=[2], inference=True)
+    assert all(layer.input_gradient_s is layer.weight_gradient_s is None for layer in alone.layers)
+
+
+def test_profiles_say_where_and_how_surely_they_were_measured() -> None:
+    made = measured("mlp:layers=2,width=8", batch_sizes=[2], dtype=torch.float64)
+    assert made.dtype == "float64"
+    assert made.device
+    assert dict(made.versions)["torch"] == str(torch.__version__)
+    assert all(layer.spread is not None for layer in made.layers)
+
+
 def test_times_are_those_of_passes_and_the_loss_belongs_to_the_last_layer() -> None:
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         time.sleep(PAUSE_S)
@@ -159,6 +172,12 @@ def test_times_are_those_of_passes_and_the_loss_belongs_to_the_last_layer() -> N
     assert 2 * PAUSE_S <= second.backward_s[0] < 3 * PAUSE_S
     assert 2 * PAUSE_S <= third.forward_s[0] < 3 * PAUSE_S
     assert 2 * PAUSE_S <= third.backward_s[0] < 3 * PAUSE_S
+    for layer in (second, third):  # what is no gradient of a weight belongs to the first half
+        inputs_s, weights_s = layer.input_gradient_s, layer.weight_gradient_s
+        assert inputs_s is not None
+        assert weights_s is not None
+        assert 2 * PAUSE_S <= inputs_s[0] < 3 * PAUSE_S
+        assert 0 < weights_s[0] < PAUSE_S / 4
 
 
 def test_layers_that_do_not_fit_at_once_are_measured_one_by_one_and_equal_ones_once() -> None:

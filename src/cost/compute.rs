@@ -54,9 +54,8 @@ impl Halves {
 
     fn blend(&self, other: &Self, weight: f64, other_weight: f64) -> Self {
         let mix = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * weight + b * other_weight).collect();
-        let both = |(a, b): (&(f64, f64), &(f64, f64))| {
-            (a.0 * weight + b.0 * other_weight, a.1 * weight + b.1 * other_weight)
-        };
+        let both =
+            |(a, b): (&(f64, f64), &(f64, f64))| (a.0 * weight + b.0 * other_weight, a.1 * weight + b.1 * other_weight);
         Self {
             input_gradient_s: mix(&self.input_gradient_s, &other.input_gradient_s),
             weight_gradient_s: mix(&self.weight_gradient_s, &other.weight_gradient_s),

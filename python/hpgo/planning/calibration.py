@@ -168,11 +168,9 @@ def _profile(profile: Profile, program: Program, predicted: Breakdown, measured:
     def corrected(layer: Layer) -> Layer:
         stage = stage_of[layer.id]
         slower = {"forward_s": forward[stage], **dict.fromkeys(_BACKWARD, backward[stage])}
-        times = {name: getattr(layer, name) for name in slower}
-        return replace(
-            layer,
-            **{name: tuple(one * slower[name] for one in held) for name, held in times.items() if held is not None},
-        )
+        told = {name: held for name in slower if (held := getattr(layer, name)) is not None}
+        scaled: dict[str, Any] = {name: tuple(one * slower[name] for one in held) for name, held in told.items()}
+        return replace(layer, **scaled)
 
     return replace(
         profile,

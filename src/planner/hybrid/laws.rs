@@ -286,7 +286,13 @@ fn questions() -> impl Strategy<Value = Question> {
             name: "layer".into(),
             id: String::new(),
             parameter_bytes,
-            measured: vec![Measurement { forward_s, backward_s, activation_bytes, saved_bytes: activation_bytes, halves_s: None }],
+            measured: vec![Measurement {
+                forward_s,
+                backward_s,
+                activation_bytes,
+                saved_bytes: activation_bytes,
+                halves_s: None,
+            }],
         },
     );
     let speed = prop_oneof![2 => Just(1.0), 1 => 1.0..2.0];
