@@ -71,6 +71,18 @@ def test_lines_through_times_that_lie_on_one_are_found_and_noise_is_told() -> No
         assert noisy.residual < 0.1
 
 
+def test_small_messages_that_were_held_up_hardly_move_the_line() -> None:
+    chance = random.Random(6)
+    for _ in range(200):
+        latency_s, rate = 10 ** chance.uniform(-5.3, -4), 10 ** chance.uniform(8.5, 10.5)
+        times = [(8 * 8**step, latency_s + 8 * 8**step / rate) for step in range(8)]
+        held = chance.sample(range(5), 2)
+        fit = fitted([(size, time_s * (chance.uniform(3, 1000) if at in held else 1)) for at, (size, time_s) in
+                      enumerate(times)])  # fmt: skip
+        for size, time_s in times:
+            assert fit.latency_s + size / fit.bytes_per_s == pytest.approx(time_s, rel=0.25)
+
+
 def test_alone_it_starts_ranks_and_writes_a_cluster_that_plans_are_made_for(tmp_path: Path) -> None:
     done = run(tmp_path, "-m", "hpgo", "measure-links", "--ranks", "3", "--time-limit", "1s", "--name", "here", "-o",
                "here.yaml", "--picture", "rates.svg")  # fmt: skip

@@ -2,7 +2,7 @@
 
 A message of n bytes takes a + n / B: the latency a and the rate B are fitted to half of what a message and its answer
 take, for sizes from 8 bytes to some megabytes. Each time counts by its share, so that small messages weigh as much as
-large ones.
+large ones. A message takes no longer than a larger one: one that did was held up, and counts as the larger one.
 """
 
 from __future__ import annotations
@@ -252,14 +252,15 @@ def fitted(messages: Sequence[tuple[int, float]]) -> Fit:
     >>> round(fit.latency_s * 1e6), round(fit.bytes_per_s / 1e6), fit.residual < 1e-6
     (20, 1000, True)
     """
-    sizes, times = (np.array(column, dtype=float) for column in zip(*messages, strict=True))
+    sizes, measured = (np.array(column, dtype=float) for column in zip(*sorted(messages), strict=True))
+    times = np.minimum.accumulate(measured[::-1])[::-1]
     rows = np.stack([1 / times, sizes / times], axis=1)
     (latency_s, per_byte), *_ = np.linalg.lstsq(rows, np.ones(len(times)), rcond=None)
     if latency_s < 0:
         latency_s, per_byte = 0.0, float(np.median(times / sizes))
     elif per_byte <= 0:  # as slow for one byte as for many: the largest tell at least what is reached
         per_byte = float(np.min(times / sizes))
-    residual = float(np.median(np.abs(latency_s + sizes * per_byte - times) / times))
+    residual = float(np.median(np.abs(latency_s + sizes * per_byte - measured) / measured))
     return Fit(float(latency_s), float(1 / per_byte), residual)
 
 

@@ -1,0 +1,108 @@
+"""docs/tutorial.md takes a model of one's own to a run: its blocks run, and any plan trains that model alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_readme import refresh
+
+import hpgo
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+
+import hpgo.runtime  # noqa: E402 -- it needs torch
+
+ROOT = Path(__file__).parent.parent
+TRAINING = ("--workload", "my_gpt:model", "--data", "my_gpt:text", "--optimizer", "adamw:lr=2e-3")
+STEPS = 25
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the blocks of the page have run, and the page with what they printed."""
+    path = tmp_path_factory.mktemp("tutorial")
+    (path / "page.md").write_text(refresh.refreshed(refresh.MEASURED, path), encoding="utf-8")
+    return path
+
+
+def losses(folder: Path, plan: str, *words: str) -> list[float]:
+    """Of the steps that the run has done."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hpgo", "run", plan, *TRAINING, "--dtype", "float64", "--json", *words],
+        cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return list(json.loads(done.stdout)["losses"])
+
+
+def test_commands_print_what_the_page_shows_but_for_figures(folder: Path) -> None:
+    """`make docs` renews a page; read the diff."""
+    shown, printed = (page.read_text(encoding="utf-8") for page in (refresh.MEASURED, folder / "page.md"))
+    assert refresh.alike(shown, printed), printed
+
+
+def test_a_page_that_shows_other_words_is_out_of_date() -> None:
+    shown = "$ hpgo run\nstep 1  loss 5.6  120 ms\n"
+    assert refresh.alike(shown, shown.replace("120 ms", "1.3 s").replace("5.6", "4.25"))
+    assert not refresh.alike(shown, shown.replace("loss", "cost"))
+
+
+def test_what_the_page_speaks_of_is_there(folder: Path) -> None:
+    plan = hpgo.Plan.read(folder / "plan.json")
+    assert [len(stage.devices) for stage in plan.stages] == [1, 1]
+    assert [len(stage.devices) for stage in hpgo.Plan.read(folder / "uneven.json").stages] == [3, 1]
+    assert hpgo.Timeline.read(folder / "measured.timeline.json").ranks == 2
+    assert "measured" in (folder / "both.svg").read_text(encoding="utf-8")
+    assert "<svg" in (folder / "plan.svg").read_text(encoding="utf-8")
+    assert (folder / "saved/step-40/checkpoint.json").is_file()
+    assert hpgo.read_profile(folder / "corrected.yaml").batch_sizes == (2, 4)
+
+
+def test_the_first_example_of_the_readme_is_the_page_in_short() -> None:
+    readme, page = (file.read_text(encoding="utf-8") for file in (ROOT / "README.md", refresh.MEASURED))
+    (block,) = re.findall(r"```sh\n(hpgo profile my_gpt:model.*?)```", readme, re.DOTALL)
+    shown = {" ".join(command.split()) for command, _ in refresh._COMMAND.findall(page.replace("\\\n", ""))}
+    for line in block.splitlines():
+        assert any(command.startswith(line) for command in shown), line
+
+
+def test_losses_fall_under_an_uneven_plan_as_they_do_in_a_loop_of_torch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    import my_gpt
+
+    uneven = losses(folder, "uneven.json", "--steps", str(STEPS))
+    assert uneven == pytest.approx(losses(folder, "one.json", "--steps", str(STEPS)), rel=1e-10)
+    assert uneven[0] > 5
+    assert max(uneven[-5:]) < 3.5
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        my_gpt.Embedding(),
+        *(my_gpt.Block() for _ in range(my_gpt.BLOCKS)),
+        torch.nn.LayerNorm(my_gpt.HIDDEN),
+        torch.nn.Linear(my_gpt.HIDDEN, my_gpt.LETTERS),
+    ).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    data = my_gpt.text()
+    batches = iter(hpgo.runtime.Loader(data, global_batch_size=24, samples=[range(24)], seed=0))
+    for expected in uneven[:6]:
+        inputs, targets = (share.rows(0, 24)[0] for share in next(batches))
+        loss = my_gpt.loss(model(inputs), targets)
+        assert loss.item() == pytest.approx(expected, rel=1e-9)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_a_stopped_run_goes_on_under_the_other_plan_where_the_text_stood(folder: Path) -> None:
+    saves = ("--checkpoint", "other", "--resume")
+    whole = losses(folder, "one.json", "--steps", "5")
+    assert losses(folder, "uneven.json", "--steps", "3", *saves) == pytest.approx(whole[:3], rel=1e-10)
+    assert losses(folder, "one.json", "--steps", "5", *saves) == pytest.approx(whole[3:], rel=1e-10)
