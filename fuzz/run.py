@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 TARGETS = (
-    "timelines", "npz", "orders", "plans", "pipeedge", "pipeedge_merge", "profiles", "galvatron_metis", "tensors",
+    "timelines", "npz", "orders", "plans", "pipeedge", "pipeedge_merge", "profiles", "galvatron_metis",
+    "onnx_files", "tensors",
 )  # fmt: skip
 _HEAD = ("target", "executions", "seconds", "per second", "edges", "features")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -244,6 +244,11 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                  "global_batch_size": 4, "machines": [2], "crossings": [[hpgo.Crossing("a")]], "recompute": False,
                  "shard_optimizer": False, "gpus_per_device": 1, "costs": hpgo.Costs()},
             ),
+            "estimate": (
+                hpgo.estimate,
+                {"source": "toy.onnx", "device": "a100", "dtype": "float16", "batch_sizes": (1, 2), "by": "op",
+                 "dims": {"length": 4}, "efficiency": 1},
+            ),
             "read_profile": (
                 hpgo.read_profile,
                 {"source": "toy.txt", "batch_size": 1, "gpus_per_device": 1, "layer_counts": None,
@@ -381,6 +386,17 @@ def blocks_plan() -> hpgo.Plan:
     return hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
 
 
+def save_network(path: str) -> None:
+    """A product, of as many rows as one likes."""
+    from onnx import TensorProto, helper, save
+
+    data = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "length", 2])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [2, 3], [1.0] * 6)
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [data], [result], [weight])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+
+
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The valid calls, in a folder with what they read."""
@@ -393,6 +409,8 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
             "program.json": PROGRAM.to_json(), "orders.csv": ORDERS.to_text(),
         }.items():  # fmt: skip
             (folder / name).write_text(text, encoding="utf-8")
+        with suppress(ImportError):  # its valid call, too, is told then that the package is missing
+            save_network("toy.onnx")
         TIMELINE.save("timeline.npz")
         TIMELINE.save("run.timeline.json")
         yield calls()

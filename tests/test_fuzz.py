@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,15 +30,20 @@ def ended(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-NEEDS_TORCH = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="needs torch: pip install 'hpgo[torch]'"
-)
+NEEDS = {"tensors": ("torch", "torch"), "onnx_files": ("onnx", "onnx")}
+"""Targets that need a package, and what brings it."""
+
+
+def marked(target: str) -> Any:
+    package, extra = NEEDS.get(target, ("hpgo", ""))
+    absent = importlib.util.find_spec(package) is None
+    return pytest.param(
+        target, marks=pytest.mark.skipif(absent, reason=f"needs {package}: pip install 'hpgo[{extra}]'")
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "target", [pytest.param(one, marks=NEEDS_TORCH) if one == "tensors" else one for one in TARGETS]
-)
+@pytest.mark.parametrize("target", [marked(one) for one in TARGETS])
 def test_readers_give_a_value_or_an_error_of_hpgo_wherever_coverage_leads(target: str, tmp_path: Path) -> None:
     limits = f"-max_total_time={SECONDS}", "-seed=1"  # the same inputs each time, as far as it comes
     done = ended(FUZZ / f"{target}.py", tmp_path / "corpus", *limits, folder=tmp_path)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.base.errors import RunError as RunError
     from hpgo.base.errors import ScheduleError as ScheduleError
     from hpgo.machine.cluster import Cluster as Cluster
+    from hpgo.model.estimate import estimate as estimate
     from hpgo.model.formats import read_profile as read_profile
     from hpgo.model.formats import write_profile as write_profile
     from hpgo.model.profile import Layer as Layer
@@ -90,6 +91,7 @@ _PUBLIC: dict[str, str] = {
     "StageBytes": "hpgo.programs.costs",
     "Timeline": "hpgo.timing.timeline",
     "calibrate": "hpgo.planning.calibration",
+    "estimate": "hpgo.model.estimate",
     "evaluate": "hpgo.planning.planner",
     "exhaustive": "hpgo.planning.planner",
     "partition": "hpgo.planning.chain.search",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.wording import counted, shorten
 from hpgo.model.builtin import measured_on
+from hpgo.model.estimate import is_estimate
 from hpgo.planning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -20,7 +21,22 @@ FAR = 4
 
 def notes(question: Question, stages: Sequence[Stage]) -> tuple[str, ...]:
     """Sentences, each with its way out; none for a profile that was measured where and as it is used."""
-    return (*_elsewhere(question, stages), *_far_beyond(question, stages), *_other_weights(question))
+    return (
+        *_estimated(question),
+        *_elsewhere(question, stages),
+        *_far_beyond(question, stages),
+        *_other_weights(question),
+    )
+
+
+def _estimated(question: Question) -> Iterator[str]:
+    """Times that nobody has measured."""
+    if is_estimate(question.measured):
+        how, _, _ = question.measured.source.partition(", not measured")
+        yield (
+            f"the times of `{shorten(question.measured.name)}` are {shorten(how, 80)}, not measured: they tell layers"
+            " from each other better than they tell the step; measure with `hpgo profile`"
+        )
 
 
 def _elsewhere(question: Question, stages: Sequence[Stage]) -> Iterator[str]:

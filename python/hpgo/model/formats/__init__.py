@@ -226,6 +226,11 @@ def _may_be_file(path: Path) -> bool:
 
 
 def _text(path: Path) -> str:
+    if path.suffix == ".onnx":
+        raise ProfileError(
+            f"{path} is a model, which says what layers do, not how long they take",
+            f"`hpgo estimate {path} --device a100 -o {path.stem}.yaml` estimates it",
+        )
     try:
         return read_text(path, ProfileError)
     except ProfileError as error:

@@ -1,0 +1,112 @@
+"""`hpgo estimate`: what the layers of an ONNX model would take on a device that is not at hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpgo.base.documents import json_text
+from hpgo.base.units import format_bytes, format_seconds
+from hpgo.cli.questions import Counts
+from hpgo.cli.terminal import say, table
+from hpgo.machine.rates import RATES, WIDTHS
+
+if TYPE_CHECKING:
+    from hpgo.model.profile import Profile
+
+
+class _Dim(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """`sequence=512`: a size by its name."""
+
+    name = "dim"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Name and size."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, size = str(value).rpartition("=")
+        if not (equals and name and size.isascii() and size.isdigit() and len(size) <= 9 and int(size)):
+            self.fail(f"`{str(value)[:40]}` is no size; write NAME=N, like sequence=512", param, ctx)
+        return name, int(size)
+
+
+@click.command()
+@click.argument("model", metavar="MODEL.onnx")
+@click.option("--device", type=click.Choice(tuple(RATES)), required=True, help="Where it would run.")
+@click.option("-o", "output", metavar="FILE", help="The profile: .yaml, .json, or PipeDream's .txt.")
+@click.option("--dtype", type=click.Choice(tuple(WIDTHS)), help="What to compute in; the file's own if left out.")
+@click.option(
+    "--batch-size", type=Counts(), metavar="N[,N…]",
+    help="Samples in a batch; the file's own if it fixes them, or else 1.",
+)  # fmt: skip
+@click.option(
+    "--by", type=click.Choice(["block", "op"]), default="block", show_default=True,
+    help="What a layer is: a block that one tensor enters and one leaves, or an operation with a matrix of weights.",
+)  # fmt: skip
+@click.option("--dim", "dims", type=_Dim(), multiple=True, metavar="NAME=N",
+              help="Another size that the file leaves open. Repeatable.")  # fmt: skip
+@click.option(
+    "--efficiency", type=float, default=0.5, show_default=True, metavar="SHARE",
+    help="How much of the device's peaks layers reach, from 0 to 1.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="The profile, for machines.")
+def command(
+    *,
+    model: str,
+    device: str,
+    output: str | None,
+    batch_size: tuple[int, ...] | None,
+    dims: tuple[tuple[str, int], ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Estimate what the layers of an ONNX model take on a device, for `hpgo plan`.
+
+    Times are those of the device's datasheet: an operation's arithmetic or the bytes that it moves, whichever takes
+    longer, and nothing is measured. Needs the package `onnx`.
+
+    \b
+    Examples:
+      hpgo estimate bert.onnx --device a100 --dim sequence=512 -o bert.yaml
+      hpgo estimate gpt.onnx --device h100 --dtype bfloat16 --batch-size 1,2,4,8
+      hpgo estimate resnet50.onnx --device v100 --by op --json
+    """
+    from hpgo.model.estimate import estimate
+    from hpgo.model.formats import write_profile
+    from hpgo.model.formats.native import document
+
+    found = estimate(model, device=device, batch_sizes=batch_size, dims=dict(dims), **options)
+    if output is not None:
+        write_profile(found, output)
+    if as_json:
+        click.echo(json_text(document(found)))
+    else:
+        _print(found)
+        say("note", f"{found.source}")
+        if output is None:
+            say("note", "nothing was written: `-o FILE.yaml` keeps the profile for `hpgo plan`")
+
+
+def _print(profile: Profile) -> None:
+    """What the layers take at the largest batch size."""
+    rows = [
+        (
+            layer.id,
+            format_seconds(layer.forward_s[-1]),
+            format_seconds(layer.backward_s[-1]),
+            format_bytes(layer.activation_bytes[-1]),
+            format_bytes(0 if layer.saved_bytes is None else layer.saved_bytes[-1]),
+            format_bytes(layer.parameter_bytes),
+        )
+        for layer in profile.layers
+    ]
+    title = f"{profile.name}, a batch of {profile.batch_sizes[-1]}, estimated"
+    table(("layer", "forward", "backward", "output", "saved", "weights"), rows, title)
+    click.echo()
+    for at, size in enumerate(profile.batch_sizes):
+        forward, backward = (
+            format_seconds(sum(getattr(layer, name)[at] for layer in profile.layers))
+            for name in ("forward_s", "backward_s")
+        )
+        click.echo(f"batch of {size}: forward {forward}, backward {backward}")

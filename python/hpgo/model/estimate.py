@@ -1,0 +1,289 @@
+"""What the layers of a network would take on a device that is not at hand: the roofline, from shapes and datasheets.
+
+An operation takes as long as its arithmetic at the device's peak, or as its bytes at the memory's, whichever is longer
+(Williams, Waterman and Patterson, *Roofline*, CACM 2009), and no layer reaches the peaks: `efficiency` says how much of
+them. docs/profiles.md compares such estimates with measurements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hpgo.base.checks import choice, listed, number, whole
+from hpgo.base.errors import ArgumentError, ProfileError
+from hpgo.base.wording import as_whole, shown
+from hpgo.machine.rates import RATES, WIDTHS, Rates
+from hpgo.model.formats.onnx_files import OnnxFile
+from hpgo.model.operations import VIEWS, work
+from hpgo.model.profile import Layer, Profile
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hpgo.model.formats.onnx_files import Network
+    from hpgo.model.operations import Operation
+
+GRAINS = ("block", "op")
+EFFICIENCY = 0.5
+"""Of a device's peaks, where nobody says another."""
+ESTIMATED = "estimated for "
+"""How the `source` of such a profile begins."""
+_MOST = 2**20
+
+
+def estimate(
+    source: str | os.PathLike[str],
+    *,
+    device: str,
+    dtype: str | None = None,
+    batch_sizes: int | Sequence[int] | None = None,
+    by: str = "block",
+    dims: Mapping[str, int] | None = None,
+    efficiency: float = EFFICIENCY,
+) -> Profile:
+    """A profile of the network in the ONNX file `source`, with what its layers would take on `device`.
+
+    Args:
+        source: a file, with weights or with their shapes alone.
+        device: one of `v100`, `a100`, `h100`, `h200`, `b200`.
+        dtype: what it computes in and keeps, `float32`, `tf32`, `float16` or `bfloat16`; the file's own if left out.
+        batch_sizes: samples in a batch; the file's own if it fixes them, or else 1.
+        by: what a layer is: a `block`, which one tensor enters and one leaves, or an `op` that holds a matrix of
+            weights. Either has what follows it up to the next.
+        dims: other sizes that the file leaves open, by name.
+        efficiency: how much of the device's peaks layers reach; 1 is the roofline itself.
+
+    Raises ArgumentError for arguments that make no sense, or without the package `onnx`; ProfileError for a file that
+    is none, and for operations and shapes that are not told before the network runs.
+
+    >>> estimate("model.onnx", device="a1000")
+    Traceback (most recent call last):
+    hpgo.ArgumentError: there is no device `a1000`
+    """
+    rates = RATES[choice("device", device, RATES)]
+    choice("grain", by, GRAINS)
+    if dtype is not None:
+        choice("dtype", dtype, WIDTHS)
+    efficiency = number("efficiency", efficiency, above=0, most=1)
+    sizes = _sizes(batch_sizes)
+    given = _dims(dims)
+    file = OnnxFile(source)
+    width = None if dtype is None else WIDTHS[dtype]
+    networks = {size: file.at(size, given, width) for size in sizes or (file.batch_size or 1,)}
+    first = next(iter(networks.values()))
+    computed = first.dtype if dtype is None else dtype
+    if computed not in rates.flop_per_s:
+        known = ", ".join(rates.flop_per_s)
+        raise ArgumentError(
+            f"no figure of {device} is known for {computed}", f"say what to compute in, as dtype: {known}"
+        )
+    parts = _parts(first, by)
+    if not parts:
+        raise ProfileError(f"{file.file}: no operation uses a matrix of weights", "export the model that is trained")
+    figures = [_figures(parts, network, rates, computed, efficiency) for network in networks.values()]
+    layers = tuple(
+        Layer(
+            part.id,
+            part.id,
+            tuple(those[at].forward_s for those in figures),
+            tuple(those[at].backward_s for those in figures),
+            tuple(those[at].sent_bytes for those in figures),
+            figures[0][at].parameter_bytes,
+            tuple(those[at].saved_bytes for those in figures),
+        )
+        for at, part in enumerate(parts)
+    )
+    said = f"{ESTIMATED}{device} in {computed} at {100 * efficiency:g} % of its peaks, not measured: {file.file}"
+    return Profile(file.name, tuple(networks), layers, _edges(parts), said, dtype=computed)
+
+
+def is_estimate(profile: Profile) -> bool:
+    """Whether its times were estimated, not measured.
+
+    >>> is_estimate(Profile.chain("toy", batch_size=1, forward_s=[1], backward_s=[2], activation_bytes=[8],
+    ...     parameter_bytes=[4], source="estimated for a100 in float16"))
+    True
+    """
+    return profile.source.startswith(ESTIMATED)
+
+
+@dataclass(slots=True)
+class _Part:
+    """A layer: what runs in it, and what it sends."""
+
+    id: str = ""
+    operations: list[int] = field(default_factory=list)
+    weights: set[str] = field(default_factory=set)
+    """Those that no layer before it reads."""
+    sent: set[str] = field(default_factory=set)
+    readers: set[str] = field(default_factory=set)
+    """Ids of layers that read what it sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    forward_s: float
+    backward_s: float
+    sent_bytes: float
+    parameter_bytes: float
+    saved_bytes: float
+
+
+def _sizes(given: int | Sequence[int] | None) -> tuple[int, ...]:
+    if given is None:
+        return ()
+    hint = "samples in a batch, or several numbers of them"
+    values = [given] if as_whole(given) is not None else listed("batch_sizes", given, hint=hint)
+    found = [whole("batch_sizes", value, most=_MOST, hint=hint) for value in values]
+    if not found:
+        raise ArgumentError("batch_sizes is empty", hint)
+    return tuple(sorted(set(found)))
+
+
+def _dims(given: Mapping[str, int] | None) -> dict[str, int]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+        raise ArgumentError(f"dims is {shown(given)}", "give a dict from names to sizes, like {'sequence': 512}")
+    return {name: whole(f"dims, `{name}`,", size, most=2**40) for name, size in given.items()}
+
+
+def _parts(network: Network, by: str) -> list[_Part]:
+    """Layers, in an order in which none reads what a later one sends.
+
+    Operations stand in the order they run in, and a layer is a run of them. What no weight goes into, such as masks,
+    belongs to the first layer that reads it.
+    """
+    tensors = network.tensors
+    trained = [
+        at
+        for at, operation in enumerate(network.operations)
+        if any(tensors[name].trained for name in operation.outputs if name)
+    ]
+    parts: list[_Part] = []
+    seen: set[str] = set()
+    for run in _runs(network, trained, by):
+        read = dict.fromkeys(name for at in run for name in network.operations[at].inputs if name)
+        own = [name for name in read if tensors[name].is_weight]
+        matrices = [name for name in own if len(tensors[name].shape) > 1]
+        if not parts or (matrices and parts[-1].id):
+            parts.append(_Part())
+        part = parts[-1]
+        part.operations += run
+        part.weights |= {network.roots[name] for name in own} - seen
+        seen |= part.weights
+        if matrices and not part.id:
+            part.id = _id(network, run, matrices[0])
+    parts = [part for part in parts if part.id]
+    _number_alike(parts)
+    _connect(network, parts)
+    return parts
+
+
+def _runs(network: Network, trained: Sequence[int], by: str) -> Iterable[list[int]]:
+    """Operations one by one, or those between places where one tensor alone goes on."""
+    if by == "op":
+        return [[at] for at in trained]
+    last = {name: at for at in trained for name in network.operations[at].inputs if name}
+    runs: list[list[int]] = [[]]
+    crossing: set[str] = set()
+    for at in trained:
+        runs[-1].append(at)
+        crossing = {name for name in crossing if last[name] > at}
+        crossing |= {
+            name for name in network.operations[at].outputs if last.get(name, -1) > at and network.tensors[name].trained
+        }
+        if len(crossing) == 1:
+            runs.append([])
+    return [run for run in runs if run]
+
+
+def _id(network: Network, run: Sequence[int], matrix: str) -> str:
+    """The weight's name without its last word, or, where an exporter made that up, its operation's."""
+    root = network.roots[matrix]
+    if not root.startswith(("onnx::", "val_")):
+        return root.removesuffix(".weight") or root
+    reader = next(network.operations[at] for at in run if matrix in network.operations[at].inputs)
+    return reader.name or reader.kind
+
+
+def _number_alike(parts: Sequence[_Part]) -> None:
+    """Gives ids that are there already a number."""
+    taken: set[str] = set()
+    for part in parts:
+        name, count = part.id, 1
+        while part.id in taken:
+            count += 1
+            part.id = f"{name}#{count}"
+        taken.add(part.id)
+
+
+def _connect(network: Network, parts: Sequence[_Part]) -> None:
+    """Puts what no weight goes into where it is read first, and notes what layers send each other."""
+    home = {at: part for part in parts for at in part.operations}
+    maker = {name: at for at, operation in enumerate(network.operations) for name in operation.outputs if name}
+    place = {part.id: number for number, part in enumerate(parts)}
+    wanted: dict[int, _Part] = {}
+    for at in range(len(network.operations) - 1, -1, -1):
+        reader = home.get(at) or wanted.get(at)
+        if reader is None:
+            continue  # nothing that is trained reads it
+        for name in network.operations[at].inputs:
+            if not name or name not in maker:
+                continue
+            source = maker[name]
+            if source not in home:
+                there = wanted.get(source)
+                if there is None or place[reader.id] < place[there.id]:
+                    wanted[source] = reader
+            elif home[source] is not reader and at in home:
+                home[source].sent.add(name)
+                home[source].readers.add(reader.id)
+    for at, part in wanted.items():
+        part.operations.append(at)
+
+
+def _edges(parts: Sequence[_Part]) -> tuple[tuple[str, str], ...]:
+    place = {part.id: number for number, part in enumerate(parts)}
+    return tuple(
+        (part.id, reader) for part in parts for reader in sorted(part.readers, key=lambda reader: place[reader])
+    )
+
+
+def _figures(parts: Sequence[_Part], network: Network, rates: Rates, dtype: str, efficiency: float) -> list[_Figures]:
+    flop_per_s, bytes_per_s = efficiency * rates.flop_per_s[dtype], efficiency * rates.bytes_per_s
+    base = _bases(network)
+    found = []
+    for part in parts:
+        forward_s = backward_s = 0.0
+        saved: set[str] = set()
+        for at in part.operations:
+            done = work(network.operations[at], network.tensors)
+            forward_s += max(done.forward_flop / flop_per_s, done.forward_bytes / bytes_per_s)
+            backward_s += max(done.backward_flop / flop_per_s, done.backward_bytes / bytes_per_s)
+            saved |= {base.get(name, name) for name in done.saved}
+        found.append(
+            _Figures(
+                forward_s,
+                backward_s,
+                sum(network.tensors[name].bytes for name in sorted(part.sent)),
+                sum(network.tensors[name].bytes for name in sorted(part.weights)),
+                sum(network.tensors[name].bytes for name in sorted(saved)),
+            )
+        )
+    return found
+
+
+def _bases(network: Network) -> dict[str, str]:
+    """For each view, whose memory it shows."""
+    base: dict[str, str] = {}
+
+    def look(operation: Operation) -> None:
+        if operation.kind in VIEWS and operation.inputs and operation.inputs[0]:
+            base[operation.outputs[0]] = base.get(operation.inputs[0], operation.inputs[0])
+
+    for operation in network.operations:
+        look(operation)
+    return base
