@@ -97,11 +97,18 @@ def between(chance: Random, low: float, high: float) -> float:
 
 
 def profile(
-    chance: Random, *, batch_sizes: tuple[int, ...], count: int, branching: bool, free: float, halves: float = 0.0
+    chance: Random,
+    *,
+    batch_sizes: tuple[int, ...],
+    count: int,
+    branching: bool,
+    free: float,
+    halves: float = 0.0,
+    ties: int = 0,
 ) -> hpgo.Profile:
     """Layers in any order of lines; some have no weights or output, and this share is free or loads data.
 
-    The share `halves` of layers tells what the halves of backward passes take.
+    The share `halves` of layers tells what the halves of backward passes take; so many `ties` are tried.
     """
 
     def column(low: float, high: float, never: float) -> tuple[float, ...]:
@@ -129,8 +136,16 @@ def profile(
     edges = list(pairwise(ids))
     if branching:
         edges = [(a, b) for number, a in enumerate(ids) for b in ids[number + 1 :] if chance.random() < 0.4]
+    shared = []
+    for _ in range(ties):
+        some = chance.sample(ids, min(len(ids), chance.choice([2, 2, 3])))
+        left = next(layer.parameter_bytes for layer in layers if layer.id == some[0]) - sum(
+            tie.parameter_bytes for tie in shared if tie.layers[0] == some[0]
+        )
+        if len(some) > 1:
+            shared.append(hpgo.SharedWeight(tuple(some), left * chance.choice([0.0, 0.25, 1.0])))
     chance.shuffle(layers)
-    return hpgo.Profile("random", batch_sizes, tuple(layers), tuple(edges))
+    return hpgo.Profile("random", batch_sizes, tuple(layers), tuple(edges), ties=tuple(shared))
 
 
 def cluster(chance: Random) -> hpgo.Cluster:

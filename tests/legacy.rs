@@ -27,6 +27,7 @@ fn chain(layers: &[(f64, f64, f64)]) -> Graph {
         batch_sizes: vec![1],
         layers: layers.iter().enumerate().map(layer).collect(),
         edges: (1..layers.len()).map(|to| (to - 1, to)).collect(),
+        ties: Vec::new(),
     }
 }
 

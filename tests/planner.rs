@@ -61,7 +61,7 @@ fn graphs() -> impl Strategy<Value = Graph> {
                     });
                 }
             }
-            Graph { batch_sizes, layers, edges }
+            Graph { batch_sizes, layers, edges, ties: vec![] }
         })
 }
 
@@ -333,7 +333,7 @@ fn questions_of_machines() -> impl Strategy<Value = Question> {
                 ..question.settings
             };
             Question {
-                graph: Graph { batch_sizes: vec![1], layers, edges: vec![(0, 1), (1, 2)] },
+                graph: Graph { batch_sizes: vec![1], layers, edges: vec![(0, 1), (1, 2)], ties: vec![] },
                 cluster: Cluster { machines: (0..machines).map(machine).collect(), intra, inter },
                 settings,
             }

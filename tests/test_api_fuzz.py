@@ -194,6 +194,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     }
     records = [
         hpgo.calibrate(PLAN, PLAN.timeline()),
+        hpgo.SharedWeight(("a", "b"), 8.0),
         PROFILE, PROFILE.layers[0], CLUSTER, CLUSTER.machines[0], CLUSTER.machines[0].device, CLUSTER.intra, PLAN,
         PLAN.stages[0], PLAN.stages[0].memory, PLAN.assumed, PLAN.alternatives[0], stages.Crossing("a", 8.0), CHAIN,
         CHAIN.stages[0], CHAIN.hops[0], ORDERS, PROGRAM, PROGRAM.stages[0], PROGRAM.for_rank(0), TIMELINE,
@@ -284,6 +285,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 {"name": "toy", "batch_size": 1, **columns, "names": ["a", "b"], "source": "here"},
             ),
             "Profile.without_loading": (PROFILE.without_loading, {}),
+            "Profile.without_ties": (PROFILE.without_ties, {}),
             "Profile.networkx": (PROFILE.networkx, {}),
             "MemoryModel.preset": (
                 hpgo.MemoryModel.preset, {"name": "adam-bf16", "shard_optimizer": False, "reserved_bytes": 0.0},

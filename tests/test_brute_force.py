@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import chance
 import pytest
 import twin
+import twin_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -94,7 +95,9 @@ def best_step_s(question: chance.Question) -> float:
             rows = zip(cut, placed, [*placed[1:], ()], strict=True)
             stages = [priced(assumed, front, ids, *devices) for (front, ids), *devices in rows]
             if max(assumed.micro_batches * (stage.forward_s + stage.backward_s) for stage in stages) < best:
-                steps = (twin.step_s(assumed.micro_batches, stages, row) for row in twin.windows(assumed, stages))
+                steps = (
+                    twin_steps.step_s(assumed.micro_batches, stages, row) for row in twin_steps.windows(assumed, stages)
+                )
                 best = min(best, *steps, math.inf)
     return best
 

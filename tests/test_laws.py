@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import chance
 import pytest
 import twin
+import twin_steps
 from chance import Question
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def mispriced(question: Question, plan: hpgo.Plan | None) -> list[object]:
     assumed = replace(question.assumed(plan.micro_batch_size)[0], recompute=plan.recompute)
     stages = [(stage.layers, stage.devices) for stage in plan.stages]
     priced = twin.price(asdict(question.profile), asdict(question.cluster), assumed, stages)
-    step_s = twin.step_s(assumed.micro_batches, priced, [stage.in_flight for stage in plan.stages])
+    step_s = twin_steps.step_s(assumed.micro_batches, priced, [stage.in_flight for stage in plan.stages])
     given_s = question.evaluate(stages, plan.micro_batch_size, recompute=plan.recompute).step_s
     wrong: list[object] = [("twin", plan.step_s, step_s)] * (not math.isclose(plan.step_s, step_s, rel_tol=1e-9))
     return wrong + [("evaluate", plan.step_s, given_s)] * (

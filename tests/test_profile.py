@@ -114,7 +114,10 @@ def test_layers_and_bytes_are_those_that_a_run_has(name: str) -> None:
         layer: sum(4 * torch.Size(shape).numel() for shape in named.values())
         for layer, named in workload.parameters.items()
     }
-    assert {layer.id: layer.parameter_bytes for layer in profile.layers if layer.parameter_bytes} == held
+    each = profile.without_ties()
+    assert {layer.id: layer.parameter_bytes for layer in each.layers if layer.parameter_bytes} == held
+    (whole,) = workload.parts([workload.layers])
+    assert profile.parameter_bytes == sum(one.numel() * one.element_size() for one in whole.parameters())
     where = {layer: at for at, layer in enumerate(workload.layers)}
     assert all(where[start] < where[end] for start, end in profile.edges)
     chance = random.Random(name)

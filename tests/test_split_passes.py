@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import chance
 import pytest
 import twin
+import twin_steps
 from toys import chain
 
 import hpgo
@@ -81,7 +82,7 @@ def test_random_plans_with_split_passes_cost_what_a_model_written_from_the_pages
         ours = twin.price(asdict(profile), asdict(cluster), assumed, listed)
         words = [re.findall(r"\b\d+([FBIW])(\d+)", " ".join(row)) for row in plan.orders().orders]
         orders = [[(kind, int(micro_batch)) for kind, micro_batch in row] for row in words]
-        step_s = twin.end_s(orders, ours, [stage.split_tail_s for stage in ours])
+        step_s = twin_steps.end_s(orders, ours, [stage.split_tail_s for stage in ours])
         terms = [(plan.step_s, step_s), (plan.timeline().makespan_s, step_s)]
         for stage, mine in zip(plan.stages, ours, strict=True):
             halves_s = stage.halves_s(recompute=plan.recompute)

@@ -9,6 +9,7 @@ from random import Random
 import chance
 import pytest
 import twin
+import twin_steps
 
 import hpgo
 
@@ -66,11 +67,11 @@ def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | No
             plan = replace(plan, stages=given).reprice()
         except hpgo.ScheduleError:
             with pytest.raises(ValueError, match="wait for each other"):
-                twin.step_s(assumed.micro_batches, ours, windows)
+                twin_steps.step_s(assumed.micro_batches, ours, windows)
             return [], None
     in_flight = [stage.in_flight for stage in plan.stages]
     terms: list[tuple[object, float, float]] = [
-        ("step_s", plan.step_s, twin.step_s(assumed.micro_batches, ours, in_flight)),
+        ("step_s", plan.step_s, twin_steps.step_s(assumed.micro_batches, ours, in_flight)),
     ]
     for number, (stage, mine) in enumerate(zip(plan.stages, ours, strict=True)):
         terms.append(((number, "share"), stage.share, mine.share))
@@ -125,7 +126,7 @@ def test_evaluate_lets_stages_run_ahead_just_as_far_as_shortens_the_step() -> No
         )
         listed = [(stage.layers, stage.devices) for stage in plan.stages]
         ours = twin.price(asdict(profile), asdict(cluster), assumed, listed)
-        rows = {row: twin.step_s(assumed.micro_batches, ours, row) for row in twin.windows(assumed, ours)}
+        rows = {row: twin_steps.step_s(assumed.micro_batches, ours, row) for row in twin_steps.windows(assumed, ours)}
         best = min(rows, key=rows.__getitem__, default=None)
         compared += len(rows) > 1
         if best is not None and plan.step_s > rows[best] * (1 + 1e-9):

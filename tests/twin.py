@@ -7,8 +7,7 @@ docs/planner.md stands in its plainest form, and none is made fast at the price 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise, product
+from dataclasses import dataclass, replace
 from typing import Any
 
 Record = dict[str, Any]
@@ -80,6 +79,8 @@ class Model:
         self.layers = {layer["id"]: layer for layer in profile["layers"]}
         self.edges = profile["edges"]
         self.reads = {target for _, target in self.edges}
+        self.sent = {name: layer["parameter_bytes"] for name, layer in self.layers.items()}
+        self.copied = 0.0
 
     def sum(self, key: str, ids: Iterable[str], share: int) -> float:
         return sum(at_share(self.sizes, self.told(self.layers[name], key), share) for name in ids)
@@ -140,11 +141,22 @@ class Machines:
 
 def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) -> list[Stage]:
     """What each stage takes and holds."""
-    model, machines = Model(profile), Machines(cluster)
+    machines = Machines(cluster)
     receivers = [devices for _, devices in stages[1:]] + [()]
-    fronts = [{name for ids, _ in stages[:number] for name in ids} for number in range(len(stages))]
-    rows = zip(fronts, stages, receivers, strict=True)
-    return [price_stage(model, machines, assumed, front, *stage, to) for front, stage, to in rows]
+    priced = []
+    for number, (ids, devices) in enumerate(stages):
+        model, sums = Model(profile), 0.0
+        for tie in profile["ties"]:
+            size, sharers = tie["parameter_bytes"], [row for row in stages if {*row[0]} & {*tie["layers"]}]
+            if (ids, devices) in sharers and len(sharers) > 1:
+                model.sent[tie["layers"][0]] -= size
+                model.copied += size * (tie["layers"][0] not in ids)
+                sums += machines.all_reduce_s(size, [device for _, group in sharers for device in group])
+        before = {name for row, _ in stages[:number] for name in row}
+        stage = price_stage(model, machines, assumed, before, ids, devices, receivers[number])
+        tails = {key: getattr(stage, key) + sums for key in ("sync_s", "sync_tail_s", "split_tail_s")}
+        priced.append(replace(stage, **tails))
+    return priced
 
 
 def price_stage(
@@ -161,7 +173,7 @@ def price_stage(
     speed = min(machines.speed[device] for device in devices)
     computing = [name for name in ids if assumed.count_loading or not model.loads(name)]
     forward = model.sum("forward_s", computing, share) / speed
-    held = sum(model.layers[name]["parameter_bytes"] for name in ids)
+    held = sum(model.layers[name]["parameter_bytes"] for name in ids) + model.copied
     saved = model.sum("saved_bytes", ids, share)
     read, made = model.crossing(before), model.crossing(before | set(ids))
     entering, leaving = (model.sum("activation_bytes", names, share) for names in (read, made))
@@ -172,7 +184,7 @@ def price_stage(
     computed = summed = sync = 0.0
     for name in reversed(ids):
         computed += model.sum("backward_s", [name], share) / speed
-        takes = machines.all_reduce_s(model.layers[name]["parameter_bytes"], devices)
+        takes = machines.all_reduce_s(model.sent[name], devices)
         summed = max(summed, computed) + takes
         sync += takes
     inputs, weights = (model.sum(f"{half}_gradient_s", ids, share) / speed for half in ("input", "weight"))
@@ -196,64 +208,3 @@ def price_stage(
         recomputed_bytes=saved * assumed.recompute,
         capacity_bytes=min(machines.memory_bytes[device] for device in devices) - assumed.reserved_bytes,
     )
-
-
-def windows(assumed: Assumed, stages: Sequence[Stage]) -> list[tuple[int, ...]]:
-    """Every row of micro-batches in flight that the schedule knows and memory allows; growing ones would never end."""
-    rows = []
-    for number, stage in enumerate(stages):
-        behind = len(stages) - number
-        least = assumed.micro_batches if assumed.schedule == "gpipe" else min(assumed.micro_batches, behind)
-        most = min(assumed.micro_batches, 2 * behind - 1) if assumed.schedule == "eager_1f1b" else least
-        rows.append([held for held in range(least, most + 1) if stage.holds_bytes(held) <= stage.capacity_bytes])
-    return [row for row in product(*rows) if all(held >= later for held, later in pairwise(row))]
-
-
-def order(count: int, window: int) -> list[tuple[str, int]]:
-    """What a stage does with `count` micro-batches: `window` forwards, then a backward before each further one."""
-    actions = [("F", micro_batch) for micro_batch in range(window)]
-    for micro_batch in range(count):
-        actions.append(("B", micro_batch))
-        if window + micro_batch < count:
-            actions.append(("F", window + micro_batch))
-    return actions
-
-
-def step_s(micro_batches: int, stages: Sequence[Stage], windows: Sequence[int]) -> float:
-    """How long a step with these micro-batches in flight takes."""
-    orders = [order(micro_batches, window) for window in windows]
-    return end_s(orders, stages, [stage.sync_tail_s for stage in stages])
-
-
-TAKES = {"F": "forward_s", "B": "backward_s", "I": "input_gradient_s", "W": "weight_gradient_s"}
-
-
-def end_s(orders: Sequence[Sequence[tuple[str, int]]], stages: Sequence[Stage], tails: Sequence[float]) -> float:
-    """The end of the last synchronisation, if stages keep their orders and links take one message after another."""
-    todo = [list(reversed(row)) for row in orders]
-    micro_batches = sum(kind == "F" for kind, _ in orders[0])
-    last = len(stages) - 1
-    here = {(kind, index, number): 0.0 for kind, index in (("F", 0), ("B", last)) for number in range(micro_batches)}
-    clock = [0.0] * len(stages)
-    link_free: dict[tuple[str, int], float] = {}
-    runnable = list(range(len(stages)))
-    while runnable:
-        index = runnable.pop()
-        while todo[index]:
-            action, number = todo[index][-1]
-            kind = "F" if action == "F" else "B"
-            if action != "W" and (kind, index, number) not in here:
-                break
-            todo[index].pop()
-            begin = clock[index] if action == "W" else max(clock[index], here[kind, index, number])
-            clock[index] = begin + getattr(stages[index], TAKES[action])
-            to = {"F": index + 1, "W": -1}.get(action, index - 1)
-            if 0 <= to <= last:
-                link = stages[min(index, to)]
-                sent = max(clock[index], link_free.get((kind, index), 0.0)) + link.transfer_busy_s
-                link_free[kind, index] = sent
-                here[kind, to, number] = sent + link.transfer_s - link.transfer_busy_s
-                runnable.append(to)
-    if any(todo):
-        raise ValueError("the stages wait for each other")
-    return max(end + tail for end, tail in zip(clock, tails, strict=True))

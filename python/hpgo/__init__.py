@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.model.formats import write_profile as write_profile
     from hpgo.model.profile import Layer as Layer
     from hpgo.model.profile import Profile as Profile
+    from hpgo.model.profile import SharedWeight as SharedWeight
     from hpgo.planning.calibration import Calibration as Calibration
     from hpgo.planning.calibration import calibrate as calibrate
     from hpgo.planning.chain.plans import ChainHop as ChainHop
@@ -87,6 +88,7 @@ _PUBLIC: dict[str, str] = {
     "Schedule": "hpgo.programs.orders",
     "ScheduleChoice": "hpgo.planning.plans",
     "ScheduleError": "hpgo.base.errors",
+    "SharedWeight": "hpgo.model.profile",
     "Stage": "hpgo.programs.stages",
     "StageBytes": "hpgo.programs.costs",
     "Timeline": "hpgo.timing.timeline",

@@ -4,7 +4,8 @@
 //! are kept for every share, so a stage between two cuts costs two subtractions.
 
 use super::network::Rate;
-use crate::model::graph::{Graph, Measurement};
+use super::ties::Tie;
+use crate::model::graph::{self, Graph, Measurement};
 use crate::model::states::{self, States};
 
 /// Sums over the layers below each cut, for one share.
@@ -103,6 +104,8 @@ pub struct Model {
     pub is_chain: bool,
     /// Parameter bytes of each layer, in topological order.
     pub layer_parameter_bytes: Vec<f64>,
+    /// Weights that layers share.
+    pub ties: Vec<Tie>,
 }
 
 /// Layers, as positions in topological order.
@@ -144,6 +147,17 @@ impl Nesting {
         Self::Listed {
             begins: (0..cuts).map(|end| inside(end).map(|begin| begin as u32).collect()).collect(),
             below: (0..cuts).map(below).collect(),
+        }
+    }
+
+    /// For each cut, whether a layer is below it.
+    fn is_below(&self, layer: u32) -> Vec<bool> {
+        match self {
+            Self::Row { layers, below, .. } => {
+                let place = layers.iter().position(|&other| other == layer);
+                below.iter().map(|&below| place.is_some_and(|place| place < below as usize)).collect()
+            }
+            Self::Listed { below, .. } => below.iter().map(|layers| layers.binary_search(&layer).is_ok()).collect(),
         }
     }
 
@@ -232,8 +246,14 @@ impl Model {
                 (f64::from(size), totals)
             })
             .collect();
+        let tie = |tie: &graph::Tie| {
+            let positions = tie.layers.iter().filter_map(|&layer| order.iter().position(|&other| other == layer));
+            let holders = positions.map(|at| (at as u32, nesting.is_below(at as u32))).collect();
+            Tie { bytes: tie.bytes, holders }
+        };
         Self {
             batch_sizes: graph.batch_sizes.clone(),
+            ties: graph.ties.iter().map(tie).collect(),
             measured,
             parameter_bytes: (0..cuts).map(|cut| states.totals(cut, 0).parameter_bytes).collect(),
             is_chain: states.is_linear(),
@@ -399,27 +419,42 @@ impl<'a> SyncTail<'a> {
 
     /// What is left to send when the backward of `layer` has ended, if it was `left_s` before that.
     fn left_after(&self, layer: u32, left_s: f64) -> f64 {
-        let layer = layer as usize;
-        let bytes = self.model.layer_parameter_bytes[layer];
+        self.left_after_sending(layer, self.model.layer_parameter_bytes[layer as usize], left_s)
+    }
+
+    /// The same if so many bytes of the layer's weights are sent.
+    fn left_after_sending(&self, layer: u32, bytes: f64, left_s: f64) -> f64 {
         let message_s = if bytes > 0.0 { bytes * self.rate.s_per_byte + self.rate.latency_s } else { 0.0 };
-        let backward_s = self.totals.layer_backward_s[layer] / self.speed;
+        let backward_s = self.totals.layer_backward_s[layer as usize] / self.speed;
         (if self.overlap { (left_s - backward_s).max(0.0) } else { left_s }) + message_s
     }
 }
 
 /// Gradient synchronisation left after the last backward pass of the stage between two cuts.
 #[must_use]
-pub fn sync_s(
+pub fn sync_s(model: &Model, totals: &Totals, speed: f64, stage: (usize, usize), rate: Rate, overlap: bool) -> f64 {
+    sync_without_s(model, totals, speed, stage, rate, overlap, &[])
+}
+
+/// The same without some bytes of the weights of some layers.
+#[must_use]
+pub fn sync_without_s(
     model: &Model,
     totals: &Totals,
     speed: f64,
     (begin, end): (usize, usize),
     rate: Rate,
     overlap: bool,
+    apart: &[(u32, f64)],
 ) -> f64 {
     if rate == Rate::default() {
         return 0.0;
     }
     let tail = SyncTail::new(model, totals, speed, rate, overlap);
-    model.layers_between(begin, end).fold(0.0, |left_s, layer| tail.left_after(layer, left_s))
+    let sent_bytes = |layer: u32| {
+        let own = apart.iter().filter(|&&(other, _)| other == layer);
+        own.fold(model.layer_parameter_bytes[layer as usize], |bytes, &(_, apart)| bytes - apart)
+    };
+    (model.layers_between(begin, end))
+        .fold(0.0, |left_s, layer| tail.left_after_sending(layer, sent_bytes(layer), left_s))
 }

@@ -1,6 +1,7 @@
 //! What one device of a stage holds.
 
 use super::compute::{Model, Totals};
+use super::ties;
 
 /// What a device must hold besides activations, and what the search may assume about it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,6 +38,19 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// The same with so many bytes of weights more, or fewer.
+    #[must_use]
+    pub fn with_weights(self, bytes: f64, options: &MemoryModel, replicas: u32) -> Self {
+        let optimizer_bytes = bytes * options.optimizer_per_weight;
+        Self {
+            weights_bytes: self.weights_bytes + bytes,
+            gradients_bytes: self.gradients_bytes + bytes * options.gradients_per_weight,
+            optimizer_bytes: self.optimizer_bytes
+                + if options.shard_optimizer { optimizer_bytes / f64::from(replicas) } else { optimizer_bytes },
+            ..self
+        }
+    }
+
     /// All of it.
     #[must_use]
     pub fn total_bytes(&self) -> f64 {
@@ -56,7 +70,7 @@ pub fn memory(
     recompute: bool,
 ) -> Memory {
     let (begin, end) = stage;
-    let weights_bytes = model.parameter_bytes[end] - model.parameter_bytes[begin];
+    let weights_bytes = model.parameter_bytes[end] - model.parameter_bytes[begin] + ties::copied_bytes(model, stage);
     let optimizer_bytes = weights_bytes * options.optimizer_per_weight;
     let saved_bytes = totals.saved_bytes[end] - totals.saved_bytes[begin];
     let (input_bytes, output_bytes) = (totals.boundary_bytes[begin], totals.boundary_bytes[end]);

@@ -30,6 +30,15 @@ pub struct Layer {
     pub measured: Vec<Measurement>,
 }
 
+/// A weight that several layers share.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Tie {
+    /// Who has it, as indices of layers: two or more. The first counts it among its own parameters.
+    pub layers: Vec<usize>,
+    /// Its bytes.
+    pub bytes: f64,
+}
+
 /// A directed acyclic graph of layers with what each costs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Graph {
@@ -39,6 +48,8 @@ pub struct Graph {
     pub layers: Vec<Layer>,
     /// `(from, to)`: indices into `layers`.
     pub edges: Vec<(usize, usize)>,
+    /// Weights that layers share.
+    pub ties: Vec<Tie>,
 }
 
 impl Graph {
@@ -84,6 +95,15 @@ impl Graph {
                         "write a finite number that is at least 0",
                     ));
                 }
+            }
+        }
+        for tie in &self.ties {
+            let owned = tie.layers.first().and_then(|&first| self.layers.get(first));
+            if owned.is_none_or(|first| !(0.0..=first.parameter_bytes).contains(&tie.bytes)) {
+                return Err(Error::profile(
+                    format!("layers {:?} share {} bytes, which the first of them does not have", tie.layers, tie.bytes),
+                    "the first layer of a tie counts it in its parameter bytes",
+                ));
             }
         }
         Ok(())

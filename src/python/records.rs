@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use super::to_py_err;
 use crate::error::{Error, Result};
-use crate::model::graph::{Graph, Layer, Measurement};
+use crate::model::graph::{Graph, Layer, Measurement, Tie};
 
 /// `hpgo.model.profile.Layer`.
 #[derive(FromPyObject)]
@@ -22,12 +22,20 @@ struct LayerRecord {
     saved_bytes: Option<Vec<f64>>,
 }
 
+/// `hpgo.model.profile.SharedWeight`.
+#[derive(FromPyObject)]
+struct TieRecord {
+    layers: Vec<String>,
+    parameter_bytes: f64,
+}
+
 /// `hpgo.model.profile.Profile`.
 #[derive(FromPyObject)]
 pub(super) struct ProfileRecord {
     batch_sizes: Vec<u32>,
     layers: Vec<LayerRecord>,
     edges: Vec<(String, String)>,
+    ties: Vec<TieRecord>,
 }
 
 /// The layer graph of a `hpgo.Profile`, checked.
@@ -47,13 +55,21 @@ impl TryFrom<ProfileRecord> for Graph {
             record.layers.iter().enumerate().map(|(at, layer)| (layer.id.as_str(), at)).collect();
         let end = |id: &str| {
             index.get(id).copied().ok_or_else(|| {
-                Error::profile(format!("an edge names layer `{id}`, which the profile lacks"), "edges join layer ids")
+                Error::profile(
+                    format!("an edge or a tie names layer `{id}`, which the profile lacks"),
+                    "edges and ties join layer ids",
+                )
             })
         };
         let edges = record.edges.iter().map(|(from, to)| Ok((end(from)?, end(to)?))).collect::<Result<_>>()?;
+        let tie = |tie: &TieRecord| {
+            let layers = tie.layers.iter().map(|id| end(id)).collect::<Result<_>>()?;
+            Ok(Tie { layers, bytes: tie.parameter_bytes })
+        };
+        let ties = record.ties.iter().map(tie).collect::<Result<_>>()?;
         let layers =
             record.layers.into_iter().map(|layer| layer_of(layer, record.batch_sizes.len())).collect::<Result<_>>()?;
-        let graph = Self { batch_sizes: record.batch_sizes, layers, edges };
+        let graph = Self { batch_sizes: record.batch_sizes, layers, edges, ties };
         graph.check()?;
         Ok(graph)
     }

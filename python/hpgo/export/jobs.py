@@ -15,7 +15,7 @@ from hpgo import _core
 from hpgo.base.errors import ArgumentError, InfeasibleError
 from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import counted, shown
+from hpgo.base.wording import counted, shorten, shown
 from hpgo.model.profile import Profile
 from hpgo.planning.plans import Plan
 from hpgo.programs.blocks import Blocks
@@ -95,6 +95,7 @@ class Job:
             step_s=None,
             notes=(),
         )
+        _check_ties(job)
         step_s = _step_s(job)
         return replace(job, step_s=step_s, notes=tuple(_differences(job, program, step_s)))
 
@@ -232,6 +233,21 @@ def _check_chain(program: Program, row: Launcher) -> None:
         raise ArgumentError(
             f"`{program.schedule.name}` runs two copies of the model, which {row.title} can't",
             "choose another schedule",
+        )
+
+
+def _check_ties(job: Job) -> None:
+    """Raises ArgumentError for a weight that stages share and the launcher doesn't sum."""
+    for tie in () if job.plan is None else job.plan.parted:
+        row = job.launcher
+        if row.ties == "any" or (row.ties == "ends" and {*job.blocks.before, *job.blocks.after}.issuperset(tie.layers)):
+            continue
+        which = " and ".join(f"`{shorten(layer)}`" for layer in tie.layers)
+        only = " other than what embeds and what predicts" if row.ties == "ends" else ""
+        raise ArgumentError(
+            f"{which} share a weight and are on different stages, and {row.title} doesn't sum the gradients of layers"
+            f" of several stages{only}",
+            "put them into one stage with `hpgo evaluate`, untie them, or run the plan with `hpgo run`",
         )
 
 

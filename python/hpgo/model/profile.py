@@ -12,7 +12,7 @@ from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import MOST_GPUS, check_text, listed, whole
+from hpgo.base.checks import MOST_GPUS, check_text, listed, number, whole
 from hpgo.base.errors import ProfileError
 from hpgo.base.wording import as_float, near, shown
 
@@ -98,6 +98,31 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedWeight:
+    """A weight that several layers share: a tie.
+
+    Raises ProfileError for fewer than two layers, one that is named twice, and a size that is no number from 0 to 1e18.
+
+    >>> SharedWeight(("embedding",), 4e6)
+    Traceback (most recent call last):
+    hpgo.ProfileError: a tie of ('embedding',) joins no two layers
+    """
+
+    layers: tuple[str, ...]
+    """Ids of those that have it. The first counts it in its `parameter_bytes`, and the others don't."""
+    parameter_bytes: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, tuple) or not all(isinstance(layer, str) for layer in self.layers):
+            raise ProfileError(f"a tie's layers are {shown(self.layers)}", "give a tuple of layer ids")
+        if len(set(self.layers)) < max(2, len(self.layers)):
+            raise ProfileError(f"a tie of {shown(self.layers)} joins no two layers", "name two or more, each once")
+        size = self.parameter_bytes
+        size = number(f"the parameter_bytes of a tie of `{self.layers[0]}`", size, most=LARGEST, error=ProfileError)
+        object.__setattr__(self, "parameter_bytes", size)
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """A directed acyclic graph of layers, in the order of the file.
 
@@ -115,6 +140,8 @@ class Profile:
     """Where the numbers come from."""
     gpus_per_device: int = 1
     """How many GPUs shared each layer when it was measured, by tensor parallelism say; plans take them for one."""
+    ties: tuple[SharedWeight, ...] = ()
+    """Weights that layers share."""
     device: str = ""
     """What layers were measured on: the name of a GPU or of a processor. Prices don't heed this, nor what follows."""
     machine: str = ""
@@ -154,6 +181,7 @@ class Profile:
             if (start, end) in seen:
                 raise ProfileError(f"edge `{start}` -> `{end}` is given twice", "keep one of them")
             seen.add((start, end))
+        self._check_ties()
         if cycle := _cycle(known, self.edges):
             steps = cycle if len(cycle) <= 12 else [*cycle[:6], "…", *cycle[-5:]]
             raise ProfileError(
@@ -165,7 +193,7 @@ class Profile:
         for field in ("name", "source", "device", "machine", "dtype", "date"):
             check_text(f"a profile's {field}", getattr(self, field), ProfileError)
         self._check_circumstances()
-        for field in ("batch_sizes", "layers", "edges"):
+        for field in ("batch_sizes", "layers", "edges", "ties"):
             if not isinstance(getattr(self, field), tuple):
                 raise ProfileError(
                     f"profile `{self.name}`: {field} must be a tuple, got {shown(getattr(self, field))}",
@@ -174,10 +202,27 @@ class Profile:
         for layer in self.layers:
             if not isinstance(layer, Layer):
                 raise ProfileError(f"profile `{self.name}`: {shown(layer)} is no layer", "give `hpgo.Layer` records")
+        for tie in self.ties:
+            if not isinstance(tie, SharedWeight):
+                raise ProfileError(f"profile `{self.name}`: {shown(tie)} is no tie", "give `hpgo.SharedWeight` records")
         for edge in self.edges:
             if not (isinstance(edge, tuple) and len(edge) == 2 and all(isinstance(end, str) for end in edge)):
                 raise ProfileError(
                     f"profile `{self.name}`: {shown(edge)} is no edge", "an edge is a tuple of two layer ids"
+                )
+
+    def _check_ties(self) -> None:
+        left_bytes = {layer.id: layer.parameter_bytes for layer in self.layers}
+        for tie in self.ties:
+            for layer_id in tie.layers:
+                if layer_id not in left_bytes:
+                    raise ProfileError(f"a tie names `{layer_id}`: there is no such layer", near(layer_id, left_bytes))
+            first = tie.layers[0]
+            left_bytes[first] -= tie.parameter_bytes
+            if left_bytes[first] < 0:
+                raise ProfileError(
+                    f"layer `{first}` shares more bytes than the parameter_bytes that it has",
+                    "the first layer of a tie counts the weight in its parameter_bytes",
                 )
 
     def _check_circumstances(self) -> None:
@@ -259,7 +304,7 @@ class Profile:
 
     @property
     def parameter_bytes(self) -> float:
-        """Weights of the whole model."""
+        """Weights of the whole model; those that layers share count once."""
         return sum(layer.parameter_bytes for layer in self.layers)
 
     @property
@@ -312,6 +357,25 @@ class Profile:
             for layer in self.layers
         )
         return replace(self, layers=tuple(layers)) if loading else self
+
+    def without_ties(self) -> Profile:
+        """The same profile, but each layer counts the weights that it shares among its own.
+
+        >>> toy = Profile.chain(
+        ...     "toy", batch_size=1, forward_s=[1, 1], backward_s=[2, 2], activation_bytes=[8, 8],
+        ...     parameter_bytes=[40, 0])
+        >>> toy = replace(toy, ties=(SharedWeight(("layer0", "layer1"), 40),))
+        >>> [layer.parameter_bytes for layer in toy.without_ties().layers]
+        [40, 40.0]
+        """
+        if not self.ties:
+            return self
+        copied = {layer.id: layer.parameter_bytes for layer in self.layers}
+        for tie in self.ties:
+            for layer_id in tie.layers[1:]:
+                copied[layer_id] += tie.parameter_bytes
+        layers = tuple(replace(layer, parameter_bytes=copied[layer.id]) for layer in self.layers)
+        return replace(self, layers=layers, ties=())
 
     def networkx(self) -> networkx.DiGraph[str]:
         """The graph for networkx: layer ids as nodes, each with its `Layer` as attribute `layer`.

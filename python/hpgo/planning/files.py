@@ -37,7 +37,7 @@ _SHARED = (
 """What alternatives have from the plan that they are alternatives of, or do without."""
 _SINCE_2 = {
     "stopped", "kept_bytes", "recomputed_bytes", "notes", "tie", "compact_bound_s", "chunks", "input_gradient_s",
-    "weight_gradient_s",
+    "weight_gradient_s", "parted",
 }  # fmt: skip
 """Keys that files of version 2 may lack, at any depth: it grew."""
 _SINCE_1 = {*_SINCE_2, "machines", "crossings", "actions", "assumptions", "made_with", "plan", "restriction"}

@@ -15,7 +15,7 @@ from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import shown
 from hpgo.machine.cluster import Cluster
-from hpgo.model.profile import Profile
+from hpgo.model.profile import Profile, SharedWeight
 from hpgo.planning import limits
 from hpgo.planning.question import MemoryModel
 from hpgo.programs.blocks import Blocks
@@ -191,6 +191,9 @@ class Plan(Record):
     """Plans that it simulated."""
     machines: tuple[int, ...] = ()
     """Devices of each machine of the cluster; empty in files that don't say."""
+    parted: tuple[SharedWeight, ...] = ()
+    """Weights that layers on several groups of devices share: each group holds a copy, and their gradients are summed
+    over the devices of all of them, which `Stage.sync_s` and `Stage.sync_tail_s` include."""
     crossings: tuple[tuple[Crossing, ...], ...] = ()
     """For each stage but the last, what it gives to later ones; empty in files that don't say."""
     actions: tuple[str, ...] = ()

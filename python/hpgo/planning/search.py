@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hpgo.machine.cluster import Cluster
-    from hpgo.model.profile import Profile
+    from hpgo.model.profile import Profile, SharedWeight
     from hpgo.planning.question import Question
 
 # Seconds to look for the closest plan, and for whether a change would make some plan fit.
@@ -99,6 +99,7 @@ def plan_of(question: Question, found: _core.PlanRecord, *, chunks: int = 1) -> 
         loading_s=question.loading_s,
         cluster_devices=question.cluster.devices,
         machines=tuple(machine.count for machine in question.cluster.machines),
+        parted=_parted(profile, stages),
         crossings=_crossings(profile, [record["layers"] for record in found["stages"]], micro_batch_size),
         assumptions=Assumptions(
             profile=question.measured,
@@ -114,6 +115,12 @@ def plan_of(question: Question, found: _core.PlanRecord, *, chunks: int = 1) -> 
         made_with=_core.__version__,
         notes=notes(question, stages),
     )
+
+
+def _parted(profile: Profile, stages: Sequence[Stage]) -> tuple[SharedWeight, ...]:
+    """Weights that layers on several groups of devices share."""
+    group_of = {layer: stage.devices for stage in stages for layer in stage.layers}
+    return tuple(tie for tie in profile.ties if len({group_of[layer] for layer in tie.layers}) > 1)
 
 
 def _crossings(

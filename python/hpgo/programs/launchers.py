@@ -52,6 +52,8 @@ class Launcher:
     """Whether it runs training plans; else those of `hpgo partition`."""
     least_blocks: int = 0
     """Of each stage."""
+    ties: Literal["any", "ends", "none"] = "none"
+    """Weights that stages may share, whose gradients it sums: any, or what embeds and what predicts, or none."""
 
     @property
     def label(self) -> str:
@@ -90,6 +92,7 @@ TABLE: tuple[Launcher, ...] = (
         cuts="blocks",
         recomputes="groups",
         tensor_parallel=True,
+        ties="ends",
     ),
     # Its data parallelism beside a pipeline is FSDP, which shares the optimizer's state. PyTorch's runtime sums
     # gradients behind the last backward pass of the stage.
@@ -122,6 +125,7 @@ TABLE: tuple[Launcher, ...] = (
         schedules=MappingProxyType({"1f1b": "TrainSchedule"}),
         cuts="anywhere",
         overlaps=False,
+        ties="any",
     ),
     Launcher("torch", "2.15", "PyTorch", schedules=_BY_FILE, cuts="anywhere", overlaps=False),
     *(

@@ -24,7 +24,8 @@ from hpgo.base.errors import ArgumentError, FileError, RunError
 from hpgo.base.files import as_path, refused
 from hpgo.base.room import free_bytes
 from hpgo.base.wording import counted, shown
-from hpgo.model.profile import Layer, Profile
+from hpgo.model.profile import Layer, Profile, SharedWeight
+from hpgo.runtime.cuts import parameter_of
 from hpgo.runtime.devices import check_types, device_named
 from hpgo.runtime.grouping import GRAINS
 from hpgo.runtime.layer_times import Bench, Figures, Whole
@@ -158,7 +159,7 @@ def measure(
     finally:
         torch.set_num_threads(before)
     kept.remove()
-    made = _profile(read, sizes, benches, _source(setting, where), _circumstances(read, setting, where))
+    made = _profile(read, sizes, benches, dtype, _circumstances(read, setting, where))
     return Measurement(
         made,
         {layer: benches[-1].figures[layer].spread for layer in read.layers},
@@ -191,8 +192,13 @@ def _teller(
 
 
 def _profile(
-    workload: Workload, sizes: tuple[int, ...], benches: list[Bench], source: str, circumstances: dict[str, Any]
+    workload: Workload,
+    sizes: tuple[int, ...],
+    benches: list[Bench],
+    dtype: torch.dtype | None,
+    circumstances: dict[str, Any],
 ) -> Profile:
+    ties, copied = _ties(workload, dtype)
     activations, saved = [one.activation_bytes() for one in benches], [one.saved_bytes() for one in benches]
     layers = []
     for layer in workload.layers:
@@ -204,14 +210,32 @@ def _profile(
                 forward_s=tuple(one.forward_s for one in figures),
                 backward_s=tuple(one.backward_s for one in figures),
                 activation_bytes=tuple(one[layer] for one in activations),
-                parameter_bytes=figures[0].parameter_bytes,
+                parameter_bytes=figures[0].parameter_bytes - copied.get(layer, 0),
                 saved_bytes=tuple(one[layer] for one in saved),
                 input_gradient_s=_known(one.input_gradient_s for one in figures),
                 weight_gradient_s=_known(one.weight_gradient_s for one in figures),
                 spread=figures[-1].spread,
             )
         )
-    return Profile(workload.name or "model", sizes, tuple(layers), workload.edges, source, **circumstances)
+    return Profile(workload.name or "model", sizes, tuple(layers), workload.edges, ties=ties, **circumstances)
+
+
+def _ties(workload: Workload, dtype: torch.dtype | None) -> tuple[tuple[SharedWeight, ...], dict[str, int]]:
+    """Weights that layers share, and for each layer the bytes of those that another one counts."""
+    place = {layer: at for at, layer in enumerate(workload.layers)}
+    shared: dict[tuple[str, ...], int] = {}
+    copied: dict[str, int] = {}
+    for holders in workload.ties:
+        first, *others = sorted((one for one in holders if one[0] in place), key=lambda one: place[one[0]])
+        weight = parameter_of(workload.network.make_on_meta(first[0]), first)
+        size = weight.numel() * (dtype or weight.dtype).itemsize
+        for layer, name in others:
+            if name in dict(workload.network.make_on_meta(layer).named_parameters()):  # each tensor of a layer once
+                copied[layer] = copied.get(layer, 0) + size
+        layers = tuple(dict.fromkeys(layer for layer, _ in (first, *others)))
+        if len(layers) > 1:
+            shared[layers] = shared.get(layers, 0) + size
+    return tuple(SharedWeight(layers, size) for layers, size in shared.items()), copied
 
 
 def _known(values: Iterable[float | None]) -> tuple[float, ...] | None:
@@ -228,6 +252,7 @@ def _circumstances(workload: Workload, setting: dict[str, Any], device: torch.de
     held = [setting["dtype"]] if setting["dtype"] else sorted({_name(one.dtype) or "" for one in tensors})
     autocast = [f"autocast to {setting['autocast']}"] if setting["autocast"] else []
     return {
+        "source": _source(setting, device),
         "device": _device(device),
         "machine": platform.node(),
         "dtype": ", ".join([*held, *autocast]),
@@ -273,8 +298,8 @@ def _notes(
         yield f"others used {100 * noise:.0f} % of this machine's processors meanwhile: times are too long"
     for holders in workload.ties:
         yield (
-            f"{' and '.join(f'`{name}` of `{layer}`' for layer, name in holders)} are one weight, which the profile "
-            f"counts in each: stages that part them hold it twice{'' if inference else ', and sum its gradients'}"
+            f"{' and '.join(f'`{name}` of `{layer}`' for layer, name in holders)} are one weight: stages that part "
+            f"them hold a copy each{'' if inference else ', and sum its gradients together'}"
         )
 
 

@@ -25,6 +25,7 @@ from hpgo.planning.question import SCHEDULES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from hpgo.model.profile import SharedWeight
     from hpgo.planning.plans import Alternative, Plan, Tie
     from hpgo.planning.question import MemoryModel
     from hpgo.programs.stages import Stage
@@ -235,6 +236,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         *([("left out", _loading(plan))] if plan.loading_s else []),
         *([] if stored_step_s is None else [("stored step", _stored(plan, stored_step_s))]),
         *([] if plan.tie is None else [("tie", _tie(plan, plan.tie))]),
+        *(("shared", _shared(plan, weight)) for weight in plan.parted),
         ("proof", proof(plan)),
         *([("measured", measured)] if (measured := _measured(plan)) else []),
         *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
@@ -484,6 +486,16 @@ def _stored(plan: Plan, stored_step_s: float) -> str:
 
 def _loading(plan: Plan) -> str:
     return f"loading data, {format_seconds(plan.loading_s)} for each profiled batch: loaders work ahead of the step"
+
+
+def _shared(plan: Plan, weight: SharedWeight) -> str:
+    """Who holds a copy of a weight that layers share."""
+    stages = [str(at) for at, stage in enumerate(plan.stages) if not {*stage.layers}.isdisjoint(weight.layers)]
+    layers = " and ".join(f"`{layer}`" for layer in weight.layers)
+    return (
+        f"{layers} share {_bytes(weight.parameter_bytes)} of weights: stages {', '.join(stages)} hold a copy, and sum"
+        " its gradients together"
+    )
 
 
 def _tie(plan: Plan, tie: Tie) -> str:

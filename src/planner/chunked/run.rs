@@ -259,23 +259,28 @@ impl<'a> Prices<'a> {
     /// # Errors
     /// [`Error::Argument`] if the devices of a group can't share the micro-batch.
     pub(super) fn of(&mut self, cuts: &[usize]) -> Result<Vec<StagePrice>> {
+        if self.pricer.shares_weights() {
+            // What a stage sums and holds depends on where all others are.
+            let stages = (0..self.rank_of_stage.len()).map(|at| self.choice(at, cuts[at], cuts[at + 1])).collect();
+            let plan = Candidate { micro_batch: self.micro_batch, recompute: self.recompute, stages };
+            return self.pricer.stages_of(&plan, Some(&self.rank_of_stage));
+        }
         (0..self.rank_of_stage.len()).map(|stage| self.stage(stage, cuts[stage], cuts[stage + 1])).collect()
+    }
+
+    fn choice(&self, at: usize, begin: usize, end: usize) -> StageChoice {
+        let footprint = self.footprints[self.rank_of_stage[at] as usize].clone();
+        StageChoice { begin, end, footprint, window: 1 }
     }
 
     fn stage(&mut self, stage: usize, begin: usize, end: usize) -> Result<StagePrice> {
         if let Some(price) = self.known.get(&(stage, begin, end)) {
             return Ok(price.clone());
         }
-        let choice = |at: usize, begin: usize, end: usize| StageChoice {
-            begin,
-            end,
-            footprint: self.footprints[self.rank_of_stage[at] as usize].clone(),
-            window: 1,
-        };
         // Its price depends on the devices of the next stage, and not on what that runs.
-        let mut stages = vec![choice(stage, begin, end)];
+        let mut stages = vec![self.choice(stage, begin, end)];
         if stage + 1 < self.rank_of_stage.len() {
-            stages.push(choice(stage + 1, end, end));
+            stages.push(self.choice(stage + 1, end, end));
         }
         let plan = Candidate { micro_batch: self.micro_batch, recompute: self.recompute, stages };
         let price = self.pricer.stages(&plan)?.swap_remove(0);

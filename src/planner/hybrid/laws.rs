@@ -302,7 +302,12 @@ fn questions() -> impl Strategy<Value = Question> {
     let replicas = prop::collection::vec(1_u32..4, 1..6);
     (prop::collection::vec(layer, 2..7), machines, memory_bytes, link(), link(), replicas, any::<[bool; 3]>()).prop_map(
         |(layers, machines, memory_bytes, intra, inter, replicas, [overlap_sync, recompute, is_eager])| Question {
-            graph: Graph { batch_sizes: vec![1], edges: (1..layers.len()).map(|to| (to - 1, to)).collect(), layers },
+            graph: Graph {
+                batch_sizes: vec![1],
+                edges: (1..layers.len()).map(|to| (to - 1, to)).collect(),
+                layers,
+                ties: vec![],
+            },
             cluster: Cluster {
                 machines: (machines.into_iter())
                     .map(|(devices, speed, memory)| Machine { devices, memory_bytes: memory_bytes * memory, speed })

@@ -98,6 +98,16 @@ pub struct Priced {
     pub stages: Vec<StagePrice>,
 }
 
+/// What weights that a stage shares with others add to its price.
+struct SharedPrice {
+    /// Seconds of sums with others.
+    tied_s: f64,
+    /// Copies that another stage on the same devices holds already.
+    held_once_bytes: f64,
+    /// Layers and bytes of their weights that the stage doesn't sum alone.
+    apart: Vec<(u32, f64)>,
+}
+
 /// Prices plans of one model on one cluster; keeps what it needs again.
 pub struct Pricer<'a> {
     pub(super) model: &'a Model,
@@ -132,7 +142,17 @@ impl<'a> Pricer<'a> {
     /// # Errors
     /// [`Error::Argument`] if the replicas of a stage can't share the micro-batch.
     pub fn stages(&mut self, plan: &Candidate) -> Result<Vec<StagePrice>> {
+        self.stages_of(plan, None)
+    }
+
+    /// The same where stages share devices: which group of them each is on. Stages of a group hold a weight that they
+    /// share once; all else is as if each had devices of its own.
+    ///
+    /// # Errors
+    /// As [`Pricer::stages`].
+    pub fn stages_of(&mut self, plan: &Candidate, group_of: Option<&[u32]>) -> Result<Vec<StagePrice>> {
         let micro_batch = plan.micro_batch;
+        let shared = self.shared(plan, group_of);
         if self.settings.equal_replicas && plan.stages.windows(2).any(|two| two[0].replicas() != two[1].replicas()) {
             return Err(Error::argument("stages differ in their numbers of replicas", "give each stage as many"));
         }
@@ -174,7 +194,22 @@ impl<'a> Pricer<'a> {
             } else {
                 Rate::default()
             };
-            let sync_tail = |overlap| cost::sync_s(model, totals, speed, (stage.begin, stage.end), sync, overlap);
+            let shared = shared.get(index);
+            let apart = shared.map_or(&[][..], |shared| &shared.apart);
+            let tied_s = shared.map_or(0.0, |shared| shared.tied_s);
+            let sync_tail = |overlap| {
+                cost::sync_without_s(model, totals, speed, (stage.begin, stage.end), sync, overlap, apart) + tied_s
+            };
+            let memory = cost::memory(
+                model,
+                totals,
+                &settings.memory,
+                (stage.begin, stage.end),
+                replicas,
+                stage.window,
+                plan.recompute,
+            );
+            let held_once_bytes = shared.map_or(0.0, |shared| shared.held_once_bytes);
             prices.push(StagePrice {
                 share,
                 forward_s,
@@ -185,19 +220,49 @@ impl<'a> Pricer<'a> {
                 transfer_busy_s: cut_bytes * rate.s_per_byte,
                 sync_s: sync_tail(false),
                 sync_tail_s: sync_tail(settings.overlap_sync),
-                memory: cost::memory(
-                    model,
-                    totals,
-                    &settings.memory,
-                    (stage.begin, stage.end),
-                    replicas,
-                    stage.window,
-                    plan.recompute,
-                ),
+                memory: if held_once_bytes > 0.0 {
+                    memory.with_weights(-held_once_bytes, &settings.memory, replicas)
+                } else {
+                    memory
+                },
                 capacity_bytes: capacity_bytes - settings.memory.reserved_bytes,
             });
         }
         Ok(prices)
+    }
+
+    /// For each stage what weights that it shares with others add; nothing where no layers share any.
+    fn shared(&self, plan: &Candidate, group_of: Option<&[u32]>) -> Vec<SharedPrice> {
+        if self.model.ties.is_empty() {
+            return Vec::new();
+        }
+        let own: Vec<u32> = (0..plan.stages.len() as u32).collect();
+        let group_of = group_of.unwrap_or(&own);
+        let cuts: Vec<(usize, usize)> = plan.stages.iter().map(|stage| (stage.begin, stage.end)).collect();
+        (cost::shared(self.model, &cuts, group_of).into_iter().zip(&cuts))
+            .map(|(shared, &cuts)| SharedPrice {
+                tied_s: (shared.sums.iter())
+                    .map(|(bytes, groups)| {
+                        let rate = self.all_reduce(plan, group_of, groups);
+                        bytes * rate.s_per_byte + rate.latency_s
+                    })
+                    .sum(),
+                held_once_bytes: cost::ties::copied_bytes(self.model, cuts) - shared.copied_bytes,
+                apart: shared.apart,
+            })
+            .collect()
+    }
+
+    /// The rate at which all devices of some groups sum.
+    fn all_reduce(&self, plan: &Candidate, group_of: &[u32], groups: &[u32]) -> Rate {
+        let mut on_machine: std::collections::BTreeMap<u32, u32> = std::collections::BTreeMap::new();
+        for group in groups {
+            let first = group_of.iter().position(|other| other == group);
+            for &(machine, count) in first.iter().flat_map(|&first| &plan.stages[first].footprint) {
+                *on_machine.entry(machine).or_default() += count;
+            }
+        }
+        self.cluster.all_reduce(on_machine.len() as u32, on_machine.into_values().max().unwrap_or(1))
     }
 
     /// Prices and simulates a plan, whether or not it fits the devices' memory.
@@ -254,6 +319,12 @@ impl<'a> Pricer<'a> {
     pub(super) fn path_s(&mut self, plan: &Candidate) -> Result<f64> {
         let windows: Vec<u32> = plan.stages.iter().map(|stage| stage.window).collect();
         Ok(longest_path_s(&self.stages(plan)?, &windows, self.settings.global_batch / plan.micro_batch))
+    }
+
+    /// Whether layers of the model share weights.
+    #[must_use]
+    pub fn shares_weights(&self) -> bool {
+        !self.model.ties.is_empty()
     }
 
     /// Whether every device of a priced plan holds what it must.

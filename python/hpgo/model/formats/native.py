@@ -23,7 +23,7 @@ from hpgo.base.documents import parse as parse_document
 from hpgo.base.errors import ProfileError
 from hpgo.base.quoting import in_yaml
 from hpgo.base.wording import shown
-from hpgo.model.profile import Layer, Profile
+from hpgo.model.profile import Layer, Profile, SharedWeight
 
 VERSION = 1
 VERSION_KEY = "hpgo_profile"
@@ -61,6 +61,10 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
     edges = _edges(top) if "edges" in top else list(pairwise(ids))
     title, source = top.text("name", name), top.text("source", file)
     gpus = top.whole("gpus_per_device", 1, least=1)
+    ties = tuple(
+        _tie(Section(entry, f"{file}, ties entry {number}", ProfileError))
+        for number, entry in enumerate(top.items("ties", []), start=1)
+    )
     texts = {key: top.text(key, "") for key in _TEXTS}
     versions: list[tuple[str, str]] = []
     if "versions" in top:
@@ -68,7 +72,7 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
         versions = [(of, section.text(of)) for of in section]
     top.done()
     return top.build(
-        Profile, title, batch_sizes, tuple(layers), tuple(edges), source, gpus, **texts, versions=tuple(versions)
+        Profile, title, batch_sizes, tuple(layers), tuple(edges), source, gpus, ties, **texts, versions=tuple(versions)
     )
 
 
@@ -81,6 +85,8 @@ def document(profile: Profile) -> dict[str, object]:
     0.004
     """
     keys = _head(profile) | {"layers": [_layer_keys(layer) for layer in profile.layers]}
+    if profile.ties:
+        keys["ties"] = [_tie_keys(tie) for tie in profile.ties]
     return keys if _is_chain(profile) else keys | {"edges": [list(edge) for edge in profile.edges]}
 
 
@@ -97,6 +103,8 @@ def write_json(profile: Profile) -> str:
     lines.append(_json_list("layers", [json.dumps(_layer_keys(layer)) for layer in profile.layers]))
     if not _is_chain(profile):
         lines.append(_json_list("edges", [json.dumps(edge) for edge in profile.edges]))
+    if profile.ties:
+        lines.append(_json_list("ties", [json.dumps(_tie_keys(tie)) for tie in profile.ties]))
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -121,6 +129,9 @@ def write_yaml(profile: Profile) -> str:
     if not _is_chain(profile):
         lines.append("edges:" if profile.edges else "edges: []")
         lines += (f"  - {in_yaml(edge)}" for edge in profile.edges)
+    if profile.ties:
+        lines.append("ties:")
+        lines += (f"  - {in_yaml(_tie_keys(tie))}" for tie in profile.ties)
     return "\n".join(lines) + "\n"
 
 
@@ -143,6 +154,12 @@ def _layer(section: Section, sizes: int) -> Layer:
     )
     section.done()
     return layer
+
+
+def _tie(section: Section) -> SharedWeight:
+    layers, size = tuple(section.items("layers")), section.number("parameter_bytes")
+    section.done()
+    return section.build(SharedWeight, layers, size)  # type: ignore[arg-type] # it checks that they are texts
 
 
 def _measured(section: Section, key: str, sizes: int) -> tuple[Any, ...]:
@@ -198,6 +215,10 @@ def _layer_keys(layer: Layer) -> dict[str, object]:
     if layer.spread is not None:
         keys["spread"] = layer.spread
     return keys
+
+
+def _tie_keys(tie: SharedWeight) -> dict[str, object]:
+    return {"layers": list(tie.layers), "parameter_bytes": tie.parameter_bytes}
 
 
 def _bare(values: tuple[float, ...]) -> float | tuple[float, ...]:

@@ -27,6 +27,7 @@ def task_of_profile(
     """
     loading = () if count_loading else profile.loading
     loading_s = max((at_batch(profile.batch_sizes, layer.forward_s, batch_size) for layer in loading), default=0.0)
+    profile = profile.without_ties()  # a host that has both layers of a tie is counted on to hold the weight twice
     if loading:
         profile = profile.without_loading()
     remarks = []

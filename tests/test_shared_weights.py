@@ -1,0 +1,265 @@
+"""Weights that layers share: counted once, copied and summed where stages part them, in every price alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from itertools import combinations, pairwise
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import chance
+import pytest
+import twin
+import twin_steps
+from test_brute_force import ways_to_cut, ways_to_place
+from toys import chain
+
+import hpgo
+from hpgo import export
+from hpgo.model.formats import native
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GB = 1e9
+TIMES = ("sync_s", "sync_tail_s", "forward_s", "backward_s", "transfer_s")
+MEMORY = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "kept_bytes")
+
+
+def tied(profile: hpgo.Profile, *ties: tuple[tuple[str, ...], float]) -> hpgo.Profile:
+    return replace(profile, ties=tuple(hpgo.SharedWeight(layers, size) for layers, size in ties))
+
+
+def machines(*counts: int, gbit_s: float = 8.0, memory: str = "64 GB") -> hpgo.Cluster:
+    rows = [{"devices": count, "memory": memory} for count in counts]
+    link = {"bandwidth": gbit_s / 8 * 1e9, "latency": 1e-3}
+    document = {"hpgo_cluster": 1, "name": "few", "machines": rows, "intra": link, "inter": link}
+    return hpgo.Cluster.from_document(document, file="few")
+
+
+def test_random_plans_with_ties_cost_what_a_model_written_from_the_pages_says() -> None:
+    wrong: list[object] = []
+    parted = 0
+    for seed in range(600):
+        random = Random(seed)
+        profile = chance.profile(
+            random,
+            batch_sizes=random.choice([(1,), (1, 2, 4)]),
+            count=random.randint(2, 7),
+            branching=random.random() < 0.5,
+            free=0.2,
+            ties=random.randint(1, 3),
+        )
+        cluster = chance.cluster(random)
+        stages = chance.stages(random, profile, cluster)
+        assumed = twin.Assumed(
+            micro_batches=random.randint(1, 6),
+            micro_batch=max(random.choice([4, 5, 8]), *(len(devices) for _, devices in stages)),
+            schedule=random.choice(["1f1b", "eager_1f1b", "gpipe"]),
+            overlap=random.random() < 0.6,
+            shard_optimizer=random.random() < 0.4,
+        )
+        plan = hpgo.evaluate(
+            profile,
+            cluster,
+            stages,
+            global_batch_size=assumed.micro_batches * assumed.micro_batch,
+            micro_batch_size=assumed.micro_batch,
+            min_micro_batch_size=1,
+            schedule=assumed.schedule,  # type: ignore[arg-type]
+            overlap=assumed.overlap,
+            memory=hpgo.MemoryModel(shard_optimizer=assumed.shard_optimizer),
+        )
+        listed = [(stage.layers, stage.devices) for stage in plan.stages]
+        ours = twin.price(asdict(profile), asdict(cluster), assumed, listed)
+        step_s = twin_steps.step_s(assumed.micro_batches, ours, [stage.in_flight for stage in plan.stages])
+        terms = [(plan.step_s, step_s), (plan.timeline().makespan_s, step_s)]
+        for stage, mine in zip(plan.stages, ours, strict=True):
+            terms += ((getattr(stage, name), getattr(mine, name)) for name in TIMES)
+            terms += ((getattr(stage.memory, name), getattr(mine, name)) for name in MEMORY)
+        wrong += [(seed, *both) for both in terms if not math.isclose(*both, rel_tol=1e-9)]
+        parted += any(tie.parameter_bytes for tie in plan.parted)
+    assert wrong == []
+    assert parted > 150
+
+
+def best_step_s(question: chance.Question) -> float:
+    """The shortest step of all plans that fit, each priced by the twin; infinite if none does."""
+    counts = [machine.count for machine in question.cluster.machines]
+    best_s = math.inf
+    for cuts in ways_to_cut(question.order(), question.profile.edges):
+        for placed in ways_to_place(question.cluster.machines, counts, len(cuts)):
+            stages = [(ids, devices) for (_, ids), devices in zip(cuts, placed, strict=True)]
+            for size in (size for size in range(1, question.global_batch + 1) if question.global_batch % size == 0):
+                if size < max(map(len, placed)):
+                    continue
+                for assumed in question.assumed(size):
+                    priced = twin.price(asdict(question.profile), asdict(question.cluster), assumed, stages)
+                    for windows in twin_steps.windows(assumed, priced):
+                        best_s = min(best_s, twin_steps.step_s(assumed.micro_batches, priced, windows))
+    return best_s
+
+
+def test_bounds_hold_and_plans_are_nearly_the_best_of_all_where_layers_share_weights() -> None:
+    below, found, exact = [], 0, 0
+    for seed in range(60):
+        random = Random(seed)
+        ids = [f"layer{at}" for at in range(3)]
+        plain = chain(
+            [random.uniform(0.1, 1.0) for _ in ids],
+            [chance.between(random, 1e6, 1e8) for _ in ids],
+            [chance.between(random, 1e6, 1e9) for _ in ids],
+        )
+        holders = tuple(random.sample(ids, random.choice([2, 2, 3])))
+        share = random.choice([0.3, 1.0]) * next(
+            layer.parameter_bytes for layer in plain.layers if layer.id == holders[0]
+        )
+        question = chance.Question(
+            tied(plain, (holders, share)),
+            machines(*random.choice([(2,), (1, 1), (2, 1)]), memory=random.choice(["64 GB", "6 GB"])),
+            global_batch=random.choice([2, 4]),
+            schedule=random.choice(["1f1b", "eager_1f1b", "gpipe"]),
+            recompute=False,
+            overlap=random.random() < 0.5,
+            shard_optimizer=False,
+            equal_shares=False,
+        )
+        best_s, plan = best_step_s(question), question.plan()
+        assert (plan is None) == math.isinf(best_s), seed
+        if plan is None:
+            continue
+        found += 1
+        assert plan.lower_bound_s is not None
+        if plan.lower_bound_s > best_s * (1 + 1e-9) or plan.step_s < best_s * (1 - 1e-9):
+            below.append((seed, plan.lower_bound_s, best_s, plan.step_s))
+        exact += plan.step_s <= best_s * (1 + 1e-9)
+    assert below == []
+    assert found > 40
+    assert exact >= 0.95 * found
+
+
+@pytest.mark.parametrize("schedule", ["eager_1f1b", "gpipe", "zb_h1", "zb_v", "interleaved"])
+def test_a_tie_of_no_bytes_changes_nothing(schedule: str) -> None:
+    plain = chain([0.3, 0.5, 0.2, 0.7, 0.4, 0.6], 1e7, 1e8)
+    question: dict[str, Any] = {"global_batch_size": 4, "schedule": schedule}
+    one = hpgo.plan(plain, machines(2), **question)
+    other = hpgo.plan(tied(plain, (("layer0", "layer5"), 0.0)), machines(2), **question)
+    assert other.step_s == one.step_s
+    assert other.stages == one.stages
+    assert other.lower_bound_s == one.lower_bound_s
+
+
+def test_whoever_holds_a_weight_keeps_its_bytes_and_all_their_devices_sum_it() -> None:
+    profile = tied(chain([1.0] * 3, 0.0, [4e8, 1e8, 0.0]), (("layer0", "layer2"), 4e8))
+    question: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 4, "overlap": False}
+    whole = hpgo.evaluate(profile, machines(4), [(3, [0, 1, 2, 3])], **question)
+    assert whole.parted == ()
+    assert whole.stages[0].memory.weights_bytes == 5e8
+    first, second = hpgo.evaluate(profile, machines(4), [(1, [0]), (2, [1, 2])], **question).stages
+    assert first.memory.weights_bytes == 4e8
+    assert second.memory.weights_bytes == 5e8
+    three = 2 * 2 * (4e8 / 3 / 1e9 + 1e-3)  # a ring over three devices
+    assert first.sync_tail_s == pytest.approx(three)
+    assert second.sync_tail_s == pytest.approx(2 * 1 * (1e8 / 2 / 1e9 + 1e-3) + three)
+
+
+def test_devices_that_hold_both_ends_hold_a_shared_weight_once() -> None:
+    profile = tied(chain([1.0] * 4, 0.0, [4e8, 1e8, 1e8, 0.0]), (("layer0", "layer3"), 4e8))
+    question: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 1}
+    folded = [(1, [0]), (1, [1]), (1, [1]), (1, [0])]
+    plan = hpgo.evaluate(profile, machines(2), folded, schedule="zb_v", **question)
+    plain = hpgo.evaluate(replace(profile, ties=()), machines(2), folded, schedule="zb_v", **question)
+    assert plan.parted == ()
+    assert plan.step_s == plain.step_s
+    assert [group.memory.weights_bytes for group in plan.groups] == [4e8, 2e8]
+    inner = hpgo.evaluate(profile, machines(2), [(1, [0]), (1, [1])] * 2, schedule="interleaved", **question)
+    assert [group.memory.weights_bytes for group in inner.groups] == [5e8, 5e8]
+    assert (
+        inner.step_s
+        > hpgo.evaluate(
+            replace(profile, ties=()), machines(2), [(1, [0]), (1, [1])] * 2, schedule="interleaved", **question
+        ).step_s
+    )
+    assert inner.timeline().makespan_s == pytest.approx(inner.step_s)
+
+
+def test_no_cut_is_better_than_the_plan_where_several_stages_are_on_a_device() -> None:
+    random = Random(3)
+    profile = tied(
+        chain([random.uniform(0.1, 1.0) for _ in range(6)], 1e6, [2 * GB, 1e8, 1e8, 1e8, 1e8, 1e8]),
+        (("layer0", "layer4"), 2 * GB),
+    )
+    for schedule in ("zb_v", "interleaved"):
+        question: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 1, "schedule": schedule}
+        groups = ([0], [1], [1], [0]) if schedule == "zb_v" else ([0], [1], [0], [1])
+        steps_s = []
+        for inner in combinations(range(1, 6), 3):
+            counts = [end - begin for begin, end in pairwise((0, *inner, 6))]
+            steps_s.append(
+                hpgo.evaluate(profile, machines(2), list(zip(counts, groups, strict=True)), **question).step_s
+            )
+        plan = hpgo.plan(profile, machines(2), **question)
+        assert plan.lower_bound_s is not None
+        assert plan.lower_bound_s <= min(steps_s) * (1 + 1e-9)
+        assert plan.step_s <= min(steps_s) * (1 + 1e-9)
+
+
+def test_files_of_profiles_and_plans_keep_ties(tmp_path: Path) -> None:
+    profile = tied(chain([1.0] * 3, 1e6, [4e8, 1e8, 0.0]), (("layer0", "layer2"), 4e8))
+    for text in (native.write_yaml(profile), native.write_json(profile)):
+        assert native.parse(text, name="") == profile
+    plan = hpgo.evaluate(profile, machines(2), [(1, [0]), (2, [1])], global_batch_size=4)
+    assert plan.parted == profile.ties
+    plan.save(tmp_path / "plan.json")
+    read = hpgo.Plan.read(tmp_path / "plan.json")
+    assert read.parted == plan.parted
+    assert read.reprice().step_s == plan.step_s
+    assert "`layer0` and `layer2` share 400 MB of weights: stages 0, 1 hold a copy" in " ".join(str(plan).split())
+    assert "share" not in native.write_yaml(chain([1.0], 1e6, 1e6))
+
+
+@pytest.mark.parametrize(
+    ("ties", "said"),
+    [
+        ([(("layer0",), 1.0)], "joins no two layers"),
+        ([(("layer0", "layer0"), 1.0)], "joins no two layers"),
+        ([(("layer0", "layer9"), 1.0)], "there is no such layer"),
+        ([(("layer0", "layer1"), 5e8)], "shares more bytes"),
+        ([(("layer0", "layer1"), 3e8), (("layer0", "layer2"), 3e8)], "shares more bytes"),
+        ([(("layer0", "layer1"), -1.0)], "parameter_bytes of a tie"),
+    ],
+)
+def test_ties_that_make_no_sense_are_told(ties: list[tuple[tuple[str, ...], float]], said: str) -> None:
+    with pytest.raises(hpgo.ProfileError, match=said):
+        tied(chain([1.0] * 3, 1e6, [4e8, 1e8, 0.0]), *ties)
+
+
+def test_hosts_are_counted_on_to_hold_a_copy_for_each_layer_that_shares() -> None:
+    profile = tied(chain([1.0] * 2, 1e6, [4e8, 1e8]), (("layer0", "layer1"), 4e8))
+    assert [layer.parameter_bytes for layer in profile.without_ties().layers] == [4e8, 5e8]
+    assert profile.parameter_bytes == 5e8
+    tight = machines(1, 1, memory="0.45 GB")
+    hpgo.partition(replace(profile, ties=()), tight)
+    with pytest.raises(hpgo.InfeasibleError):
+        hpgo.partition(profile, tight)
+
+
+def test_launchers_that_sum_no_shared_weights_refuse_to_part_them() -> None:
+    ids = ["embedding", *(f"layers.{at}" for at in range(4)), "head"]
+    blocks = chain([0.1, *[1.0] * 4, 0.1], 1e6, [4e8, *[1e8] * 4, 1e6])
+    named = tuple(replace(layer, id=name, name=name) for layer, name in zip(blocks.layers, ids, strict=True))
+    ends = replace(blocks, layers=named, edges=tuple(pairwise(ids)))
+    ends = replace(ends, ties=(hpgo.SharedWeight(("embedding", "head"), 4e8),))
+    inner = replace(ends, ties=(hpgo.SharedWeight(("layers.0", "layers.3"), 1e8),))
+    question: dict[str, Any] = {"global_batch_size": 4, "schedule": "1f1b"}
+    stages = [(3, [0]), (3, [1])]
+    for target in ("megatron", "deepspeed"):
+        assert export.files(hpgo.evaluate(ends, machines(2), stages, **question), target)
+    assert export.files(hpgo.evaluate(inner, machines(2), stages, **question), "deepspeed")
+    for profile, targets in ((ends, ("torch", "torchtitan")), (inner, ("torch", "torchtitan", "megatron"))):
+        plan = hpgo.evaluate(profile, machines(2), stages, **question)
+        for target in targets:
+            with pytest.raises(hpgo.ArgumentError, match="share a weight and are on different stages"):
+                export.files(plan, target)
+    assert export.files(hpgo.evaluate(inner, machines(2), [(6, [0, 1])], **question), "torch")
