@@ -183,6 +183,27 @@ def test_times_are_those_of_passes_and_the_loss_belongs_to_the_last_layer() -> N
         assert 0 < weights_s[0] < PAUSE_S / 4
 
 
+def test_layers_that_take_longer_one_by_one_add_up_to_the_model_as_a_whole() -> None:
+    class Slow(nn.Module):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            if given.is_leaf:  # as it is where the layer runs by itself
+                time.sleep(PAUSE_S / 2)
+            return given
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        time.sleep(PAUSE_S / 2)
+        return nn.functional.mse_loss(outputs, targets)
+
+    layers = [nn.Linear(4, 4), nn.Sequential(Slow(), nn.Linear(4, 4))]
+    workload = hpgo.runtime.Workload(layers, torch.zeros(2, 4), torch.zeros(2, 4), loss)
+    found = hpgo.runtime.measure(workload, batch_sizes=[2], seconds=20)
+    whole = found.wholes[2]
+    assert whole.sum_s > 1.5 * whole.whole_s
+    assert any("more one by one" in note for note in found.notes)
+    added_s = sum(layer.forward_s[0] + layer.backward_s[0] for layer in found.profile.layers)
+    assert added_s == pytest.approx(whole.whole_s, rel=0.25)
+
+
 def test_layers_that_do_not_fit_at_once_are_measured_one_by_one_and_equal_ones_once() -> None:
     whole = hpgo.runtime.measure(SMALL["gpt"].replace("layers=2", "layers=9"), batch_sizes=[2], seconds=0)
     remarks: list[str] = []

@@ -187,23 +187,27 @@ class Bench:
             is_late = time.monotonic() > self._until_s
             if count >= (_FEWEST if is_late else _LEAST) and (is_late or count >= _MOST or _is_sure(segment)):
                 break
-        for alike in dict.fromkeys(one.likeness for one in segment):
-            self._found[alike] = self._figures([one for one in segment if one.likeness == alike])
-        self._measured()
+        scale = 1.0
         if is_all:
-            layers_ns = sum(median(sum(span) for span in one.spans_ns[1:]) for one in segment)
-            self.whole = Whole(median(wholes_ns[1:]) / 1e9, layers_ns / 1e9)
+            layers_ns = [sum(map(sum, spans)) for spans in zip(*(one.spans_ns for one in segment), strict=True)]
+            self.whole = Whole(median(wholes_ns[1:]) / 1e9, median(layers_ns[1:]) / 1e9)
+            scale = _scale(wholes_ns[1:], layers_ns[1:])
+        for alike in dict.fromkeys(one.likeness for one in segment):
+            self._found[alike] = self._figures([one for one in segment if one.likeness == alike], scale)
+        self._measured()
         segment.clear()
         self._held = {name: tensor.detach() for name, tensor in self._held.items()}  # graphs hold weights
 
-    def _figures(self, alike: Sequence[_Layer]) -> Figures:
-        """Of layers that are alike, on average."""
+    def _figures(self, alike: Sequence[_Layer], scale: float) -> Figures:
+        """Of layers that are alike, on average, times `scale`."""
         one = alike[0]
         forward, backward = (
-            fmean(median(span[way] for span in each.spans_ns[1:]) for each in alike) / 1e9 for way in (0, 1)
+            scale * fmean(median(span[way] for span in each.spans_ns[1:]) for each in alike) / 1e9 for way in (0, 1)
         )
         inputs, weights = (
-            fmean(median(both[way] for both in each.halves_ns[1:]) for each in alike) / 1e9 if one.halves_ns else None
+            scale * fmean(median(both[way] for both in each.halves_ns[1:]) for each in alike) / 1e9
+            if one.halves_ns
+            else None
             for way in (0, 1)
         )
         return Figures(
@@ -499,6 +503,18 @@ def _is_sure(segment: Sequence[_Layer]) -> bool:
     """Whether the median time of the segment is known well (McGill, Tukey, Larsen 1978: the notch of a box plot)."""
     totals = [sum(map(sum, spans)) for spans in zip(*(one.spans_ns[1:] for one in segment), strict=True)]
     return 1.57 * _spread(totals) / sqrt(len(totals)) < _SURE
+
+
+def _scale(wholes_ns: Sequence[int], layers_ns: Sequence[int]) -> float:
+    """What to multiply times of layers with so that they add up to the model's, run by run.
+
+    What slows down the one slows down the other beside it. 1 unless three of four runs agree on which takes longer.
+    """
+    ratios = [whole / layers for whole, layers in zip(wholes_ns, layers_ns, strict=False)]
+    if len(ratios) < _LEAST:
+        return 1.0
+    low, middle, high = quantiles(ratios, n=4)
+    return middle if low > 1 or high < 1 else 1.0
 
 
 def _spread(values: Sequence[float]) -> float:

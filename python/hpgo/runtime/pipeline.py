@@ -23,6 +23,7 @@ from hpgo.runtime.clocks import Clock, Stamps
 from hpgo.runtime.devices import UNUSABLE, check_types, device_named
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.gradients import Gradients, Ranks
+from hpgo.runtime.heap import keep_freed
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
 from hpgo.runtime.meeting import (
     LOST,
@@ -124,6 +125,8 @@ class Pipeline:
 
             pipelines = torch_backend.pipelines(self.program)
         self.device = _device(device)
+        if self.device.type == "cpu":
+            keep_freed()
         seed = whole("seed", seed, least=0, most=MOST_SEED)
         if clip_norm is not None and not number("clip_norm", clip_norm) > 0:
             raise ArgumentError(f"clip_norm is {clip_norm}", "give a norm above 0, or None")

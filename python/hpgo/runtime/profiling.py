@@ -28,6 +28,7 @@ from hpgo.model.profile import Layer, Profile, SharedWeight
 from hpgo.runtime.cuts import parameter_of
 from hpgo.runtime.devices import check_types, device_named
 from hpgo.runtime.grouping import GRAINS
+from hpgo.runtime.heap import keep_freed
 from hpgo.runtime.layer_times import Bench, Figures, Whole
 from hpgo.runtime.workload import Workload
 
@@ -134,6 +135,8 @@ def measure(
     }  # fmt: skip
     kept = _Kept(None if keep is None else as_path(keep, FileError), setting)
     before = torch.get_num_threads()
+    if where.type == "cpu":
+        keep_freed()  # as runs do
     torch.set_num_threads(threads)
     try:
         with _companions(ranks - 1, setting) as pids:
@@ -399,6 +402,8 @@ def keep_busy(text: str) -> None:
     workload = Workload.read(setting["workload"], on_meta=True).by(setting["by"])
     dtype, autocast = (one and getattr(torch, one) for one in (setting["dtype"], setting["autocast"]))
     device = torch.device(setting["device"])
+    if device.type == "cpu":
+        keep_freed()
     has_told = False
 
     def told(_done: int, _remark: str) -> None:

@@ -1,0 +1,44 @@
+"""Runs on CPUs keep the memory that they free, so that passes don't wait for the system to clear it again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
+
+FAULTS = """
+import resource, torch
+torch.set_num_threads(1)
+import hpgo, hpgo.runtime
+orders = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
+layers = [f"linear-{number}" for number in range(1, 5)]
+program = hpgo.program(orders, [(layers, [0])], micro_batch_size=64, global_batch_size=256)
+with hpgo.runtime.Pipeline(program, "mlp:layers=4,width=512", device="cpu") as pipeline:
+    for step in range(6):
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        pipeline.step(*pipeline.example())
+        faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+print(faults)
+"""
+
+
+def faults(**said: str) -> int:
+    """Pages that the last of some steps waits for; a weight and its gradient have 256 each."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], env=os.environ | said, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_after_some_steps_a_step_waits_for_hardly_a_page() -> None:
+    assert faults() < 256
+
+
+def test_what_users_say_about_the_heap_stays() -> None:
+    assert faults(MALLOC_MMAP_THRESHOLD_="131072") > 16 * 256
