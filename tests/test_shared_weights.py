@@ -263,3 +263,21 @@ def test_launchers_that_sum_no_shared_weights_refuse_to_part_them() -> None:
             with pytest.raises(hpgo.ArgumentError, match="share a weight and are on different stages"):
                 export.files(plan, target)
     assert export.files(hpgo.evaluate(inner, machines(2), [(6, [0, 1])], **question), "torch")
+
+
+def test_plans_for_launchers_part_only_weights_that_these_sum() -> None:
+    ids = ["embedding", *(f"layers.{at}" for at in range(4)), "head"]
+    blocks = chain([0.1, *[1.0] * 4, 0.1], 1e6, [4e8, *[1e8] * 4, 1e6])
+    named = tuple(replace(layer, id=name, name=name) for layer, name in zip(blocks.layers, ids, strict=True))
+    model = replace(blocks, layers=named, edges=tuple(pairwise(ids)))
+    question: dict[str, Any] = {"global_batch_size": 8, "max_stages": 2, "micro_batch_size": 1}
+    ends = replace(model, ties=(hpgo.SharedWeight(("embedding", "head"), 4e8),))
+    assert len(hpgo.plan(ends, machines(1, 1), launcher="megatron", **question).stages) == 2
+    for name in ("torch", "torchtitan"):
+        assert len(hpgo.plan(ends, machines(1, 1), launcher=name, **question).stages) == 1
+    inner = replace(model, ties=(hpgo.SharedWeight(("layers.0", "layers.1"), 1e8),))
+    for name in ("torch", "torchtitan", "megatron"):
+        plan = hpgo.plan(inner, machines(1, 1), launcher=name, **question)
+        assert len(plan.stages) == 2
+        assert plan.parted == ()
+        assert export.files(plan, name)

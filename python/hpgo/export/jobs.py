@@ -19,7 +19,7 @@ from hpgo.base.wording import counted, shorten, shown
 from hpgo.model.profile import Profile
 from hpgo.planning.plans import Plan
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.launchers import check, launcher, runs_as
+from hpgo.programs.launchers import check, launcher, runs_as, sums_shared
 from hpgo.programs.orders import schedule as build
 from hpgo.programs.program import Program
 from hpgo.programs.recomputation import activations_bytes, group_of
@@ -240,14 +240,14 @@ def _check_ties(job: Job) -> None:
     """Raises ArgumentError for a weight that stages share and the launcher doesn't sum."""
     for tie in () if job.plan is None else job.plan.parted:
         row = job.launcher
-        if row.ties == "any" or (row.ties == "ends" and {*job.blocks.before, *job.blocks.after}.issuperset(tie.layers)):
+        if sums_shared(row, tie.layers, job.blocks if row.ties == "ends" else None):
             continue
         which = " and ".join(f"`{shorten(layer)}`" for layer in tie.layers)
         only = " other than what embeds and what predicts" if row.ties == "ends" else ""
         raise ArgumentError(
             f"{which} share a weight and are on different stages, and {row.title} doesn't sum the gradients of layers"
             f" of several stages{only}",
-            "put them into one stage with `hpgo evaluate`, untie them, or run the plan with `hpgo run`",
+            f"plan for it, with `--for {row.name}`, untie them, or run the plan with `hpgo run`",
         )
 
 

@@ -115,6 +115,8 @@ class SharedWeight:
     def __post_init__(self) -> None:
         if not isinstance(self.layers, tuple) or not all(isinstance(layer, str) for layer in self.layers):
             raise ProfileError(f"a tie's layers are {shown(self.layers)}", "give a tuple of layer ids")
+        for layer in self.layers:
+            check_text("a tie's layer", layer, ProfileError)
         if len(set(self.layers)) < max(2, len(self.layers)):
             raise ProfileError(f"a tie of {shown(self.layers)} joins no two layers", "name two or more, each once")
         size = self.parameter_bytes

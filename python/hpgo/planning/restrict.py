@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, get_args
 from hpgo.base.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import counted, shorten
+from hpgo.model.states import cut_points
 from hpgo.planning.plans import Restriction
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.search import search
 from hpgo.programs.blocks import Blocks
+from hpgo.programs.launchers import sums_shared
 from hpgo.programs.names import PlannedSchedule
 from hpgo.programs.recomputation import activations_bytes, group_of
 
@@ -76,13 +78,27 @@ def restricted(question: Question, launcher: Launcher, *, schedule: str | None) 
 
 
 def _stage_ends(question: Question, launcher: Launcher) -> tuple[tuple[int, ...], ...] | None:
-    if launcher.cuts == "anywhere":
+    profile = question.profile
+    whole = _kept_whole(question, launcher)
+    if launcher.cuts == "anywhere" and not whole:
         return None
-    index_of = {layer.id: index for index, layer in enumerate(question.profile.layers)}
+    index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
+    if launcher.cuts == "anywhere":
+        cuts = [tuple(profile.layers[index].id for index in state.layers) for state in cut_points(profile).states]
+        cuts = [cut for cut in cuts if 0 < len(cut) < len(profile.layers)]
+    else:
+        cuts = list(Blocks.of(profile).cuts(least_blocks=launcher.least_blocks))
     return tuple(
         tuple(index_of[layer] for layer in cut)
-        for cut in Blocks.of(question.profile).cuts(least_blocks=launcher.least_blocks)
+        for cut in cuts
+        if not any(layers & set(cut) and layers - set(cut) for layers in whole)
     )
+
+
+def _kept_whole(question: Question, launcher: Launcher) -> list[set[str]]:
+    """Layers that no cut may part, since the launcher doesn't sum the gradients of a weight that they share."""
+    ties = (set(tie.layers) for tie in question.profile.ties)
+    return [layers for layers in ties if not sums_shared(launcher, layers, question.blocks)]
 
 
 def solved(question: Question, launcher: Launcher, solve: Callable[[Question], Plan]) -> Plan:
@@ -197,6 +213,8 @@ def _space(question: Question, launcher: Launcher) -> str:
         words.append(f"cuts between {counted(len(blocks.blocks), 'block')} `{shorten(blocks.stem)}…`")
     else:
         words.append("every cut between layers")
+    if _kept_whole(question, launcher):
+        words.append("no cut between layers that share a weight")
     if launcher.equal_replicas:
         words.append("as many replicas of each stage, with equal shares")
     if not launcher.overlaps:

@@ -15,8 +15,9 @@ from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
+    from hpgo.programs.blocks import Blocks
     from hpgo.programs.names import ScheduleName
 
 Cuts = Literal["anywhere", "blocks"]
@@ -214,6 +215,19 @@ def runs_as(launcher: Launcher, schedule: str) -> ScheduleName:
         f"{launcher.title} does not run `{schedule}`",
         f"plan with `--for {launcher.name}`, or `--schedule {next(iter(launcher.schedules))}`",
     )
+
+
+def sums_shared(launcher: Launcher, layers: Collection[str], blocks: Blocks | None) -> bool:
+    """Whether `launcher` sums the gradients of a weight that these layers share where they are on several stages.
+
+    >>> from hpgo.programs.blocks import Blocks
+    >>> model = Blocks("layers.", ("embedding",), (("layers.0",), ("layers.1",)), ("head",))
+    >>> [sums_shared(launcher("megatron"), pair, model) for pair in (["embedding", "head"], ["layers.0", "head"])]
+    [True, False]
+    """
+    if launcher.ties != "ends" or blocks is None:
+        return launcher.ties == "any"
+    return {*blocks.before, *blocks.after}.issuperset(layers)
 
 
 def check(
