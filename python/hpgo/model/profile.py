@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import MOST_GPUS, check_text, listed, number, whole
 from hpgo.base.errors import ProfileError
-from hpgo.base.wording import as_float, near, shown
+from hpgo.base.wording import as_float, near, shorten, shown
 
 if TYPE_CHECKING:
     import networkx
@@ -105,7 +105,7 @@ class SharedWeight:
 
     >>> SharedWeight(("embedding",), 4e6)
     Traceback (most recent call last):
-    hpgo.ProfileError: a tie of ('embedding',) joins no two layers
+    hpgo.ProfileError: a tie of `embedding` joins no two layers
     """
 
     layers: tuple[str, ...]
@@ -118,7 +118,8 @@ class SharedWeight:
         for layer in self.layers:
             check_text("a tie's layer", layer, ProfileError)
         if len(set(self.layers)) < max(2, len(self.layers)):
-            raise ProfileError(f"a tie of {shown(self.layers)} joins no two layers", "name two or more, each once")
+            named = ", ".join(f"`{shorten(layer)}`" for layer in self.layers[:3]) or "no layer"
+            raise ProfileError(f"a tie of {named} joins no two layers", "name two or more, each once")
         size = self.parameter_bytes
         size = number(f"the parameter_bytes of a tie of `{self.layers[0]}`", size, most=LARGEST, error=ProfileError)
         object.__setattr__(self, "parameter_bytes", size)
