@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = Path(os.environ.get("HPGO_REFERENCE", ROOT / "../shared/reference"))
@@ -24,6 +30,22 @@ def reference() -> Path:
     if not REFERENCE.is_dir():
         pytest.skip(NO_REFERENCE)
     return REFERENCE
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `hpgo` in a folder of its own, and checks its exit code."""
+
+    def hpgo_(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpgo", *map(str, words)], cwd=tmp_path, text=True, capture_output=True,
+            timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return hpgo_
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -94,22 +93,6 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     for path, text in zip(paths, (MODELS, TYPES), strict=True):
         path.write_text(text)
     return paths
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `hpgo` in a folder of its own, and checks its exit code."""
-
-    def hpgo_(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "hpgo", *map(str, words)], cwd=tmp_path, text=True, capture_output=True,
-            timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
-        return done
-
-    return hpgo_
 
 
 def lines_lost(before: str, after: str) -> list[str]:
@@ -381,6 +364,31 @@ def test_values_that_pass_by_and_inputs_that_are_read_late_cross_each_cut(
     assert (wide, narrow, norm, add) == (8 * (32 + 8), 8 * (32 + 4), 8 * (4 + 4 + 4 + 4) + 8, 0)
     (timed,) = yaml.safe_load((tmp_path / "device_types.yml").read_text())["a"]["model_profiles"]["mine:build"]
     assert (timed["batch_size"], timed["dtype"]) == (2, "torch.float64")
+
+
+@pytest.mark.skipif(not REFERENCE.is_dir(), reason=NO_REFERENCE)
+@pytest.mark.parametrize("name", ["base", "large"])
+def test_quarters_of_blocks_are_pipeedges_layers(name: str) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    from hpgo.runtime import Workload
+    from hpgo.runtime.chains import described
+
+    published = yaml.safe_load((REFERENCE / "pipeedge/models.yml").read_text())[f"google/vit-{name}-patch16-224"]
+    model, dtype = described(Workload.read(f"vit-{name}").by("quarter"), name=name)
+    assert len(model.memory_mb) == published["layers"]
+    assert model.parameters_in == published["parameters_in"]
+    assert list(model.parameters_out) == published["parameters_out"]
+    assert dtype == "torch.float32"
+
+
+def test_quarters_are_measured_in_one_command(tmp_path: Path, run: Callable[..., Any]) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    run("profile", "deit-tiny:image=32", "--by", "quarter", "--format", "pipeedge", "--time-limit", "0s",
+        "--device-type", "mb", "--device-memory", "512MB", "--device-bandwidth", "100Mbit/s")  # fmt: skip
+    model = yaml.safe_load((tmp_path / "models.yml").read_text())["deit-tiny:image=32"]
+    assert model["layers"] == 48
+    values = 192 * (2 + (32 // 16) ** 2)  # two vectors for the whole
+    assert model["parameters_out"][:4] == [2 * values, values, 5 * values, values]
 
 
 def test_inference_runs_layers_forward_alone_as_a_model_that_is_not_training() -> None:

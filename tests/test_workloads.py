@@ -38,12 +38,18 @@ SMALL = {
     "vgg-19": "vgg-19:width=2,linear=8,classes=5,image=32",
     "vgg-19, flat": "vgg-19:flat,width=2,linear=8,classes=5,image=32",
     "vit": "vit:layers=3,hidden=8,heads=2,image=16,patch=4,classes=5,dropout=0.1",
+    "vit, distilled, in quarters": "vit:layers=2,hidden=8,heads=2,image=16,patch=4,classes=5,distilled,quarters",
+    "bert, in quarters": "bert:layers=2,hidden=8,heads=2,vocabulary=20,positions=8,length=6,quarters",
     "xlnet": "xlnet:layers=4,hidden=8,heads=2,vocabulary=20,length=5",
 }
 MIXES_SAMPLES = {"amoebanet", "resnet-50"}
 """By batch normalisation, so that losses follow from the micro-batches."""
-PUBLISHED = {"amoebanet-36": 933e6, "bert-48": 640e6, "gnmt-16": 291e6, "resnet-50": 25.56e6, "vgg-19": 137 * 2**20}
-"""Parameters (Fan et al., 2021; He et al., 2016). VGG-19's are counted in units of 2^20 there."""
+PUBLISHED = {
+    "amoebanet-36": 933e6, "bert-48": 640e6, "deit-small": 22e6, "gnmt-16": 291e6, "resnet-50": 25.56e6,
+    "vgg-19": 137 * 2**20, "vit-base": 86.6e6, "vit-large": 304.3e6,
+}  # fmt: skip
+"""Parameters (Fan et al., 2021; He et al., 2016; Dosovitskiy et al., 2021; Touvron et al., 2021). VGG-19's are counted
+in units of 2^20 there."""
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -91,6 +97,43 @@ def test_flat_vgg_19_has_a_layer_for_each_operation() -> None:
     workload = hpgo.runtime.Workload.read("vgg-19:flat")
     assert len(workload.layers) == 44
     assert count(workload) == count(hpgo.runtime.Workload.read("vgg-19"))
+
+
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_quarters_compute_what_their_blocks_do(name: str) -> None:
+    """With the block's weights, the four parts of each make the same numbers."""
+    text = SMALL[name].replace(",dropout=0.1", "") + ",dropout=0"
+    by_block = hpgo.runtime.Workload.read(text)
+    by_quarter = by_block.by("quarter")
+    assert len(by_quarter.layers) == 4 * 3
+    assert count(by_quarter) == count(by_block)
+    assert by_block.holding(by_quarter.layers).layers == by_quarter.layers
+    (whole,) = by_block.parts([by_block.layers])
+    quarters = by_quarter.parts([[layer] for layer in by_quarter.layers])
+    held = {f"{layer}.{key}": tensor for layer, named in whole.by_layer().items() for key, tensor in named.items()}
+    last = by_block.layers[-1]
+    with torch.no_grad():
+        for part in quarters:
+            for layer, named in part.by_layer().items():
+                for key, tensor in named.items():
+                    kind, _, rest = key.partition(".")
+                    of = {"block": layer.partition(".")[0], "before": "patches" if name == "vit" else "embedding"}
+                    tensor.copy_(held.pop(f"{of.get(kind, last)}.{rest}"))
+    assert not held
+    given = dict(zip(("input:0",), by_block.example_inputs, strict=True))
+    with running(step=0, samples=range(8)), torch.no_grad():
+        (wanted,) = whole(*by_block.example_inputs, rows=8)
+        for part in quarters:
+            made = part(*(given[value.name] for value in part.takes), rows=8)
+            given |= dict(zip((value.name for value in part.gives), made, strict=True))
+    torch.testing.assert_close(made[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["gpt:layers=2", "resnet-50"])
+def test_models_without_such_blocks_have_no_quarters(text: str) -> None:
+    with pytest.raises(hpgo.ArgumentError, match="nobody knows the quarters") as raised:
+        hpgo.runtime.Workload.read(text).by("quarter")
+    assert "vit-base" in raised.value.hint
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -30,8 +30,8 @@ _PART = ".part"
 @click.argument("workload", metavar="[NAME|MODULE:FUNCTION|CONFIG.json]", required=False)
 @click.option("-o", "output", metavar="FILE", help="The profile: .yaml, .json, or PipeDream's .txt.")
 @click.option(
-    "--by", type=click.Choice(["block", "module", "op"]), default="block", show_default=True,
-    help="What a layer is, in models that torch exports.",
+    "--by", type=click.Choice(["block", "module", "op", "quarter"]), default="block", show_default=True,
+    help="What a layer is, in models that torch exports; `quarter`: of a built-in transformer's block.",
 )  # fmt: skip
 @click.option(
     "--batch-size", type=Counts(), default="1", show_default=True, metavar="N[,N…]", help="Samples in a batch."
@@ -92,7 +92,7 @@ def command(
       hpgo profile my_model:build --ranks 4 -o mine.yaml
       hpgo profile llama/config.json:length=512 --dtype bfloat16 -o llama.yaml
       hpgo plan gpt.yaml --cluster dapple-c --devices 4 --global-batch-size 64
-      hpgo profile vit --batch-size 8 --format pipeedge --device-type mb
+      hpgo profile vit-base --by quarter --batch-size 8 --format pipeedge --device-type mb
     """
     check_words(click.get_current_context())
     given = {**options, "batch_sizes": batch_size}

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 GRAINS = ("block", "module", "op")
 """What a layer may be."""
+QUARTER = "quarter"
+"""Likewise, in built-in models of transformers' blocks."""
 _FEW = 8
 """Blocks; with fewer, smaller ones are looked for within them."""
 

@@ -27,7 +27,7 @@ from hpgo.base.wording import counted, shown
 from hpgo.model.profile import Layer, Profile, SharedWeight
 from hpgo.runtime.cuts import parameter_of
 from hpgo.runtime.devices import check_types, device_named
-from hpgo.runtime.grouping import GRAINS
+from hpgo.runtime.grouping import GRAINS, QUARTER
 from hpgo.runtime.heap import keep_freed
 from hpgo.runtime.layer_times import Bench, Figures, Whole
 from hpgo.runtime.workload import Workload
@@ -91,7 +91,8 @@ def measure(
         workload: what is measured, or its name as `Workload.read` takes it. The weights of a configuration's model
             take memory only while their layer is measured, and so do those of built-in models and networks.
         batch_sizes: how many samples a batch has; layers are measured at each.
-        by: what a layer is, in models that are exported: `block`, `module`, or `op`.
+        by: what a layer is, in models that are exported: `block`, `module`, or `op`; in built-in BERT and vision
+            transformers also `quarter`, of a block.
         dtype: of weights, gradients and what travels; None is the workload's own.
         autocast: what to compute in, whatever the weights are.
         inference: whether layers run forward alone, without the loss, and as models that are not training do; backward
@@ -112,7 +113,7 @@ def measure(
         raise ArgumentError("there is no batch size to measure at", "give one, such as batch_sizes=[8]")
     ranks = whole("ranks", ranks, most=2**10)
     seconds = number("seconds", seconds)
-    check_is("by", by, str, f"give one of {', '.join(GRAINS)}")
+    check_is("by", by, str, f"give one of {', '.join((*GRAINS, QUARTER))}")
     check_types(dtype, autocast)
     if progress is not None and not callable(progress):
         raise ArgumentError(f"progress is {shown(progress)}", "give a function of a fraction and a remark")

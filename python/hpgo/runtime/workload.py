@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,8 @@ from hpgo.base.checks import check_flag, check_is, listed, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
 from hpgo.runtime.cuts import Made, cut, look
-from hpgo.runtime.grouping import GRAINS
-from hpgo.runtime.models import MODELS, built_in
+from hpgo.runtime.grouping import GRAINS, QUARTER
+from hpgo.runtime.models import MODELS, built_in, has_quarters
 from hpgo.runtime.modules import Network
 from hpgo.runtime.named import made_by
 from hpgo.runtime.passes import MOST_SEED
@@ -72,6 +72,7 @@ class Workload:
         self.loss, self.weight, self.name = loss, weight, name
         self.is_on_meta = False
         """Whether its weights have no values, and take no memory."""
+        self._quartered: Callable[[], Workload] | None = None
         self._graph = _graph(model, self.example_inputs)
         self._take(_network(model) if self._graph is None else self._graph.network("op"))
 
@@ -85,8 +86,9 @@ class Workload:
     def by(self, grain: str) -> Workload:
         """The same workload with other layers: those of each `block`, `module` or operation (`op`) of its model.
 
-        Only models that were exported have these; the layers of lists and networks are their blocks. Raises
-        ArgumentError for another grain of them.
+        Only models that were exported have these; the layers of lists and networks are their blocks. Those of BERT and
+        of vision transformers by name can be cut into a `quarter` of a block each, as PipeEdge does, and draw their
+        first weights anew. Raises ArgumentError for another grain of them.
 
         >>> from torch.nn.functional import mse_loss
         >>> class Twice(nn.Module):
@@ -101,8 +103,15 @@ class Workload:
         >>> twice.layers
         ('blocks.0.0.linear', 'blocks.0.1.tanh', 'blocks.1.0.linear_1', 'blocks.1.1.tanh_1')
         """
-        if not isinstance(grain, str) or grain not in GRAINS:
-            raise ArgumentError(f"layers by {shown(grain)}", f"give one of {', '.join(GRAINS)}")
+        if not isinstance(grain, str) or grain not in {*GRAINS, QUARTER}:
+            raise ArgumentError(f"layers by {shown(grain)}", f"give one of {', '.join((*GRAINS, QUARTER))}")
+        if grain == QUARTER:
+            if self._quartered is None:
+                raise ArgumentError(
+                    f"nobody knows the quarters of `{self.name or 'this workload'}`'s blocks",
+                    f"these have them: {', '.join(name for name in MODELS if has_quarters(name))}",
+                )
+            return self._quartered()
         if self._graph is None:
             if grain != "block":
                 raise ArgumentError(
@@ -117,9 +126,10 @@ class Workload:
 
     def holding(self, layers: Collection[str]) -> Workload:
         """The same workload by the grain that has these layers; itself if none has."""
-        if self._graph is None or set(layers) == set(self.layers):
+        if set(layers) == set(self.layers):
             return self
-        return next((one for one in map(self.by, GRAINS) if set(one.layers) == set(layers)), self)
+        grains = GRAINS if self._graph is not None else (QUARTER,) if self._quartered is not None else ()
+        return next((one for one in map(self.by, grains) if set(one.layers) == set(layers)), self)
 
     @classmethod
     def read(cls, text: str, *, seed: int = 0, on_meta: bool = False) -> Workload:
@@ -137,7 +147,10 @@ class Workload:
         name, _, rest = text.partition(":")
         if name in MODELS:
             sized = built_in(name, rest)
-            return cls(sized.network, sized.inputs, sized.targets, sized.loss, weight=sized.weight, name=text)
+            made = cls(sized.network, sized.inputs, sized.targets, sized.loss, weight=sized.weight, name=text)
+            if has_quarters(name):
+                made._quartered = partial(cls._by_quarter, name, rest, text)
+            return made
         if name.endswith(".json") or _is_folder(name):
             from hpgo.runtime.pretrained import pretrained  # what reads them takes seconds to load
 
@@ -152,6 +165,12 @@ class Workload:
                 f"`module:function` or a config.json names one of yours; {near(name, MODELS)}",
             )
         return _called(text, seed)
+
+    @classmethod
+    def _by_quarter(cls, name: str, sizes: str, text: str) -> Workload:
+        made = cls.read(f"{name}:{sizes},quarters")
+        made.name = text
+        return made
 
     @property
     def layers(self) -> tuple[str, ...]:

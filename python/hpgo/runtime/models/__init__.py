@@ -39,6 +39,9 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("bert", "bert", {}),
     "bert-24": ("bert", "bert", {"layers": 24, "hidden": 1024, "heads": 16}),
     "bert-48": ("bert", "bert", {"layers": 48, "hidden": 1024, "heads": 16}),
+    "deit-tiny": ("vit", "vit", {"layers": 12, "hidden": 192, "heads": 3, "distilled": True}),
+    "deit-small": ("vit", "vit", {"layers": 12, "hidden": 384, "heads": 6, "distilled": True}),
+    "deit-base": ("vit", "vit", {"layers": 12, "distilled": True}),
     "gnmt": ("gnmt", "gnmt", {}),
     "gnmt-16": ("gnmt", "gnmt", {"layers": 16}),
     "gnmt-32": ("gnmt", "gnmt", {"layers": 32}),
@@ -48,6 +51,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "vgg-16": ("vgg", "vgg", {"depth": 16}),
     "vgg-19": ("vgg", "vgg", {"depth": 19}),
     "vit": ("vit", "vit", {}),
+    "vit-base": ("vit", "vit", {"layers": 12}),
+    "vit-large": ("vit", "vit", {"layers": 24, "hidden": 1024, "heads": 16}),
     "xlnet": ("xlnet", "xlnet", {}),
     "xlnet-24": ("xlnet", "xlnet", {"layers": 24}),
     "xlnet-36": ("xlnet", "xlnet", {"layers": 36}),
@@ -67,8 +72,7 @@ def built_in(name: str, sizes: str = "") -> Made:
     >>> built_in("gpt", "layers=2,hidden=8,heads=2,vocabulary=16,length=4").network.layers
     ('embedding', 'block-1', 'block-2', 'head')
     """
-    module, function, sized = MODELS[name]
-    build = getattr(importlib.import_module(f"hpgo.runtime.models.{module}"), function)
+    sized, build = MODELS[name][2], _builder(name)
     known = {
         key: sized.get(key, parameter.default)
         for key, parameter in inspect.signature(build).parameters.items()
@@ -80,8 +84,18 @@ def built_in(name: str, sizes: str = "") -> Made:
         if key not in known:
             raise ArgumentError(f"the model `{name}` has no size `{shorten(key)}`", near(key, known))
         given[key] = _value(name, key, value if equals else "true", known[key])
-    made: Made = build(**sized | given)
-    return made
+    return build(**sized | given)
+
+
+def has_quarters(name: str) -> bool:
+    """Whether the blocks of the model `name` can be four layers each."""
+    return "quarters" in inspect.signature(_builder(name)).parameters
+
+
+def _builder(name: str) -> Callable[..., Made]:
+    module, function, _ = MODELS[name]
+    build: Callable[..., Made] = getattr(importlib.import_module(f"hpgo.runtime.models.{module}"), function)
+    return build
 
 
 def _value(model: str, key: str, text: str, default: Any) -> Any:

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import nn
 
 from hpgo.runtime.models import Made, seeded
-from hpgo.runtime.models.transformer import DEVIATION, Block, begin, check_heads
-from hpgo.runtime.modules import Network
+from hpgo.runtime.models.transformer import DEVIATION, Block, add_quarters, begin, check_heads
+from hpgo.runtime.modules import Network, Node
 
 _SEGMENTS = 2
 
 
 def bert(
     *, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 30522, positions: int = 512,
-    length: int = 384, dropout: float = 0.1, batch: int = 8,
+    length: int = 384, dropout: float = 0.1, quarters: bool = False, batch: int = 8,
 ) -> Made:  # fmt: skip
     """`layers` encoder layers over texts of `length` tokens, of which 0 fills up what is shorter.
 
-    It learns to give the vectors of `hidden` numbers between -1 and 1 that are its targets.
+    It learns to give the vectors of `hidden` numbers between -1 and 1 that are its targets. With `quarters`, encoder
+    layers are four layers each, and hold what is before and behind them.
     """
     check_heads(hidden, heads)
-    network = Network().add("tokens", nn.Identity, "input:0", everywhere=True)
-    network.add("attention-mask", Mask, "tokens", everywhere=True)
-    network.add("embedding", partial(Embedding, vocabulary, max(positions, length), hidden, dropout), "tokens")
-    network.add("reshape", nn.Identity, "embedding")
-    last = "reshape"
-    for number in range(1, layers + 1):
-        block = partial(Block, hidden, heads, layers, dropout, norm_first=False)
-        network.add(f"encoder-{number}", block, last, "attention-mask")
-        last = f"encoder-{number}"
-    network.add("pooler", partial(Pooler, hidden), last)
+    embedding = partial(Embedding, vocabulary, max(positions, length), hidden, dropout)
+    block = partial(Block, hidden, heads, layers, dropout, norm_first=False)
+    pooler, names = partial(Pooler, hidden), [f"encoder-{number}" for number in range(1, layers + 1)]
+    network = Network()
+    if quarters:
+        network.put(Node("attention-mask", Mask, ("input:0",), everywhere=True, is_hidden=True))
+        add_quarters(network, names, block, before=embedding, behind=pooler, mask=["attention-mask"])
+    else:
+        network.add("tokens", nn.Identity, "input:0", everywhere=True)
+        network.add("attention-mask", Mask, "tokens", everywhere=True)
+        network.add("embedding", embedding, "tokens").add("reshape", nn.Identity, "embedding")
+        for last, name in pairwise(["reshape", *names]):
+            network.add(name, block, last, "attention-mask")
+        network.add("pooler", pooler, names[-1])
 
     def example() -> tuple[torch.Tensor, ...]:
         tokens = torch.randint(1, vocabulary, (batch, length))

@@ -3,48 +3,58 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import nn
 
 from hpgo.base.errors import ArgumentError
 from hpgo.runtime.models import Made, seeded
-from hpgo.runtime.models.transformer import DEVIATION, Block, begin, check_heads
+from hpgo.runtime.models.transformer import DEVIATION, Block, add_quarters, begin, check_heads
 from hpgo.runtime.modules import Network
 
 
 def vit(
     *, layers: int = 12, hidden: int = 768, heads: int = 12, image: int = 224, patch: int = 16, classes: int = 1000,
-    dropout: float = 0.0, batch: int = 8,
+    dropout: float = 0.0, distilled: bool = False, quarters: bool = False, batch: int = 8,
 ) -> Made:  # fmt: skip
-    """`layers` blocks over an image of `image` x `image` in squares of `patch`, which learn its class."""
+    """`layers` blocks over an image of `image` x `image` in squares of `patch`, which learn its class.
+
+    With `distilled`, a second vector stands beside that of the whole image (DeiT, Touvron et al., 2021). With
+    `quarters`, blocks are four layers each, and hold what is before and behind them.
+    """
     check_heads(hidden, heads)
     if image % patch:
         raise ArgumentError(f"image={image} can't be parted into squares of patch={patch}", "give a multiple")
-    network = Network().add("patches", partial(Patches, image, patch, hidden, dropout), "input:0")
-    last = "patches"
-    for number in range(1, layers + 1):
-        network.add(f"block-{number}", partial(Block, hidden, heads, layers, dropout, norm_first=True), last)
-        last = f"block-{number}"
-    network.add("head", partial(Head, hidden, classes), last)
+    patches = partial(Patches, image, patch, hidden, dropout, wholes=2 if distilled else 1)
+    block = partial(Block, hidden, heads, layers, dropout, norm_first=True)
+    head, names = partial(Head, hidden, classes), [f"block-{number}" for number in range(1, layers + 1)]
+    network = Network()
+    if quarters:
+        add_quarters(network, names, block, before=patches, behind=head)
+    else:
+        network.add("patches", patches, "input:0")
+        for last, name in pairwise(["patches", *names]):
+            network.add(name, block, last)
+        network.add("head", head, names[-1])
     images, labels = seeded(lambda: (torch.randn(batch, 3, image, image), torch.randint(classes, (batch,))))
     return Made(network, (images,), (labels,), nn.functional.cross_entropy)
 
 
 class Patches(nn.Module):
-    """Images `(rows, 3, image, image)` to vectors of their patches, behind one for the whole."""
+    """Images `(rows, 3, image, image)` to vectors of their patches, behind those for the whole."""
 
-    def __init__(self, image: int, patch: int, hidden: int, dropout: float) -> None:
+    def __init__(self, image: int, patch: int, hidden: int, dropout: float, *, wholes: int = 1) -> None:
         super().__init__()
         self.convolve = nn.Conv2d(3, hidden, patch, stride=patch)
-        self.whole = nn.Parameter(torch.zeros(hidden))
-        self.positions = nn.Parameter(DEVIATION * torch.randn((image // patch) ** 2 + 1, hidden))
+        self.whole = nn.Parameter(torch.zeros(wholes, hidden))
+        self.positions = nn.Parameter(DEVIATION * torch.randn((image // patch) ** 2 + wholes, hidden))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Vectors of the shape `(rows, 1 + patches, hidden)`."""
+        """Vectors of the shape `(rows, wholes + patches, hidden)`."""
         patches = self.convolve(images).flatten(2).transpose(1, 2)
-        whole = self.whole.expand(len(images), 1, -1)
+        whole = self.whole.expand(len(images), -1, -1)
         made: torch.Tensor = self.dropout(torch.cat([whole, patches], dim=1) + self.positions)
         return made
 
