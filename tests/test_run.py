@@ -335,7 +335,9 @@ def test_what_a_resumed_run_lacks_is_told(folder: Path) -> None:
     for words, code, said in (
         ((*saves, "--steps", "2"), 0, "no checkpoint in told yet\nstep 1 "),
         ((*saves, "--steps", "3"), 0, "goes on from step 2\nstep 3 "),
-        ((*saves, "--steps", "3"), 1, "error: told has step 3, and 3 were asked for\nhint: give more with `--steps`"),
+        ((*saves, "--steps", "3"), 0, "told has step 3, and 3 were asked for: nothing is left to do"),
+        ((*saves, "--steps", "2"), 0, "told has step 3, and 2 were asked for: nothing is left to do"),
+        ((*saves, "--steps", "3", "--json"), 0, '"steps_before": 3'),
         (("--checkpoint", "told", "--steps", "5"), 1, "error: `told` holds step 3 of another run, and this one has"),
     ):
         ended, out, err = finish(start(folder, "one.json", *WORKLOAD, *words))

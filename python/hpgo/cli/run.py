@@ -288,8 +288,11 @@ def _work(run: _Run, plan: Plan | Program) -> None:
     options["autocast"] = options["autocast"] and getattr(torch, options["autocast"])
     with Pipeline(plan, run.workload or "", optimizer=optimizer_of(run.optimizer), **options) as pipeline:
         talks = pipeline.rank == 0
-        if run.resume:
-            _resume(run, pipeline, talks=talks and not run.as_json)
+        if run.resume and _resume(run, pipeline, talks=talks and not run.as_json):
+            if talks and run.as_json:
+                nothing = {"steps_before": pipeline.steps, "losses": []}
+                _conclude(run, nothing, [], _beside(_program(plan), predicted, None))
+            return
         batches = _batches(run, pipeline)
         losses: list[float] = []
         steps_s: list[float] = []
@@ -349,16 +352,18 @@ def _batches(run: _Run, pipeline: Pipeline) -> Iterator[tuple[Share, Share]]:
     return chain.from_iterable(repeat(loader))
 
 
-def _resume(run: _Run, pipeline: Pipeline, *, talks: bool) -> None:
-    """Goes on from what was saved, if anything was."""
+def _resume(run: _Run, pipeline: Pipeline, *, talks: bool) -> bool:
+    """Goes on from what was saved, if anything was; returns whether all steps have been done."""
     found = pipeline.resume(run.checkpoint or "")
-    if pipeline.steps >= run.steps:
-        raise ArgumentError(
-            f"{run.checkpoint} has step {pipeline.steps}, and {run.steps} were asked for",
-            "give more with `--steps`: those that were done before count",
+    is_done = pipeline.steps >= run.steps
+    if talks and is_done:
+        click.echo(
+            f"{run.checkpoint} has step {pipeline.steps}, and {run.steps} were asked for: nothing is left to do;"
+            " `--steps` counts those that were done before"
         )
-    if talks:
+    elif talks:
         click.echo(f"goes on from step {pipeline.steps}" if found else f"no checkpoint in {run.checkpoint} yet")
+    return is_done
 
 
 def _save(run: _Run, pipeline: Pipeline) -> None:
@@ -385,11 +390,12 @@ def _line(step: int, loss: float | None, step_s: float, samples: int, predicted:
     return f"step {step}{learnt}  {format_seconds(step_s)}  {samples / step_s:.4g} samples/s{ratio}"
 
 
-def _beside(program: Program, predicted: Timeline | None, measured: Timeline) -> dict[str, Any]:
+def _beside(program: Program, predicted: Timeline | None, measured: Timeline | None) -> dict[str, Any]:
     """What was predicted beside what was measured, as JSON has it."""
     from hpgo.timing.breakdown import breakdown
 
-    of = {"predicted": None if predicted is None else breakdown(predicted), "measured": breakdown(measured)}
+    timelines = {"predicted": predicted, "measured": measured}
+    of = {which: None if one is None else breakdown(one) for which, one in timelines.items()}
 
     def both(name: str, stage: int | None = None) -> dict[str, Any]:
         values = {which: one and getattr(one, name) for which, one in of.items()}
@@ -407,7 +413,8 @@ def _beside(program: Program, predicted: Timeline | None, measured: Timeline) ->
 def _conclude(run: _Run, head: dict[str, Any], steps_s: list[float], beside: dict[str, Any]) -> None:
     """Prints what was measured; `head` is what JSON begins with."""
     if run.as_json:
-        beside["step_s"]["measured"] = median_low(steps_s[1:] or steps_s)  # the first one warms up
+        if steps_s:
+            beside["step_s"]["measured"] = median_low(steps_s[1:] or steps_s)  # the first one warms up
         click.echo(json_text({"format": "hpgo.run", "version": 1} | head | beside | {"exit": 0}))
         return
     rows: list[tuple[str, Callable[[float], str], dict[str, Any]]] = [("step", format_seconds, beside["step_s"])]
