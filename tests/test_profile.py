@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -18,15 +19,14 @@ import hpgo
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
 
 from torch import nn  # noqa: E402 -- after torch, without which nothing here runs
-from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import hpgo.runtime  # noqa: E402
 from hpgo.runtime.loader import repeated  # noqa: E402
+from hpgo.runtime.memory import Alive  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 SMALL = {
     "mlp": "mlp:layers=3,width=16",
@@ -58,46 +58,9 @@ class Pause(nn.Module):
         return Pausing.apply(given)
 
 
-class Alive(TorchDispatchMode):
-    """Every storage that an operation made, for as long as somebody holds it; none of those `known` before."""
-
-    def __init__(self, known: Iterable[torch.Tensor]) -> None:
-        super().__init__()
-        self.known = {one.untyped_storage()._cdata for one in known}
-        self.storages: dict[int, Any] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for one in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(one, torch.Tensor):
-                storage = one.untyped_storage()
-                if storage._cdata in self.known:
-                    continue
-                self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        return made
-
-    def bytes_alive(self) -> int:
-        return sum(size for reference, size in self.storages.values() if not reference.expired())
-
-
 def children() -> list[int]:
     """Processes that this one has started, and that have not ended."""
     return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `hpgo` in a folder of its own, and checks its exit code."""
-
-    def hpgo_(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "hpgo", *map(str, words)], cwd=tmp_path, text=True, capture_output=True,
-            timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert done.returncode == code, done.stderr
-        return done
-
-    return hpgo_
 
 
 def measured(workload: str | hpgo.runtime.Workload, **options: Any) -> hpgo.Profile:
@@ -140,9 +103,11 @@ def test_saved_bytes_are_what_stays_alive_until_the_backward_pass(name: str) -> 
     (part,) = workload.parts([workload.layers])
     part.train()
     inputs = repeated(workload.example_inputs, (range(4),)).tensors
-    with Alive([*part.parameters(), *part.buffers(), *inputs]) as alive, running(step=0, samples=range(4)):
+    alive = Alive([*part.parameters(), *part.buffers(), *inputs])
+    before = alive.bytes
+    with alive, running(step=0, samples=range(4)):
         outputs = part(*inputs, rows=4)
-        kept = alive.bytes_alive()
+        kept = alive.bytes - before
     given, returned = (sum(one.untyped_storage().nbytes() for one in tensors) for tensors in (inputs, outputs))
     said = sum(layer.saved_bytes[0] for layer in profile.layers if layer.saved_bytes is not None)
     # Whether or not a layer saves them, what is given and what is returned is held by whoever runs it.
@@ -160,6 +125,56 @@ def test_profiles_say_where_and_how_surely_they_were_measured() -> None:
     assert made.device
     assert dict(made.versions)["torch"] == str(torch.__version__)
     assert all(layer.spread is not None for layer in made.layers)
+
+
+GROWS = """
+import json, sys
+from pathlib import Path
+import torch
+from hpgo.runtime import Workload
+from hpgo.runtime.passes import running
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+torch.set_num_threads(1)
+name, begin, end, rows = json.loads(sys.argv[1])
+workload = Workload.read(name)
+layers = workload.layers
+stages = [one for one in (layers[:begin], layers[begin:end], layers[end:]) if one]
+part = workload.parts(stages, only={1})[1]
+told = []
+for size in (1, rows):  # the first finds out what to use
+    inputs = [torch.rand(one.shape_of(size)).requires_grad_() for one in part.takes]
+    with running(step=0, samples=range(size)):
+        before = resident()
+        made = part(*inputs, rows=size)
+        told.append(resident() - before)
+    given = sum(one.untyped_storage().nbytes() for one in made)
+print(json.dumps([told[-1], given]))
+"""
+"""How much a process grows by the forward pass of a stage, and what of it is its output."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux counts of memory")
+@pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [
+        ("vit:layers=6,hidden=128,heads=4,image=64,patch=8,classes=10", 1, 6),
+        ("vgg-19:image=32,width=8,linear=16,classes=10", 1, 20),
+    ],
+)
+def test_a_process_grows_by_what_a_large_stage_saves(name: str, begin: int, end: int) -> None:
+    profile = measured(name, batch_sizes=[2])
+    of_one = sum(layer.saved_bytes[0] for layer in profile.layers[begin:end] if layer.saved_bytes) / 2
+    rows = math.ceil(2.2e8 / of_one)
+    said = rows * of_one
+    done = subprocess.run(
+        [sys.executable, "-c", GROWS, json.dumps([name, begin, end, rows])], capture_output=True, text=True,
+        timeout=100, check=True, env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    grown, given = json.loads(done.stdout)
+    assert (grown - given) / 1.05 <= said <= 1.05 * grown  # its output is held, whether or not it is saved
 
 
 def test_times_are_those_of_passes_and_the_loss_belongs_to_the_last_layer() -> None:

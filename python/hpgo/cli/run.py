@@ -403,7 +403,7 @@ def _beside(program: Program, predicted: Timeline | None, measured: Timeline | N
 
     stages = [
         {"stage": number, "layers": list(stage.layers), "devices": list(stage.devices)}
-        | {name: both(name, number) for name in ("forward_s", "backward_s", "transfer_s", "sync_s")}
+        | {name: both(name, number) for name in ("forward_s", "backward_s", "transfer_s", "sync_s", "memory_bytes")}
         for number, stage in enumerate(program.stages)
     ]
     whole = {name: both(name) for name in ("step_s", "bubble", "peak_memory_bytes")}
@@ -425,6 +425,7 @@ def _conclude(run: _Run, head: dict[str, Any], steps_s: list[float], beside: dic
             (f"stage {number} backward", format_seconds, stage["backward_s"]),
             (f"stage {number} to {number + 1}", format_seconds, stage["transfer_s"]),
             (f"stage {number} synchronisation", format_seconds, stage["sync_s"]),
+            (f"stage {number} memory", format_bytes, stage["memory_bytes"]),
         ]
     rows += [("bubble", _percent, beside["bubble"]), ("peak memory", format_bytes, beside["peak_memory_bytes"])]
     click.echo()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from hpgo.base.errors import ArgumentError, RunError
 from hpgo.base.wording import shown
+from hpgo.runtime.meeting import told
 
-UNUSABLE = "the device can't be used", "name one as torch does: cpu, cuda, cuda:0"
-"""What is told of devices, and the way out."""
+_UNUSABLE = "the device can't be used", "name one as torch does: cpu, cuda, cuda:0"
 
 
 def device_named(device: object) -> torch.device:
@@ -17,7 +19,7 @@ def device_named(device: object) -> torch.device:
     >>> device_named("cpu")
     device(type='cpu')
     """
-    what, hint = UNUSABLE
+    what, hint = _UNUSABLE
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
@@ -26,6 +28,25 @@ def device_named(device: object) -> torch.device:
         raise RunError(
             f"{what}: torch finds no GPU here", "run on `cpu`, or install torch with CUDA and the GPU's driver"
         )
+    return found
+
+
+def device_of_rank(device: object) -> torch.device:
+    """What a rank of a run computes on: the device that `device` names, of several GPUs that of its local number.
+
+    None is a GPU if its machine has one for each rank there, else the CPU. Raises RunError for one that can't be used.
+    """
+    here, ranks = (int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
+    if device is None:
+        device = "cuda" if max(here + 1, ranks) <= torch.cuda.device_count() else "cpu"
+    found = device_named(device)
+    if found.type != "cuda":
+        return found
+    found = torch.device("cuda", here if found.index is None else found.index)
+    if found.index >= torch.cuda.device_count():
+        raise RunError(f"{ranks} ranks here and {torch.cuda.device_count()} GPUs", "run on `cpu`, or start fewer")
+    with told(*_UNUSABLE):
+        torch.cuda.set_device(found)
     return found
 
 

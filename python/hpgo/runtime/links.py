@@ -27,6 +27,7 @@ from hpgo.base.errors import RunError
 from hpgo.base.units import format_bytes_per_s
 from hpgo.machine.cluster import Cluster, Device, Link, Machine
 from hpgo.runtime.clocks import machine_name
+from hpgo.runtime.devices import device_of_rank
 from hpgo.runtime.meeting import is_launched, leave, lost, meet, place, told
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def measure_links(
     Raises RunError where ranks don't find each other, one is lost, or there is one alone.
     """
     seconds = number("seconds", seconds, above=0)
-    where = _device(device)
+    where = device_of_rank(device)
     with _joined(where, timeout_s), lost(f"measuring links on {socket.gethostname()}"):
         ranks = [_Rank(*one) for one in _everyones((machine_name() if machine is None else machine, *_about(where)))]
         if len(ranks) < 2:
@@ -298,15 +299,6 @@ def _about(device: torch.device) -> tuple[str, float]:
     return "cpu", float(kib * 1024 // (ranks * 10**6) * 10**6)
 
 
-def _device(device: str | torch.device | None) -> torch.device:
-    here, ranks = (int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
-    has_gpus = ranks <= torch.cuda.device_count()
-    kind = torch.device(device or ("cuda" if has_gpus else "cpu"))
-    if kind.type == "cuda" and not has_gpus:
-        raise RunError(f"{ranks} ranks here and {torch.cuda.device_count()} GPUs", "give `cpu`, or start fewer")
-    return torch.device("cuda", here) if kind.type == "cuda" else kind
-
-
 @contextmanager
 def _joined(device: torch.device, timeout_s: float) -> Iterator[None]:
     """All ranks of the launch are one group; it is left behind."""
@@ -317,8 +309,6 @@ def _joined(device: torch.device, timeout_s: float) -> Iterator[None]:
     rank, size = place()
     store = dist.PrefixStore("hpgo/links", meet(timeout_s))
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     with told("the ranks don't find each other", "did all start, and do their machines reach each other?"):
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
     try:

@@ -52,10 +52,10 @@ class Share:
         return moved
 
 
-def as_share(what: str, given: object, size: int, device: torch.device) -> Share:
-    """A `Share` as it is, or of tensors that hold the whole global batch of `size` samples."""
+def as_share(what: str, given: object, size: int, device: torch.device | None) -> Share:
+    """A `Share` as it is, or of tensors that hold the whole global batch of `size` samples; on `device`, if any."""
     if isinstance(given, Share):
-        return given.to(device)
+        return given if device is None else given.to(device)
     tensors = (given,) if isinstance(given, torch.Tensor) else given
     if not isinstance(tensors, tuple | list) or not all(isinstance(one, torch.Tensor) for one in tensors):
         raise ArgumentError(f"{what} are {shown(given)}", "give a tensor, a tuple of tensors, or what the loader gives")
@@ -65,7 +65,7 @@ def as_share(what: str, given: object, size: int, device: torch.device) -> Share
                 f"{what} have {counted(len(one) if one.dim() else 0, 'row')}, and a step takes {size}",
                 "give the whole global batch, on every rank, or what `Pipeline.loader` gives",
             )
-    return Share([one.to(device) for one in tensors], [range(size)])
+    return Share(tensors if device is None else [one.to(device) for one in tensors], [range(size)])
 
 
 class Loader:

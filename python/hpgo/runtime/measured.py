@@ -178,6 +178,8 @@ class _Step:
             span_s if known else min(span_s, usual_s.get(one.cut, span_s))
             for one, span_s, known in zip(taken, took_s, was_waited_for, strict=True)
         ]
+        end_s = start_s + np.array(lasting_s, np.float64)
+        begun_s = np.array([self._begin[one.by] for one in taken], np.float64)
         return {
             "from_rank": np.array([rank_of[one.made] for one in taken], np.uint32),
             "to_rank": np.array([rank_of[one.by] for one in taken], np.uint32),
@@ -185,7 +187,7 @@ class _Step:
             "micro_batch": np.array([one.micro_batch for one in taken], np.uint32),
             "kind": np.array([TRANSFER_KINDS.index(_KIND[one.is_gradient]) for one in taken], np.uint8),
             "start_s": start_s,
-            "end_s": start_s + np.array(lasting_s, np.float64),
+            "end_s": np.maximum(start_s, np.minimum(end_s, begun_s)),  # not a digit behind it
         }
 
     def _last_end_s(self, ranks: Sequence[int], stage: int) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from hpgo.programs.orders import KINDS
 from hpgo.runtime import guards
 from hpgo.runtime.checkpoint import Holdings, Saver, latest, load
 from hpgo.runtime.clocks import Clock, Stamps
-from hpgo.runtime.devices import UNUSABLE, check_types, device_named
+from hpgo.runtime.devices import check_types, device_of_rank
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.gradients import Gradients, Ranks
 from hpgo.runtime.heap import keep_freed
@@ -37,6 +36,7 @@ from hpgo.runtime.meeting import (
     leave,
     told,
 )
+from hpgo.runtime.memory import Peak
 from hpgo.runtime.messages import Messages, crossings
 from hpgo.runtime.named import made_by
 from hpgo.runtime.notice import Preempted
@@ -49,7 +49,8 @@ from hpgo.runtime.watch import Limits, LostRankError
 from hpgo.runtime.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import os
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -124,7 +125,7 @@ class Pipeline:
             from hpgo.runtime import torch_backend  # seconds that others need not wait
 
             pipelines = torch_backend.pipelines(self.program)
-        self.device = _device(device)
+        self.device = device_of_rank(device)
         if self.device.type == "cpu":
             keep_freed()
         seed = whole("seed", seed, least=0, most=MOST_SEED)
@@ -191,6 +192,8 @@ class Pipeline:
         self._groups = groups = Groups(program, ranks.groups, joining, cuts, self.device, pipelines=pipelines)
         self.parts: dict[int, Part] = {stage.stage: parts[stage.stage].to(self.device) for stage in mine.stages}
         """The layers that this rank holds, by stage."""
+        self._reads_inputs = any(value.is_input for part in self.parts.values() for value in part.takes)
+        self._reads_targets = any(stage.is_last for stage in mine.stages)
         for stage, part in self.parts.items():
             if stage in groups.replicas:
                 part.join(groups.replicas[stage])
@@ -237,7 +240,7 @@ class Pipeline:
         else:
             messages = Messages(program, mine.rank, cuts, groups.ways, self.device)
             self.engine = Engine(mine, runs, messages, self._gradients, self._stamps)
-        self._recorder = Recorder(program, Clock(self.device))
+        self._recorder, self._peak = Recorder(program, Clock(self.device)), Peak(self.device)
         self.steps = 0
         """Steps that have been done."""
         self._notice = guards.notice()
@@ -314,8 +317,8 @@ class Pipeline:
         size = self.program.global_batch_size
         batch = Batch(
             step=self.steps,
-            inputs=as_share("inputs", inputs, size, self.device),
-            targets=as_share("targets", targets, size, self.device),
+            inputs=as_share("inputs", inputs, size, self.device if self._reads_inputs else None),
+            targets=as_share("targets", targets, size, self.device if self._reads_targets else None),
             scale=1.0,
             loss=torch.zeros((), dtype=torch.float64, device=self.device),
         )
@@ -403,33 +406,46 @@ class Pipeline:
         return self._recorder.usual_step()
 
     def _step(self, batch: Batch) -> float:
-        stamp, gpu = self._stamps.take, self.device.type == "cuda"
-        if gpu:
-            torch.cuda.reset_peak_memory_stats(self.device)
-        begin = stamp()
-        batch.scale = self._scale(batch.targets)
-        self.engine.step(batch)
-        self._gradients.finish()
-        summed = stamp()
-        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-        sums[0] = batch.loss
-        if self._clip_norm is not None:
-            sums[1] = self._gradients.square()
-        sums[2] = self._notice is not None and self._notice.is_given
-        with HERE.meets("the sum of losses"):
-            dist.all_reduce(sums)
-            loss, square, notices = sums.tolist()
-        self.preempted = notices > 0
-        if self._clip_norm is not None:
-            factor = self._clip_norm / (math.sqrt(square) + _TINY)
-            if factor < 1:
-                self._gradients.scale(factor)
-        if self._stepper is not None:
-            self._stepper.step()
-        ends_ns = self._stamps.in_ns([begin, summed, stamp()])
-        peak_bytes = torch.cuda.max_memory_allocated(self.device) if gpu else None
-        self._recorder.add(self.steps, [*self.engine.clock_ns, *ends_ns], peak_bytes)
+        stamp = self._stamps.take
+        with self._peak.step(lambda: self._held(batch), self._optimizer_state):
+            begin = stamp()
+            batch.scale = self._scale(batch.targets)
+            self.engine.step(batch)
+            self._gradients.finish()
+            summed = stamp()
+            sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+            sums[0] = batch.loss
+            if self._clip_norm is not None:
+                sums[1] = self._gradients.square()
+            sums[2] = self._notice is not None and self._notice.is_given
+            with HERE.meets("the sum of losses"):
+                dist.all_reduce(sums)
+                loss, square, notices = sums.tolist()
+            self.preempted = notices > 0
+            if self._clip_norm is not None:
+                factor = self._clip_norm / (math.sqrt(square) + _TINY)
+                if factor < 1:
+                    self._gradients.scale(factor)
+            self._peak.passes_end()
+            if self._stepper is not None:
+                self._stepper.step()
+            ends_ns = self._stamps.in_ns([begin, summed, stamp()])
+        self._recorder.add(self.steps, [*self.engine.clock_ns, *ends_ns], self._peak.bytes)
         return float(loss)
+
+    def _held(self, batch: Batch) -> Iterator[torch.Tensor]:
+        """What is there before a step and after it."""
+        for part in self.parts.values():
+            yield from part.parameters()
+            yield from part.buffers()
+        yield from (weight.gradient for weight in self.weights)
+        yield from self._optimizer_state()
+        yield from batch.inputs.tensors if self._reads_inputs else ()
+        yield from batch.targets.tensors if self._reads_targets else ()
+
+    def _optimizer_state(self) -> Iterator[torch.Tensor]:
+        states = () if self.optimizer is None else self.optimizer.state.values()
+        return (one for state in states for one in state.values() if isinstance(one, torch.Tensor))
 
     def _scale(self, targets: Share) -> torch.Tensor | float:
         """What a sample's weighted loss counts in the mean."""
@@ -493,19 +509,6 @@ def _parts(program: Program, workload: Workload, mine: set[int], dtype: torch.dt
         layers = [stage.layers for stage in program.stages[begin : begin + length]]
         only = {stage - begin for stage in mine if begin <= stage < begin + length}
         found += workload.parts(layers, dtype=dtype, seed=seed, only=only, split_backward=splits)
-    return found
-
-
-def _device(device: object) -> torch.device:
-    here, ranks = (int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
-    if device is None:
-        device = "cuda" if max(here + 1, ranks) <= torch.cuda.device_count() else "cpu"
-    found = device_named(device)
-    if found.type != "cuda":
-        return found
-    found = torch.device("cuda", here if found.index is None else found.index)
-    with told(*UNUSABLE):
-        torch.cuda.set_device(found)
     return found
 
 

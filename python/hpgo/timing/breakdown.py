@@ -29,6 +29,8 @@ class Breakdown(Record):
     """A message to the next stage, or one back; the median."""
     sync_s: tuple[float | None, ...]
     """Summing gradients over the replicas, as far as it outlasts the last backward pass."""
+    memory_bytes: tuple[float | None, ...]
+    """The peak of the fullest device that holds the stage, with all else that it holds."""
     bubble: float
     """The share of time in which devices that have work stand idle."""
     peak_memory_bytes: float | None
@@ -56,6 +58,7 @@ def breakdown(timeline: Timeline) -> Breakdown:
         backward_s=_passes(timeline, "BIW", "BI"),
         transfer_s=_transfers(timeline),
         sync_s=_syncs(timeline),
+        memory_bytes=_memory(timeline),
         bubble=1 - float(counts @ busy_s) / working_s if working_s else 0.0,
         peak_memory_bytes=None if peaks is None else max(peaks),
     )
@@ -91,4 +94,14 @@ def _syncs(timeline: Timeline) -> tuple[float | None, ...]:
         float(lasting_s[chosen].max()) if chosen.any() else None
         for stage in range(timeline.stages)
         for chosen in [(timeline.sync_stage == stage) & (lasting_s > 0)]
+    )
+
+
+def _memory(timeline: Timeline) -> tuple[float | None, ...]:
+    peaks = timeline.measures.peak_memory_bytes
+    if peaks is None:
+        return (None,) * timeline.stages
+    return tuple(
+        max(peaks[rank] for rank in np.unique(timeline.rank[timeline.stage == stage]).tolist())
+        for stage in range(timeline.stages)
     )
