@@ -46,6 +46,24 @@ def config(kind: str, folder: Path) -> str:
     return str(folder / "config.json")
 
 
+def original(transformers: Any, kind: str) -> Any:
+    """The model as transformers makes it, with the weights of seed 0, as it is when it does not train."""
+    architecture = getattr(transformers, CONFIGS[kind]["architectures"][0])
+    config = transformers.AutoConfig.for_model(kind, **CONFIGS[kind])
+    torch.manual_seed(0)
+    return architecture(config).eval()
+
+
+def said(parts: list[Any], inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """What parts make of inputs, one after the other, when they do not train."""
+    held: dict[str, torch.Tensor] = {f"input:{at}": one for at, one in enumerate(inputs)}
+    with torch.no_grad(), running(step=0, samples=range(len(inputs[0]))):
+        for part in parts:
+            made = part.eval()(*(held[value.name] for value in part.takes), rows=len(inputs[0]))
+            held |= dict(zip((value.name for value in part.gives), made, strict=True))
+    return made[0]  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_every_cut_gives_the_whole_models_loss_and_gradients(kind: str, tmp_path: Path, transformers: Any) -> None:
@@ -70,12 +88,24 @@ def test_at_every_grain_layers_hold_the_model_and_cuts_give_its_loss(
     by_operation, chance = hpgo.runtime.Workload.read(config(kind, tmp_path)), random.Random(kind)
     whole = by_operation.parts([by_operation.layers], dtype=torch.float64)
     loss, gradients = cut_models.step(by_operation, whole, [4], cut_graph=False)
-    counts = [len(by_operation.layers)]
-    for grain in "module", "block":
-        workload = by_operation.by(grain)
+    model = original(transformers, kind)
+    with torch.no_grad():
+        wanted = model(*by_operation.example_inputs).logits
+    counts = []
+    for workload in by_operation, by_operation.by("module"), by_operation.by("block"):
         counts.append(len(workload.layers))
         where = {layer: at for at, layer in enumerate(workload.layers)}
         assert all(where[start] < where[end] for start, end in workload.edges)
+        sizes = {
+            (layer, name): torch.Size(shape).numel()
+            for layer, shapes in workload.parameters.items()
+            for name, shape in shapes.items()
+        }
+        twice = sum(sizes[holder] for holders in workload.ties for holder in holders[1:])
+        assert sum(sizes.values()) - twice == sum(one.numel() for one in model.parameters())
+        for _ in range(3):
+            parts = workload.parts(cut_models.random_stages(workload, chance))
+            torch.testing.assert_close(said(parts, workload.example_inputs), wanted, rtol=1e-5, atol=1e-6)
         parts = workload.parts(cut_models.random_stages(workload, chance), dtype=torch.float64)
         found_loss, found = cut_models.step(workload, parts, [4])
         assert float(found_loss) == pytest.approx(float(loss), rel=1e-12)
