@@ -34,7 +34,7 @@ SMALL = {
     "bert": "bert:layers=2,hidden=64,heads=4,vocabulary=100,length=32,dropout=0",
     "vit": "vit:layers=2,hidden=64,heads=4,image=32,patch=8,classes=10",
     "resnet-50": "resnet-50:width=8,image=32,classes=10",
-    "vgg-19": "vgg-19:image=32,width=8,linear=16,classes=10",
+    "vgg-19": "vgg-19:image=32,width=8,linear=16,classes=10,dropout=0",
 }
 ROWS = 8
 MESSAGES, LEAST_BYTES = 16, 8192

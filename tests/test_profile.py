@@ -326,3 +326,120 @@ def test_a_layer_that_cannot_run_is_named() -> None:
     with pytest.raises(hpgo.HpgoError, match="layer `1` can't run on a batch of 3") as caught:
         measured(workload, batch_sizes=[3])
     assert "smaller" in caught.value.hint
+
+
+class Backward(torch.autograd.Function):
+    """Can't be run backward."""
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+        return given * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ValueError("boom")
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.function(given)
+
+
+def no_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    raise ValueError("boom")
+
+
+@pytest.mark.parametrize(
+    ("loss", "layer", "said"),
+    [
+        (lambda outputs, targets: outputs - targets, nn.Tanh(), r"`loss` gave a tensor of shape \(3, 4\)"),
+        (lambda outputs, targets: 3.0, nn.Tanh(), "`loss` gave 3"),
+        (no_loss, nn.Tanh(), "the loss can't run on a batch of 3: ValueError: boom"),
+        (nn.functional.mse_loss, Calls(Backward.apply), "the backward pass of layer `1` can't run on a batch of 3: V"),
+    ],
+)
+def test_losses_and_backward_passes_that_fail_are_told(loss: Any, layer: nn.Module, said: str) -> None:
+    workload = hpgo.runtime.Workload([nn.Linear(4, 4), layer], torch.zeros(2, 4), torch.zeros(2, 4), loss)
+    with pytest.raises(hpgo.HpgoError, match=said) as caught:
+        measured(workload, batch_sizes=[3])
+    assert caught.value.hint
+
+
+class Adds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, given: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self.linear(given) + other
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ((torch.zeros(2, 5), torch.zeros(2, 4)), r"of \(2, 5\), \(2, 4\), for line \d+ of .*, `return self.linear"),
+        ((torch.zeros(2, 4),), r"of \(2, 4\): TypeError.*missing 1 required positional argument: 'other'"),
+        ((torch.zeros(2, 4),) * 3, "takes 3 positional arguments but 4 were given"),
+    ],
+)
+def test_examples_that_the_model_does_not_take_are_told_with_the_line(inputs: Any, said: str) -> None:
+    with pytest.raises(hpgo.ArgumentError, match=f"Adds can't run on its example inputs.*{said}") as caught:
+        hpgo.runtime.Workload(Adds(), inputs, torch.zeros(2, 4), nn.functional.mse_loss)
+    assert "`example_inputs`" in caught.value.hint
+
+
+def test_a_model_that_export_refuses_is_told_once_with_the_line_and_the_way_out(
+    tmp_path: Path, run: Callable[..., Any]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom hpgo.runtime import Workload\n\n"
+        "class Branches(torch.nn.Linear):\n    def forward(self, given):\n        made = super().forward(given)\n"
+        "        if made.sum() > 0:\n            return made\n        return -made\n\n"
+        "def whole():\n    return make(Branches(4, 4))\n\ndef listed():\n    return make([torch.nn.Linear(4, 4)])\n\n"
+        "def make(model):\n"
+        "    return Workload(model, torch.zeros(2, 4), torch.zeros(2, 4), torch.nn.functional.mse_loss)\n"
+    )
+    told = run("profile", "mine:whole", "--time-limit", "0s", code=1).stderr
+    assert "mine.py, `if made.sum() > 0:`" in told
+    assert "line 7 of" in told
+    assert "as a list of modules" in told
+    run("profile", "mine:listed", "--time-limit", "0s")
+
+
+LACKS = """
+import json, resource, sys
+import hpgo, hpgo.runtime, torch
+layers, room = json.loads(sys.argv[1])
+inner = [torch.nn.Linear(4096, 4096, device="meta") for _ in range(layers)]
+work = hpgo.runtime.Workload(inner, torch.zeros(2, 4096), torch.zeros(2, 4096), torch.nn.functional.mse_loss)
+hpgo.runtime.profile("mlp:layers=2,width=8", seconds=0)  # loads all that there is to load
+held = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (held + room * 2**20, -1))
+try:
+    found = hpgo.runtime.measure(work, batch_sizes=[2], seconds=0, memory_bytes=1e12)
+    print(json.dumps([len(found.profile.layers), len(found.wholes), [one for one in found.notes if "memory" in one]]))
+except hpgo.HpgoError as error:
+    print(json.dumps([0, 0, [error.message, error.hint]]))
+"""
+"""Measures layers of 64 MiB with so many MiB of address space."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
+def test_where_memory_is_short_layers_are_measured_one_by_one_and_named() -> None:
+    def told(layers: int, room_mib: int) -> Any:
+        variables = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+        done = subprocess.run(
+            [sys.executable, "-c", LACKS, json.dumps([layers, room_mib])], capture_output=True, text=True, timeout=100,
+            check=True, env={**os.environ, **variables},
+        )  # fmt: skip
+        return json.loads(done.stdout)
+
+    layers, wholes, notes = told(6, 500)
+    assert (layers, wholes) == (6, 0)
+    assert "one by one: " in notes[0]
+    assert "layer `" in notes[0]
+    assert told(2, 100)[2][0].startswith(("layer `0` can't run on a batch of 2", "the backward pass of layer `0`"))

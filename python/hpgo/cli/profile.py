@@ -92,7 +92,7 @@ def command(
       hpgo profile my_model:build --ranks 4 -o mine.yaml
       hpgo profile llama/config.json:length=512 --dtype bfloat16 -o llama.yaml
       hpgo plan gpt.yaml --cluster dapple-c --devices 4 --global-batch-size 64
-      hpgo profile vit-base --by quarter --batch-size 8 --format pipeedge --device-type mb
+      hpgo profile vit-base --by quarter --format pipeedge --device-type mb
     """
     check_words(click.get_current_context())
     given = {**options, "batch_sizes": batch_size}

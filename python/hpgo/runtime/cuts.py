@@ -130,8 +130,8 @@ def _call(layer: str, module: nn.Module, arguments: list[Any], rows: int) -> Any
         told = shorten(str(error).strip().splitlines()[0] if str(error).strip() else "", 200)
         raise ArgumentError(
             f"layer `{layer}` can't run on a batch of {rows}: {type(error).__name__}: {told}",
-            "each layer takes what the one before returns, keeps a row for each sample, and branches on no number that "
-            "it computed",
+            "each layer takes what the one before returns, the first one the example inputs, keeps a row for each "
+            "sample, and branches on no number that it computed",
         ) from error
 
 

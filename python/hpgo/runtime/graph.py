@@ -52,6 +52,7 @@ def _export(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
     try:
         program = torch.export.export(model, examples, dynamic_shapes=tuple({0: batch} for _ in examples), strict=False)
     except Exception as error:  # whatever torch or the user's own module raises
+        _check_example(model, inputs)
         raise ArgumentError(
             f"torch can't export {type(model).__name__}{_blame(error)}: {type(error).__name__}: "
             f"{shorten(_first_line(error), 200)}",
@@ -63,6 +64,22 @@ def _export(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
     user = [node for node in program.graph.nodes if node.op == "placeholder"][-len(examples) :]
     symbol = user[0].meta["val"].shape[0]
     return program, symbol.node.expr if isinstance(symbol, torch.SymInt) else None
+
+
+def _check_example(model: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """Raises ArgumentError for a model that does not even run on its example."""
+    if any(one.is_meta for one in model.parameters()):
+        return
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.eval()(*inputs)  # so that running statistics stay as they are
+    except Exception as error:  # whatever the user's own module raises
+        given = ", ".join(str(tuple(one.shape)) for one in inputs)
+        raise ArgumentError(
+            f"{type(model).__name__} can't run on its example inputs of {given}{_blame(error)}: "
+            f"{type(error).__name__}: {shorten(_first_line(error), 200)}",
+            "give as `example_inputs` the tensors that its `forward` takes, in their order, with a row for each sample",
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpgo.base.errors import RunError
+from hpgo.base.errors import HpgoError, RunError
 from hpgo.runtime import halves
 from hpgo.runtime.clocks import Stamps
 from hpgo.runtime.cuts import ready
@@ -100,6 +100,10 @@ class _Layer:
     """The backward pass in its halves, of each time that it was split."""
 
 
+class _LacksMemoryError(RunError):
+    """There is not enough for what is being measured."""
+
+
 class Bench:
     """Measures layers of `workload` for batches of `rows` samples; `found` may hold what was measured before."""
 
@@ -142,6 +146,8 @@ class Bench:
         """Of each layer, the hidden ones too, once `run` has ended."""
         self.whole: Whole | None = None
         """Unless the layers were too large to run at once."""
+        self.lacked: str | None = None
+        """What said first that there is no memory for as many layers at once as there should be."""
 
     def run(self) -> None:
         """Measures all layers. Raises RunError where one can't run."""
@@ -153,22 +159,64 @@ class Bench:
             if alike in was_found:
                 self._skip(node)
                 continue
-            weights_bytes = sum(map(_bytes, self._network.make_on_meta(node.id).parameters()))
-            if segment and held_bytes + self._copies * weights_bytes > self._memory_bytes:
+            weights_bytes = self._copies * sum(map(_bytes, self._network.make_on_meta(node.id).parameters()))
+            has_room = not segment or held_bytes + weights_bytes <= self._memory_bytes
+            kept_bytes = self._add(segment, node, alike, done) if has_room else None
+            if kept_bytes is None:
                 self._measure(segment, done)
                 held_bytes, was_found = 0.0, set(self._found)
                 if alike in was_found:
                     self._skip(node)
                     continue
-            self._tell(done, node.id)
-            module, queue = self._module(node), halves.Queue()
-            segment.append(_Layer(node, module, _split(module, queue), queue, alike))
-            held_bytes += self._copies * weights_bytes + self._look_at(segment[-1])
+                kept_bytes = self._add(segment, node, alike, done)
+            held_bytes += weights_bytes + (kept_bytes or 0)
         if segment:
             self._measure(segment, len(likeness))
         self.figures = {layer: self._found[alike] for layer, alike in likeness.items()}
 
+    def _add(self, segment: list[_Layer], node: Node, alike: str, done: int) -> int | None:
+        """Makes a layer and runs it once; returns the bytes that it keeps, or None if others leave it no memory."""
+        self._tell(done, node.id)
+        try:
+            with self._naming(f"layer `{node.id}`"):
+                module, queue = self._module(node), halves.Queue()
+                one = _Layer(node, module, _split(module, queue), queue, alike)
+            kept_bytes = self._look_at(one)
+        except _LacksMemoryError as error:
+            if not segment:
+                raise
+            self._lack(error)
+            return None
+        segment.append(one)
+        return kept_bytes
+
     def _measure(self, segment: list[_Layer], done: int) -> None:
+        """Measures the layers of a segment together, or one by one where there is no memory for that."""
+        try:
+            self._repeat(segment, done)
+        except _LacksMemoryError as error:
+            if len(segment) == 1:
+                raise
+            self._lack(error)
+        nodes = [(one.node, one.likeness) for one in segment]  # none, if all went well
+        self._let_go(segment)
+        for node, alike in nodes:
+            if alike in self._found:
+                self._skip(node)
+            else:
+                self._add(segment, node, alike, done)
+                self._repeat(segment, done)
+
+    def _lack(self, error: RunError) -> None:
+        """From now on layers run one by one."""
+        self.lacked = self.lacked or error.message
+        self._memory_bytes = -1.0
+
+    def _let_go(self, segment: list[_Layer]) -> None:
+        segment.clear()
+        self._held = {name: tensor.detach() for name, tensor in self._held.items()}  # graphs hold weights
+
+    def _repeat(self, segment: list[_Layer], done: int) -> None:
         """Runs the layers of a segment until their times are sure, and lets them go."""
         ends, is_all = segment[-1].node.id == self._last, len(segment) == len(self._network.nodes)
         wholes_ns: list[int] = []
@@ -195,8 +243,7 @@ class Bench:
         for alike in dict.fromkeys(one.likeness for one in segment):
             self._found[alike] = self._figures([one for one in segment if one.likeness == alike], scale)
         self._measured()
-        segment.clear()
-        self._held = {name: tensor.detach() for name, tensor in self._held.items()}  # graphs hold weights
+        self._let_go(segment)
 
     def _figures(self, alike: Sequence[_Layer], scale: float) -> Figures:
         """Of layers that are alike, on average, times `scale`."""
@@ -264,7 +311,8 @@ class Bench:
                 one.module.zero_grad(set_to_none=True)  # there is no room to add to them
             first_ns = second_ns = 0
             if roots:
-                first_ns, second_ns = self._pass(one, [made for _, made in roots], given, is_split=is_split)
+                with self._naming(f"the backward pass of layer `{one.node.id}`"):
+                    first_ns, second_ns = self._pass(one, [made for _, made in roots], given, is_split=is_split)
             if is_split:
                 one.halves_ns.append((loss_ns[1] + first_ns, second_ns))
             else:
@@ -291,7 +339,7 @@ class Bench:
         """Puts the loss's gradients into `gradients`; returns the nanoseconds that it took forward and backward."""
         names = [name for output in self._network.outputs for name in self._names(output)]
         outputs = [self._held[name].detach().requires_grad_(self._held[name].is_floating_point()) for name in names]
-        with self._running():
+        with self._naming("the loss"), self._running():
             begin = self._stamps.take()
             loss = self._workload.loss_of(tuple(outputs), self._targets) / self._rows
             middle = self._stamps.take()
@@ -306,9 +354,9 @@ class Bench:
         begin = self._stamps.take()
         self._forward(segment, way="whole")
         if not self._is_inference:
-            with self._running():
+            with self._naming("the model as a whole"), self._running():
                 loss = self._workload.loss_of(tuple(self._held[name] for name in names), self._targets) / self._rows
-            loss.backward()
+                loss.backward()
         begin_ns, end_ns = self._stamps.in_ns([begin, self._stamps.take()])
         return end_ns - begin_ns
 
@@ -341,20 +389,24 @@ class Bench:
         return sum(kept.values())
 
     def _call(self, node: Node, module: nn.Module, arguments: list[Any]) -> Any:
+        with self._naming(f"layer `{node.id}`"), self._autocast():
+            if getattr(module, "wants_rows", False):
+                return module(*arguments, rows=self._rows)
+            return module(*arguments)
+
+    @contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Makes an error that says of what it is of whatever the user's layers and torch raise."""
         try:
-            with self._autocast():
-                if getattr(module, "wants_rows", False):
-                    return module(*arguments, rows=self._rows)
-                return module(*arguments)
-        except Exception as failure:  # whatever the user's layer raises
-            lacks = "memory" in str(failure).lower()
-            raise RunError(
-                f"layer `{node.id}` can't run on a batch of {self._rows}: {type(failure).__name__}: "
-                f"{first_line(failure)}",
-                "try a smaller `--batch-size`, or `--dtype bfloat16`"
-                if lacks
-                else "does the model run on its example?",
-            ) from failure
+            yield
+        except HpgoError:
+            raise
+        except Exception as failure:
+            lacks = isinstance(failure, MemoryError) or "memory" in str(failure).lower()
+            said = f"{what} can't run on a batch of {self._rows}: {type(failure).__name__}: {first_line(failure)}"
+            if lacks:
+                raise _LacksMemoryError(said, "try a smaller `--batch-size`, or `--dtype bfloat16`") from failure
+            raise RunError(said, "does the model run on its example?") from failure
 
     def _keep(self, one: _Layer, made: Any) -> None:
         one.made = [made] if isinstance(made, torch.Tensor) else list(made)

@@ -292,6 +292,8 @@ def _notes(
     workload: Workload, sizes: tuple[int, ...], benches: list[Bench], noise: float, *, inference: bool
 ) -> Iterator[str]:
     for rows, bench in zip(sizes, benches, strict=True):
+        if bench.lacked is not None:
+            yield f"there was no memory to measure layers together, and they ran one by one: {bench.lacked}"
         if bench.whole is not None and abs(bench.whole.sum_s / bench.whole.whole_s - 1) > _APART:
             ratio = bench.whole.sum_s / bench.whole.whole_s
             yield (
