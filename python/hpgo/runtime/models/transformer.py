@@ -119,9 +119,11 @@ class Quarter(nn.Module):
                 return self.block.attended(*given)
             first = self.before(given[0])
             return self.block.attended(first, *given[1:]), first
-        made = {"join": self.block.joined, "widen": self.block.widened, "narrow": self.block.narrowed}[self.part](
-            *given
-        )
+        if self.part == "join":
+            return self.block.joined(*given)
+        if self.part == "widen":
+            return self.block.widened(*given)
+        made = self.block.narrowed(*given)
         if self.behind is not None:
             made = self.behind(made)
         return made
