@@ -101,7 +101,7 @@ def _form(items: Sequence[tuple[str, str]], titles: Mapping[str, str]) -> str:
             "<fieldset><legend>Pipeline</legend>",
             select("plan", "Plan", held),
             '<label>Load a plan<input type="file" accept=".json,application/json"></label>',
-            '<p class="hint">A plan brings its own numbers, but for I, W and fused pairs, which no profile tells.</p>',
+            '<p class="hint">A plan brings its own numbers; no profile tells fused pairs, and few tell I and W.</p>',
             count("num_stages", "Ranks"),
             count("num_batches", "Micro-batches"),
             count("chunks", "Chunks a rank", "schedule's"),

@@ -27,7 +27,7 @@ BEYOND_A_PLAN = {
     "weight_gradient_s": "weight_gradient_times",
     "overlapped_s": "overlapped_times",
 }
-"""What no profile tells, and with it no plan: arguments of `simulate`, and the fields they come from."""
+"""What a profile may not tell, and with it the plan: arguments of `simulate`, and the fields they come from."""
 
 
 def order_of(setup: Setup, name: ScheduleName) -> Schedule:
