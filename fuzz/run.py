@@ -15,7 +15,7 @@ from pathlib import Path
 
 TARGETS = (
     "timelines", "npz", "orders", "plans", "pipeedge", "pipeedge_merge", "profiles", "galvatron_metis",
-    "onnx_files", "tensors",
+    "onnx_files", "tensors", "configurations",
 )  # fmt: skip
 _HEAD = ("target", "executions", "seconds", "per second", "edges", "features")
 

@@ -359,7 +359,7 @@ def test_files_that_are_none_or_a_part_of_one_or_too_large_are_told(tmp_path: Pa
         assert str(path) in str(caught.value)
     with (tmp_path / "large.onnx").open("wb") as file:
         file.truncate(2**31 + 1)
-    with pytest.raises(hpgo.HpgoError, match=r"has more than 2048 MiB|needs about"):
+    with pytest.raises(hpgo.ProfileError, match="has more than 2048 MiB"):
         hpgo.estimate(tmp_path / "large.onnx", device="a100")
     with pytest.raises(hpgo.ProfileError, match="there is no file"):
         hpgo.estimate(tmp_path / "absent.onnx", device="a100")

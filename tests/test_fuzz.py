@@ -30,16 +30,18 @@ def ended(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-NEEDS = {"tensors": ("torch", "torch"), "onnx_files": ("onnx", "onnx")}
+NEEDS = {
+    "tensors": ("torch", "'hpgo[torch]'"),
+    "onnx_files": ("onnx", "'hpgo[onnx]'"),
+    "configurations": ("transformers", "torch transformers"),
+}
 """Targets that need a package, and what brings it."""
 
 
 def marked(target: str) -> Any:
-    package, extra = NEEDS.get(target, ("hpgo", ""))
+    package, install = NEEDS.get(target, ("hpgo", ""))
     absent = importlib.util.find_spec(package) is None
-    return pytest.param(
-        target, marks=pytest.mark.skipif(absent, reason=f"needs {package}: pip install 'hpgo[{extra}]'")
-    )
+    return pytest.param(target, marks=pytest.mark.skipif(absent, reason=f"needs {package}: pip install {install}"))
 
 
 @pytest.mark.slow

@@ -44,6 +44,7 @@ _LEARNED = {
 }  # fmt: skip
 """Operations whose constants are weights."""
 _SYMBOLS = "export it with sizes, or tell them: `dims={…}`, on the command line `--dim NAME=N`"
+_OUTSIDE = "export it with its weights in other files, which need not be there"
 _SIMPLIFY = "export it with fixed sizes, or fold what tells shapes: `python -m onnxsim in.onnx out.onnx`"
 
 
@@ -110,7 +111,9 @@ class OnnxFile:
             size = path.stat().st_size
         except (OSError, ValueError):
             size = 0  # reading it gives the reason
-        check_room(f"reading {path}", _IN_MEMORY * min(size, MOST_BYTES), "export it with its weights in other files")
+        if size > MOST_BYTES:
+            raise ProfileError(f"{path} has more than {MOST_BYTES >> 20} MiB", _OUTSIDE)
+        check_room(f"reading {path}", _IN_MEMORY * size, _OUTSIDE)
         data = read_bytes(path, ProfileError, most=MOST_BYTES, hint="name an ONNX file")
         from google.protobuf.message import DecodeError
 
