@@ -2,6 +2,7 @@
 
     python benches/runtime.py [STEPS]
     python benches/runtime.py saving [TIMES]
+    python benches/runtime.py inference [TIMES]
 
 On a machine that does nothing else, with one thread a process. Ours in the order of 1F1B and in that of eager 1F1B,
 `torch.distributed.pipelining` in that of 1F1B, one process that runs the same micro-batches, and two such processes
@@ -10,6 +11,9 @@ Where the last take longer than one does, the machine has no two whole cores to 
 
 `saving` trains a linear layer with Adam on each of four ranks, 1 GB in all, and saves it: how long a step takes that
 begins with saving, beside those before it, and how long a rank stands still, beside a copy of as many bytes.
+
+`inference` streams 64 micro-batches through two stages, in turns with one process that runs them through the whole
+model, and with two such processes beside each other.
 """
 
 from __future__ import annotations
@@ -221,8 +225,65 @@ def save(rank: int, meet: str, times: int) -> None:
     dist.destroy_process_group()
 
 
+STREAM = 64
+
+
+def infer(rank: int, meet: str, times: int) -> None:
+    """Both ranks; rank 0 prints."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+    rows, width = 256, 256
+    batches = torch.randn(STREAM * rows, width).split(rows)
+    whole = blocks(Block, width, BLOCKS).eval()
+    workload = Workload(blocks(Block, width, BLOCKS), batches[0], batches[0], nn.functional.mse_loss)
+    half, orders = BLOCKS // 2, hpgo.schedule("forward_only", ranks=2, micro_batches=STREAM)
+    program = hpgo.program(
+        orders, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
+        micro_batch_size=rows, global_batch_size=rows * STREAM,
+    )  # fmt: skip
+    pipeline = Pipeline(program, workload, inference=True)
+
+    def one() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [whole(batch) for batch in batches]
+
+    runs: dict[str, Callable[[], list[torch.Tensor]]] = {
+        "ours": lambda: list(pipeline.infer(batches)), "alone": one, "beside": one,
+    }  # fmt: skip
+    times_s: dict[str, list[float]] = {who: [] for who in runs}
+    made: dict[str, list[torch.Tensor]] = {}
+    for _ in range(1 + times):
+        for who, work in runs.items():
+            dist.barrier()
+            begin_s = time.perf_counter()
+            if who != "alone" or rank == 0:
+                made[who] = work()
+            dist.barrier()
+            times_s[who].append(time.perf_counter() - begin_s)
+    flow = pipeline.flow()
+    if rank == 1 and not all(torch.equal(*pair) for pair in zip(made["ours"], made["beside"], strict=True)):
+        sys.exit("outputs differ from those of the whole model")
+    if rank == 0:
+        bound = 2 * STREAM / (STREAM + 1)
+        for who, those in times_s.items():
+            faster = statistics.median(
+                first / other for first, other in zip(times_s["alone"][1:], those[1:], strict=True)
+            )
+            print(
+                f"{who:6} {statistics.median(those[1:]) * 1e3:9.1f} ms for {STREAM} micro-batches"
+                f"  {faster:5.3f} x alone  {100 * faster / bound:5.1f} % of the bound"
+            )
+        shares = "  ".join(f"p{share} {flow.latency_s(share) * 1e3:.1f} ms" for share in (50, 95, 99))
+        print(f"latency {shares}  {flow.samples_per_s:.0f} samples/s  at most {flow.most_in_flight} in flight")
+    pipeline.close()
+    dist.destroy_process_group()
+
+
+MODES = {"saving": (save, RANKS), "inference": (infer, 2)}
+
 if __name__ == "__main__":
-    work, words, count = (save, sys.argv[2:], RANKS) if sys.argv[1:2] == ["saving"] else (run, sys.argv[1:], 2)
+    words = sys.argv[1:]
+    work, count = MODES[words.pop(0)] if words and words[0] in MODES else (run, 2)
     with tempfile.TemporaryDirectory() as folder:
         fork = multiprocessing.get_context("fork")  # torch is loaded once; nothing has run yet
         asked = int(words[0]) if words else 20 if work is run else 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import torch
@@ -128,6 +129,39 @@ def normed() -> Workload:
         network.add(str(at), partial(Image, 4, how), str(at - 1), *([str(at - 2)] if at in {2, 4, 5} else []))
     network.add("7", lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, WIDTH, bias=False), nn.BatchNorm1d(WIDTH)), "6")
     return Workload(network, torch.zeros(2, 2, 3, 3), torch.zeros(2, WIDTH), loss)
+
+
+class Slow(Block):
+    """Takes some milliseconds wherever it really runs."""
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        if not given.is_meta:
+            time.sleep(0.01)
+        return super().forward(given)
+
+
+def slow_end() -> Workload:
+    """Four layers, the last one much slower than the others."""
+    return Workload([Block(), Block(), Block(), Slow()], torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), loss)
+
+
+class Late(nn.Module):
+    """Layers that read the input again, behind any cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+        self.drop, self.norm = nn.Dropout(0.4), nn.BatchNorm1d(WIDTH)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        made = self.norm(self.drop(self.blocks[0](given)))
+        for block in self.blocks[1:]:
+            made = block(made) * given
+        return made
+
+
+def late() -> Workload:
+    return Workload(Late(), torch.randn(2, WIDTH), torch.zeros(2, WIDTH), loss)
 
 
 def batch(workload: Workload, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -563,13 +563,24 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
 
     ran = close.enter_context(runtime.Pipeline(program, workload))
     ran.step(zeros, zeros)
+    forward = hpgo.program(
+        hpgo.schedule("forward_only", ranks=1, micro_batches=1), stages, micro_batch_size=2, global_batch_size=2
+    )
+
+    def infer(**given: Any) -> None:
+        with runtime.Pipeline(forward, workload, inference=True) as fresh:
+            list(fresh.infer(**given))
+
     pipeline_options = {
+        "inference": False,
         "optimizer": None, "clip_norm": None, "seed": 0, "dtype": None, "autocast": None, "device": "cpu",
         "timeout_s": 9.0, "silence_s": 5.0, "grace_s": 30.0, "backend": "hpgo", "find_nan": False,
     }  # fmt: skip
     return {
         "Emulation": (lambda **given: runtime.Emulation(**given).close(),
                       {"plan": priced, "scale": 1.0, "timeout_s": 9.0}),
+        "Flow": (runtime.Flow, {"samples": (1,), "enter_s": (0.0,), "leave_s": (1.0,)}),
+        "Flow.latency_s": (runtime.Flow((1,), (0.0,), (1.0,)).latency_s, {"percent": 95}),
         "Loader": (loader, {"dataset": data, "global_batch_size": 2, "samples": [range(2)], "seed": 0, "shuffle": True,
                             "workers": 0}),
         "Loader.load_state_dict": (loader().load_state_dict, {"state": loader().state_dict()}),
@@ -583,6 +594,7 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
         "Pipeline": (lambda **given: runtime.Pipeline(**given).close(),
                      {"plan": program, "workload": workload, **pipeline_options}),
         "Pipeline.checkpoint": (ran.checkpoint, {"folder": "saved", "every": 9, "keep": 3, "tell": None}),
+        "Pipeline.infer": (infer, {"batches": [zeros], "in_flight": 1}),
         "Pipeline.loader": (ran.loader, {"dataset": data, "shuffle": True, "seed": 0, "workers": 0}),
         "Pipeline.resume": (ran.resume, {"folder": "none"}),
         "Pipeline.step": (step, {"inputs": zeros, "targets": zeros}),

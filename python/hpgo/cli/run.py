@@ -1,4 +1,4 @@
-"""`hpgo run`: trains by a plan, on processes that it starts or as one rank of a launcher's."""
+"""`hpgo run`: trains or infers by a plan, on processes that it starts or as one rank of a launcher's."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError, RunError
 from hpgo.base.units import format_bytes, format_seconds
+from hpgo.cli.compared import compared, percent
 from hpgo.cli.questions import SECONDS
 from hpgo.cli.ranks import take_part
 from hpgo.cli.terminal import clear_line, passing_lines, say, table
@@ -25,6 +26,7 @@ from hpgo.cli.terminal import clear_line, passing_lines, say, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hpgo.planning.chain.plans import ChainPlan
     from hpgo.planning.plans import Plan
     from hpgo.programs.program import Program
     from hpgo.runtime.loader import Share
@@ -32,12 +34,15 @@ if TYPE_CHECKING:
     from hpgo.runtime.watch import Limits
     from hpgo.timing.timeline import Timeline
 
-_MANIFOLD = 10.0
-"""From so many times what was predicted on, the table tells how many."""
 _DTYPES = ("float32", "float64", "bfloat16")
 _STEPS, _EMULATED_STEPS = 20, 3
 _OF_EMULATIONS = {"plan", "emulate", "scale", "steps", "timeout_s", "silence_s", "grace_s", "timeline", "as_json"}
 """Options that need no model."""
+_OF_INFERENCE = {
+    "plan", "workload", "data", "inference", "micro_batches", "in_flight", "seed", "dtype", "autocast", "device",
+    "timeout_s", "silence_s", "grace_s", "find_nan", "timeline", "checkpoint", "resume", "as_json",
+}  # fmt: skip
+"""Options that need no training."""
 _SILENCE_S, _EMULATED_SILENCE_S = 5.0, 30.0
 """Of a rank that is lost; emulated ones are many more than there are cores, and wait for their turn."""
 _WAKING_S = 0.02
@@ -62,6 +67,9 @@ class _Run:
     every: int | None
     keep: int
     resume: bool
+    inference: bool
+    micro_batches: int | None
+    in_flight: int | None
     options: dict[str, Any]
     """Of `Pipeline`."""
 
@@ -72,6 +80,9 @@ class _Run:
 @click.option("--data", metavar="MODULE:FUNCTION", help="A data set of yours; the workload's example if left out.")
 @click.option("--emulate", is_flag=True, help="Without a model: processes sleep for what the plan says.")
 @click.option("--scale", type=float, metavar="X", help="Emulate everything X times as slowly.")
+@click.option("--inference", is_flag=True, help="Forward alone: micro-batches stream through.")
+@click.option("--micro-batches", type=click.IntRange(1), metavar="N", help="Infer so many; 64, or all data.")
+@click.option("--in-flight", type=click.IntRange(1), metavar="N", help="At most N have entered and not left.")
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="How many; 20, or 3 with `--emulate`.")
 @click.option(
     "--optimizer", default="sgd:lr=0.01", show_default=True, metavar="NAME[:OPTIONS]", help="`adamw:lr=1e-4`, say."
@@ -126,6 +137,9 @@ def command(
     every: int | None,
     keep: int,
     resume: bool,
+    inference: bool,
+    micro_batches: int | None,
+    in_flight: int | None,
     **options: Any,
 ) -> None:
     """Train the layers of PLAN.json, from `hpgo plan -o` or `Program.save`.
@@ -137,6 +151,8 @@ def command(
     With `--emulate` nothing is trained: as many processes, on this machine, send each other real messages in the real
     order, and sleep for as long as the plan says that passes, transfers and sums take.
 
+    With `--inference`, PLAN.json is one of `hpgo partition --json`, or a program of forward passes alone.
+
     \b
     Examples:
       hpgo run plan.json --workload vgg-19 --steps 20
@@ -145,8 +161,10 @@ def command(
       hpgo run plan.json --workload vgg-19 --timeline measured.timeline.json
       hpgo run plan.json --workload gpt:layers=4 --checkpoint saved --resume
       hpgo run plan.json --emulate --scale 10
+      hpgo run chain.json --inference --workload vit --data my_model:images
     """
     _check_emulation(emulate=emulate, scale=scale, workload=workload)
+    _check_inference(inference=inference, checkpoint=checkpoint, resume=resume)
     if checkpoint is None and (every is not None or resume):
         raise click.UsageError(f"`{'--resume' if resume else '--every'}` needs `--checkpoint FOLDER`")
     from hpgo import runtime
@@ -174,6 +192,9 @@ def command(
         every,
         keep,
         resume,
+        inference,
+        micro_batches,
+        in_flight,
         options,
     )
     if timeline is not None and not timeline.lower().endswith((".npz", ".timeline.json")):
@@ -190,11 +211,13 @@ def command(
 
     try:
         if is_launched():
-            take_part(limits, lambda: _work(run, _read(plan)))
+            take_part(limits, lambda: _work(run, _read(run)))
         else:
             _start(run, limits)
     except Preempted as end:
         saved = f"`--resume` goes on from {checkpoint}" if checkpoint else "nothing is saved without `--checkpoint`"
+        if inference:
+            saved = "all micro-batches that had entered have left"
         if os.environ.get("RANK", "0") == "0":
             say("preempted", end.why or saved)
         raise
@@ -206,7 +229,11 @@ def _start(run: _Run, limits: Limits) -> None:
     from hpgo.runtime.optimizer import optimizer_of
     from hpgo.runtime.progress import stages_of
 
-    read = _read(run.file)
+    read = _read(run)
+    if run.inference:
+        from hpgo.runtime.runnable import check_inference
+
+        check_inference(_program(read))
     optimizer_of(run.optimizer)  # wrong ones are told before anything starts
     if run.scale is not None:
         _foresee(read, run.scale)
@@ -231,15 +258,33 @@ def _check_emulation(*, emulate: bool, scale: float | None, workload: str | None
         if workload is None:
             raise click.UsageError("Missing option '--workload': the model to train; `--emulate` needs none")
         return
+    for name, option in _given():
+        if name not in _OF_EMULATIONS:
+            raise click.UsageError(f"`--emulate` trains no model: leave out `{option}`")
+
+
+def _given() -> list[tuple[str, str]]:
+    """Names of the options that stand in the command, and how they stand there."""
     context = click.get_current_context()
-    for option in context.command.params:
-        name = option.name or ""
-        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if given and name not in _OF_EMULATIONS:
-            raise click.UsageError(f"`--emulate` trains no model: leave out `{option.opts[0]}`")
+    on_line = click.core.ParameterSource.COMMANDLINE
+    named = [(option.name or "", option.opts[0]) for option in context.command.params]
+    return [(name, option) for name, option in named if context.get_parameter_source(name) is on_line]
 
 
-def _foresee(plan: Plan | Program, scale: float) -> None:
+def _check_inference(*, inference: bool, checkpoint: str | None, resume: bool) -> None:
+    """Raises UsageError for options that don't go together."""
+    for name, option in _given():
+        if inference and name not in _OF_INFERENCE:
+            raise click.UsageError(f"`--inference` trains no model: leave out `{option}`")
+        if not inference and name in {"micro_batches", "in_flight"}:
+            raise click.UsageError(f"`{option}` needs `--inference`")
+    if inference and checkpoint is not None and not resume:
+        raise click.UsageError(
+            "`--inference` saves nothing: `--checkpoint FOLDER --resume` takes its weights from there"
+        )
+
+
+def _foresee(plan: Plan | ChainPlan | Program, scale: float) -> None:
     """Warns of an emulation that sleeps too shortly. Raises ArgumentError for what can't be emulated."""
     import numpy as np
 
@@ -257,35 +302,69 @@ def _foresee(plan: Plan | Program, scale: float) -> None:
         )
 
 
-def _read(path: str) -> Plan | Program:
+def _read(run: _Run) -> Plan | ChainPlan | Program:
     from hpgo.planning.chain.plans import ChainPlan
     from hpgo.planning.reading import read_any
 
-    plan = read_any(path)
-    if isinstance(plan, ChainPlan):
-        raise ArgumentError(f"{path} is a plan of inference, which has nothing to train", "give one of `hpgo plan`")
+    plan = read_any(run.file)
+    if isinstance(plan, ChainPlan) and not run.inference:
+        raise ArgumentError(
+            f"{run.file} is a plan of inference, which has nothing to train",
+            "`--inference` runs it; to train, give one of `hpgo plan`",
+        )
     return plan
 
 
-def _program(plan: Plan | Program) -> Program:
-    from hpgo.programs.program import Program
+def _program(plan: Plan | ChainPlan | Program) -> Program:
+    from hpgo.runtime.runnable import program_of
 
-    return plan if isinstance(plan, Program) else plan.program()
+    return program_of(plan)[0]
 
 
-def _work(run: _Run, plan: Plan | Program) -> None:
-    """One rank's part; rank 0 prints."""
-    if run.scale is not None:
+def _work(run: _Run, plan: Plan | ChainPlan | Program) -> None:
+    """One rank's part."""
+    from hpgo.planning.chain.plans import ChainPlan
+
+    if isinstance(plan, ChainPlan) or run.inference:
+        _infer(run, plan)
+    elif run.scale is not None:
         _emulate(run, plan, run.scale)
-        return
+    else:
+        _train(run, plan)
+
+
+def _options(run: _Run) -> dict[str, Any]:
+    """Those of `Pipeline`, with types as torch has them."""
     import torch
 
+    types = {"dtype": run.dtype, "autocast": run.options["autocast"]}
+    return run.options | {name: kind and getattr(torch, kind) for name, kind in types.items()}
+
+
+def _infer(run: _Run, plan: Plan | ChainPlan | Program) -> None:
+    """One rank's part; the last stage's prints."""
+    from hpgo.cli.inference import infer
+
+    infer(
+        plan,
+        run.workload or "",
+        data=run.data,
+        micro_batches=run.micro_batches,
+        in_flight=run.in_flight,
+        checkpoint=run.checkpoint,
+        timeline=run.timeline,
+        as_json=run.as_json,
+        options=_options(run),
+    )
+
+
+def _train(run: _Run, plan: Plan | Program) -> None:
+    """One rank's part; rank 0 prints."""
     from hpgo.runtime import Pipeline
     from hpgo.runtime.optimizer import optimizer_of
 
     predicted = _predicted(plan)
-    options = run.options | {"dtype": run.dtype and getattr(torch, run.dtype)}
-    options["autocast"] = options["autocast"] and getattr(torch, options["autocast"])
+    options = _options(run)
     with Pipeline(plan, run.workload or "", optimizer=optimizer_of(run.optimizer), **options) as pipeline:
         talks = pipeline.rank == 0
         if run.resume and _resume(run, pipeline, talks=talks and not run.as_json):
@@ -427,25 +506,9 @@ def _conclude(run: _Run, head: dict[str, Any], steps_s: list[float], beside: dic
             (f"stage {number} synchronisation", format_seconds, stage["sync_s"]),
             (f"stage {number} memory", format_bytes, stage["memory_bytes"]),
         ]
-    rows += [("bubble", _percent, beside["bubble"]), ("peak memory", format_bytes, beside["peak_memory_bytes"])]
+    rows += [("bubble", percent, beside["bubble"]), ("peak memory", format_bytes, beside["peak_memory_bytes"])]
     click.echo()
     table(
         ("", "predicted", "measured", "difference"),
-        [(name, *_compared(shown, values)) for name, shown, values in rows if any(values.values())],
+        [(name, *compared(shown, values)) for name, shown, values in rows if any(values.values())],
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
-
-
-def _compared(shown: Callable[[float], str], values: dict[str, Any]) -> tuple[str, str, str]:
-    """Cells of a row; shares differ by points, all else by a share of what was predicted."""
-    predicted, measured = values["predicted"], values["measured"]
-    first, second = ("" if value is None else shown(value) for value in (predicted, measured))
-    if not predicted or measured is None:
-        return first, second, ""
-    if shown is _percent:
-        return first, second, f"{100 * (measured - predicted):+.3g} points"
-    ratio = measured / predicted
-    return first, second, f"{100 * (ratio - 1):+.3g} %" if ratio < _MANIFOLD else f"{ratio:.3g} ×"

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from hpgo.runtime.profiling import measure as measure
     from hpgo.runtime.profiling import profile as profile
     from hpgo.runtime.workload import Workload as Workload
+    from hpgo.timing.flow import Flow as Flow
 
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
     "Emulation": "hpgo.runtime.emulation",
+    "Flow": "hpgo.timing.flow",
     "Links": "hpgo.runtime.links",
     "Loader": "hpgo.runtime.loader",
     "Measurement": "hpgo.runtime.profiling",

@@ -138,8 +138,9 @@ class Holdings:
         parts: Mapping[int, Part],
         weights: list[Weight],
         stepper: Stepper | None,
-        seed: int,
+        seed: int | None,
     ) -> None:
+        """Without a `seed`, only what layers hold is taken over, whatever run has saved it."""
         self._program, self._parts, self._layers, self._seed = program, parts, workload.layers, seed
         self._stepped = [] if stepper is None else stepper.stepped
         self._optimizer = None if stepper is None else stepper.optimizer
@@ -157,7 +158,7 @@ class Holdings:
         return {
             "plan": self._plan,
             "seed": self._seed,
-            "global_batch_size": self._program.global_batch_size,
+            "global_batch_size": None if self._seed is None else self._program.global_batch_size,
             "optimizer": None if self._optimizer is None else type(self._optimizer).__name__,
             "layers": list(self._layers),
         }
@@ -234,7 +235,7 @@ class Holdings:
         if saved["layers"] != mine["layers"]:
             raise RunError(f"`{path}` holds the layers of another workload", _ANOTHER)
         for what, words in (("seed", "seed"), ("global_batch_size", "global batch"), ("optimizer", "optimizer")):
-            if saved[what] != mine[what] and mine[what] is not None:  # idle ranks have no optimizer
+            if saved[what] != mine[what] and mine[what] is not None:  # who infers has none, idle ranks no optimizer
                 raise RunError(
                     f"`{path}` was saved with the {words} {saved[what]}, and this run has {mine[what]}", _ANOTHER
                 )

@@ -90,17 +90,7 @@ class Loader:
 
         Raises ArgumentError for a data set without lengths or indices, or one smaller than a global batch.
         """
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-            raise ArgumentError(
-                f"the data set is {shown(dataset)}",
-                "give one with `len(dataset)` and `dataset[i]`, a list of pairs say",
-            )
-        try:
-            length = len(dataset)
-        except Exception as failure:
-            raise ArgumentError(
-                f"the data set's length can't be asked for: {type(failure).__name__}", "give one with `len(dataset)`"
-            ) from failure
+        length = length_of(dataset)
         check_flag("shuffle", shuffle)
         self._dataset, self._samples = dataset, _ranges(samples)
         self._size = whole("global_batch_size", global_batch_size)
@@ -164,12 +154,27 @@ class Loader:
                 self._dataset,
                 batch_sampler=indices,
                 num_workers=self._workers,
-                collate_fn=_collated,
+                collate_fn=collated,
                 generator=self._generator(),  # else it draws from torch's own, once more where a run is resumed
             )
         for inputs, targets in batches:
             self.position += 1
             yield Share(inputs, self._samples), Share(targets, self._samples)
+
+
+def length_of(dataset: Any) -> int:
+    """How many samples there are. Raises ArgumentError for a data set without lengths or indices."""
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ArgumentError(
+            f"the data set is {shown(dataset)}",
+            "give one with `len(dataset)` and `dataset[i]`, a list of pairs say",
+        )
+    try:
+        return len(dataset)
+    except Exception as failure:
+        raise ArgumentError(
+            f"the data set's length can't be asked for: {type(failure).__name__}", "give one with `len(dataset)`"
+        ) from failure
 
 
 def _ranges(samples: object) -> list[range]:
@@ -180,7 +185,7 @@ def _ranges(samples: object) -> list[range]:
     return found
 
 
-def _collated(samples: list[Any]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+def collated(samples: list[Any]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """The inputs and the targets of samples, each with a row for a sample."""
     first = samples[0]
     if not isinstance(first, tuple | list) or len(first) != 2:

@@ -1,10 +1,11 @@
-"""`Pipeline`: one rank's part of a plan, trained step by step."""
+"""`Pipeline`: one rank's part of a plan, trained step by step, or inferring."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from contextlib import nullcontext
+import os
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,10 @@ from hpgo.base.checks import check_flag, check_is, choice, number, whole
 from hpgo.base.errors import ArgumentError, HpgoError, RunError
 from hpgo.base.files import as_path
 from hpgo.base.wording import shown
-from hpgo.programs.orders import KINDS
+from hpgo.planning.chain.plans import ChainPlan
+from hpgo.planning.reading import read_any
+from hpgo.programs.orders import KINDS, schedule
+from hpgo.programs.program import program as program_on
 from hpgo.runtime import guards
 from hpgo.runtime.checkpoint import Holdings, Saver, latest, load
 from hpgo.runtime.clocks import Clock, Stamps
@@ -41,16 +45,19 @@ from hpgo.runtime.messages import Messages, crossings
 from hpgo.runtime.named import made_by
 from hpgo.runtime.notice import Preempted
 from hpgo.runtime.optimizer import Stepper
+from hpgo.runtime.packets import layouts
 from hpgo.runtime.passes import MOST_SEED
 from hpgo.runtime.progress import ALL, HERE
 from hpgo.runtime.recorder import Recorder
-from hpgo.runtime.runnable import check_program, program_of
+from hpgo.runtime.runnable import check_inference, check_program, program_of, with_layers
+from hpgo.runtime.stream import Post, Stream
 from hpgo.runtime.watch import Limits, LostRankError
 from hpgo.runtime.workload import Workload
+from hpgo.timing.flow import Flow, flow_of, room_of, steps_together
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import Self
 
@@ -82,9 +89,10 @@ class Pipeline:
 
     def __init__(
         self,
-        plan: Plan | Program | str | os.PathLike[str],
+        plan: Plan | ChainPlan | Program | str | os.PathLike[str],
         workload: Workload | str,
         *,
+        inference: bool = False,
         optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
         clip_norm: float | None = None,
         seed: int = 0,
@@ -102,6 +110,7 @@ class Pipeline:
         Args:
             plan: a plan or a program, or the file of one.
             workload: what is run, or its name as `Workload.read` takes it.
+            inference: `infer` instead of `step`, by a plan of `hpgo.partition` or of forward passes alone.
             optimizer: makes one of a list of parameters; None leaves weights as they are.
             clip_norm: gradients are scaled down to this norm, taken over all layers, where it is larger.
             seed: of first weights, of dropout, and of the order of a data set.
@@ -117,9 +126,16 @@ class Pipeline:
         Raises ArgumentError for a plan and a workload that don't go together or can't be run, and RunError if the ranks
         don't find each other, or differ in plan, options or versions.
         """
+        check_flag("inference", inference)
+        plan = read_any(plan) if isinstance(plan, str | os.PathLike) else plan
         self.program, overlap = program_of(plan)
-        check_program(self.program)
+        (check_inference if inference else check_program)(self.program)
         self._backend = choice("back-end", backend, ("hpgo", "torch"))
+        if inference and (optimizer is not None or clip_norm is not None or self._backend == "torch"):
+            raise ArgumentError(
+                "`optimizer`, `clip_norm` and the back-end `torch` are for training, and `inference` is set",
+                "leave them out",
+            )
         pipelines = []
         if self._backend == "torch":
             from hpgo.runtime import torch_backend  # seconds that others need not wait
@@ -138,7 +154,8 @@ class Pipeline:
         limits = Limits(timeout_s, silence_s, grace_s)
         check_types(dtype, autocast)
         check_flag("find_nan", find_nan)
-        self._find_nan = find_nan
+        self._find_nan, self._infers = find_nan, inference
+        self._rows: list[int] = []  # of the last stream's micro-batches
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
         self._groups: Groups | None = None
         self._failed = False
@@ -154,6 +171,10 @@ class Pipeline:
             self.mine = self.program.for_rank(dist.get_rank())
             self.workload = Workload.read(workload, seed=seed) if isinstance(workload, str) else workload
             check_is("workload", self.workload, Workload, "give a Workload, or a name such as `gpt:layers=2`")
+            if isinstance(plan, ChainPlan):
+                self.workload = self.workload.counting(int(self.program.stages[-1].layers[-1]))
+                self.program = with_layers(self.program, self.workload.layers)
+                self.mine = self.program.for_rank(self.rank)
             chain = self.program.stages[: self.program.schedule.chain_length]
             self.workload = self.workload.holding([layer for stage in chain for layer in stage.layers])
             self._build(seed, dtype, autocast, pipelines, overlap=overlap)
@@ -183,9 +204,36 @@ class Pipeline:
                 "dtype": f"{dtype}, autocast {autocast}",
                 "clip_norm": str(self._clip_norm),
                 "optimizer": "some" if self._optimizer_of is not None else "none",
+                "way to run": "inference" if self._infers else "training",
             }
         )
         parts = _parts(program, workload, {stage.stage for stage in mine.stages}, dtype, seed)
+        cast: Callable[[], AbstractContextManager[Any]] = (
+            nullcontext if autocast is None else partial(torch.autocast, self.device.type, dtype=autocast)
+        )
+        self._stamps = Stamps(self.device)
+        if self._infers:
+            self._build_inference(parts, dtype, cast)
+        else:
+            self._build_training(parts, cast, pipelines, seed, overlap=overlap)
+        self._recorder, self._peak = Recorder(program, Clock(self.device)), Peak(self.device)
+        self.steps = 0
+        """Steps that have been done, or streams that have passed."""
+        self._notice = guards.notice()
+        if self._notice is not None:
+            self._notice.has_steps = True
+        HERE.does("the time before the first step")
+
+    def _build_training(
+        self,
+        parts: list[Part],
+        cast: Callable[[], AbstractContextManager[Any]],
+        pipelines: Sequence[tuple[int, ...]],
+        seed: int,
+        *,
+        overlap: bool,
+    ) -> None:
+        program, mine, workload = self.program, self.mine, self.workload
         cuts = crossings(parts, program.schedule.chain_length)
         ranks = Ranks(program, workload.ties)
         joining = [number for number, part in enumerate(parts) if part.joins]
@@ -205,7 +253,6 @@ class Pipeline:
         if self._optimizer_of is not None:
             with told("the optimizer can't be made", "give a function that makes one of a list of parameters"):
                 self._stepper = Stepper(self._optimizer_of, self.weights, groups.sums, shard=program.shard_optimizer)
-        cast = nullcontext if autocast is None else partial(torch.autocast, self.device.type, dtype=autocast)
         runs = {
             stage.stage: StageRun(
                 stage,
@@ -221,7 +268,6 @@ class Pipeline:
         self._holdings = Holdings(
             program, workload, parts=self.parts, weights=self.weights, stepper=self._stepper, seed=seed
         )
-        self._stamps = Stamps(self.device)
         self.engine: Engine | TorchEngine
         if self._backend == "torch":
             from hpgo.runtime.torch_backend import TorchEngine
@@ -240,23 +286,43 @@ class Pipeline:
         else:
             messages = Messages(program, mine.rank, cuts, groups.ways, self.device)
             self.engine = Engine(mine, runs, messages, self._gradients, self._stamps)
-        self._recorder, self._peak = Recorder(program, Clock(self.device)), Peak(self.device)
-        self.steps = 0
-        """Steps that have been done."""
-        self._notice = guards.notice()
-        if self._notice is not None:
-            self._notice.has_steps = True
-        HERE.does("the time before the first step")
+
+    def _build_inference(
+        self, parts: list[Part], dtype: torch.dtype | None, cast: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        program, mine = self.program, self.mine
+        cuts = layouts(parts, program.micro_batch_size, dtype)
+        self._groups = Groups(program, (), (), crossings(parts, len(parts)), self.device)
+        self.parts = {stage.stage: parts[stage.stage].to(self.device).eval() for stage in mine.stages}
+        if self._find_nan:
+            for part in self.parts.values():
+                part.find_nan()
+        self._holdings = Holdings(program, self.workload, parts=self.parts, weights=[], stepper=None, seed=None)
+        self._post: Post | None = None
+        for stage, part in self.parts.items():
+            self._post = Post(
+                ranks=tuple(one.devices[0] for one in program.stages),
+                stage=stage,
+                part=part,
+                cuts=cuts,
+                inputs=self.workload.example_inputs,
+                casts=dtype is not None,
+                rows=program.micro_batch_size,
+                lock_step=steps_together(program),
+                ways=self._groups.ways,
+                device=self.device,
+                autocast=cast,
+            )
 
     @property
     def weights(self) -> list[Weight]:
         """The weights that this rank holds and trains, in the order of the layers."""
-        return self._gradients.weights
+        return [] if self._infers else self._gradients.weights
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """That of this rank; None if there is none, or nothing for it to step."""
-        return None if self._stepper is None else self._stepper.optimizer
+        return None if self._infers or self._stepper is None else self._stepper.optimizer
 
     @property
     def rank(self) -> int:
@@ -282,6 +348,7 @@ class Pipeline:
         `module:function` is the data set that this function returns. `workers` processes read ahead. Raises
         ArgumentError for a data set smaller than a global batch.
         """
+        self._check_way(infers=False)
         if isinstance(dataset, str):
             with torch.random.fork_rng(devices=[]):  # what it draws is no part of the run
                 dataset = made_by(dataset, "data", seed=self._seed, wanted="a data set: pairs of inputs and targets")
@@ -310,10 +377,8 @@ class Pipeline:
         Raises RunError if a layer raises, or another rank is lost, and Preempted, which ends the process with exit code
         143, if the step before was the last because of SIGTERM.
         """
-        if self.preempted:
-            raise Preempted
-        if self._failed:
-            raise RunError("a step of this run has failed, and left it half done", "make the Pipeline anew")
+        self._check_way(infers=False)
+        self._check_whole()
         size = self.program.global_batch_size
         batch = Batch(
             step=self.steps,
@@ -324,20 +389,92 @@ class Pipeline:
         )
         self._failed = True
         HERE.step = self.steps
-        try:
+        with _named("it is what a layer or the loss raised"):
             loss = self._step(batch)
-        except HpgoError as failure:
-            raise type(failure)(f"{HERE}: {failure.message}", failure.hint) from failure
-        except Exception as failure:
-            said = f"{HERE}: {type(failure).__name__}: {first_line(failure)}"
-            if is_of_others(failure):
-                raise guards.lost() or LostRankError(said, LOST) from failure
-            raise RunError(said, "it is what a layer or the loss raised") from failure
         self._failed = False
         HERE.step = None
         HERE.does(f"the time after step {self.steps}")
         self.steps += 1
         return loss
+
+    def infer(
+        self, batches: Iterable[Any] = (), *, in_flight: int | None = None
+    ) -> Iterator[torch.Tensor | tuple[torch.Tensor, ...]]:
+        """Passes micro-batches through all stages; gives what the model returns for each, in order, on the last rank.
+
+        Every rank must go through what it gives, which is nothing but on the last one, until it ends. Only the rank of
+        the first stage looks at `batches`: tensors, or a tuple of one for each input, with as many rows as the plan's
+        micro-batches, or fewer. It takes the next when there is room: there is a place in front of each stage and one
+        behind it, and at most `in_flight` have entered and not left. Layers run as those of models that don't train.
+
+        Raises ArgumentError for micro-batches that the model can't take, RunError if a layer raises, or another rank is
+        lost, and Preempted, when all that has entered has left, if SIGTERM has asked a rank to end.
+
+        >>> import torch
+        >>> import hpgo
+        >>> from hpgo.runtime import Workload
+        >>> toy = Workload([torch.nn.Tanh()], torch.zeros(2, 3), torch.zeros(2, 3), torch.nn.functional.mse_loss)
+        >>> orders = hpgo.schedule("forward_only", ranks=1, micro_batches=1)
+        >>> program = hpgo.program(orders, [(toy.layers, [0])], micro_batch_size=2, global_batch_size=2)
+        >>> with Pipeline(program, toy, inference=True) as pipeline:
+        ...     [output.shape for output in pipeline.infer([torch.ones(2, 3), torch.ones(1, 3)])]
+        [torch.Size([2, 3]), torch.Size([1, 3])]
+        """
+        self._check_way(infers=True)
+        self._check_whole()
+        most = room_of(self.program, in_flight)
+        if not hasattr(batches, "__iter__") or isinstance(batches, torch.Tensor | str):
+            raise ArgumentError(f"the micro-batches are {shown(batches)}", "give a list of tensors, or a generator")
+        return self._infer(batches, most)
+
+    def _infer(self, batches: Iterable[Any], in_flight: int) -> Iterator[torch.Tensor | tuple[torch.Tensor, ...]]:
+        self._failed = True
+        agree({"in_flight": str(in_flight)})
+        gpu = self.device.type == "cuda"
+        if gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        stream = None if self._post is None else Stream(self._post, self._stamps, in_flight)
+        with _named("it is what a layer raised"):
+            if stream is not None:
+                for outputs in stream.run(iter(batches)):
+                    yield outputs[0] if len(outputs) == 1 else outputs
+            passed = [None if stream is None else ([*stream.rows], stream.is_cut_short)]
+            with HERE.meets("the end of the stream"):
+                dist.broadcast_object_list(passed, src=self.program.stages[0].devices[0])
+        self._rows, self.preempted = passed[0] or ([], False)
+        self._failed = False
+        HERE.does(f"the time after stream {self.steps}")
+        if self._rows:
+            clock_ns = self._stamps.in_ns([self._stamps.take()]) if stream is None else stream.clock_ns
+            ends_ns = [clock_ns[0], clock_ns[-1], clock_ns[-1]]
+            peak_bytes = torch.cuda.max_memory_allocated(self.device) if gpu else None
+            passes = [] if stream is None else clock_ns
+            self._recorder.add(self.steps, [*passes, *ends_ns], peak_bytes, _of_stream(self.program, len(self._rows)))
+        self.steps += 1
+        if self.preempted:
+            raise Preempted
+
+    def flow(self) -> Flow:
+        """When each of the last stream's micro-batches entered and left, the last 10,000 of them. Every rank must ask.
+
+        Raises ArgumentError before the first stream, RunError if another rank is lost.
+        """
+        self._check_way(infers=True)
+        return flow_of(self._recorder.timeline(self.steps - 1), self._rows)
+
+    def _check_way(self, *, infers: bool) -> None:
+        """Raises ArgumentError for what this pipeline was not made for."""
+        if infers and not self._infers:
+            raise ArgumentError("this Pipeline was made to train", "make it with `inference=True` to infer")
+        if self._infers and not infers:
+            raise ArgumentError("this Pipeline was made to infer", "make it without `inference` to train")
+
+    def _check_whole(self) -> None:
+        """Raises what ends a run that was asked to end, or has failed."""
+        if self.preempted:
+            raise Preempted
+        if self._failed:
+            raise RunError("a step of this run has failed, and left it half done", "make the Pipeline anew")
 
     def checkpoint(
         self,
@@ -355,6 +492,7 @@ class Pipeline:
         left, or makes it a RuntimeWarning. Before the first step it looks at the folder, and saves nothing. Raises
         RunError for a folder that can't be made, or that holds later steps, of another run.
         """
+        self._check_way(infers=False)
         whole("every", every, least=1)
         if tell is not None and not callable(tell):
             raise ArgumentError(f"tell is {shown(tell)}", "give a function of a sentence, or None")
@@ -498,6 +636,35 @@ class Pipeline:
         guards.charge(error)
         if self._guarded and not isinstance(error, SystemExit):
             guards.is_first_to_tell()  # as Python does, when it ends by the error
+
+
+@contextmanager
+def _named(hint: str) -> Iterator[None]:
+    """Errors say which rank they come from and what it did; `hint` says where those come from that aren't hpgo's."""
+    try:
+        yield
+    except HpgoError as failure:
+        raise type(failure)(f"{HERE}: {failure.message}", failure.hint) from failure
+    except Exception as failure:
+        said = f"{HERE}: {type(failure).__name__}: {first_line(failure)}"
+        if is_of_others(failure):
+            raise guards.lost() or LostRankError(said, LOST) from failure
+        raise RunError(said, hint) from failure
+
+
+def _of_stream(program: Program, micro_batches: int) -> Program:
+    """So many forward passes of each stage, in order."""
+    return program_on(
+        schedule(
+            "staggered" if steps_together(program) else "forward_only",
+            ranks=len(program.stages),
+            micro_batches=micro_batches,
+        ),
+        [(stage.layers, stage.devices) for stage in program.stages],
+        micro_batch_size=program.micro_batch_size,
+        global_batch_size=program.micro_batch_size * micro_batches,
+        machines=program.machines,
+    )
 
 
 def _parts(program: Program, workload: Workload, mine: set[int], dtype: torch.dtype | None, seed: int) -> list[Part]:

@@ -33,26 +33,29 @@ class Recorder:
     def __init__(self, program: Program, clock: Clock, *, scale: float = 1.0) -> None:
         """Times of timelines are those recorded over `scale`."""
         self._program, self._clock, self._scale = program, clock, scale
-        self._steps: deque[tuple[int, array[int], int | None]] = deque(maxlen=_REMEMBERED)
+        self._steps: deque[tuple[int, array[int], int | None, Program]] = deque(maxlen=_REMEMBERED)
         with told("the ranks don't come together to compare clocks", LOST):
             clock.compare()
 
-    def add(self, step: int, stamps_ns: Sequence[int], peak_bytes: int | None) -> None:
-        """Keeps a step: start and end of each action, then its own begin, when its sums were there, and its end."""
-        self._steps.append((step, array("q", stamps_ns), peak_bytes))
+    def add(self, step: int, stamps_ns: Sequence[int], peak_bytes: int | None, program: Program | None = None) -> None:
+        """Keeps a step: start and end of each action, then its own begin, when its sums were there, and its end.
+
+        `program` is what ran in it, if that was another one.
+        """
+        self._steps.append((step, array("q", stamps_ns), peak_bytes, program or self._program))
 
     def timeline(self, step: int) -> Timeline:
         """The step as the ranks ran it. Every rank must ask, and gets all.
 
         Raises ArgumentError for a step that is not known, RunError if another rank is lost.
         """
-        known = {number: (ns, peak_bytes) for number, ns, peak_bytes in self._steps}
+        known = {number: (ns, peak_bytes, program) for number, ns, peak_bytes, program in self._steps}
         if not known or whole("step", step, least=0) not in known:
             has = f"steps {min(known)} to {max(known)} are" if known else "no step is"
             raise ArgumentError(
                 f"step {step} is not recorded: {has}", "ask after a step for it, or for one of the last"
             )
-        ns, peak_bytes = known[step]
+        ns, peak_bytes, program = known[step]
         everyone: list[Any] = [None] * self._program.world_size
         with told(*_NOT_GATHERED):
             self._clock.compare()
@@ -60,14 +63,14 @@ class Recorder:
             mine = Record(np.array(actions_ns, np.float64).reshape(-1, 2), begin_ns, summed_ns, end_ns, peak_bytes)
             with HERE.meets("the gathering of what was measured"):
                 dist.all_gather_object(everyone, mine)
-        return timeline_of(self._program, everyone)
+        return timeline_of(program, everyone)
 
     def usual_step(self) -> int:
         """The step of median length, by rank 0, of those kept without the first of them. Every rank must ask.
 
         Raises ArgumentError before the first step, RunError if another rank is lost.
         """
-        later = sorted((ns[-1] - ns[-3], step) for step, ns, _ in list(self._steps)[1:] or self._steps)
+        later = sorted((ns[-1] - ns[-3], step) for step, ns, _, _ in list(self._steps)[1:] or self._steps)
         if not later:
             raise ArgumentError("no step has been done", "ask after one")
         chosen = [later[(len(later) - 1) // 2][1]]

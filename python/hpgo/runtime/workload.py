@@ -131,6 +131,12 @@ class Workload:
         grains = GRAINS if self._graph is not None else (QUARTER,) if self._quartered is not None else ()
         return next((one for one in map(self.by, grains) if set(one.layers) == set(layers)), self)
 
+    def counting(self, layers: int) -> Workload:
+        """The same workload by the grain that has so many layers; itself if none has."""
+        if self._graph is None or layers == len(self.layers):
+            return self
+        return next((one for one in map(self.by, GRAINS) if len(one.layers) == layers), self)
+
     @classmethod
     def read(cls, text: str, *, seed: int = 0, on_meta: bool = False) -> Workload:
         """The workload that `text` names.

@@ -1,0 +1,95 @@
+"""What crosses a cut in inference: all tensors of a micro-batch in one piece of memory, behind a head.
+
+The piece is as long as a whole micro-batch needs, so that its receiver can make room before it knows how many rows
+come, or whether any do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hpgo.runtime.parts import Part, Value
+
+_ALIGNED = 64
+"""Bytes, as memory of torch's own: libraries may add up in another order where tensors lie otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a packet begins with."""
+
+    rows: int
+    """Of the micro-batch; 0 behind the last one, with nothing that follows."""
+    ends: bool
+    """Whether a rank was asked to end, so that no more micro-batches shall enter."""
+
+
+class Layout:
+    """Where the tensors of a cut lie in its packets.
+
+    >>> from hpgo.runtime.parts import Value
+    >>> cut = Layout([Value("a", by_row=True, has_gradient=False, shape=(3,), dtype=torch.float32)], rows=2)
+    >>> packet = cut.empty(torch.device("cpu"))
+    >>> cut.write(packet, Head(1, ends=False), {"a": torch.tensor([[1.0, 2.0, 3.0]])})
+    >>> cut.read(packet, cut.head(packet).rows)["a"].tolist(), cut.size_bytes
+    ([[1.0, 2.0, 3.0]], 128)
+    """
+
+    def __init__(self, values: Sequence[Value], rows: int) -> None:
+        """`rows` are those of a whole micro-batch."""
+        self.values = tuple(values)
+        self._begins: list[int] = []
+        self.size_bytes = _ALIGNED
+        for value in self.values:
+            self._begins.append(self.size_bytes)
+            self.size_bytes += -(-_size_bytes(value, rows) // _ALIGNED) * _ALIGNED
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """Room for a packet."""
+        return torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
+
+    def write(self, packet: torch.Tensor, head: Head, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Fills a packet; tensors become of the type that the cut has them in."""
+        packet[:16].view(torch.int64).copy_(torch.tensor([head.rows, head.ends]))
+        if head.rows:
+            for name, room in self.read(packet, head.rows).items():
+                room.copy_(tensors[name])
+
+    def head(self, packet: torch.Tensor) -> Head:
+        """What a packet begins with."""
+        rows, ends = packet[:16].view(torch.int64).tolist()
+        return Head(rows, bool(ends))
+
+    def read(self, packet: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
+        """The tensors of a packet by name, where they lie."""
+        found = {}
+        for begin, value in zip(self._begins, self.values, strict=True):
+            piece = packet[begin : begin + _size_bytes(value, rows)]
+            found[value.name] = piece.view(value.dtype).view(value.shape_of(rows))
+        return found
+
+
+def _size_bytes(value: Value, rows: int) -> int:
+    return math.prod(value.shape_of(rows)) * value.dtype.itemsize
+
+
+def layouts(parts: Sequence[Part], rows: int, dtype: torch.dtype | None) -> list[Layout]:
+    """For each cut between `parts` what crosses it: what later parts read, inputs of the model included.
+
+    Inputs come in at the first part alone, and are passed on; weights are of `dtype`, as far as that is given.
+    """
+    found = []
+    for number, part in enumerate(parts[:-1], start=1):
+        later = {value.name: value for one in parts[number:] for value in one.takes if value.is_input}
+        inputs = [later[name] for name in sorted(later)]
+        if dtype is not None:  # data is cast as weights are
+            inputs = [replace(one, dtype=dtype) if one.dtype.is_floating_point else one for one in inputs]
+        found.append(Layout([*part.gives, *inputs], rows))
+    return found

@@ -1,0 +1,147 @@
+"""Micro-batches on their way through a pipeline that infers: how many a second, how long each, how many at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpgo.base.checks import check_is, number, whole
+from hpgo.base.errors import ArgumentError
+from hpgo.base.records import Record, check_fields
+from hpgo.programs.program import Program
+from hpgo.timing.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Flow(Record):
+    """When each micro-batch entered the first stage, and when it left the last one, by one clock.
+
+    >>> flow = Flow(samples=(4, 4, 2), enter_s=(0.0, 1.0, 2.0), leave_s=(2.0, 3.5, 5.0))
+    >>> flow.samples_per_s, flow.latency_s(50), flow.latency_s(99), flow.most_in_flight
+    (2.0, 2.5, 3.0, 2)
+    """
+
+    samples: tuple[int, ...]
+    """Of each micro-batch."""
+    enter_s: tuple[float, ...]
+    """When its first pass began."""
+    leave_s: tuple[float, ...]
+    """When its last pass had ended."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not len(self.samples) == len(self.enter_s) == len(self.leave_s):
+            raise ArgumentError("a flow has not as many samples as times", "give each micro-batch all three")
+        if not self.samples or any(
+            not math.isfinite(leave_s - enter_s) or leave_s < enter_s
+            for enter_s, leave_s in zip(self.enter_s, self.leave_s, strict=True)
+        ):
+            raise ArgumentError("a flow has no micro-batch, or one that left before it entered", "give times in order")
+
+    @property
+    def samples_per_s(self) -> float:
+        """From the first that entered to the last that left: filling and draining count."""
+        span_s = max(self.leave_s) - min(self.enter_s)
+        return sum(self.samples) / span_s if span_s else math.inf
+
+    @property
+    def most_in_flight(self) -> int:
+        """Micro-batches that had entered and not yet left, at most."""
+        left = sorted(self.leave_s)
+        gone = most = 0
+        for entered, enter_s in enumerate(sorted(self.enter_s), start=1):
+            while left[gone] <= enter_s:
+                gone += 1
+            most = max(most, entered - gone)
+        return most or 1
+
+    def latency_s(self, percent: float) -> float:
+        """What so many percent of the micro-batches took from entering to leaving, at most. Raises ArgumentError."""
+        share = number("percent", percent, above=0, most=100) / 100
+        taken_s = sorted(leave_s - enter_s for enter_s, leave_s in zip(self.enter_s, self.leave_s, strict=True))
+        return taken_s[math.ceil(share * len(taken_s)) - 1]
+
+
+def flow_of(timeline: Timeline, samples: Sequence[int]) -> Flow:
+    """The flow that a timeline of forward passes shows; `samples` are those of its micro-batches."""
+    check_is("the timeline", timeline, Timeline, "give one of forward passes alone")
+    first, last = timeline.stage == 0, timeline.stage == timeline.stages - 1
+    enter_s = dict(zip(timeline.micro_batch[first].tolist(), timeline.start_s[first].tolist(), strict=True))
+    leave_s = dict(zip(timeline.micro_batch[last].tolist(), timeline.end_s[last].tolist(), strict=True))
+    order = sorted(enter_s)
+    return Flow(tuple(samples), tuple(enter_s[at] for at in order), tuple(leave_s[at] for at in order))
+
+
+def steps_together(program: Program) -> bool:
+    """Whether all stages step together, each handing on its micro-batch before it begins the next."""
+    check_is("the program", program, Program, "make one with `hpgo.program`")
+    return program.schedule.pace == "lock step"
+
+
+def room_of(program: Program, in_flight: int | None = None) -> int:
+    """How many micro-batches may have entered and not left: `in_flight`, or fewer.
+
+    A pipeline has room for one in each stage, and between two stages for one that is sent and one that waits, unless
+    all stages step together. `sequential` is one after the other.
+
+    >>> import hpgo
+    >>> def of(name):
+    ...     orders = hpgo.schedule(name, ranks=3, micro_batches=1)
+    ...     return hpgo.program(orders, [("a", [0]), ("b", [1]), ("c", [2])], micro_batch_size=1, global_batch_size=1)
+    >>> room_of(of("forward_only")), room_of(of("forward_only"), 5), room_of(of("staggered")), room_of(of("sequential"))
+    (7, 5, 3, 1)
+    """
+    stages = len(program.stages)
+    room = stages if steps_together(program) else 1 if program.schedule.name == "sequential" else 3 * stages - 2
+    return room if in_flight is None else min(room, whole("in_flight", in_flight))
+
+
+def predicted_flow(program: Program, samples: Sequence[int], *, in_flight: int | None = None) -> Flow | None:
+    """The flow of micro-batches that are there from the start, by the costs of `program`; None if it has none.
+
+    A stage begins when it has its micro-batch and has handed on the one before; a message begins when there is room for
+    it behind the cut, and micro-batch n enters when n - `in_flight` has left. Raises ArgumentError.
+
+    >>> import hpgo
+    >>> orders, costs = hpgo.schedule("forward_only", ranks=2, micro_batches=1), hpgo.Costs(forward_s=(1.0, 2.0))
+    >>> two = hpgo.program(orders, [(["a"], [0]), (["b"], [1])], micro_batch_size=1, global_batch_size=1, costs=costs)
+    >>> flow = predicted_flow(two, [1] * 8)
+    >>> flow.enter_s, flow.leave_s[:4], flow.most_in_flight
+    ((0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 9.0), (3.0, 5.0, 7.0, 9.0), 4)
+    """
+    check_is("the program", program, Program, "make one with `hpgo.program`")
+    if program.costs is None:
+        return None
+    from hpgo.timing.simulation import columns_of
+
+    columns, stages = columns_of(program.schedule, program.costs), len(program.stages)
+    lock_step, most = steps_together(program), room_of(program, in_flight)
+    passes_s = [columns.compute_s[stage::stages, 0].tolist() for stage in range(stages)]
+    links_s = [tuple(columns.activation_s[stage].tolist()) for stage in range(stages - 1)]
+    free_s, posted_s, sent_s = [0.0] * stages, [0.0] * stages, [0.0] * stages
+    enter_s: list[float] = []
+    leave_s: list[float] = []
+    for micro_batch in range(len(samples)):
+        there_s = leave_s[micro_batch - most] if micro_batch >= most else 0.0
+        for stage in range(stages):
+            begin_s = max(there_s, free_s[stage])
+            times_s = passes_s[stage]
+            end_s = begin_s + times_s[micro_batch % len(times_s)]
+            if stage == 0:
+                enter_s.append(begin_s)
+            posted_s[stage] = begin_s  # the receive of the next one, into the room that this one has left
+            free_s[stage] = end_s
+            if stage == stages - 1:
+                leave_s.append(end_s)
+                continue
+            busy_s, latency_s = links_s[stage]
+            room_s = free_s[stage + 1] if lock_step else posted_s[stage + 1]
+            given_s = max(end_s, sent_s[stage])
+            sent_s[stage] = max(given_s, room_s) + busy_s
+            there_s = sent_s[stage] + latency_s
+            free_s[stage] = sent_s[stage] if lock_step else given_s
+    return Flow(tuple(samples), tuple(enter_s), tuple(leave_s))

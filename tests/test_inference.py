@@ -1,0 +1,440 @@
+"""Inference: outputs are the whole model's bit for bit, in order, with few micro-batches under way."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo.cli.main import group
+from hpgo.timing.flow import Flow, predicted_flow, room_of
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+
+import fault_runs  # noqa: E402 -- what needs torch, where there is one
+import inference_ranks  # noqa: E402
+import runtime_models  # noqa: E402
+
+from hpgo.runtime import Pipeline, Workload  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).parent
+HOST = socket.gethostname()
+MODELS = ("chain", "skips", "tied", "shared", "dropping", "normed", "late")
+ROWS = [4, 4, 4, 4, 1, 4, 4, 3]
+
+
+def put(name: str, stages: int, *, model: str = "chain", order: tuple[int, ...] | None = None, **how: Any) -> Any:
+    """A model's layers in equal stages, each on one rank, the first where `order` says."""
+    layers = Workload.read(f"runtime_models:{model}").layers
+    cut = [layers[len(layers) * at // stages : len(layers) * (at + 1) // stages] for at in range(stages)]
+    orders = hpgo.schedule(name, ranks=stages, micro_batches=1)
+    on = order or tuple(range(stages))
+    return hpgo.program(
+        orders, [(part, [on[at]]) for at, part in enumerate(cut)], micro_batch_size=4, global_batch_size=4, **how
+    )
+
+
+def ran(folder: Path, world: int, cases: list[dict[str, Any]]) -> list[tuple[list[Any], Any]]:
+    """What the last rank of each case was given, and its flow's facts."""
+    folder.mkdir()
+    (folder / "cases.json").write_text(json.dumps(cases))
+    done = subprocess.run(
+        [sys.executable, HERE / "inference_ranks.py", str(world), str(folder)], cwd=HERE, capture_output=True,
+        text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [torch.load(folder / f"{number}.pt", weights_only=False) for number in range(len(cases))]
+
+
+def case(program: Any, model: str = "chain", **how: Any) -> dict[str, Any]:
+    return {
+        "program": json.loads(program.to_json()), "workload": f"runtime_models:{model}", "rows": ROWS, **how,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def expected(model: str, rows: list[int] = ROWS) -> list[Any]:
+    """What the whole model makes of each micro-batch, in this process."""
+    workload = Workload.read(f"runtime_models:{model}")
+    if model == "late":  # by the module itself
+        torch.manual_seed(0)
+        whole: Any = runtime_models.Late().eval()
+    else:
+        (part,) = workload.parts([workload.layers])
+        part.eval()
+
+        def whole(one: Any) -> Any:
+            return part(one, rows=len(one))[0]
+
+    with torch.no_grad():
+        return [whole(one) for one in inference_ranks.batches(workload, rows)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_outputs_are_those_of_the_whole_model_bit_for_bit_and_in_order(
+    world: int, tmp_path: Path, one_thread: None
+) -> None:
+    cases = [case(put("forward_only", world, model=model), model) for model in MODELS]
+    schedules = ["staggered", "sequential"]
+    cases += [case(put(name, world, model="skips", order=(3, 0, 2, 1)[-world:] if world == 4 else None), "skips")
+              for name in schedules]  # fmt: skip
+    models = [*MODELS, "skips", "skips"]
+    for model, (outputs, facts) in zip(models, ran(tmp_path / "ran", world, cases), strict=True):
+        wanted = expected(model)
+        assert len(outputs) == len(wanted)
+        assert all(torch.equal(one, other) for one, other in zip(outputs, wanted, strict=True)), model
+        samples, _, _, texts, (are_kept, train) = facts
+        assert list(samples) == ROWS
+        assert not any(are_kept), "autograd has kept something"
+        assert not any(train)
+        assert sorted(texts) == sorted(f"{stage}F{at}" for stage in range(world) for at in range(len(ROWS)))
+
+
+def test_a_slow_stage_stalls_the_source_and_no_more_are_under_way_than_there_is_room_for(tmp_path: Path) -> None:
+    rows = [4] * 24
+    asked = [("forward_only", None, 10), ("forward_only", 3, 3), ("staggered", None, 4), ("sequential", None, 1)]
+    cases = [
+        case(put(name, 4, model="slow_end"), "slow_end") | {"rows": rows, "in_flight": in_flight}
+        for name, in_flight, _ in asked
+    ]
+    for (name, in_flight, room), (outputs, facts) in zip(asked, ran(tmp_path / "ran", 4, cases), strict=True):
+        flow = Flow(*facts[:3])
+        assert len(outputs) == len(rows)
+        assert room == room_of(put(name, 4, model="slow_end"), in_flight)
+        assert flow.most_in_flight <= room
+        if name == "forward_only":  # the source is fast: it fills all the room there is, and then waits
+            assert flow.most_in_flight == room
+            waits_s = [later - earlier for earlier, later in pairwise(flow.enter_s[room:])]
+            assert sorted(waits_s)[len(waits_s) // 2] > 0.005, "the last stage takes 10 ms for each"
+
+
+def test_what_passes_is_counted_as_it_says() -> None:
+    flow = Flow(samples=(2, 2, 1), enter_s=(0.0, 1.0, 4.0), leave_s=(3.0, 4.0, 5.0))
+    assert flow.samples_per_s == 1.0
+    assert [flow.latency_s(share) for share in (1, 34, 67, 100)] == [1.0, 3.0, 3.0, 3.0]
+    assert flow.most_in_flight == 2  # one leaves as the last one enters
+
+
+@given(st.data())
+def test_predicted_flows_end_with_the_simulator_and_keep_their_room(data: st.DataObject) -> None:
+    stages, micro_batches = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 20))
+    times = st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 4.0])
+    costs = hpgo.Costs(
+        forward_s=tuple(data.draw(times) for _ in range(stages)),
+        transfer_s=tuple(data.draw(st.sampled_from([0.0, 0.25, 0.5, 3.0])) for _ in range(stages - 1)),
+    )
+    orders = hpgo.schedule("forward_only", ranks=stages, micro_batches=micro_batches)
+    program = hpgo.program(
+        orders, [([str(at)], [at]) for at in range(stages)], micro_batch_size=1, global_batch_size=micro_batches,
+        costs=costs,
+    )  # fmt: skip
+    flow = predicted_flow(program, [1] * micro_batches)
+    assert flow is not None
+    # Times that don't change lose nothing by waiting for room: the slowest stage or link sets the pace all the same.
+    assert flow.leave_s[-1] == hpgo.simulate(program).makespan_s
+    assert flow.most_in_flight <= room_of(program)
+    few = data.draw(st.integers(1, 4))
+    slower = predicted_flow(program, [1] * micro_batches, in_flight=few)
+    assert slower is not None
+    assert slower.most_in_flight <= few
+    assert slower.leave_s[-1] >= flow.leave_s[-1]
+    alone = predicted_flow(program, [1] * micro_batches, in_flight=1)
+    assert alone is not None
+    assert alone.leave_s[-1] == micro_batches * flow.leave_s[0]
+
+
+# --- One process ------------------------------------------------------------------------------------------------------
+
+
+def one() -> Any:
+    return put("forward_only", 1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (3, "micro-batch 1 is 3"),
+        (torch.zeros(4, 5), r"has the shape \(4, 5\), and one sample of the workload's example \(6,\)"),
+        (torch.zeros(0, 6), r"has the shape \(0, 6\)"),
+        (torch.tensor(3.0), r"has the shape \(\)"),
+        (torch.zeros(5, 6), "has 5 rows, and the plan is for 4"),
+        (torch.zeros(4, 6, dtype=torch.int64), "is of torch.int64, and the workload's example of torch.float32"),
+        ((torch.zeros(4, 6), torch.zeros(4, 6)), "has 2 tensors, and the workload's example 1"),
+    ],
+)
+def test_micro_batches_that_the_model_cannot_take_are_refused(batch: Any, words: str) -> None:
+    with (
+        pytest.raises(hpgo.ArgumentError, match=words) as caught,
+        Pipeline(one(), "runtime_models:chain", inference=True) as pipeline,
+    ):
+        list(pipeline.infer([torch.zeros(4, 6), batch]))
+    assert caught.value.message.startswith(f"rank 0 of stage 0 on {HOST}, the wait for micro-batch 1: ")
+    assert caught.value.hint
+
+
+def test_what_an_iterator_or_a_layer_raises_is_told_with_its_micro_batch() -> None:
+    def source() -> Iterator[Any]:
+        yield torch.zeros(4, 6)
+        raise KeyError("gone")
+
+    with Pipeline(one(), "runtime_models:chain", inference=True) as pipeline:
+        with pytest.raises(hpgo.HpgoError, match="the wait for micro-batch 1: KeyError: 'gone'"):
+            list(pipeline.infer(source()))
+        with pytest.raises(hpgo.HpgoError, match="has failed"):
+            pipeline.infer([])
+
+
+def test_plans_and_options_that_do_not_infer_are_refused() -> None:
+    def of(name: str, **how: Any) -> Any:
+        return put(name, 1, **how)
+
+    halves = [(Workload.read("runtime_models:chain").layers, [0, 1])]
+    orders = hpgo.schedule("forward_only", ranks=1, micro_batches=1)
+    shared = hpgo.program(orders, halves, micro_batch_size=4, global_batch_size=4)
+    for change, words in (
+        ({"plan": of("1f1b")}, "`1f1b` has backward passes, so it trains"),
+        ({"plan": shared}, "stage 0 has 2 replicas"),
+        ({"plan": of("forward_only", gpus_per_device=2)}, "is 2 GPUs"),
+        ({"optimizer": torch.optim.SGD}, "are for training"),
+        ({"clip_norm": 1.0}, "are for training"),
+        ({"backend": "torch"}, "are for training"),
+        ({"inference": "yes"}, "inference is `yes`"),
+        ({"workload": "mlp:layers=3,width=4"}, "layer 1 is `0`, which the workload lacks"),
+        ({"inference": False}, "forward passes alone"),
+    ):
+        with pytest.raises(hpgo.HpgoError, match=words) as caught:
+            Pipeline(**{"plan": one(), "workload": "runtime_models:chain", "inference": True} | change)
+        assert caught.value.hint
+    with Pipeline(one(), "runtime_models:chain", inference=True) as pipeline:
+        for call in (
+            lambda: pipeline.step(torch.zeros(4, 6), torch.zeros(4, 6)),
+            lambda: pipeline.loader([(torch.zeros(6), torch.zeros(6))] * 4),
+            lambda: pipeline.checkpoint("saved"),
+        ):
+            with pytest.raises(hpgo.ArgumentError, match="was made to infer"):
+                call()
+        with pytest.raises(hpgo.ArgumentError, match="no step is"):
+            pipeline.flow()
+        with pytest.raises(hpgo.ArgumentError, match="the micro-batches are 3"):
+            pipeline.infer(3)
+        assert list(pipeline.infer([])) == []
+        assert pipeline.weights == []
+    with (
+        Pipeline(of("1f1b"), "runtime_models:chain") as pipeline,
+        pytest.raises(hpgo.ArgumentError, match="was made to train"),
+    ):
+        pipeline.infer([])
+
+
+def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (HERE.parent / "docs/inference.md").read_text("utf-8"), re.DOTALL)
+    exec(compile(block, "docs/inference.md", "exec"), {})
+    assert " samples/s, " in capsys.readouterr().out
+
+
+def test_plans_of_partition_count_layers_as_the_workload_does(tmp_path: Path, one_thread: None) -> None:
+    def plan(layers: int) -> hpgo.ChainPlan:
+        profile = hpgo.Profile.chain(
+            "toy", batch_size=4, forward_s=[1e-3] * layers, backward_s=[0] * layers, activation_bytes=[96] * layers,
+            parameter_bytes=[4] * layers,
+        )  # fmt: skip
+        alone = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
+        return hpgo.partition(profile, alone, batch_size=4)
+
+    plan(8).save(tmp_path / "chain.json")
+    workload = Workload.read("runtime_models:chain")
+    for planned in (plan(8), tmp_path / "chain.json"):
+        with Pipeline(planned, workload, inference=True) as pipeline:
+            outputs = list(pipeline.infer(inference_ranks.batches(workload, ROWS)))
+        assert all(torch.equal(*pair) for pair in zip(outputs, expected("chain"), strict=True))
+    with pytest.raises(hpgo.ArgumentError, match="the plan is for 7 layers, and the workload has 8: `0` to `7`"):
+        Pipeline(plan(7), workload, inference=True)
+
+
+def test_weights_come_from_checkpoints_of_runs_that_trained(tmp_path: Path, one_thread: None) -> None:
+    workload, batch = Workload.read("runtime_models:chain"), torch.randn(4, 6)
+    training = put("1f1b", 1)
+    with Pipeline(training, workload, seed=3, optimizer=lambda p: torch.optim.SGD(p, lr=0.5)) as pipeline:
+        pipeline.step(batch, batch)
+        pipeline.checkpoint(tmp_path / "saved")
+        trained = pipeline.parts[0]
+    with Pipeline(one(), workload, inference=True) as pipeline:
+        (before,) = pipeline.infer([batch])
+        assert pipeline.resume(tmp_path / "saved")
+        (after,) = pipeline.infer([batch])
+    with torch.no_grad():
+        assert torch.equal(after, trained.eval()(batch, rows=4)[0])
+    assert not torch.equal(before, after)
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+MODEL = """
+import torch
+from torch import nn
+from hpgo.runtime import Workload
+
+def data():
+    made = torch.Generator().manual_seed(1)
+    return [(torch.randn(6, generator=made), at % 3) for at in range(30)]
+
+def build():
+    torch.manual_seed(4)
+    layers = [nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)) for _ in range(5)]
+    return Workload([*layers, nn.Linear(6, 3)], torch.zeros(2, 6), torch.zeros(2).long(), nn.functional.cross_entropy)
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fault_runs.Runs]:
+    folder = tmp_path_factory.mktemp("inference")
+    (folder / "mine.py").write_text(MODEL)
+    profile = hpgo.Profile.chain(
+        "toy", batch_size=4, forward_s=[1e-3] * 6, backward_s=[0] * 6, activation_bytes=[96] * 6,
+        parameter_bytes=[4] * 6,
+    )  # fmt: skip
+    for name, nodes in (("two", 2), ("three", 3)):
+        cluster = hpgo.Cluster.of(nodes=nodes, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
+        hpgo.partition(profile, cluster, batch_size=4).save(folder / f"{name}.json")
+    before = os.environ.get("PYTHONPATH", "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{before}")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        made = fault_runs.Runs(folder)
+        yield made
+        made.close()
+
+
+def test_the_command_infers_by_a_plan_of_partition(runs: fault_runs.Runs) -> None:
+    words = ("two.json", "--inference", "--workload", "mine:build", "--data", "mine:data", "--seed", "2")
+    runs.start(*words, "--json", "--timeline", "measured.npz")
+    ended = runs.finish()
+    assert (ended.code, ended.err, ended.left) == (0, "", [])
+    document = json.loads(ended.out)
+    assert (document["micro_batches"], document["samples"], document["exit"]) == (8, 30, 0)
+    assert document["samples_per_s"]["predicted"] == pytest.approx(30 / (9 * 3e-3), rel=0.01)
+    assert document["latency_s"]["p50"]["predicted"] == pytest.approx(6e-3, rel=0.02)
+    latencies = [document["latency_s"][name]["measured"] for name in ("p50", "p95", "p99")]
+    assert 0 < latencies[0] <= latencies[1] <= latencies[2]
+    assert 1 <= document["most_in_flight"] <= 4
+    assert [stage["layers"] for stage in document["stages"]] == [["0", "1", "2"], ["3", "4", "5"]]
+    assert all(stage["forward_s"]["measured"] > 0 for stage in document["stages"])
+    assert document["stages"][0]["transfer_s"]["measured"] > 0
+    assert hpgo.Timeline.read(runs.folder / "measured.npz").micro_batches == 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(runs.folder)
+        workload = Workload.read("mine:build", seed=2)
+    (whole,) = workload.parts([workload.layers], seed=2)
+    data = sys.modules["mine"].data()
+    with torch.no_grad():
+        found = whole.eval()(torch.stack([inputs for inputs, _ in data]), rows=30)[0].argmax(1).tolist()
+    assert document["accuracy"] == sum(at == target for at, (_, target) in zip(found, data, strict=True)) / 30
+
+
+ENDLESS = ("--inference", "--workload", "fault_models:build", "--micro-batches", "100000")
+FAULTS = (*ENDLESS, "--silence", "2s")
+
+
+@pytest.mark.parametrize("fault", ["kill -9", "SIGSTOP", "exception", "sys.exit(0)"])
+def test_a_lost_rank_is_named_once_and_all_end(fault: str, runs: fault_runs.Runs) -> None:
+    runs.start("three.json", *FAULTS, PHASE="forward", RANK_LOST="1", FAULT=fault, WHEN="21", PACE="0.002")
+    ended = runs.finish()
+    assert ended.code == 1
+    assert ended.left == []
+    assert ended.after_s < 10
+    assert len(ended.errors) == 1, ended.err
+    assert ended.errors[0].startswith(f"error: rank 1 of stage 1 on {HOST}, ")
+    if fault in {"exception", "sys.exit(0)"}:
+        assert "the forward pass of micro-batch 10 through stage 1: " in ended.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGTERM, 143, "preempted: "), (signal.SIGINT, 130, "int")]
+)
+def test_signals_end_a_stream(number: int, code: int, word: str, runs: fault_runs.Runs) -> None:
+    runs.start("three.json", *FAULTS, PACE="0.005")
+    runs.wait_for("micro-batch ")
+    runs.signal(number)
+    ended = runs.finish()
+    assert (ended.code, ended.left, ended.errors) == (code, [], [])
+    assert ended.err.strip().startswith(word)
+    assert ended.after_s < 5
+
+
+def test_sigterm_to_one_rank_lets_out_what_has_entered_and_ends_all(runs: fault_runs.Runs) -> None:
+    runs.start("three.json", *FAULTS, PACE="0.005")
+    runs.wait_for("micro-batch ")
+    runs.signal(signal.SIGTERM, 1)
+    ended = runs.finish()
+    assert (ended.code, ended.left, ended.errors) == (143, [], [])
+    assert ended.after_s < 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["two.json"], "is a plan of inference, which has nothing to train"),
+        (["trains.json", "--inference"], "`1f1b` has backward passes, so it trains"),
+        (["two.json", "--inference", "--checkpoint", "absent", "--resume"], "there is no checkpoint in absent"),
+    ],
+)
+def test_plans_of_the_other_kind_are_told(words: list[str], said: str, runs: fault_runs.Runs) -> None:
+    put("1f1b", 1).save(runs.folder / "trains.json")
+    runs.start(*words, "--workload", "mine:build")
+    ended = runs.finish()
+    assert ended.code == 1
+    assert said in ended.errors[0]
+    assert "hint: " in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--inference", "--steps", "3"], "`--inference` trains no model: leave out `--steps`"),
+        (["--inference", "--emulate"], "leave out `--inference`"),
+        (["--micro-batches", "3"], "`--micro-batches` needs `--inference`"),
+        (["--inference", "--checkpoint", "saved"], "`--inference` saves nothing"),
+    ],
+)
+def test_options_that_do_not_go_together_are_told(words: list[str], said: str) -> None:
+    workload = [] if "--emulate" in words else ["--workload", "mlp"]
+    result = CliRunner().invoke(group, ["run", "any.json", *words, *workload])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_rank_that_raises_ends_all_under_torchrun(runs: fault_runs.Runs) -> None:
+    how = {"PHASE": "forward", "RANK_LOST": "1", "FAULT": "exception", "WHEN": "9"}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hpgo", "run", "two.json",
+         *ENDLESS], cwd=runs.folder, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **how, "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert errors == [
+        f"error: rank 1 of stage 1 on {HOST}, the forward pass of micro-batch 2 through stage 1: ValueError: boom"
+    ]
