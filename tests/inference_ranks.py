@@ -34,6 +34,7 @@ def run(rank: int, world: int, folder: Path) -> None:
         workload = Workload.read(case["workload"])
         options: dict[str, Any] = {"inference": True}
         options |= {name: getattr(torch, case[name]) for name in ("autocast",) if name in case}
+        options |= {name: case[name] for name in ("quantize",) if name in case}
         with Pipeline(program, workload, **options) as pipeline:
             for _ in range(2):  # a stream leaves nothing that the next one could stumble over
                 given = batches(workload, case["rows"]) if rank == program.stages[0].devices[0] else ()

@@ -29,6 +29,8 @@ import inference_ranks  # noqa: E402
 import runtime_models  # noqa: E402
 
 from hpgo.runtime import Pipeline, Workload  # noqa: E402
+from hpgo.runtime.quantised import BITS, ENDS_BYTES, pack, packed_bytes, unpack  # noqa: E402
+from hpgo.runtime.runnable import bits_behind  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,6 +166,84 @@ def test_predicted_flows_end_with_the_simulator_and_keep_their_room(data: st.Dat
     alone = predicted_flow(program, [1] * micro_batches, in_flight=1)
     assert alone is not None
     assert alone.leave_s[-1] == micro_batches * flow.leave_s[0]
+
+
+# --- Few bits ---------------------------------------------------------------------------------------------------------
+
+
+def by_hand(numbers: list[float], low: float, step: float, bits: int) -> bytes:
+    """Numbers as they are packed: each its nearest step, the first in the lowest bits."""
+    whole = 0
+    for at, one in enumerate(numbers):
+        whole |= min(max(round((one - low) / step), 0), 2**bits - 1) << (bits * at)
+    return whole.to_bytes(bits * -(-len(numbers) // 8), "little")
+
+
+@pytest.mark.parametrize("bits", BITS)
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 70), spread=st.sampled_from([1e-20, 1e-3, 1.0, 1e6]))
+def test_numbers_in_few_bits_are_off_by_half_a_step_between_their_ends(
+    bits: int, seed: int, count: int, spread: float
+) -> None:
+    made = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(count, generator=made) ** 3 * spread + 0.5 * spread
+    room = torch.zeros(packed_bytes(count, bits), dtype=torch.uint8)
+    assert len(room) - ENDS_BYTES == bits * -(-count // 8)
+    pack(numbers, bits, room)
+    low, step = room[:ENDS_BYTES].view(torch.float64).tolist()
+    assert bytes(room[ENDS_BYTES:].tolist()) == by_hand(numbers.tolist(), low, step, bits)
+    high = low + step * (2**bits - 1)
+    found = unpack(room, bits, (count,), torch.float64)
+    least, most = min(numbers.tolist()), max(numbers.tolist())
+    assert least - abs(least) * 1e-12 <= low
+    if most > least:
+        assert high <= most + (abs(most) + abs(least)) * 1e-12
+    for one, other in zip(numbers.tolist(), found.tolist(), strict=True):
+        beyond = max(0.0, low - one, one - high)
+        assert abs(one - other) <= beyond + step / 2 * (1 + 1e-9) + 1e-12 * max(abs(low), abs(high))
+
+
+def test_a_constant_travels_as_it_is() -> None:
+    for bits in BITS:
+        room = torch.zeros(packed_bytes(9, bits), dtype=torch.uint8)
+        pack(torch.full((3, 3), -0.7), bits, room)
+        assert torch.equal(unpack(room, bits, (3, 3), torch.float32), torch.full((3, 3), -0.7))
+
+
+def test_stages_receive_what_the_bits_of_their_cut_leave(tmp_path: Path, one_thread: None) -> None:
+    ((outputs, _),) = ran(tmp_path / "ran", 2, [case(put("forward_only", 2)) | {"quantize": [4]}])
+    workload = Workload.read("runtime_models:chain")
+    first, second = (part.eval() for part in workload.parts([workload.layers[:4], workload.layers[4:]]))
+    for one, output in zip(inference_ranks.batches(workload, ROWS), outputs, strict=True):
+        with torch.no_grad():
+            (between,) = first(one, rows=len(one))
+            room = torch.zeros(packed_bytes(between.numel(), 4), dtype=torch.uint8)
+            pack(between, 4, room)
+            wanted = second(unpack(room, 4, tuple(between.shape), between.dtype), rows=len(one))[0]
+        assert torch.equal(output, wanted)
+        assert not torch.equal(output, second(between, rows=len(one))[0])
+
+
+def test_bits_are_those_asked_for_or_those_of_the_plan() -> None:
+    profile = hpgo.Profile.chain(
+        "toy", batch_size=8, forward_s=[1e-3] * 4, backward_s=[0] * 4, activation_bytes=[10**6] * 4,
+        parameter_bytes=[4] * 4,
+    )  # fmt: skip
+    slow = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
+    plan = hpgo.partition(profile, slow, batch_size=8, bits=(8,), objective="bits", samples_per_s=2500)
+    assert len(plan.stages) == 2
+    assert bits_behind(plan, 2, None) == (plan.hops[1].bits,) == (8,)
+    assert bits_behind(plan, 2, 0) == (0,)
+    assert bits_behind(plan, 3, (4, 0)) == (4, 0)
+    assert bits_behind(one(), 1, 8) == ()
+    for asked, words in (
+        (7, "can't travel in 7 bits"),
+        ((8, 8), "bits are given for 2 cuts, and 2 stages have 1"),
+        (-1, "the number of bits is -1"),
+        ("8", "the number of bits is `8`"),
+    ):
+        with pytest.raises(hpgo.ArgumentError, match=words) as caught:
+            bits_behind(plan, 2, asked)
+        assert caught.value.hint
 
 
 # --- One process ------------------------------------------------------------------------------------------------------
@@ -329,7 +409,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fault_runs.Runs]:
 
 
 def test_the_command_infers_by_a_plan_of_partition(runs: fault_runs.Runs) -> None:
-    words = ("two.json", "--inference", "--workload", "mine:build", "--data", "mine:data", "--seed", "2")
+    words = ("two.json", "--inference", "--workload", "mine:build", "--data", "mine:data", "--seed", "2", "-q", "16")
     runs.start(*words, "--json", "--timeline", "measured.npz")
     ended = runs.finish()
     assert (ended.code, ended.err, ended.left) == (0, "", [])
@@ -342,6 +422,7 @@ def test_the_command_infers_by_a_plan_of_partition(runs: fault_runs.Runs) -> Non
     assert 1 <= document["most_in_flight"] <= 4
     assert [stage["layers"] for stage in document["stages"]] == [["0", "1", "2"], ["3", "4", "5"]]
     assert all(stage["forward_s"]["measured"] > 0 for stage in document["stages"])
+    assert [stage["bits"] for stage in document["stages"]] == [16, None]
     assert document["stages"][0]["transfer_s"]["measured"] > 0
     assert hpgo.Timeline.read(runs.folder / "measured.npz").micro_batches == 8
     with pytest.MonkeyPatch.context() as patch:
@@ -416,6 +497,8 @@ def test_plans_of_the_other_kind_are_told(words: list[str], said: str, runs: fau
         (["--inference", "--steps", "3"], "`--inference` trains no model: leave out `--steps`"),
         (["--inference", "--emulate"], "leave out `--inference`"),
         (["--micro-batches", "3"], "`--micro-batches` needs `--inference`"),
+        (["--quantize", "8"], "`--quantize` needs `--inference`"),
+        (["--inference", "-q", "8,x"], "`--quantize 8,x` are no numbers"),
         (["--inference", "--checkpoint", "saved"], "`--inference` saves nothing"),
     ],
 )

@@ -42,6 +42,7 @@ def infer(
     data: str | None,
     micro_batches: int | None,
     in_flight: int | None,
+    quantize: tuple[int, ...] | None,
     checkpoint: str | None,
     timeline: str | None,
     as_json: bool,
@@ -50,7 +51,8 @@ def infer(
     """One rank's part; that of the last stage prints. `options` are those of `Pipeline`."""
     from hpgo.runtime import Pipeline
 
-    with Pipeline(plan, workload, inference=True, **options) as pipeline:
+    bits = quantize[0] if quantize is not None and len(quantize) == 1 else quantize
+    with Pipeline(plan, workload, inference=True, quantize=bits, **options) as pipeline:
         if checkpoint is not None and not pipeline.resume(checkpoint):
             raise ArgumentError(
                 f"there is no checkpoint in {checkpoint}", "leave out `--resume`, or name another folder"
@@ -72,12 +74,12 @@ def infer(
                     told_s = now_s
                     tell(f"micro-batch {number}  {samples / (now_s - begin_s):.4g} samples/s")
         flow, measured = pipeline.flow(), pipeline.timeline()
-        program = pipeline.program
+        program, widths = pipeline.program, (*pipeline.bits, 0)
     if talks:
         if timeline is not None:
             measured.save(timeline)
         accuracy = right / counted if counted else None
-        _conclude(program, flow, measured, accuracy, in_flight=in_flight, as_json=as_json)
+        _conclude(program, widths, flow, measured, accuracy, in_flight=in_flight, as_json=as_json)
 
 
 class _Source:
@@ -122,7 +124,14 @@ class _Source:
 
 
 def _conclude(
-    program: Program, flow: Flow, measured: Timeline, accuracy: float | None, *, in_flight: int | None, as_json: bool
+    program: Program,
+    bits: tuple[int, ...],
+    flow: Flow,
+    measured: Timeline,
+    accuracy: float | None,
+    *,
+    in_flight: int | None,
+    as_json: bool,
 ) -> None:
     """Prints what was measured beside what was predicted."""
     from hpgo.timing.breakdown import breakdown
@@ -139,7 +148,7 @@ def _conclude(
     rate = both(attrgetter("samples_per_s"))
     latencies = {f"p{share}": both(methodcaller("latency_s", share)) for share in _PERCENTS}
     stages: list[dict[str, Any]] = [
-        {"stage": number, "layers": list(stage.layers), "devices": list(stage.devices)}
+        {"stage": number, "layers": list(stage.layers), "devices": list(stage.devices), "bits": bits[number] or None}
         | {
             name: {which: one and getattr(one, name)[number] for which, one in passes.items()}
             for name in ("forward_s", "transfer_s")
@@ -160,7 +169,7 @@ def _conclude(
         number = stage["stage"]
         rows += [
             (f"stage {number} forward", format_seconds, stage["forward_s"]),
-            (f"stage {number} to {number + 1}", format_seconds, stage["transfer_s"]),
+            (f"stage {number} to {number + 1}" + _width(stage["bits"]), format_seconds, stage["transfer_s"]),
         ]
     rows += [
         ("most in flight", _count, both(attrgetter("most_in_flight"))),
@@ -175,6 +184,10 @@ def _conclude(
             if any(value is not None for value in values.values())
         ],
     )
+
+
+def _width(bits: int | None) -> str:
+    return "" if bits is None else f", {bits} bit"
 
 
 def _rate(samples_per_s: float) -> str:

@@ -39,8 +39,8 @@ _STEPS, _EMULATED_STEPS = 20, 3
 _OF_EMULATIONS = {"plan", "emulate", "scale", "steps", "timeout_s", "silence_s", "grace_s", "timeline", "as_json"}
 """Options that need no model."""
 _OF_INFERENCE = {
-    "plan", "workload", "data", "inference", "micro_batches", "in_flight", "seed", "dtype", "autocast", "device",
-    "timeout_s", "silence_s", "grace_s", "find_nan", "timeline", "checkpoint", "resume", "as_json",
+    "plan", "workload", "data", "inference", "micro_batches", "in_flight", "quantize", "seed", "dtype", "autocast",
+    "device", "timeout_s", "silence_s", "grace_s", "find_nan", "timeline", "checkpoint", "resume", "as_json",
 }  # fmt: skip
 """Options that need no training."""
 _SILENCE_S, _EMULATED_SILENCE_S = 5.0, 30.0
@@ -68,6 +68,7 @@ class _Run:
     keep: int
     resume: bool
     inference: bool
+    quantize: tuple[int, ...] | None
     micro_batches: int | None
     in_flight: int | None
     options: dict[str, Any]
@@ -83,6 +84,9 @@ class _Run:
 @click.option("--inference", is_flag=True, help="Forward alone: micro-batches stream through.")
 @click.option("--micro-batches", type=click.IntRange(1), metavar="N", help="Infer so many; 64, or all data.")
 @click.option("--in-flight", type=click.IntRange(1), metavar="N", help="At most N have entered and not left.")
+@click.option(
+    "-q", "--quantize", metavar="BITS[,BITS…]", help="Infer with so many bits a number behind each stage; 0: all."
+)
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="How many; 20, or 3 with `--emulate`.")
 @click.option(
     "--optimizer", default="sgd:lr=0.01", show_default=True, metavar="NAME[:OPTIONS]", help="`adamw:lr=1e-4`, say."
@@ -138,6 +142,7 @@ def command(
     keep: int,
     resume: bool,
     inference: bool,
+    quantize: str | None,
     micro_batches: int | None,
     in_flight: int | None,
     **options: Any,
@@ -193,6 +198,7 @@ def command(
         keep,
         resume,
         inference,
+        _bits(quantize),
         micro_batches,
         in_flight,
         options,
@@ -263,11 +269,19 @@ def _check_emulation(*, emulate: bool, scale: float | None, workload: str | None
             raise click.UsageError(f"`--emulate` trains no model: leave out `{option}`")
 
 
+def _bits(text: str | None) -> tuple[int, ...] | None:
+    """The numbers that `--quantize` names. Raises UsageError."""
+    words = [] if text is None else text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise click.UsageError(f"`--quantize {text}` are no numbers: give `8`, or `8,0,4` with one for each cut")
+    return tuple(map(int, words)) if words else None
+
+
 def _given() -> list[tuple[str, str]]:
     """Names of the options that stand in the command, and how they stand there."""
     context = click.get_current_context()
     on_line = click.core.ParameterSource.COMMANDLINE
-    named = [(option.name or "", option.opts[0]) for option in context.command.params]
+    named = [(option.name or "", option.opts[-1]) for option in context.command.params]
     return [(name, option) for name, option in named if context.get_parameter_source(name) is on_line]
 
 
@@ -276,7 +290,7 @@ def _check_inference(*, inference: bool, checkpoint: str | None, resume: bool) -
     for name, option in _given():
         if inference and name not in _OF_INFERENCE:
             raise click.UsageError(f"`--inference` trains no model: leave out `{option}`")
-        if not inference and name in {"micro_batches", "in_flight"}:
+        if not inference and name in {"micro_batches", "in_flight", "quantize"}:
             raise click.UsageError(f"`{option}` needs `--inference`")
     if inference and checkpoint is not None and not resume:
         raise click.UsageError(
@@ -351,6 +365,7 @@ def _infer(run: _Run, plan: Plan | ChainPlan | Program) -> None:
         data=run.data,
         micro_batches=run.micro_batches,
         in_flight=run.in_flight,
+        quantize=run.quantize,
         checkpoint=run.checkpoint,
         timeline=run.timeline,
         as_json=run.as_json,

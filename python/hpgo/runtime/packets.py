@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hpgo.runtime.quantised import pack, packed_bytes, unpack
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hpgo.runtime.parts import Part, Value
 
@@ -42,14 +44,14 @@ class Layout:
     ([[1.0, 2.0, 3.0]], 128)
     """
 
-    def __init__(self, values: Sequence[Value], rows: int) -> None:
-        """`rows` are those of a whole micro-batch."""
-        self.values = tuple(values)
+    def __init__(self, values: Sequence[Value], rows: int, bits: int = 0) -> None:
+        """`rows` are those of a whole micro-batch. Floating numbers travel in `bits`, unless that is 0."""
+        self.values, self._bits = tuple(values), bits
         self._begins: list[int] = []
         self.size_bytes = _ALIGNED
         for value in self.values:
             self._begins.append(self.size_bytes)
-            self.size_bytes += -(-_size_bytes(value, rows) // _ALIGNED) * _ALIGNED
+            self.size_bytes += -(-self._size_bytes(value, rows) // _ALIGNED) * _ALIGNED
 
     def empty(self, device: torch.device) -> torch.Tensor:
         """Room for a packet."""
@@ -59,8 +61,11 @@ class Layout:
         """Fills a packet; tensors become of the type that the cut has them in."""
         packet[:16].view(torch.int64).copy_(torch.tensor([head.rows, head.ends]))
         if head.rows:
-            for name, room in self.read(packet, head.rows).items():
-                room.copy_(tensors[name])
+            for value, piece in self._pieces(packet, head.rows):
+                if bits := self._bits_of(value):
+                    pack(tensors[value.name], bits, piece)
+                else:
+                    piece.view(value.dtype).view(value.shape_of(head.rows)).copy_(tensors[value.name])
 
     def head(self, packet: torch.Tensor) -> Head:
         """What a packet begins with."""
@@ -68,28 +73,38 @@ class Layout:
         return Head(rows, bool(ends))
 
     def read(self, packet: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
-        """The tensors of a packet by name, where they lie."""
+        """The tensors of a packet by name, where they lie, or unpacked."""
         found = {}
-        for begin, value in zip(self._begins, self.values, strict=True):
-            piece = packet[begin : begin + _size_bytes(value, rows)]
-            found[value.name] = piece.view(value.dtype).view(value.shape_of(rows))
+        for value, piece in self._pieces(packet, rows):
+            bits, shape = self._bits_of(value), value.shape_of(rows)
+            found[value.name] = unpack(piece, bits, shape, value.dtype) if bits else piece.view(value.dtype).view(shape)
         return found
 
+    def _pieces(self, packet: torch.Tensor, rows: int) -> Iterator[tuple[Value, torch.Tensor]]:
+        for begin, value in zip(self._begins, self.values, strict=True):
+            yield value, packet[begin : begin + self._size_bytes(value, rows)]
 
-def _size_bytes(value: Value, rows: int) -> int:
-    return math.prod(value.shape_of(rows)) * value.dtype.itemsize
+    def _bits_of(self, value: Value) -> int:
+        """In which a number travels; 0 if as it is."""
+        is_less = self._bits < 8 * value.dtype.itemsize and math.prod(value.shape) > 0
+        return self._bits if value.dtype.is_floating_point and is_less else 0
+
+    def _size_bytes(self, value: Value, rows: int) -> int:
+        count, bits = math.prod(value.shape_of(rows)), self._bits_of(value)
+        return packed_bytes(count, bits) if bits else count * value.dtype.itemsize
 
 
-def layouts(parts: Sequence[Part], rows: int, dtype: torch.dtype | None) -> list[Layout]:
+def layouts(parts: Sequence[Part], rows: int, dtype: torch.dtype | None, bits: Sequence[int]) -> list[Layout]:
     """For each cut between `parts` what crosses it: what later parts read, inputs of the model included.
 
-    Inputs come in at the first part alone, and are passed on; weights are of `dtype`, as far as that is given.
+    Inputs come in at the first part alone, and are passed on; weights are of `dtype`, as far as that is given. `bits`
+    are those of each cut.
     """
     found = []
-    for number, part in enumerate(parts[:-1], start=1):
+    for number, (part, width) in enumerate(zip(parts[:-1], bits, strict=True), start=1):
         later = {value.name: value for one in parts[number:] for value in one.takes if value.is_input}
         inputs = [later[name] for name in sorted(later)]
         if dtype is not None:  # data is cast as weights are
             inputs = [replace(one, dtype=dtype) if one.dtype.is_floating_point else one for one in inputs]
-        found.append(Layout([*part.gives, *inputs], rows))
+        found.append(Layout([*part.gives, *inputs], rows, width))
     return found

@@ -49,7 +49,7 @@ from hpgo.runtime.packets import layouts
 from hpgo.runtime.passes import MOST_SEED
 from hpgo.runtime.progress import ALL, HERE
 from hpgo.runtime.recorder import Recorder
-from hpgo.runtime.runnable import check_inference, check_program, program_of, with_layers
+from hpgo.runtime.runnable import bits_behind, check_inference, check_program, program_of, with_layers
 from hpgo.runtime.stream import Post, Stream
 from hpgo.runtime.watch import Limits, LostRankError
 from hpgo.runtime.workload import Workload
@@ -93,6 +93,7 @@ class Pipeline:
         workload: Workload | str,
         *,
         inference: bool = False,
+        quantize: int | Sequence[int] | None = None,
         optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
         clip_norm: float | None = None,
         seed: int = 0,
@@ -111,6 +112,8 @@ class Pipeline:
             plan: a plan or a program, or the file of one.
             workload: what is run, or its name as `Workload.read` takes it.
             inference: `infer` instead of `step`, by a plan of `hpgo.partition` or of forward passes alone.
+            quantize: in how many bits numbers travel in inference: one number, or one for each cut between two stages;
+                0 leaves them as they are, None is what a plan of `hpgo.partition` says.
             optimizer: makes one of a list of parameters; None leaves weights as they are.
             clip_norm: gradients are scaled down to this norm, taken over all layers, where it is larger.
             seed: of first weights, of dropout, and of the order of a data set.
@@ -130,6 +133,10 @@ class Pipeline:
         plan = read_any(plan) if isinstance(plan, str | os.PathLike) else plan
         self.program, overlap = program_of(plan)
         (check_inference if inference else check_program)(self.program)
+        if quantize is not None and not inference:
+            raise ArgumentError("`quantize` is for inference, and this trains", "leave it out, or set `inference`")
+        self.bits = bits_behind(plan, len(self.program.stages), quantize) if inference else ()
+        """In which numbers travel behind each stage but the last, in inference; 0 as they are."""
         self._backend = choice("back-end", backend, ("hpgo", "torch"))
         if inference and (optimizer is not None or clip_norm is not None or self._backend == "torch"):
             raise ArgumentError(
@@ -204,7 +211,7 @@ class Pipeline:
                 "dtype": f"{dtype}, autocast {autocast}",
                 "clip_norm": str(self._clip_norm),
                 "optimizer": "some" if self._optimizer_of is not None else "none",
-                "way to run": "inference" if self._infers else "training",
+                "way to run": f"inference in bits {self.bits}" if self._infers else "training",
             }
         )
         parts = _parts(program, workload, {stage.stage for stage in mine.stages}, dtype, seed)
@@ -291,7 +298,7 @@ class Pipeline:
         self, parts: list[Part], dtype: torch.dtype | None, cast: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         program, mine = self.program, self.mine
-        cuts = layouts(parts, program.micro_batch_size, dtype)
+        cuts = layouts(parts, program.micro_batch_size, dtype, self.bits)
         self._groups = Groups(program, (), (), crossings(parts, len(parts)), self.device)
         self.parts = {stage.stage: parts[stage.stage].to(self.device).eval() for stage in mine.stages}
         if self._find_nan:

@@ -6,18 +6,22 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError
-from hpgo.base.wording import shown
+from hpgo.base.wording import counted, shown
 from hpgo.planning.chain.plans import ChainPlan
 from hpgo.planning.plans import Plan
 from hpgo.planning.reading import read_any
 from hpgo.programs.orders import KINDS, schedules
 from hpgo.programs.program import Program
 from hpgo.programs.stages import Crossing
+from hpgo.runtime.quantised import BITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_WHOLE_BITS = 32
+"""From so many on, numbers of a plan travel as they are."""
 _HALVED = "sequential"
 """Trains; its forward passes alone infer."""
 
@@ -79,6 +83,31 @@ def check_inference(program: Program) -> None:
                 "give each stage one device to infer",
             )
     _check_devices(program)
+
+
+def bits_behind(plan: object, stages: int, asked: object) -> tuple[int, ...]:
+    """In how many bits numbers travel behind each of so many stages but the last; 0 as they are.
+
+    `asked` is one number for all, one for each, or None, which is what a plan of `hpgo partition` says. Raises
+    ArgumentError for widths that there aren't.
+    """
+    hint = f"give 0, which leaves numbers as they are, or one of {', '.join(map(str, BITS))}"
+    if asked is None:
+        planned = [hop.bits for hop in plan.hops[1:-1]] if isinstance(plan, ChainPlan) else [0] * (stages - 1)
+        found = [0 if bits >= _WHOLE_BITS else bits for bits in planned]
+        hint = f"plan with `--bits` of {', '.join(map(str, BITS))}, or say `quantize`"
+    elif isinstance(asked, tuple | list):
+        found = [whole("a number of bits", one, least=0, hint=hint) for one in asked]
+    else:
+        found = [whole("the number of bits", asked, least=0, hint=hint)] * (stages - 1)
+    if len(found) != stages - 1:
+        raise ArgumentError(
+            f"bits are given for {counted(len(found), 'cut')}, and {counted(stages, 'stage')} have {stages - 1}",
+            "give one number for all cuts, or one for each",
+        )
+    if wrong := [bits for bits in found if bits and bits not in BITS]:
+        raise ArgumentError(f"numbers can't travel in {wrong[0]} bits", hint)
+    return tuple(found)
 
 
 def with_layers(program: Program, layers: Sequence[str]) -> Program:
