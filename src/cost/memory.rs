@@ -56,6 +56,13 @@ impl Memory {
     pub fn total_bytes(&self) -> f64 {
         self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes + self.buffers_bytes
     }
+
+    /// All of it with so many micro-batches in flight instead.
+    #[must_use]
+    pub fn bytes_with(&self, window: u32) -> f64 {
+        let activations_bytes = f64::from(window) * self.kept_bytes + self.recomputed_bytes;
+        Self { activations_bytes, ..*self }.total_bytes()
+    }
 }
 
 /// What one device of the stage between two cuts holds with `window` micro-batches in flight.

@@ -28,6 +28,8 @@ const COOLED: f64 = 0.05;
 const LACKING: f64 = 3.0;
 /// Once so few walk on, plans are simulated before they count as shorter.
 const SIMULATED: usize = 10;
+/// Gradient synchronisations that are kept.
+const SYNCS: usize = 4096;
 /// A plan of more actions isn't.
 const MOST_ACTIONS: u64 = 100_000;
 /// What an action of a simulation takes, and each part of a stage on another machine before it, in nanoseconds or so.
@@ -37,9 +39,9 @@ const PART: u64 = 400;
 const UNWATCHED: u64 = 200_000;
 /// What a step takes, with what it takes more for each stage, each machine, and each stage on each machine, in nanoseconds
 /// or so.
-const STEP: u64 = 600;
-const STEP_OF_STAGE: u64 = 70;
-const STEP_OF_MACHINE: u64 = 50;
+const STEP: u64 = 300;
+const STEP_OF_STAGE: u64 = 35;
+const STEP_OF_MACHINE: u64 = 25;
 const STEP_OF_BOTH: u64 = 1;
 
 /// Random numbers (Steele, Lea and Flood's splitmix64, 2014).
@@ -104,6 +106,8 @@ impl Walker {
 #[derive(Clone, Copy)]
 struct Round {
     number: u64,
+    /// Of all rounds.
+    seed: u64,
     /// For each walker, in nanoseconds or so.
     effort: u64,
     heat: f64,
@@ -135,13 +139,11 @@ impl Scale<'_, '_> {
     }
 
     fn step_s(&mut self, plan: &Sketch, task: &Task<'_>) -> Option<f64> {
-        let mut plan = plan.candidate(task);
-        let windows = [true, false].into_iter().find_map(|eager| {
-            let eager = vec![eager; plan.stages.len()];
-            self.pricer.windows(&plan, &eager).ok().flatten()
-        })?;
-        plan.stages.iter_mut().zip(windows).for_each(|(stage, window)| stage.window = window);
-        self.pricer.price(&plan).ok().map(|priced| priced.step_s)
+        let plan = plan.candidate(task);
+        let stages = self.pricer.stages(&plan).ok()?;
+        let windows =
+            [true, false].into_iter().find_map(|eager| self.pricer.windows_of(&stages, plan.micro_batch, eager))?;
+        self.pricer.step_s(&stages, &windows, plan.micro_batch).ok()
     }
 }
 
@@ -171,6 +173,7 @@ impl<'a> Annealing<'a> {
         &self,
         plans: Vec<Sketch>,
         effort: u64,
+        seed: u64,
         control: &Control,
         mut meet: impl FnMut(&[&Sketch]) -> bool,
     ) {
@@ -184,9 +187,9 @@ impl<'a> Annealing<'a> {
         for number in 0..rounds {
             let is_simulated = crowd.len() <= SIMULATED;
             let effort = effort / rounds / crowd.len().max(1) as u64;
-            let round = Round { number, effort, heat, is_simulated };
+            let round = Round { number, seed, effort, heat, is_simulated };
             (crowd.par_iter_mut()).for_each_init(
-                || Judge::new(self.tasks, self.cluster),
+                || Judge::new(self.tasks, self.cluster, SYNCS),
                 |judge, walker| self.walk_on(walker, judge, round, control),
             );
             crowd.sort_by(|a, b| a.best_s().total_cmp(&b.best_s()).then(a.number.cmp(&b.number)));
@@ -206,7 +209,7 @@ impl<'a> Annealing<'a> {
         let settings = self.tasks[walker.now.task].settings;
         let mut scale =
             Scale { judge, pricer: Pricer::new(self.model, self.cluster, settings), round, left: round.effort };
-        let mut random = Random(walker.number << 32 | round.number);
+        let mut random = Random(round.seed.wrapping_add(walker.number << 32 | round.number));
         if let Some((_, best)) = walker.best.take() {
             walker.now = best;
         }

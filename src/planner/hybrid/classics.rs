@@ -6,7 +6,7 @@ use super::packing::Packing;
 use super::price::{Candidate, Priced, Pricer, StageChoice};
 use super::settings::Settings;
 use super::task::Task;
-use super::{Answer, NARROW, SHORT, Search, WHOLE};
+use super::{Answer, NARROWEST, SHORT, Search, WHOLE};
 use crate::control::{Control, Stopped};
 use crate::cost::Model;
 use crate::cost::network::Cluster;
@@ -74,7 +74,7 @@ pub fn straight(model: &Model, cluster: &Cluster, settings: &Settings, control: 
     if search.best.is_none() {
         search.reach()?;
     }
-    search.pass(search.step_s(), NARROW[0])?;
+    search.pass(search.step_s(), NARROWEST)?;
     let stopped = search.stopped();
     let plan = match search.best {
         Some((_, plan)) => Some((search.pricer.price(&plan)?, plan)),

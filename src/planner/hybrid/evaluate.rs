@@ -4,6 +4,7 @@ use super::WHOLE;
 use super::improve::improve_warm_ups;
 use super::price::{Candidate, Priced, Pricer, StageChoice};
 use super::settings::{Settings, WarmUp};
+use super::windows::{Ranges, nearest};
 use crate::control::Control;
 use crate::cost::Model;
 use crate::cost::network::Cluster;
@@ -41,21 +42,29 @@ pub(super) fn fastest(pricer: &mut Pricer<'_>, stages: &[StageChoice], control: 
     let mut refused = None;
     for &micro_batch in &settings.micro_batch_sizes {
         for &recompute in &settings.recompute {
-            let mut plan = Candidate { micro_batch, recompute, stages: stages.to_vec() };
-            let windows = match pricer.windows(&plan, &vec![true; stages.len()]) {
+            let plan = Candidate { micro_batch, recompute, stages: stages.to_vec() };
+            let prices = match pricer.stages(&plan) {
                 Err(error) => {
                     refused = Some(error);
                     continue;
                 }
-                Ok(windows) => windows,
+                Ok(prices) => prices,
             };
-            let fits = windows.is_some();
+            let ranges = pricer.ranges_of(&prices, micro_batch);
+            let path_s = |ranges: &Ranges| pricer.longest_path_s(&prices, ranges.iter().copied(), micro_batch);
+            if let (Some(ranges), Some((true, best_s, _))) = (&ranges, &best)
+                && path_s(ranges) >= *best_s
+            {
+                continue; // whatever the windows
+            }
+            let fits = ranges.is_some();
             let micro_batches = settings.global_batch / micro_batch;
+            let windows = ranges.and_then(|ranges| nearest(&ranges, &vec![u32::MAX; stages.len()]));
             let windows = windows.unwrap_or_else(|| {
                 (1..=stages.len() as u32).rev().map(|from_end| settings.windows(from_end, micro_batches).0).collect()
             });
-            plan.stages.iter_mut().zip(windows).for_each(|(stage, window)| stage.window = window);
-            let step_s = pricer.price(&plan)?.step_s;
+            let step_s = pricer.step_s(&prices, &windows, micro_batch)?;
+            let plan = plan.with_windows(&windows);
             if fits {
                 fitting.push((step_s, plan.clone()));
             }

@@ -2,7 +2,7 @@
 
 use super::Effort;
 use super::paths::Paths;
-use super::price::{Candidate, Pricer, path_stage};
+use super::price::{Candidate, Pricer, StagePrice, path_stage};
 use super::windows::{Ranges, every, nearest};
 use crate::control::Control;
 use crate::cost::Model;
@@ -39,11 +39,23 @@ pub(super) fn improve_warm_ups(
     effort: Effort,
     control: &Control,
 ) -> (f64, Candidate) {
-    let Ok(Some(ranges)) = pricer.ranges(&plan.1) else { return best };
+    let Ok(prices) = pricer.stages(&plan.1) else { return best };
+    let micro_batch = plan.1.micro_batch;
+    let Some(ranges) = pricer.ranges_of(&prices, micro_batch) else { return best };
+    // Below this difference two sums of the same times differ by rounding alone.
+    let limit_s = |best_s: f64| best_s * (1.0 - 1e-12);
+    if pricer.longest_path_s(&prices, ranges.iter().copied(), micro_batch) >= limit_s(best.0) {
+        return best; // whatever the windows
+    }
     let Some(all) = every(&ranges, FEW_WINDOWS) else {
-        let promising = promising(pricer, &plan.1, &ranges).into_iter().map(|windows| with(&plan.1, &windows));
-        let priced = promising.filter_map(|other| pricer.price(&other).ok().map(|priced| (priced.step_s, other)));
-        let start = priced.fold(plan.clone(), |best, found| if found.0 < best.0 { found } else { best });
+        let promising = promising(&prices, &ranges, pricer.settings.global_batch / micro_batch);
+        let priced = promising.into_iter().filter_map(|windows| {
+            let step_s = pricer.step_s(&prices, &windows, micro_batch).ok()?;
+            Some((step_s, windows))
+        });
+        let start = (plan.0, plan.1.windows());
+        let (step_s, windows) = priced.fold(start, |best, found| if found.0 < best.0 { found } else { best });
+        let start = (step_s, plan.1.clone().with_windows(&windows));
         let found = climb(pricer, start, effort, control, |_, plan, ranges| warm_ups(plan, ranges));
         return if found.0 < best.0 { found } else { best };
     };
@@ -53,23 +65,18 @@ pub(super) fn improve_warm_ups(
         if pricer.actions >= until || control.should_stop() {
             break;
         }
-        let other = with(&plan.1, &windows);
-        // Below this difference two sums of the same times differ by rounding alone.
-        let limit_s = best.0 * (1.0 - 1e-12);
-        if pricer.path_s(&other).is_ok_and(|path_s| path_s < limit_s)
-            && let Ok(priced) = pricer.price(&other)
-            && priced.step_s < limit_s
+        if pricer.path_s(&prices, &windows, micro_batch) < limit_s(best.0)
+            && let Ok(step_s) = pricer.step_s(&prices, &windows, micro_batch)
+            && step_s < limit_s(best.0)
         {
-            best = (priced.step_s, other);
+            best = (step_s, plan.1.clone().with_windows(&windows));
         }
     }
     best
 }
 
 /// Windows with short paths, from the last stage to the first, as the search finds them.
-fn promising(pricer: &mut Pricer<'_>, plan: &Candidate, ranges: &Ranges) -> Vec<Vec<u32>> {
-    let Ok(prices) = pricer.stages(plan) else { return Vec::new() };
-    let micro_batches = pricer.settings.global_batch / plan.micro_batch;
+fn promising(prices: &[StagePrice], ranges: &Ranges, micro_batches: u32) -> Vec<Vec<u32>> {
     let mut labels: Vec<(Paths, Vec<u32>)> = vec![(Paths::default(), Vec::new())]; // last stage first
     for (price, &(least, most)) in prices.iter().zip(ranges).rev() {
         let mut longer = Vec::new();
@@ -80,7 +87,7 @@ fn promising(pricer: &mut Pricer<'_>, plan: &Candidate, ranges: &Ranges) -> Vec<
                 if next > window {
                     continue;
                 }
-                let paths = paths.extend(&path_stage(price, window), next, micro_batches);
+                let paths = paths.extend(&path_stage(price, (window, window)), next, micro_batches);
                 if !these.iter().any(|(rival, _)| rival.dominates(&paths, micro_batches)) {
                     these.retain(|(rival, _)| !paths.dominates(rival, micro_batches));
                     these.push((paths, behind.iter().copied().chain([window]).collect()));
@@ -97,12 +104,6 @@ fn promising(pricer: &mut Pricer<'_>, plan: &Candidate, ranges: &Ranges) -> Vec<
     labels.into_iter().map(|(_, windows)| windows.into_iter().rev().collect()).collect()
 }
 
-fn with(plan: &Candidate, windows: &[u32]) -> Candidate {
-    let mut other = plan.clone();
-    other.stages.iter_mut().zip(windows).for_each(|(stage, &window)| stage.window = window);
-    other
-}
-
 /// Takes the best of all neighbours until none helps or that took enough effort.
 fn climb(
     pricer: &mut Pricer<'_>,
@@ -116,21 +117,21 @@ fn climb(
     loop {
         let mut better: Option<(f64, Candidate)> = None;
         let Ok(Some(ranges)) = pricer.ranges(&best.1) else { return best };
-        for (mut plan, wanted) in neighbours(pricer, &best.1, &ranges) {
+        for (plan, wanted) in neighbours(pricer, &best.1, &ranges) {
             if pricer.simulated >= limit || pricer.actions >= until || control.should_stop() {
                 break;
             }
-            let ranges = pricer.ranges(&plan);
-            let Ok(Some(windows)) = ranges.map(|ranges| nearest(&ranges?, &wanted)) else { continue };
-            plan.stages.iter_mut().zip(windows).for_each(|(stage, window)| stage.window = window);
+            let Ok(prices) = pricer.stages(&plan) else { continue };
+            let ranges = pricer.ranges_of(&prices, plan.micro_batch);
+            let Some(windows) = ranges.and_then(|ranges| nearest(&ranges, &wanted)) else { continue };
             // Below this difference two sums of the same times differ by rounding alone.
             let limit_s = better.as_ref().map_or(best.0, |(step_s, _)| *step_s) * (1.0 - 1e-12);
-            if pricer.path_s(&plan).is_ok_and(|path_s| path_s >= limit_s) {
+            if pricer.path_s(&prices, &windows, plan.micro_batch) >= limit_s {
                 continue;
             }
-            let Ok(priced) = pricer.price(&plan) else { continue };
-            if priced.step_s < limit_s {
-                better = Some((priced.step_s, plan));
+            let Ok(step_s) = pricer.step_s(&prices, &windows, plan.micro_batch) else { continue };
+            if step_s < limit_s {
+                better = Some((step_s, plan.with_windows(&windows)));
             }
         }
         match better {
@@ -150,7 +151,7 @@ fn warm_ups(plan: &Candidate, ranges: &Ranges) -> Vec<Neighbour> {
         others.sort_unstable();
         others.dedup();
         for window in others {
-            let mut wanted: Vec<u32> = plan.stages.iter().map(|stage| stage.window).collect();
+            let mut wanted = plan.windows();
             wanted[index] = window;
             // Windows don't grow along the stages.
             wanted[index..].iter_mut().for_each(|behind| *behind = window.min(*behind));

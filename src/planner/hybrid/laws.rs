@@ -256,7 +256,7 @@ proptest! {
                 let room = plan.stages.iter().rev().nth(behind.wrapping_sub(1) as usize).and_then(|last| room(&cluster, &plan, last));
                 let bound_s = front.bound_s(&paths, choice.end, free, room, behind);
                 prop_assert!(at_most(bound_s, step_s), "{bound_s} s with {behind} stages behind, {step_s} s in {plan:?}");
-                paths = paths.extend(&path_stage(price, choice.window), next_window, task.micro_batches);
+                paths = paths.extend(&path_stage(price, (choice.window, choice.window)), next_window, task.micro_batches);
                 let each = |at: u32| units.of(cluster.machines[at as usize].speed);
                 let taken = choice.footprint.iter().map(|&(at, count)| count * each(at));
                 (next_window, free) = (choice.window, free - taken.sum::<u32>());
@@ -366,8 +366,8 @@ fn plan_of(task: &Task<'_>, pricer: &mut Pricer<'_>, replicas: &[u32]) -> Option
         let (begin, end) = (cuts * index / count, cuts * (index + 1) / count);
         stages.push(StageChoice { begin, end, footprint, window: 1 });
     }
-    let mut plan = Candidate { micro_batch: task.micro_batch, recompute: task.recompute, stages };
-    let windows = pricer.windows(&plan, &vec![true; count]).ok()??;
-    plan.stages.iter_mut().zip(windows).for_each(|(stage, window)| stage.window = window);
-    Some(plan)
+    let plan = Candidate { micro_batch: task.micro_batch, recompute: task.recompute, stages };
+    let prices = pricer.stages(&plan).ok()?;
+    let windows = pricer.windows_of(&prices, plan.micro_batch, true)?;
+    Some(plan.with_windows(&windows))
 }

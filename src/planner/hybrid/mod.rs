@@ -65,6 +65,8 @@ const NEAR: f64 = 1.01;
 const CLOSE: f64 = 1.03;
 /// Labels of a cut that go on while plans are looked for: at first, and once there is one.
 const NARROW: [usize; 2] = [50, 2_000];
+/// The same for a plan that is only there to compare.
+const NARROWEST: usize = 10;
 /// Each pass that drops no label for being many looks at this part of what lies between its predecessor's threshold and
 /// the best step, ...
 const RISE: f64 = 0.3;
@@ -126,9 +128,9 @@ const SHORT: Effort = Effort {
     work: 300_000_000,
     labels_of_pass: 50_000,
     work_of_pass: 300_000_000,
-    windows: 4,
+    windows: 2,
     behind: 1,
-    improved: 500,
+    improved: 100,
     actions: 5_000_000,
 };
 
@@ -247,8 +249,10 @@ struct Search<'a> {
     sizes: Vec<SizeSearch<'a>>,
     pricer: Pricer<'a>,
     best: Option<(f64, Candidate)>,
-    /// Patterns that annealing sets out from, once it has.
+    /// Patterns that annealing sets out from.
     drawn: Vec<Sketch>,
+    /// Whether these are more than those of a first look.
+    is_drawn_wide: bool,
     /// Plans that were simulated as a pass found them.
     seen: FxHashSet<Candidate>,
     labels: u64,
@@ -288,6 +292,7 @@ impl<'a> Search<'a> {
             pricer,
             best,
             drawn: Vec::new(),
+            is_drawn_wide: false,
             seen,
             labels: 0,
             work: 0,

@@ -39,6 +39,8 @@ const MANY_MACHINES: usize = 64;
 const HALVINGS: u32 = 14;
 /// Differences of the limit that are left as they are, as a share.
 const CLOSE: f64 = 2e-3;
+/// Gradient synchronisations that are kept: hardly one is asked for twice.
+const FEW_SYNCS: usize = 16;
 /// Plans that are kept for each task and number of stages.
 const KEPT: usize = 3;
 /// Predecessors of a cut of a branching model that may be next to it in the line, and how many are looked at for that.
@@ -147,33 +149,38 @@ impl<'a> Patterns<'a> {
     }
 
     /// The plans with the shortest paths for each task and number of stages, none of them with a path of `limit_s` or
-    /// more: first the best for each, shortest first, then the second best. With `is_brief` only a few of all patterns.
-    pub(super) fn plans(&self, limit_s: f64, is_brief: bool, control: &Control) -> Vec<Sketch> {
+    /// more, or `hopeful` times the shortest with fewer stages: first the best for each, shortest first, then the second
+    /// best. With `is_brief` only a few of all patterns.
+    pub(super) fn plans(&self, limit_s: f64, hopeful: f64, is_brief: bool, control: &Control) -> Vec<Sketch> {
         let most_stages = self.tasks[0].settings.most_stages as usize;
-        let mut patterns = Vec::new();
-        for (listing, devices) in self.listings.iter().enumerate() {
-            let most = devices.len().min(self.line.len() - 1).min(most_stages);
-            let is_many = self.cluster.machines.len() > MANY_MACHINES;
-            let is_tried = |stages: usize| {
-                let is_round = stages.is_power_of_two() || (stages.is_multiple_of(3) && (stages / 3).is_power_of_two());
-                let is_first = stages.is_power_of_two() && devices.len() == self.listings[0].len();
-                stages <= most && (is_round || !is_many) && (is_first || !is_brief)
-            };
-            patterns.extend(STAGES.into_iter().filter(|&stages| is_tried(stages)).map(|stages| (listing, stages)));
-        }
-        let found: Vec<Vec<(usize, Found)>> = (patterns.into_par_iter())
-            .map_init(
-                || Judge::new(self.tasks, self.cluster),
-                |judge, (listing, stages)| self.of_listing(listing, stages, limit_s, judge, control),
-            )
-            .collect();
+        let is_many = self.cluster.machines.len() > MANY_MACHINES;
         let mut best: BTreeMap<(usize, usize), Vec<Found>> = BTreeMap::new();
-        for (task, found) in found.into_iter().flatten() {
-            let kept = best.entry((task, found.pattern.stages)).or_default();
-            if kept.iter().all(|other| other.path_s.total_cmp(&found.path_s).is_ne() || other.cuts != found.cuts) {
-                let at = kept.partition_point(|other| other.path_s <= found.path_s);
-                kept.insert(at, found);
-                kept.truncate(KEPT);
+        let mut limit_s = limit_s;
+        for stages in STAGES.into_iter().filter(|&stages| stages <= most_stages) {
+            let is_round = stages.is_power_of_two() || (stages.is_multiple_of(3) && (stages / 3).is_power_of_two());
+            let listings: Vec<usize> = (self.listings.iter().enumerate())
+                .filter(|(_, devices)| {
+                    let is_first = stages.is_power_of_two() && devices.len() == self.listings[0].len();
+                    stages <= devices.len().min(self.line.len() - 1)
+                        && (is_round || !is_many)
+                        && (is_first || !is_brief)
+                })
+                .map(|(listing, _)| listing)
+                .collect();
+            let found: Vec<Vec<(usize, Found)>> = (listings.into_par_iter())
+                .map_init(
+                    || Judge::new(self.tasks, self.cluster, FEW_SYNCS),
+                    |judge, listing| self.of_listing(listing, stages, limit_s, judge, control),
+                )
+                .collect();
+            for (task, found) in found.into_iter().flatten() {
+                limit_s = limit_s.min(hopeful * found.path_s);
+                let kept = best.entry((task, found.pattern.stages)).or_default();
+                if kept.iter().all(|other| other.path_s.total_cmp(&found.path_s).is_ne() || other.cuts != found.cuts) {
+                    let at = kept.partition_point(|other| other.path_s <= found.path_s);
+                    kept.insert(at, found);
+                    kept.truncate(KEPT);
+                }
             }
         }
         let mut plans: Vec<(usize, f64, Sketch)> = (best.into_iter())
@@ -252,12 +259,7 @@ impl<'a> Patterns<'a> {
     /// What a plan of so many stages takes at least, whatever they are: a stage that works no shorter than the mean.
     fn least_s(&self, task: &Task<'_>, stages: usize) -> f64 {
         let speed = self.cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
-        let whole_s = |totals: &Totals| {
-            let (forward_s, backward_s) = (totals.forward_s.last(), totals.backward_s.last());
-            let forwards = if task.recompute { 2.0 } else { 1.0 };
-            forwards * forward_s.copied().unwrap_or(0.0) + backward_s.copied().unwrap_or(0.0)
-        };
-        let least_s = task.totals.iter().map(whole_s).fold(f64::INFINITY, f64::min);
+        let least_s = task.totals.iter().map(|totals| whole_s(task, totals)).fold(f64::INFINITY, f64::min);
         f64::from(task.micro_batches) * least_s / stages as f64 / speed
     }
 
@@ -352,7 +354,10 @@ impl<'a> Patterns<'a> {
     /// The cuts whose longest stage or transfer is shortest, about; `None` if nothing fits, or not below `limit_s`.
     fn best_cuts(&self, shape: &Shape, task: &Task<'_>, limit_s: f64) -> Option<Vec<u32>> {
         let (mut high_s, mut cuts) = self.cuts_within(shape, task, limit_s)?;
-        let mut low_s = 0.0;
+        // Stages that all work as long as the mean.
+        let least_s = shape.replicas.iter().filter_map(|&replicas| task.share[replicas as usize]);
+        let least_s = least_s.map(|share| whole_s(task, &task.totals[share as usize])).fold(f64::INFINITY, f64::min);
+        let mut low_s = f64::from(task.micro_batches) * least_s / shape.speed.iter().sum::<f64>();
         for _ in 0..HALVINGS {
             if high_s - low_s <= CLOSE * high_s {
                 break;
@@ -435,6 +440,13 @@ impl<'a> Patterns<'a> {
         }
         Some((all_s, cuts))
     }
+}
+
+/// Forward and backward of all layers.
+fn whole_s(task: &Task<'_>, totals: &Totals) -> f64 {
+    let (forward_s, backward_s) = (totals.forward_s.last(), totals.backward_s.last());
+    let forwards = if task.recompute { 2.0 } else { 1.0 };
+    forwards * forward_s.copied().unwrap_or(0.0) + backward_s.copied().unwrap_or(0.0)
 }
 
 /// Numbers of replicas that are worth a try with at most so many: the most, and the fewest with the same share.

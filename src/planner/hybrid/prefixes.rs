@@ -434,8 +434,8 @@ impl Split {
 }
 
 impl Prefixes {
-    /// Leaves out stages that alone reach the threshold; tells at most so many numbers of stages behind a cut apart.
-    /// `None` if it was stopped.
+    /// Leaves out stages that alone reach the threshold; tells at most so many numbers of stages behind a cut apart, and
+    /// machines only if any. `None` if it was stopped.
     pub(super) fn new(
         task: &Task<'_>,
         links: &Links,
@@ -464,7 +464,7 @@ impl Prefixes {
             behind_s: Vec::new(),
         };
         sources.behind_s = sources.behind_s();
-        let work = sources.choose(links);
+        let work = sources.choose(links, most_behind > 0);
         let entries = sources.reach.entries * sources.rooms;
         let mut deepest = (1..=most_behind.min(model.cuts()))
             .take_while(|&tables| work * tables as f64 <= MOST_DEEP_WORK)
@@ -534,7 +534,7 @@ impl Prefixes {
 
 impl Sources<'_> {
     /// Settles which numbers of replicas and devices are told apart, and whether machines are; how much work a table is.
-    fn choose(&mut self, links: &Links) -> f64 {
+    fn choose(&mut self, links: &Links, has_rooms: bool) -> f64 {
         let mut most_levels = MOST_LEVELS;
         let mut work;
         let mut apart = APART.iter();
@@ -561,7 +561,7 @@ impl Sources<'_> {
         }
         let cases = links.widest as usize + 2;
         let rise = (1 + cases / 2) as f64;
-        if links.machines > 1 && work * rise <= MOST_WORK && self.reach.entries * cases <= MOST_ENTRIES {
+        if has_rooms && links.machines > 1 && work * rise <= MOST_WORK && self.reach.entries * cases <= MOST_ENTRIES {
             self.rooms = cases;
             work *= rise;
         }
@@ -820,7 +820,7 @@ fn least_work_s(task: &Task<'_>) -> Vec<f64> {
 /// Steps of `threshold_s` and more don't count; nor does the micro-batch on its way if time is up.
 pub(super) fn least_step_s(task: &Task<'_>, links: &Links, threshold_s: f64, control: &Control) -> f64 {
     let last = task.model.cuts() - 1;
-    let alone_s = Prefixes::new(task, links, threshold_s, 1, control)
+    let alone_s = Prefixes::new(task, links, threshold_s, 0, control)
         .map_or(0.0, |prefixes| prefixes.bound_s(&Paths::default(), last, u32::MAX, None, 0));
     let speed: f64 = task.cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
     let work_s: f64 = least_work_s(task).iter().sum();

@@ -57,6 +57,17 @@ impl Candidate {
         };
         self.stages.iter().map(|stage| stage.footprint.iter().flat_map(&mut take).collect()).collect()
     }
+
+    /// Those of its stages.
+    pub(super) fn windows(&self) -> Vec<u32> {
+        self.stages.iter().map(|stage| stage.window).collect()
+    }
+
+    /// The same stages with other windows.
+    pub(super) fn with_windows(mut self, windows: &[u32]) -> Self {
+        self.stages.iter_mut().zip(windows).for_each(|(stage, &window)| stage.window = window);
+        self
+    }
 }
 
 /// What a stage costs in a plan.
@@ -270,9 +281,17 @@ impl<'a> Pricer<'a> {
     /// # Errors
     /// As [`Pricer::stages`]; [`Error::Schedule`] if windows grow along the stages, so that they wait for each other.
     pub fn price(&mut self, plan: &Candidate) -> Result<Priced> {
-        let stages = self.stages(plan)?;
-        let micro_batches = self.settings.global_batch / plan.micro_batch;
-        let windows: Vec<u32> = plan.stages.iter().map(|stage| stage.window).collect();
+        let (stages, windows) = (self.stages(plan)?, plan.windows());
+        let step_s = self.step_s(&stages, &windows, plan.micro_batch)?;
+        Ok(Priced { step_s, path_s: self.path_s(&stages, &windows, plan.micro_batch), stages })
+    }
+
+    /// Simulates priced stages with these windows, in micro-batches of so many samples.
+    ///
+    /// # Errors
+    /// [`Error::Schedule`] if windows grow along the stages.
+    pub(super) fn step_s(&mut self, stages: &[StagePrice], windows: &[u32], micro_batch: u32) -> Result<f64> {
+        let micro_batches = self.settings.global_batch / micro_batch;
         let messages: Vec<Transfer> = stages
             .iter()
             .map(|stage| Transfer {
@@ -289,8 +308,28 @@ impl<'a> Pricer<'a> {
         };
         self.simulated += 1;
         self.actions += 2 * u64::from(micro_batches) * windows.len() as u64;
-        let step_s = self.sweep.step_s(&one_f_one_b(&windows, micro_batches), &costs, Links::Queued)?;
-        Ok(Priced { step_s, path_s: longest_path_s(&stages, &windows, micro_batches), stages })
+        self.sweep.step_s(&one_f_one_b(windows, micro_batches), &costs, Links::Queued)
+    }
+
+    /// The longest path through priced stages with these windows: their step without simulation, or a little less.
+    pub(super) fn path_s(&self, stages: &[StagePrice], windows: &[u32], micro_batch: u32) -> f64 {
+        self.longest_path_s(stages, windows.iter().map(|&window| (window, window)), micro_batch)
+    }
+
+    /// The longest path that there is through priced stages for all windows between a least and a most.
+    pub(super) fn longest_path_s(
+        &self,
+        stages: &[StagePrice],
+        windows: impl DoubleEndedIterator<Item = (u32, u32)> + ExactSizeIterator,
+        micro_batch: u32,
+    ) -> f64 {
+        let mut paths = Paths::default();
+        let mut next_window = 1;
+        for (stage, windows) in stages.iter().zip(windows).rev() {
+            paths = paths.extend(&path_stage(stage, windows), next_window, self.settings.global_batch / micro_batch);
+            next_window = windows.0;
+        }
+        paths.synced_s
     }
 
     /// For each machine the first one of its kind on which every stage of a plan has as many devices.
@@ -312,15 +351,6 @@ impl<'a> Pricer<'a> {
             .collect()
     }
 
-    /// The longest path through a plan: its step without simulation, or a little less.
-    ///
-    /// # Errors
-    /// As [`Pricer::stages`].
-    pub(super) fn path_s(&mut self, plan: &Candidate) -> Result<f64> {
-        let windows: Vec<u32> = plan.stages.iter().map(|stage| stage.window).collect();
-        Ok(longest_path_s(&self.stages(plan)?, &windows, self.settings.global_batch / plan.micro_batch))
-    }
-
     /// Whether layers of the model share weights.
     #[must_use]
     pub fn shares_weights(&self) -> bool {
@@ -334,23 +364,13 @@ impl<'a> Pricer<'a> {
     }
 }
 
-fn longest_path_s(stages: &[StagePrice], windows: &[u32], micro_batches: u32) -> f64 {
-    let mut paths = Paths::default();
-    let mut next_window = 1;
-    for (stage, &window) in stages.iter().zip(windows).rev() {
-        paths = paths.extend(&path_stage(stage, window), next_window, micro_batches);
-        next_window = window;
-    }
-    paths.synced_s
-}
-
-/// A priced stage as the paths see it.
-pub(super) fn path_stage(stage: &StagePrice, window: u32) -> PathStage {
+/// A priced stage as the paths see it, with the least and the most window that it may have.
+pub(super) fn path_stage(stage: &StagePrice, (least_window, window): (u32, u32)) -> PathStage {
     PathStage {
         forward_s: stage.forward_s,
         backward_s: stage.backward_s,
         sync_s: stage.sync_tail_s,
-        least_window: window,
+        least_window,
         window,
         busy_s: stage.transfer_busy_s,
         latency_s: stage.transfer_s - stage.transfer_busy_s,

@@ -192,10 +192,8 @@ impl<S: Placing> Pass<'_, '_, S> {
     fn largest_window(&self, stage: (usize, usize), choice: &Move, least: u32, most: u32) -> Option<u32> {
         let (model, memory) = (self.task.model, &self.task.settings.memory);
         let totals = &self.task.totals[self.task.share[choice.replicas as usize]? as usize];
-        largest_window(least, most, |window| {
-            cost::memory(model, totals, memory, stage, choice.replicas, window, self.task.recompute).total_bytes()
-                <= choice.memory_bytes - memory.reserved_bytes
-        })
+        let held = cost::memory(model, totals, memory, stage, choice.replicas, least, self.task.recompute);
+        largest_window(least, most, |window| held.bytes_with(window) <= choice.memory_bytes - memory.reserved_bytes)
     }
 
     /// Puts every stage that may stand there in front of a label; what that takes, in nanoseconds or so.

@@ -9,8 +9,8 @@ use super::paths::{PathStage, Paths};
 use super::price::{Candidate, StageChoice};
 use super::settings::largest_window;
 use super::task::Task;
-use crate::cost;
 use crate::cost::network::{Cluster, Rate};
+use crate::cost::{self, Memory};
 
 /// A whole plan without windows: those are as large as memory allows.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -32,11 +32,11 @@ pub(super) struct Sketch {
 /// A stage apart from its windows; `None` of these where it can't share the micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct StageCost {
-    replicas: u32,
-    share: u32,
     forward_s: f64,
     backward_s: f64,
     sync_s: f64,
+    /// With one micro-batch in flight.
+    memory: Memory,
     capacity_bytes: f64,
 }
 
@@ -194,9 +194,6 @@ impl Sketch {
     }
 }
 
-/// Entries of what is kept of gradient synchronisation: a power of two.
-const SYNCS: usize = 4096;
-
 /// Stage, share, rate and speed.
 type SyncKey = (u32, u32, u32, [u64; 3]);
 
@@ -209,12 +206,13 @@ pub(super) struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    pub(super) fn new(tasks: &'a [&'a Task<'a>], cluster: &'a Cluster) -> Self {
+    /// One that keeps so many gradient synchronisations.
+    pub(super) fn new(tasks: &'a [&'a Task<'a>], cluster: &'a Cluster, syncs: usize) -> Self {
         let nothing = ((0, 0, 0, [0; 3]), 0.0);
-        Self { tasks, cluster, syncs: vec![nothing; SYNCS], pairs: Vec::new() }
+        Self { tasks, cluster, syncs: vec![nothing; syncs], pairs: Vec::new() }
     }
 
-    /// The longest path of a sketch, unless some stage alone takes `limit_s`: then it is impossible.
+    /// The longest path of a sketch; one of `limit_s` or more is impossible.
     pub(super) fn judge(&mut self, sketch: &mut Sketch, limit_s: f64) -> Judged {
         let task = self.tasks[sketch.task];
         let (stages, micro) = (sketch.stages(), f64::from(task.micro_batches));
@@ -230,31 +228,25 @@ impl<'a> Judge<'a> {
                 }
             }
         }
-        let judged = self.path(sketch, true);
+        let judged = self.path(sketch, limit_s, true);
         if judged.overflow == 0.0 {
             return judged;
         }
         // A stage that runs ahead makes all before it do so, and they may lack the memory.
-        let least = self.path(sketch, false);
+        let least = self.path(sketch, limit_s, false);
         if least.overflow < judged.overflow { least } else { judged }
     }
 
     /// The longest path of a sketch whose stages are priced, if they run ahead as far as memory allows, or no farther than
-    /// they must.
-    fn path(&mut self, sketch: &mut Sketch, is_eager: bool) -> Judged {
+    /// they must; impossible from `limit_s` on.
+    fn path(&mut self, sketch: &mut Sketch, limit_s: f64, is_eager: bool) -> Judged {
         let task = self.tasks[sketch.task];
         let stages = sketch.stages();
         let mut judged = Judged { path_s: 0.0, overflow: 0.0 };
         let (mut paths, mut next_window) = (Paths::default(), 1);
         for (from_end, stage) in (1..).zip((0..stages).rev()) {
             let Some(cost) = sketch.costs[stage] else { return Judged::IMPOSSIBLE };
-            let (begin, end) = (sketch.cuts[stage] as usize, sketch.cuts[stage + 1] as usize);
-            let totals = &task.totals[cost.share as usize];
-            let bytes = |window| {
-                let memory = &task.settings.memory;
-                cost::memory(task.model, totals, memory, (begin, end), cost.replicas, window, task.recompute)
-                    .total_bytes()
-            };
+            let bytes = |window| cost.memory.bytes_with(window);
             let (least, most) = task.settings.windows(from_end, task.micro_batches);
             let least = least.max(next_window);
             let fits = |window| bytes(window) <= cost.capacity_bytes;
@@ -265,6 +257,7 @@ impl<'a> Judge<'a> {
             });
             let is_last = stage + 1 == stages;
             let rate = if is_last { Rate::default() } else { self.rate(sketch, stage) };
+            let end = sketch.cuts[stage + 1] as usize;
             let busy_s = if is_last { 0.0 } else { task.cut_bytes[end] * rate.s_per_byte };
             let shape = PathStage {
                 forward_s: cost.forward_s,
@@ -276,6 +269,9 @@ impl<'a> Judge<'a> {
                 latency_s: rate.latency_s,
             };
             paths = paths.extend(&shape, next_window, task.micro_batches);
+            if paths.synced_s >= limit_s {
+                return Judged::IMPOSSIBLE; // more stages make no path shorter
+            }
             next_window = window;
         }
         judged.path_s = paths.synced_s;
@@ -308,8 +304,10 @@ impl<'a> Judge<'a> {
         } else {
             0.0
         };
-        let capacity_bytes = memory_bytes - task.settings.memory.reserved_bytes;
-        Some(StageCost { replicas, share, forward_s, backward_s, sync_s, capacity_bytes })
+        let memory = &task.settings.memory;
+        let capacity_bytes = memory_bytes - memory.reserved_bytes;
+        let memory = cost::memory(task.model, totals, memory, (begin, end), replicas, 1, task.recompute);
+        Some(StageCost { forward_s, backward_s, sync_s, memory, capacity_bytes })
     }
 
     fn sync_s(&mut self, task: &Task<'_>, (begin, end): (usize, usize), share: u32, rate: Rate, speed: f64) -> f64 {
@@ -321,7 +319,8 @@ impl<'a> Judge<'a> {
             [rate.s_per_byte.to_bits(), rate.latency_s.to_bits(), speed.to_bits()],
         );
         let hash = rustc_hash::FxBuildHasher.hash_one(key) as usize;
-        let kept = &mut self.syncs[(hash ^ (hash >> 32)) % SYNCS];
+        let at = (hash ^ (hash >> 32)) % self.syncs.len();
+        let kept = &mut self.syncs[at];
         if kept.0 != key {
             let overlap = task.settings.overlap_sync;
             *kept = (key, cost::sync_s(task.model, totals, speed, (begin, end), rate, overlap));

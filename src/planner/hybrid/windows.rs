@@ -3,23 +3,19 @@
 //! Windows never grow along the stages: a stage that waits for more forwards than the one before it gives would wait
 //! for ever.
 
-use super::price::{Candidate, Pricer};
+use super::price::{Candidate, Pricer, StagePrice};
 use super::settings::largest_window;
-use crate::cost;
 use crate::error::Result;
 
 /// For each stage, from the least window that keeps it busy to the largest that memory allows it and those in front.
 pub(super) type Ranges = Vec<(u32, u32)>;
 
 impl Pricer<'_> {
-    /// The windows of a plan whose stages run ahead as far as memory allows where `eager` says so, else no farther than
-    /// they must; `None` if a stage doesn't fit even then.
-    ///
-    /// # Errors
-    /// As [`Pricer::stages`].
-    pub fn windows(&mut self, plan: &Candidate, eager: &[bool]) -> Result<Option<Vec<u32>>> {
-        let wanted: Vec<u32> = eager.iter().map(|&eager| if eager { u32::MAX } else { 0 }).collect();
-        Ok(self.ranges(plan)?.and_then(|ranges| nearest(&ranges, &wanted)))
+    /// The windows of priced stages that run ahead as far as memory allows if they are `eager`, else no farther than they
+    /// must; `None` if a stage doesn't fit even then.
+    pub(super) fn windows_of(&self, stages: &[StagePrice], micro_batch: u32, eager: bool) -> Option<Vec<u32>> {
+        let wanted = vec![if eager { u32::MAX } else { 0 }; stages.len()];
+        nearest(&self.ranges_of(stages, micro_batch)?, &wanted)
     }
 
     /// The windows to choose from; `None` if a stage doesn't fit with the least.
@@ -27,28 +23,25 @@ impl Pricer<'_> {
     /// # Errors
     /// As [`Pricer::stages`].
     pub(super) fn ranges(&mut self, plan: &Candidate) -> Result<Option<Ranges>> {
-        let settings = self.settings;
-        let micro_batches = settings.global_batch / plan.micro_batch;
-        let prices = self.stages(plan)?;
-        let ranges = (plan.stages.iter().zip(&prices).zip((1..=plan.stages.len() as u32).rev())).map(
-            |((stage, price), from_end)| {
-                let (least, most) = settings.windows(from_end, micro_batches);
-                let totals = &self.totals[&price.share];
-                let bytes = |window| {
-                    let (ends, replicas) = ((stage.begin, stage.end), stage.replicas());
-                    cost::memory(self.model, totals, &settings.memory, ends, replicas, window, plan.recompute)
-                        .total_bytes()
-                };
-                largest_window(least, most, |window| bytes(window) <= price.capacity_bytes)
-                    .map(|largest| (least, largest))
-            },
-        );
-        let Some(mut ranges) = ranges.collect::<Option<Ranges>>() else { return Ok(None) };
+        let stages = self.stages(plan)?;
+        Ok(self.ranges_of(&stages, plan.micro_batch))
+    }
+
+    /// The same for stages that are priced.
+    pub(super) fn ranges_of(&self, stages: &[StagePrice], micro_batch: u32) -> Option<Ranges> {
+        let micro_batches = self.settings.global_batch / micro_batch;
+        let from_end = (1..=stages.len() as u32).rev();
+        let ranges = stages.iter().zip(from_end).map(|(stage, from_end)| {
+            let (least, most) = self.settings.windows(from_end, micro_batches);
+            largest_window(least, most, |window| stage.memory.bytes_with(window) <= stage.capacity_bytes)
+                .map(|largest| (least, largest))
+        });
+        let mut ranges = ranges.collect::<Option<Ranges>>()?;
         // No stage may run ahead farther than one in front of it.
         for index in 1..ranges.len() {
             ranges[index].1 = ranges[index].1.min(ranges[index - 1].1);
         }
-        Ok(ranges.iter().all(|&(least, most)| least <= most).then_some(ranges))
+        ranges.iter().all(|&(least, most)| least <= most).then_some(ranges)
     }
 }
 
