@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 SMALL = {
-    "mlp": "mlp:layers=4,width=1024",
+    "mlp": "mlp:layers=3,width=2048",
     "gpt": "gpt:layers=2,hidden=64,heads=4,vocabulary=100,length=32,tied=false",
     "bert": "bert:layers=2,hidden=64,heads=4,vocabulary=100,length=32,dropout=0",
-    "vit": "vit:layers=2,hidden=64,heads=4,image=32,patch=8,classes=10",
+    "vit": "vit:layers=2,hidden=128,heads=4,image=32,patch=8,classes=10",
     "resnet-50": "resnet-50:width=8,image=32,classes=10",
     "vgg-19": "vgg-19:image=32,width=8,linear=16,classes=10,dropout=0",
 }
 ROWS = 8
-MESSAGES, LEAST_BYTES = 16, 8192
+MESSAGES, LEAST_BYTES = 16, 2**16
 """Each way in a step, and their least size: with fewer and smaller ones, what else ranks tell each other counts."""
 DEEP = {
     "activations": "vit:layers=16,hidden=64,heads=4,image=64,patch=8,classes=10",
@@ -65,7 +65,7 @@ def ran(folder: Path, cases: dict[str, tuple[str, hpgo.Plan]]) -> tuple[dict[str
     is_alone = bool(own) and subprocess.run([*own, "true"], capture_output=True, check=False).returncode == 0
     words = [*(own if is_alone else []), sys.executable, ROOT / "tests/closing_ranks.py", folder]
     done = subprocess.run(
-        [*words, *(["alone"] if is_alone else [])], capture_output=True, text=True, timeout=200, check=False
+        [*words, *(["alone"] if is_alone else [])], capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(zip(cases, json.loads((folder / "found.json").read_text()), strict=True)), is_alone
