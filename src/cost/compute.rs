@@ -417,6 +417,16 @@ impl<'a> SyncTail<'a> {
         self.left_s
     }
 
+    /// Seconds by which synchronisation outlasts the backward pass, if it outlasts that of all other layers by `left_s` and
+    /// these come behind them; last first.
+    pub fn behind(&self, left_s: f64, layers: impl Iterator<Item = u32>) -> f64 {
+        if self.rate == Rate::default() {
+            0.0
+        } else {
+            layers.fold(left_s, |left_s, layer| self.left_after(layer, left_s))
+        }
+    }
+
     /// What is left to send when the backward of `layer` has ended, if it was `left_s` before that.
     fn left_after(&self, layer: u32, left_s: f64) -> f64 {
         self.left_after_sending(layer, self.model.layer_parameter_bytes[layer as usize], left_s)

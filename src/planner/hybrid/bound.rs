@@ -21,6 +21,10 @@ pub(super) struct Known {
     pub bound_s: f64,
     /// Whether the bound is all that the relaxed space has to say.
     pub is_done: bool,
+    /// The least threshold below which tables of stages in front leave plans, if any did.
+    open_s: Option<f64>,
+    /// How far above the bound the next pass looks, if one has.
+    rise_s: Option<f64>,
     /// How many passes took too much.
     failed: u32,
     /// The least threshold of one, if any did.
@@ -33,6 +37,11 @@ const MOST_FAILED: u32 = 6;
 const CLOSE: f64 = 5e-3;
 /// How far towards a threshold that took too much the next one lies.
 const NEARER: f64 = 0.4;
+
+/// Tables go on until they say so nearly, as a part of the threshold, where they begin to leave plans.
+const TABLED: f64 = 0.01;
+/// How far above that the first pass looks; each next one twice as far as the one before.
+const FIRST_RISE: f64 = 0.02;
 
 /// What raising the bounds took.
 #[derive(Debug, Clone, Copy, Default)]
@@ -55,7 +64,7 @@ pub(super) fn raise(
     });
     // What took too much of another allowance may not take too much of this one.
     for (_, known) in sizes.iter_mut().filter(|(_, known)| known.failed > 0) {
-        **known = Known { bound_s: known.bound_s, ..Known::default() };
+        **known = Known { bound_s: known.bound_s, open_s: known.open_s, ..Known::default() };
     }
     // Beyond the bound of a size that goes no further, no other one matters.
     let mut most_s = step_s;
@@ -82,8 +91,21 @@ pub(super) fn raise(
     }
 }
 
-/// One pass over one size.
+/// What tables, or one pass, say of one size.
 fn one(suffixes: &mut Suffixes<'_>, known: &mut Known, limit_s: f64, effort: Effort, control: &Control) -> Spent {
+    let open_s = known.open_s.unwrap_or(f64::INFINITY);
+    if limit_s.is_finite() && open_s > known.bound_s + TABLED * limit_s {
+        // Halfway to where plans are left, or as far as anybody asks.
+        let limit_s = limit_s.min(known.bound_s.midpoint(open_s));
+        let (least_s, work) = prefixes::tabled_s(&suffixes.task, suffixes.links(true), limit_s, control);
+        if least_s < limit_s {
+            known.open_s = Some(limit_s);
+        }
+        known.bound_s = known.bound_s.max(least_s.min(limit_s));
+        return Spent { labels: 0, work };
+    }
+    let rise_s = known.rise_s.unwrap_or(FIRST_RISE * known.bound_s);
+    let limit_s = limit_s.min(known.bound_s + rise_s);
     let nearer_s = known.failed_s.map(|failed_s| known.bound_s + NEARER * (failed_s - known.bound_s));
     let limit_s = limit_s.min(nearer_s.unwrap_or(f64::INFINITY));
     let Some(found) = suffixes.relaxed_pass(limit_s, effort, control) else {
@@ -99,6 +121,7 @@ fn one(suffixes: &mut Suffixes<'_>, known: &mut Known, limit_s: f64, effort: Eff
     } else {
         let is_close = known.failed_s.is_some_and(|failed_s| failed_s < (1.0 + CLOSE) * known.bound_s);
         known.is_done = shortest_s < limit_s || is_close;
+        known.rise_s = Some(2.0 * rise_s);
     }
     Spent { labels, work }
 }

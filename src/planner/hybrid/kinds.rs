@@ -1,6 +1,5 @@
 //! Devices that differ: of which kinds a stage may be, and how many devices of one speed are worth one of another.
 
-use super::task::Task;
 use crate::cost::network::{Cluster, Machine};
 
 /// Kinds that are told apart at most; where there are more, all devices count as the fastest, with any memory.
@@ -75,13 +74,6 @@ fn any(cluster: &Cluster) -> Kind {
     }
 }
 
-/// The kinds that tables of stages in front tell apart: one of all devices where the stages of a model are too many.
-pub(super) fn told_apart(task: &Task<'_>) -> Vec<Kind> {
-    if task.model.pairs() <= MOST_PAIRS { kinds(task.cluster) } else { vec![any(task.cluster)] }
-}
-
-/// Pairs of cuts, between which a stage may lie, up to which it is worth while to look at each of them for each kind.
-const MOST_PAIRS: usize = 60_000;
 /// What a device of the fastest speed counts at most.
 const MOST_EACH: u32 = 12;
 /// So much of all devices' speed may be lost where units stand for it.
@@ -96,8 +88,7 @@ pub(super) struct Units {
 
 impl Units {
     /// All the same where kinds aren't told apart.
-    pub(super) fn new(task: &Task<'_>) -> Self {
-        let cluster = task.cluster;
+    pub(super) fn new(cluster: &Cluster) -> Self {
         let mut speeds: Vec<f64> = cluster.machines.iter().map(|machine| machine.speed).collect();
         speeds.sort_by(f64::total_cmp);
         speeds.dedup();
@@ -108,7 +99,7 @@ impl Units {
             of_speed: speeds.iter().map(|&speed| (speed, whole(speed / fastest * f64::from(most)))).collect(),
         };
         let mut best = each(1);
-        if told_apart(task).len() == 1 {
+        if kinds(cluster).len() == 1 {
             return best;
         }
         let mut least = best.lost(cluster);

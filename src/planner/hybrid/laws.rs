@@ -4,15 +4,16 @@
 
 use proptest::prelude::*;
 
+use super::exhaustive::exhaustive;
 use super::kinds::Units;
 use super::paths::{Middle, PathStage, Paths};
-use super::prefixes::{Least, Prefixes, SUMS};
+use super::prefixes::{ALONE, Detail, Least, Prefixes, SUMS, sums_s};
 use super::price::{Candidate, Pricer, StageChoice, path_stage};
 use super::settings::{Settings, WarmUp};
 use super::task::Task;
 use crate::control::Control;
 use crate::cost::network::{Cluster, Link, Machine};
-use crate::cost::{MemoryModel, Model};
+use crate::cost::{self, MemoryModel, Model};
 use crate::model::graph::{Graph, Layer, Measurement};
 use crate::model::states::{DEFAULT_BOUND, States};
 use crate::schedule::{Kind, one_f_one_b};
@@ -238,7 +239,7 @@ proptest! {
     }
 
     #[test]
-    fn no_table_of_stages_in_front_is_above_a_plan(question in questions()) {
+    fn no_table_of_stages_in_front_is_above_a_plan(question in questions(), groups in 1_usize..8) {
         let Question { graph, cluster, settings, replicas } = question;
         let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("a chain"));
         let tasks = Task::all(&model, &cluster, &settings);
@@ -248,9 +249,10 @@ proptest! {
             let step_s = pricer.price(&plan).expect("windows never grow").step_s;
             let stages = pricer.stages(&plan).expect("it was priced");
             let links = super::links::Links::new(task, false);
-            let front = Prefixes::new(task, &links, f64::INFINITY, usize::MAX, &Control::default());
+            let detail = Detail { groups, ..ALONE };
+            let front = Prefixes::with(task, &links, f64::INFINITY, usize::MAX, detail, &Control::default());
             let front = front.expect("nobody stops it");
-            let units = Units::new(task);
+            let units = Units::new(task.cluster);
             let (mut paths, mut next_window, mut free) = (Paths::default(), 1, units.all(&cluster));
             for (behind, (choice, price)) in (0_u32..).zip(plan.stages.iter().zip(&stages).rev()) {
                 let room = plan.stages.iter().rev().nth(behind.wrapping_sub(1) as usize).and_then(|last| room(&cluster, &plan, last));
@@ -263,6 +265,64 @@ proptest! {
             }
         }
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_tables_are_above_the_best_of_all_plans(
+        question in branching(), groups in 1_usize..5, above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)]
+    ) {
+        let Question { graph, cluster, settings, .. } = question;
+        let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("no cycle"));
+        let control = Control::default();
+        let Ok((plan, best, _)) = exhaustive(&model, &cluster, &settings, &control) else { return Ok(()) };
+        let detail = Detail { groups, ..ALONE };
+        for task in Task::all(&model, &cluster, &settings) {
+            let is_its_own = plan.micro_batch == task.micro_batch;
+            let links = super::links::Links::new(&task, false);
+            let threshold_s = above * best.step_s;
+            let front = Prefixes::with(&task, &links, threshold_s, usize::MAX, detail, &control).expect("nobody stops it");
+            let bound_s = front.bound_s(&Paths::default(), model.cuts() - 1, u32::MAX, None, 0);
+            prop_assert!(!is_its_own || at_most(bound_s, best.step_s), "{bound_s} s, {} s by {plan:?}", best.step_s);
+        }
+    }
+
+    #[test]
+    fn a_smaller_stage_and_what_runs_behind_it_leave_as_much_to_sum(question in branching(), overlap in any::<bool>()) {
+        let model = Model::new(&question.graph, &States::of(&question.graph, DEFAULT_BOUND).expect("no cycle"));
+        if model.is_chain {
+            return Ok(());
+        }
+        let (totals, rate) = (model.totals(1), question.cluster.all_reduce(2, 1));
+        for end in 1..model.cuts() {
+            let sums_s = sums_s(&model, &totals, rate, overlap, end);
+            for (begin, sum_s) in model.begins(end).zip(sums_s) {
+                let whole_s = cost::sync_s(&model, &totals, 1.0, (begin as usize, end), rate, overlap);
+                prop_assert!((sum_s - whole_s).abs() <= ROUNDING * (1.0 + whole_s), "{sum_s} s for {whole_s} s");
+            }
+        }
+    }
+}
+
+/// Few layers with branches among them, on a small cluster.
+fn branching() -> impl Strategy<Value = Question> {
+    let edges = prop::collection::vec((0_usize..5, 0_usize..5), 0..5);
+    (questions(), edges, 3_usize..6).prop_map(|(mut question, others, most)| {
+        question.graph.layers.truncate(most);
+        let count = question.graph.layers.len();
+        let is_edge = |&(from, to): &(usize, usize)| from < to && to < count;
+        // A row with some of its edges missing, and others.
+        question.graph.edges.retain(|&(from, to)| to < count && from % 2 == others.len() % 2);
+        question.graph.edges.extend(others.into_iter().filter(is_edge));
+        question.graph.edges.sort_unstable();
+        question.graph.edges.dedup();
+        question.cluster.machines.truncate(if count > 4 { 2 } else { 3 });
+        question.settings.global_batch = 6;
+        question.settings.micro_batch_sizes = vec![2, 3, 6];
+        question
+    })
 }
 
 /// A chain on a small cluster, and how many devices each stage of a plan shall take.

@@ -14,6 +14,7 @@ mod classics;
 mod drafts;
 mod evaluate;
 mod exhaustive;
+mod groups;
 mod improve;
 mod kinds;
 mod labels;
@@ -29,6 +30,7 @@ mod relaxed;
 mod search;
 mod settings;
 mod sketch;
+mod smaller;
 mod space;
 mod task;
 mod windows;
@@ -146,6 +148,9 @@ const RELAXED: Effort = Effort {
     actions: 0,
 };
 
+/// For what tables alone say of the bound, where a look at it has left much open.
+const TABLES: Effort = Effort { work: 2_500_000_000, ..RELAXED };
+
 impl Effort {
     /// For each of `count` passes at once, with so much of it spent.
     fn shared_out(self, labels: u64, work: u64, count: u64) -> Self {
@@ -210,6 +215,7 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
         search.prove()?;
         if !search.is_near() {
             search.draft(Some(drafts::LONG))?;
+            search.bound_all(TABLES.within(search.left()));
         }
         search.effort = WHOLE.within(search.work + search.left());
     } else {
@@ -327,13 +333,16 @@ impl<'a> Search<'a> {
         });
     }
 
-    /// Bounds all placements, where the search space has not all of them.
+    /// Bounds all placements, where the search space has not all of them, or as far as tables do.
     fn bound_all(&mut self, effort: Effort) {
         let (control, step_s) = (self.control, self.step_s());
-        let mut sizes: Vec<(&mut Suffixes<'_>, &mut Known)> = (self.sizes.iter_mut())
-            .filter(|size| !size.suffixes.exact_placement())
-            .map(|size| (&mut size.suffixes, &mut size.of_all))
-            .collect();
+        for size in &mut self.sizes {
+            if size.suffixes.exact_placement() {
+                size.of_all.bound_s = size.bound_s;
+            }
+        }
+        let mut sizes: Vec<(&mut Suffixes<'_>, &mut Known)> =
+            self.sizes.iter_mut().map(|size| (&mut size.suffixes, &mut size.of_all)).collect();
         let spent = bound::raise(&mut sizes, step_s, effort, control);
         self.relaxed_labels += spent.labels;
         self.relaxed_work += spent.work;

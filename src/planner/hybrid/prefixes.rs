@@ -5,33 +5,53 @@
 //! [`Links`] leaves it. Devices that differ are counted in [`Units`]: a stage is of a kind, and takes what its devices
 //! count at least. Each table below is the least of its own, so together they never exceed what a real plan adds.
 
-use super::kinds::{Kind, Units, told_apart};
+use super::groups::Groups;
+use super::kinds::{Kind, Units, kinds};
 use super::links::{Links, least};
 use super::paths::Paths;
 use super::settings::largest_window;
+use super::smaller::{Inner, Sets};
 use super::task::Task;
 use crate::control::Control;
 use crate::cost::network::Rate;
-use crate::cost::{self, SyncTail, Totals};
+use crate::cost::{self, Model, SyncTail, Totals};
 
 /// More devices than this are rounded up to one of as many levels, ...
 const MOST_LEVELS: u32 = 192;
 /// ... or fewer, but not than these.
 const FEWEST_LEVELS: u32 = 32;
-/// Stages, with numbers of devices in front of them, that one table looks at, where that is possible, ...
-const MOST_WORK: f64 = 8e6;
-/// ... that all tables together do, ...
-const MOST_DEEP_WORK: f64 = 4e7;
-/// ... and entries that they have.
+/// How much tables tell apart.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Detail {
+    /// Stages, with numbers of devices in front of them, that one table looks at, where that is possible; all tables
+    /// together look at [`DEEP`] times as many.
+    pub work: f64,
+    /// Groups of cuts, where there are more cuts.
+    pub groups: usize,
+}
+
+/// What passes ask, which tell apart themselves what tables don't, ...
+const FOR_PASSES: Detail = Detail { work: 8e6, groups: usize::MAX };
+/// ... and what tables are asked alone.
+pub(super) const ALONE: Detail = Detail { work: 3e7, groups: usize::MAX };
+const DEEP: f64 = 5.0;
+/// Entries that all tables have at most.
 const MOST_ENTRIES: usize = 3_000_000;
 /// Numbers of replicas this far apart, at most, count as one: the first that makes the tables small enough.
 const APART: [f64; 8] = [1.0, 1.07, 1.15, 1.3, 1.6, 2.5, 6.0, 40.0];
 /// What it takes to look at one of them, in nanoseconds or so.
-const LOOK: u64 = 5;
+const LOOK: u64 = 8;
+/// What it takes to look at a stage between two cuts, with one split, in nanoseconds or so.
+const PAIR: u64 = 30;
+/// What it takes to find a smaller stage of a branching model, likewise.
+const SET: u64 = 100;
 /// Stages that are looked at to guess the work.
-const GUESSED: usize = 100_000;
-/// Cuts and splits of a branching model up to which the tables know gradient synchronisation.
-const MOST_SYNCED: usize = 20_000;
+const GUESSED: usize = 30_000;
+/// Groups of cuts that are told apart, if not each cut, and stages that a plan is thought to have at most.
+const GROUPS: [usize; 3] = [192, 96, 48];
+const MOST_STAGES: u32 = 16;
+/// Stages of a branching model up to which the tables know gradient synchronisation.
+const MOST_SYNCED: usize = 4_000_000;
 
 /// What the stages in front of a cut add, in seconds.
 #[derive(Debug, Clone, Copy)]
@@ -182,6 +202,7 @@ impl Least {
 
 /// The tables.
 pub(super) struct Prefixes {
+    groups: Groups,
     reach: Reach,
     /// How many cases of room there are: one if any stage may be anywhere; else the first for a stage behind the cut
     /// that is spread over machines, the others for one that leaves no, one, two … devices on its machine.
@@ -195,6 +216,7 @@ pub(super) struct Prefixes {
 }
 
 /// What stages in front of each cut add, for one number of stages behind it.
+#[derive(Clone)]
 struct Table {
     /// For each cut an entry for each case of room and level; empty where no stages stand.
     least: Vec<Vec<Least>>,
@@ -207,16 +229,16 @@ struct Table {
 struct Reach {
     /// Numbers of devices, ascending.
     levels: Vec<u32>,
-    /// For each cut the lowest and highest level between what stages in front of it need at least and what those behind
-    /// it leave at most.
-    of_cut: Vec<(usize, usize)>,
+    /// For each group of cuts the lowest and highest level between what stages in front of it need at least and what those
+    /// behind it leave at most.
+    of_group: Vec<(usize, usize)>,
     /// All together.
     entries: usize,
 }
 
 impl Reach {
     /// If no stage is at work for `threshold_s`; one level is kept where there is none.
-    fn new(task: &Task<'_>, units: &Units, threshold_s: f64, most_levels: u32) -> Self {
+    fn new(task: &Task<'_>, units: &Units, groups: &Groups, threshold_s: f64, most_levels: u32) -> Self {
         // Of the fastest devices, as many as are of use.
         let mut speeds: Vec<(f64, u32, u32)> =
             task.cluster.machines.iter().map(|m| (m.speed, m.devices, units.of(m.speed))).collect();
@@ -254,18 +276,19 @@ impl Reach {
             }
             if speed > 1e-9 * micro_batches * whole_s / threshold_s { f64::INFINITY } else { fewest }
         };
-        let mut entries = 0;
-        let of_cut = (task.model.sums_below(&work_s).into_iter())
-            .map(|below_s| {
-                let left = (all - fewest(whole_s - below_s)).max(0.0);
-                let needed = fewest(below_s);
+        let below_s = task.model.sums_below(&work_s);
+        let of_group: Vec<(usize, usize)> = (groups.cuts.iter())
+            .map(|cuts| {
+                let below_s = || cuts.iter().map(|&cut| below_s[cut]);
+                let left = (all - fewest(whole_s - below_s().fold(0.0, f64::max))).max(0.0);
+                let needed = fewest(below_s().fold(f64::INFINITY, f64::min));
                 let most = levels.partition_point(|&level| f64::from(level) < left).min(levels.len() - 1);
                 let least = levels.partition_point(|&level| f64::from(level) < needed).min(most);
-                entries += most + 1 - least;
                 (least, most)
             })
             .collect();
-        Self { levels, of_cut, entries }
+        let entries = of_group.iter().map(|(least, most)| most + 1 - least).sum();
+        Self { levels, of_group, entries }
     }
 
     /// The lowest level of so many units.
@@ -277,10 +300,10 @@ impl Reach {
         }
     }
 
-    /// Where the entry of a level is among those of its cut, which is not below the cut's lowest one. Stages behind a cut that leave more
-    /// devices than its highest one are part of no plan.
-    fn entry(&self, cut: usize, room: usize, level: usize) -> usize {
-        let (lowest, highest) = self.of_cut[cut];
+    /// Where the entry of a level is among those of its group of cuts, which is not below their lowest one. Stages behind a
+    /// cut that leave more devices than its highest one are part of no plan.
+    fn entry(&self, group: usize, room: usize, level: usize) -> usize {
+        let (lowest, highest) = self.of_group[group];
         room * (highest + 1 - lowest) + (level.min(highest) - lowest)
     }
 }
@@ -297,8 +320,9 @@ struct Sources<'a> {
     kinds: Vec<(Kind, Vec<(u32, u32)>)>,
     splits: Vec<Split>,
     rooms: usize,
+    groups: Groups,
     reach: Reach,
-    /// For each cut, what a micro-batch takes behind it at least.
+    /// For each group of cuts, what a micro-batch takes behind one at least.
     behind_s: Vec<f64>,
 }
 
@@ -324,6 +348,13 @@ struct Taken {
     /// For each level the level of the units that are left, from `first`, the first that has enough.
     rests: Vec<usize>,
     first: usize,
+}
+
+impl Taken {
+    /// The lowest level that leaves as much as this one.
+    fn with_rest(&self, least: usize) -> usize {
+        self.first + self.rests.partition_point(|&rest| rest < least)
+    }
 }
 
 impl Split {
@@ -371,7 +402,91 @@ struct Synced<'a> {
     rate: Rate,
     speed: f64,
     tail: SyncTail<'a>,
-    sync_s: f64,
+    /// In a branching model, that of each stage that has been looked at, in the order of [`Model::begins`].
+    of_begin: Vec<f64>,
+}
+
+/// What there is to sum, at one rate, of every stage that ends at a cut, in the order of [`Model::begins`].
+#[cfg(test)]
+pub(super) fn sums_s(model: &Model, totals: &Totals, rate: Rate, overlap: bool, end: usize) -> Vec<f64> {
+    let tail = SyncTail::new(model, totals, 1.0, rate, overlap);
+    let mut sync = Synced { rate, speed: 1.0, tail, of_begin: Vec::new() };
+    let inner = Sets::new(model).inner(end);
+    (0..model.begins(end).count()).map(|index| sync.sum(&inner, index)).collect()
+}
+
+/// The least of stages with one split from each group of cuts to another one.
+struct Between {
+    /// Groups that some stage begins in.
+    some: Vec<usize>,
+    /// At speed 1, for each group.
+    forward_s: Vec<f64>,
+    backward_s: Vec<f64>,
+    /// At each of these rates, behind backwards of these speeds.
+    rates: Vec<(Rate, f64)>,
+    syncs_s: Vec<f64>,
+    /// The largest window, for each kind.
+    kinds: usize,
+    fitting: Vec<u32>,
+}
+
+impl Between {
+    fn new(groups: usize, rates: Vec<(Rate, f64)>, split: &Split) -> Self {
+        Self {
+            some: Vec::new(),
+            forward_s: vec![f64::INFINITY; groups],
+            backward_s: vec![f64::INFINITY; groups],
+            syncs_s: vec![f64::INFINITY; groups * rates.len()],
+            rates,
+            kinds: split.kinds.len(),
+            fitting: vec![0; groups * split.kinds.len()],
+        }
+    }
+
+    fn add(&mut self, from: usize, forward_s: f64, backward_s: f64) {
+        if self.forward_s[from].is_infinite() {
+            self.some.push(from);
+        }
+        self.forward_s[from] = self.forward_s[from].min(forward_s);
+        self.backward_s[from] = self.backward_s[from].min(backward_s);
+    }
+
+    fn add_sync(&mut self, from: usize, which: usize, sync_s: f64) {
+        let least_s = &mut self.syncs_s[from * self.rates.len() + which];
+        *least_s = least_s.min(sync_s);
+    }
+
+    fn sync_s(&self, from: usize, rate: Rate, speed: f64) -> f64 {
+        let is = |known: &(Rate, f64)| known.0 == rate && known.1.total_cmp(&speed).is_eq();
+        self.rates.iter().position(is).map_or(0.0, |which| self.syncs_s[from * self.rates.len() + which])
+    }
+
+    fn fitting(&self, from: usize, which: usize) -> u32 {
+        self.fitting[from * self.kinds + which]
+    }
+
+    fn add_fitting(&mut self, from: usize, which: usize, window: u32) {
+        let most = &mut self.fitting[from * self.kinds + which];
+        *most = window.max(*most);
+    }
+}
+
+impl<'a> Synced<'a> {
+    /// Of a stage without layers that ends at another cut.
+    fn begin(&mut self, model: &'a Model, totals: &'a Totals, overlap: bool) {
+        self.tail = SyncTail::new(model, totals, self.speed, self.rate, overlap);
+        self.of_begin.clear();
+    }
+
+    /// Over the layers between two cuts, the first of which is so many-th in the order of [`Model::begins`].
+    fn sum(&mut self, inner: &Inner, index: usize) -> f64 {
+        let (smaller, from, to) = inner.smaller[index];
+        let left_s = self.of_begin.get(smaller).copied().unwrap_or(0.0);
+        let sync_s = self.tail.behind(left_s, inner.behind[from..to].iter().copied());
+        self.of_begin.resize(index, 0.0);
+        self.of_begin.push(sync_s);
+        sync_s
+    }
 }
 
 impl Synced<'_> {
@@ -443,15 +558,26 @@ impl Prefixes {
         most_behind: usize,
         control: &Control,
     ) -> Option<Self> {
+        Self::with(task, links, threshold_s, most_behind, FOR_PASSES, control)
+    }
+
+    pub(super) fn with(
+        task: &Task<'_>,
+        links: &Links,
+        threshold_s: f64,
+        most_behind: usize,
+        detail: Detail,
+        control: &Control,
+    ) -> Option<Self> {
         let (model, cluster) = (task.model, task.cluster);
-        let units = Units::new(task);
+        let units = Units::new(task.cluster);
         let speeds = || cluster.machines.iter().map(|machine| machine.speed);
         let mut sources = Sources {
             task,
             threshold_s,
             speed: speeds().fold(0.0, f64::max),
             slowest: speeds().fold(f64::INFINITY, f64::min),
-            kinds: (told_apart(task).into_iter())
+            kinds: (kinds(task.cluster).into_iter())
                 .map(|kind| {
                     let each = units.of_kind(cluster, &kind);
                     (kind, each)
@@ -460,56 +586,48 @@ impl Prefixes {
             units,
             splits: Vec::new(),
             rooms: 1,
+            groups: Groups::default(),
             reach: Reach::default(),
             behind_s: Vec::new(),
         };
-        sources.behind_s = sources.behind_s();
-        let work = sources.choose(links, most_behind > 0);
+        let work = sources.choose(links, detail, most_behind > 0);
         let entries = sources.reach.entries * sources.rooms;
         let mut deepest = (1..=most_behind.min(model.cuts()))
-            .take_while(|&tables| work * tables as f64 <= MOST_DEEP_WORK)
+            .take_while(|&tables| work * tables as f64 <= DEEP * detail.work)
             .count()
             .min(MOST_ENTRIES / entries.max(1))
             .clamp(1, model.cuts())
             .min(task.micro_batches as usize)
             .min(most_behind);
-        if work > MOST_WORK / 4.0 && !sources.is_tight(deepest as u32 + 1) {
+        if work > detail.work / 4.0 && !sources.is_tight(deepest as u32 + 1) {
             deepest = 1;
         }
-        // From the most stages behind a cut to none: each table is made from the one before it.
-        let mut least: Vec<Table> = Vec::new();
-        for behind in (0..=deepest).rev() {
-            let mut windows = task.settings.windows(behind as u32 + 1, task.micro_batches);
-            if behind == deepest {
-                windows.1 = task.micro_batches; // it stands for all that are farther in front
-            }
-            let exactly = (behind < deepest).then_some(behind);
-            least.push(sources.table(windows, exactly, least.last(), control)?);
-        }
-        least.reverse();
+        let mut windows: Vec<(u32, u32)> =
+            (0..=deepest).map(|behind| task.settings.windows(behind as u32 + 1, task.micro_batches)).collect();
+        windows[deepest].1 = task.micro_batches; // it stands for all that are farther in front
+        let (least, spent) = sources.tables(&windows, control)?;
         let (work_s, count) = (least_work_s(task), f64::from(task.micro_batches));
         let busy_s = (0..model.cuts())
             .map(|cut| count * model.layers_between(0, cut).map(|layer| work_s[layer as usize]).sum::<f64>())
             .collect();
-        #[expect(clippy::cast_sign_loss, reason = "it is counted from zero")]
-        let work = LOOK * (work * (deepest + 1) as f64) as u64;
-        Some(Self { reach: sources.reach, rooms: sources.rooms, least, busy_s, work })
+        Some(Self { groups: sources.groups, reach: sources.reach, rooms: sources.rooms, least, busy_s, work: spent })
     }
 
     fn at(&self, cut: usize, free: u32, room: Option<u32>, behind: u32) -> &Least {
         let room = room.map_or(0, |room| 1 + room as usize).min(self.rooms - 1);
         let table = &self.least[(behind as usize).min(self.least.len() - 1)];
         let level = self.reach.level(free);
-        if level < self.reach.of_cut[cut].0 {
+        let group = self.groups.of_cut[cut] as usize;
+        if level < self.reach.of_group[group].0 {
             &Least::NONE
         } else {
-            table.least[cut].get(self.reach.entry(cut, room, level)).unwrap_or(&Least::NONE)
+            table.least[group].get(self.reach.entry(group, room, level)).unwrap_or(&Least::NONE)
         }
     }
 
     /// The least that any plan takes from its first forward to its last backward.
     pub(super) fn least_s(&self) -> f64 {
-        let whole = self.reach.of_cut.len() - 1;
+        let whole = self.groups.of_cut.len() - 1;
         let last = self.at(whole, u32::MAX, None, 0);
         last.trip_s.max(last.backwards_s).max(last.forwards_s)
     }
@@ -534,17 +652,34 @@ impl Prefixes {
 
 impl Sources<'_> {
     /// Settles which numbers of replicas and devices are told apart, and whether machines are; how much work a table is.
-    fn choose(&mut self, links: &Links, has_rooms: bool) -> f64 {
+    fn choose(&mut self, links: &Links, detail: Detail, has_rooms: bool) -> f64 {
+        // A plan has hardly more stages than micro-batches, and each stage loses a group of cuts, or half of what is joined.
+        let stages = f64::from(self.task.micro_batches.min(MOST_STAGES));
+        let cuts = self.task.model.cuts();
+        let mut tried: Vec<(f64, usize, f64)> = std::iter::once(cuts.min(detail.groups))
+            .chain(GROUPS)
+            .filter(|&most| most <= cuts.min(detail.groups))
+            .map(|most| (if most < cuts { stages / most as f64 } else { 0.0 }, most))
+            .flat_map(|(lost, most)| APART.map(|apart| (lost + (apart - 1.0) / 2.0, most, apart)))
+            .collect();
+        tried.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut tried = tried.into_iter();
         let mut most_levels = MOST_LEVELS;
         let mut work;
-        let mut apart = APART.iter();
-        self.reach = Reach::new(self.task, &self.units, self.threshold_s, most_levels);
         loop {
-            if let Some(&apart) = apart.next() {
+            let mut is_other = true;
+            if let Some((_, most, apart)) = tried.next() {
+                is_other = self.groups.most != most;
+                if is_other {
+                    self.groups = Groups::new(self.task.model, &least_work_s(self.task), most);
+                    self.behind_s = self.behind_s();
+                }
                 self.splits = Split::all(self.task, &self.kinds, apart);
             } else {
                 most_levels /= 2;
-                self.reach = Reach::new(self.task, &self.units, self.threshold_s, most_levels);
+            }
+            if is_other {
+                self.reach = Reach::new(self.task, &self.units, &self.groups, self.threshold_s, most_levels);
             }
             for split in &mut self.splits {
                 let levels = &self.reach.levels;
@@ -555,13 +690,13 @@ impl Sources<'_> {
                 }
             }
             work = self.work();
-            if work <= MOST_WORK || (apart.len() == 0 && most_levels <= FEWEST_LEVELS) {
+            if work <= detail.work || (tried.len() == 0 && most_levels <= FEWEST_LEVELS) {
                 break;
             }
         }
         let cases = links.widest as usize + 2;
         let rise = (1 + cases / 2) as f64;
-        if has_rooms && links.machines > 1 && work * rise <= MOST_WORK && self.reach.entries * cases <= MOST_ENTRIES {
+        if has_rooms && links.machines > 1 && work * rise <= detail.work && self.reach.entries * cases <= MOST_ENTRIES {
             self.rooms = cases;
             work *= rise;
         }
@@ -573,18 +708,20 @@ impl Sources<'_> {
 
     /// About how many stages, with numbers of devices in front of them, a table looks at.
     fn work(&self) -> f64 {
-        let model = self.task.model;
-        let every = (model.pairs() * self.splits.len()).div_ceil(GUESSED).max(1);
+        let (model, groups) = (self.task.model, &self.groups.cuts);
+        let every = (groups.len().pow(2) / 2 * self.splits.len()).div_ceil(GUESSED).max(1);
         let mut work = 0;
-        for end in (1..model.cuts()).rev().step_by(every) {
-            let (lowest, highest) = self.reach.of_cut[end];
+        for to in (1..groups.len()).rev().step_by(every) {
+            let (lowest, highest) = self.reach.of_group[to];
+            let end = groups[to][0];
             for split in &self.splits {
                 let totals = &self.task.totals[split.share as usize];
-                for kind in &split.kinds {
-                    let levels = (highest + 1).saturating_sub(kind.first.max(lowest));
-                    for begin in model.begins(if levels == 0 { 0 } else { end }) {
-                        if self.is_short(totals, kind.speed, begin as usize, end) {
-                            work += levels;
+                for kind in split.kinds.iter().filter(|kind| kind.first.max(lowest) <= highest) {
+                    for from in (0..to).rev() {
+                        let begin = groups[from][groups[from].len() - 1];
+                        if self.is_short(totals, kind.speed, begin, end) {
+                            let needed = kind.with_rest(self.reach.of_group[from].0);
+                            work += (highest + 1).saturating_sub(needed.max(lowest));
                         } else if model.is_chain {
                             break;
                         }
@@ -592,7 +729,8 @@ impl Sources<'_> {
                 }
             }
         }
-        work as f64 * every as f64
+        // Each split looks at each stage, too.
+        (work * every + model.pairs() * self.splits.len()) as f64
     }
 
     /// Whether a stage alone is at work for less than the threshold.
@@ -603,7 +741,7 @@ impl Sources<'_> {
         f64::from(self.task.micro_batches) * work_s < self.threshold_s * speed
     }
 
-    /// For each cut, what a micro-batch takes behind it, each layer with the split that is best for it.
+    /// For each group of cuts, what a micro-batch takes behind one, each layer with the split that is best for it.
     fn behind_s(&self) -> Vec<f64> {
         let task = self.task;
         let forwards = if task.recompute { 2.0 } else { 1.0 };
@@ -616,7 +754,8 @@ impl Sources<'_> {
             .collect();
         let below_s = task.model.sums_below(&least_s);
         let whole_s = below_s[below_s.len() - 1];
-        below_s.into_iter().map(|below_s| whole_s - below_s).collect()
+        let most_below_s = |cuts: &Vec<usize>| cuts.iter().map(|&cut| below_s[cut]).fold(0.0, f64::max);
+        self.groups.cuts.iter().map(|cuts| whole_s - most_below_s(cuts)).collect()
     }
 
     /// The speed at which gradients of a kind's stage are summed behind its backward. The lowest of all hides the most:
@@ -634,32 +773,18 @@ impl Sources<'_> {
             let (rate, speed) = (way.sync, self.summing(kind));
             if syncs.iter().all(|known| !known.is(rate, speed)) {
                 let tail = SyncTail::new(self.task.model, totals, speed, rate, self.task.settings.overlap_sync);
-                syncs.push(Synced { rate, speed, tail, sync_s: 0.0 });
+                syncs.push(Synced { rate, speed, tail, of_begin: Vec::new() });
             }
         }
         syncs
     }
 
-    /// Sums over the layers between two cuts: in a chain those that a stage grows by, else all that it has.
-    fn sum<'s>(&'s self, syncs: &mut [Synced<'s>], totals: &'s Totals, begin: usize, end: usize) {
-        let (model, overlap) = (self.task.model, self.task.settings.overlap_sync);
-        if model.is_chain {
-            for Synced { tail, sync_s, .. } in syncs {
-                *sync_s = tail.extend(model.layers_between(begin, end));
-            }
-        } else if self.splits.len() * model.cuts() <= MOST_SYNCED {
-            for Synced { rate, speed, sync_s, .. } in syncs {
-                *sync_s = cost::sync_s(model, totals, *speed, (begin, end), *rate, overlap);
-            }
-        }
-    }
-
-    /// Whether so many stages may lie behind a cut, none of them at work for as long as the threshold.
-    fn has_behind(&self, cut: usize, stages: usize) -> bool {
+    /// Whether so many stages may lie behind a cut of a group, none of them at work for as long as the threshold.
+    fn has_behind(&self, group: usize, stages: usize) -> bool {
         if stages == 0 {
-            return cut + 1 == self.task.model.cuts();
+            return group + 1 == self.groups.cuts.len();
         }
-        let least_s = f64::from(self.task.micro_batches) * self.behind_s[cut] * (1.0 - 1e-9);
+        let least_s = f64::from(self.task.micro_batches) * self.behind_s[group] * (1.0 - 1e-9);
         least_s <= stages as f64 * self.threshold_s * self.speed
     }
 
@@ -668,9 +793,10 @@ impl Sources<'_> {
         let task = self.task;
         let window = |behind: u32| task.settings.windows(behind + 1, task.micro_batches).0;
         let micro_batches = f64::from(task.micro_batches);
+        let every = (task.model.pairs() * self.splits.len()).div_ceil(GUESSED).max(1);
         self.splits.iter().any(|split| {
             let totals = &task.totals[split.share as usize];
-            (1..task.model.cuts()).any(|end| {
+            (1..task.model.cuts()).step_by(every).any(|end| {
                 task.model.begins(end).any(|begin| {
                     let begin = begin as usize;
                     let work_s = totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end]
@@ -690,113 +816,194 @@ impl Sources<'_> {
         })
     }
 
-    /// The least that stages in front of each cut add, if the next of them has such a window; given the table for those
-    /// farther in front, unless it is this one.
-    fn table(
-        &self,
-        (least_window, most_window): (u32, u32),
-        exactly: Option<usize>,
-        farther: Option<&Table>,
-        control: &Control,
-    ) -> Option<Table> {
+    /// The largest window of all that fits a stage on devices of a kind; 0 if none does.
+    fn fitting(&self, split: &Split, kind: &Taken, stage: (usize, usize)) -> u32 {
+        let task = self.task;
+        let totals = &task.totals[split.share as usize];
+        let bytes = |window| {
+            cost::memory(task.model, totals, &task.settings.memory, stage, split.most, window, task.recompute)
+                .total_bytes()
+        };
+        largest_window(1, task.micro_batches, |window| bytes(window) <= kind.memory_bytes).unwrap_or(0)
+    }
+
+    /// The least of all stages with a split from groups of cuts to one of them; what looking at them took.
+    fn between(&self, to: usize, split: &Split, inner: Option<&[Inner]>) -> (Between, u64) {
+        let task = self.task;
+        let (model, micro_batches) = (task.model, f64::from(task.micro_batches));
+        let totals = &task.totals[split.share as usize];
+        let mut syncs = self.syncs(split);
+        let mut between = Between::new(to + 1, syncs.iter().map(|sync| (sync.rate, sync.speed)).collect(), split);
+        let fastest = split.kinds.iter().map(|kind| kind.speed).fold(0.0, f64::max);
+        let mut looked_at = 0;
+        for (at, &end) in self.groups.cuts[to].iter().enumerate() {
+            let mut begun = end;
+            for sync in &mut syncs {
+                sync.begin(model, totals, task.settings.overlap_sync);
+            }
+            for (index, begin) in model.begins(end).enumerate() {
+                let begin = begin as usize;
+                let forward_s = totals.forward_s[end] - totals.forward_s[begin];
+                let backward_s = totals.backward_s[end] - totals.backward_s[begin];
+                let backward_s = if task.recompute { backward_s + forward_s } else { backward_s };
+                let is_long = |speed: f64| micro_batches * (forward_s / speed + backward_s / speed) >= self.threshold_s;
+                if is_long(fastest) {
+                    if model.is_chain {
+                        break;
+                    }
+                    continue;
+                }
+                looked_at += 1;
+                let from = self.groups.of_cut[begin] as usize;
+                between.add(from, forward_s, backward_s);
+                for (which, sync) in syncs.iter_mut().enumerate() {
+                    let sync_s = if model.is_chain {
+                        sync.tail.extend(model.layers_between(begin, begun))
+                    } else if let Some(inner) = inner {
+                        sync.sum(&inner[at], index)
+                    } else {
+                        0.0
+                    };
+                    between.add_sync(from, which, sync_s);
+                }
+                begun = begin;
+                for (which, kind) in split.kinds.iter().enumerate() {
+                    if !is_long(kind.speed) && between.fitting(from, which) < task.micro_batches {
+                        between.add_fitting(from, which, self.fitting(split, kind, (begin, end)));
+                    }
+                }
+            }
+        }
+        (between, looked_at)
+    }
+
+    /// The least that stages in front of each cut add, a table for each number of stages behind it, and how much was
+    /// looked at, in nanoseconds or so. The next stage has one of its table's windows; the last table stands for all
+    /// stages farther in front.
+    fn tables(&self, windows: &[(u32, u32)], control: &Control) -> Option<(Vec<Table>, u64)> {
         let task = self.task;
         let (model, threshold_s) = (task.model, self.threshold_s);
-        let memory_model = &task.settings.memory;
         let micro_batches = f64::from(task.micro_batches);
-        let cuts = model.cuts();
+        let groups = self.groups.cuts.len();
         let (rooms, reach) = (self.rooms, &self.reach);
-        let mut least = vec![Vec::new(); cuts];
-        let mut first = vec![usize::MAX; cuts * rooms];
-        let (lowest, highest) = reach.of_cut[0];
-        least[0] = vec![Least::EMPTY; (highest + 1 - lowest) * rooms];
+        let (lowest, highest) = reach.of_group[0];
+        let mut first = vec![usize::MAX; groups * rooms];
         first[..rooms].fill(lowest);
-        for end in (1..cuts).filter(|&end| exactly.is_none_or(|behind| self.has_behind(end, behind))) {
+        let mut least = vec![Vec::new(); groups];
+        least[0] = vec![Least::EMPTY; (highest + 1 - lowest) * rooms];
+        let mut tables = vec![Table { least, first }; windows.len()];
+        let deepest = windows.len() - 1;
+        let sets = (!model.is_chain && model.pairs() <= MOST_SYNCED).then(|| Sets::new(model));
+        let mut work = 0;
+        for to in 1..groups {
             if control.should_stop() {
                 return None;
             }
-            let is_last = end + 1 == cuts;
-            let bytes_between = if is_last { 0.0 } else { task.cut_bytes[end] };
-            let (lowest, highest) = reach.of_cut[end];
+            let is_last = to + 1 == groups;
+            let least_bytes = self.groups.cuts[to].iter().map(|&cut| task.cut_bytes[cut]).fold(f64::INFINITY, f64::min);
+            let bytes_between = if is_last { 0.0 } else { least_bytes };
+            let (lowest, highest) = reach.of_group[to];
             let levels = highest + 1 - lowest;
-            let mut row: Vec<Least> = Vec::new();
+            let open: Vec<usize> =
+                (0..=deepest).filter(|&behind| behind == deepest || self.has_behind(to, behind)).collect();
+            let mut rows: Vec<Vec<Least>> = vec![Vec::new(); windows.len()];
+            let inner: Option<Vec<Inner>> =
+                sets.as_ref().map(|sets| self.groups.cuts[to].iter().map(|&end| sets.inner(end)).collect());
+            work += SET * inner.iter().flatten().map(|inner| inner.smaller.len() as u64).sum::<u64>();
             for split in &self.splits {
-                let totals = &task.totals[split.share as usize];
-                let mut syncs = self.syncs(split);
-                let fastest = split.kinds.iter().map(|kind| kind.speed).fold(0.0, f64::max);
-                let mut begun = end;
-                for begin in model.begins(end) {
-                    let begin = begin as usize;
-                    let times_s = |speed: f64| {
-                        let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / speed;
-                        let backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / speed;
-                        (forward_s, if task.recompute { backward_s + forward_s } else { backward_s })
-                    };
-                    let (forward_s, backward_s) = times_s(fastest);
-                    if micro_batches * (forward_s + backward_s) >= threshold_s {
-                        if model.is_chain {
-                            break;
-                        }
-                        continue;
-                    }
-                    self.sum(&mut syncs, totals, begin, if model.is_chain { begun } else { end });
-                    begun = begin;
-                    let (front, from) = farther.map_or((&least, &first), |table| (&table.least, &table.first));
-                    let (front, from) = (&front[begin], &from[begin * rooms..(begin + 1) * rooms]);
-                    if front.is_empty() {
-                        continue;
-                    }
-                    let bytes = |window| {
-                        cost::memory(model, totals, memory_model, (begin, end), split.most, window, task.recompute)
-                            .total_bytes()
-                    };
-                    for kind in &split.kinds {
-                        let (forward_s, backward_s) = times_s(kind.speed);
+                let (between, pairs) = self.between(to, split, inner.as_deref());
+                work += if inner.is_some() || model.is_chain { PAIR } else { LOOK } * pairs;
+                for &from in &between.some {
+                    for (which, kind) in split.kinds.iter().enumerate() {
+                        let forward_s = between.forward_s[from] / kind.speed;
+                        let backward_s = between.backward_s[from] / kind.speed;
                         let all_s = micro_batches * (forward_s + backward_s);
                         if all_s >= threshold_s {
                             continue;
                         }
-                        let fits = |window| bytes(window) <= kind.memory_bytes;
-                        let Some(window) = largest_window(least_window, most_window, fits) else { continue };
+                        let (fitting, speed) = (between.fitting(from, which), self.summing(kind));
                         for way in &split.ways {
                             if is_last && way.behind > 0 {
                                 continue; // nothing is behind
                             }
                             let Rate { s_per_byte, latency_s } = way.transfer;
                             let transfer_s = if is_last { 0.0 } else { bytes_between * s_per_byte + latency_s };
-                            let speed = self.summing(kind);
-                            let sync_s =
-                                syncs.iter().find(|known| known.is(way.sync, speed)).map_or(0.0, |known| known.sync_s);
-                            let stage =
-                                FrontStage::new(forward_s, backward_s, sync_s, transfer_s, window, task.micro_batches);
-                            // With fewer there are too few for the stages in front.
-                            let enough = kind.rests.partition_point(|&rest| rest < from[way.own]);
-                            for level in (kind.first + enough).max(lowest)..=highest {
-                                let before = &front[reach.entry(begin, way.own, kind.rests[level - kind.first])];
-                                // The stage's gradients are summed while earlier stages drain.
-                                if all_s + before.trip_s.max(before.fill_s + sync_s) < threshold_s {
-                                    row.resize(levels * rooms, Least::NONE);
-                                    row[reach.entry(end, way.behind, level)].lower(&stage, before);
+                            let sync_s = between.sync_s(from, way.sync, speed);
+                            for &behind in &open {
+                                let window = windows[behind].1.min(fitting);
+                                let farther = &tables[(behind + 1).min(deepest)];
+                                let front = &farther.least[from];
+                                if window < windows[behind].0 || front.is_empty() || from == to {
+                                    continue;
+                                }
+                                let stage = FrontStage::new(
+                                    forward_s,
+                                    backward_s,
+                                    sync_s,
+                                    transfer_s,
+                                    window,
+                                    task.micro_batches,
+                                );
+                                // With fewer there are too few for the stages in front.
+                                let enough = kind.with_rest(farther.first[from * rooms + way.own]).max(lowest);
+                                work += LOOK * (highest + 1).saturating_sub(enough) as u64;
+                                let row = &mut rows[behind];
+                                for level in enough..=highest {
+                                    let before = &front[reach.entry(from, way.own, kind.rests[level - kind.first])];
+                                    // The stage's gradients are summed while earlier stages drain.
+                                    if all_s + before.trip_s.max(before.fill_s + sync_s) < threshold_s {
+                                        row.resize(levels * rooms, Least::NONE);
+                                        row[reach.entry(to, way.behind, level)].lower(&stage, before);
+                                    }
                                 }
                             }
                         }
                     }
                 }
             }
-            for at in 0..row.len() {
-                let (room, level) = (at / levels, lowest + at % levels);
-                if room > 1 {
-                    row[at] = row[at].or(&row[at - levels]); // more room never harms
+            self.finish(to, &mut rows, &open);
+            for (table, row) in tables.iter_mut().zip(rows) {
+                for (at, _) in row.iter().enumerate().filter(|(_, entry)| entry.trip_s < f64::INFINITY) {
+                    let first = &mut table.first[to * rooms + at / levels];
+                    *first = (lowest + at % levels).min(*first);
                 }
-                if row[at].least_s(self.behind_s[end] / self.speed * (1.0 - 1e-9)) < threshold_s {
-                    let first = &mut first[end * rooms + room];
-                    *first = level.min(*first);
-                } else {
-                    row[at] = Least::NONE;
+                table.least[to] = row;
+            }
+        }
+        Some((tables, work))
+    }
+
+    /// Ends the entries of a group, given those of stages that begin in earlier ones, in each table; none that reaches the
+    /// threshold stays.
+    fn finish(&self, to: usize, rows: &mut [Vec<Least>], open: &[usize]) {
+        let (lowest, highest) = self.reach.of_group[to];
+        let levels = highest + 1 - lowest;
+        for row in rows.iter_mut() {
+            for at in 2 * levels..row.len() {
+                row[at] = row[at].or(&row[at - levels]); // more room never harms
+            }
+        }
+        // A stage inside a group is left out, with its devices: there is one stage more behind those in front of it, which
+        // may lie anywhere.
+        if self.groups.cuts[to].len() > 1 {
+            let deepest = rows.len() - 1;
+            for &behind in open.iter().rev().filter(|&&behind| behind < deepest) {
+                let (nearer, farther) = rows.split_at_mut(behind + 1);
+                let (row, farther) = (&mut nearer[behind], &farther[0]);
+                if farther.is_empty() {
+                    continue;
+                }
+                row.resize(levels * self.rooms, Least::NONE);
+                for (at, entry) in row.iter_mut().enumerate() {
+                    let level = at % levels;
+                    *entry = entry.or(&farther[level]).or(&farther[(self.rooms - 1) * levels + level]);
                 }
             }
-            least[end] = row;
         }
-        Some(Table { least, first })
+        let behind_s = self.behind_s[to] / self.speed * (1.0 - 1e-9);
+        for entry in rows.iter_mut().flatten().filter(|entry| entry.least_s(behind_s) >= self.threshold_s) {
+            *entry = Least::NONE;
+        }
     }
 }
 
@@ -813,6 +1020,13 @@ fn least_work_s(task: &Task<'_>) -> Vec<f64> {
                 .fold(f64::INFINITY, f64::min)
         })
         .collect()
+}
+
+/// No plan has a shorter step, as far as tables below a threshold say; what making them took.
+pub(super) fn tabled_s(task: &Task<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
+    let last = task.model.cuts() - 1;
+    Prefixes::with(task, links, threshold_s, usize::MAX, ALONE, control)
+        .map_or((0.0, 0), |prefixes| (prefixes.bound_s(&Paths::default(), last, u32::MAX, None, 0), prefixes.work))
 }
 
 /// No plan has a shorter step: all devices at work all the time, or one micro-batch on its way through.

@@ -60,7 +60,7 @@ impl Relaxed {
             last_index: FxHashMap::default(),
             moves: FxHashMap::default(),
             most: task.most_devices(),
-            units: Units::new(task),
+            units: Units::new(task.cluster),
             kinds,
         };
         let free = space.kinds.iter().map(|kind| kind.devices).collect();

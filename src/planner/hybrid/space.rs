@@ -138,7 +138,7 @@ impl<'a> Space<'a> {
         let size = classes.first().map_or(1, |&(devices, ..)| devices);
         let is_even = classes.iter().all(|&(devices, ..)| devices == size);
         let whole = !exact && cluster.devices() > FINE_DEVICES && is_even;
-        let units = Units::new(task);
+        let units = Units::new(task.cluster);
         let mut space = Self {
             cluster,
             units: classes.iter().map(|&(_, _, speed)| units.of(speed)).collect(),
