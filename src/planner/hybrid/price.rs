@@ -379,12 +379,14 @@ pub(super) fn path_stage(stage: &StagePrice, (least_window, window): (u32, u32))
 
 /// The rate between the devices of two neighbouring stages.
 fn transfer(cluster: &Cluster, from: &[(u32, u32)], to: &[(u32, u32)]) -> Rate {
-    let mut on_machine: std::collections::BTreeMap<u32, (u32, u32)> = std::collections::BTreeMap::new();
-    for &(machine, count) in from {
-        on_machine.entry(machine).or_default().0 = count;
+    let mut pairs = Vec::with_capacity(from.len() + to.len());
+    let mut to = to.iter().copied().peekable();
+    for &(machine, senders) in from {
+        while let Some((_, receivers)) = to.next_if(|&(other, _)| other < machine) {
+            pairs.push((0, receivers));
+        }
+        pairs.push((senders, to.next_if(|&(other, _)| other == machine).map_or(0, |(_, receivers)| receivers)));
     }
-    for &(machine, count) in to {
-        on_machine.entry(machine).or_default().1 = count;
-    }
-    cluster.transfer(&on_machine.into_values().collect::<Vec<_>>())
+    pairs.extend(to.map(|(_, receivers)| (0, receivers)));
+    cluster.transfer(&pairs)
 }
