@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
@@ -136,6 +137,8 @@ STRANGE: dict[str, Callable[[], Any]] = {
 # --- Valid calls ------------------------------------------------------------------------------------------------------
 
 PROFILE = chain([1.0, 2.0, 1.0], 8.0, 4.0)
+SHAPE = {"layers": 2, "hidden": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 16, "vocab": 10}
+TRANSFORMER = hpgo.Transformer(**SHAPE)
 CLUSTER = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=10, inter_gbit_s=10)
 PLAN = hpgo.plan(PROFILE, CLUSTER, global_batch_size=4)
 CHAIN = hpgo.partition(PROFILE, CLUSTER)
@@ -194,7 +197,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     }
     records = [
         hpgo.calibrate(PLAN, PLAN.timeline()),
-        hpgo.SharedWeight(("a", "b"), 8.0),
+        hpgo.SharedWeight(("a", "b"), 8.0), TRANSFORMER, hpgo.Latent(kv_rank=8, rope_dim=4, value_dim=8),
         PROFILE, PROFILE.layers[0], CLUSTER, CLUSTER.machines[0], CLUSTER.machines[0].device, CLUSTER.intra, PLAN,
         PLAN.stages[0], PLAN.stages[0].memory, PLAN.assumed, PLAN.alternatives[0], stages.Crossing("a", 8.0), CHAIN,
         CHAIN.stages[0], CHAIN.hops[0], ORDERS, PROGRAM, PROGRAM.stages[0], PROGRAM.for_rank(0), TIMELINE,
@@ -284,6 +287,10 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 hpgo.Profile.chain,
                 {"name": "toy", "batch_size": 1, **columns, "names": ["a", "b"], "source": "here"},
             ),
+            "Transformer.read": (hpgo.Transformer.read, {"source": "shape.yaml"}),
+            "Transformer.holds_experts": (TRANSFORMER.holds_experts, {"layer": 1}),
+            "Transformer.layer_parameters": (TRANSFORMER.layer_parameters, {"layer": 1}),
+            "Transformer.parameters_by_part": (TRANSFORMER.parameters_by_part, {}),
             "Profile.without_loading": (PROFILE.without_loading, {}),
             "Profile.without_ties": (PROFILE.without_ties, {}),
             "Profile.networkx": (PROFILE.networkx, {}),
@@ -407,6 +414,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
         patch.chdir(folder)
         for name, text in {
             "toy.txt": TEXT, "models.yml": MODEL_FILE, "types.yml": TYPES_FILE, "devices.yml": "t: [a, b]",
+            "shape.yaml": json.dumps({"hpgo_transformer": 1, **SHAPE}),
             "cluster.yaml": CLUSTER.yaml(), "plan.json": PLAN.to_json(), "chain.json": CHAIN.to_json(),
             "program.json": PROGRAM.to_json(), "orders.csv": ORDERS.to_text(),
         }.items():  # fmt: skip

@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.model.profile import Layer as Layer
     from hpgo.model.profile import Profile as Profile
     from hpgo.model.profile import SharedWeight as SharedWeight
+    from hpgo.model.transformer import Latent as Latent
+    from hpgo.model.transformer import Transformer as Transformer
     from hpgo.planning.calibration import Calibration as Calibration
     from hpgo.planning.calibration import calibrate as calibrate
     from hpgo.planning.chain.plans import ChainHop as ChainHop
@@ -75,6 +77,7 @@ _PUBLIC: dict[str, str] = {
     "FileError": "hpgo.base.errors",
     "HpgoError": "hpgo.base.errors",
     "InfeasibleError": "hpgo.base.errors",
+    "Latent": "hpgo.model.transformer",
     "Layer": "hpgo.model.profile",
     "Layout": "hpgo.programs.layout",
     "Measures": "hpgo.timing.measures",
@@ -92,6 +95,7 @@ _PUBLIC: dict[str, str] = {
     "Stage": "hpgo.programs.stages",
     "StageBytes": "hpgo.programs.costs",
     "Timeline": "hpgo.timing.timeline",
+    "Transformer": "hpgo.model.transformer",
     "calibrate": "hpgo.planning.calibration",
     "estimate": "hpgo.model.estimate",
     "evaluate": "hpgo.planning.planner",

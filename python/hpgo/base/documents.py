@@ -102,8 +102,7 @@ class Section:
         if key in self._values:
             return self._values[key]
         if default is ...:
-            unread = [known for known in self._values if known not in self._asked]
-            self.fail(f"`{key}` is missing", similar(key, unread))
+            self.fail(f"`{key}` is missing", similar(key, self.unread()))
         return default
 
     def text(self, key: str, default: str = ...) -> str:  # type: ignore[assignment]
@@ -160,11 +159,15 @@ class Section:
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
+    def unread(self) -> list[str]:
+        """Keys that nobody has asked for."""
+        asked = set(self._asked)
+        return [key for key in self._values if key not in asked]
+
     def done(self) -> None:
         """Raises if the document has a key that was not asked for."""
-        for key in self._values:
-            if key not in self._asked:
-                self.fail(f"`{shorten(str(key))}` is unknown", near(str(key), dict.fromkeys(self._asked)))
+        for key in self.unread():
+            self.fail(f"`{shorten(str(key))}` is unknown", near(str(key), dict.fromkeys(self._asked)))
 
     def build(self, record: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """`record(...)`, with this section named in what it raises."""

@@ -36,6 +36,14 @@ def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
         raise error(f"{shown(path)} is no path of a file", "give text or a `pathlib.Path`") from None
 
 
+def is_folder(path: Path) -> bool:
+    """Whether `path` names a folder; not if it can't be looked up, whose reason reading it gives."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or holds a NUL
+        return False
+
+
 def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, most: int = MOST_BYTES, hint: str) -> bytes:
     """What the file `path` holds, read once; raises `error` naming it if there is none, or more than `most` bytes.
 

@@ -1,4 +1,4 @@
-"""`hpgo estimate`: what the layers of an ONNX model would take on a device that is not at hand."""
+"""`hpgo estimate`: what the layers of a model would take on a device that is not at hand."""
 
 from __future__ import annotations
 
@@ -32,10 +32,14 @@ class _Dim(click.ParamType):  # type: ignore[type-arg]  # not generic before cli
 
 
 @click.command()
-@click.argument("model", metavar="MODEL.onnx")
+@click.argument("model")
 @click.option("--device", type=click.Choice(tuple(RATES)), required=True, help="Where it would run.")
 @click.option("-o", "output", metavar="FILE", help="The profile: .yaml, .json, or PipeDream's .txt.")
-@click.option("--dtype", type=click.Choice(tuple(WIDTHS)), help="What to compute in; the file's own if left out.")
+@click.option(
+    "--dtype",
+    type=click.Choice(tuple(WIDTHS)),
+    help="What to compute in; if left out, what an ONNX file holds, else bfloat16.",
+)
 @click.option(
     "--batch-size", type=Counts(), metavar="N[,N…]",
     help="Samples in a batch; the file's own if it fixes them, or else 1.",
@@ -45,7 +49,7 @@ class _Dim(click.ParamType):  # type: ignore[type-arg]  # not generic before cli
     help="What a layer is: a block that one tensor enters and one leaves, or an operation with a matrix of weights.",
 )  # fmt: skip
 @click.option("--dim", "dims", type=_Dim(), multiple=True, metavar="NAME=N",
-              help="Another size that the file leaves open. Repeatable.")  # fmt: skip
+              help="Another size that is open; of a transformer `tokens`. Repeatable.")  # fmt: skip
 @click.option(
     "--efficiency", type=float, default=0.5, show_default=True, metavar="SHARE",
     help="How much of the device's peaks layers reach, from 0 to 1.",
@@ -61,13 +65,16 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Estimate what the layers of an ONNX model take on a device, for `hpgo plan`.
+    """Estimate what the layers of a model take on a device, for `hpgo plan`.
 
-    Times are those of the device's datasheet: an operation's arithmetic or the bytes that it moves, whichever takes
-    longer, and nothing is measured. Needs the package `onnx`.
+    MODEL is an ONNX file, which needs the package `onnx`, or a transformer: one that `hpgo models transformers` lists,
+    a Hugging Face config.json, or a YAML file with its sizes. Times are those of the device's datasheet: an operation's
+    arithmetic or the bytes that it moves, whichever takes longer. Nothing is measured.
 
     \b
     Examples:
+      hpgo estimate llama-3-8b --device h100 --dim tokens=8192 -o llama.yaml
+      hpgo estimate config.json --device a100 --dim tokens=4096 --batch-size 1,2
       hpgo estimate bert.onnx --device a100 --dim sequence=512 -o bert.yaml
       hpgo estimate gpt.onnx --device h100 --dtype bfloat16 --batch-size 1,2,4,8
       hpgo estimate resnet50.onnx --device v100 --by op --json

@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("hpgo.cli.export", "Write a plan for Megatron-LM, DeepSpeed or torchtitan."),
     "launch": ("hpgo.cli.launch", "Start a plan's processes: here, SLURM, Kubeflow, Ray, torchrun, ssh."),
     "profile": ("hpgo.cli.profile", "Measure a model's layers on this machine, for `hpgo plan`."),
-    "estimate": ("hpgo.cli.estimate", "Estimate an ONNX model's layers on a device that is not at hand."),
+    "estimate": ("hpgo.cli.estimate", "Estimate a model's layers on a device that is not at hand."),
     "measure-links": ("hpgo.cli.measure_links", "Measure the links between ranks, for `hpgo plan`."),
     "run": ("hpgo.cli.run", "Train by a plan: on processes started here, or as one rank."),
     "calibrate": ("hpgo.cli.calibrate", "Say where a measured step left its prediction, and why."),

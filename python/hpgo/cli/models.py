@@ -12,6 +12,7 @@ from hpgo.base.units import format_bytes, format_seconds
 from hpgo.cli.terminal import sources, table
 from hpgo.model.builtin import MODELS, built_in
 from hpgo.model.formats import write_profile
+from hpgo.model.transformer_presets import TRANSFORMERS
 
 
 @click.group(invoke_without_command=True)
@@ -28,6 +29,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
       hpgo models --json
       hpgo models write profiling_results
       hpgo models write . bert-48
+      hpgo models transformers
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -82,3 +84,38 @@ def write(folder: Path, names: tuple[str, ...]) -> None:
         path = folder / MODELS[name].file
         write_profile(profile, path)
         click.echo(path)
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def transformers(as_json: bool) -> None:
+    """List the transformers that `hpgo estimate` knows by name.
+
+    They are known by their shape alone, without times. Of experts a token meets only its own; a weight that is used
+    twice counts once.
+
+    \b
+    Examples:
+      hpgo models transformers
+      hpgo models transformers --json
+    """
+    if as_json:
+        entries = [
+            {
+                "name": name,
+                "layers": one.layers,
+                "parameters": one.parameters,
+                "active_parameters": one.active_parameters,
+                "parameters_by_part": one.parameters_by_part(),
+            }
+            for name, one in TRANSFORMERS.items()
+        ]
+        click.echo(json.dumps(entries, indent=2))
+        return
+    table(
+        ["transformer", "layers", "hidden", "heads", "parameters", "a token meets"],
+        [
+            (name, one.layers, one.hidden, one.heads, f"{one.parameters:,}", f"{one.active_parameters:,}")
+            for name, one in TRANSFORMERS.items()
+        ],
+    )

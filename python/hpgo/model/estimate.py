@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.checks import choice, listed, number, whole
 from hpgo.base.errors import ArgumentError, ProfileError
-from hpgo.base.wording import as_whole, shown
+from hpgo.base.files import as_path, is_folder
+from hpgo.base.wording import as_whole, shown, similar
 from hpgo.machine.rates import RATES, WIDTHS, Rates
 from hpgo.model.formats.onnx_files import OnnxFile
+from hpgo.model.formats.transformers import read_transformer
 from hpgo.model.operations import VIEWS, work
-from hpgo.model.profile import Layer, Profile
+from hpgo.model.profile import Layer, Profile, SharedWeight
+from hpgo.model.transformer import Transformer
+from hpgo.model.transformer_network import TransformerShape
+from hpgo.model.transformer_presets import TRANSFORMERS
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from hpgo.model.formats.onnx_files import Network
-    from hpgo.model.operations import Operation
+    from hpgo.model.operations import Network, Operation
 
 GRAINS = ("block", "op")
 EFFICIENCY = 0.5
@@ -34,7 +38,7 @@ _MOST = 2**20
 
 
 def estimate(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Transformer,
     *,
     device: str,
     dtype: str | None = None,
@@ -43,21 +47,25 @@ def estimate(
     dims: Mapping[str, int] | None = None,
     efficiency: float = EFFICIENCY,
 ) -> Profile:
-    """A profile of the network in the ONNX file `source`, with what its layers would take on `device`.
+    """A profile of a network that nobody has run, with what its layers would take on `device`.
 
     Args:
-        source: a file, with weights or with their shapes alone.
+        source: an ONNX file, with weights or with their shapes alone; or a transformer, its name, its `config.json`,
+            or a file with `hpgo_transformer`.
         device: one of `v100`, `a100`, `h100`, `h200`, `b200`.
-        dtype: what it computes in and keeps, `float32`, `tf32`, `float16` or `bfloat16`; the file's own if left out.
+        dtype: what it computes in and keeps, `float32`, `tf32`, `float16` or `bfloat16`; if left out, that of an ONNX
+            file's weights, and `bfloat16` for a transformer.
         batch_sizes: samples in a batch; the file's own if it fixes them, or else 1.
         by: what a layer is: a `block`, which one tensor enters and one leaves, or an `op` that holds a matrix of
             weights. Either has what follows it up to the next.
-        dims: other sizes that the file leaves open, by name.
+        dims: other sizes that the file leaves open, by name; of a transformer `tokens`, the length of a sequence.
         efficiency: how much of the device's peaks layers reach; 1 is the roofline itself.
 
     Raises ArgumentError for arguments that make no sense, or without the package `onnx`; ProfileError for a file that
     is none, and for operations and shapes that are not told before the network runs.
 
+    >>> estimate("llama-3-8b", device="h100", dims={"tokens": 4096}).layers[1].id
+    'layers.0.attention.query'
     >>> estimate("model.onnx", device="a1000")
     Traceback (most recent call last):
     hpgo.ArgumentError: there is no device `a1000`
@@ -69,7 +77,7 @@ def estimate(
     efficiency = number("efficiency", efficiency, above=0, most=1)
     sizes = _sizes(batch_sizes)
     given = _dims(dims)
-    file = OnnxFile(source)
+    file = _network(source)
     width = None if dtype is None else WIDTHS[dtype]
     networks = {size: file.at(size, given, width) for size in sizes or (file.batch_size or 1,)}
     first = next(iter(networks.values()))
@@ -96,7 +104,23 @@ def estimate(
         for at, part in enumerate(parts)
     )
     said = f"{ESTIMATED}{device} in {computed} at {100 * efficiency:g} % of its peaks, not measured: {file.file}"
-    return Profile(file.name, tuple(networks), layers, _edges(parts), said, dtype=computed)
+    return Profile(
+        file.name, tuple(networks), layers, _edges(parts), said, ties=_ties(parts, first), dtype=computed
+    )  # fmt: skip
+
+
+def _network(source: str | os.PathLike[str] | Transformer) -> OnnxFile | TransformerShape:
+    """What gives the network for a batch size."""
+    if isinstance(source, Transformer):
+        return TransformerShape(source, f"transformer `{source.name}`")
+    if isinstance(source, str) and source in TRANSFORMERS:
+        return TransformerShape(TRANSFORMERS[source], f"`{source}`")
+    path = as_path(source, ProfileError)
+    if path.suffix in {".json", ".yaml", ".yml"} or is_folder(path):
+        return TransformerShape(read_transformer(path), str(path))
+    if not path.suffix and (hint := similar(str(path), TRANSFORMERS)):
+        raise ProfileError(f"`{path}` is no known transformer, and an ONNX file ends in .onnx", hint)
+    return OnnxFile(path)
 
 
 def is_estimate(profile: Profile) -> bool:
@@ -120,6 +144,16 @@ class _Part:
     sent: set[str] = field(default_factory=set)
     readers: set[str] = field(default_factory=set)
     """Ids of layers that read what it sends."""
+
+
+def _ties(parts: Sequence[_Part], network: Network) -> tuple[SharedWeight, ...]:
+    """Weights that several layers read."""
+    readers: dict[str, list[str]] = {}
+    for part in parts:
+        read = (name for at in part.operations for name in network.operations[at].inputs if name in network.roots)
+        for root in dict.fromkeys(network.roots[name] for name in read):
+            readers.setdefault(root, []).append(part.id)
+    return tuple(SharedWeight(tuple(ids), network.tensors[root].bytes) for root, ids in readers.items() if len(ids) > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +206,10 @@ def _parts(network: Network, by: str) -> list[_Part]:
             parts.append(_Part())
         part = parts[-1]
         part.operations += run
+        if matrices and not part.id:
+            part.id = _id(network, run, matrices[0], seen)
         part.weights |= {network.roots[name] for name in own} - seen
         seen |= part.weights
-        if matrices and not part.id:
-            part.id = _id(network, run, matrices[0])
     parts = [part for part in parts if part.id]
     _number_alike(parts)
     _connect(network, parts)
@@ -200,10 +234,10 @@ def _runs(network: Network, trained: Sequence[int], by: str) -> Iterable[list[in
     return [run for run in runs if run]
 
 
-def _id(network: Network, run: Sequence[int], matrix: str) -> str:
-    """The weight's name without its last word, or, where an exporter made that up, its operation's."""
+def _id(network: Network, run: Sequence[int], matrix: str, seen: Container[str]) -> str:
+    """The weight's name without its last word, or, where an exporter made that up or it was `seen`, its operation's."""
     root = network.roots[matrix]
-    if not root.startswith(("onnx::", "val_")):
+    if not root.startswith(("onnx::", "val_")) and root not in seen:
         return root.removesuffix(".weight") or root
     reader = next(network.operations[at] for at in run if matrix in network.operations[at].inputs)
     return reader.name or reader.kind

@@ -54,6 +54,19 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
+class Network:
+    """Operations, and tensors by name."""
+
+    operations: tuple[Operation, ...]
+    """Without those that make constants of constants, such as a transposed weight."""
+    tensors: Mapping[str, Tensor]
+    roots: Mapping[str, str]
+    """For each weight that operations read, the one in the file that it was made of; mostly itself."""
+    dtype: str
+    """What most weights are of."""
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What an operation does in each pass."""
 
@@ -214,9 +227,13 @@ def _recurrent(operation: Operation, tensors: Mapping[str, Tensor]) -> list[_Pro
 
 def _attention(operation: Operation, tensors: Mapping[str, Tensor]) -> list[_Product]:
     query, key, value = operation.inputs[:3]
-    length = tensors[key].shape[-2]
+    length: float = tensors[key].shape[-2]
     if len(operation.inputs) > 4 and (past := operation.inputs[4]):
         length += tensors[past].shape[-2]
+    elif operation.attributes.get("is_causal"):
+        # The keys up to a query's own place, but no more than `window`, on average.
+        window = min(int(str(operation.attributes.get("window") or length)), length)
+        length = window - window * (window - 1) / (2 * length)
     return [
         _Product(2 * tensors[query].size * length, query, key),
         _Product(2 * tensors[operation.outputs[0]].size * length, None, value),

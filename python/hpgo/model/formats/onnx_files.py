@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpgo.base.errors import ArgumentError, ProfileError
 from hpgo.base.files import as_path, read_bytes
 from hpgo.base.room import check_room
 from hpgo.base.wording import counted, near, shorten
-from hpgo.model.operations import Operation, Tensor, check_kind
+from hpgo.model.operations import Network, Operation, Tensor, check_kind
 
 if TYPE_CHECKING:
     import os
@@ -50,19 +49,6 @@ _SIMPLIFY = "export it with fixed sizes, or fold what tells shapes: `python -m o
 
 _Kind: TypeAlias = tuple[int, tuple[int, ...]]
 """Number of a type, and a shape."""
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """Operations, and tensors by name."""
-
-    operations: tuple[Operation, ...]
-    """Without those that make constants of constants, such as a transposed weight."""
-    tensors: Mapping[str, Tensor]
-    roots: Mapping[str, str]
-    """For each weight that operations read, the one in the file that it was made of; mostly itself."""
-    dtype: str
-    """What most weights are of."""
 
 
 class OnnxFile:

@@ -1,0 +1,226 @@
+"""A transformer by its shape alone: what a configuration says before anybody has measured anything.
+
+Decoders that predict the next token: attention with heads that may share keys and values, or with latent ones, and a
+feed-forward network a layer, dense or of experts. `b` tokens of width `hidden` go through every layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from hpgo.base.checks import whole
+from hpgo.base.errors import ArgumentError
+from hpgo.base.records import check_fields
+from hpgo.base.wording import counted
+
+if TYPE_CHECKING:
+    import os
+
+AttentionBias = Literal["none", "qkv", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Attention whose keys and values are made from a narrow vector a token (DeepSeek-V2, arXiv 2405.04434, 2.1).
+
+    A head's queries and keys are `Transformer.head_dim` wide, of which the last `rope_dim` carry the position; that
+    part of the keys is one for all heads, and comes straight from the layer's input.
+
+    >>> Latent(kv_rank=512, rope_dim=64, value_dim=128, q_rank=1536).kv_rank
+    512
+    """
+
+    kv_rank: int
+    """Width of the vector that keys and values are made from."""
+    rope_dim: int
+    value_dim: int
+    """Width of a head's values."""
+    q_rank: int | None = None
+    """Width of the vector that queries are made from; None if they come from the layer's input."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """A decoder of equal layers, but for which of them hold experts.
+
+    Raises ArgumentError for shapes that make no model: heads that don't part into groups with keys and values of their
+    own, experts without a width, more experts for a token than there are.
+
+    >>> tiny = Transformer(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=256, vocab=1000)
+    >>> tiny.parameters, tiny.parameters == sum(tiny.parameters_by_part().values())
+    (251200, True)
+    """
+
+    name: str = "transformer"
+    layers: int
+    hidden: int
+    """Width of a token between layers."""
+    heads: int
+    kv_heads: int
+    """Heads with keys and values of their own; `heads / kv_heads` heads share one."""
+    head_dim: int
+    """Width of a head's queries and keys."""
+    ffn: int
+    """Inner width of a dense feed-forward network; 0 if all layers hold experts."""
+    gated: bool = True
+    """Whether it has a third matrix whose output weighs the first's (Shazeer, arXiv 2002.05202)."""
+    vocab: int
+    tied: bool = False
+    """Whether the head has the embedding's matrix."""
+    experts: int = 0
+    """In each layer that holds experts; 0 if none does."""
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    """Inner width of one expert."""
+    shared_ffn: int = 0
+    """Inner width of the experts that every token goes through, all together."""
+    shared_gate: bool = False
+    """Whether a number from each token weighs what shared experts give."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers without experts, counted from 0, of a model that has some."""
+    latent: Latent | None = None
+    attention_bias: AttentionBias = "none"
+    """Which matrices of attention add a vector: none, those to queries, keys and values, or the last one, too."""
+    ffn_bias: bool = False
+    """Whether the matrices of feed-forward networks do."""
+    centred_norms: bool = False
+    """Whether norms subtract the mean and add a vector (LayerNorm), or only scale (RMSNorm)."""
+    norms_per_layer: int = 2
+    head_norms: bool = False
+    """Whether queries and keys of each head are normalised, by weights that the heads share."""
+    positions: int = 0
+    """Learned vectors for places in the sequence; 0 where positions turn queries and keys."""
+    window: int = 0
+    """Tokens that a layer with a window looks back at."""
+    window_layers: tuple[int, ...] = ()
+    """Layers with a window, counted from 0; all others look back at the whole sequence."""
+    longest: int = 0
+    """Tokens of the longest sequence that it is made for; 0 if nobody says."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab"):
+            if not getattr(self, field):
+                raise ArgumentError(f"transformer `{self.name}`: {field} is 0", "give a whole number from 1")
+        if self.heads % self.kv_heads:
+            raise ArgumentError(
+                f"transformer `{self.name}` has {counted(self.heads, 'head')}, which don't part evenly into"
+                f" {self.kv_heads} with keys and values of their own",
+                "kv_heads divides heads",
+            )
+        for field in ("dense_layers", "window_layers"):
+            if (most := max(getattr(self, field), default=0)) >= self.layers:
+                raise ArgumentError(
+                    f"transformer `{self.name}` has {counted(self.layers, 'layer')}, and {field} names {most}",
+                    "they count from 0",
+                )
+        if self.experts and not (self.expert_ffn and 0 < self.experts_per_token <= self.experts):
+            raise ArgumentError(
+                f"transformer `{self.name}` has {counted(self.experts, 'expert')} of width {self.expert_ffn}, and a"
+                f" token goes to {self.experts_per_token}",
+                "give expert_ffn and experts_per_token, from 1 to experts",
+            )
+        if not self.experts and (self.experts_per_token or self.expert_ffn or self.shared_ffn or self.dense_layers):
+            raise ArgumentError(
+                f"transformer `{self.name}` has no experts, but says what they are like", "give experts"
+            )
+        if not self.ffn and len(self.dense_layers if self.experts else range(self.layers)):
+            raise ArgumentError(f"transformer `{self.name}` has layers without experts, and ffn is 0", "give their ffn")
+
+    def holds_experts(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, does. Raises ArgumentError if there is no such layer."""
+        layer = whole(f"the layer of transformer `{self.name}`", layer, least=0, most=self.layers - 1)
+        return bool(self.experts) and layer not in self.dense_layers
+
+    @classmethod
+    def read(cls, source: str | os.PathLike[str]) -> Transformer:
+        """The transformer in a Hugging Face `config.json`, a folder with one, or a file of hpgo's own keys.
+
+        Raises ProfileError naming the file and the key that is missing, wrong or not known (docs/profiles.md).
+        """
+        from hpgo.model.formats.transformers import read_transformer
+
+        return read_transformer(source)
+
+    @property
+    def expert_layers(self) -> int:
+        """How many layers hold experts."""
+        return self.layers - len(set(self.dense_layers)) if self.experts else 0
+
+    @property
+    def norm_parameters(self) -> int:
+        """Of one norm over a token."""
+        return self.hidden * (2 if self.centred_norms else 1)
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer's attention, without the norm before it."""
+        h, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if (latent := self.latent) is None:
+            matrices = h * (q + 2 * kv) + q * h
+            biases = {"none": 0, "qkv": q + 2 * kv, "all": q + 2 * kv + h}[self.attention_bias]
+            return matrices + biases + (2 * self.head_dim if self.head_norms else 0)
+        plain = self.head_dim - latent.rope_dim
+        queries = h * q if latent.q_rank is None else (h + 1 + q) * latent.q_rank  # 1: the norm between
+        keys_and_values = h * (latent.kv_rank + latent.rope_dim) + latent.kv_rank
+        keys_and_values += latent.kv_rank * self.heads * (plain + latent.value_dim)
+        return queries + keys_and_values + self.heads * latent.value_dim * h
+
+    def _ffn_parameters(self, width: int) -> int:
+        """Of a feed-forward network of inner width `width`."""
+        biases = width * (2 if self.gated else 1) + self.hidden if self.ffn_bias else 0
+        return (3 if self.gated else 2) * self.hidden * width + biases
+
+    def layer_parameters(self, layer: int) -> int:
+        """All of one layer, counted from 0. Raises ArgumentError if there is no such layer."""
+        common = self.attention_parameters + self.norms_per_layer * self.norm_parameters
+        if not self.holds_experts(layer):
+            return common + self._ffn_parameters(self.ffn)
+        return common + self._router_parameters + self._shared_parameters + self.experts * self._expert_parameters
+
+    @property
+    def _expert_parameters(self) -> int:
+        return self._ffn_parameters(self.expert_ffn)
+
+    @property
+    def _shared_parameters(self) -> int:
+        return (self._ffn_parameters(self.shared_ffn) if self.shared_ffn else 0) + self.hidden * self.shared_gate
+
+    @property
+    def _router_parameters(self) -> int:
+        return self.hidden * self.experts
+
+    def parameters_by_part(self) -> dict[str, int]:
+        """Parameters of the whole model, part by part.
+
+        >>> tiny = Transformer(
+        ...     layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, ffn=0, vocab=10, experts=4, experts_per_token=1,
+        ...     expert_ffn=16)
+        >>> tiny.parameters_by_part()["experts"]
+        3072
+        """
+        dense = self.layers - self.expert_layers
+        shared = self._router_parameters + self._shared_parameters
+        return {
+            "embedding": (self.vocab + self.positions) * self.hidden,
+            "attention": self.layers * self.attention_parameters,
+            "feed-forward": dense * self._ffn_parameters(self.ffn) + self.expert_layers * shared,
+            "experts": self.expert_layers * self.experts * self._expert_parameters,
+            "norms": (self.layers * self.norms_per_layer + 1) * self.norm_parameters,
+            "head": 0 if self.tied else self.vocab * self.hidden,
+        }
+
+    @property
+    def parameters(self) -> int:
+        """All, each once."""
+        return sum(self.parameters_by_part().values())
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets: of the experts of a layer only its own."""
+        idle = self.expert_layers * (self.experts - self.experts_per_token) * self._expert_parameters
+        return self.parameters - idle
