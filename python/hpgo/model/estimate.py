@@ -235,12 +235,14 @@ def _runs(network: Network, trained: Sequence[int], by: str) -> Iterable[list[in
 
 
 def _id(network: Network, run: Sequence[int], matrix: str, seen: Container[str]) -> str:
-    """The weight's name without its last word, or, where an exporter made that up or it was `seen`, its operation's."""
+    """The weight's name without its last word; its operation's where an exporter made that up, or it was `seen`."""
     root = network.roots[matrix]
-    if not root.startswith(("onnx::", "val_")) and root not in seen:
-        return root.removesuffix(".weight") or root
-    reader = next(network.operations[at] for at in run if matrix in network.operations[at].inputs)
-    return reader.name or reader.kind
+    made_up = root.startswith(("onnx::", "val_"))
+    if made_up or root in seen:
+        reader = next(network.operations[at] for at in run if matrix in network.operations[at].inputs)
+        if reader.name or made_up:
+            return reader.name or reader.kind
+    return root.removesuffix(".weight") or root
 
 
 def _number_alike(parts: Sequence[_Part]) -> None:
