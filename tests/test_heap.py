@@ -19,7 +19,7 @@ orders = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
 layers = [f"linear-{number}" for number in range(1, 5)]
 program = hpgo.program(orders, [(layers, [0])], micro_batch_size=64, global_batch_size=256)
 with hpgo.runtime.Pipeline(program, "mlp:layers=4,width=512", device="cpu") as pipeline:
-    for step in range(6):
+    for step in range(12):
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
         pipeline.step(*pipeline.example())
         faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before

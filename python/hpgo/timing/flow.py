@@ -91,7 +91,8 @@ def room_of(program: Program, in_flight: int | None = None) -> int:
     >>> import hpgo
     >>> def of(name):
     ...     orders = hpgo.schedule(name, ranks=3, micro_batches=1)
-    ...     return hpgo.program(orders, [("a", [0]), ("b", [1]), ("c", [2])], micro_batch_size=1, global_batch_size=1)
+    ...     stages = [(["a"], [0]), (["b"], [1]), (["c"], [2])]
+    ...     return hpgo.program(orders, stages, micro_batch_size=1, global_batch_size=1)
     >>> room_of(of("forward_only")), room_of(of("forward_only"), 5), room_of(of("staggered")), room_of(of("sequential"))
     (7, 5, 3, 1)
     """
