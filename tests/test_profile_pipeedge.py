@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from conftest import NO_REFERENCE, REFERENCE
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import hpgo
@@ -209,6 +209,8 @@ figures = st.one_of(st.integers(), st.floats(0, 1e9), st.lists(st.floats(0, 1), 
     st.one_of(figures, st.dictionaries(names, figures, min_size=1, max_size=2)),
     st.sampled_from([None, True, False]),
 )
+@example({"1": [[]]}, ["1"], 0, False)  # a list that begins below its key's first letter
+@example({"a": {"b": [0.5, 1]}}, ["a", "b"], [0.25] * 30, False)
 @settings(max_examples=150, deadline=None)
 def test_a_value_is_put_where_it_belongs_into_any_document(
     document: dict[str, Any], path: list[str], value: Any, flow: bool | None

@@ -149,8 +149,11 @@ def _replaced(text: str, parent: _Node, child: _Node, value: object) -> str:
     is_empty = child.start == child.end
     if is_empty and not parent.is_flow and isinstance(value, dict):
         return _behind(text, child.end, _block(value, parent.column + 2))
-    flow = in_yaml(value) if parent.is_flow else "\n".join(_wrapped(value, parent.column + 2, first=child.column))
-    return _spliced(text, child.start, f" {flow}" if is_empty else flow, until=child.end)
+    # A list on lines of its own may begin as far to the left as its key; what takes its place may not.
+    margin = " " * (1 if is_empty else 0 if child.is_flow else max(0, parent.column + 2 - child.column))
+    first = child.column + len(margin)
+    flow = in_yaml(value) if parent.is_flow else "\n".join(_wrapped(value, parent.column + 2, first=first))
+    return _spliced(text, child.start, margin + flow, until=child.end)
 
 
 def _behind(text: str, at: int, lines: list[str]) -> str:
