@@ -119,6 +119,7 @@ LLAMA = {
         ({"model_type": "mamba"}, "models of type `mamba` are not known"),
         ({"model_type": ...}, "neither `model_type`"),
         ({"linear_attention_every": 4}, "`linear_attention_every` of a model of type `llama` is not known"),
+        ({"num_hidden_layers": 4_000_000_000}, "num_hidden_layers is 4000000000"),
         ({"num_hidden_layers": "many"}, "`num_hidden_layers` must be a whole number from 1, got `many`"),
     ],
 )
@@ -131,6 +132,14 @@ def test_configurations_that_say_too_little_or_something_new_are_refused(tmp_pat
     assert message in caught.value.message
     assert str(file) in caught.value.message
     assert caught.value.hint
+
+
+def test_a_plan_of_a_bare_shape_says_how_to_get_its_times() -> None:
+    with pytest.raises(hpgo.ProfileError, match="`llama-3-8b` is a transformer that is known by its shape") as caught:
+        hpgo.read_profile("llama-3-8b")
+    assert "hpgo estimate llama-3-8b" in caught.value.hint
+    with pytest.raises(hpgo.ArgumentError, match="layers is 4000000000"):
+        replace(TRANSFORMERS["llama-3-8b"], layers=4_000_000_000)
 
 
 def test_what_is_switched_off_or_has_no_size_changes_nothing(tmp_path) -> None:

@@ -17,6 +17,8 @@ from hpgo.base.wording import counted
 if TYPE_CHECKING:
     import os
 
+MOST_LAYERS = 10_000
+"""Of a transformer; each becomes a row of numbers."""
 AttentionBias = Literal["none", "qkv", "all"]
 
 
@@ -106,6 +108,7 @@ class Transformer:
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab"):
             if not getattr(self, field):
                 raise ArgumentError(f"transformer `{self.name}`: {field} is 0", "give a whole number from 1")
+        whole(f"transformer `{self.name}`: layers", self.layers, most=MOST_LAYERS)
         if self.heads % self.kv_heads:
             raise ArgumentError(
                 f"transformer `{self.name}` has {counted(self.heads, 'head')}, which don't part evenly into"

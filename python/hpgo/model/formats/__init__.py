@@ -241,6 +241,13 @@ def _text(path: Path) -> str:
 
 
 def _no_such(name: str) -> str:
+    from hpgo.model.transformer_presets import TRANSFORMERS
+
+    if name in TRANSFORMERS:
+        raise ProfileError(
+            f"`{name}` is a transformer that is known by its shape, without times",
+            f"make a profile of it: `hpgo estimate {name} --device h100 --dim tokens=4096 -o {name}.yaml`",
+        )
     raise ProfileError(f"`{shorten(name)}` is no built-in model and no file", near(name, MODELS))
 
 

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.checks import whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record
 from hpgo.base.errors import ProfileError
 from hpgo.base.files import as_path, is_folder
 from hpgo.base.wording import shorten, shown
-from hpgo.model.transformer import Latent, Transformer
+from hpgo.model.transformer import MOST_LAYERS, Latent, Transformer
 
 if TYPE_CHECKING:
     import os
@@ -123,7 +124,7 @@ def _common(top: Section, *, tied: bool = False) -> dict[str, Any]:
     """What nearly all types name alike; `tied` if nothing is said."""
     hidden, heads = top.whole("hidden_size", least=1), top.whole("num_attention_heads", least=1)
     return {
-        "layers": top.whole("num_hidden_layers", least=1),
+        "layers": top.build(whole, "num_hidden_layers", top.whole("num_hidden_layers", least=1), most=MOST_LAYERS),
         "hidden": hidden,
         "heads": heads,
         "kv_heads": _or(top, "num_key_value_heads", heads),
