@@ -276,7 +276,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                  "latency": "5 us", "name": "pair", "gpus_per_device": 1},
             ),
             "Cluster.from_seps": (hpgo.Cluster.from_seps, {"seps": [1, 2], "memory": "16 GB"}),
-            "Cluster.preset": (hpgo.Cluster.preset, {"name": "dapple-a"}),
+            "Cluster.preset": (hpgo.Cluster.preset, {"name": "dapple-a", "adapter_gbit_s": 10}),
             "Cluster.read": (hpgo.Cluster.read, {"source": "cluster.yaml"}),
             "Cluster.parse": (hpgo.Cluster.parse, {"text": "cluster.yaml"}),
             "Cluster.first": (CLUSTER.first, {"devices": 1}),

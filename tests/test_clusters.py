@@ -14,6 +14,7 @@ import hpgo
 from hpgo.cli.main import group
 from hpgo.machine.cluster import Cluster, Device, Link, Machine
 from hpgo.machine.presets import PRESETS
+from hpgo.machine.rates import RATES, rates_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -211,3 +212,27 @@ def test_the_command_lists_presets_and_shows_one_as_a_file_to_edit(tmp_path):
     assert entries[0]["inter"] == {"bytes_per_s": 3.125e9, "collective_bytes_per_s": 3.125e9, "latency_s": 9.6e-6}
     shown = CliRunner().invoke(group, ["clusters", "show", "h100:4"])
     assert read(tmp_path, shown.output) == Cluster.preset("h100:4")
+
+
+def test_adapters_of_another_rate_are_as_many() -> None:
+    usual, slow = Cluster.preset("h100:4"), Cluster.preset("h100:4", adapter_gbit_s=100)
+    assert slow.inter.bytes_per_s == 12.5e9
+    assert slow.inter.collective_bytes_per_s == usual.inter.collective_bytes_per_s / 4
+    assert (slow.intra, slow.machines) == (usual.intra, usual.machines)
+    with pytest.raises(hpgo.ClusterError, match="adapter_gbit_s"):
+        Cluster.preset("h100", adapter_gbit_s=0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_s_device_has_its_rates(name: str) -> None:
+    rates = rates_of(PRESETS[name].device)
+    assert rates is RATES["v100" if name.startswith("dapple") else name]
+    assert set(rates.reached) <= {"bf16", "fp8", "attention"}
+    assert all(0 < share < 1 for share in rates.reached.values())
+    assert all(rate > rates.flop_per_s["bfloat16"] for rate in rates.narrow_flop_per_s.values())
+
+
+def test_a_device_that_nothing_is_known_of_is_told_which_are() -> None:
+    with pytest.raises(hpgo.ClusterError, match="`t4` computes") as caught:
+        rates_of("t4")
+    assert "gb200" in caught.value.hint

@@ -191,13 +191,17 @@ class Cluster(Record):
         )
 
     @classmethod
-    def preset(cls, name: str) -> Cluster:
+    def preset(cls, name: str, *, adapter_gbit_s: float | None = None) -> Cluster:
         """A known cluster; `h100:16` is sixteen machines of it instead of its usual number.
 
-        Raises ClusterError with the nearest name if there is none.
+        `adapter_gbit_s` replaces the rate of each network adapter; a machine keeps as many of them as it has.
+
+        Raises ClusterError with the nearest name if there is none, and for a rate that is not above 0.
 
         >>> Cluster.preset("dapple-a").devices, Cluster.preset("h100:16").devices
         (16, 128)
+        >>> Cluster.preset("h100", adapter_gbit_s=100).inter.collective_bytes_per_s
+        100000000000.0
         """
         from hpgo.machine.presets import PRESETS
 
@@ -220,7 +224,7 @@ class Cluster(Record):
             name,
             (Machine(Device(preset.device, preset.memory_bytes), preset.devices),) * machines,
             intra=Link(*preset.intra),
-            inter=Link(*preset.inter),
+            inter=Link(*preset.inter) if adapter_gbit_s is None else _with_adapters(preset.inter, adapter_gbit_s),
             source=preset.source,
         )
 
@@ -352,6 +356,13 @@ class Cluster(Record):
             latency = _written(link.latency_s, format_seconds, parse_seconds)
             lines.append(f"{key}: {{bandwidth: {bandwidth}, collective: {collective}, latency: {latency}}}")
         return "\n".join(lines) + "\n"
+
+
+def _with_adapters(inter: tuple[float, float, float], gbit_s: float) -> Link:
+    """The link between machines of a preset, with adapters of another rate."""
+    one, all_of_them, latency_s = inter
+    rate = _check_positive("adapter_gbit_s", gbit_s) * 1e9 / 8
+    return Link(rate, rate * (all_of_them / one), latency_s)
 
 
 def _from_document(document: object, file: str, stem: str, *, may_differ: bool = False) -> Cluster:

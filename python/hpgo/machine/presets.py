@@ -37,16 +37,24 @@ _ETHERNET_10 = (10e9 / 8, 10e9 / 8, _NETWORK_S)
 _DAPPLE = "DAPPLE (PPoPP 2021), config"
 
 
-def _dgx(device: str, memory_bytes: float, *, nvlink: float, adapter: float, source: str) -> Preset:
-    """Two machines of eight devices; rates are bytes per second in one direction, of a device and of an adapter.
+def _dgx(device: str, memory_bytes: float, *, nvlink: float, adapter: float, source: str, devices: int = 8) -> Preset:
+    """Two machines; rates are bytes per second in one direction, of a device and of an adapter.
 
     Every device reaches every other through NVSwitch at its full NVLink rate; half of the datasheet's figure, which
     counts both directions. Between machines each device has its own InfiniBand adapter: one sender fills one of them,
-    a collective all eight.
+    a collective all of them.
     """
     inside = (nvlink, nvlink, _NVLINK_S)
-    between = (adapter, 8 * adapter, _NETWORK_S)
-    return Preset(2, 8, device, memory_bytes, inside, between, source)
+    between = (adapter, devices * adapter, _NETWORK_S)
+    return Preset(2, devices, device, memory_bytes, inside, between, source)
+
+
+def _rack(device: str, memory_bytes: float, *, adapter: float, source: str) -> Preset:
+    """Two racks of 72 devices, each of which reaches every other of its rack through NVSwitch.
+
+    What a machine is here is what its links join, not who boots: the eighteen hosts of such a rack are one machine.
+    """
+    return _dgx(device, memory_bytes, nvlink=900e9, adapter=adapter, source=source, devices=72)
 
 
 PRESETS: dict[str, Preset] = {
@@ -60,12 +68,35 @@ PRESETS: dict[str, Preset] = {
         adapter=25e9,  # NVIDIA DGX A100 datasheet: 8 × 200 Gbit/s InfiniBand
         source="A100 and DGX A100 datasheets",
     ),
+    "v100": Preset(
+        2,
+        8,
+        "V100-32GB",
+        32e9,  # NVIDIA V100 datasheet, SXM2 32 GB
+        _V100_NVLINK,
+        (12.5e9, 4 * 12.5e9, _NETWORK_S),  # NVIDIA DGX-1 user guide: 4 × 100 Gbit/s InfiniBand
+        "V100 and DGX-1 documents",
+    ),
+    "a100-40": _dgx(
+        "A100-40GB",
+        40e9,  # NVIDIA A100 datasheet
+        nvlink=300e9,  # NVIDIA A100 datasheet: NVLink 600 GB/s
+        adapter=25e9,  # NVIDIA DGX A100 datasheet: 8 × 200 Gbit/s InfiniBand
+        source="A100 datasheet, 40 GB; DGX A100 datasheet",
+    ),
     "h100": _dgx(
         "H100-80GB",
         80e9,  # NVIDIA H100 datasheet
         nvlink=450e9,  # NVIDIA H100 datasheet: NVLink 900 GB/s
         adapter=50e9,  # NVIDIA DGX H100 user guide: 8 × ConnectX-7, 400 Gbit/s InfiniBand
         source="H100 datasheet, DGX H100 user guide",
+    ),
+    "h100-96": _dgx(
+        "H100-96GB",
+        96e9,  # torchtitan's report of December 2024, as its other figures
+        nvlink=450e9,
+        adapter=50e9,
+        source="torchtitan's benchmarks of December 2024",
     ),
     "h200": _dgx(
         "H200-141GB",
@@ -80,5 +111,24 @@ PRESETS: dict[str, Preset] = {
         nvlink=900e9,  # the same: NVSwitch 14.4 TB/s, 1.8 TB/s a GPU in both directions
         adapter=50e9,  # the same: 8 × ConnectX-7, 400 Gbit/s InfiniBand
         source="DGX B200 user guide",
+    ),
+    "b300": _dgx(
+        "B300-288GB",
+        288e9,  # NVIDIA HGX B300 datasheet: 2.3 TB in eight GPUs
+        nvlink=900e9,  # the same: NVSwitch 14.4 TB/s
+        adapter=100e9,  # NVIDIA DGX B300 user guide: 8 × ConnectX-8, 800 Gbit/s
+        source="HGX B300 datasheet, DGX B300 user guide",
+    ),
+    "gb200": _rack(
+        "GB200-186GB",
+        186e9,  # NVIDIA GB200 NVL72 datasheet: 13.4 TB in 72 GPUs; NVLink 130 TB/s in both directions
+        adapter=50e9,  # the same: a ConnectX-7 of 400 Gbit/s for each GPU
+        source="GB200 NVL72 datasheet",
+    ),
+    "gb300": _rack(
+        "GB300-288GB",
+        288e9,  # NVIDIA GB300 NVL72 datasheet
+        adapter=100e9,  # the same: a ConnectX-8 of 800 Gbit/s for each GPU
+        source="GB300 NVL72 datasheet",
     ),
 }

@@ -5,8 +5,11 @@ Operations are those of dense matrices; what a datasheet gives for sparse ones i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from hpgo.base.errors import ClusterError
+from hpgo.base.wording import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,35 +20,95 @@ WIDTHS = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Peaks of one device."""
+    """Peaks of one device, and how near to them large operations were measured to come."""
 
     flop_per_s: Mapping[str, float]
     """By what it computes in, a key of `WIDTHS`."""
     bytes_per_s: float
     source: str
+    narrow_flop_per_s: Mapping[str, float] = field(default_factory=dict)
+    """Of products in fewer bits than values are kept in, `fp8` or `fp4`."""
+    reached: Mapping[str, float] = field(default_factory=dict)
+    """Shares of these peaks that the best products reach, `bf16` (and `fp16`) or `fp8`, and `attention` that is one
+    kernel, of the peak in bfloat16. Products: Bekman, *Machine Learning Engineering*, table of maximum achievable
+    matmul FLOPS; attention: FlashAttention-2, whose kernels most published steps were measured with, on an A100 (Dao,
+    arXiv 2307.08691) and on an H100 (Shah et al., arXiv 2407.08608, who then double it)."""
 
+
+_A100 = {"float32": 19.5e12, "tf32": 156e12, "float16": 312e12, "bfloat16": 312e12}
+_HOPPER = {"float32": 67e12, "tf32": 494.5e12, "float16": 989.5e12, "bfloat16": 989.5e12}
+_BLACKWELL = {"float32": 80e12, "tf32": 1100e12, "float16": 2250e12, "bfloat16": 2250e12}
+_GRACE_BLACKWELL = {"float32": 80e12, "tf32": 1250e12, "float16": 2500e12, "bfloat16": 2500e12}
+_HOPPER_FP8 = {"fp8": 1979e12}
 
 RATES: dict[str, Rates] = {
     # Without tensor cores for anything but float16.
     "v100": Rates({"float32": 15.7e12, "float16": 125e12}, 900e9, "NVIDIA V100 datasheet, SXM2"),
-    "a100": Rates(
-        {"float32": 19.5e12, "tf32": 156e12, "float16": 312e12, "bfloat16": 312e12},
-        2039e9,
-        "NVIDIA A100 datasheet, SXM 80 GB",
-    ),
+    "a100": Rates(_A100, 2039e9, "NVIDIA A100 datasheet, SXM 80 GB", {}, {"bf16": 0.869, "attention": 0.6}),
+    "a100-40": Rates(_A100, 1555e9, "NVIDIA A100 datasheet, SXM 40 GB", {}, {"bf16": 0.869, "attention": 0.6}),
     "h100": Rates(
-        {"float32": 67e12, "tf32": 494.5e12, "float16": 989.5e12, "bfloat16": 989.5e12},
+        _HOPPER,
         3350e9,
         "NVIDIA H100 datasheet, SXM",
+        _HOPPER_FP8,
+        {"bf16": 0.803, "fp8": 0.709, "attention": 0.35},
+    ),
+    "h100-96": Rates(
+        _HOPPER,
+        2400e9,
+        "torchtitan's report of December 2024: HBM2e, 500 W; peaks as H100 SXM",
+        _HOPPER_FP8,
+        # Of what the H100 reaches with 700 W.
+        {"bf16": 0.803 * 5 / 7, "fp8": 0.709 * 5 / 7, "attention": 0.35 * 5 / 7},
     ),
     "h200": Rates(
-        {"float32": 67e12, "tf32": 494.5e12, "float16": 989.5e12, "bfloat16": 989.5e12},
+        _HOPPER,
         4800e9,
         "NVIDIA H200 datasheet, SXM",
+        _HOPPER_FP8,
+        {"bf16": 0.803, "fp8": 0.734, "attention": 0.35},
     ),
     "b200": Rates(
-        {"float32": 80e12, "tf32": 1100e12, "float16": 2250e12, "bfloat16": 2250e12},
+        _BLACKWELL,
         8000e9,
         "NVIDIA Blackwell architecture brief, HGX B200",
+        {"fp8": 4500e12, "fp4": 9000e12},
+        {"bf16": 0.776, "fp8": 0.763},
+    ),
+    "b300": Rates(
+        _BLACKWELL,
+        8000e9,
+        "NVIDIA HGX B300 datasheet",
+        {"fp8": 4500e12, "fp4": 12600e12},
+        {"bf16": 0.786, "fp8": 0.745},
+    ),
+    "gb200": Rates(
+        _GRACE_BLACKWELL,
+        8000e9,
+        "NVIDIA GB200 NVL72 datasheet",
+        {"fp8": 5000e12, "fp4": 10000e12},
+        {"bf16": 0.729, "fp8": 0.723},
+    ),
+    "gb300": Rates(
+        _GRACE_BLACKWELL,
+        8000e9,
+        "NVIDIA GB300 NVL72 datasheet",
+        {"fp8": 5000e12, "fp4": 15000e12},
     ),
 }
+
+
+def rates_of(device: str) -> Rates:
+    """Those of a device by its name in a cluster, `H100-80GB` say. Raises ClusterError if nothing is known of it.
+
+    >>> rates_of("A100-40GB").bytes_per_s, rates_of("H100-80GB").narrow_flop_per_s["fp8"]
+    (1555000000000.0, 1979000000000000.0)
+    """
+    name = device.lower().removesuffix("gb")
+    for key in sorted(RATES, key=len, reverse=True):
+        if name == key or name.startswith(f"{key}-"):
+            return RATES[key]
+    raise ClusterError(
+        f"it is not known how fast a device of type `{shorten(device)}` computes",
+        f"name its type as one of {', '.join(RATES)}",
+    )

@@ -52,7 +52,7 @@ def estimate(
     Args:
         source: an ONNX file, with weights or with their shapes alone; or a transformer, its name, its `config.json`,
             or a file with `hpgo_transformer`.
-        device: one of `v100`, `a100`, `h100`, `h200`, `b200`.
+        device: one of `v100`, `a100`, `a100-40`, `h100`, `h100-96`, `h200`, `b200`, `b300`, `gb200`, `gb300`.
         dtype: what it computes in and keeps, `float32`, `tf32`, `float16` or `bfloat16`; if left out, that of an ONNX
             file's weights, and `bfloat16` for a transformer.
         batch_sizes: samples in a batch; the file's own if it fixes them, or else 1.
