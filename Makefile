@@ -8,7 +8,7 @@ BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALONE := tests/test_serve.py
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: build torch lint test test-slow wheel bench docs reproduce frameworks fuzz soak interrupts faults emulation ci clean
+.PHONY: build torch lint test test-slow wheel bench docs reproduce accuracy frameworks fuzz soak interrupts faults emulation ci clean
 
 # The tests come last, so that it ends by saying what was skipped and why.
 ci: CHOSEN =
@@ -70,6 +70,10 @@ docs: build
 
 reproduce: build
 	$(BIN)/hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction
+
+# Prices of transformers beside published steps: fits the constants anew, a minute, and writes docs/accuracy.md.
+accuracy: build
+	$(BIN)/python docs/accuracy.py
 
 # The frameworks' own code reads, builds and runs what `hpgo export` writes, and docs/export.md gets the table; makes
 # .frameworks, an environment each. $MEGATRON_LM names a checkout of Megatron-LM, for its parser of arguments.

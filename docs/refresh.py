@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("plan.md", "export.md", "launch.md"))]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("plan.md", "export.md", "launch.md", "llm.md"))]
 MEASURED = ROOT / "docs/tutorial.md"
 """It needs torch, and prints other times whenever it runs."""
 PICTURES = {"plan.svg": "tutorial.svg", "both.svg": "tutorial-measured.svg"}

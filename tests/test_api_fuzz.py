@@ -26,6 +26,7 @@ from hpgo.draw.options import Options as PictureOptions
 from hpgo.machine import cluster as machine
 from hpgo.planning import plans
 from hpgo.planning.chain.search import Options as ChainOptions
+from hpgo.planning.configured import StagePrice
 from hpgo.planning.question import Options
 from hpgo.programs import ranks, stages
 from hpgo.timing.simulation import CostOptions
@@ -139,6 +140,8 @@ STRANGE: dict[str, Callable[[], Any]] = {
 PROFILE = chain([1.0, 2.0, 1.0], 8.0, 4.0)
 SHAPE = {"layers": 2, "hidden": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 16, "vocab": 10}
 TRANSFORMER = hpgo.Transformer(**SHAPE)
+GPUS = hpgo.Cluster.preset("h100:1")
+PRICE = hpgo.price(TRANSFORMER, GPUS, global_batch_size=8, seq=64)
 CLUSTER = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=10, inter_gbit_s=10)
 PLAN = hpgo.plan(PROFILE, CLUSTER, global_batch_size=4)
 CHAIN = hpgo.partition(PROFILE, CLUSTER)
@@ -204,6 +207,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         TIMELINE.measures, hpgo.MemoryModel(), hpgo.Layout(("Et", "tL")), hpgo.Durations((1.0,), (1.0,), (1.0,)),
         hpgo.StageBytes(), JOB, JOB.nodes[0], export.TARGETS[0], export.Place("a", "b"), plans.Digest("0"),
         plans.Tie(0.1, 1.0, 1.0), plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1),
+        PRICE, PRICE.way, PRICE.stages[0],
         hpgo.ScheduleChoice("zb", 1.0, 1.0, 0.0, 2, 1, 1, True, "", None),
     ]  # fmt: skip
     compat = [model, model.layers[0], devices, conductor, conductor.res[0], HPGO.columns(
@@ -242,6 +246,15 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 {**files, "model": "m", "batch_size": 1, "interpolate": False, "units": "si",
                  "ignore_unknown_types": False, "dtype": "torch.float32", **CHAINED},
             ),
+            "price": (
+                hpgo.price,
+                {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 8, "seq": 64, "tp": 1, "pp": 2,
+                 "vpp": 1, "cp": 1, "zero": 1, "micro_batch_size": 1, "recompute": "full", "recompute_layers": 1,
+                 "sequence_parallel": False, "precision": "bf16", "flash": True, "fused": True, "overlap": True,
+                 "devices": 8},
+            ),
+            "Way.micro_batches": (PRICE.way.micro_batches, {"global_batch_size": 8}),
+            "Way.named": (PRICE.way.named, {}),
             "program": (
                 hpgo.program,
                 {"schedule": ORDERS, "stages": [(["a"], [0]), (["b"], [1])], "micro_batch_size": 1,
@@ -430,7 +443,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 RECORDS = {
     machine.Device, machine.Link, machine.Machine, stages.Memory, ranks.ProgramStage, plans.Assumptions,
-    plans.Alternative, plans.Digest, plans.Tie, plans.Restriction,
+    plans.Alternative, plans.Digest, plans.Tie, plans.Restriction, StagePrice,
 }  # fmt: skip
 """Public by what the pages build, or by what fields of public records hold."""
 

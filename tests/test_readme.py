@@ -28,7 +28,7 @@ def test_commands_print_what_the_page_shows(page: Path) -> None:
     assert refresh.same(page.read_text(encoding="utf-8"), refresh.refreshed(page))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/plan.md", "docs/planner.md", "docs/program.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/plan.md", "docs/planner.md", "docs/program.md", "docs/llm.md"])
 def test_python_examples_run_one_after_the_other(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks

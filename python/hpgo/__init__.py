@@ -39,6 +39,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.planning.chain.plans import ChainStage as ChainStage
     from hpgo.planning.chain.search import partition as partition
     from hpgo.planning.chain.search import partition_files as partition_files
+    from hpgo.planning.configured import Price as Price
+    from hpgo.planning.configured import price as price
     from hpgo.planning.planner import evaluate as evaluate
     from hpgo.planning.planner import exhaustive as exhaustive
     from hpgo.planning.planner import plan as plan
@@ -60,6 +62,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.timing.measures import Measures as Measures
     from hpgo.timing.simulation import simulate as simulate
     from hpgo.timing.timeline import Timeline as Timeline
+    from hpgo.ways.way import Way as Way
 
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
@@ -83,6 +86,7 @@ _PUBLIC: dict[str, str] = {
     "Measures": "hpgo.timing.measures",
     "MemoryModel": "hpgo.planning.question",
     "Plan": "hpgo.planning.plans",
+    "Price": "hpgo.planning.configured",
     "Profile": "hpgo.model.profile",
     "ProfileError": "hpgo.base.errors",
     "Program": "hpgo.programs.program",
@@ -96,6 +100,7 @@ _PUBLIC: dict[str, str] = {
     "StageBytes": "hpgo.programs.costs",
     "Timeline": "hpgo.timing.timeline",
     "Transformer": "hpgo.model.transformer",
+    "Way": "hpgo.ways.way",
     "calibrate": "hpgo.planning.calibration",
     "estimate": "hpgo.model.estimate",
     "evaluate": "hpgo.planning.planner",
@@ -103,6 +108,7 @@ _PUBLIC: dict[str, str] = {
     "partition": "hpgo.planning.chain.search",
     "partition_files": "hpgo.planning.chain.search",
     "plan": "hpgo.planning.planner",
+    "price": "hpgo.planning.configured",
     "program": "hpgo.programs.program",
     "read_profile": "hpgo.model.formats",
     "schedule": "hpgo.programs.orders",

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("hpgo.cli.launch", "Start a plan's processes: here, SLURM, Kubeflow, Ray, torchrun, ssh."),
     "profile": ("hpgo.cli.profile", "Measure a model's layers on this machine, for `hpgo plan`."),
     "estimate": ("hpgo.cli.estimate", "Estimate a model's layers on a device that is not at hand."),
+    "price": ("hpgo.cli.price", "Price a way of training a transformer, known by its shape alone."),
     "measure-links": ("hpgo.cli.measure_links", "Measure the links between ranks, for `hpgo plan`."),
     "run": ("hpgo.cli.run", "Train by a plan: on processes started here, or as one rank."),
     "calibrate": ("hpgo.cli.calibrate", "Say where a measured step left its prediction, and why."),

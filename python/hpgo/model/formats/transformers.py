@@ -23,8 +23,9 @@ from hpgo.base.checks import whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record
 from hpgo.base.errors import ProfileError
 from hpgo.base.files import as_path, is_folder
-from hpgo.base.wording import shorten, shown
+from hpgo.base.wording import near, shorten, shown
 from hpgo.model.transformer import MOST_LAYERS, Latent, Transformer
+from hpgo.model.transformer_presets import TRANSFORMERS
 
 if TYPE_CHECKING:
     import os
@@ -67,6 +68,29 @@ def read_transformer(source: str | os.PathLike[str]) -> Transformer:
     with hinted("docs/profiles.md says what a transformer's file holds"):
         held = parse(read_text(path, ProfileError), str(path), ProfileError)
         return of_document(held, name=path.stem, file=str(path))
+
+
+def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
+    """A transformer, as it is, by its name, or in a file that `read_transformer` takes.
+
+    Raises ProfileError for a name that is none.
+
+    >>> transformer_of("llama-3-8b").layers
+    32
+    >>> transformer_of("llama-3-9b")
+    Traceback (most recent call last):
+    hpgo.ProfileError: there is no transformer `llama-3-9b`, and no such file
+    """
+    if isinstance(source, Transformer):
+        return source
+    if isinstance(source, str) and source in TRANSFORMERS:
+        return TRANSFORMERS[source]
+    path = as_path(source, ProfileError)
+    if not path.suffix and not is_folder(path):
+        raise ProfileError(
+            f"there is no transformer `{shorten(str(path))}`, and no such file", near(str(path), TRANSFORMERS)
+        )
+    return read_transformer(path)
 
 
 def of_document(document: object, *, name: str = "transformer", file: str = "text") -> Transformer:

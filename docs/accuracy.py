@@ -1,0 +1,494 @@
+"""Holds the prices of `hpgo.price` against published steps and memory, and writes docs/accuracy.md.
+
+    python docs/accuracy.py          # fits the constants anew, platform by platform left out; minutes; writes the page
+    python docs/accuracy.py --page   # writes the page with the fits that docs/accuracy.json keeps
+    python docs/accuracy.py --check  # the same, but only says whether the page is what it should be: exit code 1 if not
+
+The measurements are those of `llm/measured.jsonl` in the folder that HPGO_REFERENCE names; they are read in place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.errors import HpgoError
+from hpgo.machine.cluster import Cluster
+from hpgo.model.transformer import Transformer
+from hpgo.planning.configured import Price, price_way, stages_of
+from hpgo.ways.constants import CONSTANTS, Constants
+from hpgo.ways.steps import Stages
+from hpgo.ways.way import Way
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+ROOT = Path(__file__).parent.parent
+PAGE, FITS = ROOT / "docs/accuracy.md", ROOT / "docs/accuracy.json"
+MEASURED = Path(os.environ.get("HPGO_REFERENCE", ROOT / "../shared/reference")) / "llm/measured.jsonl"
+
+PLATFORMS = {
+    "megatron-a100": "Megatron-LM on A100 (SC21, Korthikanti, MT-NLG)",
+    "vtrain-multi": "vTrain's 64 to 512 A100",
+    "vtrain-single": "vTrain's single machines of A100",
+    "bloom-a100": "BLOOM on A100 (Megatron-DeepSpeed)",
+    "mpt-a100": "MPT on A100 (llm-foundry, FSDP)",
+    "mpt-h100": "MPT on H100 (llm-foundry, FSDP)",
+    "internevo-a100": "InternLM on A100 (InternEvo)",
+    "torchtitan": "Llama on H100 (torchtitan)",
+    "bridge-dense": "Llama on H100, B200, GB200 and GB300 (Megatron-Bridge)",
+    "zero3-a100-2021": "ZeRO-3 on A100 (DeepSpeed of 2021)",
+}
+SOURCES = {
+    "megatron-a100": "arXiv 2104.04473, tables 1 and 2; arXiv 2205.05198, table 5; arXiv 2201.11990; Megatron-LM",
+    "vtrain-multi": "vTrain (MICRO 2024), data/ground_truth_multi.csv",
+    "vtrain-single": "vTrain (MICRO 2024), data/ground_truth_single.csv",
+    "bloom-a100": "BigScience's chronicles of tr11-176B-ml",
+    "mpt-a100": "llm-foundry, scripts/train/benchmarking/README.md",
+    "mpt-h100": "llm-foundry, scripts/train/benchmarking/README.md",
+    "internevo-a100": "InternEvo, doc/en/train_performance.md",
+    "torchtitan": "torchtitan, benchmarks/*.md",
+    "bridge-dense": "Megatron-Bridge, docs/performance-summary.md and its archive; where they don't say what is"
+    " computed anew, nothing is",
+    "zero3-a100-2021": "arXiv 2104.04473, table 2",
+}
+UNFITTED = {"zero3-a100-2021"}
+"""Stacks that are no longer run: they are shown, and take part in no fit and no mean."""
+_CLUSTERS = {"a100-80": "a100", "h100-96-500w": "h100-96", "v100-32": "v100"}
+_PRECISIONS = {"fp8?": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+_RECOMPUTE: dict[str | None, Any] = {"none": "none", "full": "full", "selective": "selective", None: "none"}
+_NO_OVERLAP = ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed")
+_UNFUSED = ("llm-foundry",)
+
+_START: dict[str, Any] = {
+    "products": 0.9, "kernel_s": 5e-6, "attention": 0.85, "scores": 0.5, "misaligned": 0.4, "memory": 0.8,
+    "elements_unfused": 1.5, "links": 0.75, "adapters": 0.75, "exchange_s": 2e-5, "host_s": 1e-3,
+    "host_exchange_s": 5e-5, "host_backward": 1.3, "hidden": 0.7,
+}  # fmt: skip
+"""Where fits begin: what one would guess."""
+FITTED = tuple(_START)
+_LIMITS = {
+    "products": (0.6, 1.0), "attention": (0.5, 1.2), "scores": (0.2, 1.0), "misaligned": (0.25, 1.0),
+    "memory": (0.6, 0.92), "elements_unfused": (1.0, 4.0), "links": (0.6, 0.85), "adapters": (0.4, 0.95),
+    "host_backward": (1.0, 2.0), "hidden": (0.3, 1.0),
+}  # fmt: skip
+"""What anybody would believe: copies reach nine tenths of a memory's rate, rings three quarters of NVLink's."""
+_MOST_OF_A_PLATFORM = 16
+"""Points in a fit, so that none takes most of the time; all count in errors."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One published step or size, and the way that it was measured with."""
+
+    id: str
+    platform: str
+    model: Transformer
+    cluster: Cluster
+    way: Way
+    seq: int
+    batch: int
+    step_s: float | None
+    memory_bytes: float | None
+    memory_kind: str
+
+    @property
+    def recipe(self) -> str:
+        """The same for releases of one recipe."""
+        return f"{self.platform} {self.model.name} {self.way} {self.cluster.name} {self.seq} {self.batch}"
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it is of the half that constants are fitted on, which follows from the recipe alone."""
+        return sha256(self.recipe.encode()).digest()[0] % 2 == 0 and self.platform not in UNFITTED
+
+    def stages(self, constants: Constants) -> Stages:
+        """Its terms."""
+        return stages_of(
+            self.model, self.cluster, self.way, global_batch_size=self.batch, seq=self.seq, constants=constants
+        )
+
+    def price(self, constants: Constants) -> Price:
+        """As `hpgo.price` gives it."""
+        return price_way(
+            self.model, self.cluster, self.way, global_batch_size=self.batch, seq=self.seq, constants=constants
+        )
+
+
+def read() -> tuple[list[Point], Counter[str]]:
+    """All points that are priced, and why others are not."""
+    points, left = [], Counter[str]()
+    for line in MEASURED.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        why = _why_not(row)
+        if why is None:
+            try:
+                point = _point(row)
+                point.stages(CONSTANTS)
+                points.append(point)
+                continue
+            except HpgoError as error:
+                why = error.message
+        left[why] += 1
+    return points, left
+
+
+def _why_not(row: dict[str, Any]) -> str | None:
+    if row["model"].get("experts") or row["ep"] > 1:
+        return "a model with experts, for which there are no terms"
+    if row["status"] != "ok" and row["set"] != "memory-model":
+        return "it did not run"
+    if (row["step_s"] or row["derived_step_s"] or row["mem_gb"]) is None:
+        return "neither a step nor memory is published"
+    if not all(row[key] for key in ("gbs", "mbs", "hw")) or not row["model"]["layers"]:
+        return "batch, layers or device are not published"
+    if row["recompute"] not in _RECOMPUTE:
+        return "it computes anew by a rule that is not priced"
+    if row["tp"] * row["cp"] * row["pp"] * row["dp"] != row["gpus"]:
+        return "the published degrees don't multiply to the GPUs"
+    return None
+
+
+def _point(row: dict[str, Any]) -> Point:
+    held = row["model"]
+    model = Transformer(
+        name=held["name"], layers=held["layers"], hidden=held["hidden"], heads=held["heads"],
+        kv_heads=held["kv_heads"], head_dim=held["head_dim"], ffn=held["ffn"], gated=held["gated"],
+        vocab=held["vocab"], tied=held["tied"], centred_norms=not held["gated"],
+    )  # fmt: skip
+    way = Way(
+        tensor=row["tp"], sequence=bool(row["sp"]) and row["tp"] > 1, context=row["cp"], pipeline=row["pp"],
+        chunks=row["vpp"] or 1, data=row["dp"], micro_batch_size=row["mbs"], recompute=_RECOMPUTE[row["recompute"]],
+        zero=row["zero"], precision=_PRECISIONS.get(row["precision"], row["precision"]), flash=bool(row["flash"]),
+        fused=not (row["framework"] or "").startswith(_UNFUSED),
+        overlap=not (row["framework"] or "Megatron-LM").startswith(_NO_OVERLAP),
+    )  # fmt: skip
+    name = _CLUSTERS.get(row["hw"], row["hw"])
+    machine = Cluster.preset(f"{name}:1").devices
+    cluster = Cluster.preset(f"{name}:{-(-row['gpus'] // machine)}", adapter_gbit_s=row["nic_gbit_gpu"])
+    return Point(
+        row["id"], row["set"], model, cluster.first(row["gpus"]), way, held["seq"], row["gbs"],
+        row["step_s"] or row["derived_step_s"], row["mem_gb"] and row["mem_gb"] * 1e9, row["mem_kind"] or "",
+    )  # fmt: skip
+
+
+# --- Fits -------------------------------------------------------------------------------------------------------------
+
+
+def fit(points: Iterable[Point], start: Constants | None = None) -> Constants:
+    """Constants with the least mean of platforms' mean absolute logarithms of predicted over measured steps.
+
+    One constant after the other is moved by ever smaller steps, from a guess or from `start`; no chance is in it.
+    Steps are `Stages.bound_s`, which takes a hundredth of a simulation's time and is close to it.
+    """
+    by_platform: dict[str, list[Point]] = defaultdict(list)
+    for point in points:
+        by_platform[point.platform].append(point)
+    sample = [
+        [
+            (point.stages(CONSTANTS), point.step_s or math.nan)
+            for point in sorted(held, key=lambda point: sha256(point.id.encode()).digest())[:_MOST_OF_A_PLATFORM]
+        ]
+        for held in by_platform.values()
+    ]
+
+    def loss(constants: Constants) -> float:
+        means = []
+        for held in sample:
+            errors = [
+                abs(math.log(Stages(replace(one.site, constants=constants), one.micro_batches).bound_s / step_s))
+                for one, step_s in held
+            ]
+            means.append(sum(errors) / len(errors))
+        return sum(means) / len(means)
+
+    best = start or replace(CONSTANTS, **_START)
+    least = loss(best)
+    for step in (0.2, 0.1, 0.05) if start is None else (0.1, 0.05):
+        improved = True
+        while improved:
+            improved = False
+            for name in FITTED:
+                for factor in (1 + step, 1 / (1 + step)):
+                    low, high = _LIMITS.get(name, (0.0, math.inf))
+                    value = float(f"{min(high, max(low, getattr(best, name) * factor)):.3g}")
+                    tried = replace(best, **{name: value})  # type: ignore[arg-type]  # all that are fitted are floats
+                    found = loss(tried)
+                    if found < least - 1e-4:
+                        best, least, improved = tried, found, True
+    return best
+
+
+def fits(points: Sequence[Point]) -> dict[str, dict[str, float]]:
+    """Fitted constants: of one half, and of that half without each platform."""
+    half = [point for point in points if point.step_s and point.is_fitted]
+    found = {"half": fit(half)}  # those without a platform begin there
+    for platform in PLATFORMS:
+        if platform not in UNFITTED:
+            found[platform] = fit([point for point in half if point.platform != platform], found["half"])
+            print(f"without {platform}: done", file=sys.stderr)
+    return {name: {key: getattr(one, key) for key in FITTED} for name, one in found.items()}
+
+
+# --- The page ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far predicted steps are from measured ones."""
+
+    ratios: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Of the shares by which they miss."""
+        return sum(abs(ratio - 1) for ratio in self.ratios) / len(self.ratios)
+
+    @property
+    def worst(self) -> float:
+        """Of these shares."""
+        return max(abs(ratio - 1) for ratio in self.ratios)
+
+
+def page(points: Sequence[Point], left: Counter[str], kept: dict[str, dict[str, float]]) -> str:
+    """The whole of docs/accuracy.md."""
+    chosen = _of(kept["half"])
+    prices = {point.id: point.price(chosen) for point in points}
+    steps = [point for point in points if point.step_s]
+    ratio = {point.id: prices[point.id].step_s / point.step_s for point in steps if point.step_s}
+    return "\n".join(
+        [
+            *_HEAD,
+            *_summary(steps, ratio, kept),
+            *_orders(steps, prices),
+            *_constants(kept),
+            *_memory(points, prices),
+            *_left(left),
+            *_points(steps, prices, ratio),
+            "",
+        ]
+    )
+
+
+_HEAD = (
+    "# How far prices of transformers are from what was measured",
+    "",
+    (
+        "`hpgo.price` says what a way of training costs from a model's shape and the devices' datasheets"
+        " ([cost-terms.md](cost-terms.md)). Here each published step that it has terms for stands beside what it says."
+        " `make accuracy` writes this page, fits included; nothing is corrected by platform."
+    ),
+    "",
+)
+
+
+def _of(fitted: dict[str, Any]) -> Constants:
+    return replace(CONSTANTS, **fitted)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _summary(steps: Sequence[Point], ratio: dict[str, float], kept: dict[str, dict[str, float]]) -> list[str]:
+    lines = [
+        "## By platform",
+        "",
+        (
+            "Which half a recipe is of, with all releases of it, follows from a hash of its degrees. Constants are"
+            " fitted on one half, where each platform counts the same; *not fitted* is the other. *Left out* is all of"
+            " a platform priced with constants that were fitted without it. *One step known* corrects these by the"
+            " ratio of one measured step: the mean over all points but that one, and over all that may be it."
+        ),
+        "",
+        (
+            "| platform | steps | mean error | worst | predicted over measured, median | not fitted, mean"
+            " | left out, mean | one step known, mean |"
+        ),
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    means: dict[str, list[float]] = defaultdict(list)
+    for platform, said in PLATFORMS.items():
+        held = [point for point in steps if point.platform == platform]
+        every = Errors(tuple(ratio[point.id] for point in held))
+        other = [ratio[point.id] for point in held if not point.is_fitted]
+        row = [said, str(len(held)), _percent(every.mean), _percent(every.worst), f"{_median(every.ratios):.2f}"]
+        row.append(_percent(Errors(tuple(other)).mean) if other else "–")
+        if platform in UNFITTED:
+            row += [_percent(every.mean), "–"]
+        else:
+            without = _of(kept[platform])
+            apart = {point.id: point.price(without).step_s / (point.step_s or math.nan) for point in held}
+            alone = Errors(tuple(apart.values()))
+            known = _one_known(list(apart.values()))
+            row += [_percent(alone.mean), _percent(known)]
+            for name, value in (
+                ("all", every.mean),
+                ("other", Errors(tuple(other)).mean),
+                ("alone", alone.mean),
+                ("known", known),
+            ):
+                means[name].append(value)
+        lines.append(f"| {' | '.join(row)} |")
+    averages = {name: _percent(sum(values) / len(values)) for name, values in means.items()}
+    lines.append(
+        f"| **mean of platforms that take part** | | {averages['all']} | | | {averages['other']} | {averages['alone']}"
+        f" | {averages['known']} |"
+    )
+    return [*lines, ""]
+
+
+def _median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def _one_known(ratios: Sequence[float]) -> float:
+    """Mean error when one point's ratio is known and corrects all others."""
+    if len(ratios) > 200:  # pairs are as many as tell
+        ratios = ratios[:: len(ratios) // 200]
+    errors = [abs(one / known - 1) for at, known in enumerate(ratios) for to, one in enumerate(ratios) if to != at]
+    return sum(errors) / len(errors)
+
+
+def _orders(steps: Sequence[Point], prices: dict[str, Price]) -> list[str]:
+    lines = [
+        "## Which of two ways is quicker",
+        "",
+        (
+            "Of ways to train one model on as many GPUs with one batch, in pairs whose measured steps are at least 5 %"
+            " apart. *Regret* is by how much the way that is predicted to be the quickest was measured slower than the"
+            " quickest."
+        ),
+        "",
+        "| platform | pairs | in the right order | questions | regret, mean | regret, worst |",
+        "|---|---|---|---|---|---|",
+    ]
+    for platform, said in PLATFORMS.items():
+        questions: dict[tuple[object, ...], list[Point]] = defaultdict(list)
+        for point in steps:
+            if point.platform == platform:
+                asked = (point.model, point.way.gpus, point.batch, point.seq, point.way.precision, point.cluster.name)
+                questions[asked].append(point)
+        several = [held for held in questions.values() if len(held) > 1]
+        apart = right = 0
+        regrets = []
+        for held in several:
+            for one, two in combinations(held, 2):
+                measured = (one.step_s or 0.0) / (two.step_s or math.nan)
+                if not 1 / 1.05 < measured < 1.05:
+                    apart += 1
+                    right += (prices[one.id].step_s < prices[two.id].step_s) == (measured < 1)
+            picked = min(held, key=lambda point: prices[point.id].step_s)
+            regrets.append((picked.step_s or math.nan) / min(point.step_s or math.nan for point in held) - 1)
+        if apart:
+            lines.append(
+                f"| {said} | {apart} | {_percent(right / apart)} | {len(several)} |"
+                f" {_percent(sum(regrets) / len(regrets))} | {_percent(max(regrets))} |"
+            )
+    return [*lines, ""]
+
+
+def _constants(kept: dict[str, dict[str, float]]) -> list[str]:
+    lines = [
+        "## Constants",
+        "",
+        (
+            f"{len(FITTED)} constants are fitted, the same for all platforms; rates are those of `hpgo.machine.rates`."
+            " The ranges are those of the fits that leave a platform out. What each means stands in"
+            " [cost-terms.md](cost-terms.md#constants)."
+        ),
+        "",
+        "| constant | fitted | without one platform |",
+        "|---|---|---|",
+    ]
+    others = [one for name, one in kept.items() if name != "half"]
+    for name in FITTED:
+        low, high = min(one[name] for one in others), max(one[name] for one in others)
+        lines.append(f"| `{name}` | {kept['half'][name]:g} | {low:g} to {high:g} |")
+    return [*lines, ""]
+
+
+def _memory(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
+    lines = [
+        "## Memory",
+        "",
+        (
+            "Of the fullest GPU. No constant was fitted to it; a flat reserve is 3 GB. Papers that count tensors"
+            " alone are compared without it."
+        ),
+        "",
+        "| point | what was measured | measured | predicted | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    ratios = []
+    for point in points:
+        if point.memory_bytes:
+            alone = point.platform == "memory-model"
+            found = max(
+                sum(size for name, size in stage.memory_bytes if not (alone and name in {"reserve", "logits"}))
+                for stage in prices[point.id].stages
+            )
+            ratios.append(found / point.memory_bytes)
+            lines.append(
+                f"| {point.id} | {point.memory_kind} | {point.memory_bytes / 1e9:.1f} GB | {found / 1e9:.1f} GB |"
+                f" {ratios[-1]:.2f} |"
+            )
+    low = min(ratios) - 1
+    said = f"{len(ratios)} points: mean error {_percent(Errors(tuple(ratios)).mean)}, from {100 * low:.0f} % to"
+    return [*lines, "", f"{said} +{100 * (max(ratios) - 1):.0f} %.", ""]
+
+
+def _left(left: Counter[str]) -> list[str]:
+    lines = ["## What is not priced", "", "| points | why |", "|---|---|"]
+    return [*lines, *(f"| {count} | {why} |" for why, count in left.most_common()), ""]
+
+
+def _points(steps: Sequence[Point], prices: dict[str, Price], ratio: dict[str, float]) -> list[str]:
+    lines = ["## Every step", "", "*Fitted* points are of the half that constants were fitted on.", ""]
+    for platform, said in PLATFORMS.items():
+        lines += [
+            f"### {said}",
+            "",
+            f"From {SOURCES[platform]}.",
+            "",
+            "| point | way | GPUs | measured | predicted | ratio | |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {point.id} | {point.way.named()} | {point.way.gpus} | {point.step_s:.4g} s |"
+            f" {prices[point.id].step_s:.4g} s | {ratio[point.id]:.2f} | {'fitted' if point.is_fitted else ''} |"
+            for point in steps
+            if point.platform == platform
+        ]
+        lines.append("")
+    return lines[:-1]
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs what the words ask for; the exit code."""
+    points, left = read()
+    if not words:
+        FITS.write_text(json.dumps(fits(points), indent=1) + "\n", encoding="utf-8")
+    text = page(points, left, json.loads(FITS.read_text(encoding="utf-8")))
+    if "--check" in words:
+        return int(text != PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(text, encoding="utf-8")
+    chosen = json.loads(FITS.read_text(encoding="utf-8"))["half"]
+    changed = [name for name, value in chosen.items() if asdict(CONSTANTS)[name] != value]
+    if changed:
+        print(f"python/hpgo/ways/constants.py has other {', '.join(changed)}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""`hpgo price`: what one way of training a transformer costs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpgo.base.documents import json_text
+from hpgo.cli.questions import as_options
+from hpgo.cli.terminal import say
+
+if TYPE_CHECKING:
+    from hpgo.machine.cluster import Cluster
+    from hpgo.planning.configured import Price
+
+_DEGREE = click.IntRange(min=1)
+
+
+@click.command()
+@click.argument("model")
+@click.option("-c", "--cluster", required=True, metavar="NAME|FILE", help="See `hpgo clusters`.")
+@click.option("-b", "--global-batch-size", type=_DEGREE, required=True, metavar="N", help="Sequences of a step.")
+@click.option("--seq", type=_DEGREE, required=True, metavar="N", help="Tokens of a sequence.")
+@click.option("--tp", type=_DEGREE, default=1, metavar="N", help="GPUs that share each matrix.  [1]")
+@click.option("--pp", type=_DEGREE, default=1, metavar="N", help="Stages of the pipeline.  [1]")
+@click.option("--vpp", type=_DEGREE, default=1, metavar="N", help="Stages on each GPU: interleaving.  [1]")
+@click.option("--cp", type=_DEGREE, default=1, metavar="N", help="GPUs that share each sequence.  [1]")
+@click.option("--devices", type=_DEGREE, metavar="N", help="GPUs, the first of the cluster.  [all]")
+@click.option(
+    "--zero", type=click.IntRange(0, 3), default=1, show_default=True,
+    help="Replicas share optimizer state from 1, gradients from 2, weights at 3.",
+)  # fmt: skip
+@click.option("--micro-batch-size", type=_DEGREE, default=1, metavar="N", help="Sequences at once.  [1]")
+@click.option(
+    "--recompute", type=click.Choice(["none", "selective", "full"]), default="none", show_default=True,
+    help="Backward passes compute anew: nothing, attention's scores, or layers.",
+)  # fmt: skip
+@click.option("--recompute-layers", type=_DEGREE, metavar="N", help="How many of each stage, of `full`.  [all]")
+@click.option(
+    "--precision", type=click.Choice(["bf16", "fp16", "fp8", "fp4"]), default="bf16", show_default=True,
+    help="Of products.",
+)  # fmt: skip
+@click.option("--no-sequence-parallel", is_flag=True, help="What lies between matrices is not shared.")
+@click.option("--no-flash", is_flag=True, help="Attention is several kernels, which keep scores.")
+@click.option("--no-fused", is_flag=True, help="Operations on single values are not fused.")
+@click.option("--no-overlap", is_flag=True, help="Gradients are summed after the backward passes only.")
+@click.option("--adapter", "adapter_gbit_s", type=float, metavar="GBIT/S", help="Rate of a preset's network adapters.")
+@click.option("-o", "output", metavar="FILE", help="Its layers, on groups of GPUs, as a profile for `hpgo plan`.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(
+    *,
+    model: str,
+    cluster: str,
+    no_sequence_parallel: bool,
+    no_flash: bool,
+    no_fused: bool,
+    no_overlap: bool,
+    adapter_gbit_s: float | None,
+    output: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Price one way of training a transformer on GPUs, without a profile.
+
+    MODEL is a name that `hpgo models transformers` lists, a Hugging Face config.json, or a YAML file with its sizes.
+    The degree of data parallelism follows from the others. Nothing is measured: docs/accuracy.md says how far such
+    prices were from published steps.
+
+    \b
+    Examples:
+      hpgo price llama-3-8b -c h100:1 -b 32 --seq 8192 --tp 2
+      hpgo price llama-3-70b -c h100:8 -b 128 --seq 8192 --tp 8 --pp 4 --vpp 5
+      hpgo price config.json -c a100:4 --devices 24 -b 48 --seq 4096 --tp 8
+    """
+    from hpgo.model.formats import write_profile
+    from hpgo.planning.configured import price, profile_of
+    from hpgo.show.price_report import lines
+
+    where = _cluster(cluster, adapter_gbit_s)
+    with as_options():
+        found = price(
+            model,
+            where,
+            sequence_parallel=False if no_sequence_parallel else None,
+            flash=not no_flash,
+            fused=not no_fused,
+            overlap=not no_overlap,
+            **options,
+        )
+        if output is not None:
+            write_profile(profile_of(found, model, where), output)
+    click.echo(json_text(_document(found)) if as_json else "\n".join(lines(found)))
+    if not found.fits:
+        say("warning", "it does not fit: raise a degree, or --zero, or compute anew with --recompute")
+
+
+def _cluster(name: str, adapter_gbit_s: float | None) -> Cluster:
+    from hpgo.machine.cluster import Cluster
+
+    return Cluster.read(name) if adapter_gbit_s is None else Cluster.preset(name, adapter_gbit_s=adapter_gbit_s)
+
+
+def _document(price: Price) -> dict[str, object]:
+    """All fields, and what follows from them."""
+    held = asdict(price)
+    held["seconds"] = dict(price.seconds)
+    for kept, stage in zip(held["stages"], price.stages, strict=True):
+        kept["memory_bytes"] = dict(stage.memory_bytes)
+        kept["peak_bytes"] = stage.peak_bytes
+    follows = ("micro_batches", "tokens_per_s_per_gpu", "utilisation", "fits", "missing_bytes")
+    return held | {name: getattr(price, name) for name in follows}

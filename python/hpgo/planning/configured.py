@@ -1,0 +1,384 @@
+"""What one given way of training a transformer costs: `hpgo.price`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hpgo.base.checks import check_flag, check_is, choice, number, whole
+from hpgo.base.errors import ArgumentError
+from hpgo.base.records import Record, check_fields
+from hpgo.base.wording import counted
+from hpgo.machine.cluster import Cluster
+from hpgo.model.estimate import ESTIMATED
+from hpgo.model.formats.transformers import transformer_of
+from hpgo.model.profile import Layer, Profile
+from hpgo.programs.orders import schedule
+from hpgo.ways.constants import CONSTANTS, Constants
+from hpgo.ways.gpus import Gpus
+from hpgo.ways.memory import Part, kept_bytes, parameters, stage_memory
+from hpgo.ways.site import VALUE, Site
+from hpgo.ways.steps import Stages
+from hpgo.ways.way import Precision, Recompute, Way, check_batch, check_degrees, data_degree
+
+if TYPE_CHECKING:
+    import os
+
+    from hpgo.model.transformer import Transformer
+    from hpgo.ways.times import Times
+
+RECOMPUTE = ("none", "selective", "full")
+PRECISIONS = ("bf16", "fp16", "fp8", "fp4")
+
+
+@dataclass(frozen=True, slots=True)
+class StagePrice(Record):
+    """What the GPUs of one pipeline rank have, each of them the same."""
+
+    layers: tuple[tuple[int, int], ...]
+    """First layer and the one behind the last, of each stage that it runs; equal if a stage has none."""
+    memory_bytes: tuple[tuple[str, float], ...]
+    """Of one GPU, by column."""
+    forward_s: float
+    """Of one micro-batch, all of its stages."""
+    backward_s: float
+
+    @property
+    def peak_bytes(self) -> float:
+        """All columns together."""
+        return sum(size for _, size in self.memory_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Price(Record):
+    """A way of training a transformer, and what it costs by the terms of docs/cost-terms.md. Nothing is measured."""
+
+    model: str
+    cluster: str
+    gpus: int
+    way: Way
+    seq: int
+    global_batch_size: int
+    step_s: float
+    bound_s: float
+    """No order of passes takes less."""
+    seconds: tuple[tuple[str, float], ...]
+    """Of the step on the GPUs with the most to compute, by what it is spent on; they add up to `step_s`."""
+    stages: tuple[StagePrice, ...]
+    """Of each pipeline rank."""
+    capacity_bytes: float
+    """Of one GPU."""
+    flop: float
+    """Of the step that the model asks for: 6 for each parameter but the embedding's and each token, and 6·s·q for each
+    layer's attention; nothing that is computed anew, and no scores that are masked."""
+    peak_flop_per_s: float
+    """Of one GPU, in the precision of the way."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for field in ("gpus", "seq", "global_batch_size"):
+            whole(f"{field} of a price", getattr(self, field))
+        for field in ("step_s", "capacity_bytes", "flop", "peak_flop_per_s"):
+            number(f"{field} of a price", getattr(self, field), above=0)
+        if not self.stages:
+            raise ArgumentError("a price has no stages", "make it again")
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step, on each replica."""
+        return self.way.micro_batches(self.global_batch_size)
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Throughput."""
+        return self.global_batch_size * self.seq / self.step_s / self.gpus
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the GPUs' peak that the model's own operations are (MFU)."""
+        return self.flop / self.peak_flop_per_s / self.step_s / self.gpus
+
+    @property
+    def missing_bytes(self) -> float:
+        """What the fullest GPU lacks; 0 if it fits."""
+        return max(0.0, max(stage.peak_bytes for stage in self.stages) - self.capacity_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether memory suffices."""
+        return self.missing_bytes == 0
+
+
+def price(
+    transformer: Transformer | str | os.PathLike[str],
+    cluster: Cluster,
+    *,
+    global_batch_size: int,
+    seq: int,
+    tp: int = 1,
+    pp: int = 1,
+    vpp: int = 1,
+    cp: int = 1,
+    zero: int = 1,
+    micro_batch_size: int = 1,
+    recompute: Recompute = "none",
+    recompute_layers: int | None = None,
+    sequence_parallel: bool | None = None,
+    precision: Precision = "bf16",
+    flash: bool = True,
+    fused: bool = True,
+    overlap: bool = True,
+    devices: int | None = None,
+) -> Price:
+    """What one given way of training a dense transformer costs: its step, where it goes, and memory.
+
+    Args:
+        transformer: a shape, its name, or a file with one (docs/profiles.md).
+        cluster: equal machines of devices whose rates are known; a device is a GPU.
+        global_batch_size: sequences of a step.
+        seq: tokens of a sequence.
+        tp: GPUs that share each matrix.
+        pp: stages of the pipeline, in groups of GPUs.
+        vpp: stages on each group: interleaving.
+        cp: GPUs that share each sequence.
+        zero: what replicas share: optimizer state from 1, gradients from 2, weights at 3.
+        micro_batch_size: sequences that a replica passes through at once.
+        recompute: what backward passes compute anew: `none`, attention's scores (`selective`), or layers (`full`).
+        recompute_layers: how many layers of each stage, of `full`; None is all.
+        sequence_parallel: whether those that share matrices share what lies between, too; None is with `tp` above 1.
+        precision: `bf16`, `fp16`, `fp8` or `fp4` of products.
+        flash: whether attention is one kernel.
+        fused: whether operations on single values are fused.
+        overlap: whether sums and gathers run beside passes.
+        devices: GPUs to use, the first of the cluster; None is all. Degrees of data parallelism follow.
+
+    A way that does not fit memory is priced all the same: see `Price.fits`.
+
+    Raises ArgumentError for degrees that do not divide, with the nearest that do, and for transformers with experts or
+    latent attention, for which there are no terms; ClusterError for machines that differ, or of unknown rates.
+
+    >>> import hpgo
+    >>> cluster = hpgo.Cluster.preset("h100:8")
+    >>> one = hpgo.price("llama-3-70b", cluster, global_batch_size=128, seq=8192, tp=8, pp=4, vpp=5)
+    >>> one.way.data, one.fits, 0.3 < one.utilisation < 0.6
+    (2, True, True)
+    """
+    model = transformer_of(transformer)
+    check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say")
+    global_batch_size, seq = whole("global_batch_size", global_batch_size), whole("seq", seq)
+    choice("recomputation", recompute, RECOMPUTE)
+    choice("precision", precision, PRECISIONS)
+    for name, flag in (("flash", flash), ("fused", fused), ("overlap", overlap)):
+        check_flag(name, flag)
+    if sequence_parallel is not None:
+        check_flag("sequence_parallel", sequence_parallel)
+    if devices is not None:
+        cluster = cluster.first(devices)
+    way = Way(
+        tensor=whole("tp", tp),
+        sequence=whole("tp", tp) > 1 if sequence_parallel is None else sequence_parallel,
+        context=whole("cp", cp),
+        pipeline=whole("pp", pp),
+        chunks=whole("vpp", vpp),
+        micro_batch_size=whole("micro_batch_size", micro_batch_size),
+        recompute=recompute,
+        recompute_layers=None if recompute_layers is None else whole("recompute_layers", recompute_layers),
+        zero=whole("zero", zero, least=0, most=3),
+        precision=precision,
+        flash=flash,
+        fused=fused,
+        overlap=overlap,
+    )
+    return price_way(model, cluster, way, global_batch_size=global_batch_size, seq=seq)
+
+
+def price_way(
+    model: Transformer,
+    cluster: Cluster,
+    way: Way,
+    *,
+    global_batch_size: int,
+    seq: int,
+    constants: Constants = CONSTANTS,
+) -> Price:
+    """`price` of a way as a record, whose degree of data parallelism follows from the cluster's GPUs."""
+    stages = stages_of(model, cluster, way, global_batch_size=global_batch_size, seq=seq, constants=constants)
+    site, pipeline = stages.site, stages.site.way.pipeline
+    step_s = _step_s(stages)
+    return Price(
+        model=model.name,
+        cluster=cluster.name,
+        gpus=site.gpus.count,
+        way=site.way,
+        seq=seq,
+        global_batch_size=global_batch_size,
+        step_s=step_s,
+        bound_s=stages.bound_s,
+        seconds=_seconds(stages, step_s),
+        stages=tuple(
+            StagePrice(
+                tuple((one.layers.start, one.layers.stop) for one in stages.stages[rank::pipeline]),
+                tuple(stage_memory(site, _part(stages, rank)).items()),
+                sum(one.forward_s for one in stages.stages[rank::pipeline]),
+                sum(one.backward_s for one in stages.stages[rank::pipeline]),
+            )
+            for rank in range(pipeline)
+        ),
+        capacity_bytes=site.gpus.memory_bytes,
+        flop=model_flop(model, seq, global_batch_size),
+        peak_flop_per_s=site.gpus.peak_flop_per_s,
+    )
+
+
+def stages_of(
+    model: Transformer, cluster: Cluster, way: Way, *, global_batch_size: int, seq: int, constants: Constants
+) -> Stages:
+    """The stages of a way that was looked at. Raises what `price` does."""
+    if model.experts or model.latent is not None:
+        what = counted(model.experts, "expert") if model.experts else "latent attention"
+        raise ArgumentError(
+            f"`{model.name}` has {what}, and there are no terms for that", "docs/cost-terms.md says what is priced"
+        )
+    gpus = Gpus.of(cluster, way.precision)
+    check_degrees(model, way, seq=seq)
+    way = replace(way, data=data_degree(way, gpus.count))
+    check_batch(way, global_batch_size)
+    return Stages(Site(model, way, gpus, constants, seq), way.micro_batches(global_batch_size))
+
+
+def _step_s(stages: Stages) -> float:
+    """Of the schedule: 1F1B, or the interleaved one."""
+    way, rows = stages.site.way, stages.stages
+    if way.pipeline == 1:
+        only = rows[0]
+        return stages.micro_batches * (only.forward_s + only.backward_s) + only.sync_s + only.optimizer_s
+    from hpgo.timing.simulation import simulate  # loads numpy, which refusing a way does without
+
+    orders = schedule(
+        "1f1b" if way.chunks == 1 else "interleaved",
+        ranks=way.pipeline,
+        micro_batches=stages.micro_batches,
+        chunks=None if way.chunks == 1 else way.chunks,
+    )
+    busy_s, latency_s = stages.transfer
+    timeline = simulate(
+        orders,
+        forward_s=[one.forward_s for one in rows],
+        backward_s=[one.backward_s for one in rows],
+        transfer_s=busy_s,
+        latency_s=latency_s,
+        gradient_sync_s=[one.sync_s for one in rows],
+        optimizer_s=[one.optimizer_s for one in rows],
+    )
+    return timeline.makespan_s
+
+
+def _seconds(stages: Stages, step_s: float) -> tuple[tuple[str, float], ...]:
+    """Of the step, on the rank with the most to compute."""
+    way, rank = stages.site.way, stages.slowest
+    spent: dict[str, float] = {}
+    for at in range(rank, way.stages, way.pipeline):
+        for count, times in stages.parts_of(at):
+            for seconds in (times.forward_s, times.backward_s):
+                for name, each_s in seconds.items():
+                    spent[name] = spent.get(name, 0.0) + count * each_s * stages.micro_batches
+    mine = stages.stages[rank :: way.pipeline]
+    spent["gradients"] = sum(one.sync_s for one in mine)
+    spent["optimizer"] = sum(one.optimizer_s for one in mine)
+    spent["bubble"] = max(0.0, step_s - sum(spent.values()))
+    return tuple((name, seconds) for name, seconds in spent.items() if seconds)
+
+
+def in_flight(way: Way, rank: int, micro_batches: int) -> tuple[int, ...]:
+    """How many micro-batches each stage of a rank holds when the rank holds most.
+
+    1F1B starts as many as there are ranks from here on. Interleaving starts rounds of `pipeline` micro-batches for each
+    stage in turn (Narayanan et al., arXiv 2104.04473, section 2.2).
+
+    >>> in_flight(Way(pipeline=4), 1, 8), in_flight(Way(pipeline=4, chunks=2), 0, 8)
+    ((3,), (7, 4))
+    """
+    if way.chunks == 1:
+        return (min(way.pipeline - rank, micro_batches),)
+    started = min(2 * (way.pipeline - rank - 1) + (way.chunks - 1) * way.pipeline + 1, way.chunks * micro_batches)
+    held = [0] * way.chunks
+    for turn in range(started):
+        held[turn // way.pipeline % way.chunks] += 1
+    return tuple(held)
+
+
+def _part(stages: Stages, rank: int) -> Part:
+    """All that a rank has, as memory sees it."""
+    way = stages.site.way
+    held = in_flight(way, rank, stages.micro_batches)
+    parts = [stages.part(at, held[turn]) for turn, at in enumerate(range(rank, way.stages, way.pipeline))]
+    return Part(
+        sum(part.layers for part in parts),
+        any(part.embedding for part in parts),
+        any(part.head for part in parts),
+        tuple(count for part in parts for count in part.in_flight),
+        tuple(anew for part in parts for anew in part.anew),
+    )
+
+
+def model_flop(model: Transformer, seq: int, global_batch_size: int) -> float:
+    """What a step asks for, forward and backward, as `Price.flop` counts it."""
+    products = model.parameters - (0 if model.tied else model.vocab * model.hidden) - model.positions * model.hidden
+    attention = 6 * model.layers * seq * model.heads * model.head_dim
+    return (6.0 * products + attention) * global_batch_size * seq
+
+
+def profile_of(
+    price: Price,
+    transformer: Transformer | str | os.PathLike[str],
+    cluster: Cluster,
+    *,
+    constants: Constants = CONSTANTS,
+) -> Profile:
+    """The layers of a price as a profile, whose device is a group of GPUs that share each layer.
+
+    Sums over replicas and the optimizer are not in it: a planner counts those by itself, in its own way.
+
+    >>> import hpgo
+    >>> cluster = hpgo.Cluster.preset("h100")
+    >>> one = hpgo.price("llama-3-8b", cluster, global_batch_size=64, seq=8192, tp=2, pp=2)
+    >>> profile = profile_of(one, "llama-3-8b", cluster)
+    >>> len(profile.layers), profile.gpus_per_device
+    (34, 2)
+    """
+    check_is("price", price, Price, "make one, with `hpgo.price`")
+    model = transformer_of(transformer)
+    stages = stages_of(
+        model, cluster.first(price.gpus), price.way, global_batch_size=price.global_batch_size, seq=price.seq,
+        constants=constants,
+    )  # fmt: skip
+    site, way = stages.site, stages.site.way
+    sent = VALUE * site.tokens * model.hidden / site.between
+    nothing = Part(0, embedding=False, head=False, in_flight=(), anew=())
+
+    def layer(name: str, times: Times, part: Part, kept: float, output: float) -> Layer:
+        return Layer(
+            name, name, (times.total_forward_s,), (times.total_backward_s,), (output,),
+            parameters(site, part) * VALUE, (kept,),
+        )  # fmt: skip
+
+    rows = [layer("embedding", stages.embedding, replace(nothing, embedding=True), 0.0, sent)]
+    for at, held in enumerate(stages.ranges):
+        anew = stages.recomputed(at)
+        for place, at_layer in enumerate(held):
+            again = place < anew
+            times = stages.anew if again else stages.kept
+            one = Part(1, embedding=False, head=False, in_flight=(1,), anew=(again,))
+            rows.append(layer(f"layers.{at_layer}", times, one, kept_bytes(site, anew=again), sent))
+    rows.append(layer("head", stages.head, replace(nothing, head=True), sent, 4.0))
+    ids = [row.id for row in rows]
+    return Profile(
+        model.name,
+        (way.micro_batch_size,),
+        tuple(rows),
+        tuple(pairwise(ids)),
+        f"{ESTIMATED}{cluster.name} with {way.named()}, not measured",
+        gpus_per_device=way.group,
+        dtype="bfloat16" if way.precision != "fp16" else "float16",
+    )

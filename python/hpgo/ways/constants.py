@@ -1,0 +1,61 @@
+"""The constants of what a way costs, all in one place: what each means, and where it is from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpgo.base.records import check_fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """Shares are of what `Gpus` says, which are bests; times are seconds.
+
+    Those that are *fitted* were fitted to published steps (docs/accuracy.md says which, and what becomes of platforms
+    that took no part); all others are counted from what kernels and launchers do.
+    """
+
+    products: float = 0.75
+    """Fitted. Share of the best measured rate that products of a transformer's sizes reach, tile by tile."""
+    tile: int = 128
+    """Counted: products are computed in squares of so many results, whole ones (cuBLAS's and CUTLASS's usual)."""
+    kernel_s: float = 5e-06
+    """Fitted. Of each product, what it takes besides: launch, first loads, and last tiles that leave GPUs idle."""
+    attention: float = 0.743
+    """Fitted. Share of the rate of attention as one kernel that it reaches over a model's heads."""
+    attention_backward: float = 2.5
+    """Counted: products of its backward pass for one of the forward, scores computed anew (Dao, arXiv 2307.08691)."""
+    scores: float = 0.315
+    """Fitted. Share of the best rate that products of scores reach where attention is several kernels."""
+    misaligned: float = 0.25
+    """Fitted. Share of that which is left where a head is no multiple of 8 wide, which tensor cores want."""
+    memory: float = 0.92
+    """Fitted. Share of the memory's rate that operations on single values reach."""
+    elements_unfused: float = 2.38
+    """Fitted. How often such values are read and written in stacks without fused kernels, for once in fused ones."""
+    links: float = 0.85
+    """Fitted. Share of the links inside a machine that sums and gathers reach."""
+    adapters: float = 0.625
+    """Fitted. Share of network adapters that they reach."""
+    exchange_s: float = 2e-05
+    """Fitted. What each sum or gather takes besides: launch, and waiting for the last rank."""
+    host_s: float = 0.001
+    """Fitted. What a processor takes to launch a layer's forward pass; no pass is quicker."""
+    host_exchange_s: float = 2.6e-05
+    """Fitted. What it takes besides for each of the four halves of sums between those that share matrices."""
+    host_backward: float = 1.43
+    """Fitted. What it takes for the backward pass, for one of the forward."""
+    hidden: float = 0.7
+    """Fitted. Share of a pass that can hide what is gathered or summed meanwhile, where that is overlapped."""
+    optimizer_bytes: float = 30.0
+    """Counted: read and written for a parameter's update by Adam with 32-bit state: 4 + 8 + 8 + 8 + 2."""
+    accumulation_bytes: float = 10.0
+    """Counted: read and written to add a parameter's 16-bit gradient to a 32-bit sum: 2 + 4 + 4."""
+    reserve_bytes: float = 3e9
+    """Counted: context, libraries' workspaces and fragments of a GPU, which nobody models; 2 to 5 GB."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+CONSTANTS = Constants()

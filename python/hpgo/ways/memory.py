@@ -1,0 +1,126 @@
+"""What a GPU of a stage holds, by named columns.
+
+A column is a function of a `Site` and of a stage's `Part`; `COLUMNS` lists them. A new one is a function and a row.
+Activations are those of Korthikanti et al., arXiv 2205.05198, section 4, kept apart by who divides them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpgo.ways.site import VALUE
+from hpgo.ways.times import layer_weights
+from hpgo.ways.way import MOST_ZERO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpgo.ways.site import Site
+
+_MASTER = 12
+"""Bytes a parameter of Adam's state: two moments and a copy of the weights in 32 bits."""
+_KEPT_LOGITS = 14
+"""Bytes a logit at the loss: in 16 and 32 bits, the softmax, and its gradient in both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one GPU of a pipeline has."""
+
+    layers: int
+    embedding: bool
+    head: bool
+    in_flight: tuple[int, ...]
+    """For each of its layers, how many micro-batches are between its forward and its backward at most."""
+    anew: tuple[bool, ...]
+    """For each of its layers, whether its forward is computed anew."""
+
+    def __post_init__(self) -> None:
+        assert self.layers == len(self.in_flight) == len(self.anew)  # noqa: S101 -- made here only
+
+
+def parameters(site: Site, part: Part) -> float:
+    """Of a stage on one GPU, before replicas share any."""
+    model, share = site.model, site.way.tensor
+    words = model.vocab * model.hidden / share
+    alone = site.way.pipeline == 1 and model.tied
+    held = part.layers * layer_weights(site)
+    if part.embedding:
+        held += words + model.positions * model.hidden
+    if part.head:
+        held += model.norm_parameters + (0.0 if alone else words)
+    return held
+
+
+def weights(site: Site, part: Part) -> float:
+    """In 16 bits; in 32 where replicas share them, with two layers that are gathered, or all under a pipeline."""
+    held = parameters(site, part) * VALUE
+    if site.way.zero < MOST_ZERO:
+        return held
+    gathered = held if site.way.shards > 1 else 0.0
+    if site.way.gathers:
+        gathered = min(
+            gathered, 2 * max(layer_weights(site), site.model.vocab * site.model.hidden / site.way.tensor) * VALUE
+        )
+    return 2 * held / site.way.shards + gathered
+
+
+def gradients(site: Site, part: Part) -> float:
+    """In the bytes that they are summed in; shared from stage 2 on, where no pipeline keeps them to add up."""
+    way, held = site.way, parameters(site, part)
+    mine = held * (site.gradient_bytes if way.zero < MOST_ZERO else 2 * VALUE)
+    return mine / way.shards if way.zero >= 2 and way.pipeline == 1 else mine
+
+
+def optimizer(site: Site, part: Part) -> float:
+    """Two moments and 32-bit weights; shared from stage 1 on."""
+    state = _MASTER if site.way.zero < MOST_ZERO else _MASTER - 4
+    return parameters(site, part) * state / (site.way.shards if site.way.zero >= 1 else 1)
+
+
+def kept_bytes(site: Site, *, anew: bool) -> float:
+    """What one layer keeps of one micro-batch from its forward to its backward."""
+    model, way, tokens = site.model, site.way, site.tokens
+    if anew:
+        return VALUE * tokens * model.hidden / site.between
+    # Inputs of two norms and of two products; and, in stacks that still have dropout, its masks.
+    outside = (8 if way.flash else 10) * tokens * model.hidden / site.between
+    inner = (3 if model.gated else 2) * model.ffn
+    inside = VALUE * tokens * (site.queries + 2 * site.keys + site.queries + inner) / way.tensor
+    if way.flash or way.recompute == "selective":
+        return outside + inside
+    scores = model.heads * way.micro_batch_size * site.seq * site.seq / way.context
+    return outside + inside + 5 * scores / way.tensor
+
+
+def activations(site: Site, part: Part) -> float:
+    """Of all micro-batches in flight; and, where layers are computed anew, of the one that is."""
+    held = sum(count * kept_bytes(site, anew=anew) for count, anew in zip(part.in_flight, part.anew, strict=True))
+    return held + (kept_bytes(site, anew=False) if any(part.anew) else 0.0)
+
+
+def logits(site: Site, part: Part) -> float:
+    """At the loss, of one micro-batch."""
+    return _KEPT_LOGITS * site.tokens * site.model.vocab / site.way.tensor if part.head else 0.0
+
+
+def reserve(site: Site, part: Part) -> float:
+    """Context, libraries and fragments, which nobody models."""
+    del part
+    return site.constants.reserve_bytes
+
+
+COLUMNS: dict[str, Callable[[Site, Part], float]] = {
+    "weights": weights,
+    "gradients": gradients,
+    "optimizer": optimizer,
+    "activations": activations,
+    "logits": logits,
+    "reserve": reserve,
+}
+
+
+def stage_memory(site: Site, part: Part) -> dict[str, float]:
+    """Bytes of one GPU, by column."""
+    return {name: column(site, part) for name, column in COLUMNS.items()}

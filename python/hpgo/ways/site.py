@@ -1,0 +1,96 @@
+"""What all terms are told: a model, a way to share it, GPUs, and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpgo.ways.way import MOST_ZERO
+
+if TYPE_CHECKING:
+    from hpgo.model.transformer import Transformer
+    from hpgo.ways.constants import Constants
+    from hpgo.ways.gpus import Gpus, Ring
+    from hpgo.ways.way import Way
+
+VALUE = 2
+"""Bytes of a value between layers, and of a weight that is computed with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a micro-batch passes. Sizes are those of one GPU."""
+
+    model: Transformer
+    way: Way
+    gpus: Gpus
+    constants: Constants
+    seq: int
+    """Tokens of a sequence."""
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch, those that a GPU's matrices meet."""
+        return self.way.micro_batch_size * self.seq // self.way.context
+
+    @property
+    def queries(self) -> int:
+        """Width of all queries of a layer, over all GPUs."""
+        return self.model.heads * self.model.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys of a layer, over all GPUs."""
+        return self.model.kv_heads * self.model.head_dim
+
+    @property
+    def between(self) -> int:
+        """GPUs that share what lies between matrices."""
+        return self.way.tensor if self.way.sequence else 1
+
+    @property
+    def inner(self) -> int:
+        """Matrices into the inner width of a feed-forward network."""
+        return 2 if self.model.gated else 1
+
+    @property
+    def tensor_ring(self) -> Ring:
+        """Those that share a matrix."""
+        return self.gpus.ring(self.way.tensor, 1)
+
+    @property
+    def context_ring(self) -> Ring:
+        """Those that share a sequence."""
+        return self.gpus.ring(self.way.context, self.way.tensor)
+
+    @property
+    def data_ring(self) -> Ring:
+        """Those that sum a gradient: parts of a sequence, too, which lie beside each other."""
+        return self.gpus.ring(self.way.shards, self.way.tensor)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of one value in what is summed: 32 bits, but for float16, which is scaled instead."""
+        return 2 if self.way.precision == "fp16" or self.way.zero == MOST_ZERO else 4
+
+    def product_s(self, rows: float, width: float, terms: float, *, wide: bool = False) -> float:
+        """Seconds of a product whose result is `rows` times `width`, each a sum of so many terms."""
+        constants, tile = self.constants, self.constants.tile
+        rate = (self.gpus.wide_flop_per_s if wide else self.gpus.products_flop_per_s) * constants.products
+        whole_tiles = -(-rows // tile) * -(-width // tile) * tile * tile
+        return 2 * whole_tiles * terms / rate + constants.kernel_s
+
+    def moved_s(self, moved_bytes: float) -> float:
+        """Seconds of reading and writing so many bytes of memory."""
+        return moved_bytes / (self.gpus.memory_bytes_per_s * self.constants.memory)
+
+    def gather_s(self, ring: Ring, whole_bytes: float) -> float:
+        """Seconds in which each GPU of a ring gets all of `whole_bytes`, or the sum of its part of them.
+
+        Each passes on `(n - 1) / n` of the bytes (Patarasuk and Yuan, 2009).
+        """
+        if ring.ranks == 1:
+            return 0.0
+        share = self.constants.adapters if ring.across else self.constants.links
+        moved = (ring.ranks - 1) / ring.ranks * whole_bytes / (ring.bytes_per_s * share)
+        return moved + ring.latency_s + self.constants.exchange_s

@@ -1,0 +1,179 @@
+"""From terms to a step: stages of a pipeline, what they take for a micro-batch, and what follows the last one.
+
+Nothing is simulated here: `Stages.bound_s` is what no order of passes can be quicker than.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hpgo.ways.memory import Part, parameters
+from hpgo.ways.site import VALUE
+from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times
+from hpgo.ways.way import stage_layers
+
+if TYPE_CHECKING:
+    from hpgo.ways.site import Site
+    from hpgo.ways.times import Times
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Consecutive layers on one group of GPUs, of each replica."""
+
+    layers: range
+    forward_s: float
+    backward_s: float
+    sync_s: float
+    """Left of summing its gradients, and of gathering its weights, when its last backward pass is done."""
+    optimizer_s: float
+
+
+@dataclass(frozen=True)
+class Stages:
+    """All of a pipeline, for a way that was checked. Stage `s` is on rank `s % pipeline`."""
+
+    site: Site
+    micro_batches: int
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Layers of each stage."""
+        counts = stage_layers(self.site.model.layers, self.site.way.stages)
+        assert counts is not None, "the way was checked"  # noqa: S101
+        return counts
+
+    @cached_property
+    def ranges(self) -> tuple[range, ...]:
+        """Layers of each stage, by number."""
+        found, start = [], 0
+        for count in self.counts:
+            found.append(range(start, start + count))
+            start += count
+        return tuple(found)
+
+    @cached_property
+    def kept(self) -> Times:
+        """Of a layer whose forward is not computed anew."""
+        return layer_times(self.site, anew=False)
+
+    @cached_property
+    def anew(self) -> Times:
+        """Of one whose forward is."""
+        return layer_times(self.site, anew=True)
+
+    @cached_property
+    def head(self) -> Times:
+        """Of the head and the loss."""
+        return end_times(self.site, HEAD)
+
+    @cached_property
+    def embedding(self) -> Times:
+        """Of the embedding."""
+        return end_times(self.site, EMBEDDING)
+
+    def recomputed(self, stage: int) -> int:
+        """How many layers of a stage are computed anew."""
+        way = self.site.way
+        if way.recompute != "full":
+            return 0
+        return min(self.counts[stage], self.counts[stage] if way.recompute_layers is None else way.recompute_layers)
+
+    def parts_of(self, stage: int) -> list[tuple[int, Times]]:
+        """What a stage is made of: how many of which layers, the embedding and the head."""
+        anew = self.recomputed(stage)
+        parts = [(anew, self.anew), (self.counts[stage] - anew, self.kept)]
+        parts += [(1, self.embedding)] if stage == 0 else []
+        parts += [(1, self.head)] if stage == len(self.counts) - 1 else []
+        return [(count, times) for count, times in parts if count]
+
+    @cached_property
+    def transfer(self) -> tuple[float, float]:
+        """Seconds that a boundary's values occupy a link, and those until they are there besides."""
+        site = self.site
+        way = site.way
+        if way.pipeline == 1:
+            return 0.0, 0.0
+        # Those that share matrices send a part each where they hold one, or where interleaving makes it worth while.
+        parts = way.tensor if way.sequence or way.chunks > 1 else 1
+        ring = site.gpus.ring(2, way.group * way.data)
+        share = site.constants.adapters if ring.across else site.constants.links
+        together = site.gpus.adapter_bytes_per_s if ring.across else ring.bytes_per_s
+        return (
+            VALUE * site.tokens * site.model.hidden / parts / (together * share),
+            ring.latency_s + site.constants.exchange_s,
+        )
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """In the order of the layers."""
+        return tuple(self._stage(at) for at in range(len(self.counts)))
+
+    def _stage(self, at: int) -> Stage:
+        parts = self.parts_of(at)
+        forward_s = sum(count * times.total_forward_s for count, times in parts)
+        backward_s = sum(count * times.total_backward_s for count, times in parts)
+        site = self.site
+        way = site.way
+        held = parameters(site, self.part(at, 0))
+        mine = held / (way.shards if way.zero >= 1 else 1)
+        return Stage(
+            self.ranges[at],
+            forward_s,
+            backward_s,
+            self._sync_s(at, held, forward_s, backward_s),
+            site.moved_s(site.constants.optimizer_bytes * mine),
+        )
+
+    def part(self, at: int, in_flight: int) -> Part:
+        """A stage as memory sees it."""
+        count, anew = self.counts[at], self.recomputed(at)
+        last = len(self.counts) - 1
+        return Part(count, at == 0, at == last, (in_flight,) * count, (True,) * anew + (False,) * (count - anew))
+
+    def _sync_s(self, at: int, held: float, forward_s: float, backward_s: float) -> float:
+        site = self.site
+        way, constants = site.way, site.constants
+        left_s = 0.0
+        if not way.gathers:
+            ring = site.data_ring
+            summed_s = site.gather_s(ring, held * site.gradient_bytes)
+            gathered_s = site.gather_s(ring, held * (VALUE if way.zero else site.gradient_bytes))
+            if way.overlap:
+                # The first layer's gradient is there last, and nothing hides its sum.
+                layers = max(1, self.counts[at])
+                summed_s = max(summed_s / layers, summed_s - constants.hidden * backward_s)
+                gathered_s = max(gathered_s / layers, gathered_s - constants.hidden * forward_s)
+            left_s = summed_s + gathered_s
+        if site.model.tied and way.pipeline > 1 and at in {0, len(self.counts) - 1}:
+            words = site.model.vocab * site.model.hidden / way.tensor
+            left_s += 2 * site.gather_s(
+                site.gpus.ring(2, way.group * way.data * (way.pipeline - 1)), words * site.gradient_bytes
+            )
+        return left_s
+
+    @cached_property
+    def ranks_s(self) -> tuple[float, ...]:
+        """What each rank computes for a micro-batch."""
+        pipeline = self.site.way.pipeline
+        return tuple(
+            sum(stage.forward_s + stage.backward_s for stage in self.stages[rank::pipeline]) for rank in range(pipeline)
+        )
+
+    @property
+    def slowest(self) -> int:
+        """The rank with the most to compute; of equal ones the first."""
+        return max(range(len(self.ranks_s)), key=lambda rank: self.ranks_s[rank])
+
+    @property
+    def bound_s(self) -> float:
+        """A step takes no less: a rank waits for the first micro-batch, computes all, and those before it end it."""
+        before_s, found_s = 0.0, 0.0
+        edge_s = sum(self.transfer)
+        for rank, all_s in enumerate(self.ranks_s):
+            found_s = max(found_s, before_s + self.micro_batches * all_s)
+            before_s += self.stages[rank].forward_s + self.stages[rank].backward_s + 2 * edge_s
+        end_s = min(stage.sync_s + stage.optimizer_s for stage in self.stages)
+        return max(found_s, before_s if self.site.way.chunks == 1 else 0.0) + end_s

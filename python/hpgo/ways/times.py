@@ -1,0 +1,198 @@
+"""What a micro-batch takes in a layer, in the head and in the embedding, by named terms.
+
+A term is a function of a `Site`; `LAYER`, `HEAD` and `EMBEDDING` list them by name. A new one is a function and a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpgo.ways.site import VALUE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hpgo.ways.site import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Seconds of one micro-batch."""
+
+    forward_s: float
+    backward_s: float
+    """Without what is computed anew."""
+    anew_s: float | None = None
+    """What it takes to compute the forward anew; None is `forward_s`."""
+
+    @property
+    def again_s(self) -> float:
+        """What computing it anew takes."""
+        return self.forward_s if self.anew_s is None else self.anew_s
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Terms of one layer, by name: forward, and backward with what is computed anew."""
+
+    forward_s: Mapping[str, float]
+    backward_s: Mapping[str, float]
+
+    @property
+    def total_forward_s(self) -> float:
+        """All of the forward."""
+        return sum(self.forward_s.values())
+
+    @property
+    def total_backward_s(self) -> float:
+        """All of the backward."""
+        return sum(self.backward_s.values())
+
+
+def matrices(site: Site) -> Pass:
+    """Products with weights: four matrices, or five where one gates; backward twice, for inputs and for weights."""
+    model, share, tokens = site.model, site.way.tensor, site.tokens
+    h, f = model.hidden, model.ffn
+    forward_s = (
+        site.product_s(tokens, (site.queries + 2 * site.keys) / share, h)
+        + site.product_s(tokens, h, site.queries / share)
+        + site.product_s(tokens, site.inner * f / share, h)
+        + site.product_s(tokens, h, f / share)
+    )
+    return Pass(forward_s, 2 * forward_s)
+
+
+def attention(site: Site) -> Pass:
+    """Scores and what they weigh: 4·b·s²·q/(c·t) operations, half of them where masked ones are left out."""
+    way, constants = site.way, site.constants
+    pairs = way.micro_batch_size * site.seq * site.seq / way.context
+    flop = 4 * pairs * site.queries / way.tensor
+    if way.flash:
+        forward_s = flop / 2 / (site.gpus.attention_flop_per_s * constants.attention) + constants.kernel_s
+        return Pass(forward_s, constants.attention_backward * forward_s)
+    aligned = 1.0 if site.model.head_dim % 8 == 0 else constants.misaligned
+    products_s = flop / (site.gpus.wide_flop_per_s * constants.scores * aligned) + 2 * constants.kernel_s
+    # Of each score, forward: written, read and written by the softmax, and by dropout with its mask, read. Backward:
+    # gradients of all these, and the softmax's result once more.
+    scores = pairs * site.model.heads / way.tensor
+    return Pass(products_s + site.moved_s(13 * scores), 2 * products_s + site.moved_s(17 * scores))
+
+
+def elements(site: Site) -> Pass:
+    """Norms, sums around, activations: what reads and writes each value a few times."""
+    tokens, share = site.tokens, site.way.tensor
+    outside = 20 * tokens * site.model.hidden / site.between
+    inside = (4 + 2 * (site.inner - 1)) * tokens * site.model.ffn + 4 * tokens * (site.queries + 2 * site.keys)
+    moved = outside + inside / share
+    forward_s = site.moved_s(moved * (1.0 if site.way.fused else site.constants.elements_unfused))
+    return Pass(forward_s, 1.5 * forward_s)
+
+
+def tensor_exchange(site: Site) -> Pass:
+    """Two sums of 2·T·h bytes over those that share matrices, forward and backward; two halves each, with sequences."""
+    once_s = 2 * site.gather_s(site.tensor_ring, VALUE * site.tokens * site.model.hidden)
+    return Pass(2 * once_s, 2 * once_s)
+
+
+def context_exchange(site: Site) -> Pass:
+    """Keys and values on their way round those that share a sequence, as far as attention does not hide it."""
+    way = site.way
+    if way.context == 1:
+        return Pass(0.0, 0.0)
+    held = 2 * VALUE * site.tokens * site.keys / way.tensor
+    ring_s = site.gather_s(site.context_ring, held * way.context)
+    hiding = attention(site)
+    return Pass(
+        max(0.0, ring_s - site.constants.hidden * hiding.forward_s),
+        max(0.0, 2 * ring_s - site.constants.hidden * hiding.backward_s),
+    )
+
+
+def weights_gather(site: Site) -> Pass:
+    """Weights of a layer gathered from those that share them, and gradients summed back, as far as passes hide it."""
+    way = site.way
+    if not way.gathers:
+        return Pass(0.0, 0.0)
+    held = layer_weights(site) * VALUE
+    gather_s = site.gather_s(site.data_ring, held)
+    hiding = [term(site) for term in (matrices, attention, elements)]
+    hidden = site.constants.hidden if way.overlap else 0.0
+    # Backward gathers again, and sums.
+    again_s = sum(one.again_s for one in hiding) if way.recompute == "full" else 0.0
+    return Pass(
+        max(0.0, gather_s - hidden * sum(one.forward_s for one in hiding)),
+        max(0.0, 2 * gather_s - hidden * (again_s + sum(one.backward_s for one in hiding))),
+        0.0,
+    )
+
+
+def accumulation(site: Site) -> Pass:
+    """A 16-bit gradient added to a sum in 32 bits, behind each backward pass."""
+    if site.gradient_bytes == VALUE:
+        return Pass(0.0, 0.0)
+    return Pass(0.0, site.moved_s(site.constants.accumulation_bytes * layer_weights(site)), 0.0)
+
+
+def head(site: Site) -> Pass:
+    """The product with the vocabulary, and the loss over all its words."""
+    words = site.model.vocab / site.way.tensor
+    product_s = site.product_s(site.tokens, words, site.model.hidden, wide=True)
+    # Forward: 16 bits written, read and written in 32, read three times; backward: read and written in 32 and 16.
+    loss = site.tokens * words
+    return Pass(product_s + site.moved_s(22 * loss), 2 * product_s + site.moved_s(14 * loss))
+
+
+def embedding(site: Site) -> Pass:
+    """A row a token, read and written."""
+    moved = 2 * VALUE * site.tokens * site.model.hidden
+    exchange_s = site.gather_s(site.tensor_ring, VALUE * site.tokens * site.model.hidden)
+    return Pass(site.moved_s(moved) + exchange_s, site.moved_s(2 * moved))
+
+
+def layer_weights(site: Site) -> float:
+    """Parameters of a layer on one GPU: matrices in parts, norms and the like whole."""
+    model = site.model
+    whole = model.norms_per_layer * model.norm_parameters
+    return (model.layer_parameters(0) - whole) / site.way.tensor + whole
+
+
+LAYER: dict[str, Callable[[Site], Pass]] = {
+    "matrices": matrices,
+    "attention": attention,
+    "elements": elements,
+    "tensor exchange": tensor_exchange,
+    "context exchange": context_exchange,
+    "weights gathered": weights_gather,
+    "accumulation": accumulation,
+}
+HEAD: dict[str, Callable[[Site], Pass]] = {"head": head}
+EMBEDDING: dict[str, Callable[[Site], Pass]] = {"embedding": embedding}
+HOST = "host"
+"""How long a processor is still busy with launching a layer when its GPU has done all of it."""
+
+
+def layer_times(site: Site, *, anew: bool) -> Times:
+    """Of a layer, whose forward is computed anew or not where the way says layers; scores alone where it says so."""
+    passes = {name: term(site) for name, term in LAYER.items()}
+    forward_s = {name: one.forward_s for name, one in passes.items()}
+    backward_s = {name: one.backward_s for name, one in passes.items()}
+    if anew:
+        backward_s = {name: one.backward_s + one.again_s for name, one in passes.items()}
+    elif site.way.recompute == "selective":
+        # A kernel that keeps no scores computes them anew in any case.
+        backward_s["attention"] += 0.0 if site.way.flash else passes["attention"].again_s
+    constants = site.constants
+    floor_s = constants.host_s + (4 * constants.host_exchange_s if site.way.tensor > 1 else 0.0)
+    behind_s = floor_s * (constants.host_backward + (1.0 if anew else 0.0))
+    forward_s[HOST] = max(0.0, floor_s - sum(forward_s.values()))
+    backward_s[HOST] = max(0.0, behind_s - sum(backward_s.values()))
+    return Times(forward_s, backward_s)
+
+
+def end_times(site: Site, terms: Mapping[str, Callable[[Site], Pass]]) -> Times:
+    """Of the head or the embedding, which are never computed anew."""
+    passes = {name: term(site) for name, term in terms.items()}
+    return Times(
+        {name: one.forward_s for name, one in passes.items()}, {name: one.backward_s for name, one in passes.items()}
+    )

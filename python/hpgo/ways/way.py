@@ -1,0 +1,238 @@
+"""A way to share a transformer among GPUs: how many of them split what, and what is computed or kept twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from hpgo.base.checks import whole
+from hpgo.base.errors import ArgumentError
+from hpgo.base.records import check_fields
+from hpgo.base.wording import counted, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hpgo.model.transformer import Transformer
+
+Recompute = Literal["none", "selective", "full"]
+Precision = Literal["bf16", "fp16", "fp8", "fp4"]
+MOST_ZERO = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Degrees of parallelism and what goes with them. Ranks count tensor first, then context, data, pipeline.
+
+    Raises ArgumentError for degrees below one, and for combinations that nobody runs.
+
+    >>> way = Way(tensor=4, pipeline=8, chunks=5, data=2, sequence=True)
+    >>> way.gpus, way.group, way.stages
+    (64, 4, 40)
+    """
+
+    tensor: int = 1
+    """GPUs that share each matrix."""
+    sequence: bool = False
+    """Whether these also share what lies between matrices, by tokens (Korthikanti et al., arXiv 2205.05198)."""
+    context: int = 1
+    """GPUs that share each sequence."""
+    pipeline: int = 1
+    data: int = 1
+    chunks: int = 1
+    """Stages on each GPU: interleaving."""
+    micro_batch_size: int = 1
+    """Sequences of one micro-batch on one replica."""
+    recompute: Recompute = "none"
+    """What backward passes compute anew: nothing, attention's scores, or layers."""
+    recompute_layers: int | None = None
+    """How many layers of each stage, where it is layers; None is all."""
+    zero: int = 0
+    """What data-parallel replicas share: optimizer state from 1 on, gradients from 2 on, weights at 3."""
+    precision: Precision = "bf16"
+    flash: bool = True
+    """Whether attention is one kernel, which keeps no scores (Dao et al., arXiv 2205.14135)."""
+    fused: bool = True
+    """Whether operations on single values are fused: by a compiler, or by kernels made for it."""
+    overlap: bool = True
+    """Whether gradients are summed while backward passes run, and weights gathered while others compute."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for field in ("tensor", "context", "pipeline", "data", "chunks", "micro_batch_size"):
+            whole(field, getattr(self, field))
+        if self.recompute_layers is not None:
+            whole("recompute_layers", self.recompute_layers)
+        whole("zero", self.zero, least=0, most=MOST_ZERO)
+        if self.sequence and self.tensor == 1:
+            raise ArgumentError("sequence parallelism needs tensor parallelism, whose degree is 1", "raise tensor")
+        if self.chunks > 1 and self.pipeline == 1:
+            raise ArgumentError(
+                f"{self.chunks} stages on each GPU need a pipeline, whose degree is 1", "raise pipeline, or take 1"
+            )
+        if self.recompute_layers is not None and self.recompute != "full":
+            raise ArgumentError(
+                f"recompute_layers is {self.recompute_layers}, but what is computed anew is {self.recompute}",
+                "it counts whole layers: recompute='full'",
+            )
+
+    @property
+    def group(self) -> int:
+        """GPUs that share each layer."""
+        return self.tensor * self.context
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return self.group * self.pipeline * self.data
+
+    @property
+    def stages(self) -> int:
+        """Of the pipeline, those of interleaving included."""
+        return self.pipeline * self.chunks
+
+    @property
+    def shards(self) -> int:
+        """GPUs that hold the same part of the weights, and sum its gradient: replicas, and parts of a sequence."""
+        return self.data * self.context
+
+    @property
+    def gathers(self) -> bool:
+        """Whether each pass gathers the weights of its layers; under a pipeline they stay whole for the step."""
+        return self.zero == MOST_ZERO and self.pipeline == 1 and self.shards > 1
+
+    def micro_batches(self, global_batch_size: int) -> int:
+        """Of a step on each replica.
+
+        >>> Way(data=4, micro_batch_size=2).micro_batches(64)
+        8
+        """
+        return whole("global_batch_size", global_batch_size) // (self.data * self.micro_batch_size)
+
+    def named(self) -> str:
+        """In the letters that launchers use.
+
+        >>> Way(tensor=4, sequence=True, pipeline=8, chunks=5, data=2, zero=1).named()
+        'tp 4 with sp, pp 8 x 5, dp 2, zero 1, micro-batch 1'
+        """
+        said = [f"tp {self.tensor}{' with sp' if self.sequence else ''}"] if self.tensor > 1 else []
+        said += [f"cp {self.context}"] if self.context > 1 else []
+        said += [f"pp {self.pipeline}{f' x {self.chunks}' if self.chunks > 1 else ''}"] if self.pipeline > 1 else []
+        said += [f"dp {self.data}"] if self.data > 1 else []
+        said += [f"zero {self.zero}"] if self.zero else []
+        if self.recompute != "none":
+            layers = "" if self.recompute_layers is None else f" of {counted(self.recompute_layers, 'layer')}"
+            said.append(f"recompute {self.recompute}{layers}")
+        return ", ".join([*said, f"micro-batch {self.micro_batch_size}"])
+
+
+def stage_layers(layers: int, stages: int) -> tuple[int, ...] | None:
+    """How many layers each stage has; None if they can't be shared evenly.
+
+    All have as many; or, where the embedding and the head count as a layer each, the first and the last have one less,
+    which is what Megatron-LM's `--account-for-embedding-in-pipeline-split` and its twin for the loss do.
+
+    >>> stage_layers(80, 8), stage_layers(126, 4), stage_layers(80, 7)
+    ((10, 10, 10, 10, 10, 10, 10, 10), (31, 32, 32, 31), None)
+    """
+    if layers % stages == 0:
+        return (layers // stages,) * stages
+    each, rest = divmod(layers + 2, stages)
+    if rest or stages == 1:
+        return None
+    return (each - 1, *(each,) * (stages - 2), each - 1)
+
+
+def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
+    """Raises ArgumentError unless `way` parts `model`: names the degree that doesn't divide, and the nearest that do.
+
+    >>> from hpgo.model.transformer_presets import TRANSFORMERS
+    >>> check_degrees(TRANSFORMERS["llama-3-8b"], Way(tensor=3), seq=8192)
+    Traceback (most recent call last):
+    hpgo.ArgumentError: tp 3 does not divide the 32 heads of `llama-3-8b`
+    """
+    model_said = f"of `{model.name}`"
+    for count, what in (
+        (model.heads, "heads"),
+        (model.kv_heads, "heads with keys and values of their own"),
+        (model.ffn, "inner width of feed-forward networks"),
+    ):
+        if count % way.tensor:
+            fitting = [d for d in range(1, model.kv_heads + 1) if model.heads % d == 0 == model.kv_heads % d]
+            fitting = [d for d in fitting if model.ffn % d == 0]
+            said = f"the {count} {what}" if "heads" in what else f"the {what} {count}"
+            raise ArgumentError(f"tp {way.tensor} does not divide {said} {model_said}", nearest(way.tensor, fitting))
+    parts = 2 * way.context if way.context > 1 else 1  # each GPU has one part from the front and one from the end
+    if seq % parts or (way.sequence and seq // way.context % way.tensor):
+        fitting = [d for d in range(1, min(seq, 1024) + 1) if seq % (2 * d) == 0 and seq // d % way.tensor == 0]
+        raise ArgumentError(
+            f"cp {way.context} does not part sequences of {seq} tokens into {parts} for each of {way.tensor}",
+            nearest(way.context, fitting) if fitting else "choose a length that is a power of two",
+        )
+    if stage_layers(model.layers, way.stages) is None:
+        fitting = [d for d in range(1, model.layers + 3) if stage_layers(model.layers, d * way.chunks) is not None]
+        degree = f"pp {way.pipeline}" + (f" with {way.chunks} stages each" if way.chunks > 1 else "")
+        raise ArgumentError(
+            f"{degree} does not divide the {model.layers} layers {model_said}, nor {model.layers + 2} with"
+            " the embedding and the head as one each",
+            nearest(way.pipeline, fitting) if fitting else "lower the number of stages on each GPU",
+        )
+
+
+def check_batch(way: Way, global_batch_size: int) -> None:
+    """Raises ArgumentError unless `way` parts a step's sequences into micro-batches that its schedule takes.
+
+    >>> check_batch(Way(data=4, micro_batch_size=3), 64)
+    Traceback (most recent call last):
+    hpgo.ArgumentError: dp 4 with micro-batches of 3 does not divide a global batch of 64
+    """
+    each = way.data * way.micro_batch_size
+    if global_batch_size % each:
+        sizes = [d for d in range(1, global_batch_size + 1) if global_batch_size % d == 0]
+        fitting = [size // way.data for size in sizes if size % way.data == 0]
+        raise ArgumentError(
+            f"dp {way.data} with micro-batches of {way.micro_batch_size} does not divide a global batch of"
+            f" {global_batch_size}",
+            f"for the micro-batch, {nearest(way.micro_batch_size, fitting)}"
+            if fitting
+            else f"the degree of data parallelism follows from the others: {nearest(way.data, sizes)}",
+        )
+    micro_batches = way.micro_batches(global_batch_size)
+    if way.chunks > 1 and micro_batches % way.pipeline:
+        raise ArgumentError(
+            f"{micro_batches} micro-batches are no multiple of pp {way.pipeline}, as interleaving needs",
+            "lower the micro-batch or the degree of data parallelism, or take one stage on each GPU",
+        )
+
+
+def data_degree(way: Way, gpus: int) -> int:
+    """How many replicas `gpus` make of the others' product; raises ArgumentError with the nearest number of GPUs.
+
+    >>> data_degree(Way(tensor=4, pipeline=8), 64)
+    2
+    """
+    each = way.group * way.pipeline
+    if gpus % each:
+        below, beyond = gpus // each * each, (gpus // each + 1) * each
+        raise ArgumentError(
+            f"tp {way.tensor} x cp {way.context} x pp {way.pipeline} is {each} GPUs, which does not divide {gpus}",
+            f"take {' or '.join(str(count) for count in (below, beyond) if count)} GPUs, or other degrees",
+        )
+    return gpus // each
+
+
+def nearest(wanted: int, fitting: Iterable[int]) -> str:
+    """A hint: the nearest of `fitting` below and above.
+
+    >>> nearest(3, [1, 2, 4, 8]), nearest(9, [1, 2])
+    ('the nearest that do are 2 and 4', 'the nearest that does is 2')
+    """
+    known = sorted(fitting)
+    around = [*[d for d in known if d < wanted][-1:], *[d for d in known if d > wanted][:1]]
+    if not around:
+        return f"there is none but {shown(wanted)}"
+    return (
+        f"the nearest that do are {around[0]} and {around[1]}"
+        if len(around) > 1
+        else (f"the nearest that does is {around[0]}")
+    )

@@ -1,0 +1,59 @@
+"""docs/accuracy.md is what `make accuracy` gives, and the constants are those that it fitted."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpgo.ways.constants import CONSTANTS
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def accuracy(reference: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("accuracy", ROOT / "docs/accuracy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules["accuracy"] = module  # dataclasses look there for the names of types
+    spec.loader.exec_module(module)
+    module.MEASURED = reference / "llm/measured.jsonl"
+    return module
+
+
+def test_constants_are_those_that_were_fitted() -> None:
+    kept = json.loads((ROOT / "docs/accuracy.json").read_text(encoding="utf-8"))["half"]
+    assert {name: getattr(CONSTANTS, name) for name in kept} == kept
+
+
+def test_the_page_is_what_the_command_gives(accuracy: ModuleType) -> None:
+    assert accuracy.main(["--check"]) == 0
+
+
+def test_releases_of_a_recipe_are_of_one_half(accuracy: ModuleType) -> None:
+    points, _ = accuracy.read()
+    halves: dict[str, set[bool]] = {}
+    for point in points:
+        halves.setdefault(point.recipe, set()).add(point.is_fitted)
+    assert len(points) > 1300
+    assert all(len(half) == 1 for half in halves.values())
+
+
+def test_a_fit_is_no_worse_than_where_it_begins(accuracy: ModuleType) -> None:
+    points = [point for point in accuracy.read()[0] if point.platform == "torchtitan" and point.step_s]
+
+    def error(constants) -> float:
+        ratios = [point.stages(constants).bound_s / point.step_s for point in points]
+        return sum(abs(ratio - 1) for ratio in ratios) / len(ratios)
+
+    assert error(accuracy.fit(points)) <= error(accuracy.replace(CONSTANTS, **accuracy._START))

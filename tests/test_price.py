@@ -1,0 +1,91 @@
+"""`hpgo price`: published recipes, the report, JSON, and profiles of groups of GPUs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import hpgo
+from hpgo.cli.main import group
+
+LLAMA_70B = ["price", "llama-3-70b", "--cluster", "h100:8", "-b", "128", "--seq", "8192"]
+RECIPE = [*LLAMA_70B, "--tp", "8", "--pp", "4", "--vpp", "5"]
+
+
+def asked(*words: object, code: int = 0):
+    done = CliRunner().invoke(group, [str(word) for word in words])
+    assert done.exit_code == code, done.output
+    return done
+
+
+def test_the_report_says_gpus_degrees_and_where_time_and_memory_go() -> None:
+    done = asked(*RECIPE)
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["llama-3-70b on h100:8, 64 GPUs", "tp 8 with sp, pp 4 x 5, dp 2, zero 1, micro-batch 1"]
+    assert lines[2].startswith("64 micro-batches on each of 2 replicas")
+    assert max(map(len, lines)) <= 80
+    words = done.stdout.split()
+    assert {"matrices", "attention", "tensor", "bubble", "optimizer", "weights", "activations"} <= set(words)
+    assert done.stderr == ""
+
+
+def test_json_has_what_the_library_gives() -> None:
+    found = json.loads(asked(*RECIPE, "--json").stdout)
+    one = hpgo.price("llama-3-70b", hpgo.Cluster.preset("h100:8"), global_batch_size=128, seq=8192, tp=8, pp=4, vpp=5)
+    assert found["step_s"] == one.step_s
+    assert found["way"]["data"] == 2
+    assert found["gpus"] == 64
+    assert found["stages"][0]["memory_bytes"] == dict(one.stages[0].memory_bytes)
+    assert found["utilisation"] == one.utilisation
+
+
+def test_a_way_that_does_not_fit_says_by_how_much_and_is_priced() -> None:
+    done = asked(*LLAMA_70B, "--tp", "2")
+    assert "MORE THAN THERE IS" in done.stdout
+    assert "it does not fit" in done.stderr
+    one = hpgo.price("llama-3-70b", hpgo.Cluster.preset("h100:8"), global_batch_size=128, seq=8192, tp=2)
+    assert not one.fits
+    peak = max(stage.peak_bytes for stage in one.stages)
+    assert one.missing_bytes == pytest.approx(peak - 80e9)
+
+
+def test_devices_are_the_first_of_the_cluster() -> None:
+    found = json.loads(asked(*LLAMA_70B, "--tp", 8, "--devices", 16, "--json").stdout)
+    assert (found["gpus"], found["way"]["data"]) == (16, 2)
+
+
+def test_errors_name_the_degree_and_go_to_stderr(run) -> None:
+    done = run(*LLAMA_70B, "--tp", 3, code=1)
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: tp 3 does not divide the 64 heads")
+    assert "hint: the nearest that do are 2 and 4" in done.stderr
+    done = run(*LLAMA_70B, "--micro-batch-size", 3, "--tp", 8, "--pp", 8, code=1)
+    assert "does not divide a global batch of 128" in done.stderr
+    run(*LLAMA_70B, "--zero", 4, code=2)
+    assert "did you mean `llama-3-70b`?" in run("price", "llama-3-70", *LLAMA_70B[2:], code=1).stderr
+
+
+def test_slower_adapters_are_an_option() -> None:
+    fast, slow = (
+        json.loads(asked(*LLAMA_70B, "--tp", 8, "--pp", 2, "--adapter", rate, "--json").stdout)["step_s"]
+        for rate in (400, 25)
+    )
+    assert slow > fast
+
+
+def test_layers_of_groups_are_a_profile_that_is_planned(tmp_path) -> None:
+    path = tmp_path / "groups.yaml"
+    asked(
+        "price", "llama-3-8b", "-c", "h100:1", "-b", "16", "--seq", "4096", "--tp", "2", "--pp", "4", "-o", path,
+    )  # fmt: skip
+    profile = hpgo.read_profile(path)
+    assert profile.gpus_per_device == 2
+    assert [layer.id for layer in profile.layers][:2] == ["embedding", "layers.0"]
+    groups = hpgo.Cluster.of(
+        nodes=1, devices_per_node=4, intra_gbit_s=3600, memory="80 GB", gpus_per_device=2, name="groups"
+    )
+    plan = hpgo.plan(profile, groups, global_batch_size=16, memory=hpgo.MemoryModel.preset("adam-bf16"))
+    assert plan.step_s > 0
+    assert any("not measured" in note for note in plan.notes)

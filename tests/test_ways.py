@@ -1,0 +1,331 @@
+"""What a way of sharing a transformer costs: laws of time and memory, and formulas of the papers they are from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from math import inf
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo.machine.cluster import Link
+from hpgo.planning.configured import in_flight, model_flop, price_way, profile_of, stages_of
+from hpgo.ways.constants import CONSTANTS
+from hpgo.ways.gpus import Gpus
+from hpgo.ways.memory import kept_bytes, parameters, stage_memory
+from hpgo.ways.site import Site
+from hpgo.ways.steps import Stages
+from hpgo.ways.way import Way, check_batch, check_degrees, stage_layers
+
+GPT = hpgo.Transformer(
+    layers=24, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, gated=False, vocab=51200, tied=True,
+    centred_norms=True, attention_bias="all", ffn_bias=True, positions=2048,
+)  # fmt: skip
+LLAMA = hpgo.Transformer(
+    layers=24, hidden=2048, heads=16, kv_heads=8, head_dim=128, ffn=5632, vocab=32000, name="small-llama"
+)
+IDEAL = replace(
+    CONSTANTS, products=1.0, tile=1, kernel_s=0.0, scores=1.0, attention=1.0, host_s=0.0, host_exchange_s=0.0,
+    exchange_s=0.0, links=1.0, adapters=1.0, optimizer_bytes=0.0,
+)  # fmt: skip
+FAST = Gpus(1e12, 1e12, 1e12, 1e12, inf, 80e9, 64, 8, Link(1e18, 1e18), 1e18, 0.0)
+"""A trillion operations a second, and all else at once."""
+
+
+def site(model: hpgo.Transformer, way: Way, gpus: Gpus = FAST, seq: int = 2048) -> Site:
+    return Site(model, way, gpus, IDEAL, seq)
+
+
+# --- Against papers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("b", [1, 4])
+def test_operations_of_a_gpt_are_those_of_narayanan_et_al(b: int) -> None:
+    """96·B·s·L·h²·(1 + s/6h + V/16Lh) with layers computed anew (arXiv 2104.04473, section 5.1)."""
+    h, s, layers, words = GPT.hidden, 2048, GPT.layers, GPT.vocab
+    way = Way(micro_batch_size=b, recompute="full", flash=False, precision="fp16")
+    only = Stages(site(GPT, way), 1).stages[0]
+    theirs = 96 * b * s * layers * h * h * (1 + s / (6 * h) + words / (16 * layers * h))
+    assert (only.forward_s + only.backward_s) * 1e12 == pytest.approx(theirs)
+
+
+@pytest.mark.parametrize("t", [1, 2, 8])
+def test_activations_of_a_gpt_are_those_of_korthikanti_et_al(t: int) -> None:
+    """Table 2 of arXiv 2205.05198."""
+    s, b, h, a = 2048, 4, GPT.hidden, GPT.heads
+    way = Way(tensor=t, micro_batch_size=b, flash=False, precision="fp16")
+    assert kept_bytes(site(GPT, way), anew=False) == s * b * h * (10 + 24 / t + 5 * a * s / (h * t))
+    assert kept_bytes(site(GPT, way), anew=True) == 2 * s * b * h
+    if t > 1:
+        way = replace(way, sequence=True)
+        assert kept_bytes(site(GPT, way), anew=False) == s * b * h / t * (34 + 5 * a * s / h)
+        assert kept_bytes(site(GPT, replace(way, recompute="selective")), anew=False) == 34 * s * b * h / t
+
+
+@pytest.mark.parametrize(
+    ("precision", "zero", "each"),
+    [
+        ("bf16", 0, lambda d: 18), ("fp16", 0, lambda d: 16), ("bf16", 1, lambda d: 6 + 12 / d),
+        ("fp16", 1, lambda d: 4 + 12 / d), ("bf16", 2, lambda d: 2 + 16 / d),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("d", [1, 8])
+def test_state_of_a_parameter_is_that_of_zero(precision, zero, each, d: int) -> None:
+    one = site(LLAMA, Way(data=d, zero=zero, precision=precision))
+    part = Stages(one, 1).part(0, 1)
+    held = stage_memory(one, part)
+    assert held["weights"] + held["gradients"] + held["optimizer"] == pytest.approx(parameters(one, part) * each(d))
+
+
+def test_zero_3_keeps_16_bytes_of_a_share_and_gathers_two_layers() -> None:
+    one = site(LLAMA, Way(data=64, zero=3))
+    part = Stages(one, 1).part(0, 1)
+    held = stage_memory(one, part)
+    state = held["weights"] + held["gradients"] + held["optimizer"]
+    words = 2 * LLAMA.vocab * LLAMA.hidden * 2  # a layer of this model has fewer parameters
+    assert state == pytest.approx(LLAMA.parameters * 16 / 64 + words)
+
+
+# --- Laws -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA])
+@pytest.mark.parametrize("tensor", [1, 2, 8])
+@pytest.mark.parametrize(("pipeline", "chunks"), [(1, 1), (2, 1), (4, 3), (13, 1), (13, 2)])
+def test_parameters_of_all_gpus_are_the_models(model, tensor: int, pipeline: int, chunks: int) -> None:
+    way = Way(tensor=tensor, pipeline=pipeline, chunks=chunks)
+    stages = Stages(site(model, way), pipeline)
+    everywhere = tensor * sum(parameters(stages.site, stages.part(at, 1)) for at in range(way.stages))
+    norms = model.parameters_by_part()["norms"]
+    copies = (tensor - 1) * (norms + model.positions * model.hidden)
+    copies += model.vocab * model.hidden if model.tied and pipeline > 1 else 0
+    assert everywhere - copies == pytest.approx(model.parameters, rel=1e-12)
+
+
+def test_memory_falls_as_degrees_rise() -> None:
+    def held(way: Way) -> dict[str, float]:
+        one = site(LLAMA, way)
+        stages = Stages(one, 64)
+        return stage_memory(one, stages.part(0, in_flight(way, 0, 64)[0]))
+
+    alone = held(Way())
+    for t in (2, 4, 8):
+        shared = held(Way(tensor=t, sequence=True))
+        assert shared["activations"] == pytest.approx(alone["activations"] / t)
+        assert alone["weights"] / t < shared["weights"] < 1.01 * alone["weights"] / t
+    for c in (2, 4, 8):
+        shared = held(Way(context=c))
+        assert shared["activations"] == pytest.approx(alone["activations"] / c)
+        assert shared["logits"] == pytest.approx(alone["logits"] / c)
+        assert shared["weights"] == alone["weights"]
+    for p in (2, 4, 8):
+        shared = held(Way(pipeline=p))
+        # As many layers fewer as micro-batches more.
+        assert shared["activations"] == pytest.approx(alone["activations"])
+        assert shared["weights"] < alone["weights"]
+    for zero, column in ((1, "optimizer"), (2, "gradients"), (3, "weights")):
+        assert held(Way(data=8, zero=zero))[column] < held(Way(data=8, zero=zero - 1))[column]
+    each, anew = (kept_bytes(site(LLAMA, Way()), anew=anew) for anew in (False, True))
+    for n in (6, 12, 24):
+        partly = held(Way(recompute="full", recompute_layers=n))
+        assert partly["activations"] == pytest.approx((24 - n) * each + n * anew + each)
+
+
+def test_layers_given_as_a_profile_take_the_same_step() -> None:
+    """Without degrees that share a layer, a way is nothing but a pipeline of its layers."""
+    cluster = hpgo.Cluster.preset("h100:1")
+    for pipeline, anew in ((2, "none"), (4, "full"), (8, "none")):
+        way = Way(pipeline=pipeline, recompute=anew)
+        one = price_way(LLAMA, cluster.first(pipeline), way, global_batch_size=16, seq=4096, constants=IDEAL)
+        profile = profile_of(one, LLAMA, cluster, constants=IDEAL)
+        counts = [24 // pipeline] * pipeline
+        counts[0] += 1
+        counts[-1] += 1
+        plan = hpgo.evaluate(
+            profile, cluster.first(pipeline), [(count, [at]) for at, count in enumerate(counts)],
+            global_batch_size=16, micro_batch_size=1, schedule="1f1b",
+        )  # fmt: skip
+        assert one.step_s == pytest.approx(plan.step_s, rel=1e-9)
+
+
+def test_groups_of_gpus_are_a_profiles_devices() -> None:
+    cluster = hpgo.Cluster.preset("h100:1")
+    one = hpgo.price(LLAMA, cluster, global_batch_size=16, seq=4096, tp=4, pp=2)
+    profile = profile_of(one, LLAMA, cluster)
+    assert profile.gpus_per_device == 4
+    held = sum(layer.parameter_bytes for layer in profile.layers) * 4
+    assert LLAMA.parameters * 2 < held < 1.01 * LLAMA.parameters * 2
+
+
+ways = st.builds(
+    lambda tensor, sequence, context, pipeline, chunks, data, size, anew, zero, precision: Way(
+        tensor=tensor, sequence=sequence and tensor > 1, context=context, pipeline=pipeline,
+        chunks=chunks if pipeline > 1 else 1, data=data, micro_batch_size=size, recompute=anew, zero=zero,
+        precision=precision,
+    ),
+    st.sampled_from([1, 2, 4, 8]), st.booleans(), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4, 13]),
+    st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]),
+    st.sampled_from(["none", "selective", "full"]), st.integers(0, 3), st.sampled_from(["bf16", "fp8"]),
+)  # fmt: skip
+
+
+@given(way=ways, rounds=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_no_step_is_quicker_than_its_bound_and_shares_add_up(way: Way, rounds: int) -> None:
+    assume(stage_layers(LLAMA.layers, way.stages) is not None)
+    cluster = hpgo.Cluster.preset(f"h100:{-(-way.gpus // 8)}").first(way.gpus)
+    batch = way.data * way.micro_batch_size * way.pipeline * rounds
+    one = price_way(LLAMA, cluster, way, global_batch_size=batch, seq=4096)
+    assert one.way == way
+    assert one.bound_s <= one.step_s * (1 + 1e-9)
+    assert sum(seconds for _, seconds in one.seconds) == pytest.approx(one.step_s)
+    assert sum(stop - start for stage in one.stages for start, stop in stage.layers) == LLAMA.layers
+    assert 0 < one.utilisation < 1
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("pipeline", [2, 4, 8])
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_micro_batches_in_flight_are_those_of_the_orders(pipeline: int, chunks: int, rounds: int) -> None:
+    orders = hpgo.schedule(
+        "1f1b" if chunks == 1 else "interleaved", ranks=pipeline, micro_batches=pipeline * rounds,
+        chunks=None if chunks == 1 else chunks,
+    )  # fmt: skip
+    way = Way(pipeline=pipeline, chunks=chunks)
+    ours = [sum(in_flight(way, rank, pipeline * rounds)) for rank in range(pipeline)]
+    assert ours == orders.peak_in_flight
+
+
+def test_less_to_do_never_takes_longer() -> None:
+    cluster = hpgo.Cluster.preset("h100:1")
+
+    def step_s(**how: object) -> float:
+        return hpgo.price("llama-3-8b", cluster, global_batch_size=16, seq=8192, tp=2, pp=2, **how).step_s
+
+    usual = step_s()
+    assert step_s(precision="fp8") < usual
+    assert step_s(recompute="full") > step_s(recompute="full", recompute_layers=4) > usual
+    assert step_s(overlap=False) > usual
+    assert step_s(flash=False) > usual
+    assert step_s(fused=False) > usual
+    assert step_s(vpp=4) < usual
+    slow = hpgo.Cluster.preset("h100:2", adapter_gbit_s=10)
+    fast = hpgo.Cluster.preset("h100:2", adapter_gbit_s=400)
+    many = {"global_batch_size": 16, "seq": 8192, "tp": 2}
+    assert hpgo.price("llama-3-8b", slow, **many).step_s > hpgo.price("llama-3-8b", fast, **many).step_s
+
+
+def test_utilisation_counts_what_the_model_asks_for() -> None:
+    """6 for each parameter and token, but the embedding's, and half of attention's scores."""
+    model = hpgo.Transformer(**{field.name: getattr(LLAMA, field.name) for field in fields(LLAMA)})
+    assert model_flop(model, 4096, 2) == pytest.approx(
+        2 * 4096 * (6 * (model.parameters - model.vocab * model.hidden) + 6 * model.layers * 4096 * 2048)
+    )
+
+
+def test_a_group_that_leaves_its_machine_shares_adapters() -> None:
+    gpus = Gpus.of(hpgo.Cluster.preset("h100:4"), "bf16")
+    inside, across = gpus.ring(8, 1), gpus.ring(16, 1)
+    assert not inside.across
+    assert inside.bytes_per_s == 450e9
+    assert across.across
+    assert across.bytes_per_s == 8 * 50e9
+    assert gpus.ring(4, 8).bytes_per_s == 50e9  # one of each machine
+    rack = Gpus.of(hpgo.Cluster.preset("gb200:1"), "fp4")
+    assert not rack.ring(72, 1).across
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("way", "says", "hint"),
+    [
+        ({"tp": 3}, "tp 3 does not divide the 32 heads", "the nearest that do are 2 and 4"),
+        ({"tp": 16}, "tp 16 does not divide the 8 heads with keys", "the nearest that does is 8"),
+        ({"tp": 8, "devices": 12}, "tp 8 x cp 1 x pp 1 is 8 GPUs, which does not divide 12", "take 8 or 16 GPUs"),
+        ({"pp": 5, "devices": 15}, "pp 5 does not divide the 32 layers", "the nearest that do are 4 and 8"),
+        ({"pp": 4, "vpp": 3}, "pp 4 with 3 stages each does not divide", "lower the number"),
+        ({"micro_batch_size": 3}, "dp 16 with micro-batches of 3 does not divide a global batch of 64", "2 and 4"),
+        ({"cp": 3, "devices": 3}, "cp 3 does not part sequences of 8192", "the nearest that do are 2 and 4"),
+        ({"pp": 8, "vpp": 2, "micro_batch_size": 8}, "4 micro-batches are no multiple of pp 8", "interleaving"),
+        ({"vpp": 2}, "2 stages on each GPU need a pipeline", "raise pipeline"),
+        ({"sequence_parallel": True}, "sequence parallelism needs tensor parallelism", "raise tensor"),
+        ({"recompute_layers": 2}, "recompute_layers is 2, but what is computed anew is none", "recompute='full'"),
+        ({"precision": "fp4"}, "has no products in fp4", "bf16"),
+        ({"precision": "int8"}, "there is no precision `int8`", "fp8"),
+        ({"devices": 17}, "has 16 devices, not 17", "larger"),
+        ({"seq": 0}, "seq is 0", "whole number"),
+        ({"zero": 4}, "zero is 4", "0 to 3"),
+    ],
+)  # fmt: skip
+def test_a_way_that_nobody_runs_is_refused_with_the_nearest_that_somebody_does(way, says: str, hint: str) -> None:
+    asked = {"global_batch_size": 64, "seq": 8192} | way
+    with pytest.raises(hpgo.HpgoError) as caught:
+        hpgo.price("llama-3-8b", hpgo.Cluster.preset("h100"), **asked)
+    assert says in caught.value.message
+    assert hint in caught.value.message + caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3"])
+def test_models_without_terms_are_refused(name: str) -> None:
+    with pytest.raises(hpgo.ArgumentError, match=r"experts?, and there are no terms for that"):
+        hpgo.price(name, hpgo.Cluster.preset("h100"), global_batch_size=64, seq=4096)
+
+
+def test_clusters_that_rates_are_not_known_of_are_refused() -> None:
+    one = hpgo.Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=100, inter_gbit_s=10)
+    with pytest.raises(hpgo.ClusterError, match="not known how fast a device of type `device` computes") as caught:
+        hpgo.price("llama-3-8b", one, global_batch_size=64, seq=4096)
+    assert "h100" in caught.value.hint
+    mixed = replace(one, machines=(one.machines[0], replace(one.machines[1], count=9)))
+    with pytest.raises(hpgo.ClusterError, match="differ"):
+        hpgo.price("llama-3-8b", mixed, global_batch_size=64, seq=4096)
+    groups = replace(hpgo.Cluster.preset("h100"), gpus_per_device=4)
+    with pytest.raises(hpgo.ClusterError, match="is 4 GPUs"):
+        hpgo.price("llama-3-8b", groups, global_batch_size=64, seq=4096)
+    with pytest.raises(hpgo.ClusterError, match="does not compute in bf16"):
+        hpgo.price("llama-3-8b", hpgo.Cluster.preset("v100"), global_batch_size=64, seq=4096)
+
+
+@given(layers=st.integers(1, 200), stages=st.integers(1, 200))
+def test_stages_have_all_layers_and_differ_at_the_ends_alone(layers: int, stages: int) -> None:
+    counts = stage_layers(layers, stages)
+    if counts is None:
+        assert layers % stages != 0
+        assert stages == 1 or (layers + 2) % stages != 0
+    else:
+        assert sum(counts) == layers
+        assert len(counts) == stages
+        assert len(set(counts[1:-1])) <= 1
+        assert min(counts) >= 0
+
+
+def test_a_way_that_divides_is_accepted() -> None:
+    way = Way(tensor=8, sequence=True, context=2, pipeline=4, chunks=3)
+    check_degrees(LLAMA, way, seq=4096)
+    check_batch(way, 8)
+
+
+def test_the_page_on_terms_has_every_constant_as_it_is() -> None:
+    page = (Path(__file__).parent.parent / "docs/cost-terms.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\*\*)?`(\w+)`(?:\*\*)? \| ([^|]+) \|", page, re.MULTILINE)
+    source = (Path(__file__).parent.parent / "python/hpgo/ways/constants.py").read_text(encoding="utf-8")
+    fitted = set(re.findall(r'^    (\w+): float = .*\n    """Fitted\.', source, re.MULTILINE))
+    assert [name for _, name, _ in rows] == [field.name for field in fields(CONSTANTS)]
+    assert {name for mark, name, _ in rows if mark} == fitted
+    for _, name, value in rows:
+        assert float(value) == getattr(CONSTANTS, name)
+
+
+def test_all_stages_of_a_way_stand_on_its_gpus() -> None:
+    stages = stages_of(
+        LLAMA, hpgo.Cluster.preset("h100"), Way(tensor=2, pipeline=4), global_batch_size=16, seq=4096,
+        constants=CONSTANTS,
+    )  # fmt: skip
+    assert stages.site.way.data == 2
+    assert [len(stage.layers) for stage in stages.stages] == [6, 6, 6, 6]
