@@ -63,7 +63,8 @@ def run(rank: int, folder: Path) -> None:
     found = []
     for case in json.loads((folder / "cases.json").read_text()):
         plan = hpgo.Plan.read(folder / case["plan"])
-        with Pipeline(plan, case["workload"], optimizer=lambda p: torch.optim.AdamW(p, lr=1e-4)) as pipeline:
+        adam = lambda weights: torch.optim.AdamW(weights, lr=1e-4)  # noqa: E731
+        with Pipeline(plan, case["workload"], optimizer=adam, shared_memory=False) as pipeline:  # sockets count
             losses = [pipeline.step(*pipeline.example())]
             peaks = pipeline.timeline().measures.peak_memory_bytes
             dist.barrier()

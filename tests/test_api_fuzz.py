@@ -596,6 +596,7 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
         "inference": False, "quantize": None,
         "optimizer": None, "clip_norm": None, "seed": 0, "dtype": None, "autocast": None, "device": "cpu",
         "timeout_s": 9.0, "silence_s": 5.0, "grace_s": 30.0, "backend": "hpgo", "find_nan": False,
+        "shared_memory": True,
     }  # fmt: skip
     return {
         "Emulation": (lambda **given: runtime.Emulation(**given).close(),

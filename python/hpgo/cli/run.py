@@ -40,7 +40,8 @@ _OF_EMULATIONS = {"plan", "emulate", "scale", "steps", "timeout_s", "silence_s",
 """Options that need no model."""
 _OF_INFERENCE = {
     "plan", "workload", "data", "inference", "micro_batches", "in_flight", "quantize", "seed", "dtype", "autocast",
-    "device", "timeout_s", "silence_s", "grace_s", "find_nan", "timeline", "checkpoint", "resume", "as_json",
+    "device", "timeout_s", "silence_s", "grace_s", "find_nan", "shared_memory", "timeline", "checkpoint", "resume",
+    "as_json",
 }  # fmt: skip
 """Options that need no training."""
 _SILENCE_S, _EMULATED_SILENCE_S = 5.0, 30.0
@@ -112,6 +113,12 @@ class _Run:
     "--backend", type=click.Choice(["hpgo", "torch"]), default="hpgo", show_default=True,
     help="What passes tensors on: hpgo, or `torch.distributed.pipelining`.",
 )  # fmt: skip
+@click.option(
+    "--shared-memory/--no-shared-memory",
+    default=True,
+    show_default=True,
+    help="How ranks of a machine pass tensors on; else by gloo.",
+)
 @click.option("--find-nan", is_flag=True, help="Slowly: tell the layer that makes the first number which is none.")
 @click.option("--timeline", metavar="FILE", help="Keep what was measured: .timeline.json or .npz, for `hpgo draw`.")
 @click.option("--checkpoint", metavar="FOLDER", help="Save there what was learnt, at least at the end.")

@@ -14,7 +14,7 @@ import struct
 import sys
 from dataclasses import dataclass
 from time import perf_counter_ns, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from hpgo.programs.orders import KINDS
 from hpgo.runtime import guards
 from hpgo.runtime.clocks import Clock, Stamps, machine_name
 from hpgo.runtime.engine import Engine
-from hpgo.runtime.meeting import Groups, agree, check_place, guard, join, leave, lost
+from hpgo.runtime.meeting import Ways, agree, check_place, guard, join, leave, lost
 from hpgo.runtime.messages import Crossing, Messages
 from hpgo.runtime.parts import Value
 from hpgo.runtime.progress import HERE
@@ -95,7 +95,8 @@ class Emulation:
         prices = check(self.program, scale)
         self.scale = float(scale)
         limits = Limits(timeout_s)
-        self._groups: Groups | None = None
+        self._patience_s = limits.patience_s
+        self._ways: Ways | None = None
         _wake_in_time()
         check_place(self.program)
         self._guarded, self._joined = guard(limits), False
@@ -113,8 +114,8 @@ class Emulation:
         self.mine = program.for_rank(dist.get_rank())
         chain = prices.chain
         cuts = [() if stage % chain == chain - 1 else (Crossing(0, 0, _FROM),) for stage in range(len(program.stages))]
-        self._groups = Groups(program, (), (), cuts, _CPU)
-        links = _Links(self.mine, prices, cuts, self._groups.ways)
+        self._ways = Ways(_CPU, self._patience_s)
+        links = _Links(self.mine, prices, cuts, self._ways)
         self._sums = _Sums(self.mine, prices)
         stages = {stage.stage: _Stage(stage, prices) for stage in self.mine.stages}
         self.engine = Engine(self.mine, stages, links, self._sums, Stamps(_CPU))
@@ -164,12 +165,12 @@ class Emulation:
 
     def close(self) -> None:
         """Leaves the other ranks."""
-        groups, self._groups = self._groups, None
+        ways, self._ways = self._ways, None
+        if ways is not None:
+            ways.close()
         if self._joined:
             self._joined = False
             leave()
-        elif groups is not None:
-            groups.close()
         if self._guarded:
             self._guarded = False
             guards.end()
@@ -283,9 +284,7 @@ class _Stage:
 class _Links(Messages):
     """Messages that say from when on they may be used, and are waited for until then."""
 
-    def __init__(
-        self, mine: RankProgram, prices: Prices, cuts: Sequence[Sequence[Crossing]], ways: tuple[Any, Any]
-    ) -> None:
+    def __init__(self, mine: RankProgram, prices: Prices, cuts: Sequence[Sequence[Crossing]], ways: Ways) -> None:
         super().__init__(prices.program, mine.rank, cuts, ways, _CPU)
         self._costs_ns = [prices.message(action) for action in mine.actions]
         self._free_ns: dict[int, int] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +28,7 @@ from hpgo.base.units import format_bytes_per_s
 from hpgo.machine.cluster import Cluster, Device, Link, Machine
 from hpgo.runtime.clocks import machine_name
 from hpgo.runtime.devices import device_of_rank
-from hpgo.runtime.meeting import is_launched, leave, lost, meet, place, told
+from hpgo.runtime.meeting import Ways, is_launched, leave, lost, meet, place, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +103,8 @@ def measure_links(
         ranks = [_Rank(*one) for one in _everyones((machine_name() if machine is None else machine, *_about(where)))]
         if len(ranks) < 2:
             raise RunError("one rank alone has no links", "start two at least, one for each device")
-        return _Meter(ranks, where, seconds).measure(name)
+        with closing(Ways(where, timeout_s)) as ways:
+            return _Meter(ranks, ways, where, seconds).measure(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,8 @@ class _Rank:
 class _Meter:
     """Sends messages between ranks, all of which go through the same calls."""
 
-    def __init__(self, ranks: Sequence[_Rank], device: torch.device, seconds: float) -> None:
-        self._ranks, self._device, self._rank = ranks, device, dist.get_rank()
+    def __init__(self, ranks: Sequence[_Rank], ways: Ways, device: torch.device, seconds: float) -> None:
+        self._ranks, self._ways, self._device, self._rank = ranks, ways, device, dist.get_rank()
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._machines = list(dict.fromkeys(one.machine for one in ranks))
         self._of = {name: [at for at, one in enumerate(ranks) if one.machine == name] for name in self._machines}
@@ -153,7 +154,8 @@ class _Meter:
             f"{kind} to {100 * fit.residual:.2g} %, {format_bytes_per_s(at_once[kind])} in all pairs at once"
             for kind, fit in fits.items()
         )
-        source = f"measured with {dist.get_backend()}, {time.strftime('%Y-%m-%d')}: {text}; hpgo {__version__}"
+        by = "NCCL" if self._device.type == "cuda" else "shared memory and gloo"
+        source = f"measured with {by}, {time.strftime('%Y-%m-%d')}: {text}; hpgo {__version__}"
         sizes = "x".join(map(str, (len(machines), machines[0].count)))
         made = Cluster(name or f"measured-{sizes}", machines, intra, inter, source)
         return Links(made, fits, messages, rates, both, at_once)
@@ -187,12 +189,12 @@ class _Meter:
                 return
             other = mine[self._rank == mine[0]]
             there, here = self._buffer(size)
+            coming = self._ways.of(other).recv([here], other, 0)
+            if self._rank == mine[1]:
+                coming.wait()
+            self._ways.to(other).send([there], other, 0).wait()
             if self._rank == mine[0]:
-                dist.send(there, other)
-                dist.recv(here, other)
-            else:
-                dist.recv(here, other)
-                dist.send(there, other)
+                coming.wait()
 
         return self._median(once) / 2
 
@@ -204,10 +206,9 @@ class _Meter:
                 return
             other = pair[self._rank == pair[0]]
             there, here = self._buffer(size)
-            for one in dist.batch_isend_irecv(
-                [dist.P2POp(dist.isend, there, other), dist.P2POp(dist.irecv, here, other)]
-            ):
-                one.wait()
+            coming = self._ways.of(other).recv([here], other, 0)
+            self._ways.to(other).send([there], other, 0).wait()
+            coming.wait()
 
         return self._median(once)
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hpgo._core import __version__
 from hpgo.base.errors import HpgoError, RunError
 from hpgo.runtime import guards
+from hpgo.runtime.neighbours import Neighbours
 from hpgo.runtime.progress import HERE, stages_of
 from hpgo.runtime.watch import LostRankError
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hpgo.programs.program import Program
-    from hpgo.runtime.messages import Crossing
     from hpgo.runtime.watch import Limits
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -189,16 +189,55 @@ def agree(facts: dict[str, str]) -> None:
                 )
 
 
+class Ways:
+    """What carries messages to higher ranks, and to lower ones; every rank makes it."""
+
+    def __init__(self, device: torch.device, timeout_s: float, *, shared_memory: bool = True) -> None:
+        """On CPUs, ranks of one machine pass tensors on in memory that they share, unless `shared_memory` is off."""
+        world = dist.group.WORLD
+        self._made: list[Any] = []
+        self._neighbours: Neighbours | None = None
+        if device.type == "cuda":
+            # NCCL runs a group's messages between two ranks one after the other, so each direction has its own group;
+            # gloo runs them as they come, and a group more would be a connection more between every two ranks.
+            self._made = [dist.new_group() for _ in range(2)]
+            self.up, self.down = self._made
+        elif shared_memory:
+            with together("the exchange of memory"):
+                self.up = self.down = self._neighbours = Neighbours(world, timeout_s)
+        else:
+            self.up = self.down = world
+
+    def to(self, peer: int) -> Any:
+        """What carries messages to a rank."""
+        return self.up if peer > dist.get_rank() else self.down
+
+    def of(self, peer: int) -> Any:
+        """What brings those from a rank."""
+        return self.up if peer < dist.get_rank() else self.down
+
+    def close(self) -> None:
+        """Gives it back; the ranks stay together."""
+        if self._neighbours is not None:
+            self._neighbours.close()
+        destroy(self._made)
+
+
+def destroy(groups: Sequence[Any]) -> None:
+    """Gives back process groups, as far as this rank is in them."""
+    for one in groups:
+        if one is not dist.GroupMember.NON_GROUP_MEMBER:
+            dist.destroy_process_group(one)
+
+
 class Groups:
-    """Process groups of a run; every rank makes all of them, in one order."""
+    """Process groups for sums, and for torch's pipelining; every rank makes all of them, in one order."""
 
     def __init__(
         self,
         program: Program,
         sums: Sequence[tuple[int, ...]],
         joining: Sequence[int],
-        cuts: Sequence[Sequence[Crossing]],
-        device: torch.device,
         *,
         pipelines: Sequence[tuple[int, ...]] = (),
     ) -> None:
@@ -208,12 +247,6 @@ class Groups:
         """
         everyone = tuple(range(program.world_size))
         world = dist.group.WORLD
-        # NCCL runs a group's messages between two ranks one after the other, so each direction has a group of its own;
-        # gloo runs them as they come, and a group more would be a connection more between every two ranks.
-        crosses = any(cuts) and program.world_size > 1
-        self.ways = (
-            tuple(dist.new_group(everyone) for _ in range(2)) if device.type == "cuda" and crosses else (world, world)
-        )
         self.sums: dict[tuple[int, ...], Any] = {
             ranks: world if ranks == everyone else dist.new_group(list(ranks)) for ranks in sums
         }
@@ -226,11 +259,9 @@ class Groups:
         """Those whose layers ask for sums over the replicas of their stage, by stage."""
         self.pipelines: dict[tuple[int, ...], Any] = {ranks: dist.new_group(list(ranks)) for ranks in pipelines}
         """Those that torch's pipelining passes tensors on in, by ranks."""
-        made = (*self.ways, *self.sums.values(), *self.replicas.values(), *self.pipelines.values())
+        made = (*self.sums.values(), *self.replicas.values(), *self.pipelines.values())
         self._made = [one for one in made if one is not world]
 
     def close(self) -> None:
         """Gives them back; the ranks stay together."""
-        for one in self._made:
-            if one is not dist.GroupMember.NON_GROUP_MEMBER:
-                dist.destroy_process_group(one)
+        destroy(self._made)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from hpgo.programs.program import Program
     from hpgo.programs.ranks import Message, RankAction
+    from hpgo.runtime.meeting import Ways
     from hpgo.runtime.parts import Part, Value
 
 AHEAD, AHEAD_BYTES = 16, 4 << 20
@@ -249,12 +250,11 @@ class Messages:
         program: Program,
         rank: int,
         cuts: Sequence[Sequence[Crossing]],
-        groups: tuple[Any, Any],
+        ways: Ways,
         device: torch.device,
     ) -> None:
-        """`groups` carry messages to higher ranks, and to lower ones."""
+        """`ways` carry messages to other ranks."""
         self._device = device
-        up, down = groups
         mine = Orders(program, rank, cuts)
         self._incoming: list[_Incoming] = []
         self._outgoing: list[_Outgoing] = []
@@ -266,8 +266,8 @@ class Messages:
                     works[at].stays.append((piece, works[to].box, into))
                 continue
             theirs = Orders(program, peer, cuts)
-            incoming = _Incoming(peer, up if peer < rank else down)
-            outgoing = _Outgoing(peer, down if peer < rank else up)
+            incoming = _Incoming(peer, ways.of(peer))
+            outgoing = _Outgoing(peer, ways.to(peer))
             self._incoming.append(incoming)
             self._outgoing.append(outgoing)
             taken: list[int] = []  # of the peer's actions the one by which it has taken the first, the first two, …

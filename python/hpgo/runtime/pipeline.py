@@ -31,6 +31,7 @@ from hpgo.runtime.loader import Loader, Share, as_share, repeated
 from hpgo.runtime.meeting import (
     LOST,
     Groups,
+    Ways,
     agree,
     check_place,
     first_line,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
     from hpgo.programs.program import Program
     from hpgo.runtime.gradients import Weight
+    from hpgo.runtime.messages import Crossing
     from hpgo.runtime.parts import Part
     from hpgo.runtime.torch_backend import TorchEngine
     from hpgo.timing.timeline import Timeline
@@ -105,6 +107,7 @@ class Pipeline:
         find_nan: bool = False,
         silence_s: float = 5.0,
         grace_s: float = 30.0,
+        shared_memory: bool = True,
     ) -> None:
         """Joins the other ranks, and makes the layers of this one.
 
@@ -125,6 +128,8 @@ class Pipeline:
             find_nan: look at all that layers make, and end with the first layer that makes what is no number. Slow.
             silence_s: for how long a rank may give no sign of life.
             grace_s: how long the run goes on, at most, when SIGTERM has asked it to end.
+            shared_memory: pass tensors on in memory that the ranks of a machine share, where they compute on CPUs;
+                False has gloo carry them, as it does between machines.
 
         Raises ArgumentError for a plan and a workload that don't go together or can't be run, and RunError if the ranks
         don't find each other, or differ in plan, options or versions.
@@ -161,10 +166,12 @@ class Pipeline:
         limits = Limits(timeout_s, silence_s, grace_s)
         check_types(dtype, autocast)
         check_flag("find_nan", find_nan)
+        check_flag("shared_memory", shared_memory)
         self._find_nan, self._infers = find_nan, inference
+        self._shares_memory, self._patience_s = shared_memory, limits.patience_s
         self._rows: list[int] = []  # of the last stream's micro-batches
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
-        self._groups: Groups | None = None
+        self._to_close: list[Groups | Ways] = []
         self._failed = False
         self.preempted = False
         """Whether SIGTERM has asked a rank to end, the same on all ranks: then this is the last step."""
@@ -208,6 +215,7 @@ class Pipeline:
                 "seed": str(seed),
                 "backend": self._backend,
                 "find_nan": str(self._find_nan),
+                "use of shared memory": str(self._shares_memory),
                 "dtype": f"{dtype}, autocast {autocast}",
                 "clip_norm": str(self._clip_norm),
                 "optimizer": "some" if self._optimizer_of is not None else "none",
@@ -244,7 +252,8 @@ class Pipeline:
         cuts = crossings(parts, program.schedule.chain_length)
         ranks = Ranks(program, workload.ties)
         joining = [number for number, part in enumerate(parts) if part.joins]
-        self._groups = groups = Groups(program, ranks.groups, joining, cuts, self.device, pipelines=pipelines)
+        groups = Groups(program, ranks.groups, joining, pipelines=pipelines)
+        self._to_close.append(groups)
         self.parts: dict[int, Part] = {stage.stage: parts[stage.stage].to(self.device) for stage in mine.stages}
         """The layers that this rank holds, by stage."""
         self._reads_inputs = any(value.is_input for part in self.parts.values() for value in part.takes)
@@ -291,7 +300,7 @@ class Pipeline:
                     device=self.device,
                 )
         else:
-            messages = Messages(program, mine.rank, cuts, groups.ways, self.device)
+            messages = Messages(program, mine.rank, cuts, self._ways(cuts), self.device)
             self.engine = Engine(mine, runs, messages, self._gradients, self._stamps)
 
     def _build_inference(
@@ -299,7 +308,7 @@ class Pipeline:
     ) -> None:
         program, mine = self.program, self.mine
         cuts = layouts(parts, program.micro_batch_size, dtype, self.bits)
-        self._groups = Groups(program, (), (), crossings(parts, len(parts)), self.device)
+        ways = self._ways(crossings(parts, len(parts)))
         self.parts = {stage.stage: parts[stage.stage].to(self.device).eval() for stage in mine.stages}
         if self._find_nan:
             for part in self.parts.values():
@@ -316,10 +325,16 @@ class Pipeline:
                 casts=dtype is not None,
                 rows=program.micro_batch_size,
                 lock_step=steps_together(program),
-                ways=self._groups.ways,
+                ways=ways,
                 device=self.device,
                 autocast=cast,
             )
+
+    def _ways(self, cuts: Sequence[Sequence[Crossing]]) -> Ways:
+        """What carries what crosses `cuts`."""
+        ways = Ways(self.device, self._patience_s, shared_memory=self._shares_memory and any(cuts))
+        self._to_close.append(ways)
+        return ways
 
     @property
     def weights(self) -> list[Weight]:
@@ -615,14 +630,13 @@ class Pipeline:
             if not self._failed:
                 self._finish_saving()
         finally:
-            groups, self._groups = self._groups, None
             HERE.does("the end")
             with HERE.waiting(ALL):
+                while self._to_close:
+                    self._to_close.pop().close()
                 if self._joined:
                     self._joined = False
                     leave()
-                elif groups is not None:
-                    groups.close()
             if self._guarded:
                 self._guarded = False
                 guards.end()

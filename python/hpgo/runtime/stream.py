@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from hpgo.runtime.clocks import Stamps
+    from hpgo.runtime.meeting import Ways
     from hpgo.runtime.packets import Layout
     from hpgo.runtime.parts import Part
 
@@ -39,8 +40,8 @@ _NO_MORE = object()
 class _Outgoing:
     """What one rank sends to another, from places that are filled again once it is taken."""
 
-    def __init__(self, ways: tuple[Any, Any], rank: int, peer: int, places: Sequence[torch.Tensor]) -> None:
-        self._peer, self._way = peer, ways[0] if peer > rank else ways[1]
+    def __init__(self, ways: Ways, peer: int, places: Sequence[torch.Tensor]) -> None:
+        self._peer, self._way = peer, ways.to(peer)
         self._free = deque(places)
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
 
@@ -69,8 +70,8 @@ class _Outgoing:
 class _Incoming:
     """What one rank receives from another, in turn into each of its places."""
 
-    def __init__(self, ways: tuple[Any, Any], rank: int, peer: int, places: Sequence[torch.Tensor]) -> None:
-        self._peer, self._way = peer, ways[0] if peer < rank else ways[1]
+    def __init__(self, ways: Ways, peer: int, places: Sequence[torch.Tensor]) -> None:
+        self._peer, self._way = peer, ways.of(peer)
         self._places = deque(places)
         self._wait: Any = None
 
@@ -106,8 +107,8 @@ class Post:
     rows: int
     """Of a micro-batch, at most."""
     lock_step: bool
-    ways: tuple[Any, Any]
-    """Groups that carry messages to higher ranks, and to lower ones."""
+    ways: Ways
+    """What carries messages to other ranks."""
     device: torch.device
     autocast: Callable[[], AbstractContextManager[Any]]
 
@@ -134,21 +135,20 @@ class Stream:
         self._taken: deque[Any] = deque(maxlen=2 * REMEMBERED)
         self.is_cut_short = False
         """Whether a rank was asked to end, so that no more micro-batches have entered."""
-        ranks, stage, device = post.ranks, post.stage, post.device
-        here = post.ways, ranks[stage]
+        ranks, stage, ways, device = post.ranks, post.stage, post.ways, post.device
         self._from = self._gone_from = None
         self._to = self._gone_to = None
         if not post.is_first:
             waiting = [post.cuts[stage - 1].empty(device) for _ in range(1 if post.lock_step else 2)]
-            self._from = _Incoming(*here, ranks[stage - 1], waiting)
+            self._from = _Incoming(ways, ranks[stage - 1], waiting)
         if not post.is_last:
-            self._to = _Outgoing(*here, ranks[stage + 1], [post.cuts[stage].empty(device)])
+            self._to = _Outgoing(ways, ranks[stage + 1], [post.cuts[stage].empty(device)])
         if len(ranks) > 1 and (post.is_first or post.is_last):
             words = list(torch.zeros(in_flight, 1, dtype=torch.int64, device=device))
             if post.is_first:
-                self._gone_from = _Incoming(*here, ranks[-1], words[:1])
+                self._gone_from = _Incoming(ways, ranks[-1], words[:1])
             else:
-                self._gone_to = _Outgoing(*here, ranks[0], words)
+                self._gone_to = _Outgoing(ways, ranks[0], words)
 
     @property
     def last_action(self) -> RankAction | None:
