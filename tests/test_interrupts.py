@@ -14,8 +14,15 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-# As the installed command does, but saying when its door is there: before that, Ctrl-C is Python's to answer.
-ENTER = "from hpgo.cli.entry import hpgo; import os; os.write(1, b'.'); hpgo()"
+# As the installed command does, but saying when its door is there: before that, Ctrl-C is Python's to answer. One that
+# comes between that word and the door, where this process may stand for a while, waits for it.
+ENTER = """
+from hpgo.cli.entry import hpgo
+import os, _signal
+_signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGINT])
+os.write(1, b'.')
+hpgo()
+"""
 COMMANDS = {
     "plan": ["plan", "bert-48", "--cluster", "dapple-a", "--global-batch-size", "64", "-o", "out.json"],
     "csv": ["schedules", "show", "zb", "--ranks", "64", "--micro-batches", "1024", "--csv"],

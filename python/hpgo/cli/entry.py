@@ -5,6 +5,7 @@ Nothing is imported before the door is shut but what Python has loaded anyway.
 
 from __future__ import annotations
 
+import _signal  # as `signal`, which is not loaded yet
 import os
 import sys
 
@@ -23,12 +24,17 @@ def _enter(module: str) -> None:
     """Runs the `main` of `module`, which ends in SystemExit, and says with the exit code how it ended."""
     code: str | int | None = 0
     try:
+        # Python loses a Ctrl-C that comes while it clears up behind an import; until there is one who knows, it waits.
+        if hasattr(_signal, "pthread_sigmask"):
+            _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGINT])
         import signal
         from importlib import import_module
 
         from hpgo.base.signals import answer_between_imports, uninterrupted
 
         answer_between_imports()
+        if hasattr(_signal, "pthread_sigmask"):
+            _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [_signal.SIGINT])
         with uninterrupted():
             main = import_module(module).main
         try:
