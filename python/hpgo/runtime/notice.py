@@ -89,10 +89,10 @@ class Notice:
     def _give(self) -> None:
         if not self._once.acquire(blocking=False):
             return
-        self.is_given = True
         if not self.has_steps:
-            self._end("asked to end by SIGTERM")
+            self._end("asked to end by SIGTERM")  # not at a boundary that the main thread may still come to
             return
+        self.is_given = True
         words = f"asked to end by SIGTERM, and no step was over within {self._grace_s:g} s"
         self._timer = threading.Timer(max(self._grace_s - _LAST_S, self._grace_s / 2), self._end, (words,))
         self._timer.daemon = True
