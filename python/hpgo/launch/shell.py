@@ -56,8 +56,9 @@ for GROUP_RANK in "${!devices[@]}"; do
   done
 done
 """
-# When the connection ends, so does the input, and with it the ranks.
-_WATCHER = r"""{ cat > /dev/null 3<&-; kill -HUP $$; } & watcher=$!
+# When the connection ends, so does the input, and with it the ranks: bash may lose a signal that comes right before it
+# waits, so there are more.
+_WATCHER = r"""{ cat > /dev/null 3<&-; while kill -HUP $$; do sleep 1; done; } & watcher=$!
 """
 _UNWATCHED = r"""trap "" HUP; kill -TERM -- "-$watcher"
 """
