@@ -251,6 +251,7 @@ def test_a_group_that_leaves_its_machine_shares_adapters() -> None:
         ({"pp": 5, "devices": 15}, "pp 5 does not divide the 32 layers", "the nearest that do are 4 and 8"),
         ({"pp": 4, "vpp": 3}, "pp 4 with 3 stages each does not divide", "lower the number"),
         ({"micro_batch_size": 3}, "dp 16 with micro-batches of 3 does not divide a global batch of 64", "2 and 4"),
+        ({"global_batch_size": 2**32 - 1}, "does not divide a global batch of 4294967295", "15 and 17"),
         ({"cp": 3, "devices": 3}, "cp 3 does not part sequences of 8192", "the nearest that do are 2 and 4"),
         ({"pp": 8, "vpp": 2, "micro_batch_size": 8}, "4 micro-batches are no multiple of pp 8", "interleaving"),
         ({"vpp": 2}, "2 stages on each GPU need a pipeline", "raise pipeline"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from hpgo.base.checks import check_flag, check_is, choice, number, whole
+from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.base.renamed import renamed
 from hpgo.base.units import format_bytes, parse_bytes
@@ -223,12 +223,6 @@ def _micro_batch_sizes(
             f" with min_micro_batch_size={largest}",
         )
     return tuple(sizes)
-
-
-def divisors(number: int) -> list[int]:
-    """All of them, the smallest first."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
 
 
 def _checked(memory: MemoryModel, cluster: Cluster) -> MemoryModel:

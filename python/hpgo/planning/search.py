@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpgo import _core
+from hpgo.base.divisors import divisors
 from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.model.batches import at_batch
 from hpgo.planning.notes import notes
 from hpgo.planning.plans import Alternative, Assumptions, Plan
-from hpgo.planning.question import divisors
 from hpgo.programs.stages import Crossing, Memory, Stage
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.checks import whole
+from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import check_fields
 from hpgo.base.wording import counted, shown
@@ -158,8 +159,7 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
         (model.ffn, "inner width of feed-forward networks"),
     ):
         if count % way.tensor:
-            fitting = [d for d in range(1, model.kv_heads + 1) if model.heads % d == 0 == model.kv_heads % d]
-            fitting = [d for d in fitting if model.ffn % d == 0]
+            fitting = [d for d in divisors(model.kv_heads) if model.heads % d == 0 == model.ffn % d]
             said = f"the {count} {what}" if "heads" in what else f"the {what} {count}"
             raise ArgumentError(f"tp {way.tensor} does not divide {said} {model_said}", nearest(way.tensor, fitting))
     parts = 2 * way.context if way.context > 1 else 1  # each GPU has one part from the front and one from the end
@@ -188,7 +188,7 @@ def check_batch(way: Way, global_batch_size: int) -> None:
     """
     each = way.data * way.micro_batch_size
     if global_batch_size % each:
-        sizes = [d for d in range(1, global_batch_size + 1) if global_batch_size % d == 0]
+        sizes = divisors(global_batch_size)
         fitting = [size // way.data for size in sizes if size % way.data == 0]
         raise ArgumentError(
             f"dp {way.data} with micro-batches of {way.micro_batch_size} does not divide a global batch of"

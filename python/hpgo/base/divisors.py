@@ -1,0 +1,15 @@
+"""Whole numbers that divide another one."""
+
+from __future__ import annotations
+
+import math
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, the smallest first.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
