@@ -1,7 +1,7 @@
 """The ranks of tests of inference: `python inference_ranks.py WORLD FOLDER`, one process a rank.
 
 FOLDER/cases.json is a list of cases: program, workload, the rows of each micro-batch, and what else it asks for. The
-last rank leaves, for each case, what it was given, and all times of the flow, in a file.
+rank that outputs leave from keeps, for each case, what it was given, and all times of the flow, in a file.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ def run(rank: int, world: int, folder: Path) -> None:
         options |= {name: case[name] for name in ("quantize",) if name in case}
         with Pipeline(program, workload, **options) as pipeline:
             for _ in range(2):  # a stream leaves nothing that the next one could stumble over
-                given = batches(workload, case["rows"]) if rank == program.stages[0].devices[0] else ()
+                given = batches(workload, case["rows"]) if pipeline.takes_batches else ()
                 outputs = list(pipeline.infer(iter(given), in_flight=case.get("in_flight")))
-            flow, timeline = pipeline.flow(), pipeline.timeline()
-            if rank == program.stages[-1].devices[0]:
+            flow = pipeline.flow() if case["rows"] else None
+            timeline = pipeline.timeline() if case["rows"] else None
+            if pipeline.gives_outputs:
                 kept = [one.requires_grad for one in outputs], [part.training for part in pipeline.parts.values()]
-                facts = flow.samples, flow.enter_s, flow.leave_s, timeline.action_texts(), kept
+                facts: Any = None
+                if flow is not None and timeline is not None:
+                    facts = flow.samples, flow.enter_s, flow.leave_s, timeline.action_texts(), kept
                 torch.save((outputs, facts), folder / f"{number}.pt")
             else:
                 assert outputs == []

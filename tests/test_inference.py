@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.main import group
+from hpgo.programs.turns import along, routes_through
 from hpgo.timing.flow import Flow, predicted_flow, room_of
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
@@ -50,6 +52,17 @@ def put(name: str, stages: int, *, model: str = "chain", order: tuple[int, ...] 
     return hpgo.program(
         orders, [(part, [on[at]]) for at, part in enumerate(cut)], micro_batch_size=4, global_batch_size=4, **how
     )
+
+
+def shared(*hosts: int, model: str = "chain", **how: Any) -> Any:
+    """A model's layers in equal stages, each on so many hosts that take turns."""
+    whole = put("forward_only", len(hosts), model=model)
+    routes = routes_through(hosts)
+    return hpgo.program(
+        along(routes, len(routes)),
+        [(stage.layers, [host]) for route in routes for stage, host in zip(whole.stages, route, strict=True)],
+        micro_batch_size=4, global_batch_size=4 * len(routes), **how,
+    )  # fmt: skip
 
 
 def ran(folder: Path, world: int, cases: list[dict[str, Any]]) -> list[tuple[list[Any], Any]]:
@@ -113,6 +126,77 @@ def test_outputs_are_those_of_the_whole_model_bit_for_bit_and_in_order(
         assert not any(are_kept), "autograd has kept something"
         assert not any(train)
         assert sorted(texts) == sorted(f"{stage}F{at}" for stage in range(world) for at in range(len(ROWS)))
+
+
+@pytest.mark.parametrize(("world", "hosts"), [
+    (2, [(2,)]),
+    (4, [(1, 3), (2, 2), (3, 1), (4,), (1, 2, 1)]),
+])  # fmt: skip
+def test_hosts_that_take_turns_give_the_whole_model_s_outputs_bit_for_bit_and_in_order(
+    world: int, hosts: list[tuple[int, ...]], tmp_path: Path, one_thread: None
+) -> None:
+    asked: list[tuple[tuple[int, ...], str, list[int], int | None]] = []
+    asked += [(one, "skips", ROWS, None) for one in hosts]
+    asked += [(one, "tied", ROWS, in_flight) for one in hosts[:2] for in_flight in (1, 2)]
+    asked += [(one, "chain", ROWS[:few], None) for one in hosts[:2] for few in (0, 1, 2)]
+    cases = [
+        case(shared(*one, model=model), model) | {"rows": rows, "in_flight": in_flight}
+        for one, model, rows, in_flight in asked
+    ]
+    for (one, model, rows, in_flight), (outputs, facts) in zip(asked, ran(tmp_path / "ran", world, cases), strict=True):
+        wanted = expected(model, rows)
+        assert len(outputs) == len(wanted)
+        assert all(torch.equal(*pair) for pair in zip(outputs, wanted, strict=True)), (one, model, in_flight)
+        if rows:
+            flow = Flow(*facts[:3])
+            assert list(flow.samples) == rows
+            assert len(facts[3]) == len(one) * len(rows)
+            assert flow.most_in_flight <= room_of(shared(*one), in_flight)
+
+
+def test_a_slow_stage_is_twice_as_fast_on_two_hosts_that_take_turns(tmp_path: Path) -> None:
+    cases = [
+        case(program, "slow_end") | {"rows": [4] * 24} for program in (put("forward_only", 3, model="slow_end"),
+        shared(1, 1, 2, model="slow_end"))
+    ]  # fmt: skip
+    cases[0]["program"]["machines"] = [4]  # one is idle
+    alone, two = (Flow(*facts[:3]).samples_per_s for _, facts in ran(tmp_path / "ran", 4, cases))
+    assert two > 1.4 * alone, "the last stage sleeps for 10 ms, so the two don't share a core"
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 20), st.data())
+def test_predicted_flows_of_hosts_that_take_turns_keep_to_what_they_can_do(
+    hosts: list[int], micro_batches: int, data: st.DataObject
+) -> None:
+    times = [data.draw(st.sampled_from([1.0, 2.0, 3.0])) for _ in hosts]
+    program = shared(*hosts, costs=hpgo.Costs(forward_s=tuple(times), transfer_s=tuple([0.25] * (len(hosts) - 1))))
+    flow = predicted_flow(program, [4] * micro_batches)
+    assert flow is not None
+    alone_s = sum(times) + 0.25 * (len(hosts) - 1)
+    assert flow.leave_s[0] == alone_s
+    assert all(leave_s - enter_s >= alone_s for enter_s, leave_s in zip(flow.enter_s, flow.leave_s, strict=True))
+    slowest_s = max(time_s / count for time_s, count in zip(times, hosts, strict=True))
+    rounds = -(-micro_batches // max(hosts)) - 1
+    assert flow.leave_s[-1] >= alone_s + rounds * slowest_s - 1e-9
+    (few,) = [predicted_flow(program, [4] * micro_batches, in_flight=1)]
+    assert few is not None
+    assert max(few.leave_s) == micro_batches * alone_s
+
+
+def test_chains_whose_hosts_do_not_take_turns_are_refused() -> None:
+    layers = Workload.read("runtime_models:chain").layers
+    for routes in ([(0, 1), (1, 0)], [(0, 1), (0, 1), (0, 2)]):
+        program = hpgo.program(
+            hpgo.Schedule.from_text(ORDERS[len(routes)], name="forward_only"),
+            [(part, [host]) for route in routes for part, host in zip((layers[:4], layers[4:]), route, strict=True)],
+            micro_batch_size=4, global_batch_size=4 * len(routes),
+        )  # fmt: skip
+        with pytest.raises(hpgo.ArgumentError, match="don't take turns") as caught:
+            Pipeline(program, "runtime_models:chain", inference=True)
+        assert caught.value.hint
+
+
+ORDERS = {2: "0F0,3F1\n1F0,2F1", 3: "0F0,2F1,4F2\n1F0,3F1\n5F2"}
 
 
 def test_a_slow_stage_stalls_the_source_and_no_more_are_under_way_than_there_is_room_for(tmp_path: Path) -> None:
@@ -399,6 +483,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fault_runs.Runs]:
     for name, nodes in (("two", 2), ("three", 3)):
         cluster = hpgo.Cluster.of(nodes=nodes, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
         hpgo.partition(profile, cluster, batch_size=4).save(folder / f"{name}.json")
+    hard = replace(profile, layers=tuple(
+        replace(layer, forward_s=(9e-3,)) if at == 4 else layer for at, layer in enumerate(profile.layers)
+    ))  # fmt: skip
+    hpgo.partition(hard, cluster, batch_size=4, max_replicas=2).save(folder / "shared.json")
     before = os.environ.get("PYTHONPATH", "")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{before}")
@@ -435,6 +523,26 @@ def test_the_command_infers_by_a_plan_of_partition(runs: fault_runs.Runs) -> Non
     assert document["accuracy"] == sum(at == target for at, (_, target) in zip(found, data, strict=True)) / 30
 
 
+def test_the_command_infers_on_hosts_that_take_turns(runs: fault_runs.Runs) -> None:
+    plan = hpgo.ChainPlan.read(runs.folder / "shared.json")
+    assert sorted(len(stage.hosts) for stage in plan.stages) == [1, 2]
+    runs.start("shared.json", "--inference", "--workload", "mine:build", "--data", "mine:data", "--seed", "2", "--json")
+    ended = runs.finish()
+    assert (ended.code, ended.err, ended.left) == (0, "", [])
+    document = json.loads(ended.out)
+    assert (document["micro_batches"], document["samples"], document["exit"]) == (8, 30, 0)
+    assert [stage["devices"] for stage in document["stages"]] in ([[0], [1, 2]], [[0, 1], [2]])
+    assert document["samples_per_s"]["predicted"] > 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(runs.folder)
+        workload = Workload.read("mine:build", seed=2)
+    (whole,) = workload.parts([workload.layers], seed=2)
+    data = sys.modules["mine"].data()
+    with torch.no_grad():
+        found = whole.eval()(torch.stack([inputs for inputs, _ in data]), rows=30)[0].argmax(1).tolist()
+    assert document["accuracy"] == sum(at == target for at, (_, target) in zip(found, data, strict=True)) / 30
+
+
 ENDLESS = ("--inference", "--workload", "fault_models:build", "--micro-batches", "100000")
 FAULTS = (*ENDLESS, "--silence", "2s")
 
@@ -450,6 +558,23 @@ def test_a_lost_rank_is_named_once_and_all_end(fault: str, runs: fault_runs.Runs
     assert ended.errors[0].startswith(f"error: rank 1 of stage 1 on {HOST}, ")
     if fault in {"exception", "sys.exit(0)"}:
         assert "the forward pass of micro-batch 10 through stage 1: " in ended.errors[0]
+
+
+@pytest.mark.parametrize("rank", ["0", "1", "2"])
+def test_a_host_that_takes_turns_and_is_lost_ends_all(rank: str, runs: fault_runs.Runs) -> None:
+    runs.start("shared.json", *FAULTS, PHASE="forward", RANK_LOST=rank, FAULT="kill -9", WHEN="21", PACE="0.002")
+    ended = runs.finish()
+    assert (ended.code, ended.left, len(ended.errors)) == (1, [], 1), ended.err
+    assert re.match(rf"error: rank {rank} of stage [01] on ", ended.errors[0])
+
+
+def test_sigterm_lets_out_what_has_entered_where_hosts_take_turns(runs: fault_runs.Runs) -> None:
+    for rank in (0, 2):
+        runs.start("shared.json", *FAULTS, PACE="0.005")
+        runs.wait_for("micro-batch ")
+        runs.signal(signal.SIGTERM, rank)
+        ended = runs.finish()
+        assert (ended.code, ended.left, ended.errors) == (143, [], [])
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,26 @@ def test_a_plan_a_chain_plan_and_a_schedule_make_programs() -> None:
     assert {action.kind for action in passes.for_rank(0).actions} == {"F"}
 
 
+def test_hosts_that_share_a_stage_take_turns_and_keep_up_the_planned_interval() -> None:
+    profile = hpgo.Profile.chain(
+        "toy", batch_size=4, forward_s=[1, 6, 1], backward_s=[0] * 3, activation_bytes=[10**8] * 3,
+        parameter_bytes=[4] * 3,
+    )  # fmt: skip
+    cluster = hpgo.Cluster.of(nodes=5, devices_per_node=1, intra_gbit_s=10, inter_gbit_s=10)
+    chain = hpgo.partition(profile, cluster, batch_size=4, max_replicas=3)
+    assert max(len(stage.hosts) for stage in chain.stages) > 1
+    passes = chain.program(batches=60)
+    assert hpgo.Program.from_json(passes.to_json()) == passes
+    assert hpgo.simulate(passes).makespan_s == pytest.approx(chain.latency_s + 59 * chain.interval_s, rel=0.05)
+    taken = [action.micro_batch for rank in range(passes.world_size) for action in passes.for_rank(rank).actions]
+    assert sorted(taken) == sorted([*range(60)] * len(chain.stages))
+    held = [{layer for stage in passes.for_rank(rank).stages for layer in stage.layers} for rank in range(5)]
+    for stage in chain.stages:
+        layers = {str(layer) for layer in range(stage.first, stage.last + 1)}
+        assert held.count(layers) == len(stage.hosts)
+    assert len(chain.program(batches=1).stages) == len(chain.stages)
+
+
 def test_what_crosses_a_cut_is_what_later_stages_read() -> None:
     profile = hpgo.read_profile("bert-48")
     plan = hpgo.plan(profile, hpgo.Cluster.preset("dapple-b"), global_batch_size=64)

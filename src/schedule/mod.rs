@@ -145,7 +145,8 @@ impl fmt::Display for Action {
 ///
 /// Stages form one or more *chains* of equal length, each a copy of the whole model: stages
 /// `c * chain_length .. (c + 1) * chain_length` are chain `c`, and data flows from each stage to the next inside its
-/// chain. Bidirectional schedules have two chains, all others one.
+/// chain. Bidirectional schedules have two chains, inference on hosts that take turns one for each combination of
+/// hosts, all others one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     /// The field's name for it.

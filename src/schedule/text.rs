@@ -129,8 +129,8 @@ fn parse(text: &str) -> Option<Entry> {
 impl Schedule {
     /// Reads one line a rank, and checks that the result can be run.
     ///
-    /// Stages belong to the rank whose line names them. If the first and the second half of the stages run different
-    /// micro-batches, they are two chains.
+    /// Stages belong to the rank whose line names them. If they fall into runs of equal length whose micro-batches differ,
+    /// each run is a chain.
     ///
     /// ```
     /// use hpgo::schedule::Schedule;
@@ -148,14 +148,15 @@ impl Schedule {
         let orders = lines.iter().enumerate().map(|(rank, line)| read_line(rank, line)).collect::<Result<Vec<_>>>()?;
         let rank_of_stage = place(&orders)?;
         let ranges = ranges(&orders, rank_of_stage.len());
-        let half = ranges.len() / 2;
-        let both_ways = half > 0
-            && ranges.len().is_multiple_of(2)
-            && ranges[..half].iter().all(|range| *range == ranges[0])
-            && ranges[half..].iter().all(|range| *range == ranges[half])
-            && (ranges[0].end <= ranges[half].start || ranges[half].end <= ranges[0].start);
-        let micro_batches = if both_ways {
-            vec![ranges[0].clone(), ranges[half].clone()]
+        let runs: Vec<&[Range<u32>]> = ranges.chunk_by(|one, next| one == next).collect();
+        let chains: Vec<Range<u32>> = runs.iter().map(|run| run[0].clone()).collect();
+        let mut in_order = chains.clone();
+        in_order.sort_unstable_by_key(|range| range.start);
+        let are_apart = runs.len() > 1
+            && runs.iter().all(|run| run.len() == runs[0].len())
+            && in_order.windows(2).all(|pair| pair[0].end <= pair[1].start);
+        let micro_batches = if are_apart {
+            chains
         } else {
             std::iter::once(0..ranges.iter().map(|range| range.end).max().unwrap_or(0)).collect()
         };

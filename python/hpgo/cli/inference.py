@@ -57,9 +57,8 @@ def infer(
             raise ArgumentError(
                 f"there is no checkpoint in {checkpoint}", "leave out `--resume`, or name another folder"
             )
-        stages = {stage.stage for stage in pipeline.mine.stages}
-        talks = len(pipeline.program.stages) - 1 in stages
-        source = _Source(pipeline, data) if talks or 0 in stages else None
+        talks = pipeline.gives_outputs
+        source = _Source(pipeline, data) if talks or pipeline.takes_batches else None
         inputs = () if source is None else islice(source.inputs(), micro_batches or source.micro_batches)
         begin_s = told_s = time.perf_counter()
         right = counted = samples = 0
@@ -91,7 +90,9 @@ class _Source:
         self._size = pipeline.program.micro_batch_size
         self._pipeline = pipeline
         self._data: Any = None
-        self.micro_batches = pipeline.program.micro_batches if pipeline.program.micro_batches > 1 else _MICRO_BATCHES
+        said = pipeline.program.micro_batches
+        # A plan of hosts says no number: its program has one for each route.
+        self.micro_batches = said if said > len(pipeline.program.schedule.micro_batches) else _MICRO_BATCHES
         if data is not None:
             from hpgo.runtime.loader import length_of
             from hpgo.runtime.named import made_by
@@ -134,6 +135,7 @@ def _conclude(
     as_json: bool,
 ) -> None:
     """Prints what was measured beside what was predicted."""
+    from hpgo.programs.turns import hosts_of, routes_of
     from hpgo.timing.breakdown import breakdown
     from hpgo.timing.flow import predicted_flow
     from hpgo.timing.simulation import simulate
@@ -147,13 +149,19 @@ def _conclude(
 
     rate = both(attrgetter("samples_per_s"))
     latencies = {f"p{share}": both(methodcaller("latency_s", share)) for share in _PERCENTS}
+    length = program.schedule.chain_length
+    hosts = hosts_of(routes_of(program))
+
+    def of_stage(which: str, name: str, number: int) -> float | None:
+        """On all routes; those of hosts that are slower count."""
+        step = passes[which]
+        values = () if step is None else getattr(step, name)[number::length]
+        return max((value for value in values if value is not None), default=None)
+
     stages: list[dict[str, Any]] = [
-        {"stage": number, "layers": list(stage.layers), "devices": list(stage.devices), "bits": bits[number] or None}
-        | {
-            name: {which: one and getattr(one, name)[number] for which, one in passes.items()}
-            for name in ("forward_s", "transfer_s")
-        }
-        for number, stage in enumerate(program.stages)
+        {"stage": number, "layers": list(stage.layers), "devices": list(hosts[number]), "bits": bits[number] or None}
+        | {name: {which: of_stage(which, name, number) for which in passes} for name in ("forward_s", "transfer_s")}
+        for number, stage in enumerate(program.stages[:length])
     ]
     if as_json:
         facts = {

@@ -56,7 +56,8 @@ class Schedule(Record):
     """Who does what in which order.
 
     Stages form one or more chains of equal length, each a copy of the whole model; data flows from each stage to the
-    next inside its chain. Bidirectional schedules have two chains, all others one.
+    next inside its chain. Bidirectional schedules have two chains, inference on hosts that take turns one for each
+    combination of hosts, all others one.
     """
 
     name: str

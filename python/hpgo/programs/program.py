@@ -303,7 +303,7 @@ def _check(given: Program) -> None:
             twice = next(layer for at, layer in enumerate(layers) if layer in layers[:at])
             raise ArgumentError(f"layer {shown(twice)} is in two stages", "give each layer to one stage of a chain")
         if set(layers) != {layer for stage in chains[0] for layer in stage.layers}:
-            raise ArgumentError("the two chains hold different layers", "each is a copy of the whole model")
+            raise ArgumentError("the chains hold different layers", "each is a copy of the whole model")
         for number, stage in enumerate(chain):
             before = {layer for earlier in chain[: number + 1] for layer in earlier.layers} if stage.crossings else ()
             for crossing in stage.crossings:

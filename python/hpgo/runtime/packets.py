@@ -95,16 +95,16 @@ class Layout:
 
 
 def layouts(parts: Sequence[Part], rows: int, dtype: torch.dtype | None, bits: Sequence[int]) -> list[Layout]:
-    """For each cut between `parts` what crosses it: what later parts read, inputs of the model included.
+    """What comes into the first of `parts`, for each cut between two what crosses it, and what leaves the last.
 
-    Inputs come in at the first part alone, and are passed on; weights are of `dtype`, as far as that is given. `bits`
-    are those of each cut.
+    Inputs come in at the first part alone, and are passed on to later ones that read them; weights are of `dtype`, as
+    far as that is given. `bits` are those of each cut.
     """
     found = []
-    for number, (part, width) in enumerate(zip(parts[:-1], bits, strict=True), start=1):
+    for number, width in enumerate((0, *bits)):
         later = {value.name: value for one in parts[number:] for value in one.takes if value.is_input}
         inputs = [later[name] for name in sorted(later)]
         if dtype is not None:  # data is cast as weights are
             inputs = [replace(one, dtype=dtype) if one.dtype.is_floating_point else one for one in inputs]
-        found.append(Layout([*part.gives, *inputs], rows, width))
-    return found
+        found.append(Layout([*(parts[number - 1].gives if number else ()), *inputs], rows, width))
+    return [*found, Layout(parts[-1].gives, rows)]

@@ -20,6 +20,7 @@ from hpgo.planning.chain.plans import ChainPlan
 from hpgo.planning.reading import read_any
 from hpgo.programs.orders import KINDS, schedule
 from hpgo.programs.program import program as program_on
+from hpgo.programs.turns import along, hosts_of, routes_of
 from hpgo.runtime import guards
 from hpgo.runtime.checkpoint import Holdings, Saver, latest, load
 from hpgo.runtime.clocks import Clock, Stamps
@@ -51,7 +52,7 @@ from hpgo.runtime.passes import MOST_SEED
 from hpgo.runtime.progress import ALL, HERE
 from hpgo.runtime.recorder import Recorder
 from hpgo.runtime.runnable import bits_behind, check_inference, check_program, program_of, with_layers
-from hpgo.runtime.stream import Post, Stream
+from hpgo.runtime.stream import Post, Stream, sink_of, source_of
 from hpgo.runtime.watch import Limits, LostRankError
 from hpgo.runtime.workload import Workload
 from hpgo.timing.flow import Flow, flow_of, room_of, steps_together
@@ -140,7 +141,7 @@ class Pipeline:
         (check_inference if inference else check_program)(self.program)
         if quantize is not None and not inference:
             raise ArgumentError("`quantize` is for inference, and this trains", "leave it out, or set `inference`")
-        self.bits = bits_behind(plan, len(self.program.stages), quantize) if inference else ()
+        self.bits = bits_behind(plan, self.program.schedule.chain_length, quantize) if inference else ()
         """In which numbers travel behind each stage but the last, in inference; 0 as they are."""
         self._backend = choice("back-end", backend, ("hpgo", "torch"))
         if inference and (optimizer is not None or clip_norm is not None or self._backend == "torch"):
@@ -222,7 +223,9 @@ class Pipeline:
                 "way to run": f"inference in bits {self.bits}" if self._infers else "training",
             }
         )
-        parts = _parts(program, workload, {stage.stage for stage in mine.stages}, dtype, seed)
+        length = program.schedule.chain_length
+        held = {stage.stage % length if self._infers else stage.stage for stage in mine.stages}
+        parts = _parts(program, workload, held, dtype, seed, chains=1 if self._infers else None)
         cast: Callable[[], AbstractContextManager[Any]] = (
             nullcontext if autocast is None else partial(torch.autocast, self.device.type, dtype=autocast)
         )
@@ -306,10 +309,10 @@ class Pipeline:
     def _build_inference(
         self, parts: list[Part], dtype: torch.dtype | None, cast: Callable[[], AbstractContextManager[Any]]
     ) -> None:
-        program, mine = self.program, self.mine
-        cuts = layouts(parts, program.micro_batch_size, dtype, self.bits)
+        program, routes = self.program, routes_of(self.program)
         ways = self._ways(crossings(parts, len(parts)))
-        self.parts = {stage.stage: parts[stage.stage].to(self.device).eval() for stage in mine.stages}
+        held = [stage for stage, hosts in enumerate(hosts_of(routes)) if self.rank in hosts]
+        self.parts = {stage: parts[stage].to(self.device).eval() for stage in held}
         if self._find_nan:
             for part in self.parts.values():
                 part.find_nan()
@@ -317,10 +320,11 @@ class Pipeline:
         self._post: Post | None = None
         for stage, part in self.parts.items():
             self._post = Post(
-                ranks=tuple(one.devices[0] for one in program.stages),
+                routes=routes,
+                rank=self.rank,
                 stage=stage,
                 part=part,
-                cuts=cuts,
+                cuts=layouts(parts, program.micro_batch_size, dtype, self.bits),
                 inputs=self.workload.example_inputs,
                 casts=dtype is not None,
                 rows=program.micro_batch_size,
@@ -335,6 +339,16 @@ class Pipeline:
         ways = Ways(self.device, self._patience_s, shared_memory=self._shares_memory and any(cuts))
         self._to_close.append(ways)
         return ways
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether micro-batches that are inferred enter at this rank: it holds the first stage, or its first share."""
+        return self._infers and self.rank == source_of(routes_of(self.program))
+
+    @property
+    def gives_outputs(self) -> bool:
+        """Whether outputs of what is inferred leave from this rank: it holds the last stage, or its first share."""
+        return self._infers and self.rank == sink_of(routes_of(self.program))
 
     @property
     def weights(self) -> list[Weight]:
@@ -460,18 +474,20 @@ class Pipeline:
             if stream is not None:
                 for outputs in stream.run(iter(batches)):
                     yield outputs[0] if len(outputs) == 1 else outputs
-            passed = [None if stream is None else ([*stream.rows], stream.is_cut_short)]
+            passed = [None if stream is None else (stream.rows, stream.is_cut_short)]
             with HERE.meets("the end of the stream"):
-                dist.broadcast_object_list(passed, src=self.program.stages[0].devices[0])
+                dist.broadcast_object_list(passed, src=source_of(routes_of(self.program)))
         self._rows, self.preempted = passed[0] or ([], False)
         self._failed = False
         HERE.does(f"the time after stream {self.steps}")
         if self._rows:
-            clock_ns = self._stamps.in_ns([self._stamps.take()]) if stream is None else stream.clock_ns
+            ran = _of_stream(self.program, len(self._rows))
+            count = 2 * len(ran.for_rank(self.rank).actions)
+            passes = stream.clock_ns[-count:] if stream is not None and count else []
+            clock_ns = passes or self._stamps.in_ns([self._stamps.take()])
             ends_ns = [clock_ns[0], clock_ns[-1], clock_ns[-1]]
             peak_bytes = torch.cuda.max_memory_allocated(self.device) if gpu else None
-            passes = [] if stream is None else clock_ns
-            self._recorder.add(self.steps, [*passes, *ends_ns], peak_bytes, _of_stream(self.program, len(self._rows)))
+            self._recorder.add(self.steps, [*passes, *ends_ns], peak_bytes, ran)
         self.steps += 1
         if self.preempted:
             raise Preempted
@@ -482,7 +498,8 @@ class Pipeline:
         Raises ArgumentError before the first stream, RunError if another rank is lost.
         """
         self._check_way(infers=True)
-        return flow_of(self._recorder.timeline(self.steps - 1), self._rows)
+        timeline = self._recorder.timeline(self.steps - 1)
+        return flow_of(timeline, self._rows, routes=timeline.stages // self.program.schedule.chain_length)
 
     def _check_way(self, *, infers: bool) -> None:
         """Raises ArgumentError for what this pipeline was not made for."""
@@ -675,25 +692,38 @@ def _named(hint: str) -> Iterator[None]:
 
 def _of_stream(program: Program, micro_batches: int) -> Program:
     """So many forward passes of each stage, in order."""
+    routes, length = routes_of(program), program.schedule.chain_length
+    if steps_together(program):
+        orders = schedule("staggered", ranks=length, micro_batches=micro_batches)
+    else:
+        orders = along(routes, micro_batches)
     return program_on(
-        schedule(
-            "staggered" if steps_together(program) else "forward_only",
-            ranks=len(program.stages),
-            micro_batches=micro_batches,
-        ),
-        [(stage.layers, stage.devices) for stage in program.stages],
+        orders,
+        [
+            (program.stages[stage].layers, [host])
+            for route in routes[: len(orders.micro_batches)]
+            for stage, host in enumerate(route)
+        ],
         micro_batch_size=program.micro_batch_size,
         global_batch_size=program.micro_batch_size * micro_batches,
         machines=program.machines,
     )
 
 
-def _parts(program: Program, workload: Workload, mine: set[int], dtype: torch.dtype | None, seed: int) -> list[Part]:
-    """The parts of all stages, chain by chain; those that are not mine take no memory."""
+def _parts(
+    program: Program,
+    workload: Workload,
+    mine: set[int],
+    dtype: torch.dtype | None,
+    seed: int,
+    *,
+    chains: int | None = None,
+) -> list[Part]:
+    """The parts of all stages of so many chains, or of all; those that are not mine take no memory."""
     length = program.schedule.chain_length
     splits = any(KINDS[kind] == "W" for kind in set(program.schedule.actions[:, 0].tolist()))
     found: list[Part] = []
-    for begin in range(0, len(program.stages), length):
+    for begin in range(0, length * chains if chains else len(program.stages), length):
         layers = [stage.layers for stage in program.stages[begin : begin + length]]
         only = {stage - begin for stage in mine if begin <= stage < begin + length}
         found += workload.parts(layers, dtype=dtype, seed=seed, only=only, split_backward=splits)

@@ -78,7 +78,10 @@ def who(rank: int, stages: Sequence[int] | None, host: str) -> str:
 
 def stages_of(program: Program, rank: int) -> tuple[int, ...]:
     """The stages that a rank holds."""
-    return tuple(number for number, stage in enumerate(program.stages) if rank in stage.devices)
+    held = [number for number, stage in enumerate(program.stages) if rank in stage.devices]
+    if not program.schedule.actions[:, 0].any():  # forward alone: a host's stage is the same on all its routes
+        held = sorted({number % program.schedule.chain_length for number in held})
+    return tuple(held)
 
 
 class Progress:

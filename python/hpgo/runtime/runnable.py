@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from math import lcm
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import whole
@@ -15,6 +16,7 @@ from hpgo.planning.reading import read_any
 from hpgo.programs.orders import KINDS, schedules
 from hpgo.programs.program import Program
 from hpgo.programs.stages import Crossing
+from hpgo.programs.turns import are_regular, routes_of
 from hpgo.runtime.quantised import BITS
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def program_of(plan: object) -> tuple[Program, bool]:
     if isinstance(plan, Plan):
         return plan.program(), plan.assumptions is None or plan.assumptions.overlap
     if isinstance(plan, ChainPlan):
-        return plan.program(batches=1), True
+        return plan.program(batches=lcm(*(len(stage.hosts) for stage in plan.stages))), True
     raise ArgumentError(f"the plan is {shown(plan)}", "give a Plan, a Program, or the file of a plan")
 
 
@@ -72,7 +74,7 @@ def check_inference(program: Program) -> None:
             f"`{orders.name}` has backward passes, so it trains",
             "plan inference with `hpgo partition`, or choose `forward_only`, `staggered` or `sequential`",
         )
-    if orders.stages != orders.ranks:
+    if len(orders.micro_batches) == 1 and orders.stages != orders.ranks:
         raise ArgumentError(
             f"`{orders.name}` runs {orders.stages} stages on {orders.ranks} ranks", "give each rank one stage to infer"
         )
@@ -80,8 +82,14 @@ def check_inference(program: Program) -> None:
         if len(stage.devices) > 1:
             raise ArgumentError(
                 f"stage {number} has {len(stage.devices)} replicas, which would share each micro-batch",
-                "give each stage one device to infer",
+                "give each stage one device to infer; hosts of a plan of `hpgo partition` take turns",
             )
+    routes = routes_of(program)
+    if not are_regular(routes) or (len(routes) > 1 and orders.pace != "flush"):
+        raise ArgumentError(
+            f"the hosts of the {len(routes)} chains of `{orders.name}` don't take turns",
+            "give each stage hosts of its own, one after the other, as `hpgo partition --max-replicas` does",
+        )
     _check_devices(program)
 
 

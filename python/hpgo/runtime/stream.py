@@ -4,6 +4,9 @@ Each rank takes a packet from the one before, runs its layers, and hands a packe
 micro-batches come. Between two stages there is a place for one packet that is sent and one for what waits: a rank that
 finds no place waits for it, and so does in the end the first one, which takes no more from its source. The last rank
 tells the first one of each micro-batch that has left.
+
+Where several hosts share a stage, micro-batches go to one after the other. One host of the first stage takes all from
+the source, and hands the others theirs; one of the last stage gets what the others make, and gives all in order.
 """
 
 from __future__ import annotations
@@ -70,9 +73,10 @@ class _Outgoing:
 class _Incoming:
     """What one rank receives from another, in turn into each of its places."""
 
-    def __init__(self, ways: Ways, peer: int, places: Sequence[torch.Tensor]) -> None:
+    def __init__(self, ways: Ways, peer: int, places: deque[torch.Tensor]) -> None:
+        """Ranks that send to this one in turn may share `places`."""
         self._peer, self._way = peer, ways.of(peer)
-        self._places = deque(places)
+        self._places = places
         self._wait: Any = None
 
     def post(self) -> None:
@@ -94,12 +98,13 @@ class _Incoming:
 class Post:
     """One rank's in the row of stages."""
 
-    ranks: tuple[int, ...]
-    """Of all stages, in order."""
+    routes: Sequence[tuple[int, ...]]
+    """The ranks that micro-batches 0, 1 and so on meet, stage by stage, until they come again."""
+    rank: int
     stage: int
     part: Part
     cuts: Sequence[Layout]
-    """What crosses behind each stage but the last."""
+    """What comes into the first stage, crosses behind each, and leaves the last."""
     inputs: Sequence[torch.Tensor]
     """An example of them."""
     casts: bool
@@ -112,15 +117,46 @@ class Post:
     device: torch.device
     autocast: Callable[[], AbstractContextManager[Any]]
 
-    @property
-    def is_first(self) -> bool:
-        """Whether micro-batches enter here."""
-        return self.stage == 0
+    def host(self, stage: int, number: int) -> int:
+        """The rank that takes a micro-batch through a stage."""
+        return self.routes[number % len(self.routes)][stage]
+
+    def hosts(self, stage: int) -> list[int]:
+        """The ranks that take turns at a stage."""
+        return sorted({route[stage] for route in self.routes})
 
     @property
     def is_last(self) -> bool:
-        """Whether they leave here."""
-        return self.stage == len(self.ranks) - 1
+        """Whether its stage is the last."""
+        return self.stage == len(self.routes[0]) - 1
+
+    @property
+    def source(self) -> int:
+        """The rank that micro-batches come to: the last in turn, so that it hands out others before its own."""
+        return source_of(self.routes)
+
+    @property
+    def sink(self) -> int:
+        """The rank that outputs leave from."""
+        return sink_of(self.routes)
+
+    def before(self, number: int) -> int:
+        """Who hands it a micro-batch."""
+        return self.host(self.stage - 1, number) if self.stage else self.source
+
+    def behind(self, number: int) -> int:
+        """Whom it hands a micro-batch."""
+        return self.sink if self.is_last else self.host(self.stage + 1, number)
+
+
+def source_of(routes: Sequence[tuple[int, ...]]) -> int:
+    """The rank that reads the micro-batches."""
+    return routes[-1][0]
+
+
+def sink_of(routes: Sequence[tuple[int, ...]]) -> int:
+    """The rank that gives the outputs."""
+    return min(route[-1] for route in routes)
 
 
 class Stream:
@@ -130,25 +166,40 @@ class Stream:
         """At most `in_flight` micro-batches have entered and not left."""
         self._post, self._stamps, self._in_flight = post, stamps, in_flight
         self._number, self._gone = -1, 0
-        self.rows: deque[int] = deque(maxlen=REMEMBERED)
-        """Of the last micro-batches."""
+        self._rows: deque[int] = deque(maxlen=REMEMBERED)
         self._taken: deque[Any] = deque(maxlen=2 * REMEMBERED)
         self.is_cut_short = False
         """Whether a rank was asked to end, so that no more micro-batches have entered."""
-        ranks, stage, ways, device = post.ranks, post.stage, post.ways, post.device
-        self._from = self._gone_from = None
-        self._to = self._gone_to = None
-        if not post.is_first:
-            waiting = [post.cuts[stage - 1].empty(device) for _ in range(1 if post.lock_step else 2)]
-            self._from = _Incoming(ways, ranks[stage - 1], waiting)
-        if not post.is_last:
-            self._to = _Outgoing(ways, ranks[stage + 1], [post.cuts[stage].empty(device)])
-        if len(ranks) > 1 and (post.is_first or post.is_last):
+        self._own: dict[int, tuple[torch.Tensor, ...]] = {}
+        """Outputs of this rank, the sink, that others come before."""
+        rank, ways, device = post.rank, post.ways, post.device
+        turns = [number for number, route in enumerate(post.routes) if route[post.stage] == rank]
+        before, behind = post.cuts[post.stage], post.cuts[post.stage + 1]
+        places = 0 if rank == post.source else 1 if post.lock_step else 2
+        room = deque(before.empty(device) for _ in range(places))
+        self._from = {peer: _Incoming(ways, peer, room) for peer in map(post.before, turns) if peer != rank}
+        self._to = {
+            peer: _Outgoing(ways, peer, [behind.empty(device)]) for peer in set(map(post.behind, turns)) - {rank}
+        }
+        self._dealt: dict[int, _Outgoing] = {}
+        if rank == post.source:
+            others = [peer for peer in post.hosts(0) if peer != rank]
+            self._dealt = {peer: _Outgoing(ways, peer, [before.empty(device)]) for peer in others}
+        self._results: dict[int, _Incoming] = {}
+        if rank == post.sink:
+            others = [peer for peer in post.hosts(post.stage) if peer != rank]
+            self._results = {peer: _Incoming(ways, peer, deque([behind.empty(device)])) for peer in others}
+            for one in self._results.values():
+                one.post()
+        self._ended: set[int] = set()
+        """Ranks that share the last stage, and whose results are over."""
+        self._gone_from = self._gone_to = None
+        if post.source != post.sink and rank in {post.source, post.sink}:
             words = list(torch.zeros(in_flight, 1, dtype=torch.int64, device=device))
-            if post.is_first:
-                self._gone_from = _Incoming(ways, ranks[-1], words[:1])
+            if rank == post.source:
+                self._gone_from = _Incoming(ways, post.sink, deque(words[:1]))
             else:
-                self._gone_to = _Outgoing(ways, ranks[0], words)
+                self._gone_to = _Outgoing(ways, post.source, words)
 
     @property
     def last_action(self) -> RankAction | None:
@@ -160,36 +211,97 @@ class Stream:
         """Begin and end of the last passes, one after the other, by `time.perf_counter_ns`."""
         return self._stamps.in_ns(list(self._taken))
 
-    def run(self, batches: Iterator[Any]) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Passes on all micro-batches, which the first rank takes from `batches`.
+    @property
+    def rows(self) -> list[int]:
+        """Of the last micro-batches, on the source: the first of them took the first route."""
+        forgotten = max(0, self._number) - len(self._rows)
+        return list(self._rows)[-forgotten % len(self._post.routes) :]
 
-        On the last rank, gives what the model returns for each of them.
+    def run(self, batches: Iterator[Any]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Passes on all micro-batches, which the source takes from `batches`.
+
+        On the sink, gives what the model returns for each of them.
         """
         post = self._post
-        for self._number in count():
+        for number in count():
+            host = post.host(post.stage, number)
+            if post.rank not in {host, post.source}:
+                continue
+            self._number = number
             HERE.acts(self)
-            head, held = self._enter(batches) if self._from is None else self._receive(self._from)
+            if post.rank == post.sink:  # before these have left, this one can't enter
+                yield from self._leave(number - self._in_flight + 1)
+            head, held = self._enter(batches) if post.rank == post.source else self._receive(number)
             self.is_cut_short |= head.ends
             if not head.rows:
                 break
+            if host != post.rank:
+                self._give(self._dealt[host], post.cuts[0], head.rows, held)
+                continue
             outputs = self._compute(head.rows, held)
             self.is_cut_short |= _is_asked_to_end()
-            if self._to is not None:
-                named = {value.name: tensor for value, tensor in zip(post.part.gives, outputs, strict=True)}
-                self._give(self._to, head.rows, held | named)
+            if post.is_last and post.rank == post.sink:
+                self._own[number] = tuple(self._kept(outputs, held))
+                yield from self._leave(number + 1)
                 continue
-            if self._gone_to is not None:
-                self._gone_to.send(self._gone_to.place().fill_(int(self.is_cut_short)))
-            outputs = [_apart(tensor, held) for tensor in outputs]
-            HERE.does(f"the time behind micro-batch {self._number}")
-            yield tuple(outputs)
-        if self._to is not None:
-            self._give(self._to, 0, {})
-            self._to.settle()
+            named = {value.name: tensor for value, tensor in zip(post.part.gives, outputs, strict=True)}
+            self._give(self._to[post.behind(number)], post.cuts[post.stage + 1], head.rows, held | named)
+        yield from self._end()
+
+    def _end(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Tells others that no more comes, and hears so from them; on the sink, gives what is left."""
+        post = self._post
+        for cut, channels in ((post.cuts[0], self._dealt), (post.cuts[post.stage + 1], self._to)):
+            for one in channels.values():
+                self._give(one, cut, 0, {})
+                one.settle()
+        ended = post.before(self._number)
+        for peer, incoming in self._from.items():
+            if peer != ended:
+                incoming.take()
+        if post.rank == post.sink:
+            yield from self._leave(None)
         while self._gone_from is not None and self._gone < self._number:
             self._hear(self._gone_from)
         if self._gone_to is not None:
             self._gone_to.settle()
+
+    def _leave(self, end: int | None) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Gives outputs of the micro-batches before `end` that have not left, in order; without it, all there are."""
+        post = self._post
+        layout = post.cuts[-1]
+        while end is None or self._gone < end:
+            host = post.host(post.stage, self._gone)
+            if host in self._ended:
+                break
+            if host != post.rank:
+                packet = self._results[host].take()
+                head = layout.head(packet)
+                self.is_cut_short |= head.ends
+                if not head.rows:
+                    self._ended.add(host)
+                    break
+                held = layout.read(packet, head.rows)
+                outputs = tuple(held[value.name].clone() for value in post.part.gives)
+                self._results[host].post()
+            elif self._gone in self._own:
+                outputs = self._own.pop(self._gone)
+            else:
+                break
+            self._gone += 1
+            if self._gone_to is not None:
+                self._gone_to.send(self._gone_to.place().fill_(int(self.is_cut_short)))
+            HERE.does(f"the time behind micro-batch {self._gone - 1}")
+            yield outputs
+            HERE.acts(self)
+        if end is None:
+            for peer in self._results.keys() - self._ended:
+                self._results[peer].take()
+
+    def _kept(self, outputs: Sequence[torch.Tensor], held: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Outputs with memory of their own, and where other hosts share the stage, of the type that theirs come in."""
+        for value, tensor in zip(self._post.part.gives, outputs, strict=True):
+            yield _apart(tensor.to(value.dtype) if self._results else tensor, held)
 
     def _enter(self, batches: Iterator[Any]) -> tuple[Head, dict[str, torch.Tensor]]:
         """The next micro-batch of the source, once there is room for it."""
@@ -211,7 +323,8 @@ class Stream:
             return Head(0, ends=False), {}
         held = self._checked(given)
         HERE.acts(self)
-        return Head(len(next(iter(held.values()))), ends=False), held
+        self._rows.append(len(next(iter(held.values()))))
+        return Head(self._rows[-1], ends=False), held
 
     def _checked(self, given: object) -> dict[str, torch.Tensor]:
         """A micro-batch as inputs of the model, by name."""
@@ -248,28 +361,29 @@ class Stream:
             held[f"input:{number}"] = one.detach().to(post.device)
         return held
 
-    def _receive(self, source: _Incoming) -> tuple[Head, dict[str, torch.Tensor]]:
-        """The next micro-batch from the stage before; room for the one behind it is made before this one runs."""
-        cut, packet = self._post.cuts[self._post.stage - 1], source.take()
+    def _receive(self, number: int) -> tuple[Head, dict[str, torch.Tensor]]:
+        """A micro-batch from the stage before; room for the one behind it is made before this one runs."""
+        post = self._post
+        cut, packet = post.cuts[post.stage], self._from[post.before(number)].take()
         head = cut.head(packet)
-        if head.rows and not self._post.lock_step:
-            source.post()
+        if head.rows and not post.lock_step:
+            following = next(one for one in count(number + 1) if post.host(post.stage, one) == post.rank)
+            self._from[post.before(following)].post()
         return head, cut.read(packet, head.rows) if head.rows else {}
 
     def _compute(self, rows: int, held: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         """What the stage's layers make of a micro-batch."""
         part, stamp = self._post.part, self._stamps.take
-        self.rows.append(rows)
         self._taken.append(stamp())
         with torch.no_grad(), self._post.autocast():
             made = part(*(held[value.name] for value in part.takes), rows=rows)
         self._taken.append(stamp())
         return list(made)
 
-    def _give(self, to: _Outgoing, rows: int, tensors: dict[str, torch.Tensor]) -> None:
+    def _give(self, to: _Outgoing, cut: Layout, rows: int, tensors: dict[str, torch.Tensor]) -> None:
         """Hands a micro-batch on, or the end; in lock step, waits until it is taken."""
         packet = to.place()
-        self._post.cuts[self._post.stage].write(packet, Head(rows, self.is_cut_short), tensors)
+        cut.write(packet, Head(rows, self.is_cut_short), tensors)
         to.send(packet)
         if self._post.lock_step:
             to.settle()

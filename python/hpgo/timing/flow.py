@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_is, number, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
 from hpgo.programs.program import Program
+from hpgo.programs.turns import hosts_of, routes_of
 from hpgo.timing.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -66,13 +69,19 @@ class Flow(Record):
         return taken_s[math.ceil(share * len(taken_s)) - 1]
 
 
-def flow_of(timeline: Timeline, samples: Sequence[int]) -> Flow:
-    """The flow that a timeline of forward passes shows; `samples` are those of its micro-batches."""
+def flow_of(timeline: Timeline, samples: Sequence[int], *, routes: int = 1) -> Flow:
+    """The flow that a timeline of forward passes shows; `samples` are those of its micro-batches.
+
+    With several `routes`, micro-batches take one after the other, and each route is a chain of the timeline.
+    """
     check_is("the timeline", timeline, Timeline, "give one of forward passes alone")
-    first, last = timeline.stage == 0, timeline.stage == timeline.stages - 1
+    length = timeline.stages // routes
+    first, last = timeline.stage % length == 0, timeline.stage % length == length - 1
     enter_s = dict(zip(timeline.micro_batch[first].tolist(), timeline.start_s[first].tolist(), strict=True))
     leave_s = dict(zip(timeline.micro_batch[last].tolist(), timeline.end_s[last].tolist(), strict=True))
-    order = sorted(enter_s)
+    begins = accumulate((len(range(route, len(enter_s), routes)) for route in range(routes)), initial=0)
+    firsts = list(begins)
+    order = [firsts[number % routes] + number // routes for number in range(len(enter_s))]
     return Flow(tuple(samples), tuple(enter_s[at] for at in order), tuple(leave_s[at] for at in order))
 
 
@@ -85,8 +94,8 @@ def steps_together(program: Program) -> bool:
 def room_of(program: Program, in_flight: int | None = None) -> int:
     """How many micro-batches may have entered and not left: `in_flight`, or fewer.
 
-    A pipeline has room for one in each stage, and between two stages for one that is sent and one that waits, unless
-    all stages step together. `sequential` is one after the other.
+    A pipeline has room for one on each host, and between two hosts for one that is sent and one that waits, unless all
+    stages step together. `sequential` is one after the other.
 
     >>> import hpgo
     >>> def of(name):
@@ -96,8 +105,15 @@ def room_of(program: Program, in_flight: int | None = None) -> int:
     >>> room_of(of("forward_only")), room_of(of("forward_only"), 5), room_of(of("staggered")), room_of(of("sequential"))
     (7, 5, 3, 1)
     """
-    stages = len(program.stages)
-    room = stages if steps_together(program) else 1 if program.schedule.name == "sequential" else 3 * stages - 2
+    counts = [len(hosts) for hosts in hosts_of(routes_of(program))]
+    if steps_together(program):
+        room = len(counts)
+    elif program.schedule.name == "sequential":
+        room = 1
+    else:
+        cuts = sum(math.lcm(before, behind) + behind for before, behind in pairwise(counts))
+        # Inputs of the first stage's other hosts come by way of its first, and so leave the outputs of the last one's.
+        room = sum(counts) + cuts + 2 * (counts[0] - 1) + 2 * (counts[-1] - 1)
     return room if in_flight is None else min(room, whole("in_flight", in_flight))
 
 
@@ -120,29 +136,36 @@ def predicted_flow(program: Program, samples: Sequence[int], *, in_flight: int |
     from hpgo.timing.simulation import columns_of
 
     columns, stages = columns_of(program.schedule, program.costs), len(program.stages)
-    lock_step, most = steps_together(program), room_of(program, in_flight)
+    lock_step, most, routes = steps_together(program), room_of(program, in_flight), routes_of(program)
     passes_s = [columns.compute_s[stage::stages, 0].tolist() for stage in range(stages)]
-    links_s = [tuple(columns.activation_s[stage].tolist()) for stage in range(stages - 1)]
-    free_s, posted_s, sent_s = [0.0] * stages, [0.0] * stages, [0.0] * stages
+    links_s = [tuple(columns.activation_s[stage].tolist()) for stage in range(stages)]
+    free_s: defaultdict[int, float] = defaultdict(float)  # by host
+    posted_s: defaultdict[int, float] = defaultdict(float)
+    sent_s: defaultdict[tuple[int, int], float] = defaultdict(float)  # by the hosts of a link
+    source = routes[-1][0]
     enter_s: list[float] = []
     leave_s: list[float] = []
+    left_s: list[float] = []
     for micro_batch in range(len(samples)):
-        there_s = leave_s[micro_batch - most] if micro_batch >= most else 0.0
-        for stage in range(stages):
-            begin_s = max(there_s, free_s[stage])
-            times_s = passes_s[stage]
+        chain = micro_batch % len(routes)
+        there_s = max(free_s[source], left_s[micro_batch - most] if micro_batch >= most else 0.0)
+        route = routes[chain]
+        for at, (host, behind) in enumerate(zip(route, (*route[1:], None), strict=True)):
+            begin_s = max(there_s, free_s[host])
+            times_s = passes_s[chain * len(route) + at]
             end_s = begin_s + times_s[micro_batch % len(times_s)]
-            if stage == 0:
+            if at == 0:
                 enter_s.append(begin_s)
-            posted_s[stage] = begin_s  # the receive of the next one, into the room that this one has left
-            free_s[stage] = end_s
-            if stage == stages - 1:
+            posted_s[host] = begin_s  # the receive of the next one, into the room that this one has left
+            free_s[host] = end_s
+            if behind is None:
                 leave_s.append(end_s)
+                left_s.append(max(end_s, left_s[-1] if left_s else 0.0))
                 continue
-            busy_s, latency_s = links_s[stage]
-            room_s = free_s[stage + 1] if lock_step else posted_s[stage + 1]
-            given_s = max(end_s, sent_s[stage])
-            sent_s[stage] = max(given_s, room_s) + busy_s
-            there_s = sent_s[stage] + latency_s
-            free_s[stage] = sent_s[stage] if lock_step else given_s
+            busy_s, latency_s = links_s[chain * len(route) + at]
+            room_s = free_s[behind] if lock_step else posted_s[behind]
+            given_s = max(end_s, sent_s[host, behind])
+            sent_s[host, behind] = max(given_s, room_s) + busy_s
+            there_s = sent_s[host, behind] + latency_s
+            free_s[host] = sent_s[host, behind] if lock_step else given_s
     return Flow(tuple(samples), tuple(enter_s), tuple(leave_s))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import check_is, check_text
+from hpgo.base.checks import check_is, check_text, whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_yaml
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
 from hpgo.programs.costs import Costs
-from hpgo.programs.orders import schedule
 from hpgo.programs.program import program
 from hpgo.programs.stages import Crossing
+from hpgo.programs.turns import along, routes_through
 
 if TYPE_CHECKING:
     import os
@@ -176,8 +177,8 @@ class ChainPlan(Record):
     def program(self, *, batches: int) -> Program:
         """Forward passes of so many batches through the stages, one after the other; device d is the d-th host used.
 
-        Raises ArgumentError if hosts share a stage: they take turns batch by batch, and replicas of a program split
-        each batch; and for a model of no layers.
+        Hosts that share a stage take turns batch by batch: each way that batches take is a chain of the program.
+        Raises ArgumentError for a model of no layers.
 
         >>> import hpgo
         >>> toy = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1, 2], backward_s=[0, 0],
@@ -186,28 +187,27 @@ class ChainPlan(Record):
         >>> hpgo.partition(toy, pair).program(batches=3).for_rank(1).stages[0].layers
         ('2',)
         """
-        for number, stage in enumerate(self.stages, 1):
-            if len(stage.hosts) > 1:
-                raise ArgumentError(
-                    f"stage {number} runs on {len(stage.hosts)} hosts that take turns, but replicas split each batch",
-                    "leave `max_replicas` at 1",
-                )
         if not self.stages:
             raise ArgumentError("the model has no layers, so nothing runs", "partition a model with layers")
-        orders = schedule("forward_only", ranks=len(self.stages), micro_batches=batches)
+        counts = [len(stage.hosts) for stage in self.stages]
+        orders = along(routes_through(counts), whole("batches", batches))
+        routes = routes_through(counts)[: len(orders.micro_batches)]
         layers = [tuple(str(layer) for layer in range(stage.first, stage.last + 1)) for stage in self.stages]
         hops = self.hops[1:-1]
+        # A hop keeps up as many batches at once as there are ports on its narrower side.
+        busy_s = [hop.interval_s * min(pair) for hop, pair in zip(hops, pairwise(counts), strict=False)]
+        crossings = [[Crossing(ids[-1], hop.bytes)] for ids, hop in zip(layers, hops, strict=False)]
         return program(
             orders,
-            [(ids, [device]) for device, ids in enumerate(layers)],
+            [(ids, [host]) for route in routes for ids, host in zip(layers, route, strict=True)],
             micro_batch_size=self.batch_size,
             global_batch_size=self.batch_size * orders.total_micro_batches,
-            machines=(1,) * len(self.stages),
-            crossings=[[Crossing(ids[-1], hop.bytes)] for ids, hop in zip(layers, hops, strict=False)],
+            machines=(1,) * sum(counts),
+            crossings=[*crossings, []] * len(routes),
             costs=Costs(
                 forward_s=tuple(stage.compute_s for stage in self.stages),
-                transfer_s=tuple(hop.interval_s for hop in hops),
-                latency_s=tuple(hop.seconds - hop.interval_s for hop in hops),
+                transfer_s=tuple(busy_s),
+                latency_s=tuple(max(0.0, hop.seconds - one_s) for hop, one_s in zip(hops, busy_s, strict=False)),
             ),
         )
 
