@@ -324,6 +324,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Plan.timeline": (PLAN.timeline, {}),
             "Plan.for_rank": (PLAN.for_rank, {"rank": 0}),
             "Plan.reprice": (PLAN.reprice, {"profile": PROFILE, "cluster": CLUSTER}),
+            "Plan.replan": (PLAN.replan, {"devices": 2}),
             "Plan.alternative": (PLAN.alternative, {"name": "data parallelism"}),
             "Plan.to_json": (PLAN.to_json, {"embed": True}),
             "Plan.from_json": (hpgo.Plan.from_json, {"text": PLAN.to_json(), "source": "x"}),

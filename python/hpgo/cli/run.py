@@ -18,7 +18,9 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError, RunError
 from hpgo.base.units import format_bytes, format_seconds
+from hpgo.cli import elastic as elastic_runs
 from hpgo.cli.compared import compared, percent
+from hpgo.cli.losses import losses_to
 from hpgo.cli.questions import SECONDS
 from hpgo.cli.ranks import take_part
 from hpgo.cli.terminal import clear_line, passing_lines, say, table
@@ -64,6 +66,7 @@ class _Run:
     dtype: str | None
     as_json: bool
     timeline: str | None
+    losses: str | None
     checkpoint: str | None
     every: int | None
     keep: int
@@ -121,12 +124,14 @@ class _Run:
 )
 @click.option("--find-nan", is_flag=True, help="Slowly: tell the layer that makes the first number which is none.")
 @click.option("--timeline", metavar="FILE", help="Keep what was measured: .timeline.json or .npz, for `hpgo draw`.")
+@click.option("--losses", metavar="FILE", help="Add a line of JSON for each step: its number, loss and time.")
 @click.option("--checkpoint", metavar="FOLDER", help="Save there what was learnt, at least at the end.")
 @click.option("--every", type=click.IntRange(1), metavar="N", help="Save after every so many steps, too.")
 @click.option(
     "--keep", type=click.IntRange(1), default=3, show_default=True, metavar="N", help="How many checkpoints stay."
 )
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in FOLDER, if there is one.")
+@click.option("--elastic", is_flag=True, help="Under torchrun: plan again for the machines that are left, and resume.")
 @click.option("--json", "as_json", is_flag=True, help="Losses and times as one object, for machines.")
 def command(
     *,
@@ -143,11 +148,13 @@ def command(
     silence_s: float | None,
     grace_s: float,
     timeline: str | None,
+    losses: str | None,
     as_json: bool,
     checkpoint: str | None,
     every: int | None,
     keep: int,
     resume: bool,
+    elastic: bool,
     inference: bool,
     quantize: str | None,
     micro_batches: int | None,
@@ -165,6 +172,9 @@ def command(
 
     With `--inference`, PLAN.json is one of `hpgo partition --json`, or a program of forward passes alone.
 
+    With `--elastic`, torchrun may start the ranks again with fewer machines than PLAN.json is for: they plan again, and
+    go on from the newest checkpoint.
+
     \b
     Examples:
       hpgo run plan.json --workload vgg-19 --steps 20
@@ -172,6 +182,7 @@ def command(
       hpgo run plan.json --workload gpt:layers=4 --dtype float64 --json
       hpgo run plan.json --workload vgg-19 --timeline measured.timeline.json
       hpgo run plan.json --workload gpt:layers=4 --checkpoint saved --resume
+      hpgo run plan.json --workload vgg-19 --elastic --checkpoint saved --every 9
       hpgo run plan.json --emulate --scale 10
       hpgo run chain.json --inference --workload vit --data my_model:images
     """
@@ -182,8 +193,11 @@ def command(
     from hpgo import runtime
 
     runtime.check_torch()
+    from hpgo.runtime.meeting import is_launched
     from hpgo.runtime.watch import Limits
 
+    if elastic:
+        elastic_runs.check(checkpoint=checkpoint, every=every, launched=is_launched())
     if silence_s is None:
         silence_s = _EMULATED_SILENCE_S if emulate else _SILENCE_S
     limits = Limits(timeout_s, silence_s, grace_s)
@@ -200,10 +214,11 @@ def command(
         dtype,
         as_json,
         timeline,
+        losses,
         checkpoint,
         every,
         keep,
-        resume,
+        resume or elastic,
         inference,
         _bits(quantize),
         micro_batches,
@@ -219,17 +234,20 @@ def command(
             f"there is no folder `{Path(timeline).parent}` to write `{timeline}` in",
             "name a file in a folder that exists",
         )
-    from hpgo.runtime.meeting import is_launched
     from hpgo.runtime.notice import Preempted
 
     try:
-        if is_launched():
+        if elastic:
+            take_part(limits, lambda: _train_again(run))
+        elif is_launched():
             take_part(limits, lambda: _work(run, _read(run)))
         else:
             _start(run, limits)
     except Preempted as end:
         saved = f"`--resume` goes on from {checkpoint}" if checkpoint else "nothing is saved without `--checkpoint`"
-        if inference:
+        if elastic:
+            saved = f"whoever is started again goes on from {checkpoint}"
+        elif inference:
             saved = "all micro-batches that had entered have left"
         if os.environ.get("RANK", "0") == "0":
             say("preempted", end.why or saved)
@@ -380,8 +398,20 @@ def _infer(run: _Run, plan: Plan | ChainPlan | Program) -> None:
     )
 
 
-def _train(run: _Run, plan: Plan | Program) -> None:
-    """One rank's part; rank 0 prints."""
+def _train_again(run: _Run) -> None:
+    """One rank's part, of as many as there are now."""
+    from hpgo.runtime.elastic import settle
+    from hpgo.runtime.meeting import place
+
+    settled = settle(run.file, run.options["timeout_s"])
+    if place()[0] == 0 and not run.as_json:
+        click.echo(elastic_runs.told(run.file, settled))
+    with elastic_runs.asked_by_its_own():
+        _train(run, settled.plan, elastic_runs.document(settled))
+
+
+def _train(run: _Run, plan: Plan | Program, said: dict[str, Any] | None = None) -> None:
+    """One rank's part; rank 0 prints, and begins JSON with what was `said` before."""
     from hpgo.runtime import Pipeline
     from hpgo.runtime.optimizer import optimizer_of
 
@@ -391,7 +421,7 @@ def _train(run: _Run, plan: Plan | Program) -> None:
         talks = pipeline.rank == 0
         if run.resume and _resume(run, pipeline, talks=talks and not run.as_json):
             if talks and run.as_json:
-                nothing = {"steps_before": pipeline.steps, "losses": []}
+                nothing = {**(said or {}), "steps_before": pipeline.steps, "losses": []}
                 _conclude(run, nothing, [], _beside(_program(plan), predicted, None))
             return
         batches = _batches(run, pipeline)
@@ -399,7 +429,10 @@ def _train(run: _Run, plan: Plan | Program) -> None:
         steps_s: list[float] = []
         done = pipeline.steps
         _save(run, pipeline)  # nothing yet, but a folder that can't be written to is told now
-        with passing_lines() if talks and not run.as_json else nullcontext() as tell:
+        with (
+            passing_lines() if talks and not run.as_json else nullcontext() as tell,
+            losses_to(run.losses, pipeline.program.world_size) if talks and run.losses else nullcontext() as add,
+        ):
             for step in range(done + 1, run.steps + 1):
                 inputs, targets = next(batches)
                 begin_s = time.perf_counter()
@@ -411,6 +444,8 @@ def _train(run: _Run, plan: Plan | Program) -> None:
                         f"the loss of step {step} is {loss}",
                         "try a smaller learning rate or `--clip-norm`; `--find-nan` tells the layer it comes from",
                     )
+                if add is not None:
+                    add(step, loss, steps_s[-1])
                 if tell is not None:
                     tell(_line(step, loss, steps_s[-1], plan.global_batch_size, predicted))
                 _save(run, pipeline)
@@ -418,7 +453,7 @@ def _train(run: _Run, plan: Plan | Program) -> None:
     if talks:
         if run.timeline is not None:
             measured.save(run.timeline)
-        done_here = {"steps_before": done, "losses": losses}
+        done_here = {**(said or {}), "steps_before": done, "losses": losses}
         _conclude(run, done_here, steps_s, _beside(_program(plan), predicted, measured))
 
 

@@ -380,6 +380,23 @@ class Plan(Record):
 
         return reprice(self, profile, cluster)
 
+    def replan(self, devices: int) -> Plan:
+        """The best plan on the first `devices` devices of the cluster, for the same profile, batch and schedule.
+
+        The size of micro-batches is chosen anew, and whether to recompute. Raises ArgumentError for a plan that was
+        saved without profile and cluster, ClusterError if the cluster has fewer devices, InfeasibleError if no plan
+        fits them.
+
+        >>> import hpgo
+        >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+        >>> fewer = plan.replan(8)
+        >>> fewer.cluster_devices, fewer.global_batch_size
+        (8, 64)
+        """
+        from hpgo.planning.again import replan  # it makes plans
+
+        return replan(self, devices)
+
     def alternative(self, name: str) -> Plan:
         """The plan of the alternative or the compared schedule of this name, as a plan of its own.
 

@@ -1,0 +1,35 @@
+"""Plans again for fewer devices: the question that a plan answers, asked of the first part of its cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpgo.planning import planner
+from hpgo.planning.files import known_source
+
+if TYPE_CHECKING:
+    from hpgo.planning.plans import Plan
+
+
+def replan(plan: Plan, devices: int) -> Plan:
+    """The best plan on the first `devices` devices, as `Plan.replan` describes it."""
+    assumed = plan.assumed
+    profile = known_source("profile", plan.profile, assumed.profile, None)
+    cluster = known_source("cluster", plan.cluster, assumed.cluster, None)
+    options: dict[str, Any] = {"schedule": "auto" if plan.schedules else plan.schedule}
+    if plan.restriction is not None:  # who runs it says under which schedule
+        version = plan.restriction.version
+        options = {"launcher": plan.restriction.launcher + (f"@{version}" if version else "")}
+    return planner.plan(
+        profile,
+        cluster.first(devices),
+        global_batch_size=plan.global_batch_size,
+        min_micro_batch_size=assumed.smallest_share,
+        recompute="auto",  # fewer devices have less memory
+        equal_shares=assumed.equal_shares,
+        overlap=assumed.overlap,
+        memory=assumed.memory,
+        count_loading=assumed.count_loading,
+        tie=None if plan.tie is None else plan.tie.within,
+        **options,
+    )
