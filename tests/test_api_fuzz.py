@@ -142,6 +142,7 @@ SHAPE = {"layers": 2, "hidden": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "ff
 TRANSFORMER = hpgo.Transformer(**SHAPE)
 GPUS = hpgo.Cluster.preset("h100:1")
 PRICE = hpgo.price(TRANSFORMER, GPUS, global_batch_size=8, seq=64)
+WAYS = hpgo.choose_way(TRANSFORMER, GPUS.first(1), global_batch_size=2, seq=64)
 CLUSTER = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=10, inter_gbit_s=10)
 PLAN = hpgo.plan(PROFILE, CLUSTER, global_batch_size=4)
 CHAIN = hpgo.partition(PROFILE, CLUSTER)
@@ -207,7 +208,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         TIMELINE.measures, hpgo.MemoryModel(), hpgo.Layout(("Et", "tL")), hpgo.Durations((1.0,), (1.0,), (1.0,)),
         hpgo.StageBytes(), JOB, JOB.nodes[0], export.TARGETS[0], export.Place("a", "b"), plans.Digest("0"),
         plans.Tie(0.1, 1.0, 1.0), plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1),
-        PRICE, PRICE.way, PRICE.stages[0],
+        PRICE, PRICE.way, PRICE.stages[0], WAYS,
         hpgo.ScheduleChoice("zb", 1.0, 1.0, 0.0, 2, 1, 1, True, "", None),
     ]  # fmt: skip
     compat = [model, model.layers[0], devices, conductor, conductor.res[0], HPGO.columns(
@@ -252,6 +253,11 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                  "vpp": 1, "cp": 1, "zero": 1, "micro_batch_size": 1, "recompute": "full", "recompute_layers": 1,
                  "sequence_parallel": False, "precision": "bf16", "flash": True, "fused": True, "overlap": True,
                  "devices": 8},
+            ),
+            "choose_way": (
+                hpgo.choose_way,
+                {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 2, "seq": 64, "precision": "bf16",
+                 "devices": 1, "reserved_bytes": 1e9, "top": 2},
             ),
             "Way.micro_batches": (PRICE.way.micro_batches, {"global_batch_size": 8}),
             "Way.named": (PRICE.way.named, {}),

@@ -133,10 +133,12 @@ def test_no_module_hides_a_public_function() -> None:
         "hpgo.simulate(hpgo.schedule('1f1b', ranks=2, micro_batches=4))\n"
         "orders = hpgo.schedule('1f1b', ranks=2, micro_batches=2)\n"
         "hpgo.program(orders, [(['a'], [0]), (['b'], [1])], micro_batch_size=1, global_batch_size=2)\n"
+        "hpgo.choose_way('llama-3-8b', hpgo.Cluster.preset('h100:1'), global_batch_size=8, seq=4096, devices=2)\n"
         "hpgo.price('llama-3-8b', hpgo.Cluster.preset('h100'), global_batch_size=16, seq=4096)\n"
         "with contextlib.suppress(hpgo.HpgoError):\n"  # there is no such file, and perhaps not the package
         "    hpgo.estimate('absent.onnx', device='a100')\n"
-        "called = {'plan', 'evaluate', 'calibrate', 'exhaustive', 'estimate', 'read_profile', 'write_profile',"
+        "called = {'plan', 'evaluate', 'calibrate', 'choose_way',"
+        " 'exhaustive', 'estimate', 'read_profile', 'write_profile',"
         " 'schedules', 'schedule', 'simulate', 'partition', 'partition_files', 'price', 'program'}\n"
         "functions = {name for name in hpgo.__all__ if inspect.isfunction(getattr(hpgo, name))}\n"
         "assert functions == called, functions ^ called\n"

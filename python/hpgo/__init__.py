@@ -41,6 +41,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.planning.chain.search import partition_files as partition_files
     from hpgo.planning.configured import Price as Price
     from hpgo.planning.configured import price as price
+    from hpgo.planning.grid import WayChoice as WayChoice
+    from hpgo.planning.grid import choose_way as choose_way
     from hpgo.planning.planner import evaluate as evaluate
     from hpgo.planning.planner import exhaustive as exhaustive
     from hpgo.planning.planner import plan as plan
@@ -101,7 +103,9 @@ _PUBLIC: dict[str, str] = {
     "Timeline": "hpgo.timing.timeline",
     "Transformer": "hpgo.model.transformer",
     "Way": "hpgo.ways.way",
+    "WayChoice": "hpgo.planning.grid",
     "calibrate": "hpgo.planning.calibration",
+    "choose_way": "hpgo.planning.grid",
     "estimate": "hpgo.model.estimate",
     "evaluate": "hpgo.planning.planner",
     "exhaustive": "hpgo.planning.planner",

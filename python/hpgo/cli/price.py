@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,6 @@ from hpgo.cli.terminal import say
 
 if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
-    from hpgo.planning.configured import Price
 
 _DEGREE = click.IntRange(min=1)
 
@@ -76,7 +74,7 @@ def command(
     """
     from hpgo.model.formats import write_profile
     from hpgo.planning.configured import price, profile_of
-    from hpgo.show.price_report import lines
+    from hpgo.show.price_report import document, lines
 
     where = _cluster(cluster, adapter_gbit_s)
     with as_options():
@@ -91,7 +89,7 @@ def command(
         )
         if output is not None:
             write_profile(profile_of(found, model, where), output)
-    click.echo(json_text(_document(found)) if as_json else "\n".join(lines(found)))
+    click.echo(json_text(document(found)) if as_json else "\n".join(lines(found)))
     if not found.fits:
         say("warning", "it does not fit: raise a degree, or --zero, or compute anew with --recompute")
 
@@ -100,14 +98,3 @@ def _cluster(name: str, adapter_gbit_s: float | None) -> Cluster:
     from hpgo.machine.cluster import Cluster
 
     return Cluster.read(name) if adapter_gbit_s is None else Cluster.preset(name, adapter_gbit_s=adapter_gbit_s)
-
-
-def _document(price: Price) -> dict[str, object]:
-    """All fields, and what follows from them."""
-    held = asdict(price)
-    held["seconds"] = dict(price.seconds)
-    for kept, stage in zip(held["stages"], price.stages, strict=True):
-        kept["memory_bytes"] = dict(stage.memory_bytes)
-        kept["peak_bytes"] = stage.peak_bytes
-    follows = ("micro_batches", "tokens_per_s_per_gpu", "utilisation", "fits", "missing_bytes")
-    return held | {name: getattr(price, name) for name in follows}

@@ -235,16 +235,26 @@ def stages_of(
     model: Transformer, cluster: Cluster, way: Way, *, global_batch_size: int, seq: int, constants: Constants
 ) -> Stages:
     """The stages of a way that was looked at. Raises what `price` does."""
-    if model.experts or model.latent is not None:
-        what = counted(model.experts, "expert") if model.experts else "latent attention"
-        raise ArgumentError(
-            f"`{model.name}` has {what}, and there are no terms for that", "docs/cost-terms.md says what is priced"
-        )
+    check_priced(model)
     gpus = Gpus.of(cluster, way.precision)
     check_degrees(model, way, seq=seq)
     way = replace(way, data=data_degree(way, gpus.count))
     check_batch(way, global_batch_size)
     return Stages(Site(model, way, gpus, constants, seq), way.micro_batches(global_batch_size))
+
+
+def check_priced(model: Transformer) -> None:
+    """Raises ArgumentError for a transformer that there are no terms for."""
+    if model.experts or model.latent is not None:
+        what = counted(model.experts, "expert") if model.experts else "latent attention"
+        raise ArgumentError(
+            f"`{model.name}` has {what}, and there are no terms for that", "docs/cost-terms.md says what is priced"
+        )
+
+
+def fullest_bytes(stages: Stages) -> float:
+    """Of the GPU that holds most."""
+    return max(sum(stage_memory(stages.site, _part(stages, rank)).values()) for rank in range(stages.site.way.pipeline))
 
 
 def _step_s(stages: Stages) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hpgo.base.tables import plain
@@ -11,6 +12,7 @@ from hpgo.base.wording import counted, printable
 
 if TYPE_CHECKING:
     from hpgo.planning.configured import Price, StagePrice
+    from hpgo.planning.grid import WayChoice
 
 WIDTH = 80
 _SMALL = 5e-4
@@ -66,6 +68,37 @@ def lines(price: Price) -> list[str]:
         "Memory is in GB, of each GPU. MFU counts what the model asks for: nothing",
         "that is computed anew, and no scores that are masked.",
     ]
+
+
+def listed(choice: WayChoice) -> list[str]:
+    """The quickest ways, one a line, and how many there were."""
+    rows = [
+        (
+            place,
+            format_seconds(one.step_s),
+            f"+{100 * (one.step_s / choice.best.step_s - 1):.1f} %",
+            f"{max(stage.peak_bytes for stage in one.stages) / 1e9:.1f} GB",
+            one.way.named(),
+        )
+        for place, one in enumerate(choice.prices, start=1)
+    ]
+    said = (
+        f"{choice.ways:,} ways were bounded, {choice.simulated:,} simulated: none that fits is quicker by these terms."
+        " Which is quicker in fact, they tell of ways that lie further apart than their error: docs/accuracy.md has it"
+        " by platform."
+    )
+    return [*plain(["", "step", "longer", "memory", "way"], rows), "", *textwrap.wrap(said, WIDTH)]
+
+
+def document(price: Price) -> dict[str, object]:
+    """All fields for JSON, and what follows from them."""
+    held = asdict(price)
+    held["seconds"] = dict(price.seconds)
+    for kept, stage in zip(held["stages"], price.stages, strict=True):
+        kept["memory_bytes"] = dict(stage.memory_bytes)
+        kept["peak_bytes"] = stage.peak_bytes
+    follows = ("micro_batches", "tokens_per_s_per_gpu", "utilisation", "fits", "missing_bytes")
+    return held | {name: getattr(price, name) for name in follows}
 
 
 def _size(size_bytes: float) -> str:
