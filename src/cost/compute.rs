@@ -343,6 +343,15 @@ impl Model {
         self.nesting.sums_below(each)
     }
 
+    /// How many layers are below a cut.
+    #[must_use]
+    pub fn layers_below(&self, cut: usize) -> usize {
+        match &self.nesting {
+            Nesting::Row { below, .. } => below[cut] as usize,
+            Nesting::Listed { below, .. } => below[cut].len(),
+        }
+    }
+
     /// Layers between two nested cuts as positions in topological order, last first.
     #[must_use]
     pub fn layers_between(&self, begin: usize, end: usize) -> Descending<'_> {

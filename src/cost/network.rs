@@ -122,7 +122,12 @@ impl Cluster {
         let receivers: u32 = on_machine.iter().map(|&(_, receivers)| receivers).sum();
         let mut inside: f64 = 0.0;
         let mut between: f64 = 0.0;
+        let mut last = (0, 0);
         for &(here, there) in on_machine {
+            if (here, there) == last {
+                continue; // machines alike often stand side by side
+            }
+            last = (here, there);
             let sent = f64::from(here) / f64::from(senders);
             let received = f64::from(there) / f64::from(receivers);
             between = between.max(sent * (1.0 - received)).max(received * (1.0 - sent));

@@ -23,6 +23,8 @@ pub(super) struct Known {
     pub is_done: bool,
     /// The least threshold below which tables of stages in front leave plans, if any did.
     open_s: Option<f64>,
+    /// Whether the last of them took little.
+    is_tabled_soon: bool,
     /// How far above the bound the next pass looks, if one has.
     rise_s: Option<f64>,
     /// How many passes took too much.
@@ -40,8 +42,13 @@ const NEARER: f64 = 0.4;
 
 /// Tables go on until they say so nearly, as a part of the threshold, where they begin to leave plans.
 const TABLED: f64 = 0.01;
-/// How far above that the first pass looks; each next one twice as far as the one before.
+/// They take little if so many times that is less than the allowance.
+const SOON: u64 = 20;
+/// How far above that the first pass looks; each next one twice as far as the one before if that took so small a part of
+/// what a pass may take, and half as far if it took so large a part.
 const FIRST_RISE: f64 = 0.02;
+const LITTLE: f64 = 0.02;
+const MUCH: f64 = 0.1;
 
 /// What raising the bounds took.
 #[derive(Debug, Clone, Copy, Default)]
@@ -58,10 +65,14 @@ pub(super) fn raise(
     control: &Control,
 ) -> Spent {
     let mut spent = Spent::default();
-    sizes.par_iter_mut().filter(|(_, known)| known.bound_s <= 0.0).for_each(|(suffixes, known)| {
-        let first_s = prefixes::least_step_s(&suffixes.task, suffixes.links(true), step_s, control);
-        known.bound_s = known.bound_s.max(first_s.min(step_s));
-    });
+    let unknown = sizes.par_iter_mut().filter(|(_, known)| known.bound_s <= 0.0);
+    spent.work += (unknown)
+        .map(|(suffixes, known)| {
+            let (first_s, work) = prefixes::least_step_s(&suffixes.task, suffixes.links(true), step_s, control);
+            known.bound_s = known.bound_s.max(first_s.min(step_s));
+            work
+        })
+        .sum::<u64>();
     // What took too much of another allowance may not take too much of this one.
     for (_, known) in sizes.iter_mut().filter(|(_, known)| known.failed > 0) {
         **known = Known { bound_s: known.bound_s, open_s: known.open_s, ..Known::default() };
@@ -83,7 +94,16 @@ pub(super) fn raise(
         let count = sizes.iter().filter(|(_, known)| is_open(known)).count() as u64;
         let effort = effort.shared_out(spent.labels, spent.work, count);
         let open = sizes.par_iter_mut().filter(|(_, known)| is_open(known));
-        let found: Vec<Spent> = open.map(|(suffixes, known)| one(suffixes, known, limit_s, effort, control)).collect();
+        let found: Vec<Spent> = open
+            .map(|(suffixes, known)| {
+                let open_s = known.open_s.unwrap_or(f64::INFINITY);
+                if most_s.is_finite() && open_s > known.bound_s + TABLED * limit_s {
+                    tabled(suffixes, known, (limit_s, most_s), effort, control)
+                } else {
+                    passed(suffixes, known, limit_s, effort, control)
+                }
+            })
+            .collect();
         for each in found {
             spent.labels += each.labels;
             spent.work += each.work;
@@ -91,19 +111,29 @@ pub(super) fn raise(
     }
 }
 
-/// What tables, or one pass, say of one size.
-fn one(suffixes: &mut Suffixes<'_>, known: &mut Known, limit_s: f64, effort: Effort, control: &Control) -> Spent {
-    let open_s = known.open_s.unwrap_or(f64::INFINITY);
-    if limit_s.is_finite() && open_s > known.bound_s + TABLED * limit_s {
-        // Halfway to where plans are left, or as far as anybody asks.
-        let limit_s = limit_s.min(known.bound_s.midpoint(open_s));
-        let (least_s, work) = prefixes::tabled_s(&suffixes.task, suffixes.links(true), limit_s, control);
-        if least_s < limit_s {
-            known.open_s = Some(limit_s);
-        }
-        known.bound_s = known.bound_s.max(least_s.min(limit_s));
-        return Spent { labels: 0, work };
+/// What tables say of one size below a threshold; once it is known that they take little, below `most_s`, which closes many
+/// a size at once.
+fn tabled(
+    suffixes: &Suffixes<'_>,
+    known: &mut Known,
+    (limit_s, most_s): (f64, f64),
+    effort: Effort,
+    control: &Control,
+) -> Spent {
+    let most_s = if known.is_tabled_soon { most_s } else { limit_s };
+    // Halfway to where plans are left, or as far as anybody asks.
+    let limit_s = known.open_s.map_or(most_s, |open_s| most_s.min(known.bound_s.midpoint(open_s)));
+    let (least_s, work) = prefixes::tabled_s(&suffixes.task, suffixes.links(true), limit_s, control);
+    if least_s < limit_s {
+        known.open_s = Some(limit_s);
     }
+    known.bound_s = known.bound_s.max(least_s.min(limit_s));
+    known.is_tabled_soon = SOON * work < effort.work;
+    Spent { labels: 0, work }
+}
+
+/// What one pass says of one size.
+fn passed(suffixes: &mut Suffixes<'_>, known: &mut Known, limit_s: f64, effort: Effort, control: &Control) -> Spent {
     let rise_s = known.rise_s.unwrap_or(FIRST_RISE * known.bound_s);
     let limit_s = limit_s.min(known.bound_s + rise_s);
     let nearer_s = known.failed_s.map(|failed_s| known.bound_s + NEARER * (failed_s - known.bound_s));
@@ -121,7 +151,18 @@ fn one(suffixes: &mut Suffixes<'_>, known: &mut Known, limit_s: f64, effort: Eff
     } else {
         let is_close = known.failed_s.is_some_and(|failed_s| failed_s < (1.0 + CLOSE) * known.bound_s);
         known.is_done = shortest_s < limit_s || is_close;
-        known.rise_s = Some(2.0 * rise_s);
+        // The higher a threshold, the more a pass takes, and soon much more.
+        let part = work as f64 / effort.work_of_pass as f64;
+        known.rise_s = Some(
+            rise_s
+                * if part < LITTLE {
+                    2.0
+                } else if part < MUCH {
+                    1.0
+                } else {
+                    0.5
+                },
+        );
     }
     Spent { labels, work }
 }

@@ -116,12 +116,13 @@ fn climb(
     let mut best = start;
     loop {
         let mut better: Option<(f64, Candidate)> = None;
-        let Ok(Some(ranges)) = pricer.ranges(&best.1) else { return best };
+        let Ok(known) = pricer.stages(&best.1) else { return best };
+        let Some(ranges) = pricer.ranges_of(&known, best.1.micro_batch) else { return best };
         for (plan, wanted) in neighbours(pricer, &best.1, &ranges) {
             if pricer.simulated >= limit || pricer.actions >= until || control.should_stop() {
                 break;
             }
-            let Ok(prices) = pricer.stages(&plan) else { continue };
+            let Ok(prices) = pricer.stages_but(&plan, (&best.1, &known)) else { continue };
             let ranges = pricer.ranges_of(&prices, plan.micro_batch);
             let Some(windows) = ranges.and_then(|ranges| nearest(&ranges, &wanted)) else { continue };
             // Below this difference two sums of the same times differ by rounding alone.

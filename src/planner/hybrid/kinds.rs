@@ -3,7 +3,7 @@
 use crate::cost::network::{Cluster, Machine};
 
 /// Kinds that are told apart at most; where there are more, all devices count as the fastest, with any memory.
-const MOST_KINDS: usize = 6;
+pub(super) const MOST_KINDS: usize = 6;
 
 /// Devices at least so fast and with so much memory.
 #[derive(Debug, Clone)]

@@ -28,7 +28,7 @@ pub(super) struct Label {
 /// Complete plans that a pass hands on.
 const PLANS: usize = 400;
 /// What it takes to hold a label against another one, in nanoseconds or so.
-const RIVAL: u64 = 15;
+const RIVAL: u64 = 10;
 
 /// `(situation, stages, windows)`: labels that agree in these compete.
 type Bucket = (u32, u32, (u32, u32));

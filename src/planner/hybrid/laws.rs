@@ -7,9 +7,10 @@ use proptest::prelude::*;
 use super::exhaustive::exhaustive;
 use super::kinds::Units;
 use super::paths::{Middle, PathStage, Paths};
-use super::prefixes::{ALONE, Detail, Least, Prefixes, SUMS, sums_s};
+use super::prefixes::{ALONE, Detail, Least, Prefixes, SUMS};
 use super::price::{Candidate, Pricer, StageChoice, path_stage};
 use super::settings::{Settings, WarmUp};
+use super::smaller::sums_s;
 use super::task::Task;
 use crate::control::Control;
 use crate::cost::network::{Cluster, Link, Machine};
@@ -256,7 +257,7 @@ proptest! {
             let (mut paths, mut next_window, mut free) = (Paths::default(), 1, units.all(&cluster));
             for (behind, (choice, price)) in (0_u32..).zip(plan.stages.iter().zip(&stages).rev()) {
                 let room = plan.stages.iter().rev().nth(behind.wrapping_sub(1) as usize).and_then(|last| room(&cluster, &plan, last));
-                let bound_s = front.bound_s(&paths, choice.end, free, room, behind);
+                let bound_s = front.bound_s(&paths, choice.end, front.place(free, room, behind));
                 prop_assert!(at_most(bound_s, step_s), "{bound_s} s with {behind} stages behind, {step_s} s in {plan:?}");
                 paths = paths.extend(&path_stage(price, (choice.window, choice.window)), next_window, task.micro_batches);
                 let each = |at: u32| units.of(cluster.machines[at as usize].speed);
@@ -284,7 +285,7 @@ proptest! {
             let links = super::links::Links::new(&task, false);
             let threshold_s = above * best.step_s;
             let front = Prefixes::with(&task, &links, threshold_s, usize::MAX, detail, &control).expect("nobody stops it");
-            let bound_s = front.bound_s(&Paths::default(), model.cuts() - 1, u32::MAX, None, 0);
+            let bound_s = front.whole_s();
             prop_assert!(!is_its_own || at_most(bound_s, best.step_s), "{bound_s} s, {} s by {plan:?}", best.step_s);
         }
     }

@@ -103,8 +103,8 @@ struct Effort {
     actions: u64,
 }
 
-/// What a whole search may take: six seconds on two processors.
-const ALL: u64 = 12_000_000_000;
+/// What a whole search may take: four and a half seconds on two processors.
+const ALL: u64 = 9_000_000_000;
 /// What an action of a simulation takes, in nanoseconds or so.
 const ACTION: u64 = 30;
 /// Passes of seconds and a quarter of a gigabyte of labels, a second of simulation.
@@ -123,7 +123,7 @@ const QUICK: Effort =
     Effort { labels: 300_000, work: 2_500_000_000, labels_of_pass: 300_000, work_of_pass: 1_200_000_000, ..WHOLE };
 /// For compact placements, where the answer and its bound are about all.
 const COMPACT: Effort =
-    Effort { labels: 500_000, work: 6_000_000_000, labels_of_pass: 500_000, work_of_pass: 2_500_000_000, ..WHOLE };
+    Effort { labels: 500_000, work: 4_500_000_000, labels_of_pass: 500_000, work_of_pass: 2_500_000_000, ..WHOLE };
 /// For a plan that is only there to compare: a hundredth of a second.
 const SHORT: Effort = Effort {
     labels: 50_000,
@@ -139,9 +139,9 @@ const SHORT: Effort = Effort {
 /// For the bound over all placements.
 const RELAXED: Effort = Effort {
     labels: 3_000_000,
-    work: 6_000_000_000,
+    work: 4_500_000_000,
     labels_of_pass: 150_000,
-    work_of_pass: 1_000_000_000,
+    work_of_pass: 600_000_000,
     windows: 8,
     behind: usize::MAX,
     improved: 0,
@@ -149,7 +149,7 @@ const RELAXED: Effort = Effort {
 };
 
 /// For what tables alone say of the bound, where a look at it has left much open.
-const TABLES: Effort = Effort { work: 2_500_000_000, ..RELAXED };
+const TABLES: Effort = Effort { work: 2_000_000_000, ..RELAXED };
 
 impl Effort {
     /// For each of `count` passes at once, with so much of it spent.
@@ -326,11 +326,14 @@ impl<'a> Search<'a> {
     /// A first bound for every size.
     fn bound(&mut self) {
         let (control, step_s) = (self.control, self.step_s());
-        self.sizes.par_iter_mut().for_each(|size| {
+        let bounded = self.sizes.par_iter_mut().map(|size| {
             let (task, links) = (&size.suffixes.task, size.suffixes.links(true));
-            size.bound_s = least_step_s(task, links, step_s, control).min(step_s);
+            let (least_s, work) = least_step_s(task, links, step_s, control);
+            size.bound_s = least_s.min(step_s);
             size.of_all.bound_s = size.bound_s;
+            work
         });
+        self.relaxed_work += bounded.sum::<u64>();
     }
 
     /// Bounds all placements, where the search space has not all of them, or as far as tables do.

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
-use super::sketch::{Judge, Sketch};
+use super::sketch::{Footing, Judge, Sketch};
 use super::task::Task;
 use crate::control::Control;
 use crate::cost::network::{Cluster, Rate};
@@ -103,10 +103,7 @@ struct Pattern {
 
 /// What stages of a pattern have, whatever their layers.
 struct Shape {
-    replicas: Vec<u32>,
-    speed: Vec<f64>,
-    memory_bytes: Vec<f64>,
-    syncs: Vec<Rate>,
+    stages: Vec<Footing>,
     /// To the next stage.
     rates: Vec<Rate>,
 }
@@ -242,8 +239,11 @@ impl<'a> Patterns<'a> {
                 return all;
             }
             let Some(counts) = self.counts(pattern) else { continue };
-            let shape = self.shape(&counts);
             let mut sketch = Sketch::new(self.cluster, tasks[0], vec![0; stages + 1], counts);
+            let shape = Shape {
+                stages: (0..stages).map(|stage| judge.footing(&mut sketch, stage)).collect(),
+                rates: (1..stages).map(|stage| judge.rate(&mut sketch, stage - 1)).collect(),
+            };
             for task in tasks {
                 let Some(cuts) = self.best_cuts(&shape, self.tasks[task], limit_s) else { continue };
                 sketch.recut(task, cuts);
@@ -321,43 +321,14 @@ impl<'a> Patterns<'a> {
         Some(counts)
     }
 
-    fn shape(&self, counts: &[u32]) -> Shape {
-        let machines = self.cluster.machines.len();
-        let rows: Vec<&[u32]> = counts.chunks(machines).collect();
-        let taken = |row: &[u32]| -> Vec<(usize, u32)> {
-            row.iter().copied().enumerate().filter(|&(_, count)| count > 0).collect()
-        };
-        let footprints: Vec<Vec<(usize, u32)>> = rows.iter().map(|row| taken(row)).collect();
-        let least = |value: &dyn Fn(usize) -> f64| -> Vec<f64> {
-            (footprints.iter())
-                .map(|taken| taken.iter().map(|&(machine, _)| value(machine)).fold(f64::INFINITY, f64::min))
-                .collect()
-        };
-        let replicas: Vec<u32> = rows.iter().map(|row| row.iter().sum()).collect();
-        let syncs = (footprints.iter())
-            .map(|taken| {
-                let widest = taken.iter().map(|&(_, count)| count).max().unwrap_or(1);
-                self.cluster.all_reduce(taken.len() as u32, widest)
-            })
-            .collect();
-        let rates = (rows.windows(2))
-            .map(|two| {
-                let both = two[0].iter().zip(two[1]).filter(|(from, to)| **from + **to > 0);
-                self.cluster.transfer(&both.map(|(from, to)| (*from, *to)).collect::<Vec<_>>())
-            })
-            .collect();
-        let speed = least(&|machine| self.cluster.machines[machine].speed);
-        let memory_bytes = least(&|machine| self.cluster.machines[machine].memory_bytes);
-        Shape { replicas, speed, memory_bytes, syncs, rates }
-    }
-
     /// The cuts whose longest stage or transfer is shortest, about; `None` if nothing fits, or not below `limit_s`.
     fn best_cuts(&self, shape: &Shape, task: &Task<'_>, limit_s: f64) -> Option<Vec<u32>> {
         let (mut high_s, mut cuts) = self.cuts_within(shape, task, limit_s)?;
         // Stages that all work as long as the mean.
-        let least_s = shape.replicas.iter().filter_map(|&replicas| task.share[replicas as usize]);
+        let least_s = shape.stages.iter().filter_map(|stage| task.share[stage.replicas as usize]);
         let least_s = least_s.map(|share| whole_s(task, &task.totals[share as usize])).fold(f64::INFINITY, f64::min);
-        let mut low_s = f64::from(task.micro_batches) * least_s / shape.speed.iter().sum::<f64>();
+        let mut low_s =
+            f64::from(task.micro_batches) * least_s / shape.stages.iter().map(|stage| stage.speed).sum::<f64>();
         for _ in 0..HALVINGS {
             if high_s - low_s <= CLOSE * high_s {
                 break;
@@ -374,7 +345,7 @@ impl<'a> Patterns<'a> {
     /// Cuts with which every stage, gradient synchronisation included, and every link is busy for less than `limit_s`;
     /// how long the longest is.
     fn cuts_within(&self, shape: &Shape, task: &Task<'_>, limit_s: f64) -> Option<(f64, Vec<u32>)> {
-        let stages = shape.replicas.len();
+        let stages = shape.stages.len();
         let micro = f64::from(task.micro_batches);
         let memory = &task.settings.memory;
         let overlap = task.settings.overlap_sync;
@@ -384,12 +355,12 @@ impl<'a> Patterns<'a> {
         let mut all_s: f64 = 0.0;
         let mut reached: Vec<f64> = Vec::new();
         for (from_end, stage) in (1..).zip((0..stages).rev()) {
-            let totals = &task.totals[task.share[shape.replicas[stage] as usize]? as usize];
-            let speed = shape.speed[stage];
+            let Footing { replicas, speed, memory_bytes, sync } = shape.stages[stage];
+            let totals = &task.totals[task.share[replicas as usize]? as usize];
             let last = self.line[end] as usize;
             // Down to the first cut with which the stage keeps the limit, but each stage in front needs a layer, too.
             reached.clear();
-            let tail = SyncTail::new(self.model, totals, speed, shape.syncs[stage], overlap);
+            let tail = SyncTail::new(self.model, totals, speed, sync, overlap);
             let mut sync = tail.ordered(self.in_order);
             let mut sync_s = 0.0;
             let mut begin = end;
@@ -403,7 +374,7 @@ impl<'a> Patterns<'a> {
                 if micro * work_s >= limit_s {
                     break;
                 }
-                if shape.replicas[stage] > 1 {
+                if replicas > 1 {
                     sync_s = sync.extend(self.layers[begin].iter().copied());
                 }
                 if micro * work_s + sync_s >= limit_s {
@@ -413,7 +384,7 @@ impl<'a> Patterns<'a> {
                 begin -= 1;
             }
             let window = task.settings.windows(from_end, task.micro_batches).0;
-            let capacity_bytes = shape.memory_bytes[stage] - memory.reserved_bytes;
+            let capacity_bytes = memory_bytes - memory.reserved_bytes;
             let link_s = |cut: usize| {
                 if stage == 0 { 0.0 } else { micro * task.cut_bytes[cut] * shape.rates[stage - 1].s_per_byte }
             };
@@ -424,8 +395,7 @@ impl<'a> Patterns<'a> {
                 let cut = self.line[begin] as usize;
                 let fits = || {
                     let ends = (cut, last);
-                    cost::memory(self.model, totals, memory, ends, shape.replicas[stage], window, task.recompute)
-                        .total_bytes()
+                    cost::memory(self.model, totals, memory, ends, replicas, window, task.recompute).total_bytes()
                         <= capacity_bytes
                 };
                 if link_s(cut) < limit_s && fits() {

@@ -5,16 +5,20 @@
 //! [`Links`] leaves it. Devices that differ are counted in [`Units`]: a stage is of a kind, and takes what its devices
 //! count at least. Each table below is the least of its own, so together they never exceed what a real plan adds.
 
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
 use super::groups::Groups;
 use super::kinds::{Kind, Units, kinds};
 use super::links::{Links, least};
 use super::paths::Paths;
 use super::settings::largest_window;
-use super::smaller::{Inner, Sets};
+use super::smaller::{Inner, Synced};
 use super::task::Task;
 use crate::control::Control;
 use crate::cost::network::Rate;
-use crate::cost::{self, Model, SyncTail, Totals};
+use crate::cost::{self, Totals};
 
 /// More devices than this are rounded up to one of as many levels, ...
 const MOST_LEVELS: u32 = 192;
@@ -35,23 +39,24 @@ const FOR_PASSES: Detail = Detail { work: 8e6, groups: usize::MAX };
 /// ... and what tables are asked alone.
 pub(super) const ALONE: Detail = Detail { work: 3e7, groups: usize::MAX };
 const DEEP: f64 = 5.0;
+/// Tables that look at more are made by several threads.
+const LARGE: f64 = 1e6;
 /// Entries that all tables have at most.
 const MOST_ENTRIES: usize = 3_000_000;
 /// Numbers of replicas this far apart, at most, count as one: the first that makes the tables small enough.
 const APART: [f64; 8] = [1.0, 1.07, 1.15, 1.3, 1.6, 2.5, 6.0, 40.0];
 /// What it takes to look at one of them, in nanoseconds or so.
-const LOOK: u64 = 8;
-/// What it takes to look at a stage between two cuts, with one split, in nanoseconds or so.
-const PAIR: u64 = 30;
-/// What it takes to find a smaller stage of a branching model, likewise.
-const SET: u64 = 100;
+const LOOK: u64 = 4;
+/// What it takes to find a stage between two cuts, to look at it with one split, and to know what there is to sum at one
+/// rate, in nanoseconds or so.
+const FIND: u64 = 40;
+const PAIR: u64 = 20;
+const SUM: u64 = 10;
 /// Stages that are looked at to guess the work.
 const GUESSED: usize = 30_000;
 /// Groups of cuts that are told apart, if not each cut, and stages that a plan is thought to have at most.
 const GROUPS: [usize; 3] = [192, 96, 48];
 const MOST_STAGES: u32 = 16;
-/// Stages of a branching model up to which the tables know gradient synchronisation.
-const MOST_SYNCED: usize = 4_000_000;
 
 /// What the stages in front of a cut add, in seconds.
 #[derive(Debug, Clone, Copy)]
@@ -94,6 +99,18 @@ impl Least {
             both_s,
         }
     }
+}
+
+/// The lesser of two numbers, in one instruction.
+#[inline]
+fn lesser(one: f64, other: f64) -> f64 {
+    if other < one { other } else { one }
+}
+
+/// The greater of two numbers, in one instruction.
+#[inline]
+fn greater(one: f64, other: f64) -> f64 {
+    if other > one { other } else { one }
 }
 
 /// Names of [`Least::sums_s`].
@@ -150,17 +167,17 @@ impl Least {
         let above = |path_s: f64| path_s + stage.trip_s;
         let from_here = above(before.trip_s);
         let started_s = before.fill_s + stage.fill_s + stage.others_forward_s;
-        let lower = |value: &mut f64, other: f64| *value = value.min(other);
+        let lower = |value: &mut f64, other: f64| *value = lesser(*value, other);
         lower(&mut self.trip_s, from_here);
         lower(&mut self.fill_s, before.fill_s + stage.fill_s);
-        lower(&mut self.backwards_s, above(before.backwards_s).max(from_here + stage.others_backward_s));
-        lower(&mut self.forwards_s, above(before.forwards_s).max(from_here + stage.others_forward_s));
-        lower(&mut self.starts_s, (before.starts_s + stage.fill_s).max(started_s));
-        lower(&mut self.syncs_s, above(before.syncs_s).max(above(before.fill_s) + stage.sync_s));
+        lower(&mut self.backwards_s, greater(above(before.backwards_s), from_here + stage.others_backward_s));
+        lower(&mut self.forwards_s, greater(above(before.forwards_s), from_here + stage.others_forward_s));
+        lower(&mut self.starts_s, greater(before.starts_s + stage.fill_s, started_s));
+        lower(&mut self.syncs_s, greater(above(before.syncs_s), above(before.fill_s) + stage.sync_s));
         // The way back up to one of the stages, or to this one, and the synchronisation of that one.
-        let synced_s = before.syncs_s.max(before.fill_s + stage.sync_s);
-        lower(&mut self.waits_s, above(before.waits_s).max(synced_s + stage.wait_s));
-        lower(&mut self.both_s, (before.both_s + 2.0 * stage.trip_s).max(synced_s + stage.both_s));
+        let synced_s = greater(before.syncs_s, before.fill_s + stage.sync_s);
+        lower(&mut self.waits_s, greater(above(before.waits_s), synced_s + stage.wait_s));
+        lower(&mut self.both_s, greater(before.both_s + 2.0 * stage.trip_s, synced_s + stage.both_s));
     }
 
     /// With the paths of a suffix: a step is none of these shorter. [`SUMS`] names them.
@@ -202,8 +219,7 @@ impl Least {
 
 /// The tables.
 pub(super) struct Prefixes {
-    groups: Groups,
-    reach: Reach,
+    grouping: Arc<Grouping>,
     /// How many cases of room there are: one if any stage may be anywhere; else the first for a stage behind the cut
     /// that is spread over machines, the others for one that leaves no, one, two … devices on its machine.
     rooms: usize,
@@ -213,6 +229,14 @@ pub(super) struct Prefixes {
     busy_s: Vec<f64>,
     /// What all tables together took, in nanoseconds or so.
     pub work: u64,
+}
+
+/// Where entries are, but for the cut: the table, the case of room, and the level of devices.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    table: usize,
+    room: usize,
+    level: usize,
 }
 
 /// What stages in front of each cut add, for one number of stages behind it.
@@ -238,7 +262,14 @@ struct Reach {
 
 impl Reach {
     /// If no stage is at work for `threshold_s`; one level is kept where there is none.
-    fn new(task: &Task<'_>, units: &Units, groups: &Groups, threshold_s: f64, most_levels: u32) -> Self {
+    fn new(
+        task: &Task<'_>,
+        units: &Units,
+        groups: &Groups,
+        work_s: &[f64],
+        threshold_s: f64,
+        most_levels: u32,
+    ) -> Self {
         // Of the fastest devices, as many as are of use.
         let mut speeds: Vec<(f64, u32, u32)> =
             task.cluster.machines.iter().map(|m| (m.speed, m.devices, units.of(m.speed))).collect();
@@ -255,7 +286,6 @@ impl Reach {
             let part = |level| (u64::from(most) * u64::from(level)).div_ceil(u64::from(most_levels)) as u32;
             (0..=most_levels).map(part).collect()
         };
-        let work_s = least_work_s(task);
         let whole_s: f64 = work_s.iter().sum();
         speeds.sort_by(|a, b| (b.0 / f64::from(b.2)).total_cmp(&(a.0 / f64::from(a.2))));
         speeds.dedup_by(|b, a| {
@@ -276,7 +306,7 @@ impl Reach {
             }
             if speed > 1e-9 * micro_batches * whole_s / threshold_s { f64::INFINITY } else { fewest }
         };
-        let below_s = task.model.sums_below(&work_s);
+        let below_s = task.model.sums_below(work_s);
         let of_group: Vec<(usize, usize)> = (groups.cuts.iter())
             .map(|cuts| {
                 let below_s = || cuts.iter().map(|&cut| below_s[cut]);
@@ -308,6 +338,16 @@ impl Reach {
     }
 }
 
+/// Which cuts tables tell apart, and which numbers of devices.
+#[derive(Default)]
+struct Grouping {
+    groups: Groups,
+    reach: Reach,
+    /// For each group of cuts, what a micro-batch takes behind one at least, and how many layers are behind one at most.
+    behind_s: Vec<f64>,
+    layers_behind: Vec<usize>,
+}
+
 /// What all tables are made from.
 struct Sources<'a> {
     task: &'a Task<'a>,
@@ -320,10 +360,14 @@ struct Sources<'a> {
     kinds: Vec<(Kind, Vec<(u32, u32)>)>,
     splits: Vec<Split>,
     rooms: usize,
-    groups: Groups,
-    reach: Reach,
-    /// For each group of cuts, what a micro-batch takes behind one at least.
-    behind_s: Vec<f64>,
+    grouping: Arc<Grouping>,
+    /// For each layer the least that a micro-batch takes, and the least times its replicas.
+    least_s: Vec<f64>,
+    work_s: Vec<f64>,
+    /// For each cut, the least that all layers below it take.
+    least_below_s: Vec<f64>,
+    /// How many splits, or tables, one thread takes at least.
+    least_shared: usize,
 }
 
 /// Numbers of replicas that give their devices the same share.
@@ -336,6 +380,12 @@ struct Split {
     /// Of which kinds its devices may be.
     kinds: Vec<Taken>,
     ways: Vec<Way>,
+    /// The rates at which gradients of its stages are summed, and the speeds behind whose backwards.
+    rates: Vec<(Rate, f64)>,
+    /// Which of these, for each kind of each way.
+    rate_of: Vec<usize>,
+    /// How many times the least of all splits each layer takes at least.
+    slower: f64,
 }
 
 /// The fewest devices of a split, as one kind has them.
@@ -353,7 +403,15 @@ struct Taken {
 impl Taken {
     /// The lowest level that leaves as much as this one.
     fn with_rest(&self, least: usize) -> usize {
-        self.first + self.rests.partition_point(|&rest| rest < least)
+        // Levels are about as far apart everywhere, so it is about as many levels up.
+        let mut at = least.min(self.rests.len());
+        while at > 0 && self.rests[at - 1] >= least {
+            at -= 1;
+        }
+        while at < self.rests.len() && self.rests[at] < least {
+            at += 1;
+        }
+        self.first + at
     }
 }
 
@@ -369,7 +427,16 @@ impl Split {
                 Some(split) if f64::from(count) <= apart * f64::from(split.fewest) => {
                     (split.most, split.share) = (count, share);
                 }
-                _ => splits.push(Self { share, fewest: count, most: count, kinds: Vec::new(), ways: Vec::new() }),
+                _ => splits.push(Self {
+                    share,
+                    fewest: count,
+                    most: count,
+                    kinds: Vec::new(),
+                    ways: Vec::new(),
+                    rates: Vec::new(),
+                    rate_of: Vec::new(),
+                    slower: 1.0,
+                }),
             }
         }
         for split in &mut splits {
@@ -397,24 +464,6 @@ impl Split {
     }
 }
 
-/// What summing gradients adds to a stage that grows towards the input, at one rate and behind backwards of one speed.
-struct Synced<'a> {
-    rate: Rate,
-    speed: f64,
-    tail: SyncTail<'a>,
-    /// In a branching model, that of each stage that has been looked at, in the order of [`Model::begins`].
-    of_begin: Vec<f64>,
-}
-
-/// What there is to sum, at one rate, of every stage that ends at a cut, in the order of [`Model::begins`].
-#[cfg(test)]
-pub(super) fn sums_s(model: &Model, totals: &Totals, rate: Rate, overlap: bool, end: usize) -> Vec<f64> {
-    let tail = SyncTail::new(model, totals, 1.0, rate, overlap);
-    let mut sync = Synced { rate, speed: 1.0, tail, of_begin: Vec::new() };
-    let inner = Sets::new(model).inner(end);
-    (0..model.begins(end).count()).map(|index| sync.sum(&inner, index)).collect()
-}
-
 /// The least of stages with one split from each group of cuts to another one.
 struct Between {
     /// Groups that some stage begins in.
@@ -422,24 +471,28 @@ struct Between {
     /// At speed 1, for each group.
     forward_s: Vec<f64>,
     backward_s: Vec<f64>,
-    /// At each of these rates, behind backwards of these speeds.
-    rates: Vec<(Rate, f64)>,
+    /// At each rate of the split.
+    rates: usize,
     syncs_s: Vec<f64>,
     /// The largest window, for each kind.
     kinds: usize,
     fitting: Vec<u32>,
+    /// Stages that were looked at.
+    looked_at: u64,
 }
 
 impl Between {
-    fn new(groups: usize, rates: Vec<(Rate, f64)>, split: &Split) -> Self {
+    fn new(groups: usize, split: &Split) -> Self {
+        let (rates, kinds) = (split.rates.len(), split.kinds.len());
         Self {
             some: Vec::new(),
             forward_s: vec![f64::INFINITY; groups],
             backward_s: vec![f64::INFINITY; groups],
-            syncs_s: vec![f64::INFINITY; groups * rates.len()],
+            syncs_s: vec![f64::INFINITY; groups * rates],
             rates,
-            kinds: split.kinds.len(),
-            fitting: vec![0; groups * split.kinds.len()],
+            kinds,
+            fitting: vec![0; groups * kinds],
+            looked_at: 0,
         }
     }
 
@@ -452,13 +505,12 @@ impl Between {
     }
 
     fn add_sync(&mut self, from: usize, which: usize, sync_s: f64) {
-        let least_s = &mut self.syncs_s[from * self.rates.len() + which];
+        let least_s = &mut self.syncs_s[from * self.rates + which];
         *least_s = least_s.min(sync_s);
     }
 
-    fn sync_s(&self, from: usize, rate: Rate, speed: f64) -> f64 {
-        let is = |known: &(Rate, f64)| known.0 == rate && known.1.total_cmp(&speed).is_eq();
-        self.rates.iter().position(is).map_or(0.0, |which| self.syncs_s[from * self.rates.len() + which])
+    fn sync_s(&self, from: usize, which: usize) -> f64 {
+        self.syncs_s[from * self.rates + which]
     }
 
     fn fitting(&self, from: usize, which: usize) -> u32 {
@@ -471,28 +523,19 @@ impl Between {
     }
 }
 
-impl<'a> Synced<'a> {
-    /// Of a stage without layers that ends at another cut.
-    fn begin(&mut self, model: &'a Model, totals: &'a Totals, overlap: bool) {
-        self.tail = SyncTail::new(model, totals, self.speed, self.rate, overlap);
-        self.of_begin.clear();
-    }
-
-    /// Over the layers between two cuts, the first of which is so many-th in the order of [`Model::begins`].
-    fn sum(&mut self, inner: &Inner, index: usize) -> f64 {
-        let (smaller, from, to) = inner.smaller[index];
-        let left_s = self.of_begin.get(smaller).copied().unwrap_or(0.0);
-        let sync_s = self.tail.behind(left_s, inner.behind[from..to].iter().copied());
-        self.of_begin.resize(index, 0.0);
-        self.of_begin.push(sync_s);
-        sync_s
-    }
+/// Two cuts, and the least that a stage between them takes for one micro-batch at speed 1.
+struct Pair {
+    least_s: f64,
+    /// In the order of [`crate::cost::Model::begins`].
+    index: usize,
+    begin: usize,
 }
 
-impl Synced<'_> {
-    fn is(&self, rate: Rate, speed: f64) -> bool {
-        self.rate == rate && self.speed.total_cmp(&speed).is_eq()
-    }
+/// The stages that end at one cut.
+struct Ends {
+    end: usize,
+    pairs: Vec<Pair>,
+    inner: Option<Arc<Inner>>,
 }
 
 /// A way for a stage to lie beside the one behind it.
@@ -572,6 +615,10 @@ impl Prefixes {
         let (model, cluster) = (task.model, task.cluster);
         let units = Units::new(task.cluster);
         let speeds = || cluster.machines.iter().map(|machine| machine.speed);
+        let times_s: Vec<Vec<f64>> = task.totals.iter().map(|totals| layers_s(task, totals)).collect();
+        let least_s: Vec<f64> = (0..model.layer_parameter_bytes.len())
+            .map(|layer| times_s.iter().map(|each| each[layer]).fold(f64::INFINITY, f64::min))
+            .collect();
         let mut sources = Sources {
             task,
             threshold_s,
@@ -586,12 +633,17 @@ impl Prefixes {
             units,
             splits: Vec::new(),
             rooms: 1,
-            groups: Groups::default(),
-            reach: Reach::default(),
-            behind_s: Vec::new(),
+            grouping: Arc::default(),
+            least_below_s: model.sums_below(&least_s),
+            least_s,
+            work_s: least_work_s(task),
+            least_shared: 1,
         };
         let work = sources.choose(links, detail, most_behind > 0);
-        let entries = sources.reach.entries * sources.rooms;
+        if work < LARGE {
+            sources.least_shared = usize::MAX;
+        }
+        let entries = sources.grouping.reach.entries * sources.rooms;
         let mut deepest = (1..=most_behind.min(model.cuts()))
             .take_while(|&tables| work * tables as f64 <= DEEP * detail.work)
             .count()
@@ -606,37 +658,39 @@ impl Prefixes {
             (0..=deepest).map(|behind| task.settings.windows(behind as u32 + 1, task.micro_batches)).collect();
         windows[deepest].1 = task.micro_batches; // it stands for all that are farther in front
         let (least, spent) = sources.tables(&windows, control)?;
-        let (work_s, count) = (least_work_s(task), f64::from(task.micro_batches));
-        let busy_s = (0..model.cuts())
-            .map(|cut| count * model.layers_between(0, cut).map(|layer| work_s[layer as usize]).sum::<f64>())
-            .collect();
-        Some(Self { groups: sources.groups, reach: sources.reach, rooms: sources.rooms, least, busy_s, work: spent })
+        let count = f64::from(task.micro_batches);
+        let busy_s = model.sums_below(&sources.work_s).into_iter().map(|below_s| count * below_s).collect();
+        Some(Self { grouping: sources.grouping, rooms: sources.rooms, least, busy_s, work: spent })
     }
 
-    fn at(&self, cut: usize, free: u32, room: Option<u32>, behind: u32) -> &Least {
-        let room = room.map_or(0, |room| 1 + room as usize).min(self.rooms - 1);
-        let table = &self.least[(behind as usize).min(self.least.len() - 1)];
-        let level = self.reach.level(free);
-        let group = self.groups.of_cut[cut] as usize;
-        if level < self.reach.of_group[group].0 {
+    /// Where stages are that have so many devices, with room for so many on the machine of the stage behind them, if that
+    /// lies in one, and so many stages behind them.
+    pub(super) fn place(&self, free: u32, room: Option<u32>, behind: u32) -> Place {
+        Place {
+            table: (behind as usize).min(self.least.len() - 1),
+            room: room.map_or(0, |room| 1 + room as usize).min(self.rooms - 1),
+            level: self.grouping.reach.level(free),
+        }
+    }
+
+    fn at(&self, cut: usize, Place { table, room, level }: Place) -> &Least {
+        let group = self.grouping.groups.of_cut[cut] as usize;
+        if level < self.grouping.reach.of_group[group].0 {
             &Least::NONE
         } else {
-            table.least[group].get(self.reach.entry(group, room, level)).unwrap_or(&Least::NONE)
+            self.least[table].least[group].get(self.grouping.reach.entry(group, room, level)).unwrap_or(&Least::NONE)
         }
     }
 
     /// The least that any plan takes from its first forward to its last backward.
     pub(super) fn least_s(&self) -> f64 {
-        let whole = self.groups.of_cut.len() - 1;
-        let last = self.at(whole, u32::MAX, None, 0);
+        let last = self.at(self.grouping.groups.of_cut.len() - 1, self.place(u32::MAX, None, 0));
         last.trip_s.max(last.backwards_s).max(last.forwards_s)
     }
 
-    /// The least that stages in front of a cut add to one micro-batch on its way through, with so many stages behind it,
-    /// so many devices free, and room for so many on the machine of the stage next to the cut, if it lies in one;
-    /// infinite if none fit.
-    pub(super) fn trip_s(&self, cut: usize, free: u32, room: Option<u32>, behind: u32) -> f64 {
-        self.at(cut, free, room, behind).trip_s
+    /// The least that stages in front of a cut add to one micro-batch on its way through; infinite if none fit.
+    pub(super) fn trip_s(&self, cut: usize, place: Place) -> f64 {
+        self.at(cut, place).trip_s
     }
 
     /// No plan is shorter whose stages in front of a cut have devices that do so much together, against one of speed 1.
@@ -645,8 +699,13 @@ impl Prefixes {
     }
 
     /// No plan that ends in a suffix with these paths is shorter.
-    pub(super) fn bound_s(&self, paths: &Paths, cut: usize, free: u32, room: Option<u32>, behind: u32) -> f64 {
-        self.at(cut, free, room, behind).sums_s(paths).into_iter().fold(f64::NEG_INFINITY, f64::max)
+    pub(super) fn bound_s(&self, paths: &Paths, cut: usize, place: Place) -> f64 {
+        self.at(cut, place).sums_s(paths).into_iter().fold(f64::NEG_INFINITY, greater)
+    }
+
+    /// No plan is shorter.
+    pub(super) fn whole_s(&self) -> f64 {
+        self.bound_s(&Paths::default(), self.grouping.groups.of_cut.len() - 1, self.place(u32::MAX, None, 0))
     }
 }
 
@@ -665,28 +724,26 @@ impl Sources<'_> {
         tried.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut tried = tried.into_iter();
         let mut most_levels = MOST_LEVELS;
+        let mut known: Vec<Arc<Grouping>> = Vec::new();
         let mut work;
         loop {
-            let mut is_other = true;
             if let Some((_, most, apart)) = tried.next() {
-                is_other = self.groups.most != most;
-                if is_other {
-                    self.groups = Groups::new(self.task.model, &least_work_s(self.task), most);
-                    self.behind_s = self.behind_s();
-                }
+                let grouping = known.iter().find(|known| known.groups.most == most).cloned();
+                self.grouping = grouping.unwrap_or_else(|| {
+                    known.push(Arc::new(self.grouped(most, most_levels)));
+                    known[known.len() - 1].clone()
+                });
                 self.splits = Split::all(self.task, &self.kinds, apart);
             } else {
                 most_levels /= 2;
-            }
-            if is_other {
-                self.reach = Reach::new(self.task, &self.units, &self.groups, self.threshold_s, most_levels);
+                self.grouping = Arc::new(self.grouped(self.grouping.groups.most, most_levels));
             }
             for split in &mut self.splits {
-                let levels = &self.reach.levels;
+                let levels = &self.grouping.reach.levels;
                 for kind in &mut split.kinds {
                     kind.first = levels.partition_point(|&level| level < kind.units);
                     let enough = levels[kind.first..].iter();
-                    kind.rests = enough.map(|&level| self.reach.level(level - kind.units)).collect();
+                    kind.rests = enough.map(|&level| self.grouping.reach.level(level - kind.units)).collect();
                 }
             }
             work = self.work();
@@ -696,23 +753,41 @@ impl Sources<'_> {
         }
         let cases = links.widest as usize + 2;
         let rise = (1 + cases / 2) as f64;
-        if has_rooms && links.machines > 1 && work * rise <= detail.work && self.reach.entries * cases <= MOST_ENTRIES {
+        if has_rooms
+            && links.machines > 1
+            && work * rise <= detail.work
+            && self.grouping.reach.entries * cases <= MOST_ENTRIES
+        {
             self.rooms = cases;
             work *= rise;
         }
-        for split in &mut self.splits {
+        let mut splits = std::mem::take(&mut self.splits);
+        for split in &mut splits {
+            let each_s = layers_s(self.task, &self.task.totals[split.share as usize]);
+            let times = each_s.iter().zip(&self.least_s).filter(|(_, least_s)| **least_s > 0.0);
+            split.slower = times.map(|(each_s, least_s)| each_s / least_s).reduce(f64::min).unwrap_or(1.0);
             split.ways = split.ways(links, self.rooms);
+            for (way, kind) in split.ways.iter().flat_map(|way| split.kinds.iter().map(move |kind| (way, kind))) {
+                let (rate, speed) = (way.sync, self.summing(kind));
+                let is_it = |known: &(Rate, f64)| known.0 == rate && known.1.total_cmp(&speed).is_eq();
+                let at = split.rates.iter().position(is_it).unwrap_or(split.rates.len());
+                if at == split.rates.len() {
+                    split.rates.push((rate, speed));
+                }
+                split.rate_of.push(at);
+            }
         }
+        self.splits = splits;
         work
     }
 
     /// About how many stages, with numbers of devices in front of them, a table looks at.
     fn work(&self) -> f64 {
-        let (model, groups) = (self.task.model, &self.groups.cuts);
+        let (model, groups) = (self.task.model, &self.grouping.groups.cuts);
         let every = (groups.len().pow(2) / 2 * self.splits.len()).div_ceil(GUESSED).max(1);
         let mut work = 0;
         for to in (1..groups.len()).rev().step_by(every) {
-            let (lowest, highest) = self.reach.of_group[to];
+            let (lowest, highest) = self.grouping.reach.of_group[to];
             let end = groups[to][0];
             for split in &self.splits {
                 let totals = &self.task.totals[split.share as usize];
@@ -720,7 +795,7 @@ impl Sources<'_> {
                     for from in (0..to).rev() {
                         let begin = groups[from][groups[from].len() - 1];
                         if self.is_short(totals, kind.speed, begin, end) {
-                            let needed = kind.with_rest(self.reach.of_group[from].0);
+                            let needed = kind.with_rest(self.grouping.reach.of_group[from].0);
                             work += (highest + 1).saturating_sub(needed.max(lowest));
                         } else if model.is_chain {
                             break;
@@ -741,21 +816,20 @@ impl Sources<'_> {
         f64::from(self.task.micro_batches) * work_s < self.threshold_s * speed
     }
 
-    /// For each group of cuts, what a micro-batch takes behind one, each layer with the split that is best for it.
-    fn behind_s(&self) -> Vec<f64> {
-        let task = self.task;
-        let forwards = if task.recompute { 2.0 } else { 1.0 };
-        let layers = task.model.layer_parameter_bytes.len();
-        let least_s: Vec<f64> = (0..layers)
-            .map(|layer| {
-                let each = task.totals.iter().map(|t| forwards * t.layer_forward_s[layer] + t.layer_backward_s[layer]);
-                each.fold(f64::INFINITY, f64::min)
-            })
-            .collect();
-        let below_s = task.model.sums_below(&least_s);
+    /// No more groups of cuts than these, or few more, and so many numbers of devices.
+    fn grouped(&self, most: usize, most_levels: u32) -> Grouping {
+        let model = self.task.model;
+        let groups = Groups::new(model, &self.work_s, most);
+        let below_s = &self.least_below_s;
         let whole_s = below_s[below_s.len() - 1];
         let most_below_s = |cuts: &Vec<usize>| cuts.iter().map(|&cut| below_s[cut]).fold(0.0, f64::max);
-        self.groups.cuts.iter().map(|cuts| whole_s - most_below_s(cuts)).collect()
+        let behind = |&cut: &usize| model.layers_below(model.cuts() - 1) - model.layers_below(cut);
+        Grouping {
+            reach: Reach::new(self.task, &self.units, &groups, &self.work_s, self.threshold_s, most_levels),
+            behind_s: groups.cuts.iter().map(|cuts| whole_s - most_below_s(cuts)).collect(),
+            layers_behind: groups.cuts.iter().map(|cuts| cuts.iter().map(behind).max().unwrap_or(0)).collect(),
+            groups,
+        }
     }
 
     /// The speed at which gradients of a kind's stage are summed behind its backward. The lowest of all hides the most:
@@ -765,26 +839,13 @@ impl Sources<'_> {
         if is_own { kind.speed } else { self.slowest }
     }
 
-    /// What there is to sum of a stage without layers, each at another rate or speed.
-    fn syncs(&self, split: &Split) -> Vec<Synced<'_>> {
-        let totals = &self.task.totals[split.share as usize];
-        let mut syncs: Vec<Synced<'_>> = Vec::new();
-        for (way, kind) in split.ways.iter().flat_map(|way| split.kinds.iter().map(move |kind| (way, kind))) {
-            let (rate, speed) = (way.sync, self.summing(kind));
-            if syncs.iter().all(|known| !known.is(rate, speed)) {
-                let tail = SyncTail::new(self.task.model, totals, speed, rate, self.task.settings.overlap_sync);
-                syncs.push(Synced { rate, speed, tail, of_begin: Vec::new() });
-            }
-        }
-        syncs
-    }
-
-    /// Whether so many stages may lie behind a cut of a group, none of them at work for as long as the threshold.
+    /// Whether so many stages, each with a layer, may lie behind a cut of a group, none of them at work for as long as the
+    /// threshold.
     fn has_behind(&self, group: usize, stages: usize) -> bool {
         if stages == 0 {
-            return group + 1 == self.groups.cuts.len();
+            return group + 1 == self.grouping.groups.cuts.len();
         }
-        let least_s = f64::from(self.task.micro_batches) * self.behind_s[group] * (1.0 - 1e-9);
+        let least_s = f64::from(self.task.micro_batches) * self.grouping.behind_s[group] * (1.0 - 1e-9);
         least_s <= stages as f64 * self.threshold_s * self.speed
     }
 
@@ -820,53 +881,64 @@ impl Sources<'_> {
     fn fitting(&self, split: &Split, kind: &Taken, stage: (usize, usize)) -> u32 {
         let task = self.task;
         let totals = &task.totals[split.share as usize];
-        let bytes = |window| {
-            cost::memory(task.model, totals, &task.settings.memory, stage, split.most, window, task.recompute)
-                .total_bytes()
-        };
-        largest_window(1, task.micro_batches, |window| bytes(window) <= kind.memory_bytes).unwrap_or(0)
+        let held = cost::memory(task.model, totals, &task.settings.memory, stage, split.most, 1, task.recompute);
+        largest_window(1, task.micro_batches, |window| held.bytes_with(window) <= kind.memory_bytes).unwrap_or(0)
     }
 
-    /// The least of all stages with a split from groups of cuts to one of them; what looking at them took.
-    fn between(&self, to: usize, split: &Split, inner: Option<&[Inner]>) -> (Between, u64) {
+    /// The stages that end at a cut and are at work for less than the threshold on some number of replicas, shortest first.
+    fn pairs(&self, end: usize) -> Vec<Pair> {
+        let model = self.task.model;
+        let mut pairs = Vec::new();
+        for (index, begin) in model.begins(end).enumerate() {
+            let begin = begin as usize;
+            let pair = Pair { least_s: self.least_below_s[end] - self.least_below_s[begin], index, begin };
+            if self.is_short_for(&pair, 1.0) {
+                pairs.push(pair);
+            } else if model.is_chain {
+                break;
+            }
+        }
+        pairs.sort_by(|a, b| a.least_s.total_cmp(&b.least_s));
+        pairs
+    }
+
+    /// Whether a stage may be at work for less than the threshold where layers take so many times their least.
+    fn is_short_for(&self, pair: &Pair, slower: f64) -> bool {
+        let least_s = f64::from(self.task.micro_batches) * slower * pair.least_s;
+        least_s * (1.0 - 1e-9) < self.threshold_s * self.speed
+    }
+
+    /// The least of all stages with a split from groups of cuts to one of them.
+    fn between(&self, to: usize, split: &Split, ends: &[Ends]) -> Between {
         let task = self.task;
         let (model, micro_batches) = (task.model, f64::from(task.micro_batches));
         let totals = &task.totals[split.share as usize];
-        let mut syncs = self.syncs(split);
-        let mut between = Between::new(to + 1, syncs.iter().map(|sync| (sync.rate, sync.speed)).collect(), split);
+        let overlap = task.settings.overlap_sync;
+        let mut between = Between::new(to + 1, split);
         let fastest = split.kinds.iter().map(|kind| kind.speed).fold(0.0, f64::max);
-        let mut looked_at = 0;
-        for (at, &end) in self.groups.cuts[to].iter().enumerate() {
-            let mut begun = end;
-            for sync in &mut syncs {
-                sync.begin(model, totals, task.settings.overlap_sync);
-            }
-            for (index, begin) in model.begins(end).enumerate() {
-                let begin = begin as usize;
+        for Ends { end, pairs, inner } in ends {
+            let (end, inner) = (*end, inner.as_deref());
+            let mut syncs: Vec<Synced<'_>> = (split.rates.iter())
+                .map(|&(rate, speed)| Synced::new(model, totals, rate, speed, overlap, end))
+                .collect();
+            for pair in pairs {
+                if !self.is_short_for(pair, split.slower) {
+                    break;
+                }
+                let &Pair { begin, index, .. } = pair;
                 let forward_s = totals.forward_s[end] - totals.forward_s[begin];
                 let backward_s = totals.backward_s[end] - totals.backward_s[begin];
                 let backward_s = if task.recompute { backward_s + forward_s } else { backward_s };
                 let is_long = |speed: f64| micro_batches * (forward_s / speed + backward_s / speed) >= self.threshold_s;
                 if is_long(fastest) {
-                    if model.is_chain {
-                        break;
-                    }
                     continue;
                 }
-                looked_at += 1;
-                let from = self.groups.of_cut[begin] as usize;
+                between.looked_at += 1;
+                let from = self.grouping.groups.of_cut[begin] as usize;
                 between.add(from, forward_s, backward_s);
                 for (which, sync) in syncs.iter_mut().enumerate() {
-                    let sync_s = if model.is_chain {
-                        sync.tail.extend(model.layers_between(begin, begun))
-                    } else if let Some(inner) = inner {
-                        sync.sum(&inner[at], index)
-                    } else {
-                        0.0
-                    };
-                    between.add_sync(from, which, sync_s);
+                    between.add_sync(from, which, sync.sum(index, inner));
                 }
-                begun = begin;
                 for (which, kind) in split.kinds.iter().enumerate() {
                     if !is_long(kind.speed) && between.fitting(from, which) < task.micro_batches {
                         between.add_fitting(from, which, self.fitting(split, kind, (begin, end)));
@@ -874,7 +946,7 @@ impl Sources<'_> {
                 }
             }
         }
-        (between, looked_at)
+        between
     }
 
     /// The least that stages in front of each cut add, a table for each number of stages behind it, and how much was
@@ -882,10 +954,8 @@ impl Sources<'_> {
     /// stages farther in front.
     fn tables(&self, windows: &[(u32, u32)], control: &Control) -> Option<(Vec<Table>, u64)> {
         let task = self.task;
-        let (model, threshold_s) = (task.model, self.threshold_s);
-        let micro_batches = f64::from(task.micro_batches);
-        let groups = self.groups.cuts.len();
-        let (rooms, reach) = (self.rooms, &self.reach);
+        let groups = self.grouping.groups.cuts.len();
+        let (rooms, reach) = (self.rooms, &self.grouping.reach);
         let (lowest, highest) = reach.of_group[0];
         let mut first = vec![usize::MAX; groups * rooms];
         first[..rooms].fill(lowest);
@@ -893,75 +963,35 @@ impl Sources<'_> {
         least[0] = vec![Least::EMPTY; (highest + 1 - lowest) * rooms];
         let mut tables = vec![Table { least, first }; windows.len()];
         let deepest = windows.len() - 1;
-        let sets = (!model.is_chain && model.pairs() <= MOST_SYNCED).then(|| Sets::new(model));
+        // Of a branching model with more stages than are kept, tables know no gradient synchronisation.
+        let sets = task.sets.as_ref().filter(|sets| sets.is_kept());
         let mut work = 0;
         for to in 1..groups {
             if control.should_stop() {
                 return None;
             }
-            let is_last = to + 1 == groups;
-            let least_bytes = self.groups.cuts[to].iter().map(|&cut| task.cut_bytes[cut]).fold(f64::INFINITY, f64::min);
-            let bytes_between = if is_last { 0.0 } else { least_bytes };
-            let (lowest, highest) = reach.of_group[to];
-            let levels = highest + 1 - lowest;
-            let open: Vec<usize> =
-                (0..=deepest).filter(|&behind| behind == deepest || self.has_behind(to, behind)).collect();
+            let open: Vec<usize> = (0..=deepest.min(self.grouping.layers_behind[to]))
+                .filter(|&behind| behind == deepest || self.has_behind(to, behind))
+                .collect();
+            let ends: Vec<Ends> = (self.grouping.groups.cuts[to].iter())
+                .map(|&end| Ends { end, pairs: self.pairs(end), inner: sets.map(|sets| sets.inner(end)) })
+                .collect();
+            let splits = self.splits.par_iter().with_min_len(self.least_shared);
+            let between: Vec<Between> = splits.map(|split| self.between(to, split, &ends)).collect();
+            work += FIND * ends.iter().map(|ends| ends.pairs.len() as u64).sum::<u64>();
+            let looked = between.iter().map(|between| (PAIR + SUM * between.rates as u64) * between.looked_at);
+            work += looked.sum::<u64>();
+            let made: Vec<(Vec<Least>, u64)> = (open.par_iter().with_min_len(self.least_shared))
+                .map(|&behind| self.row(to, windows[behind], &tables[(behind + 1).min(deepest)], &between))
+                .collect();
             let mut rows: Vec<Vec<Least>> = vec![Vec::new(); windows.len()];
-            let inner: Option<Vec<Inner>> =
-                sets.as_ref().map(|sets| self.groups.cuts[to].iter().map(|&end| sets.inner(end)).collect());
-            work += SET * inner.iter().flatten().map(|inner| inner.smaller.len() as u64).sum::<u64>();
-            for split in &self.splits {
-                let (between, pairs) = self.between(to, split, inner.as_deref());
-                work += if inner.is_some() || model.is_chain { PAIR } else { LOOK } * pairs;
-                for &from in &between.some {
-                    for (which, kind) in split.kinds.iter().enumerate() {
-                        let forward_s = between.forward_s[from] / kind.speed;
-                        let backward_s = between.backward_s[from] / kind.speed;
-                        let all_s = micro_batches * (forward_s + backward_s);
-                        if all_s >= threshold_s {
-                            continue;
-                        }
-                        let (fitting, speed) = (between.fitting(from, which), self.summing(kind));
-                        for way in &split.ways {
-                            if is_last && way.behind > 0 {
-                                continue; // nothing is behind
-                            }
-                            let Rate { s_per_byte, latency_s } = way.transfer;
-                            let transfer_s = if is_last { 0.0 } else { bytes_between * s_per_byte + latency_s };
-                            let sync_s = between.sync_s(from, way.sync, speed);
-                            for &behind in &open {
-                                let window = windows[behind].1.min(fitting);
-                                let farther = &tables[(behind + 1).min(deepest)];
-                                let front = &farther.least[from];
-                                if window < windows[behind].0 || front.is_empty() || from == to {
-                                    continue;
-                                }
-                                let stage = FrontStage::new(
-                                    forward_s,
-                                    backward_s,
-                                    sync_s,
-                                    transfer_s,
-                                    window,
-                                    task.micro_batches,
-                                );
-                                // With fewer there are too few for the stages in front.
-                                let enough = kind.with_rest(farther.first[from * rooms + way.own]).max(lowest);
-                                work += LOOK * (highest + 1).saturating_sub(enough) as u64;
-                                let row = &mut rows[behind];
-                                for level in enough..=highest {
-                                    let before = &front[reach.entry(from, way.own, kind.rests[level - kind.first])];
-                                    // The stage's gradients are summed while earlier stages drain.
-                                    if all_s + before.trip_s.max(before.fill_s + sync_s) < threshold_s {
-                                        row.resize(levels * rooms, Least::NONE);
-                                        row[reach.entry(to, way.behind, level)].lower(&stage, before);
-                                    }
-                                }
-                            }
-                        }
-                    }
-                }
+            for (&behind, (row, looks)) in open.iter().zip(made) {
+                rows[behind] = row;
+                work += LOOK * looks;
             }
             self.finish(to, &mut rows, &open);
+            let (lowest, highest) = reach.of_group[to];
+            let levels = highest + 1 - lowest;
             for (table, row) in tables.iter_mut().zip(rows) {
                 for (at, _) in row.iter().enumerate().filter(|(_, entry)| entry.trip_s < f64::INFINITY) {
                     let first = &mut table.first[to * rooms + at / levels];
@@ -973,10 +1003,73 @@ impl Sources<'_> {
         Some((tables, work))
     }
 
+    /// What stages in front of a group of cuts add, if they end in one `between` groups whose window is in a range and has
+    /// `farther` in front of it; and how much was looked at.
+    fn row(&self, to: usize, window: (u32, u32), farther: &Table, between: &[Between]) -> (Vec<Least>, u64) {
+        let (task, threshold_s, rooms, reach) = (self.task, self.threshold_s, self.rooms, &self.grouping.reach);
+        let micro_batches = f64::from(task.micro_batches);
+        let is_last = to + 1 == self.grouping.groups.cuts.len();
+        let least_bytes =
+            self.grouping.groups.cuts[to].iter().map(|&cut| task.cut_bytes[cut]).fold(f64::INFINITY, f64::min);
+        let (lowest, highest) = reach.of_group[to];
+        let (mut row, mut looks) = (Vec::new(), 0);
+        for (split, between) in self.splits.iter().zip(between) {
+            let kinds = split.kinds.len();
+            for &from in between.some.iter().filter(|&&from| from != to && !farther.least[from].is_empty()) {
+                let (lowest_front, highest_front) = reach.of_group[from];
+                for (which, kind) in split.kinds.iter().enumerate() {
+                    let forward_s = between.forward_s[from] / kind.speed;
+                    let backward_s = between.backward_s[from] / kind.speed;
+                    let all_s = micro_batches * (forward_s + backward_s);
+                    let largest = window.1.min(between.fitting(from, which));
+                    if all_s >= threshold_s || largest < window.0 {
+                        continue;
+                    }
+                    for (at, way) in split.ways.iter().enumerate() {
+                        if is_last && way.behind > 0 {
+                            continue; // nothing is behind
+                        }
+                        // With fewer there are too few for the stages in front.
+                        let enough = kind.with_rest(farther.first[from * rooms + way.own]).max(lowest);
+                        if enough > highest {
+                            continue;
+                        }
+                        looks += (highest + 1 - enough) as u64;
+                        let sync_s = between.sync_s(from, split.rate_of[at * kinds + which]);
+                        let front = &farther.least[from][reach.entry(from, way.own, lowest_front)..];
+                        let before = |rest: usize| &front[rest.min(highest_front) - lowest_front];
+                        // The stage's gradients are summed while earlier stages drain. More devices make no stages in
+                        // front take longer.
+                        let is_long = |&rest: &usize| {
+                            let before = before(rest);
+                            all_s + greater(before.trip_s, before.fill_s + sync_s) >= threshold_s
+                        };
+                        let rests = &kind.rests[enough - kind.first..=highest - kind.first];
+                        let long = rests.partition_point(is_long);
+                        if long == rests.len() {
+                            continue;
+                        }
+                        let Rate { s_per_byte, latency_s } = way.transfer;
+                        let transfer_s = if is_last { 0.0 } else { least_bytes * s_per_byte + latency_s };
+                        let stage =
+                            FrontStage::new(forward_s, backward_s, sync_s, transfer_s, largest, task.micro_batches);
+                        row.resize((highest + 1 - lowest) * rooms, Least::NONE);
+                        let start = reach.entry(to, way.behind, enough);
+                        let entries = &mut row[start + long..start + rests.len()];
+                        for (entry, &rest) in entries.iter_mut().zip(&rests[long..]) {
+                            entry.lower(&stage, before(rest));
+                        }
+                    }
+                }
+            }
+        }
+        (row, looks)
+    }
+
     /// Ends the entries of a group, given those of stages that begin in earlier ones, in each table; none that reaches the
     /// threshold stays.
     fn finish(&self, to: usize, rows: &mut [Vec<Least>], open: &[usize]) {
-        let (lowest, highest) = self.reach.of_group[to];
+        let (lowest, highest) = self.grouping.reach.of_group[to];
         let levels = highest + 1 - lowest;
         for row in rows.iter_mut() {
             for at in 2 * levels..row.len() {
@@ -985,7 +1078,7 @@ impl Sources<'_> {
         }
         // A stage inside a group is left out, with its devices: there is one stage more behind those in front of it, which
         // may lie anywhere.
-        if self.groups.cuts[to].len() > 1 {
+        if self.grouping.groups.cuts[to].len() > 1 {
             let deepest = rows.len() - 1;
             for &behind in open.iter().rev().filter(|&&behind| behind < deepest) {
                 let (nearer, farther) = rows.split_at_mut(behind + 1);
@@ -1000,11 +1093,18 @@ impl Sources<'_> {
                 }
             }
         }
-        let behind_s = self.behind_s[to] / self.speed * (1.0 - 1e-9);
+        let behind_s = self.grouping.behind_s[to] / self.speed * (1.0 - 1e-9);
         for entry in rows.iter_mut().flatten().filter(|entry| entry.least_s(behind_s) >= self.threshold_s) {
             *entry = Least::NONE;
         }
     }
+}
+
+/// What each layer takes for one micro-batch at speed 1, with one of the task's totals.
+fn layers_s(task: &Task<'_>, totals: &Totals) -> Vec<f64> {
+    let forwards = if task.recompute { 2.0 } else { 1.0 };
+    let both = totals.layer_forward_s.iter().zip(&totals.layer_backward_s);
+    both.map(|(forward_s, backward_s)| forwards * forward_s + backward_s).collect()
 }
 
 /// For each layer the least that a micro-batch takes, times its replicas.
@@ -1024,19 +1124,18 @@ fn least_work_s(task: &Task<'_>) -> Vec<f64> {
 
 /// No plan has a shorter step, as far as tables below a threshold say; what making them took.
 pub(super) fn tabled_s(task: &Task<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
-    let last = task.model.cuts() - 1;
     Prefixes::with(task, links, threshold_s, usize::MAX, ALONE, control)
-        .map_or((0.0, 0), |prefixes| (prefixes.bound_s(&Paths::default(), last, u32::MAX, None, 0), prefixes.work))
+        .map_or((0.0, 0), |prefixes| (prefixes.whole_s(), prefixes.work))
 }
 
-/// No plan has a shorter step: all devices at work all the time, or one micro-batch on its way through.
+/// No plan has a shorter step: all devices at work all the time, or one micro-batch on its way through; what finding that
+/// took.
 ///
 /// Steps of `threshold_s` and more don't count; nor does the micro-batch on its way if time is up.
-pub(super) fn least_step_s(task: &Task<'_>, links: &Links, threshold_s: f64, control: &Control) -> f64 {
-    let last = task.model.cuts() - 1;
-    let alone_s = Prefixes::new(task, links, threshold_s, 0, control)
-        .map_or(0.0, |prefixes| prefixes.bound_s(&Paths::default(), last, u32::MAX, None, 0));
+pub(super) fn least_step_s(task: &Task<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
+    let (alone_s, spent) = Prefixes::new(task, links, threshold_s, 0, control)
+        .map_or((0.0, 0), |prefixes| (prefixes.whole_s(), prefixes.work));
     let speed: f64 = task.cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
     let work_s: f64 = least_work_s(task).iter().sum();
-    alone_s.max(f64::from(task.micro_batches) * work_s / speed)
+    (alone_s.max(f64::from(task.micro_batches) * work_s / speed), spent)
 }

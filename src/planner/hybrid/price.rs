@@ -162,84 +162,105 @@ impl<'a> Pricer<'a> {
     /// # Errors
     /// As [`Pricer::stages`].
     pub fn stages_of(&mut self, plan: &Candidate, group_of: Option<&[u32]>) -> Result<Vec<StagePrice>> {
-        let micro_batch = plan.micro_batch;
         let shared = self.shared(plan, group_of);
         if self.settings.equal_replicas && plan.stages.windows(2).any(|two| two[0].replicas() != two[1].replicas()) {
             return Err(Error::argument("stages differ in their numbers of replicas", "give each stage as many"));
         }
-        let mut prices = Vec::with_capacity(plan.stages.len());
-        for (index, stage) in plan.stages.iter().enumerate() {
-            let replicas = stage.replicas();
-            let Some(share) = self.settings.share(micro_batch, replicas) else {
-                return Err(Error::argument(
-                    format!("stage {index} cannot split a micro-batch of {micro_batch} over {replicas} replicas"),
-                    format!(
-                        "each replica needs at least {} samples{}",
-                        self.settings.smallest_share,
-                        if self.settings.uneven_shares { "" } else { ", all the same number" }
-                    ),
-                ));
-            };
-            let (model, settings) = (self.model, self.settings);
-            for samples in [share, micro_batch] {
-                self.totals.entry(samples).or_insert_with(|| model.totals(samples));
-            }
-            let totals = &self.totals[&share];
-            let machine = |&(machine, _): &(u32, u32)| &self.cluster.machines[machine as usize];
-            let speed = stage.footprint.iter().map(machine).map(|m| m.speed).fold(f64::INFINITY, f64::min);
-            let capacity_bytes =
-                stage.footprint.iter().map(machine).map(|m| m.memory_bytes).fold(f64::INFINITY, f64::min);
-            let forward_s = (totals.forward_s[stage.end] - totals.forward_s[stage.begin]) / speed;
-            let backward_s = (totals.backward_s[stage.end] - totals.backward_s[stage.begin]) / speed
-                + if plan.recompute { forward_s } else { 0.0 };
-            let half_s = |below: &[f64]| (below[stage.end] - below[stage.begin]) / speed;
-            let rate = match plan.stages.get(index + 1) {
-                Some(next) => transfer(self.cluster, &stage.footprint, &next.footprint),
-                None => Rate::default(),
-            };
-            let cut_bytes =
-                if index + 1 < plan.stages.len() { self.totals[&micro_batch].boundary_bytes[stage.end] } else { 0.0 };
-            let widest = stage.footprint.iter().map(|&(_, count)| count).max().unwrap_or(0);
-            let sync = if replicas > 1 {
-                self.cluster.all_reduce(stage.footprint.len() as u32, widest)
-            } else {
-                Rate::default()
-            };
-            let shared = shared.get(index);
-            let apart = shared.map_or(&[][..], |shared| &shared.apart);
-            let tied_s = shared.map_or(0.0, |shared| shared.tied_s);
-            let sync_tail = |overlap| {
-                cost::sync_without_s(model, totals, speed, (stage.begin, stage.end), sync, overlap, apart) + tied_s
-            };
-            let memory = cost::memory(
-                model,
-                totals,
-                &settings.memory,
-                (stage.begin, stage.end),
-                replicas,
-                stage.window,
-                plan.recompute,
-            );
-            let held_once_bytes = shared.map_or(0.0, |shared| shared.held_once_bytes);
-            prices.push(StagePrice {
-                share,
-                forward_s,
-                backward_s,
-                input_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.input_gradient_s)),
-                weight_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.weight_gradient_s)),
-                transfer_s: cut_bytes * rate.s_per_byte + rate.latency_s,
-                transfer_busy_s: cut_bytes * rate.s_per_byte,
-                sync_s: sync_tail(false),
-                sync_tail_s: sync_tail(settings.overlap_sync),
-                memory: if held_once_bytes > 0.0 {
-                    memory.with_weights(-held_once_bytes, &settings.memory, replicas)
-                } else {
-                    memory
-                },
-                capacity_bytes: capacity_bytes - settings.memory.reserved_bytes,
-            });
+        (0..plan.stages.len()).map(|index| self.stage(plan, index, shared.get(index))).collect()
+    }
+
+    /// The same for a plan of the stages of another one, but for some: what others cost is known.
+    ///
+    /// # Errors
+    /// As [`Pricer::stages`].
+    pub(super) fn stages_but(
+        &mut self,
+        plan: &Candidate,
+        known: (&Candidate, &[StagePrice]),
+    ) -> Result<Vec<StagePrice>> {
+        let (other, prices) = known;
+        let is_alike = (plan.stages.len(), plan.micro_batch, plan.recompute)
+            == (other.stages.len(), other.micro_batch, other.recompute);
+        if !is_alike || self.settings.equal_replicas || self.shares_weights() {
+            return self.stages(plan);
         }
-        Ok(prices)
+        (0..plan.stages.len())
+            .map(|index| {
+                let [next, other_next] =
+                    [plan, other].map(|plan| plan.stages.get(index + 1).map(|next| &next.footprint));
+                let is_known = plan.stages[index] == other.stages[index] && next == other_next;
+                if is_known { Ok(prices[index].clone()) } else { self.stage(plan, index, None) }
+            })
+            .collect()
+    }
+
+    /// Seconds and bytes of one stage.
+    fn stage(&mut self, plan: &Candidate, index: usize, shared: Option<&SharedPrice>) -> Result<StagePrice> {
+        let (micro_batch, stage) = (plan.micro_batch, &plan.stages[index]);
+        let replicas = stage.replicas();
+        let Some(share) = self.settings.share(micro_batch, replicas) else {
+            return Err(Error::argument(
+                format!("stage {index} cannot split a micro-batch of {micro_batch} over {replicas} replicas"),
+                format!(
+                    "each replica needs at least {} samples{}",
+                    self.settings.smallest_share,
+                    if self.settings.uneven_shares { "" } else { ", all the same number" }
+                ),
+            ));
+        };
+        let (model, settings) = (self.model, self.settings);
+        for samples in [share, micro_batch] {
+            self.totals.entry(samples).or_insert_with(|| model.totals(samples));
+        }
+        let totals = &self.totals[&share];
+        let machine = |&(machine, _): &(u32, u32)| &self.cluster.machines[machine as usize];
+        let speed = stage.footprint.iter().map(machine).map(|m| m.speed).fold(f64::INFINITY, f64::min);
+        let capacity_bytes = stage.footprint.iter().map(machine).map(|m| m.memory_bytes).fold(f64::INFINITY, f64::min);
+        let forward_s = (totals.forward_s[stage.end] - totals.forward_s[stage.begin]) / speed;
+        let backward_s = (totals.backward_s[stage.end] - totals.backward_s[stage.begin]) / speed
+            + if plan.recompute { forward_s } else { 0.0 };
+        let half_s = |below: &[f64]| (below[stage.end] - below[stage.begin]) / speed;
+        let rate = match plan.stages.get(index + 1) {
+            Some(next) => transfer(self.cluster, &stage.footprint, &next.footprint),
+            None => Rate::default(),
+        };
+        let cut_bytes =
+            if index + 1 < plan.stages.len() { self.totals[&micro_batch].boundary_bytes[stage.end] } else { 0.0 };
+        let widest = stage.footprint.iter().map(|&(_, count)| count).max().unwrap_or(0);
+        let sync =
+            if replicas > 1 { self.cluster.all_reduce(stage.footprint.len() as u32, widest) } else { Rate::default() };
+        let apart = shared.map_or(&[][..], |shared| &shared.apart);
+        let tied_s = shared.map_or(0.0, |shared| shared.tied_s);
+        let sync_tail = |overlap| {
+            cost::sync_without_s(model, totals, speed, (stage.begin, stage.end), sync, overlap, apart) + tied_s
+        };
+        let memory = cost::memory(
+            model,
+            totals,
+            &settings.memory,
+            (stage.begin, stage.end),
+            replicas,
+            stage.window,
+            plan.recompute,
+        );
+        let held_once_bytes = shared.map_or(0.0, |shared| shared.held_once_bytes);
+        Ok(StagePrice {
+            share,
+            forward_s,
+            backward_s,
+            input_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.input_gradient_s)),
+            weight_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.weight_gradient_s)),
+            transfer_s: cut_bytes * rate.s_per_byte + rate.latency_s,
+            transfer_busy_s: cut_bytes * rate.s_per_byte,
+            sync_s: sync_tail(false),
+            sync_tail_s: sync_tail(settings.overlap_sync),
+            memory: if held_once_bytes > 0.0 {
+                memory.with_weights(-held_once_bytes, &settings.memory, replicas)
+            } else {
+                memory
+            },
+            capacity_bytes: capacity_bytes - settings.memory.reserved_bytes,
+        })
     }
 
     /// For each stage what weights that it shares with others add; nothing where no layers share any.

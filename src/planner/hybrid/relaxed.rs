@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::kinds::{Kind, Units, kinds};
+use super::kinds::{Kind, MOST_KINDS, Units, kinds};
 use super::links::{Links, Span, Spread};
-use super::space::{Move, Placing};
+use super::space::{Move, Placing, Prices};
 use super::task::Task;
 use crate::cost::network::Rate;
 
@@ -33,6 +33,9 @@ enum Last {
     Spread(Spread),
 }
 
+/// Free devices of each kind.
+type Free = [u32; MOST_KINDS];
+
 /// Situations that the search has met, and moves between them.
 pub(super) struct Relaxed {
     links: Links,
@@ -41,11 +44,12 @@ pub(super) struct Relaxed {
     /// More devices are of no use.
     most: u32,
     /// Free devices of each kind, and the stage placed last.
-    situations: Vec<(Vec<u32>, u32)>,
-    index: FxHashMap<(Vec<u32>, u32), u32>,
+    situations: Vec<(Free, u32)>,
+    index: FxHashMap<(Free, u32), u32>,
     lasts: Vec<Last>,
     last_index: FxHashMap<Last, u32>,
     moves: FxHashMap<u32, Arc<[Move]>>,
+    prices: Prices,
 }
 
 impl Relaxed {
@@ -59,20 +63,22 @@ impl Relaxed {
             lasts: vec![Last::Nothing],
             last_index: FxHashMap::default(),
             moves: FxHashMap::default(),
+            prices: Prices::default(),
             most: task.most_devices(),
             units: Units::new(task.cluster),
             kinds,
         };
-        let free = space.kinds.iter().map(|kind| kind.devices).collect();
+        let mut free = [0; MOST_KINDS];
+        free.iter_mut().zip(&space.kinds).for_each(|(free, kind)| *free = kind.devices);
         space.intern(free, 0);
         space
     }
 
-    fn intern(&mut self, free: Vec<u32>, last: u32) -> u32 {
+    fn intern(&mut self, free: Free, last: u32) -> u32 {
         let next = self.situations.len() as u32;
         let situations = &mut self.situations;
         *self.index.entry((free, last)).or_insert_with_key(|key| {
-            situations.push(key.clone());
+            situations.push(*key);
             next
         })
     }
@@ -105,6 +111,7 @@ impl Relaxed {
                         sync,
                         speed: kind.speed,
                         memory_bytes: kind.memory_bytes,
+                        price: space.prices.of(span.1, sync, kind.speed, kind.memory_bytes),
                         room: if let Last::One { room, .. } = last { Some(room) } else { None },
                         takes: Vec::new(),
                     });
@@ -182,7 +189,7 @@ impl Placing for Relaxed {
     }
 
     fn after(&mut self, situation: u32, choice: &Move) -> Option<u32> {
-        let mut free = self.situations[situation as usize].0.clone();
+        let mut free = self.situations[situation as usize].0;
         let kind = &self.kinds[usize::from(choice.kind)];
         if free[usize::from(choice.kind)] < choice.fewest {
             return None;
@@ -193,7 +200,7 @@ impl Placing for Relaxed {
             }
         }
         // Kinds come after those that have all of their devices.
-        for at in 1..free.len() {
+        for at in 1..self.kinds.len() {
             for other in 0..at {
                 if self.kinds[at].parts_of[other] {
                     free[at] = free[at].min(free[other]);

@@ -8,6 +8,9 @@
 //! With a beam only the most promising labels of each cut go on; the smallest bound among the rest then limits what the
 //! pass has proved.
 
+use std::rc::Rc;
+use std::sync::Arc;
+
 use super::Effort;
 use super::labels::{Label, Labels};
 use super::links::Links;
@@ -16,21 +19,23 @@ use super::prefixes::Prefixes;
 use super::price::{Candidate, StageChoice};
 use super::relaxed::Relaxed;
 use super::settings::largest_window;
+use super::smaller::{Inner, Synced};
 use super::space::{Move, Placing, Space};
 use super::task::Task;
 use crate::control::Control;
-use crate::cost::{self, SyncTail};
+use crate::cost;
 
 /// Up to this many devices, suffixes are told apart however little they differ.
 const EXACT_DEVICES: u32 = 16;
 /// Beyond, paths are rounded down to this part of the least conceivable step: a pipeline of thirty stages loses 0.4 %.
 const GRID: f64 = 8192.0;
 
-/// What it takes to put a stage in front of a label, for each of its windows, and to sum the gradients of a stage of a
-/// branching model, for each layer that this has, in nanoseconds or so.
-const TRY: u64 = 20;
-const WINDOW: u64 = 400;
-const SUMMED: u64 = 1;
+/// What it takes to look at a stage and to price it, to put it in front of a label, and to do so with each of its windows,
+/// in nanoseconds or so.
+const MAKE: u64 = 5;
+const PRICE: u64 = 50;
+const TRY: u64 = 10;
+const WINDOW: u64 = 250;
 
 /// Index of the empty suffix.
 const ROOT: u32 = 0;
@@ -130,6 +135,94 @@ impl<'a> Suffixes<'a> {
     }
 }
 
+/// A stage between two cuts, before it is placed.
+struct Stage {
+    begin: usize,
+    /// In the order of [`Model::begins`].
+    index: usize,
+    forward_s: f64,
+    backward_s: f64,
+}
+
+/// Stages that end at one cut and cost the same but for their layers.
+struct Stages<'t> {
+    /// Those that alone are at work for less than the threshold.
+    short: Rc<[Stage]>,
+    sync: Synced<'t>,
+    /// The largest window that fits each of them, 0 if none does; `None` where nobody asked.
+    largest: Vec<Option<u32>>,
+}
+
+/// All stages that end at one cut. What they cost by themselves is the same for all labels there.
+struct Ending<'t> {
+    task: &'t Task<'t>,
+    end: usize,
+    inner: Option<Arc<Inner>>,
+    /// By the price of a move.
+    of_price: Vec<Option<Stages<'t>>>,
+}
+
+impl<'t> Ending<'t> {
+    fn new(task: &'t Task<'t>, end: usize) -> Self {
+        Self { task, end, inner: None, of_price: Vec::new() }
+    }
+
+    /// Those that a move may place, if they alone are at work for less than the threshold; adds what it took to `work`.
+    fn short(&mut self, choice: &Move, threshold_s: f64, work: &mut u64) -> Rc<[Stage]> {
+        let (task, end, at) = (self.task, self.end, choice.price as usize);
+        if self.of_price.len() <= at {
+            self.of_price.resize_with(at + 1, || None);
+        }
+        if let Some(stages) = &self.of_price[at] {
+            return stages.short.clone();
+        }
+        let Some(share) = task.share[choice.replicas as usize] else { return Rc::default() };
+        let totals = &task.totals[share as usize];
+        let mut short = Vec::new();
+        for (index, begin) in task.model.begins(end).enumerate() {
+            *work += MAKE;
+            let begin = begin as usize;
+            let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / choice.speed;
+            let mut backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / choice.speed;
+            if task.recompute {
+                backward_s += forward_s;
+            }
+            if f64::from(task.micro_batches) * (forward_s + backward_s) < threshold_s {
+                short.push(Stage { begin, index, forward_s, backward_s });
+            } else if task.model.is_chain {
+                break;
+            }
+        }
+        let overlap = task.settings.overlap_sync;
+        let stages = Stages {
+            largest: vec![None; short.len()],
+            short: short.into(),
+            sync: Synced::new(task.model, totals, choice.sync, choice.speed, overlap, end),
+        };
+        self.of_price[at].insert(stages).short.clone()
+    }
+
+    /// What there is to sum of one of them, and the largest window that fits, 0 if none does.
+    fn sync_and_window(&mut self, choice: &Move, at: usize, work: &mut u64) -> (f64, u32) {
+        let (task, end) = (self.task, self.end);
+        let Some(stages) = &mut self.of_price[choice.price as usize] else { return (0.0, 0) };
+        if self.inner.is_none() {
+            self.inner = task.sets.as_ref().map(|sets| sets.inner(end));
+        }
+        let Stage { begin, index, .. } = stages.short[at];
+        let largest = *stages.largest[at].get_or_insert_with(|| {
+            *work += PRICE;
+            let memory = &task.settings.memory;
+            let Some(share) = task.share[choice.replicas as usize] else { return 0 };
+            let totals = &task.totals[share as usize];
+            let held = cost::memory(task.model, totals, memory, (begin, end), choice.replicas, 1, task.recompute);
+            let capacity_bytes = choice.memory_bytes - memory.reserved_bytes;
+            largest_window(1, task.micro_batches, |window| held.bytes_with(window) <= capacity_bytes).unwrap_or(0)
+        });
+        (stages.sync.sum(index, self.inner.as_deref()), largest)
+    }
+}
+
 /// A pass over one space.
 struct Pass<'p, 'a, S> {
     task: &'p Task<'a>,
@@ -148,7 +241,7 @@ impl<S: Placing> Pass<'_, '_, S> {
             return (PassResult { bound_s: 0.0, ..found }, labels);
         };
         found.work = prefixes.work;
-        let root_bound_s = prefixes.bound_s(&Paths::default(), last, self.space.free_units(0), None, 0);
+        let root_bound_s = prefixes.bound_s(&Paths::default(), last, prefixes.place(self.space.free_units(0), None, 0));
         if root_bound_s < self.threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
             let bound_s = root_bound_s;
@@ -164,7 +257,9 @@ impl<S: Placing> Pass<'_, '_, S> {
                 move_index: 0,
             });
         }
+        let task = self.task;
         for cut in (1..=last).rev() {
+            let mut ending = Ending::new(task, cut);
             let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
             labels.sort(&mut waiting);
             for (index, id) in waiting.into_iter().enumerate() {
@@ -178,7 +273,7 @@ impl<S: Placing> Pass<'_, '_, S> {
                     found.bound_s = found.bound_s.min(labels.all[id as usize].bound_s);
                     break;
                 }
-                found.work += self.expand(id, &mut labels, &prefixes, effort.windows);
+                found.work += self.expand(id, &mut labels, &prefixes, &mut ending, effort.windows);
             }
         }
         labels.keep_best_plans();
@@ -188,18 +283,16 @@ impl<S: Placing> Pass<'_, '_, S> {
         (found, labels)
     }
 
-    /// The largest window between `least` and `most` that a stage may have.
-    fn largest_window(&self, stage: (usize, usize), choice: &Move, least: u32, most: u32) -> Option<u32> {
-        let (model, memory) = (self.task.model, &self.task.settings.memory);
-        let totals = &self.task.totals[self.task.share[choice.replicas as usize]? as usize];
-        let held = cost::memory(model, totals, memory, stage, choice.replicas, least, self.task.recompute);
-        largest_window(least, most, |window| held.bytes_with(window) <= choice.memory_bytes - memory.reserved_bytes)
-    }
-
     /// Puts every stage that may stand there in front of a label; what that takes, in nanoseconds or so.
-    fn expand(&mut self, id: u32, labels: &mut Labels, prefixes: &Prefixes, most_windows: u32) -> u64 {
+    fn expand(
+        &mut self,
+        id: u32,
+        labels: &mut Labels,
+        prefixes: &Prefixes,
+        ending: &mut Ending<'_>,
+        most_windows: u32,
+    ) -> u64 {
         let threshold_s = self.threshold_s;
-        let model = self.task.model;
         let label = labels.all[id as usize].clone();
         let end = label.cut as usize;
         let stages = label.stages + 1;
@@ -207,56 +300,42 @@ impl<S: Placing> Pass<'_, '_, S> {
             return 0;
         }
         let (least, most) = self.task.settings.windows(stages, self.task.micro_batches);
+        let least = least.max(label.least_window);
         let micro = f64::from(self.task.micro_batches);
         let grid_s = if self.task.cluster.devices() > EXACT_DEVICES { prefixes.least_s() / GRID } else { 0.0 };
         let cut_bytes = if label.stages == 0 { 0.0 } else { self.task.cut_bytes[end] };
         let mut work = 0;
         for (move_index, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
-            let Some(share) = self.task.share[choice.replicas as usize] else { continue };
-            let totals = &self.task.totals[share as usize];
+            let short = ending.short(choice, threshold_s, &mut work);
+            if short.is_empty() {
+                continue;
+            }
             let Some(situation) = self.space.after(label.situation, choice) else { continue };
-            let (free, room) = (self.space.free(situation), choice.room);
-            let (free_speed, free_units) = (self.space.free_speed(situation), self.space.free_units(situation));
-            // In a chain the stage grows by one cut at a time, and so does its synchronisation.
-            let overlap = self.task.settings.overlap_sync;
-            let mut sync = SyncTail::new(model, totals, choice.speed, choice.sync, overlap);
-            let mut begun = end;
-            for begin in model.begins(end) {
+            let free = self.space.free(situation);
+            let free_speed = self.space.free_speed(situation);
+            let place = prefixes.place(self.space.free_units(situation), choice.room, stages);
+            // In a chain, the longer the stage the less is left to those in front.
+            let is_much = |stage: &Stage| prefixes.busy_s(stage.begin, free_speed) >= threshold_s;
+            let first = if self.task.model.is_chain { short.partition_point(is_much) } else { 0 };
+            for (at, &Stage { begin, forward_s, backward_s, .. }) in short.iter().enumerate().skip(first) {
                 work += TRY;
-                let begin = begin as usize;
                 if begin > 0 && free == 0 {
                     continue;
                 }
-                let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / choice.speed;
-                let mut backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / choice.speed;
-                if self.task.recompute {
-                    backward_s += forward_s;
-                }
                 let stage_s = forward_s + backward_s;
-                if micro * stage_s >= threshold_s {
-                    if model.is_chain {
-                        break;
-                    }
-                    continue;
-                }
                 let busy_s = prefixes.busy_s(begin, free_speed);
                 if busy_s >= threshold_s {
                     continue;
                 }
-                let ahead_s = prefixes.trip_s(begin, free_units, room, stages);
+                let ahead_s = prefixes.trip_s(begin, place);
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }
-                let sync_s = if model.is_chain {
-                    let layers = model.layers_between(begin, begun);
-                    begun = begin;
-                    sync.extend(layers)
-                } else {
-                    work += SUMMED * model.layer_parameter_bytes.len() as u64;
-                    cost::sync_s(model, totals, choice.speed, (begin, end), choice.sync, overlap)
-                };
-                let least = least.max(label.least_window);
-                let Some(largest) = self.largest_window((begin, end), choice, least, most.max(least)) else { continue };
+                let (sync_s, largest) = ending.sync_and_window(choice, at, &mut work);
+                if largest < least {
+                    continue;
+                }
+                let largest = largest.min(most.max(least));
                 // Each by itself, largest first; where they are many, all but the largest few and the least as one.
                 let few = if largest - least < most_windows { least } else { largest + 3 - most_windows };
                 let each = (few..=largest).rev().map(|window| (window, window));
@@ -274,7 +353,7 @@ impl<S: Placing> Pass<'_, '_, S> {
                     };
                     let paths = label.paths.extend(&stage, label.least_window, self.task.micro_batches);
                     let paths = if grid_s > 0.0 { paths.rounded_down(grid_s) } else { paths };
-                    let bound_s = prefixes.bound_s(&paths, begin, free_units, room, stages).max(busy_s);
+                    let bound_s = prefixes.bound_s(&paths, begin, place).max(busy_s);
                     if bound_s < threshold_s {
                         if begin == 0 && !S::IS_REAL {
                             self.threshold_s = self.threshold_s.min(bound_s);

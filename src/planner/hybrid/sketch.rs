@@ -23,10 +23,24 @@ pub(super) struct Sketch {
     pub counts: Vec<u32>,
     /// Devices of each machine in no stage.
     pub free: Vec<u32>,
-    /// What each stage costs, where that is known.
+    /// What each stage's devices are, where that is known.
+    footings: Vec<Option<Footing>>,
+    /// What each stage costs, likewise.
     costs: Vec<Option<StageCost>>,
     /// The same for the transfer to the next stage.
     rates: Vec<Option<Rate>>,
+}
+
+/// What a stage's devices are to it, whatever its layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Footing {
+    pub replicas: u32,
+    /// Of the slowest.
+    pub speed: f64,
+    /// Of the smallest.
+    pub memory_bytes: f64,
+    /// Summing gradients.
+    pub sync: Rate,
 }
 
 /// A stage apart from its windows; `None` of these where it can't share the micro-batch.
@@ -76,7 +90,8 @@ impl Sketch {
         for row in counts.chunks(free.len()) {
             free.iter_mut().zip(row).for_each(|(free, taken)| *free -= taken);
         }
-        Self { task, cuts, counts, free, costs: vec![None; stages], rates: vec![None; stages] }
+        let (footings, costs, rates) = (vec![None; stages], vec![None; stages], vec![None; stages]);
+        Self { task, cuts, counts, free, footings, costs, rates }
     }
 
     pub(super) fn of(cluster: &Cluster, task: usize, plan: &Candidate) -> Self {
@@ -108,12 +123,14 @@ impl Sketch {
         self.cuts.clone_from(&other.cuts);
         self.counts.clone_from(&other.counts);
         self.free.clone_from(&other.free);
+        self.footings.clone_from(&other.footings);
         self.costs.clone_from(&other.costs);
         self.rates.clone_from(&other.rates);
     }
 
     /// Says that a stage takes other devices now.
     pub(super) fn moved(&mut self, stage: usize) {
+        self.footings[stage] = None;
         self.costs[stage] = None;
         self.rates[stage] = None;
         if stage > 0 {
@@ -175,6 +192,7 @@ impl Sketch {
         let at = (stage + 1) * self.machines();
         self.cuts.insert(stage + 1, cut);
         self.counts.splice(at..at, std::iter::repeat_n(0, self.free.len()));
+        self.footings.insert(stage + 1, None);
         self.costs.insert(stage + 1, None);
         self.rates.insert(stage + 1, None);
         self.moved(stage);
@@ -188,6 +206,7 @@ impl Sketch {
         }
         self.counts.drain((stage + 1) * machines..(stage + 2) * machines);
         self.cuts.remove(stage + 1);
+        self.footings.remove(stage + 1);
         self.costs.remove(stage + 1);
         self.rates.remove(stage + 1);
         self.moved(stage);
@@ -278,8 +297,11 @@ impl<'a> Judge<'a> {
         judged
     }
 
-    fn stage_cost(&mut self, sketch: &Sketch, stage: usize) -> Option<StageCost> {
-        let task = self.tasks[sketch.task];
+    /// The devices of a stage.
+    pub(super) fn footing(&self, sketch: &mut Sketch, stage: usize) -> Footing {
+        if let Some(footing) = sketch.footings[stage] {
+            return footing;
+        }
         let (mut replicas, mut machines, mut widest) = (0, 0, 0);
         let (mut speed, mut memory_bytes) = (f64::INFINITY, f64::INFINITY);
         for (machine, &count) in self.cluster.machines.iter().zip(sketch.row(stage)) {
@@ -291,6 +313,13 @@ impl<'a> Judge<'a> {
                 memory_bytes = memory_bytes.min(machine.memory_bytes);
             }
         }
+        let sync = self.cluster.all_reduce(machines, widest);
+        *sketch.footings[stage].insert(Footing { replicas, speed, memory_bytes, sync })
+    }
+
+    fn stage_cost(&mut self, sketch: &mut Sketch, stage: usize) -> Option<StageCost> {
+        let task = self.tasks[sketch.task];
+        let Footing { replicas, speed, memory_bytes, sync } = self.footing(sketch, stage);
         let share = if replicas == 0 { None } else { task.share[replicas as usize] }?;
         let totals = &task.totals[share as usize];
         let (begin, end) = (sketch.cuts[stage] as usize, sketch.cuts[stage + 1] as usize);
@@ -299,11 +328,7 @@ impl<'a> Judge<'a> {
         if task.recompute {
             backward_s += forward_s;
         }
-        let sync_s = if replicas > 1 {
-            self.sync_s(task, (begin, end), share, self.cluster.all_reduce(machines, widest), speed)
-        } else {
-            0.0
-        };
+        let sync_s = if replicas > 1 { self.sync_s(task, (begin, end), share, sync, speed) } else { 0.0 };
         let memory = &task.settings.memory;
         let capacity_bytes = memory_bytes - memory.reserved_bytes;
         let memory = cost::memory(task.model, totals, memory, (begin, end), replicas, 1, task.recompute);
@@ -328,7 +353,8 @@ impl<'a> Judge<'a> {
         kept.1
     }
 
-    fn rate(&mut self, sketch: &mut Sketch, stage: usize) -> Rate {
+    /// Between a stage and the next.
+    pub(super) fn rate(&mut self, sketch: &mut Sketch, stage: usize) -> Rate {
         if let Some(rate) = sketch.rates[stage] {
             return rate;
         }

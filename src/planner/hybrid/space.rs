@@ -57,12 +57,30 @@ pub(super) struct Move {
     pub speed: f64,
     /// Of the smallest device it takes; the most that this may be, where several moves count as one.
     pub memory_bytes: f64,
+    /// What numbers the four above, replicas, synchronisation, speed and memory: all that a stage's own costs follow from.
+    pub price: u32,
     /// Devices that stay free on its machine; none if it takes several machines.
     pub room: Option<u32>,
     /// Which devices it takes, in words of its space.
     pub kind: u16,
     /// `(class, free before, devices of the last stage, devices taken)` of each machine it touches.
     pub takes: Vec<(u16, u32, u32, u32)>,
+}
+
+/// Numbers for what makes stages with the same layers cost the same.
+#[derive(Debug, Default)]
+pub(super) struct Prices {
+    known: FxHashMap<[u64; 5], u32>,
+}
+
+impl Prices {
+    /// That of stages with so many replicas on devices of this speed and memory.
+    pub(super) fn of(&mut self, replicas: u32, sync: Rate, speed: f64, memory_bytes: f64) -> u32 {
+        let [s_per_byte, latency_s] = [sync.s_per_byte, sync.latency_s].map(f64::to_bits);
+        let next = self.known.len() as u32;
+        let key = [u64::from(replicas), s_per_byte, latency_s, speed.to_bits(), memory_bytes.to_bits()];
+        *self.known.entry(key).or_insert(next)
+    }
 }
 
 /// Where stages may be placed, one after another.
@@ -101,6 +119,7 @@ pub(super) struct Space<'a> {
     free: Vec<u32>,
     index: FxHashMap<Vec<Group>, u32>,
     moves: Vec<Option<Arc<[Move]>>>,
+    prices: Prices,
     /// Whether every placement is tried.
     pub exact: bool,
     links: Links,
@@ -148,6 +167,7 @@ impl<'a> Space<'a> {
             free: Vec::new(),
             index: FxHashMap::default(),
             moves: Vec::new(),
+            prices: Prices::default(),
             exact,
             links: Links::new(task, whole),
             allowed: useful(cluster, &task.share),
@@ -222,9 +242,11 @@ impl<'a> Space<'a> {
             _ => None,
         };
         let first = pairs.iter().all(|&(_, receivers)| receivers == 0);
+        let sync = if replicas > 1 { self.cluster.all_reduce(machines, widest) } else { Rate::default() };
         Some(Move {
             transfer: if first { Rate::default() } else { self.cluster.transfer(&pairs) },
-            sync: if replicas > 1 { self.cluster.all_reduce(machines, widest) } else { Rate::default() },
+            sync,
+            price: self.prices.of(replicas, sync, speed, memory_bytes),
             next: self.intern(after),
             replicas,
             fewest: replicas,

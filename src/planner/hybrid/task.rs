@@ -1,11 +1,13 @@
 //! One micro-batch size, with or without recomputation: what the passes over it share.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use super::settings::Settings;
+use super::smaller::Sets;
 use crate::cost::network::Cluster;
 use crate::cost::{Model, Totals};
 
@@ -25,6 +27,8 @@ pub(super) struct Task<'a> {
     pub samples: Vec<u32>,
     /// What crosses each cut, of a whole micro-batch.
     pub cut_bytes: Vec<f64>,
+    /// Of a branching model, the cuts as sets of layers; the same for all tasks.
+    pub sets: Option<Arc<Sets<'a>>>,
 }
 
 impl<'a> Task<'a> {
@@ -43,9 +47,11 @@ impl<'a> Task<'a> {
                 }
             }
         }
+        let sets = (!model.is_chain).then(|| Arc::new(Sets::new(model)));
         (questions.into_par_iter())
             .map(|(micro_batch, recompute, replicas)| {
-                Self::new(model, cluster, settings, micro_batch, recompute, &replicas)
+                let task = Self::new(model, cluster, settings, micro_batch, recompute, &replicas);
+                Self { sets: sets.clone(), ..task }
             })
             .collect()
     }
@@ -82,6 +88,7 @@ impl<'a> Task<'a> {
             totals,
             samples,
             cut_bytes: model.totals(micro_batch).boundary_bytes,
+            sets: None,
         }
     }
 
