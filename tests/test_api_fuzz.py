@@ -560,7 +560,7 @@ def test_only_errors_of_hpgo_come_back(valid: Any, stem: str) -> None:
 
 # --- The runtime ------------------------------------------------------------------------------------------------------
 
-CALLED_BY_USERS = {"make", "loss", "weight", "optimizer", "tell", "progress"}
+CALLED_BY_USERS = {"make", "loss", "weight", "optimizer", "tell", "progress", "watch"}
 """Functions of the caller's; what they raise is theirs."""
 
 
@@ -623,7 +623,8 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
         "Pipeline": (lambda **given: runtime.Pipeline(**given).close(),
                      {"plan": program, "workload": workload, **pipeline_options}),
         "Pipeline.checkpoint": (ran.checkpoint, {"folder": "saved", "every": 9, "keep": 3, "tell": None}),
-        "Pipeline.infer": (infer, {"batches": [zeros], "in_flight": 1}),
+        "Pipeline.infer": (infer, {"batches": [zeros], "in_flight": 1, "hold_samples_per_s": 5.0, "data_rank": 0,
+                                   "watch": None}),
         "Pipeline.loader": (ran.loader, {"dataset": data, "shuffle": True, "seed": 0, "workers": 0}),
         "Pipeline.resume": (ran.resume, {"folder": "none"}),
         "Pipeline.step": (step, {"inputs": zeros, "targets": zeros}),

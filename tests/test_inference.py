@@ -511,6 +511,8 @@ def test_the_command_infers_by_a_plan_of_partition(runs: fault_runs.Runs) -> Non
     assert [stage["layers"] for stage in document["stages"]] == [["0", "1", "2"], ["3", "4", "5"]]
     assert all(stage["forward_s"]["measured"] > 0 for stage in document["stages"])
     assert [stage["bits"] for stage in document["stages"]] == [16, None]
+    assert [stage["sent_bits"] for stage in document["stages"]] == [{"16": 8}, {}]
+    assert document["hold_samples_per_s"] is None
     assert document["stages"][0]["transfer_s"]["measured"] > 0
     assert hpgo.Timeline.read(runs.folder / "measured.npz").micro_batches == 8
     with pytest.MonkeyPatch.context() as patch:
@@ -541,6 +543,16 @@ def test_the_command_infers_on_hosts_that_take_turns(runs: fault_runs.Runs) -> N
     with torch.no_grad():
         found = whole.eval()(torch.stack([inputs for inputs, _ in data]), rows=30)[0].argmax(1).tolist()
     assert document["accuracy"] == sum(at == target for at, (_, target) in zip(found, data, strict=True)) / 30
+
+
+def test_the_command_holds_a_rate_and_says_accuracy_beside_it(runs: fault_runs.Runs) -> None:
+    runs.start("two.json", "--inference", "--workload", "mine:build", "--data", "mine:data", "--hold-rate", "0.5")
+    ended = runs.finish()
+    assert (ended.code, ended.left, ended.errors) == (0, [], [])
+    rows = [line for line in ended.out.splitlines() if line.startswith(("throughput", "rate to hold", "accuracy"))]
+    assert [line.split()[0] for line in rows] == ["throughput", "rate", "accuracy"]
+    assert "0.5 samples/s" in rows[1]
+    assert re.search(r"^accuracy +[0-9.]+ %$", rows[2])
 
 
 ENDLESS = ("--inference", "--workload", "fault_models:build", "--micro-batches", "100000")
@@ -623,6 +635,7 @@ def test_plans_of_the_other_kind_are_told(words: list[str], said: str, runs: fau
         (["--inference", "--emulate"], "leave out `--inference`"),
         (["--micro-batches", "3"], "`--micro-batches` needs `--inference`"),
         (["--quantize", "8"], "`--quantize` needs `--inference`"),
+        (["--hold-rate", "8"], "`--hold-rate` needs `--inference`"),
         (["--inference", "-q", "8,x"], "`--quantize 8,x` are no numbers"),
         (["--inference", "--checkpoint", "saved"], "`--inference` saves nothing"),
     ],

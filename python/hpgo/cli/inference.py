@@ -43,6 +43,7 @@ def infer(
     micro_batches: int | None,
     in_flight: int | None,
     quantize: tuple[int, ...] | None,
+    hold_samples_per_s: float | None,
     checkpoint: str | None,
     timeline: str | None,
     as_json: bool,
@@ -63,7 +64,8 @@ def infer(
         begin_s = told_s = time.perf_counter()
         right = counted = samples = 0
         with passing_lines() if talks and not as_json else nullcontext() as tell:
-            for number, outputs in enumerate(pipeline.infer(inputs, in_flight=in_flight), start=1):
+            stream = pipeline.infer(inputs, in_flight=in_flight, hold_samples_per_s=hold_samples_per_s)
+            for number, outputs in enumerate(stream, start=1):
                 if source is not None and data is not None:
                     found = source.compared(number - 1, outputs)
                     right, counted = right + found[0], counted + found[1]
@@ -71,14 +73,14 @@ def infer(
                 now_s = time.perf_counter()
                 if tell is not None and now_s - told_s > _PAUSE_S:
                     told_s = now_s
-                    tell(f"micro-batch {number}  {samples / (now_s - begin_s):.4g} samples/s")
+                    right_so_far = f"  {percent(right / counted)} right" if counted else ""
+                    tell(f"micro-batch {number}  {samples / (now_s - begin_s):.4g} samples/s{right_so_far}")
         flow, measured = pipeline.flow(), pipeline.timeline()
-        program, widths = pipeline.program, (*pipeline.bits, 0)
     if talks:
         if timeline is not None:
             measured.save(timeline)
         accuracy = right / counted if counted else None
-        _conclude(program, widths, flow, measured, accuracy, in_flight=in_flight, as_json=as_json)
+        _conclude(pipeline, flow, measured, accuracy, hold_samples_per_s, in_flight=in_flight, as_json=as_json)
 
 
 class _Source:
@@ -125,11 +127,11 @@ class _Source:
 
 
 def _conclude(
-    program: Program,
-    bits: tuple[int, ...],
+    pipeline: Pipeline,
     flow: Flow,
     measured: Timeline,
     accuracy: float | None,
+    hold_samples_per_s: float | None,
     *,
     in_flight: int | None,
     as_json: bool,
@@ -140,6 +142,7 @@ def _conclude(
     from hpgo.timing.flow import predicted_flow
     from hpgo.timing.simulation import simulate
 
+    program = pipeline.program
     foreseen = predicted_flow(program, flow.samples, in_flight=in_flight)
     ran = breakdown(measured)
     passes = {"predicted": None if program.costs is None else breakdown(simulate(program)), "measured": ran}
@@ -158,30 +161,37 @@ def _conclude(
         values = () if step is None else getattr(step, name)[number::length]
         return max((value for value in values if value is not None), default=None)
 
+    bits, sent = (*pipeline.bits, 0), (*pipeline.sent_bits, {})
     stages: list[dict[str, Any]] = [
         {"stage": number, "layers": list(stage.layers), "devices": list(hosts[number]), "bits": bits[number] or None}
+        | {"sent_bits": {str(width): sent[number][width] for width in sorted(sent[number])}}
         | {name: {which: of_stage(which, name, number) for which in passes} for name in ("forward_s", "transfer_s")}
         for number, stage in enumerate(program.stages[:length])
     ]
     if as_json:
         facts = {
             "format": "hpgo.inference", "version": 1, "micro_batches": len(flow.samples), "samples": sum(flow.samples),
-            "samples_per_s": rate, "latency_s": latencies, "most_in_flight": flow.most_in_flight, "stages": stages,
-            "peak_memory_bytes": ran.peak_memory_bytes, "accuracy": accuracy, "exit": 0,
+            "samples_per_s": rate, "hold_samples_per_s": hold_samples_per_s, "accuracy": accuracy,
+            "latency_s": latencies, "most_in_flight": flow.most_in_flight, "stages": stages,
+            "peak_memory_bytes": ran.peak_memory_bytes, "exit": 0,
         }  # fmt: skip
         click.echo(json_text(facts))
         return
-    rows: list[tuple[str, Callable[[float], str], dict[str, Any]]] = [("throughput", _rate, rate)]
+    held = None if hold_samples_per_s is None else flow.samples_per_s
+    rows: list[tuple[str, Callable[[float], str], dict[str, Any]]] = [
+        ("throughput", _rate, rate),
+        ("rate to hold", _rate, {"predicted": hold_samples_per_s, "measured": held}),
+        ("accuracy", percent, {"predicted": None, "measured": accuracy}),
+    ]
     rows += [(f"latency {name}", format_seconds, values) for name, values in latencies.items()]
     for stage in stages:
         number = stage["stage"]
         rows += [
             (f"stage {number} forward", format_seconds, stage["forward_s"]),
-            (f"stage {number} to {number + 1}" + _width(stage["bits"]), format_seconds, stage["transfer_s"]),
+            (f"stage {number} to {number + 1}" + _width(sent[number]), format_seconds, stage["transfer_s"]),
         ]
     rows += [
         ("most in flight", _count, both(attrgetter("most_in_flight"))),
-        ("accuracy", percent, {"predicted": None, "measured": accuracy}),
         ("peak memory", format_bytes, {"predicted": None, "measured": ran.peak_memory_bytes}),
     ]
     table(
@@ -194,8 +204,15 @@ def _conclude(
     )
 
 
-def _width(bits: int | None) -> str:
-    return "" if bits is None else f", {bits} bit"
+def _width(sent: dict[int, int]) -> str:
+    """In how many bits micro-batches have crossed a cut."""
+    from hpgo.runtime.runnable import WHOLE_BITS
+
+    used = {width or WHOLE_BITS: count for width, count in sent.items()}
+    if len(used) < 2:
+        return "".join(f", {width} bit" for width in used if width < WHOLE_BITS)
+    most = max(used, key=lambda width: used[width])
+    return f", {min(used)} to {max(used)} bit, mostly {most}"
 
 
 def _rate(samples_per_s: float) -> str:

@@ -41,8 +41,9 @@ _STEPS, _EMULATED_STEPS = 20, 3
 _OF_EMULATIONS = {"plan", "emulate", "scale", "steps", "timeout_s", "silence_s", "grace_s", "timeline", "as_json"}
 """Options that need no model."""
 _OF_INFERENCE = {
-    "plan", "workload", "data", "inference", "micro_batches", "in_flight", "quantize", "seed", "dtype", "autocast",
-    "device", "timeout_s", "silence_s", "grace_s", "find_nan", "shared_memory", "timeline", "checkpoint", "resume",
+    "plan", "workload", "data", "inference", "micro_batches", "in_flight", "quantize", "hold_rate", "seed", "dtype",
+    "autocast", "device", "timeout_s", "silence_s", "grace_s", "find_nan", "shared_memory", "timeline", "checkpoint",
+    "resume",
     "as_json",
 }  # fmt: skip
 """Options that need no training."""
@@ -73,6 +74,7 @@ class _Run:
     resume: bool
     inference: bool
     quantize: tuple[int, ...] | None
+    hold_rate: float | None
     micro_batches: int | None
     in_flight: int | None
     options: dict[str, Any]
@@ -91,6 +93,7 @@ class _Run:
 @click.option(
     "-q", "--quantize", metavar="BITS[,BITS…]", help="Infer with so many bits a number behind each stage; 0: all."
 )
+@click.option("--hold-rate", type=float, metavar="X", help="Infer with as many bits as links carry at X samples/s.")
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="How many; 20, or 3 with `--emulate`.")
 @click.option(
     "--optimizer", default="sgd:lr=0.01", show_default=True, metavar="NAME[:OPTIONS]", help="`adamw:lr=1e-4`, say."
@@ -157,6 +160,7 @@ def command(
     elastic: bool,
     inference: bool,
     quantize: str | None,
+    hold_rate: float | None,
     micro_batches: int | None,
     in_flight: int | None,
     **options: Any,
@@ -221,6 +225,7 @@ def command(
         resume or elastic,
         inference,
         _bits(quantize),
+        hold_rate,
         micro_batches,
         in_flight,
         options,
@@ -315,7 +320,7 @@ def _check_inference(*, inference: bool, checkpoint: str | None, resume: bool) -
     for name, option in _given():
         if inference and name not in _OF_INFERENCE:
             raise click.UsageError(f"`--inference` trains no model: leave out `{option}`")
-        if not inference and name in {"micro_batches", "in_flight", "quantize"}:
+        if not inference and name in {"micro_batches", "in_flight", "quantize", "hold_rate"}:
             raise click.UsageError(f"`{option}` needs `--inference`")
     if inference and checkpoint is not None and not resume:
         raise click.UsageError(
@@ -391,6 +396,7 @@ def _infer(run: _Run, plan: Plan | ChainPlan | Program) -> None:
         micro_batches=run.micro_batches,
         in_flight=run.in_flight,
         quantize=run.quantize,
+        hold_samples_per_s=run.hold_rate,
         checkpoint=run.checkpoint,
         timeline=run.timeline,
         as_json=run.as_json,

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _ALIGNED = 64
 """Bytes, as memory of torch's own: libraries may add up in another order where tensors lie otherwise."""
+HEAD_BYTES = _ALIGNED
+"""Of a packet, before its tensors."""
+_WORDS_BYTES = 24
+"""Of the numbers in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class Head:
     """Of the micro-batch; 0 behind the last one, with nothing that follows."""
     ends: bool
     """Whether a rank was asked to end, so that no more micro-batches shall enter."""
+    bits: int = 0
+    """In which numbers travel in the packet behind this one, so that its receiver knows how long that is."""
 
 
 class Layout:
@@ -46,12 +52,16 @@ class Layout:
 
     def __init__(self, values: Sequence[Value], rows: int, bits: int = 0) -> None:
         """`rows` are those of a whole micro-batch. Floating numbers travel in `bits`, unless that is 0."""
-        self.values, self._bits = tuple(values), bits
+        self.values, self.bits, self._rows = tuple(values), bits, rows
         self._begins: list[int] = []
-        self.size_bytes = _ALIGNED
+        self.size_bytes = HEAD_BYTES
         for value in self.values:
             self._begins.append(self.size_bytes)
             self.size_bytes += -(-self._size_bytes(value, rows) // _ALIGNED) * _ALIGNED
+
+    def at(self, bits: int) -> Layout:
+        """The same tensors with numbers in `bits`."""
+        return self if bits == self.bits else Layout(self.values, self._rows, bits)
 
     def empty(self, device: torch.device) -> torch.Tensor:
         """Room for a packet."""
@@ -59,7 +69,7 @@ class Layout:
 
     def write(self, packet: torch.Tensor, head: Head, tensors: Mapping[str, torch.Tensor]) -> None:
         """Fills a packet; tensors become of the type that the cut has them in."""
-        packet[:16].view(torch.int64).copy_(torch.tensor([head.rows, head.ends]))
+        packet[:_WORDS_BYTES].view(torch.int64).copy_(torch.tensor([head.rows, head.ends, head.bits]))
         if head.rows:
             for value, piece in self._pieces(packet, head.rows):
                 if bits := self._bits_of(value):
@@ -69,8 +79,8 @@ class Layout:
 
     def head(self, packet: torch.Tensor) -> Head:
         """What a packet begins with."""
-        rows, ends = packet[:16].view(torch.int64).tolist()
-        return Head(rows, bool(ends))
+        rows, ends, bits = packet[:_WORDS_BYTES].view(torch.int64).tolist()
+        return Head(rows, bool(ends), bits)
 
     def read(self, packet: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
         """The tensors of a packet by name, where they lie, or unpacked."""
@@ -86,8 +96,8 @@ class Layout:
 
     def _bits_of(self, value: Value) -> int:
         """In which a number travels; 0 if as it is."""
-        is_less = self._bits < 8 * value.dtype.itemsize and math.prod(value.shape) > 0
-        return self._bits if value.dtype.is_floating_point and is_less else 0
+        is_less = self.bits < 8 * value.dtype.itemsize and math.prod(value.shape) > 0
+        return self.bits if value.dtype.is_floating_point and is_less else 0
 
     def _size_bytes(self, value: Value, rows: int) -> int:
         count, bits = math.prod(value.shape_of(rows)), self._bits_of(value)

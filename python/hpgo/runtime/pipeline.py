@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections import Counter
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from hpgo.programs.program import Program
     from hpgo.runtime.gradients import Weight
     from hpgo.runtime.messages import Crossing
+    from hpgo.runtime.moments import Watch
     from hpgo.runtime.parts import Part
     from hpgo.runtime.torch_backend import TorchEngine
     from hpgo.timing.timeline import Timeline
@@ -171,6 +173,8 @@ class Pipeline:
         self._find_nan, self._infers = find_nan, inference
         self._shares_memory, self._patience_s = shared_memory, limits.patience_s
         self._rows: list[int] = []  # of the last stream's micro-batches
+        self.sent_bits: tuple[dict[int, int], ...] = ()
+        """For each cut behind a stage, how many of the last stream's micro-batches crossed it in how many bits."""
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
         self._to_close: list[Groups | Ways] = []
         self._failed = False
@@ -310,29 +314,41 @@ class Pipeline:
         self, parts: list[Part], dtype: torch.dtype | None, cast: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         program, routes = self.program, routes_of(self.program)
-        ways = self._ways(crossings(parts, len(parts)))
+        self._cuts = layouts(parts, program.micro_batch_size, dtype, self.bits)
+        self._stream_ways = self._ways(crossings(parts, len(parts)))
         held = [stage for stage, hosts in enumerate(hosts_of(routes)) if self.rank in hosts]
         self.parts = {stage: parts[stage].to(self.device).eval() for stage in held}
         if self._find_nan:
             for part in self.parts.values():
                 part.find_nan()
         self._holdings = Holdings(program, self.workload, parts=self.parts, weights=[], stepper=None, seed=None)
-        self._post: Post | None = None
-        for stage, part in self.parts.items():
-            self._post = Post(
-                routes=routes,
-                rank=self.rank,
-                stage=stage,
-                part=part,
-                cuts=layouts(parts, program.micro_batch_size, dtype, self.bits),
-                inputs=self.workload.example_inputs,
-                casts=dtype is not None,
-                rows=program.micro_batch_size,
-                lock_step=steps_together(program),
-                ways=ways,
-                device=self.device,
-                autocast=cast,
-            )
+        self._casts, self._autocast = dtype is not None, cast
+
+    def _post_of(self, data_rank: int | None, *, holds: bool) -> Post | None:
+        """Where this rank stands in the row of stages; None if it does not."""
+        program, routes, cuts, before_stages = self.program, routes_of(self.program), self._cuts, 0
+        if data_rank is not None and data_rank != source_of(routes):
+            routes, cuts, before_stages = [(data_rank, *route) for route in routes], [cuts[0], *cuts], 1
+        stage = next((at for at, hosts in enumerate(hosts_of(routes)) if self.rank in hosts), None)
+        if stage is None:
+            return None
+        return Post(
+            routes=routes,
+            rank=self.rank,
+            stage=stage,
+            before_stages=before_stages,
+            part=self.parts.get(stage - before_stages),
+            cuts=cuts,
+            is_returned=data_rank is not None,
+            inputs=self.workload.example_inputs,
+            casts=self._casts,
+            rows=program.micro_batch_size,
+            lock_step=steps_together(program),
+            # Between ranks that share memory there is no link, and so nothing to hold a rate on.
+            ways=Ways(self.device, self._patience_s, shared_memory=False) if holds else self._stream_ways,
+            device=self.device,
+            autocast=self._autocast,
+        )
 
     def _ways(self, cuts: Sequence[Sequence[Crossing]]) -> Ways:
         """What carries what crosses `cuts`."""
@@ -434,7 +450,13 @@ class Pipeline:
         return loss
 
     def infer(
-        self, batches: Iterable[Any] = (), *, in_flight: int | None = None
+        self,
+        batches: Iterable[Any] = (),
+        *,
+        in_flight: int | None = None,
+        hold_samples_per_s: float | None = None,
+        data_rank: int | None = None,
+        watch: Watch | None = None,
     ) -> Iterator[torch.Tensor | tuple[torch.Tensor, ...]]:
         """Passes micro-batches through all stages; gives what the model returns for each, in order, on the last rank.
 
@@ -442,6 +464,11 @@ class Pipeline:
         the first stage looks at `batches`: tensors, or a tuple of one for each input, with as many rows as the plan's
         micro-batches, or fewer. It takes the next when there is room: there is a place in front of each stage and one
         behind it, and at most `in_flight` have entered and not left. Layers run as those of models that don't train.
+
+        With `hold_samples_per_s`, numbers cross each cut in as many bits as its link carries at that rate; they begin
+        with those of the Pipeline, and `sent_bits` says what became of them. With `data_rank`, which is the rank of the
+        first stage or one without a stage, that rank looks at `batches`, and is given the outputs. `watch` is called on
+        this rank with each `Moment` of the stream.
 
         Raises ArgumentError for micro-batches that the model can't take, RunError if a layer raises, or another rank is
         lost, and Preempted, when all that has entered has left, if SIGTERM has asked a rank to end.
@@ -461,23 +488,68 @@ class Pipeline:
         most = room_of(self.program, in_flight)
         if not hasattr(batches, "__iter__") or isinstance(batches, torch.Tensor | str):
             raise ArgumentError(f"the micro-batches are {shown(batches)}", "give a list of tensors, or a generator")
-        return self._infer(batches, most)
+        if hold_samples_per_s is not None:
+            hint = "it is a number of samples a second above 0"
+            hold_samples_per_s = number("the rate to hold", hold_samples_per_s, above=0, hint=hint)
+            if self.device.type != "cpu":
+                raise ArgumentError(
+                    "a rate is to be held on GPUs, whose links nobody measures while they compute",
+                    "run on `cpu`, or choose the bits with `quantize`",
+                )
+        if data_rank is not None:
+            self._check_data_rank(whole("data_rank", data_rank, least=0, most=self.program.world_size - 1))
+        if watch is not None and not callable(watch):
+            raise ArgumentError(f"watch is {shown(watch)}", "give a function of a Moment, or None")
+        return self._infer(batches, most, hold_samples_per_s, data_rank, watch)
 
-    def _infer(self, batches: Iterable[Any], in_flight: int) -> Iterator[torch.Tensor | tuple[torch.Tensor, ...]]:
+    def _check_data_rank(self, data_rank: int) -> None:
+        """Raises ArgumentError for a rank that is in the middle of the row."""
+        routes = routes_of(self.program)
+        for at, hosts in enumerate(hosts_of(routes)):
+            if data_rank in hosts and data_rank != source_of(routes):
+                raise ArgumentError(
+                    f"rank {data_rank} holds stage {at}, and the data shall be there",
+                    f"leave the data to rank {source_of(routes)} of the first stage, or to one without a stage",
+                )
+
+    def _infer(
+        self,
+        batches: Iterable[Any],
+        in_flight: int,
+        hold_samples_per_s: float | None,
+        data_rank: int | None,
+        watch: Watch | None,
+    ) -> Iterator[torch.Tensor | tuple[torch.Tensor, ...]]:
         self._failed = True
-        agree({"in_flight": str(in_flight)})
+        agree(
+            {
+                "in_flight": str(in_flight),
+                "rate to hold": str(hold_samples_per_s),
+                "rank with the data": str(data_rank),
+            }
+        )
         gpu = self.device.type == "cuda"
         if gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
-        stream = None if self._post is None else Stream(self._post, self._stamps, in_flight)
+        post = self._post_of(data_rank, holds=hold_samples_per_s is not None)
+        stream = (
+            None
+            if post is None
+            else Stream(post, self._stamps, in_flight, hold_samples_per_s=hold_samples_per_s, watch=watch)
+        )
         with _named("it is what a layer raised"):
             if stream is not None:
                 for outputs in stream.run(iter(batches)):
                     yield outputs[0] if len(outputs) == 1 else outputs
-            passed = [None if stream is None else (stream.rows, stream.is_cut_short)]
+            mine = None if stream is None else (stream.rows, stream.is_cut_short, stream.sent_bits)
+            everyone: list[Any] = [mine] * dist.get_world_size()
             with HERE.meets("the end of the stream"):
-                dist.broadcast_object_list(passed, src=source_of(routes_of(self.program)))
-        self._rows, self.preempted = passed[0] or ([], False)
+                dist.all_gather_object(everyone, mine)
+        routes = routes_of(self.program)
+        self._rows = everyone[source_of(routes) if data_rank is None else data_rank][0]
+        self.preempted = any(one[1] for one in everyone if one is not None)
+        sent: list[Counter[int]] = [sum((everyone[host][2] for host in hosts), Counter()) for hosts in hosts_of(routes)]
+        self.sent_bits = tuple(dict(one) for one in sent[:-1])
         self._failed = False
         HERE.does(f"the time after stream {self.steps}")
         if self._rows:

@@ -22,7 +22,7 @@ from hpgo.runtime.quantised import BITS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_WHOLE_BITS = 32
+WHOLE_BITS = 32
 """From so many on, numbers of a plan travel as they are."""
 _HALVED = "sequential"
 """Trains; its forward passes alone infer."""
@@ -102,7 +102,7 @@ def bits_behind(plan: object, stages: int, asked: object) -> tuple[int, ...]:
     hint = f"give 0, which leaves numbers as they are, or one of {', '.join(map(str, BITS))}"
     if asked is None:
         planned = [hop.bits for hop in plan.hops[1:-1]] if isinstance(plan, ChainPlan) else [0] * (stages - 1)
-        found = [0 if bits >= _WHOLE_BITS else bits for bits in planned]
+        found = [0 if bits >= WHOLE_BITS else bits for bits in planned]
         hint = f"plan with `--bits` of {', '.join(map(str, BITS))}, or say `quantize`"
     elif isinstance(asked, tuple | list):
         found = [whole("a number of bits", one, least=0, hint=hint) for one in asked]

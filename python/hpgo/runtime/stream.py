@@ -3,7 +3,8 @@
 Each rank takes a packet from the one before, runs its layers, and hands a packet to the one behind, as long as
 micro-batches come. Between two stages there is a place for one packet that is sent and one for what waits: a rank that
 finds no place waits for it, and so does in the end the first one, which takes no more from its source. The last rank
-tells the first one of each micro-batch that has left.
+tells the first one of each micro-batch that has left, and hands it the outputs if that is asked for. A rank that only
+holds the data stands before the first stage, and has no layers.
 
 Where several hosts share a stage, micro-batches go to one after the other. One host of the first stage takes all from
 the source, and hands the others theirs; one of the last stage gets what the others make, and gives all in order.
@@ -11,9 +12,10 @@ the source, and hands the others theirs; one of the last stage gets what the oth
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import count
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +24,11 @@ from hpgo.base.errors import ArgumentError, HpgoError, RunError
 from hpgo.base.wording import counted, shown
 from hpgo.programs.ranks import RankAction
 from hpgo.runtime import guards
+from hpgo.runtime.channels import Incoming, Outgoing
+from hpgo.runtime.edges import Cut, Receiver, Sender
 from hpgo.runtime.meeting import first_line
-from hpgo.runtime.packets import Head
+from hpgo.runtime.moments import Moment
+from hpgo.runtime.packets import Head, Layout
 from hpgo.runtime.progress import HERE
 
 if TYPE_CHECKING:
@@ -32,66 +37,12 @@ if TYPE_CHECKING:
 
     from hpgo.runtime.clocks import Stamps
     from hpgo.runtime.meeting import Ways
-    from hpgo.runtime.packets import Layout
+    from hpgo.runtime.moments import Watch
     from hpgo.runtime.parts import Part
 
 REMEMBERED = 10_000
 """Micro-batches whose times are kept, the last ones."""
 _NO_MORE = object()
-
-
-class _Outgoing:
-    """What one rank sends to another, from places that are filled again once it is taken."""
-
-    def __init__(self, ways: Ways, peer: int, places: Sequence[torch.Tensor]) -> None:
-        self._peer, self._way = peer, ways.to(peer)
-        self._free = deque(places)
-        self._sent: deque[tuple[Any, torch.Tensor]] = deque()
-
-    def place(self) -> torch.Tensor:
-        """One to fill, as soon as there is one."""
-        if not self._free:
-            self._take_back()
-        return self._free.popleft()
-
-    def send(self, filled: torch.Tensor) -> None:
-        """Sends what was filled, and does not wait."""
-        self._sent.append((self._way.send([filled], self._peer, 0), filled))
-
-    def settle(self) -> None:
-        """Waits until all that was sent is taken."""
-        while self._sent:
-            self._take_back()
-
-    def _take_back(self) -> None:
-        wait, place = self._sent.popleft()
-        with HERE.waiting(self._peer):
-            wait.wait()
-        self._free.append(place)
-
-
-class _Incoming:
-    """What one rank receives from another, in turn into each of its places."""
-
-    def __init__(self, ways: Ways, peer: int, places: deque[torch.Tensor]) -> None:
-        """Ranks that send to this one in turn may share `places`."""
-        self._peer, self._way = peer, ways.of(peer)
-        self._places = places
-        self._wait: Any = None
-
-    def post(self) -> None:
-        """Makes ready for the next one, if that is not done yet; then the place of the one before the last is lost."""
-        if self._wait is None:
-            self._places.rotate(1)
-            self._wait = self._way.recv([self._places[0]], self._peer, 0)
-
-    def take(self) -> torch.Tensor:
-        """The next one, as soon as it is there."""
-        self.post()
-        with HERE.waiting(self._peer):
-            self._wait.wait()
-        self._wait = None
-        return self._places[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +53,15 @@ class Post:
     """The ranks that micro-batches 0, 1 and so on meet, stage by stage, until they come again."""
     rank: int
     stage: int
-    part: Part
+    """Its place in the routes."""
+    before_stages: int
+    """How many places of a route come before the first stage: that of a rank which only holds the data, or none."""
+    part: Part | None
+    """Its layers, if it has any."""
     cuts: Sequence[Layout]
-    """What comes into the first stage, crosses behind each, and leaves the last."""
+    """What comes into the first place of a route, crosses behind each, and leaves the last."""
+    is_returned: bool
+    """Whether outputs are handed to the source."""
     inputs: Sequence[torch.Tensor]
     """An example of them."""
     casts: bool
@@ -162,9 +119,20 @@ def sink_of(routes: Sequence[tuple[int, ...]]) -> int:
 class Stream:
     """One rank's part of all micro-batches of one source."""
 
-    def __init__(self, post: Post, stamps: Stamps, in_flight: int) -> None:
-        """At most `in_flight` micro-batches have entered and not left."""
-        self._post, self._stamps, self._in_flight = post, stamps, in_flight
+    def __init__(
+        self,
+        post: Post,
+        stamps: Stamps,
+        in_flight: int,
+        *,
+        hold_samples_per_s: float | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        """At most `in_flight` micro-batches have entered and not left.
+
+        With `hold_samples_per_s`, numbers travel in as many bits as each link carries at that rate.
+        """
+        self._post, self._stamps, self._in_flight, self._watch = post, stamps, in_flight, watch
         self._number, self._gone = -1, 0
         self._rows: deque[int] = deque(maxlen=REMEMBERED)
         self._taken: deque[Any] = deque(maxlen=2 * REMEMBERED)
@@ -172,39 +140,62 @@ class Stream:
         """Whether a rank was asked to end, so that no more micro-batches have entered."""
         self._own: dict[int, tuple[torch.Tensor, ...]] = {}
         """Outputs of this rank, the sink, that others come before."""
-        rank, ways, device = post.rank, post.ways, post.device
+        rank, ways, device, note = post.rank, post.ways, post.device, self._note
         turns = [number for number, route in enumerate(post.routes) if route[post.stage] == rank]
         before, behind = post.cuts[post.stage], post.cuts[post.stage + 1]
+        rate = hold_samples_per_s if post.stage > post.before_stages else None
         places = 0 if rank == post.source else 1 if post.lock_step else 2
-        room = deque(before.empty(device) for _ in range(places))
-        self._from = {peer: _Incoming(ways, peer, room) for peer in map(post.before, turns) if peer != rank}
+        room = deque(Cut(before, holds=rate is not None).empty(device) for _ in range(places))
+        givers = Counter(peer for peer in map(post.before, turns) if peer != rank)
+        self._from = {
+            peer: Receiver(
+                ways, peer, Cut(before, holds=rate is not None), room, note,
+                # Where several links take turns, each has so much longer.
+                within_s=None if rate is None else post.rows / rate * len(post.routes) / many,
+            )
+            for peer, many in givers.items()
+        }  # fmt: skip
+        holds = hold_samples_per_s is not None and post.stage >= post.before_stages and not post.is_last
         self._to = {
-            peer: _Outgoing(ways, peer, [behind.empty(device)]) for peer in set(map(post.behind, turns)) - {rank}
+            peer: Sender(ways, peer, behind, device, note, holds=holds)
+            for peer in set(map(post.behind, turns)) - {rank}
         }
-        self._dealt: dict[int, _Outgoing] = {}
+        self._dealt: dict[int, Sender] = {}
         if rank == post.source:
             others = [peer for peer in post.hosts(0) if peer != rank]
-            self._dealt = {peer: _Outgoing(ways, peer, [before.empty(device)]) for peer in others}
-        self._results: dict[int, _Incoming] = {}
+            self._dealt = {peer: Sender(ways, peer, before, device, note) for peer in others}
+        self._results: dict[int, Receiver] = {}
         if rank == post.sink:
             others = [peer for peer in post.hosts(post.stage) if peer != rank]
-            self._results = {peer: _Incoming(ways, peer, deque([behind.empty(device)])) for peer in others}
+            self._results = {
+                peer: Receiver(ways, peer, Cut(behind, holds=False), deque([behind.empty(device)]), note)
+                for peer in others
+            }
             for one in self._results.values():
                 one.post()
         self._ended: set[int] = set()
         """Ranks that share the last stage, and whose results are over."""
+        self._word = post.cuts[-1] if post.is_returned else Layout((), post.rows)
+        """What the sink tells the source of each micro-batch that has left."""
+        self._returned: deque[tuple[torch.Tensor, ...]] = deque()
         self._gone_from = self._gone_to = None
         if post.source != post.sink and rank in {post.source, post.sink}:
-            words = list(torch.zeros(in_flight, 1, dtype=torch.int64, device=device))
             if rank == post.source:
-                self._gone_from = _Incoming(ways, post.sink, deque(words[:1]))
+                self._gone_from = Incoming(ways, post.sink, deque([self._word.empty(device)]))
             else:
-                self._gone_to = _Outgoing(ways, post.source, words)
+                self._gone_to = Outgoing(ways, post.source, [self._word.empty(device) for _ in range(in_flight)])
+        self._handed_ns = perf_counter_ns()
 
     @property
     def last_action(self) -> RankAction | None:
-        """The pass that runs, or ran last."""
-        return RankAction("F", self._post.stage, self._number, (), ())
+        """The pass that runs, or ran last; None where there are no layers."""
+        stage = self._post.stage - self._post.before_stages
+        return None if stage < 0 else RankAction("F", stage, self._number, (), ())
+
+    @property
+    def sent_bits(self) -> Counter[int]:
+        """How many micro-batches this rank has handed on in how many bits."""
+        return sum((one.sent_bits for one in self._to.values()), Counter())
 
     @property
     def clock_ns(self) -> list[int]:
@@ -220,8 +211,15 @@ class Stream:
     def run(self, batches: Iterator[Any]) -> Iterator[tuple[torch.Tensor, ...]]:
         """Passes on all micro-batches, which the source takes from `batches`.
 
-        On the sink, gives what the model returns for each of them.
+        On the sink, or on the source if outputs are handed to it, gives what the model returns for each of them.
         """
+        try:
+            yield from self._run(batches)
+        finally:
+            for one in self._from.values():
+                one.close()
+
+    def _run(self, batches: Iterator[Any]) -> Iterator[tuple[torch.Tensor, ...]]:
         post = self._post
         for number in count():
             host = post.host(post.stage, number)
@@ -232,29 +230,32 @@ class Stream:
             if post.rank == post.sink:  # before these have left, this one can't enter
                 yield from self._leave(number - self._in_flight + 1)
             head, held = self._enter(batches) if post.rank == post.source else self._receive(number)
+            yield from self._given_back()
             self.is_cut_short |= head.ends
             if not head.rows:
                 break
             if host != post.rank:
-                self._give(self._dealt[host], post.cuts[0], head.rows, held)
+                self._give(self._dealt[host], head.rows, held)
                 continue
-            outputs = self._compute(head.rows, held)
-            self.is_cut_short |= _is_asked_to_end()
-            if post.is_last and post.rank == post.sink:
-                self._own[number] = tuple(self._kept(outputs, held))
-                yield from self._leave(number + 1)
-                continue
-            named = {value.name: tensor for value, tensor in zip(post.part.gives, outputs, strict=True)}
-            self._give(self._to[post.behind(number)], post.cuts[post.stage + 1], head.rows, held | named)
+            named: dict[str, torch.Tensor] = {}
+            if post.part is not None:
+                HERE.acts(self)
+                outputs = self._compute(post.part, head.rows, held)
+                self.is_cut_short |= _is_asked_to_end()
+                if post.is_last and post.rank == post.sink:
+                    self._own[number] = tuple(self._kept(outputs, held))
+                    yield from self._leave(number + 1)
+                    continue
+                named = {value.name: tensor for value, tensor in zip(post.part.gives, outputs, strict=True)}
+            self._give(self._to[post.behind(number)], head.rows, held | named)
         yield from self._end()
 
     def _end(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Tells others that no more comes, and hears so from them; on the sink, gives what is left."""
         post = self._post
-        for cut, channels in ((post.cuts[0], self._dealt), (post.cuts[post.stage + 1], self._to)):
-            for one in channels.values():
-                self._give(one, cut, 0, {})
-                one.settle()
+        for one in (*self._dealt.values(), *self._to.values()):
+            self._give(one, 0, {})
+            one.finish()
         ended = post.before(self._number)
         for peer, incoming in self._from.items():
             if peer != ended:
@@ -263,26 +264,27 @@ class Stream:
             yield from self._leave(None)
         while self._gone_from is not None and self._gone < self._number:
             self._hear(self._gone_from)
+            yield from self._given_back()
         if self._gone_to is not None:
             self._gone_to.settle()
+        for incoming in self._from.values():
+            incoming.finish()
 
     def _leave(self, end: int | None) -> Iterator[tuple[torch.Tensor, ...]]:
         """Gives outputs of the micro-batches before `end` that have not left, in order; without it, all there are."""
         post = self._post
-        layout = post.cuts[-1]
+        values = post.cuts[-1].values
         while end is None or self._gone < end:
             host = post.host(post.stage, self._gone)
             if host in self._ended:
                 break
             if host != post.rank:
-                packet = self._results[host].take()
-                head = layout.head(packet)
+                head, held = self._results[host].take()
                 self.is_cut_short |= head.ends
                 if not head.rows:
                     self._ended.add(host)
                     break
-                held = layout.read(packet, head.rows)
-                outputs = tuple(held[value.name].clone() for value in post.part.gives)
+                outputs = tuple(held[value.name].clone() for value in values)
                 self._results[host].post()
             elif self._gone in self._own:
                 outputs = self._own.pop(self._gone)
@@ -290,25 +292,47 @@ class Stream:
                 break
             self._gone += 1
             if self._gone_to is not None:
-                self._gone_to.send(self._gone_to.place().fill_(int(self.is_cut_short)))
-            HERE.does(f"the time behind micro-batch {self._gone - 1}")
-            yield outputs
-            HERE.acts(self)
+                place = self._gone_to.place()
+                named = {value.name: tensor for value, tensor in zip(values, outputs, strict=True)}
+                self._word.write(place, Head(len(outputs[0]), self.is_cut_short), named)
+                self._gone_to.send(place, (self._word.size_bytes,))
+            if self._gone_to is None or not post.is_returned:
+                yield self._handed(outputs, self._gone - 1)
+                HERE.acts(self)
         if end is None:
             for peer in self._results.keys() - self._ended:
                 self._results[peer].take()
 
     def _kept(self, outputs: Sequence[torch.Tensor], held: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
         """Outputs with memory of their own, and where other hosts share the stage, of the type that theirs come in."""
-        for value, tensor in zip(self._post.part.gives, outputs, strict=True):
+        for value, tensor in zip(self._post.cuts[-1].values, outputs, strict=True):
             yield _apart(tensor.to(value.dtype) if self._results else tensor, held)
+
+    def _given_back(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Outputs that have come back to where they entered."""
+        while self._returned:
+            yield self._handed(self._returned.popleft(), self._gone - len(self._returned) - 1)
+
+    def _handed(self, outputs: tuple[torch.Tensor, ...], number: int) -> tuple[torch.Tensor, ...]:
+        """Outputs that whoever infers is given now, who may take his time."""
+        HERE.does(f"the time behind micro-batch {number}")
+        if self._watch is not None:
+            begin_ns, self._handed_ns = self._handed_ns, perf_counter_ns()
+            self._watch(Moment("output", number, begin_ns, self._handed_ns, len(outputs[0])))
+        return outputs
+
+    def _note(self, kind: str, begin_ns: int, samples: int, layout: Layout | None = None) -> None:
+        """Tells whoever watches what has been done."""
+        if self._watch is not None:
+            size_bytes, bits = (0, 0) if layout is None else (layout.size_bytes, layout.bits)
+            self._watch(Moment(kind, self._number, begin_ns, perf_counter_ns(), samples, size_bytes, bits))
 
     def _enter(self, batches: Iterator[Any]) -> tuple[Head, dict[str, torch.Tensor]]:
         """The next micro-batch of the source, once there is room for it."""
         while self._gone_from is not None and self._number - self._gone >= self._in_flight:
             self._hear(self._gone_from)
         if self._gone_from is not None and self._gone < self._number:
-            self._gone_from.post()
+            self._gone_from.post((self._word.size_bytes,))
         if self.is_cut_short or _is_asked_to_end():
             return Head(0, ends=True), {}
         HERE.does(f"the wait for micro-batch {self._number}")
@@ -364,34 +388,37 @@ class Stream:
     def _receive(self, number: int) -> tuple[Head, dict[str, torch.Tensor]]:
         """A micro-batch from the stage before; room for the one behind it is made before this one runs."""
         post = self._post
-        cut, packet = post.cuts[post.stage], self._from[post.before(number)].take()
-        head = cut.head(packet)
+        head, held = self._from[post.before(number)].take()
         if head.rows and not post.lock_step:
             following = next(one for one in count(number + 1) if post.host(post.stage, one) == post.rank)
             self._from[post.before(following)].post()
-        return head, cut.read(packet, head.rows) if head.rows else {}
+        return head, held
 
-    def _compute(self, rows: int, held: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    def _compute(self, part: Part, rows: int, held: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         """What the stage's layers make of a micro-batch."""
-        part, stamp = self._post.part, self._stamps.take
+        stamp, begin_ns = self._stamps.take, perf_counter_ns()
         self._taken.append(stamp())
         with torch.no_grad(), self._post.autocast():
             made = part(*(held[value.name] for value in part.takes), rows=rows)
         self._taken.append(stamp())
+        self._note("pass", begin_ns, rows)
         return list(made)
 
-    def _give(self, to: _Outgoing, cut: Layout, rows: int, tensors: dict[str, torch.Tensor]) -> None:
+    def _give(self, to: Sender, rows: int, tensors: dict[str, torch.Tensor]) -> None:
         """Hands a micro-batch on, or the end; in lock step, waits until it is taken."""
-        packet = to.place()
-        cut.write(packet, Head(rows, self.is_cut_short), tensors)
-        to.send(packet)
+        to.give(Head(rows, self.is_cut_short), tensors)
         if self._post.lock_step:
             to.settle()
 
-    def _hear(self, last: _Incoming) -> None:
+    def _hear(self, sink: Incoming) -> None:
         """Waits until one more micro-batch has left."""
-        self.is_cut_short |= bool(last.take().item())
+        packet = sink.take((self._word.size_bytes,))
+        head = self._word.head(packet)
+        self.is_cut_short |= head.ends
         self._gone += 1
+        if self._post.is_returned:
+            read = self._word.read(packet, head.rows)
+            self._returned.append(tuple(read[value.name].clone() for value in self._word.values))
 
 
 def _is_asked_to_end() -> bool:
