@@ -20,6 +20,11 @@ def sched_pipeline() -> None:
     _enter("hpgo.cli.sched_pipeline")
 
 
+def pipeedge_run() -> None:
+    """Entry point of the command `pipeedge-run`."""
+    _enter("hpgo.cli.pipeedge_run")
+
+
 def _enter(module: str) -> None:
     """Runs the `main` of `module`, which ends in SystemExit, and says with the exit code how it ended."""
     code: str | int | None = 0

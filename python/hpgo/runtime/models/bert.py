@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hpgo.runtime.models import Made, seeded
-from hpgo.runtime.models.transformer import DEVIATION, Block, add_quarters, begin, check_heads
+from hpgo.runtime.models.transformer import DEVIATION, NORM_EPS, Block, add_quarters, begin, check_heads
 from hpgo.runtime.modules import Network, Node
 
 _SEGMENTS = 2
@@ -17,17 +17,18 @@ _SEGMENTS = 2
 
 def bert(
     *, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 30522, positions: int = 512,
-    length: int = 384, dropout: float = 0.1, quarters: bool = False, batch: int = 8,
+    length: int = 384, classes: int = 0, dropout: float = 0.1, norm_eps: float = NORM_EPS, quarters: bool = False,
+    batch: int = 8,
 ) -> Made:  # fmt: skip
     """`layers` encoder layers over texts of `length` tokens, of which 0 fills up what is shorter.
 
-    It learns to give the vectors of `hidden` numbers between -1 and 1 that are its targets. With `quarters`, encoder
-    layers are four layers each, and hold what is before and behind them.
+    It learns to give the vectors of `hidden` numbers between -1 and 1 that are its targets, or with `classes` the class
+    of each text. With `quarters`, encoder layers are four layers each, and hold what is before and behind them.
     """
     check_heads(hidden, heads)
-    embedding = partial(Embedding, vocabulary, max(positions, length), hidden, dropout)
-    block = partial(Block, hidden, heads, layers, dropout, norm_first=False)
-    pooler, names = partial(Pooler, hidden), [f"encoder-{number}" for number in range(1, layers + 1)]
+    embedding = partial(Embedding, vocabulary, max(positions, length), hidden, dropout, norm_eps)
+    block = partial(Block, hidden, heads, layers, dropout, norm_first=False, norm_eps=norm_eps)
+    pooler, names = partial(Pooler, hidden, classes), [f"encoder-{number}" for number in range(1, layers + 1)]
     network = Network()
     if quarters:
         network.put(Node("attention-mask", Mask, ("input:0",), everywhere=True, is_hidden=True))
@@ -43,10 +44,12 @@ def bert(
     def example() -> tuple[torch.Tensor, ...]:
         tokens = torch.randint(1, vocabulary, (batch, length))
         lengths = torch.randint(length // 2, length + 1, (batch, 1))
-        return tokens * (torch.arange(length) < lengths), 2 * torch.rand(batch, hidden) - 1
+        wanted = torch.randint(classes, (batch,)) if classes else 2 * torch.rand(batch, hidden) - 1
+        return tokens * (torch.arange(length) < lengths), wanted
 
-    tokens, vectors = seeded(example)
-    return Made(network, (tokens,), (vectors,), nn.functional.mse_loss)
+    tokens, wanted = seeded(example)
+    loss = nn.functional.cross_entropy if classes else nn.functional.mse_loss
+    return Made(network, (tokens,), (wanted,), loss)
 
 
 class Mask(nn.Module):
@@ -60,12 +63,12 @@ class Mask(nn.Module):
 class Embedding(nn.Module):
     """Tokens `(rows, length)` to vectors, with those of positions and of the first segment added."""
 
-    def __init__(self, vocabulary: int, positions: int, hidden: int, dropout: float) -> None:
+    def __init__(self, vocabulary: int, positions: int, hidden: int, dropout: float, norm_eps: float) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, hidden)
         self.positions = nn.Embedding(positions, hidden)
         self.segments = nn.Embedding(_SEGMENTS, hidden)
-        self.norm = nn.LayerNorm(hidden)
+        self.norm = nn.LayerNorm(hidden, eps=norm_eps)
         self.dropout = nn.Dropout(dropout)
         for table in (self.tokens, self.positions, self.segments):
             nn.init.normal_(table.weight, std=DEVIATION)
@@ -79,12 +82,14 @@ class Embedding(nn.Module):
 
 
 class Pooler(nn.Module):
-    """The first token's vector, once more transformed."""
+    """The first token's vector, once more transformed, and a score for each class if there are any."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()
         self.linear = begin(nn.Linear(hidden, hidden))
+        self.classify = begin(nn.Linear(hidden, classes)) if classes else nn.Identity()
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """Vectors `(rows, hidden)`, of numbers between -1 and 1."""
-        return torch.tanh(self.linear(given[:, 0]))
+        """Vectors `(rows, hidden)`, of numbers between -1 and 1, or scores `(rows, classes)`."""
+        made: torch.Tensor = self.classify(torch.tanh(self.linear(given[:, 0])))
+        return made

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 DEVIATION = 0.02
 """Of first weights."""
+NORM_EPS = 1e-5
+"""What normalisations add to variances, unless told otherwise; published weights were trained with less."""
 
 
 def check_heads(hidden: int, heads: int) -> None:
@@ -42,11 +44,19 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self, hidden: int, heads: int, layers: int, dropout: float, *, norm_first: bool, is_causal: bool = False
+        self,
+        hidden: int,
+        heads: int,
+        layers: int,
+        dropout: float,
+        *,
+        norm_first: bool,
+        is_causal: bool = False,
+        norm_eps: float = NORM_EPS,
     ) -> None:
         super().__init__()
         self.heads, self.norm_first, self.is_causal = heads, norm_first, is_causal
-        self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.norm_1, self.norm_2 = (nn.LayerNorm(hidden, eps=norm_eps) for _ in range(2))
         self.attend = begin(nn.Linear(hidden, 3 * hidden))
         self.join = begin(nn.Linear(hidden, hidden))
         self.widen = begin(nn.Linear(hidden, 4 * hidden))

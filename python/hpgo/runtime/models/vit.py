@@ -10,13 +10,13 @@ from torch import nn
 
 from hpgo.base.errors import ArgumentError
 from hpgo.runtime.models import Made, seeded
-from hpgo.runtime.models.transformer import DEVIATION, Block, add_quarters, begin, check_heads
+from hpgo.runtime.models.transformer import DEVIATION, NORM_EPS, Block, add_quarters, begin, check_heads
 from hpgo.runtime.modules import Network
 
 
 def vit(
     *, layers: int = 12, hidden: int = 768, heads: int = 12, image: int = 224, patch: int = 16, classes: int = 1000,
-    dropout: float = 0.0, distilled: bool = False, quarters: bool = False, batch: int = 8,
+    dropout: float = 0.0, norm_eps: float = NORM_EPS, distilled: bool = False, quarters: bool = False, batch: int = 8,
 ) -> Made:  # fmt: skip
     """`layers` blocks over an image of `image` x `image` in squares of `patch`, which learn its class.
 
@@ -27,8 +27,8 @@ def vit(
     if image % patch:
         raise ArgumentError(f"image={image} can't be parted into squares of patch={patch}", "give a multiple")
     patches = partial(Patches, image, patch, hidden, dropout, wholes=2 if distilled else 1)
-    block = partial(Block, hidden, heads, layers, dropout, norm_first=True)
-    head, names = partial(Head, hidden, classes), [f"block-{number}" for number in range(1, layers + 1)]
+    block = partial(Block, hidden, heads, layers, dropout, norm_first=True, norm_eps=norm_eps)
+    head, names = partial(Head, hidden, classes, norm_eps), [f"block-{number}" for number in range(1, layers + 1)]
     network = Network()
     if quarters:
         add_quarters(network, names, block, before=patches, behind=head)
@@ -62,9 +62,9 @@ class Patches(nn.Module):
 class Head(nn.Module):
     """A normalisation, then a score for each class, from the vector for the whole."""
 
-    def __init__(self, hidden: int, classes: int) -> None:
+    def __init__(self, hidden: int, classes: int, norm_eps: float) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(hidden)
+        self.norm = nn.LayerNorm(hidden, eps=norm_eps)
         self.linear = begin(nn.Linear(hidden, classes))
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,183 @@
+"""What goes through the pipeline: CoLA's sentences, ImageNet's images, or random ones, with their labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from hpgo.base.errors import ArgumentError, FileError
+from hpgo.base.wording import shorten
+from hpgo.runtime.pipeedge.cola import sentences
+from hpgo.runtime.pipeedge.imagenet import Picture, pictures, pixels
+from hpgo.runtime.pipeedge.wordpiece import WordPieces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hpgo.runtime.pipeedge.models import Model
+
+Sample = TypeVar("Sample")
+NAMES = ("CoLA", "ImageNet")
+_LONGEST = 512
+"""Tokens that BERT reads."""
+_LENGTH = 64
+"""Tokens of random texts."""
+_VOCABULARY, _SIDE = 30522, 224
+_VOCABULARY_FILE = "vocab.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the options say."""
+
+    name: str | None
+    """One of `NAMES`; None is random data."""
+    root: Path | None
+    split: str
+    indices: Path | None
+    """A file with the numbers of samples, in their order."""
+    shuffle: bool
+    samples: int
+    """At most."""
+    beside: Path
+    """The folder of the weights, where the vocabulary may be."""
+
+
+class Data:
+    """Samples by number."""
+
+    length = 0
+    """Tokens of each text."""
+    labels: Sequence[int | None] = ()
+    """Of each sample; None where nobody knows."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self, begin: int, end: int) -> torch.Tensor:
+        """Inputs of the samples from `begin` to before `end`."""
+        raise NotImplementedError
+
+    def right(self, begin: int, outputs: torch.Tensor) -> tuple[int, int] | None:
+        """How many answers are right, and how many labels there are; None where there are none."""
+        labels = self.labels[begin : begin + len(outputs)]
+        if outputs.dim() != 2 or None in labels:
+            return None
+        found = outputs.argmax(1).tolist()
+        return sum(one == label for one, label in zip(found, labels, strict=True)), len(labels)
+
+
+class Texts(Data):
+    """Tokens, filled up with 0 to one length."""
+
+    def __init__(self, tokens: Sequence[Sequence[int]], labels: Sequence[int | None]) -> None:
+        self.length = max(map(len, tokens), default=2)
+        self.labels = labels
+        self._tokens = torch.tensor([[*one, *[0] * (self.length - len(one))] for one in tokens], dtype=torch.int64)
+
+    def rows(self, begin: int, end: int) -> torch.Tensor:
+        """`(rows, length)`."""
+        return self._tokens[begin:end]
+
+
+class Pictures(Data):
+    """Images, each read when its turn comes."""
+
+    def __init__(self, found: Sequence[Picture], *, crops: bool) -> None:
+        self.labels = [one.label for one in found]
+        self._found, self._crops = found, crops
+
+    def rows(self, begin: int, end: int) -> torch.Tensor:
+        """`(rows, 3, 224, 224)`."""
+        return torch.stack([pixels(one.read(), crops=self._crops) for one in self._found[begin:end]])
+
+
+class Noise(Data):
+    """Random samples, each the same in every run."""
+
+    def __init__(self, samples: int, *, texts: bool) -> None:
+        self.length = _LENGTH if texts else 0
+        self.labels = [None] * samples
+
+    def rows(self, begin: int, end: int) -> torch.Tensor:
+        """Tokens `(rows, length)`, or images `(rows, 3, 224, 224)`."""
+        return torch.stack([self._one(torch.Generator().manual_seed(at)) for at in range(begin, min(end, len(self)))])
+
+    def _one(self, drawn: torch.Generator) -> torch.Tensor:
+        if self.length:
+            return torch.randint(1, _VOCABULARY, (self.length,), generator=drawn)
+        return torch.randn(3, _SIDE, _SIDE, generator=drawn)
+
+
+def read_data(wanted: Wanted, model: Model) -> Data:
+    """What is asked for, one sample at least.
+
+    Raises ArgumentError for data that the model doesn't take, and FileError for files that are missing or damaged.
+    """
+    if wanted.name is None:
+        return Noise(wanted.samples, texts=model.reads_text)
+    if (wanted.name == "CoLA") != model.reads_text:
+        raise ArgumentError(
+            f"`{model.name}` reads {'texts' if model.reads_text else 'images'}, and {wanted.name} has none",
+            f"choose {NAMES[not model.reads_text]}, or leave out `--dataset-name`",
+        )
+    root = wanted.root or Path(wanted.name)
+    if not root.is_dir():
+        raise FileError(f"there is no folder `{root}` of {wanted.name}", "`--dataset-root` names it")
+    found = _texts(wanted, root) if model.reads_text else _pictures(wanted, root, model)
+    if not len(found):
+        raise FileError(f"{wanted.name} in `{root}` has no samples of {wanted.split}", "choose another split")
+    return found
+
+
+def _texts(wanted: Wanted, root: Path) -> Texts:
+    chosen = _chosen(sentences(root, wanted.split), wanted)
+    pieces = _vocabulary(wanted.beside, root)
+    return Texts([pieces.tokens(text, most=_LONGEST) for text, _ in chosen], [label for _, label in chosen])
+
+
+def _pictures(wanted: Wanted, root: Path, model: Model) -> Pictures:
+    return Pictures(_chosen(pictures(root, wanted.split), wanted), crops=model.name.startswith("facebook/deit"))
+
+
+def _chosen(samples: Iterable[Sample], wanted: Wanted) -> list[Sample]:
+    """Those that are asked for; where these are the first ones, no others are looked for."""
+    if wanted.indices is None and not wanted.shuffle:
+        return list(islice(samples, wanted.samples))
+    found = list(samples)
+    order = list(range(len(found))) if wanted.indices is None else _numbers(wanted.indices)
+    if wrong := [at for at in order if not 0 <= at < len(found)]:
+        raise ArgumentError(
+            f"`{wanted.indices}` names sample {wrong[0]}, and {wanted.name} has {len(found)}", "count them from 0"
+        )
+    if wanted.shuffle:
+        drawn = torch.randperm(len(order), generator=torch.Generator().manual_seed(0))
+        order = [order[at] for at in drawn.tolist()]
+    return [found[at] for at in order[: wanted.samples]]
+
+
+def _numbers(file: Path) -> list[int]:
+    try:
+        held: Any = torch.load(file, weights_only=True) if file.suffix == ".pt" else np.load(file, allow_pickle=False)
+        return [int(one) for one in held]
+    except Exception as failure:  # of files that are none of theirs, numpy and torch raise whatever they like
+        raise FileError(
+            f"the numbers of samples in `{file}` can't be read: {type(failure).__name__}: {shorten(str(failure), 200)}",
+            "give a file of torch or numpy with whole numbers",
+        ) from failure
+
+
+def _vocabulary(*folders: Path) -> WordPieces:
+    for folder in folders:
+        file = folder / _VOCABULARY_FILE
+        if file.is_file():
+            return WordPieces(file.read_text(encoding="utf-8").splitlines())
+    raise FileError(
+        f"there is no {_VOCABULARY_FILE} in {' or '.join(f'`{one}`' for one in folders)}",
+        "texts need the vocabulary that the model came with: put it beside its weights",
+    )

@@ -1,0 +1,157 @@
+"""ImageNet's images of 2012 and their classes (Russakovsky et al., 2015), from its archives as they were published.
+
+Images are read in place, one when it is asked for. A class is the place of its synset among all thousand in order.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hpgo.base.errors import ArgumentError, FileError
+from hpgo.base.wording import shorten
+from hpgo.runtime.pipeedge.matlab import structures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_KIT = "ILSVRC2012_devkit_t12.tar.gz"
+_TRAIN, _VALIDATION = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+_OTHERS = {"validation": "val"}
+_CLASSES = 1000
+_SIDE = 224
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One image."""
+
+    read: Callable[[], bytes]
+    """Its file."""
+    label: int
+    """Its class, from 0."""
+
+
+def pictures(root: Path, split: str) -> Iterator[Picture]:
+    """Those of `train` or `val`, class by class and by name, or by name.
+
+    `root` is the folder of the archives, or what they hold with a folder for each synset. Raises FileError for what
+    is not there, or damaged.
+    """
+    name = _OTHERS.get(split, split)
+    if name not in {"train", "val"}:
+        raise FileError(f"ImageNet has no split `{shorten(split)}` with classes", "it has train and val")
+    try:
+        if (root / name).is_dir():
+            yield from _unpacked(root / name)
+        elif name == "train":
+            yield from _trained(_there(root, _TRAIN))
+        else:
+            yield from _validated(_there(root, _VALIDATION), _there(root, _KIT))
+    except FileError:
+        raise
+    except (OSError, tarfile.TarError, EOFError, UnicodeDecodeError) as failure:
+        raise FileError(f"ImageNet in `{root}` can't be read: {failure}", "fetch the archive again") from failure
+
+
+def _there(root: Path, archive: str) -> Path:
+    if not (root / archive).is_file():
+        raise FileError(
+            f"there is no {archive} in `{root}`", "`--dataset-root` names the folder of ImageNet's archives"
+        )
+    return root / archive
+
+
+def _unpacked(folder: Path) -> Iterator[Picture]:
+    for label, synset in enumerate(sorted(one for one in folder.iterdir() if one.is_dir())):
+        for file in sorted(synset.iterdir()):
+            yield Picture(file.read_bytes, label)
+
+
+def _trained(archive: Path) -> Iterator[Picture]:
+    """An archive of one archive for each synset."""
+    with tarfile.open(archive) as outer:
+        for label, synset in enumerate(sorted(outer.getmembers(), key=lambda one: one.name)):
+            with tarfile.open(fileobj=outer.extractfile(synset)) as inner:
+                for member in sorted(inner.getmembers(), key=lambda one: one.name):
+                    begin = synset.offset_data + member.offset_data
+                    yield Picture(partial(_piece, archive, begin, member.size), label)
+
+
+def _validated(archive: Path, kit: Path) -> Iterator[Picture]:
+    labels = _labels(kit)
+    with tarfile.open(archive) as held:
+        members = sorted((one for one in held.getmembers() if one.isfile()), key=lambda one: one.name)
+    if len(members) != len(labels):
+        raise FileError(f"{archive} has {len(members)} images, and {kit} classes of {len(labels)}", "fetch both again")
+    for member, label in zip(members, labels, strict=True):
+        yield Picture(partial(_piece, archive, member.offset_data, member.size), label)
+
+
+def _labels(kit: Path) -> list[int]:
+    """Classes of the images of validation, in their order."""
+    with tarfile.open(kit) as held:
+        named = {one.name.rpartition("/data/")[2]: one for one in held.getmembers() if "/data/" in one.name}
+        files = {}
+        for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt"):
+            member = held.extractfile(named[name]) if name in named else None
+            if member is None:
+                raise FileError(f"{kit} has no data/{name}", "fetch the archive again")
+            files[name] = member.read()
+    synsets = structures(files["meta.mat"], "synsets", ("ILSVRC2012_ID", "WNID"))
+    leaves = {one.get("ILSVRC2012_ID"): one.get("WNID") for one in synsets}
+    places = {
+        str(synset): place
+        for place, synset in enumerate(sorted(str(leaves.get(number)) for number in range(1, _CLASSES + 1)))
+    }
+    numbers = files["ILSVRC2012_validation_ground_truth.txt"].decode().split()
+    try:
+        return [places[str(leaves[int(number)])] for number in numbers]
+    except (ValueError, KeyError) as failure:
+        raise FileError(f"{kit} has a class that its meta.mat lacks: {failure}", "fetch the archive again") from None
+
+
+def _piece(archive: Path, begin: int, size: int) -> bytes:
+    with archive.open("rb") as file:
+        file.seek(begin)
+        return file.read(size)
+
+
+def pixels(raw: bytes, *, crops: bool) -> torch.Tensor:
+    """An image `(3, 224, 224)` as ViT was trained on them, or as DeiT was, which cuts off an eighth at the edges.
+
+    Raises ArgumentError where Pillow is missing, and FileError for bytes that are no image.
+    """
+    image_of = _pillow()
+    try:
+        with image_of.open(io.BytesIO(raw)) as opened:
+            image = opened.convert("RGB")
+    except Exception as failure:  # whatever Pillow's readers raise
+        raise FileError(f"an image can't be read: {shorten(str(failure), 200)}", "fetch the archive again") from failure
+    if crops:
+        wide, edge = 256, (256 - _SIDE) // 2
+        image = image.resize((wide, wide), image_of.Resampling.BICUBIC)
+        image = image.crop((edge, edge, edge + _SIDE, edge + _SIDE))
+        mean, spread = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    else:
+        image = image.resize((_SIDE, _SIDE), image_of.Resampling.BILINEAR)
+        mean, spread = (0.5,) * 3, (0.5,) * 3
+    shares = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+    return (shares - torch.tensor(mean)[:, None, None]) / torch.tensor(spread)[:, None, None]
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ArgumentError(
+            f"ImageNet's images need Pillow, which can't be imported: {error}", "`pip install pillow`"
+        ) from error
+    return Image

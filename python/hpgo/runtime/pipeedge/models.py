@@ -1,0 +1,65 @@
+"""The models that PipeEdge's runtime knows, by the names that it gives them, as quarters of blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import near, shorten
+from hpgo.runtime.grouping import QUARTER
+from hpgo.runtime.workload import Workload
+
+_EPS = "norm_eps=1e-12"
+"""As these models' published configurations have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One of them."""
+
+    name: str
+    sizes: str
+    """As `Workload.read` takes them."""
+    layers: int
+    """Four for each block."""
+    file: str
+    """What PipeEdge calls the file of its weights."""
+    reads_text: bool = False
+
+    def workload(self, length: int = 0) -> Workload:
+        """Its layers; texts have so many tokens."""
+        length_of_texts = f",length={length}" if self.reads_text else ""
+        return Workload.read(f"{self.sizes},{_EPS}{length_of_texts}").by(QUARTER)
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        Model("google/vit-base-patch16-224", "vit:layers=12", 48, "ViT-B_16-224.npz"),
+        Model("google/vit-large-patch16-224", "vit:layers=24,hidden=1024,heads=16", 96, "ViT-L_16-224.npz"),
+        Model(
+            "google/vit-huge-patch14-224-in21k",
+            "vit:layers=32,hidden=1280,heads=16,patch=14,classes=21843",
+            128,
+            "ViT-H_14.npz",
+        ),
+        Model("bert-base-uncased", "bert:layers=12", 48, "BERT-B.npz", reads_text=True),
+        Model("bert-large-uncased", "bert:layers=24,hidden=1024,heads=16", 96, "BERT-L.npz", reads_text=True),
+        Model("textattack/bert-base-uncased-CoLA", "bert:layers=12,classes=2", 48, "BERT-B-CoLA.npz", reads_text=True),
+        Model("facebook/deit-base-distilled-patch16-224", "deit-base:", 48, "DeiT_B_distilled.npz"),
+        Model("facebook/deit-small-distilled-patch16-224", "deit-small:", 48, "DeiT_S_distilled.npz"),
+        Model("facebook/deit-tiny-distilled-patch16-224", "deit-tiny:", 48, "DeiT_T_distilled.npz"),
+    )
+}
+"""By name."""
+
+
+def model_named(name: str) -> Model:
+    """One of `MODELS`. Raises ArgumentError for a name that there isn't.
+
+    >>> len(model_named("bert-large-uncased").workload(length=16).layers)
+    96
+    """
+    if name not in MODELS:
+        raise ArgumentError(f"there is no model `{shorten(name)}`", near(name, MODELS))
+    return MODELS[name]

@@ -1,0 +1,159 @@
+"""One rank of `pipeedge-run`: it hears who takes what, holds its layers or the data, and infers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hpgo.base.errors import ArgumentError, RunError
+from hpgo.base.files import writing
+from hpgo.base.wording import counted
+from hpgo.runtime.meeting import agree, lost, meet
+from hpgo.runtime.pipeedge.data import Noise, read_data
+from hpgo.runtime.pipeedge.models import model_named
+from hpgo.runtime.pipeedge.monitor import Monitor
+from hpgo.runtime.pipeedge.schedule import Asked, Decided, decide
+from hpgo.runtime.pipeedge.weights import with_weights
+from hpgo.runtime.pipeline import Pipeline
+from hpgo.runtime.progress import HERE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from hpgo.runtime.pipeedge.data import Data, Wanted
+    from hpgo.timing.flow import Flow
+
+_DECIDED, _LENGTH = "pipeedge/decided", "pipeedge/length"
+"""Keys of the store, under which rank 0 says who takes what, and the rank with the data how long texts are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What one of them is asked for."""
+
+    number: int
+    asked: Asked
+    """Rank 0's counts."""
+    data: Wanted
+    """That of the rank with the data counts."""
+    weights: Path | None
+    """A file or folder; None is random ones."""
+    monitor: Path
+    """The file for its windows."""
+    window: int
+    keep: Path | None
+    """A file for the outputs, on the rank with the data."""
+    options: dict[str, Any]
+    """Of `Pipeline`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What came of it, for the rank with the data."""
+
+    decided: Decided
+    samples: int
+    taken_s: float
+    """From the first sample to the last answer."""
+    right: int | None
+    """Answers; None where there are no labels."""
+    sent_bits: tuple[dict[int, int], ...]
+    flow: Flow
+
+
+def take_rank(rank: Rank, tell: Callable[[str], None]) -> Came | None:
+    """Infers as that rank; returns what came of it on the rank with the data.
+
+    `tell` is given what rank 0, or the rank with the data, has to say before. Raises what `decide` and `Pipeline.infer`
+    raise, and ArgumentError for ranks that name different models.
+    """
+    store = meet(rank.options["timeout_s"])
+    if rank.number == 0:
+        decided = decide(rank.asked)
+        store.set(_DECIDED, decided.to_json())
+        for line in _in_words(decided):
+            tell(line)
+    else:
+        decided = Decided.from_json(_told(store, _DECIDED, 0, "the wait for who takes what"))
+    if rank.asked.model != decided.model:
+        raise ArgumentError(
+            f"rank {rank.number} is to run `{rank.asked.model}`, and rank 0 `{decided.model}`",
+            "start all with one `-m`",
+        )
+    model = model_named(decided.model)
+    data: Data | None = None
+    if rank.number == decided.data_rank:
+        HERE.does("the reading of the data")
+        data = read_data(rank.data, model)
+        store.set(_LENGTH, str(data.length))
+        tell(_of_data(data, rank.data))
+    length = int(_told(store, _LENGTH, decided.data_rank, "the wait for the data"))
+    workload = model.workload(length)
+    if rank.weights is not None:
+        workload = with_weights(workload, rank.weights)
+    program = decided.program(workload.layers)
+    with Pipeline(program, workload, inference=True, quantize=decided.bits, **rank.options) as pipeline:
+        agree({"kind of weights": "random" if rank.weights is None else "those of a file"})
+        return _infer(pipeline, rank, decided, data)
+
+
+def _told(store: Any, key: str, rank: int, words: str) -> str:
+    """What a rank has said under `key`, as soon as it has."""
+    HERE.does(words)
+    with lost(str(HERE)), HERE.waiting(rank):
+        said: bytes = store.get(key)
+    return said.decode()
+
+
+def _infer(pipeline: Pipeline, rank: Rank, decided: Decided, data: Data | None) -> Came | None:
+    size, right, begin, labels = decided.micro_batch_size, 0, 0, 0
+    kept: list[torch.Tensor] = []
+    monitor = Monitor(rank.monitor, rank.window)
+    begin_s = time.perf_counter()
+    stream = pipeline.infer(
+        () if data is None else (data.rows(at, at + size) for at in range(0, len(data), size)),
+        hold_samples_per_s=decided.hold_samples_per_s,
+        data_rank=decided.data_rank,
+        watch=monitor,
+    )
+    for answers in stream:
+        if rank.keep is not None:
+            kept.append(answers)
+        found = None if data is None else data.right(begin, answers)
+        if found is not None:
+            right, labels = right + found[0], labels + found[1]
+            monitor.right(found[0])
+        begin += len(answers)
+    taken_s = time.perf_counter() - begin_s
+    monitor.close()
+    flow = pipeline.flow()
+    if data is None:
+        return None
+    if rank.keep is not None:
+        with writing(rank.keep, RunError) as file:
+            np.save(file, torch.cat(kept).cpu().float().numpy())
+    return Came(decided, begin, taken_s, right if labels else None, pipeline.sent_bits, flow)
+
+
+def _in_words(decided: Decided) -> Iterator[str]:
+    """Who takes what."""
+    yield from decided.remarks
+    for at, ((first, last), rank) in enumerate(zip(decided.stages, decided.ranks, strict=True)):
+        bits = decided.bits[at] if at < len(decided.bits) else 0
+        yield f"stage {at} is rank {rank} with layers {first} to {last}" + (f", and sends {bits} bit" if bits else "")
+    if decided.data_rank != decided.ranks[0]:
+        yield f"rank {decided.data_rank} holds the data"
+    if idle := sorted(set(range(decided.world)) - {*decided.ranks, decided.data_rank}):
+        yield f"nothing is left for {counted(len(idle), 'rank')}: {', '.join(map(str, idle))}"
+
+
+def _of_data(data: Data, wanted: Wanted) -> str:
+    """What goes through."""
+    if isinstance(data, Noise):
+        return f"{counted(len(data), 'sample')} of random data: `--dataset-name` takes others"
+    return f"{counted(len(data), 'sample')} of {wanted.name}, {wanted.split}"

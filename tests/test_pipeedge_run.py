@@ -1,0 +1,296 @@
+"""`pipeedge-run`: PipeEdge's options, real ranks, answers that are one process's, and ends that are told."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import hpgo
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+
+from hpgo.cli.pipeedge_run import command  # noqa: E402 -- what needs torch, where there is one
+from hpgo.runtime.pipeedge.models import MODELS  # noqa: E402
+from hpgo.runtime.pipeedge.monitor import COLUMNS, Energy  # noqa: E402
+from hpgo.runtime.pipeedge.schedule import Asked, decide  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TINY = "facebook/deit-tiny-distilled-patch16-224"
+HOST = socket.gethostname()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@dataclass
+class Ranks:
+    """Processes of `pipeedge-run`, one a rank, as its scripts start them."""
+
+    folder: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, world: int, *words: str, of_others: tuple[str, ...] | None = None, **variables: str) -> None:
+        """All ranks; those after the first with other words, if these are given."""
+        port = str(free_port())
+        script = "from hpgo.cli.entry import pipeedge_run; pipeedge_run()"
+        for rank in range(world):
+            given = words if rank == 0 or of_others is None else of_others
+            self.started.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", script, str(rank), str(world), "--port", port, *given],
+                    cwd=self.folder,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+                )
+            )
+
+    def finish(self) -> list[tuple[int, str, str]]:
+        """Exit code, stdout and stderr of each."""
+        found = [(one, *one.communicate(timeout=240)) for one in self.started]
+        self.started.clear()
+        return [(one.returncode, out, err) for one, out, err in found]
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    made = Ranks(tmp_path)
+    yield made
+    for one in made.started:
+        one.kill()
+        one.wait()
+
+
+def windows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as held:
+        return list(csv.DictReader(held))
+
+
+def test_answers_are_one_processs_wherever_layers_and_data_are(ranks: Ranks) -> None:
+    size = ("-m", TINY, "-b", "7", "-u", "2")
+    ranks.start(1, *size, "--outputs", "alone.npy")
+    ((code, _, err),) = ranks.finish()
+    assert code == 0, err
+    assert "note: the weights are random" in err
+    assert "7 samples of random data" in err
+    alone = np.load(ranks.folder / "alone.npy")
+    assert alone.shape == (7, 1000)
+    for world, words in (
+        (2, ("-pt", "1,21,22,48")),
+        (3, ("-pt", "1,2,3,48", "-r", "2,0", "-D", "1", "-s", "lo0")),
+    ):
+        ranks.start(world, *size, *words, "--outputs", "many.npy", WINDOW_SIZE="3")
+        ended = ranks.finish()
+        assert [code for code, _, _ in ended] == [0] * world, ended
+        data_rank = 1 if "-D" in words else 0
+        assert [bool(out) for _, out, _ in ended] == [rank == data_rank for rank in range(world)]
+        assert ended[data_rank][1].startswith("Latency is ")
+        assert ", throughput is " in ended[data_rank][1]
+        assert np.array_equal(np.load(ranks.folder / "many.npy"), alone)
+    assert all("the loopback is called `lo` here, not `lo0`" in err for _, _, err in ended) or sys.platform != "linux"
+    assert "stage 0 is rank 2 with layers 1 to 2" in ended[0][2]
+    assert "rank 1 holds the data" in ended[0][2]
+    rows = windows(ranks.folder / "monitoring-2.csv")
+    assert tuple(rows[0]) == COLUMNS
+    shard = [row for row in rows if row["key"] == "shard"]
+    assert [(row["window"], row["micro_batches"], row["work"]) for row in shard] == [
+        ("0", "3", "6"), ("1", "1", "1"), ("all", "4", "7"),
+    ]  # fmt: skip
+    assert all(float(row["micro_batches_per_s"]) > 0 and float(row["latency_s"]) > 0 for row in shard)
+    sent = next(row for row in rows if (row["key"], row["window"]) == ("send", "all"))
+    assert (sent["unit"], sent["bits"]) == ("Mbit", "32")
+    # From the second quarter of the first block: a vector for each of 198 tokens.
+    assert float(sent["work"]) == pytest.approx(4 * (2 * 198 * 192 * 32 + 64 * 8) / 1e6, rel=0.01)
+    kept = {row["key"] for row in windows(ranks.folder / "monitoring-1.csv")}
+    assert kept == {"send", "quant_encode", "output"}
+
+
+TIMES = f"{{batch_size: 2, dtype: torch.float32, time_s: {[0.01] * 48}}}"
+FILES = {
+    "models.yml": f"{TINY}: {{layers: 48, mem_MB: {[1] * 48}, parameters_in: 150528, parameters_out: {[38016] * 48}}}",
+    "types.yml": f"board: {{bw_Mbps: 1000, mem_MB: 1000, model_profiles: {{'{TINY}': [{TIMES}]}}}}",
+    "devices.yml": "board: [left, right]",
+}
+
+
+def test_without_layers_the_three_files_decide_and_few_bits_are_sent(ranks: Ranks) -> None:
+    for name, text in FILES.items():
+        (ranks.folder / name).write_text(text)
+    words = ("-m", TINY, "-b", "4", "-u", "2", "-sm", "models.yml", "-sdt", "types.yml", "-sd", "devices.yml")
+    ranks.start(2, *words, "-H", "right,left", "--hold-rate", "8.2", of_others=("-m", TINY))
+    ended = ranks.finish()
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert "stage 0 is rank 1 with layers 1 to 24" in ended[0][2]
+    assert "stage 1 is rank 0 with layers 25 to 48" in ended[0][2]
+
+
+def test_schedules_are_those_of_the_options_or_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(**how: Any) -> Asked:
+        given: dict[str, Any] = {
+            "world": 2, "model": TINY, "layers": 48, "micro_batch_size": 2, "partition": (1, 24, 25, 48),
+            "quantize": None, "rank_order": None, "hosts": None, "files": None, "data_rank": 0,
+            "hold_samples_per_s": None,
+        }  # fmt: skip
+        return Asked(**given | how)
+
+    assert decide(asked(world=1, partition=None)).stages == ((1, 48),)
+    assert decide(asked(quantize=(8, 0))).bits == decide(asked(quantize=(8,))).bits == (8,)
+    found = decide(asked(world=3, rank_order=(2, 1), data_rank=0))
+    assert (found.ranks, found.data_rank) == ((2, 1), 0)
+    assert type(found).from_json(found.to_json()) == found
+    for how, words in (
+        ({"partition": (1, 24, 26, 48)}, "stage 1 has the layers 26 to 48, and begins with layer 25"),
+        ({"partition": (1, 24, 25)}, "has 3 numbers"),
+        ({"partition": (1, 24, 25, 47)}, "ends with layer 47"),
+        ({"world": 1}, "has 2 stages for 1 rank"),
+        ({"partition": None}, "nobody says how 2 ranks share 48 layers"),
+        ({"partition": None, "quantize": (8,)}, "`-q` is for stages"),
+        ({"partition": None, "rank_order": (1, 0)}, "`-r` is for stages"),
+        ({"rank_order": (1,)}, "`-r` names 1 rank for 2 stages"),
+        ({"rank_order": (0, 0)}, "a rank has two stages"),
+        ({"rank_order": (0, 2)}, "there is no rank 2 among 2"),
+        ({"data_rank": 1}, "rank 1 has stage 1, and shall hold the data"),
+        ({"data_rank": 5}, "there is no rank 5"),
+        ({"quantize": (7, 0)}, "can't travel in 7 bits"),
+        ({"quantize": (8, 8, 8)}, "bits are given for 3 cuts"),
+    ):
+        with pytest.raises(hpgo.ArgumentError, match=words) as caught:
+            decide(asked(**how))
+        assert caught.value.hint
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    files = {"partition": None, "files": ("models.yml", "types.yml", "devices.yml")}
+    assert decide(asked(**files, hosts=("right", "left"), data_rank=None)).ranks == (1, 0)
+    assert decide(asked(**files, hosts=("right", "left"), data_rank=None)).data_rank == 1
+    assert decide(asked(world=3, rank_order=(2, 1), data_rank=None)).data_rank == 0
+    for how, words in (
+        ({}, "nobody says which rank that is"),
+        ({"hosts": ("left",)}, "`-H` names 1 host, and there are 2 ranks"),
+        ({"hosts": ("left", "other")}, "`right`, which `-H` doesn't name"),
+        ({"layers": 96, "hosts": ("left", "right")}, "has 48 layers"),
+    ):
+        with pytest.raises(hpgo.ArgumentError, match=words) as caught:
+            decide(asked(**files | how))
+        assert caught.value.hint
+    Path("types.yml").write_text(FILES["types.yml"].replace("bw_Mbps: 1000", "bw_Mbps: 2"))
+    held = decide(asked(**files, hosts=("left", "right"), hold_samples_per_s=8.0))
+    assert 0 < held.bits[0] < 32, "2 samples of 38016 numbers take 1.16 s in 32 bit, and there are 250 ms"
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_lost_rank_is_named_and_all_others_end_within_ten_seconds(lost: int, ranks: Ranks) -> None:
+    ranks.start(3, "-m", TINY, "-b", "100000", "-u", "1", "-pt", "1,24,25,48", "-r", "1,2", WINDOW_SIZE="1")
+    until_s = time.monotonic() + 120
+    file = ranks.folder / "monitoring-2.csv"
+    while not (file.exists() and len(file.read_text().splitlines()) > 5):
+        time.sleep(0.05)
+        assert time.monotonic() < until_s
+        assert all(one.poll() is None for one in ranks.started)
+    ranks.started[lost].send_signal(signal.SIGKILL)
+    begin_s = time.monotonic()
+    ended = ranks.finish()
+    assert time.monotonic() - begin_s < 10
+    assert [code for code, _, _ in ended] == [-9 if rank == lost else 1 for rank in range(3)]
+    errors = [line for _, _, err in ended for line in err.splitlines() if line.startswith("error: ")]
+    assert errors
+    who = {0: f"rank 0, idle, on {HOST}", 1: f"rank 1 of stage 0 on {HOST}", 2: f"rank 2 of stage 1 on {HOST}"}[lost]
+    assert all(line.startswith(f"error: {who}") for line in errors), errors
+
+
+def test_what_rank_0_can_not_decide_ends_all(ranks: Ranks) -> None:
+    ranks.start(2, "-m", TINY, "-pt", "1,24,26,48")
+    ended = ranks.finish()
+    assert [code for code, _, _ in ended] == [1, 1]
+    errors = [line for _, _, err in ended for line in err.splitlines() if line.startswith("error: ")]
+    assert errors == ["error: `-pt 1,24,26,48`: stage 1 has the layers 26 to 48, and begins with layer 25"]
+
+
+def test_ranks_of_two_models_are_told(ranks: Ranks) -> None:
+    other = ("-m", "facebook/deit-small-distilled-patch16-224")
+    ranks.start(2, "-m", TINY, "-pt", "1,24,25,48", of_others=other)
+    ended = ranks.finish()
+    assert [code for code, _, _ in ended] == [1, 1]
+    errors = [line for _, _, err in ended for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "rank 1 is to run `facebook/deit-small" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["2", "2"], 2, "there is no rank 2 among 2"),
+        (["0", "1", "-pt", "1;48"], 2, "no whole numbers"),
+        (["0", "1", "-sm", "models.yml"], 2, "go together"),
+        (["0", "1", "-m", "resnet"], 1, "there is no model `resnet`"),
+        (["0", "1", "-M", "absent.npz"], 1, "there are no weights `absent.npz`"),
+        (["0", "1", "-s", "eth99"], 1, "there is no network interface `eth99`"),
+        (["0", "1", "-c", "mpi"], 2, "mpi"),
+    ],
+)
+def test_options_that_make_no_sense_are_told(words: list[str], code: int, said: str) -> None:
+    result = CliRunner().invoke(command, words)
+    found = str(getattr(result.exception, "message", "")) + result.output
+    assert said in found
+    assert result.exit_code == code
+
+
+def test_the_help_names_every_option_of_pipeedge() -> None:
+    lines = CliRunner().invoke(command, ["-h"]).output.splitlines()
+    text = "\n".join(lines)
+    for option in (
+        "-d", "-s", "--addr", "--port", "-c", "-w", "-m", "-M", "-b", "-u", "--dataset-name", "--dataset-root",
+        "--dataset-split", "--dataset-indices-file", "--dataset-shuffle", "-pt", "-q", "-r", "-D", "-H", "-sm", "-sdt",
+        "-sd",
+    ):  # fmt: skip
+        assert f" {option}," in text or f" {option} " in text, option
+    assert max(map(len, lines)) <= 80
+    assert "\\b" not in text
+
+
+def test_models_have_as_many_layers_as_they_say_and_pipeedges_sizes() -> None:
+    millions = {
+        "google/vit-base-patch16-224": 86.6, "google/vit-large-patch16-224": 304.3,
+        "google/vit-huge-patch14-224-in21k": 658.7, "bert-base-uncased": 109.5, "bert-large-uncased": 335.1,
+        "textattack/bert-base-uncased-CoLA": 109.5, "facebook/deit-base-distilled-patch16-224": 86.6,
+        "facebook/deit-small-distilled-patch16-224": 22.1, "facebook/deit-tiny-distilled-patch16-224": 5.7,
+    }  # fmt: skip
+    assert set(millions) == set(MODELS)
+    for name, model in MODELS.items():
+        workload = model.workload(16)
+        assert len(workload.layers) == model.layers
+        shapes = [shape for held in workload.parameters.values() for shape in held.values()]
+        assert sum(int(np.prod(shape)) for shape in shapes) / 1e6 == pytest.approx(millions[name], abs=0.06)
+
+
+def test_energy_counts_what_counters_say_also_when_they_begin_anew(tmp_path: Path) -> None:
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    (tmp_path / "intel-rapl:0:0").mkdir()  # within the other one
+    (zone / "max_energy_range_uj").write_text("10000000\n")
+    (zone / "energy_uj").write_text("9000000\n")
+    energy = Energy(tmp_path)
+    (zone / "energy_uj").write_text("9500000\n")
+    assert energy.joules() == 0.5
+    (zone / "energy_uj").write_text("250000\n")
+    assert energy.joules() == 1.25
+    (zone / "energy_uj").unlink()
+    assert energy.joules() is None
