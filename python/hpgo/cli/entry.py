@@ -5,7 +5,7 @@ Nothing is imported before the door is shut but what Python has loaded anyway.
 
 from __future__ import annotations
 
-import _signal  # as `signal`, which is not loaded yet
+import _signal  # type: ignore[import-not-found]  # as `signal`, which is not loaded yet
 import os
 import sys
 
