@@ -17,18 +17,29 @@ from hpgo.cli.terminal import progress
 @click.option("--write", type=click.Path(path_type=Path), help="Fill the tables of this document instead of printing.")
 @click.option("--check", type=click.Path(path_type=Path), help="Fail unless the tables of this document are current.")
 @click.option("--figures", type=click.Path(path_type=Path), help="Draw the sweeps as SVG files in this folder.")
-def command(write: Path | None, check: Path | None, figures: Path | None) -> None:
+@click.option("--emulate", is_flag=True, help="Instead, run the plans of the first table, with processes that sleep.")
+def command(write: Path | None, check: Path | None, figures: Path | None, emulate: bool) -> None:
     """Set published planning results beside ours.
 
     Asks the compatible and the modern planner every published question, and prints Markdown tables. Takes about a
     minute.
+
+    With `--emulate`, sixteen processes on this machine run every plan of the first table in their place: they send each
+    other the plan's messages, and sleep for what its passes take. It makes one table, of planned and emulated steps, in
+    about a quarter of an hour, and needs torch.
 
     \b
     Examples:
       hpgo reproduce
       hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction
       hpgo reproduce --check PLANNER_REPRODUCTION.md
+      hpgo reproduce --emulate --write PLANNER_REPRODUCTION.md
     """
+    if emulate:
+        if check is not None or figures is not None:
+            raise click.UsageError("`--emulate` measures: leave out `--check` and `--figures`")
+        _emulate(write)
+        return
     from hpgo.draw.curves import check as check_figure
     from hpgo.reproduce.document import NAMES, fill, make
 
@@ -56,6 +67,29 @@ def command(write: Path | None, check: Path | None, figures: Path | None) -> Non
     if not documents:
         for name, table in tables.items():
             click.echo(f"## {name}\n\n{table}\n")
+
+
+def _emulate(write: Path | None) -> None:
+    from hpgo import runtime
+    from hpgo.reproduce import answers, tables
+    from hpgo.reproduce.document import EMULATED, fill
+    from hpgo.reproduce.emulated import emulated
+    from hpgo.runtime.meeting import is_launched
+
+    runtime.check_torch()
+    if is_launched():
+        raise ArgumentError(
+            "`hpgo reproduce --emulate` starts its own processes, and a launcher has started this one",
+            "start it alone, without RANK and WORLD_SIZE set",
+        )
+    document = "" if write is None else fill(read_text(write, ArgumentError), {EMULATED: ""})
+    made = emulated(answers.strategies(), tell=lambda line: click.echo(line, err=True))
+    table = tables.emulated(made)
+    if write is None:
+        click.echo(f"## {EMULATED}\n\n{table}")
+        return
+    write_text(write, fill(document, {EMULATED: table}), ArgumentError)
+    click.echo(f"filled the table of {len(made)} plans in {write}", err=True)
 
 
 def _abort(_signal: int, _frame: object) -> NoReturn:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 NAMES = ("strategies", "reasons", "pipedream", "batches", "devices")
 """The tables, in the order of the document."""
+EMULATED = "emulated"
+"""One more, which is measured and not made anew with the others."""
 
 
 def make(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hpgo.compat import Stage
     from hpgo.planning.plans import Plan
     from hpgo.reproduce.answers import Duel, Strategy, SweepPoint
+    from hpgo.reproduce.emulated import Emulated
 
 
 def strategies(rows: Iterable[Strategy]) -> str:
@@ -55,6 +56,25 @@ def reasons(rows: Iterable[Strategy]) -> str:
             said.append("the compatible planner can't be told the links")
         lines.append((row.question.model, row.config, _sentence(said), row.modern.limit))
     return _table(("model", "config", "against the other plans", "what limits the modern plan"), lines)
+
+
+def emulated(rows: Iterable[Emulated]) -> str:
+    """What each plan's step was predicted to take, and what it took sleeping processes."""
+    return _table(
+        ("model", "config", "plan of", "stages", "planned", "emulated", "difference"),
+        [
+            (
+                row.model,
+                row.config,
+                ", ".join(row.whose),
+                _shape(row.plan),
+                format_seconds(row.plan.step_s),
+                format_seconds(row.emulated_s),
+                f"{100 * (row.emulated_s / row.plan.step_s - 1):+.2f} %",
+            )
+            for row in rows
+        ],
+    )
 
 
 def pipedream(rows: Iterable[Duel]) -> str:

@@ -1,0 +1,96 @@
+"""The plans of the first table as processes run them that sleep where devices would compute."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpgo.timing.simulation import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hpgo.planning.plans import Plan
+    from hpgo.programs.program import Program
+    from hpgo.reproduce.answers import Strategy
+
+PASS_S = 0.02
+"""What the median pass lasts here: shorter ones are measured too long, since sleepers wake late."""
+_STEPS = 3
+_SILENCE_S = 30.0
+"""Of one of many processes on few cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """A plan's step as it was predicted, and as processes ran it."""
+
+    model: str
+    config: str
+    whose: tuple[str, ...]
+    """Of `DAPPLE`, `compatible` and `modern`, those who have this plan."""
+    plan: Plan
+    emulated_s: float
+    """In seconds of the cluster."""
+
+
+def emulated(
+    rows: Iterable[Strategy], *, pass_s: float = PASS_S, tell: Callable[[str], None] = lambda _line: None
+) -> list[Emulated]:
+    """Runs every plan of `rows` on as many processes as it has devices, one plan after the other.
+
+    Everything lasts so many times as long as predicted that the median pass takes `pass_s`. `tell` hears of each plan,
+    in a process of its own. Raises RunError if a process is lost.
+    """
+    from hpgo.runtime.launch import run_here
+    from hpgo.runtime.watch import Limits
+
+    plans: list[tuple[str, str, list[str], Plan, Program]] = []
+    for row in rows:
+        theirs = row.compatible.priced if row.compatible else None
+        begin = len(plans)
+        for who, plan in (("DAPPLE", row.published_priced), ("compatible", theirs), ("modern", row.modern)):
+            if plan is None:
+                continue
+            program = plan.program()
+            known = next((one for one in plans[begin:] if one[-1] == program), None)
+            if known is None:
+                plans.append((row.question.model, row.config, [who], plan, program))
+            else:
+                known[2].append(who)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "emulated.json"
+
+        def work() -> None:
+            found = []
+            for model, config, whose, plan, program in plans:
+                found.append(_step_s(program, pass_s))
+                if os.environ["RANK"] == "0":
+                    error = 100 * (found[-1] / plan.step_s - 1)
+                    tell(f"{model} on {config}, {', '.join(whose)}: {found[-1]:.4g} s, {error:+.2f} %")
+            if os.environ["RANK"] == "0":
+                file.write_text(json.dumps(found), encoding="ascii")
+
+        run_here(max(one[-1].world_size for one in plans), work, Limits(silence_s=_SILENCE_S))
+        steps_s = json.loads(file.read_text(encoding="ascii"))
+    return [
+        Emulated(model, config, tuple(whose), plan, step_s)
+        for (model, config, whose, plan, _), step_s in zip(plans, steps_s, strict=True)
+    ]
+
+
+def _step_s(program: Program, pass_s: float) -> float:
+    """One rank's part of a plan; the median of all steps but the first."""
+    import numpy as np
+
+    from hpgo.runtime import Emulation
+
+    predicted = simulate(program)
+    scale = pass_s / float(np.median(predicted.end_s - predicted.start_s))
+    with Emulation(program, scale=scale) as emulation:
+        steps_s = sorted([emulation.step() for _ in range(_STEPS)][1:])
+    return steps_s[(len(steps_s) - 1) // 2]
