@@ -8,7 +8,7 @@ BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALONE := tests/test_serve.py
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: build torch lint test test-slow wheel bench docs reproduce accuracy frameworks fuzz soak interrupts faults emulation ci clean
+.PHONY: build torch lint test test-slow wheel bench docs reproduce accuracy frameworks fuzz soak interrupts faults emulation variants emulated ci clean
 
 # The tests come last, so that it ends by saying what was skipped and why.
 ci: CHOSEN =
@@ -104,6 +104,14 @@ faults: build torch
 # Sixteen sleeping processes beside the simulator, a quarter of an hour; the table of docs/benchmarks.md.
 emulation: build torch
 	$(BIN)/python benches/emulation.py --write docs/benchmarks.md
+
+# VGG-19 in four ways and by a plan, ten minutes on a machine that does nothing else; the table of docs/variants.md.
+variants: build torch
+	$(BIN)/hpgo variants --search --alone --write docs/variants.md
+
+# Every plan of the reproduction, run by processes that sleep, a quarter of an hour; its table of planned and emulated steps.
+emulated: build torch
+	$(BIN)/hpgo reproduce --emulate --write PLANNER_REPRODUCTION.md
 
 clean:
 	cargo clean

@@ -1,7 +1,7 @@
 """The ranks of tests of runs: `runtime_ranks.py WORLD FOLDER` runs the cases of FOLDER/cases.json, one by one.
 
 Each rank is a process of its own. It leaves, for each case, the losses of its steps, the gradients of the last step and
-the weights after it in a file.
+the weights after it in a file, and if it is asked the model's outputs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ def optimizer(case: dict[str, Any]) -> Any:
     return (lambda p: torch.optim.AdamW(p, lr=0.01)) if case.get("adamw") else None
 
 
+def keep(made: list[torch.Tensor], _part: Any, _given: Any, outputs: tuple[torch.Tensor, ...]) -> None:
+    """What a part gives."""
+    made.append(outputs[0].detach())
+
+
 def run(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
@@ -34,8 +40,18 @@ def run(rank: int, world: int, folder: Path) -> None:
         given = {"clip_norm": case.get("clip_norm"), "optimizer": optimizer(case)}
         given |= {name: case[name] for name in ("backend",) if name in case}
         with Pipeline(program, workload, dtype=torch.float64, **given) as pipeline:
+            made: list[torch.Tensor] = []
+            for stage in pipeline.mine.stages:
+                if case.get("outputs") and stage.is_last:
+                    pipeline.parts[stage.stage].register_forward_hook(partial(keep, made))
             losses = [
-                pipeline.step(*runtime_models.batch(workload, program.global_batch_size, step))
+                pipeline.step(
+                    *(
+                        pipeline.example()
+                        if case.get("example")
+                        else runtime_models.batch(workload, program.global_batch_size, step)
+                    )
+                )
                 for step in range(case.get("steps", 1))
             ]
             found = [
@@ -44,7 +60,8 @@ def run(rank: int, world: int, folder: Path) -> None:
                 for layer, tensors in part.by_layer().items()
                 for name, tensor in tensors.items()
             ]
-            torch.save((losses, found), folder / f"{number}.{rank}.pt")
+            outputs = (torch.cat(made) if made else None,) if case.get("outputs") else ()
+            torch.save((losses, found, *outputs), folder / f"{number}.{rank}.pt")
     dist.destroy_process_group()
 
 

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "price": ("hpgo.cli.price", "Price a way of training a transformer, known by its shape alone."),
     "measure-links": ("hpgo.cli.measure_links", "Measure the links between ranks, for `hpgo plan`."),
     "run": ("hpgo.cli.run", "Train by a plan: on processes started here, or as one rank."),
+    "variants": ("hpgo.cli.variants", "Train VGG-19 in four ways, and by a plan made here."),
     "calibrate": ("hpgo.cli.calibrate", "Say where a measured step left its prediction, and why."),
     "models": ("hpgo.cli.models", "List the built-in models, or write their profiles."),
     "clusters": ("hpgo.cli.clusters", "List the known clusters, or show one as a file to edit."),

@@ -25,11 +25,12 @@ _DROPPED = 0.5
 
 def vgg(
     *, depth: int, flat: bool = False, width: int = 64, linear: int = 4096, classes: int = 1000, image: int = 224,
-    dropout: float = _DROPPED, batch: int = 8,
+    dropout: float = _DROPPED, batch: int = 8, squared: bool = False,
 ) -> Made:  # fmt: skip
     """VGG of this depth; `width` channels in the first group, `linear` numbers behind the first linear layers.
 
-    The example has `batch` images of `image` x `image`, which is at least 32.
+    The example has `batch` images of `image` x `image`, which is at least 32. `squared` has random numbers as targets,
+    one for each class, and the mean square of what is missing as the loss, in place of classes and cross-entropy.
     """
     network = Network()
     apart = flat or depth == 16
@@ -71,6 +72,9 @@ def vgg(
     add("linear-3", partial(nn.Linear, inputs, classes))
     if depth == 19 and not flat:
         add("loss", nn.Identity)
+    if squared:
+        images, numbers = seeded(lambda: (torch.randn(batch, 3, image, image), torch.randn(batch, classes)))
+        return Made(network, (images,), (numbers,), nn.functional.mse_loss)
     images, labels = seeded(lambda: (torch.randn(batch, 3, image, image), torch.randint(classes, (batch,))))
     return Made(network, (images,), (labels,), nn.functional.cross_entropy)
 
