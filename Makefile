@@ -8,7 +8,7 @@ BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALONE := tests/test_serve.py
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: build torch lint test test-slow wheel bench docs reproduce accuracy frameworks fuzz soak interrupts faults emulation variants emulated ci clean
+.PHONY: build torch lint test test-slow wheel bench docs reproduce accuracy frameworks fuzz soak interrupts faults elastic chaos emulation variants emulated ci clean
 
 # The tests come last, so that it ends by saying what was skipped and why.
 ci: CHOSEN =
@@ -100,6 +100,15 @@ interrupts: build
 # A rank lost at a hundred random moments, a quarter of an hour; the table of docs/benchmarks.md.
 faults: build torch
 	$(BIN)/python tests/sweep_faults.py --write docs/benchmarks.md
+
+# A machine of a run killed and started again, a quarter of an hour; the table of docs/elastic.md.
+elastic: build torch
+	$(BIN)/python tests/sweep_elastic.py --write docs/elastic.md
+
+# Eight machines killed, stopped and started again at random; the table of docs/elastic.md.
+chaos: MINUTES ?= 30
+chaos: build torch
+	$(BIN)/python tests/chaos.py --minutes $(MINUTES) --write docs/elastic.md
 
 # Sixteen sleeping processes beside the simulator, a quarter of an hour; the table of docs/benchmarks.md.
 emulation: build torch
