@@ -86,7 +86,7 @@ def main() -> None:
         planning = f"{1e3 * statistics.median(planned_s):.1f} ms"
         rows.append(f"| {waits} | {cell(lost_s)} | {cell(joined_s)} | {planning} |")
         sys.stderr.write(rows[-1] + "\n")
-    rows.append(f"\nTrials of each: {asked.trials}, on {os.cpu_count()} cores; the load was {load:.1f} when they began.")
+    rows.append(f"\nTrials of each: {asked.trials}, on {os.cpu_count()} cores; the load was {load:.1f} at first.")
     sys.stdout.write("\n".join(rows) + "\n")
     if asked.write is not None:
         before, mark, rest = asked.write.read_text(encoding="utf-8").partition("<!-- elastic -->\n")
