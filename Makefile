@@ -8,7 +8,7 @@ BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALONE := tests/test_serve.py
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: build torch lint test test-slow wheel bench docs reproduce accuracy frameworks fuzz soak interrupts faults elastic chaos emulation variants emulated ci clean
+.PHONY: build torch lint test test-slow wheel bench docs reproduce accuracy frameworks fuzz soak interrupts faults elastic chaos emulation variants emulated truth ci clean
 
 # The tests come last, so that it ends by saying what was skipped and why.
 ci: CHOSEN =
@@ -121,6 +121,10 @@ variants: build torch
 # Every plan of the reproduction, run by processes that sleep, a quarter of an hour; its table of planned and emulated steps.
 emulated: build torch
 	$(BIN)/hpgo reproduce --emulate --write PLANNER_REPRODUCTION.md
+
+# Plans of small models beside their runs, a quarter of an hour on two cores; docs/truth.md.
+truth: build torch
+	$(BIN)/python benches/truth.py --write docs/truth.md
 
 clean:
 	cargo clean

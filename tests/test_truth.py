@@ -1,0 +1,53 @@
+"""docs/truth.md says what `make truth` measured last, and counts it as it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+_spec = importlib.util.spec_from_file_location("truth", ROOT / "benches/truth.py")
+assert _spec is not None
+assert _spec.loader is not None
+truth = sys.modules["truth"] = importlib.util.module_from_spec(_spec)  # where its dataclasses look for it
+_spec.loader.exec_module(truth)
+
+
+def test_the_page_and_its_picture_are_those_of_the_rows_that_are_kept(tmp_path: Path) -> None:
+    rows, page = truth.read(truth.ROWS), tmp_path / "truth.md"
+    page.write_text(truth.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    truth.write(page, rows, tmp_path / "truth.svg")
+    assert page.read_text(encoding="utf-8") == truth.PAGE.read_text(encoding="utf-8")
+    assert (tmp_path / "truth.svg").read_bytes() == truth.PICTURE.read_bytes()
+
+
+def test_the_rows_are_of_five_models_and_every_schedule_that_the_page_names() -> None:
+    rows = truth.read(truth.ROWS)
+    assert len(rows) >= 30
+    assert {row["model"] for row in rows} == set(truth.MODELS)
+    for model in truth.MODELS:
+        plans = {row["plan"] for row in rows if row["model"] == model}
+        assert plans >= {"one device", "two replicas", "1f1b", "eager_1f1b", "gpipe", "interleaved", "zb_h1"}
+    for row in rows:
+        explained_s = sum(row["explained_s"].values())
+        # What is explained is of one step, and what is told of all of them the median.
+        assert abs(row["measured_s"] - row["predicted_s"] - explained_s) < 0.1 * row["measured_s"]
+
+
+def step(model: str, predicted_s: float, measured_s: float) -> dict[str, Any]:
+    """What a row says of a run's length."""
+    return {"model": model, "predicted_s": predicted_s, "measured_s": measured_s}
+
+
+def test_pairs_count_within_a_model_where_predictions_differ_by_five_percent() -> None:
+    rows = [step("a", 1.0, 2.0), step("a", 1.04, 1.0), step("a", 1.1, 3.0), step("b", 5.0, 0.1)]
+    assert truth.ranked(rows) == (2, 2)
+    assert truth.ranked([*rows, step("a", 2.0, 0.5)]) == (2, 5)
+    chance = random.Random(3)
+    true = [step("a", seconds, seconds) for seconds in (chance.uniform(1, 2) for _ in range(40))]
+    right, pairs = truth.ranked(true)
+    assert right == pairs > 0
+    assert truth.ranked([step("a", 1.0, one["measured_s"]) for one in true]) == (0, 0)
