@@ -33,8 +33,9 @@ def test_the_rows_are_of_five_models_and_every_schedule_that_the_page_names() ->
         assert plans >= {"one device", "two replicas", "1f1b", "eager_1f1b", "gpipe", "interleaved", "zb_h1"}
     for row in rows:
         explained_s = sum(row["explained_s"].values())
-        # What is explained is of one step, and what is told of all of them the median.
-        assert abs(row["measured_s"] - row["predicted_s"] - explained_s) < 0.1 * row["measured_s"]
+        # What is explained is of one step of each round, what is told of all of them; and medians need not add up.
+        apart_s = sum(max(those) - min(those) for those in zip(*row["rounds_s"], strict=True))
+        assert abs(row["measured_s"] - row["predicted_s"] - explained_s) < 0.1 * row["measured_s"] + apart_s
 
 
 def step(model: str, predicted_s: float, measured_s: float) -> dict[str, Any]:
