@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -48,7 +49,7 @@ class Wanted:
     """The folder of the weights, where the vocabulary may be."""
 
 
-class Data:
+class Data(ABC):
     """Samples by number."""
 
     length = 0
@@ -59,9 +60,9 @@ class Data:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @abstractmethod
     def rows(self, begin: int, end: int) -> torch.Tensor:
         """Inputs of the samples from `begin` to before `end`."""
-        raise NotImplementedError
 
     def right(self, begin: int, outputs: torch.Tensor) -> tuple[int, int] | None:
         """How many answers are right, and how many labels there are; None where there are none."""
