@@ -496,6 +496,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fault_runs.Runs]:
         made.close()
 
 
+def accuracy_of_the_whole(folder: Path) -> float:
+    """Of the model of `mine`, in this process, on all of its data."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        workload = Workload.read("mine:build", seed=2)
+    (whole,) = workload.parts([workload.layers], seed=2)
+    data = sys.modules["mine"].data()
+    with torch.no_grad():
+        found = whole.eval()(torch.stack([inputs for inputs, _ in data]), rows=30)[0].argmax(1).tolist()
+    return sum(at == target for at, (_, target) in zip(found, data, strict=True)) / 30
+
+
 def test_the_command_infers_by_a_plan_of_partition(runs: fault_runs.Runs) -> None:
     words = ("two.json", "--inference", "--workload", "mine:build", "--data", "mine:data", "--seed", "2", "-q", "16")
     runs.start(*words, "--json", "--timeline", "measured.npz")
@@ -515,14 +527,7 @@ def test_the_command_infers_by_a_plan_of_partition(runs: fault_runs.Runs) -> Non
     assert document["hold_samples_per_s"] is None
     assert document["stages"][0]["transfer_s"]["measured"] > 0
     assert hpgo.Timeline.read(runs.folder / "measured.npz").micro_batches == 8
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(runs.folder)
-        workload = Workload.read("mine:build", seed=2)
-    (whole,) = workload.parts([workload.layers], seed=2)
-    data = sys.modules["mine"].data()
-    with torch.no_grad():
-        found = whole.eval()(torch.stack([inputs for inputs, _ in data]), rows=30)[0].argmax(1).tolist()
-    assert document["accuracy"] == sum(at == target for at, (_, target) in zip(found, data, strict=True)) / 30
+    assert document["accuracy"] == accuracy_of_the_whole(runs.folder)
 
 
 def test_the_command_infers_on_hosts_that_take_turns(runs: fault_runs.Runs) -> None:
@@ -535,14 +540,7 @@ def test_the_command_infers_on_hosts_that_take_turns(runs: fault_runs.Runs) -> N
     assert (document["micro_batches"], document["samples"], document["exit"]) == (8, 30, 0)
     assert [stage["devices"] for stage in document["stages"]] in ([[0], [1, 2]], [[0, 1], [2]])
     assert document["samples_per_s"]["predicted"] > 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(runs.folder)
-        workload = Workload.read("mine:build", seed=2)
-    (whole,) = workload.parts([workload.layers], seed=2)
-    data = sys.modules["mine"].data()
-    with torch.no_grad():
-        found = whole.eval()(torch.stack([inputs for inputs, _ in data]), rows=30)[0].argmax(1).tolist()
-    assert document["accuracy"] == sum(at == target for at, (_, target) in zip(found, data, strict=True)) / 30
+    assert document["accuracy"] == accuracy_of_the_whole(runs.folder)
 
 
 def test_the_command_holds_a_rate_and_says_accuracy_beside_it(runs: fault_runs.Runs) -> None:
