@@ -61,6 +61,9 @@ def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, to
     assert found.ways == len(every)
     assert [one.step_s for one in found.prices] == pytest.approx(fitting[:top])
     assert all(one.fits for one in found.prices)
+    # To the last figure, though families share what their ways have in common.
+    assert all(one in every for one in found.prices)
+    assert found.simulated <= found.bounded <= found.ways
 
 
 def test_memory_that_is_left_alone_is_left_alone() -> None:

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.machine.cluster import Link
-from hpgo.planning.configured import in_flight, model_flop, price_way, profile_of, stages_of
+from hpgo.planning.configured import fullest_bytes, in_flight, model_flop, price_way, profile_of, stages_of
 from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.memory import kept_bytes, parameters, stage_memory
 from hpgo.ways.site import Site
-from hpgo.ways.steps import Stages
+from hpgo.ways.steps import Rows, Stages
+from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times
 from hpgo.ways.way import Way, check_batch, check_degrees, stage_layers
 
 GPT = hpgo.Transformer(
@@ -185,6 +186,30 @@ def test_no_step_is_quicker_than_its_bound_and_shares_add_up(way: Way, rounds: i
     assert sum(seconds for _, seconds in one.seconds) == pytest.approx(one.step_s)
     assert sum(stop - start for stage in one.stages for start, stop in stage.layers) == LLAMA.layers
     assert 0 < one.utilisation < 1
+
+
+@given(way=ways, flags=st.tuples(st.booleans(), st.booleans(), st.booleans()), gpt=st.booleans())
+def test_a_shape_has_all_that_a_layer_takes(way: Way, flags: tuple[bool, bool, bool], gpt: bool) -> None:
+    """A search times the layers of a shape once, for all ways that have it."""
+    way = replace(way, flash=flags[0], fused=flags[1], overlap=flags[2])
+    one = Site(GPT if gpt else LLAMA, way, Gpus.of(hpgo.Cluster.preset("h100:32"), way.precision), CONSTANTS, 4096)
+    rows = Rows.of(one)
+    for anew in (False, True):
+        assert (rows.anew if anew else rows.kept) == layer_times(one, anew=anew)
+        assert kept_bytes(rows.site, anew=anew) == kept_bytes(one, anew=anew)
+    assert (rows.head, rows.embedding) == (end_times(one, HEAD), end_times(one, EMBEDDING))
+    assert Rows.of(replace(one, way=way.shape)).site == rows.site
+
+
+@given(way=ways, rounds=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_the_fullest_gpu_is_that_of_all(way: Way, rounds: int) -> None:
+    assume(stage_layers(LLAMA.layers, way.stages) is not None)
+    cluster = hpgo.Cluster.preset(f"h100:{-(-way.gpus // 8)}").first(way.gpus)
+    asked = {"global_batch_size": way.data * way.micro_batch_size * way.pipeline * rounds, "seq": 4096}
+    stages = stages_of(LLAMA, cluster, way, **asked, constants=CONSTANTS)
+    one = price_way(LLAMA, cluster, way, **asked)
+    assert fullest_bytes(stages) == max(stage.peak_bytes for stage in one.stages)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])

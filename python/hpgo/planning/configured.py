@@ -204,11 +204,16 @@ def price_way(
 ) -> Price:
     """`price` of a way as a record, whose degree of data parallelism follows from the cluster's GPUs."""
     stages = stages_of(model, cluster, way, global_batch_size=global_batch_size, seq=seq, constants=constants)
+    return price_of(stages, cluster.name, simulated_s(stages), global_batch_size=global_batch_size)
+
+
+def price_of(stages: Stages, cluster: str, step_s: float, *, global_batch_size: int) -> Price:
+    """All of a way's price, whose step was simulated."""
     site, pipeline = stages.site, stages.site.way.pipeline
-    step_s = _step_s(stages)
+    model, seq = site.model, site.seq
     return Price(
         model=model.name,
-        cluster=cluster.name,
+        cluster=cluster,
         gpus=site.gpus.count,
         way=site.way,
         seq=seq,
@@ -253,12 +258,19 @@ def check_priced(model: Transformer) -> None:
 
 
 def fullest_bytes(stages: Stages) -> float:
-    """Of the GPU that holds most."""
-    return max(sum(stage_memory(stages.site, _part(stages, rank)).values()) for rank in range(stages.site.way.pipeline))
+    """Of the GPU that holds most.
+
+    Of ranks with the same layers the first one holds no less than the others, as it starts no fewer micro-batches.
+    """
+    pipeline = stages.site.way.pipeline
+    firsts: dict[object, int] = {}
+    for rank in range(pipeline):
+        firsts.setdefault((stages.counts[rank::pipeline], rank == 0, rank == pipeline - 1), rank)
+    return max(sum(stage_memory(stages.site, _part(stages, rank)).values()) for rank in firsts.values())
 
 
-def _step_s(stages: Stages) -> float:
-    """Of the schedule: 1F1B, or the interleaved one."""
+def simulated_s(stages: Stages) -> float:
+    """A step of the schedule: 1F1B, or the interleaved one."""
     way, rows = stages.site.way, stages.stages
     if way.pipeline == 1:
         only = rows[0]
@@ -312,10 +324,9 @@ def in_flight(way: Way, rank: int, micro_batches: int) -> tuple[int, ...]:
     if way.chunks == 1:
         return (min(way.pipeline - rank, micro_batches),)
     started = min(2 * (way.pipeline - rank - 1) + (way.chunks - 1) * way.pipeline + 1, way.chunks * micro_batches)
-    held = [0] * way.chunks
-    for turn in range(started):
-        held[turn // way.pipeline % way.chunks] += 1
-    return tuple(held)
+    rounds, rest = divmod(started, way.pipeline * way.chunks)
+    over = (min(way.pipeline, max(0, rest - stage * way.pipeline)) for stage in range(way.chunks))
+    return tuple(rounds * way.pipeline + more for more in over)
 
 
 def _part(stages: Stages, rank: int) -> Part:
@@ -373,15 +384,15 @@ def profile_of(
             parameters(site, part) * VALUE, (kept,),
         )  # fmt: skip
 
-    rows = [layer("embedding", stages.embedding, replace(nothing, embedding=True), 0.0, sent)]
+    rows = [layer("embedding", stages.rows.embedding, replace(nothing, embedding=True), 0.0, sent)]
     for at, held in enumerate(stages.ranges):
         anew = stages.recomputed(at)
         for place, at_layer in enumerate(held):
             again = place < anew
-            times = stages.anew if again else stages.kept
+            times = stages.rows.anew if again else stages.rows.kept
             one = Part(1, embedding=False, head=False, in_flight=(1,), anew=(again,))
             rows.append(layer(f"layers.{at_layer}", times, one, kept_bytes(site, anew=again), sent))
-    rows.append(layer("head", stages.head, replace(nothing, head=True), sent, 4.0))
+    rows.append(layer("head", stages.rows.head, replace(nothing, head=True), sent, 4.0))
     ids = [row.id for row in rows]
     return Profile(
         model.name,

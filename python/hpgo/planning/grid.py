@@ -1,12 +1,16 @@
 """The best ways of training a transformer on GPUs: `hpgo.choose_way` looks at every one that Megatron-LM runs.
 
-All are priced by a bound that no order of passes can beat, and simulated in the order of their bounds until the next
-bound is no better than what was found: the answer is that of trying everything.
+Families of ways are bounded together, and their ways one by one, by what no order of passes can beat. In the order of
+these bounds they are simulated, until the next bound is no better than what was found: the answer is that of trying
+everything.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from itertools import product
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_is, choice, number, whole
@@ -17,12 +21,12 @@ from hpgo.base.units import format_bytes
 from hpgo.base.wording import shorten
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats.transformers import transformer_of
-from hpgo.planning.configured import PRECISIONS, Price, check_priced, fullest_bytes, price_way
+from hpgo.planning.configured import PRECISIONS, Price, check_priced, fullest_bytes, price_of, simulated_s
 from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.site import Site
-from hpgo.ways.steps import Stages
-from hpgo.ways.way import Precision, Recompute, Way, check_batch, check_degrees, stage_layers
+from hpgo.ways.steps import Rows, Stages
+from hpgo.ways.way import Precision, Recompute, Way, check_degrees, stage_layers
 
 if TYPE_CHECKING:
     import os
@@ -43,8 +47,10 @@ class WayChoice(Record):
     """The quickest first."""
     ways: int
     """Of the grid: all whose degrees divide."""
+    bounded: int
+    """How many of them were bounded one by one; the bound of a family was enough for the others."""
     simulated: int
-    """How many of them were; no other is quicker than these, by its bound."""
+    """How many of these were simulated; no other is quicker than these, by its bound."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -101,31 +107,40 @@ def choose_way(
         cluster = cluster.first(devices)
     check_priced(model)
     gpus = Gpus.of(cluster, precision)
-    grid = [
-        Stages(Site(model, way, gpus, CONSTANTS, seq), way.micro_batches(global_batch_size))
-        for way in ways(model, gpus, global_batch_size=global_batch_size, seq=seq, precision=precision)
-    ]
+    site = Site(model, Way(precision=precision), gpus, CONSTANTS, seq)
+    grid = list(families(site, global_batch_size))
     if not grid:
         raise ArgumentError(
             f"no way parts `{shorten(model.name)}` and a global batch of {global_batch_size} among {gpus.count} GPUs",
             "take a number of GPUs, and a batch, with more divisors",
         )
     room = gpus.memory_bytes - reserved_bytes
-    best: list[Price] = []
+    best: list[tuple[float, Stages]] = []
     least: tuple[float, Stages] | None = None
-    simulated = 0
-    for bound_s, at in sorted((one.bound_s, at) for at, one in enumerate(grid)):
-        if len(best) == top and bound_s >= best[-1].step_s:
+    bounded = simulated = 0
+    # Families first, then their ways, each in the order of the bounds; of equal ones in that of the grid.
+    waiting: list[tuple[float, int, _Family | Stages]] = []
+    ways = 0
+    for family in grid:
+        waiting.append((family.bound_s, ways, family))
+        ways += family.count
+    heapify(waiting)
+    while waiting:
+        bound_s, at, one = heappop(waiting)
+        if len(best) == top and bound_s >= best[-1][0]:
             break
-        one = grid[at]
+        if isinstance(one, _Family):
+            bounded += one.count
+            for place, stages in enumerate(one.ways(), start=at):
+                heappush(waiting, (stages.bound_s, place, stages))
+            continue
         needed = fullest_bytes(one)
         if needed > room:
             if least is None or needed < least[0]:
                 least = needed, one
             continue
         simulated += 1
-        best.append(price_way(model, cluster, one.site.way, global_batch_size=global_batch_size, seq=seq))
-        best = sorted(best, key=lambda found: found.step_s)[:top]
+        best = sorted([*best, (simulated_s(one), one)], key=itemgetter(0))[:top]
     if not best:
         assert least is not None, "there was a way"  # noqa: S101
         raise InfeasibleError(
@@ -133,27 +148,78 @@ def choose_way(
             f" {format_bytes(room)}",
             "name a cluster with more GPUs, or with more memory in each",
         )
-    return WayChoice(tuple(best), len(grid), simulated)
+    prices = (price_of(one, cluster.name, step_s, global_batch_size=global_batch_size) for step_s, one in best)
+    return WayChoice(tuple(prices), ways, bounded, simulated)
 
 
-def ways(model: Transformer, gpus: Gpus, *, global_batch_size: int, seq: int, precision: Precision) -> Iterator[Way]:
-    """Every way of the grid that `choose_way` describes."""
+_SLACK = 1e-9
+"""Sums in another order may differ by so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Ways that part the model and the batch alike; they differ in interleaving, and in what replicas share."""
+
+    rows: Rows
+    pipeline: int
+    data: int
+    micro_batches: int
+    recompute: Recompute
+    chunks: tuple[int, ...]
+    zeros: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return len(self.chunks) * len(self.zeros)
+
+    @property
+    def bound_s(self) -> float:
+        """None has a lower bound: some rank has at least its share of all that there is to compute."""
+        all_s = self.rows.anew_s if self.recompute == "full" else self.rows.kept_s
+        return self.micro_batches * all_s / self.pipeline * (1 - _SLACK)
+
+    def ways(self) -> Iterator[Stages]:
+        """Each of them."""
+        for chunks, zero in product(self.chunks, self.zeros):
+            way = replace(
+                self.rows.site.way, pipeline=self.pipeline, chunks=chunks, data=self.data, zero=zero,
+                recompute=self.recompute,
+            )  # fmt: skip
+            yield Stages(replace(self.rows.site, way=way), self.micro_batches, self.rows)
+
+
+def families(site: Site, global_batch_size: int) -> Iterator[_Family]:
+    """The grid that `choose_way` describes, for the model, the GPUs and the precision of a site."""
+    model, gpus = site.model, site.gpus
     for tensor in divisors(gpus.machine):
         for context in (1 << power for power in range(gpus.count.bit_length())):
-            shape = Way(tensor=tensor, sequence=tensor > 1, context=context, precision=precision)
-            if gpus.count % shape.group or not _divides(model, shape, seq):
+            shape = replace(site.way, tensor=tensor, sequence=tensor > 1, context=context)
+            if gpus.count % shape.group or not _divides(model, shape, site.seq):
                 continue
+            sized: dict[int, Rows] = {}
             for pipeline in divisors(gpus.count // shape.group):
-                if pipeline > model.layers + 2:
-                    break
                 data = gpus.count // shape.group // pipeline
-                if global_batch_size % data:
+                chunks = _chunks(model.layers, pipeline)
+                if global_batch_size % data or not chunks:
                     continue
-                for chunks in range(1, (model.layers + 2) // pipeline + 1 if pipeline > 1 else 2):
-                    if stage_layers(model.layers, pipeline * chunks) is None:
+                zeros = (0, 1) if data * context > 1 else (0,)
+                for size in divisors(global_batch_size // data):
+                    if size not in sized:
+                        sized[size] = Rows.of(replace(site, way=replace(shape, micro_batch_size=size)))
+                    micro_batches = global_batch_size // data // size
+                    # Interleaving takes its micro-batches in rounds of as many as there are ranks.
+                    fitting = chunks if micro_batches % pipeline == 0 else tuple(each for each in chunks if each == 1)
+                    if not fitting:
                         continue
-                    placed = replace(shape, pipeline=pipeline, chunks=chunks, data=data)
-                    yield from _rest(placed, global_batch_size)
+                    for recompute in _RECOMPUTE:
+                        yield _Family(sized[size], pipeline, data, micro_batches, recompute, fitting, zeros)
+
+
+def _chunks(layers: int, pipeline: int) -> tuple[int, ...]:
+    """How many stages a rank may have."""
+    most = (layers + 2) // pipeline if pipeline > 1 else 1
+    return tuple(chunks for chunks in range(1, most + 1) if stage_layers(layers, pipeline * chunks) is not None)
 
 
 def _divides(model: Transformer, way: Way, seq: int) -> bool:
@@ -162,16 +228,3 @@ def _divides(model: Transformer, way: Way, seq: int) -> bool:
     except ArgumentError:
         return False
     return True
-
-
-def _rest(way: Way, global_batch_size: int) -> Iterator[Way]:
-    """Micro-batches, sharing and recomputation of degrees that divide."""
-    for size in divisors(global_batch_size // way.data):
-        sized = replace(way, micro_batch_size=size)
-        try:
-            check_batch(sized, global_batch_size)
-        except ArgumentError:
-            continue
-        for zero in (0, 1) if way.shards > 1 else (0,):
-            for recompute in _RECOMPUTE:
-                yield replace(sized, zero=zero, recompute=recompute)

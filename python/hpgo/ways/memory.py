@@ -96,8 +96,9 @@ def kept_bytes(site: Site, *, anew: bool) -> float:
 
 def activations(site: Site, part: Part) -> float:
     """Of all micro-batches in flight; and, where layers are computed anew, of the one that is."""
-    held = sum(count * kept_bytes(site, anew=anew) for count, anew in zip(part.in_flight, part.anew, strict=True))
-    return held + (kept_bytes(site, anew=False) if any(part.anew) else 0.0)
+    each = {anew: kept_bytes(site, anew=anew) for anew in (False, True)}
+    held = sum(count * each[anew] for count, anew in zip(part.in_flight, part.anew, strict=True))
+    return held + (each[False] if any(part.anew) else 0.0)
 
 
 def logits(site: Site, part: Part) -> float:

@@ -5,7 +5,7 @@ Nothing is simulated here: `Stages.bound_s` is what no order of passes can be qu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -32,27 +32,16 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Stages:
-    """All of a pipeline, for a way that was checked. Stage `s` is on rank `s % pipeline`."""
+class Rows:
+    """What all ways of one shape have in common (`Way.shape`): a layer's times, and those of both ends."""
 
     site: Site
-    micro_batches: int
+    """Its way is a shape, so that no term can depend on what a shape leaves out."""
 
-    @cached_property
-    def counts(self) -> tuple[int, ...]:
-        """Layers of each stage."""
-        counts = stage_layers(self.site.model.layers, self.site.way.stages)
-        assert counts is not None, "the way was checked"  # noqa: S101
-        return counts
-
-    @cached_property
-    def ranges(self) -> tuple[range, ...]:
-        """Layers of each stage, by number."""
-        found, start = [], 0
-        for count in self.counts:
-            found.append(range(start, start + count))
-            start += count
-        return tuple(found)
+    @classmethod
+    def of(cls, site: Site) -> Rows:
+        """Those of the shape of a site's way."""
+        return cls(replace(site, way=site.way.shape))
 
     @cached_property
     def kept(self) -> Times:
@@ -74,6 +63,50 @@ class Stages:
         """Of the embedding."""
         return end_times(self.site, EMBEDDING)
 
+    @cached_property
+    def kept_s(self) -> float:
+        """Of a micro-batch in the whole model, none of it computed anew."""
+        return self._model_s(self.kept)
+
+    @cached_property
+    def anew_s(self) -> float:
+        """The same, all layers computed anew."""
+        return self._model_s(self.anew)
+
+    def _model_s(self, layer: Times) -> float:
+        return self.site.model.layers * layer.total_s + self.head.total_s + self.embedding.total_s
+
+
+@dataclass(frozen=True)
+class Stages:
+    """All of a pipeline, for a way that was checked. Stage `s` is on rank `s % pipeline`."""
+
+    site: Site
+    micro_batches: int
+    shared: Rows | None = None
+    """Of the way's shape, where they are at hand."""
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Of the way's shape."""
+        return Rows.of(self.site) if self.shared is None else self.shared
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Layers of each stage."""
+        counts = stage_layers(self.site.model.layers, self.site.way.stages)
+        assert counts is not None, "the way was checked"  # noqa: S101
+        return counts
+
+    @cached_property
+    def ranges(self) -> tuple[range, ...]:
+        """Layers of each stage, by number."""
+        found, start = [], 0
+        for count in self.counts:
+            found.append(range(start, start + count))
+            start += count
+        return tuple(found)
+
     def recomputed(self, stage: int) -> int:
         """How many layers of a stage are computed anew."""
         way = self.site.way
@@ -84,9 +117,9 @@ class Stages:
     def parts_of(self, stage: int) -> list[tuple[int, Times]]:
         """What a stage is made of: how many of which layers, the embedding and the head."""
         anew = self.recomputed(stage)
-        parts = [(anew, self.anew), (self.counts[stage] - anew, self.kept)]
-        parts += [(1, self.embedding)] if stage == 0 else []
-        parts += [(1, self.head)] if stage == len(self.counts) - 1 else []
+        parts = [(anew, self.rows.anew), (self.counts[stage] - anew, self.rows.kept)]
+        parts += [(1, self.rows.embedding)] if stage == 0 else []
+        parts += [(1, self.rows.head)] if stage == len(self.counts) - 1 else []
         return [(count, times) for count, times in parts if count]
 
     @cached_property
@@ -109,9 +142,18 @@ class Stages:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """In the order of the layers."""
-        return tuple(self._stage(at) for at in range(len(self.counts)))
+        last = len(self.counts) - 1
+        alike: dict[tuple[int, bool, bool], tuple[float, float, float, float]] = {}
+        found = []
+        for at, layers in enumerate(self.ranges):
+            what = self.counts[at], at == 0, at == last
+            if what not in alike:
+                alike[what] = self._seconds(at)
+            found.append(Stage(layers, *alike[what]))
+        return tuple(found)
 
-    def _stage(self, at: int) -> Stage:
+    def _seconds(self, at: int) -> tuple[float, float, float, float]:
+        """What a `Stage` has beside its layers."""
         parts = self.parts_of(at)
         forward_s = sum(count * times.total_forward_s for count, times in parts)
         backward_s = sum(count * times.total_backward_s for count, times in parts)
@@ -119,8 +161,7 @@ class Stages:
         way = site.way
         held = parameters(site, self.part(at, 0))
         mine = held / (way.shards if way.zero >= 1 else 1)
-        return Stage(
-            self.ranges[at],
+        return (
             forward_s,
             backward_s,
             self._sync_s(at, held, forward_s, backward_s),

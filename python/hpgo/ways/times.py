@@ -6,6 +6,7 @@ A term is a function of a `Site`; `LAYER`, `HEAD` and `EMBEDDING` list them by n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hpgo.ways.site import VALUE
@@ -32,22 +33,27 @@ class Pass:
         return self.forward_s if self.anew_s is None else self.anew_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Times:
     """Terms of one layer, by name: forward, and backward with what is computed anew."""
 
     forward_s: Mapping[str, float]
     backward_s: Mapping[str, float]
 
-    @property
+    @cached_property
     def total_forward_s(self) -> float:
         """All of the forward."""
         return sum(self.forward_s.values())
 
-    @property
+    @cached_property
     def total_backward_s(self) -> float:
         """All of the backward."""
         return sum(self.backward_s.values())
+
+    @property
+    def total_s(self) -> float:
+        """Both."""
+        return self.total_forward_s + self.total_backward_s
 
 
 def matrices(site: Site) -> Pass:

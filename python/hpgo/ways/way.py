@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.checks import whole
@@ -101,6 +101,18 @@ class Way:
     def gathers(self) -> bool:
         """Whether each pass gathers the weights of its layers; under a pipeline they stay whole for the step."""
         return self.zero == MOST_ZERO and self.pipeline == 1 and self.shards > 1
+
+    @property
+    def shape(self) -> Way:
+        """All that times of a layer, of the head and of the embedding depend on; what they do not is left out.
+
+        >>> Way(tensor=2, pipeline=8, chunks=5, data=4, zero=1).shape == Way(tensor=2)
+        True
+        """
+        if self.zero == MOST_ZERO:  # where weights are gathered, by how many, and what hides it
+            return replace(self, pipeline=min(self.pipeline, 2), chunks=1, recompute_layers=None)
+        scores = self.recompute if self.recompute == "selective" else "none"
+        return replace(self, pipeline=1, chunks=1, data=1, zero=0, recompute=scores, recompute_layers=None)
 
     def micro_batches(self, global_batch_size: int) -> int:
         """Of a step on each replica.
