@@ -250,7 +250,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "price": (
                 hpgo.price,
                 {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 8, "seq": 64, "tp": 1, "pp": 2,
-                 "vpp": 1, "cp": 1, "zero": 1, "micro_batch_size": 1, "recompute": "full", "recompute_layers": 1,
+                 "vpp": 1, "cp": 1, "ep": 1, "zero": 1, "micro_batch_size": 1, "recompute": "full", "recompute_layers": 1,
                  "sequence_parallel": False, "precision": "bf16", "flash": True, "fused": True, "overlap": True,
                  "devices": 8},
             ),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.machine.cluster import Link
+from hpgo.model.transformer import PLAIN
 from hpgo.planning.configured import fullest_bytes, in_flight, model_flop, price_way, profile_of, stages_of
 from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.gpus import Gpus
@@ -195,7 +196,7 @@ def test_a_shape_has_all_that_a_layer_takes(way: Way, flags: tuple[bool, bool, b
     one = Site(GPT if gpt else LLAMA, way, Gpus.of(hpgo.Cluster.preset("h100:32"), way.precision), CONSTANTS, 4096)
     rows = Rows.of(one)
     for anew in (False, True):
-        assert (rows.anew if anew else rows.kept) == layer_times(one, anew=anew)
+        assert rows.layer[PLAIN, anew] == layer_times(one, anew=anew)
         assert kept_bytes(rows.site, anew=anew) == kept_bytes(one, anew=anew)
     assert (rows.head, rows.embedding) == (end_times(one, HEAD), end_times(one, EMBEDDING))
     assert Rows.of(replace(one, way=way.shape)).site == rows.site
@@ -295,12 +296,6 @@ def test_a_way_that_nobody_runs_is_refused_with_the_nearest_that_somebody_does(w
         hpgo.price("llama-3-8b", hpgo.Cluster.preset("h100"), **asked)
     assert says in caught.value.message
     assert hint in caught.value.message + caught.value.hint
-
-
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3"])
-def test_models_without_terms_are_refused(name: str) -> None:
-    with pytest.raises(hpgo.ArgumentError, match=r"experts?, and there are no terms for that"):
-        hpgo.price(name, hpgo.Cluster.preset("h100"), global_batch_size=64, seq=4096)
 
 
 def test_clusters_that_rates_are_not_known_of_are_refused() -> None:

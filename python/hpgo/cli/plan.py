@@ -153,7 +153,7 @@ def command(
     Several batch sizes or device counts give a table with one plan a line. Ctrl-C ends the search with the best plan
     so far.
 
-    With --seq, PROFILE is a dense transformer (`hpgo models transformers`, or a config.json), and the quickest ways of
+    With --seq, PROFILE is a transformer (`hpgo models transformers`, or a config.json), and the quickest ways of
     all that Megatron-LM runs with even stages are listed: docs/llm.md.
 
     \b

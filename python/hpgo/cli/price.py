@@ -25,6 +25,7 @@ _DEGREE = click.IntRange(min=1)
 @click.option("--pp", type=_DEGREE, default=1, metavar="N", help="Stages of the pipeline.  [1]")
 @click.option("--vpp", type=_DEGREE, default=1, metavar="N", help="Stages on each GPU: interleaving.  [1]")
 @click.option("--cp", type=_DEGREE, default=1, metavar="N", help="GPUs that share each sequence.  [1]")
+@click.option("--ep", type=_DEGREE, default=1, metavar="N", help="GPUs that share a layer's experts.  [1]")
 @click.option("--devices", type=_DEGREE, metavar="N", help="GPUs, the first of the cluster.  [all]")
 @click.option(
     "--zero", type=click.IntRange(0, 3), default=1, show_default=True,
@@ -71,6 +72,7 @@ def command(
       hpgo price llama-3-8b -c h100:1 -b 32 --seq 8192 --tp 2
       hpgo price llama-3-70b -c h100:8 -b 128 --seq 8192 --tp 8 --pp 4 --vpp 5
       hpgo price config.json -c a100:4 --devices 24 -b 48 --seq 4096 --tp 8
+      hpgo price mixtral-8x7b -c h100:4 -b 128 --seq 4096 --pp 2 --ep 8
     """
     from hpgo.model.formats import write_profile
     from hpgo.planning.configured import price, profile_of

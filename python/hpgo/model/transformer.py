@@ -7,7 +7,7 @@ feed-forward network a layer, dense or of experts. `b` tokens of width `hidden` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError
@@ -45,9 +45,22 @@ class Latent:
         check_fields(self)
 
 
+class Kind(NamedTuple):
+    """What sets layers of one transformer apart."""
+
+    experts: bool = False
+    """Whether it holds experts in place of a dense feed-forward network."""
+    window: int = 0
+    """Tokens that it looks back at; 0 is the whole sequence."""
+
+
+PLAIN = Kind()
+"""A dense layer that looks back at the whole sequence."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A decoder of equal layers, but for which of them hold experts.
+    """A decoder of equal layers, but for which of them hold experts, and which look back at a window alone.
 
     Raises ArgumentError for shapes that make no model: heads that don't part into groups with keys and values of their
     own, experts without a width, more experts for a token than there are.
@@ -82,6 +95,9 @@ class Transformer:
     """Inner width of the experts that every token goes through, all together."""
     shared_gate: bool = False
     """Whether a number from each token weighs what shared experts give."""
+    expert_groups: int = 1
+    """Groups of as many experts each, of which a token goes to those of `groups_per_token` (DeepSeek-V2, 2.2.2)."""
+    groups_per_token: int = 1
     dense_layers: tuple[int, ...] = ()
     """Layers without experts, counted from 0, of a model that has some."""
     latent: Latent | None = None
@@ -127,7 +143,15 @@ class Transformer:
                 f" token goes to {self.experts_per_token}",
                 "give expert_ffn and experts_per_token, from 1 to experts",
             )
-        if not self.experts and (self.experts_per_token or self.expert_ffn or self.shared_ffn or self.dense_layers):
+        grouped = 0 < self.groups_per_token <= self.expert_groups and self.experts % self.expert_groups == 0
+        if self.experts and not grouped:
+            raise ArgumentError(
+                f"transformer `{self.name}` has {counted(self.experts, 'expert')} in {self.expert_groups} groups, and a"
+                f" token goes to {self.groups_per_token} of them",
+                "expert_groups divides experts, and groups_per_token is from 1 to as many",
+            )
+        told = self.experts_per_token or self.expert_ffn or self.shared_ffn or self.dense_layers
+        if not self.experts and (told or self.expert_groups != 1):
             raise ArgumentError(
                 f"transformer `{self.name}` has no experts, but says what they are like", "give experts"
             )
@@ -138,6 +162,16 @@ class Transformer:
         """Whether a layer, counted from 0, does. Raises ArgumentError if there is no such layer."""
         layer = whole(f"the layer of transformer `{self.name}`", layer, least=0, most=self.layers - 1)
         return bool(self.experts) and layer not in self.dense_layers
+
+    def kind(self, layer: int) -> Kind:
+        """What a layer, counted from 0, is. Raises ArgumentError if there is no such layer.
+
+        >>> Transformer(
+        ...     layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, ffn=16, vocab=10, window=4, window_layers=(1,)
+        ... ).kind(1)
+        Kind(experts=False, window=4)
+        """
+        return Kind(self.holds_experts(layer), self.window if layer in self.window_layers else 0)
 
     @classmethod
     def read(cls, source: str | os.PathLike[str]) -> Transformer:
@@ -173,28 +207,47 @@ class Transformer:
         keys_and_values += latent.kv_rank * self.heads * (plain + latent.value_dim)
         return queries + keys_and_values + self.heads * latent.value_dim * h
 
-    def _ffn_parameters(self, width: int) -> int:
+    @property
+    def latent_parameters(self) -> int:
+        """Of one layer's attention, those that make narrow vectors of a token: no part of any head."""
+        if (latent := self.latent) is None:
+            return 0
+        queries = 0 if latent.q_rank is None else (self.hidden + 1) * latent.q_rank
+        return queries + self.hidden * (latent.kv_rank + latent.rope_dim) + latent.kv_rank
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's values."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
+
+    def ffn_parameters(self, width: int) -> int:
         """Of a feed-forward network of inner width `width`."""
         biases = width * (2 if self.gated else 1) + self.hidden if self.ffn_bias else 0
         return (3 if self.gated else 2) * self.hidden * width + biases
 
     def layer_parameters(self, layer: int) -> int:
         """All of one layer, counted from 0. Raises ArgumentError if there is no such layer."""
+        return self.kind_parameters(self.kind(layer))
+
+    def kind_parameters(self, kind: Kind) -> int:
+        """All of one layer of a kind."""
         common = self.attention_parameters + self.norms_per_layer * self.norm_parameters
-        if not self.holds_experts(layer):
-            return common + self._ffn_parameters(self.ffn)
-        return common + self._router_parameters + self._shared_parameters + self.experts * self._expert_parameters
+        if not kind.experts:
+            return common + self.ffn_parameters(self.ffn)
+        return common + self.router_parameters + self._shared_parameters + self.experts * self.expert_parameters
 
     @property
-    def _expert_parameters(self) -> int:
-        return self._ffn_parameters(self.expert_ffn)
+    def expert_parameters(self) -> int:
+        """Of one expert."""
+        return self.ffn_parameters(self.expert_ffn)
 
     @property
     def _shared_parameters(self) -> int:
-        return (self._ffn_parameters(self.shared_ffn) if self.shared_ffn else 0) + self.hidden * self.shared_gate
+        return (self.ffn_parameters(self.shared_ffn) if self.shared_ffn else 0) + self.hidden * self.shared_gate
 
     @property
-    def _router_parameters(self) -> int:
+    def router_parameters(self) -> int:
+        """Of what chooses a token's experts, in one layer."""
         return self.hidden * self.experts
 
     def parameters_by_part(self) -> dict[str, int]:
@@ -207,12 +260,12 @@ class Transformer:
         3072
         """
         dense = self.layers - self.expert_layers
-        shared = self._router_parameters + self._shared_parameters
+        shared = self.router_parameters + self._shared_parameters
         return {
             "embedding": (self.vocab + self.positions) * self.hidden,
             "attention": self.layers * self.attention_parameters,
-            "feed-forward": dense * self._ffn_parameters(self.ffn) + self.expert_layers * shared,
-            "experts": self.expert_layers * self.experts * self._expert_parameters,
+            "feed-forward": dense * self.ffn_parameters(self.ffn) + self.expert_layers * shared,
+            "experts": self.expert_layers * self.experts * self.expert_parameters,
             "norms": (self.layers * self.norms_per_layer + 1) * self.norm_parameters,
             "head": 0 if self.tied else self.vocab * self.hidden,
         }
@@ -225,5 +278,5 @@ class Transformer:
     @property
     def active_parameters(self) -> int:
         """Those that one token meets: of the experts of a layer only its own."""
-        idle = self.expert_layers * (self.experts - self.experts_per_token) * self._expert_parameters
+        idle = self.expert_layers * (self.experts - self.experts_per_token) * self.expert_parameters
         return self.parameters - idle

@@ -90,11 +90,11 @@ _SHAPES: dict[str, Transformer] = {
     ),
     "deepseek-v2": _shape(
         60, 5120, 128, 128, 12288, 102400, head_dim=192, latent=_LATENT, experts=160, experts_per_token=6,
-        expert_ffn=1536, shared_ffn=3072, dense_layers=(0,), longest=163840,
+        expert_ffn=1536, shared_ffn=3072, expert_groups=8, groups_per_token=3, dense_layers=(0,), longest=163840,
     ),
     "deepseek-v3": _shape(
         61, 7168, 128, 128, 18432, 129280, head_dim=192, latent=_LATENT, experts=256, experts_per_token=8,
-        expert_ffn=2048, shared_ffn=2048, dense_layers=(0, 1, 2), longest=163840,
+        expert_ffn=2048, shared_ffn=2048, expert_groups=8, groups_per_token=4, dense_layers=(0, 1, 2), longest=163840,
     ),
 }  # fmt: skip
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import lcm
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_flag, check_is, choice, number, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
-from hpgo.base.wording import counted
 from hpgo.machine.cluster import Cluster
 from hpgo.model.estimate import ESTIMATED
 from hpgo.model.formats.transformers import transformer_of
@@ -18,7 +18,7 @@ from hpgo.programs.orders import schedule
 from hpgo.ways.constants import CONSTANTS, Constants
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.memory import Part, kept_bytes, parameters, stage_memory
-from hpgo.ways.site import VALUE, Site
+from hpgo.ways.site import VALUE, Site, pairs_seen
 from hpgo.ways.steps import Stages
 from hpgo.ways.way import Precision, Recompute, Way, check_batch, check_degrees, data_degree
 
@@ -71,9 +71,11 @@ class Price(Record):
     """Of one GPU."""
     flop: float
     """Of the step that the model asks for: 6 for each parameter but the embedding's and each token, and 6·s·q for each
-    layer's attention; nothing that is computed anew, and no scores that are masked."""
+    layer's attention, less where it has a window; nothing that is computed anew, and no scores that are masked."""
     peak_flop_per_s: float
     """Of one GPU, in the precision of the way."""
+    has_experts: bool = False
+    """Whether layers hold experts: such prices are no certificate until they meet their goal (docs/accuracy.md)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -120,6 +122,7 @@ def price(
     pp: int = 1,
     vpp: int = 1,
     cp: int = 1,
+    ep: int = 1,
     zero: int = 1,
     micro_batch_size: int = 1,
     recompute: Recompute = "none",
@@ -131,7 +134,7 @@ def price(
     overlap: bool = True,
     devices: int | None = None,
 ) -> Price:
-    """What one given way of training a dense transformer costs: its step, where it goes, and memory.
+    """What one given way of training a transformer costs: its step, where it goes, and memory.
 
     Args:
         transformer: a shape, its name, or a file with one (docs/profiles.md).
@@ -142,6 +145,7 @@ def price(
         pp: stages of the pipeline, in groups of GPUs.
         vpp: stages on each group: interleaving.
         cp: GPUs that share each sequence.
+        ep: GPUs of a stage that share the experts of each layer.
         zero: what replicas share: optimizer state from 1, gradients from 2, weights at 3.
         micro_batch_size: sequences that a replica passes through at once.
         recompute: what backward passes compute anew: `none`, attention's scores (`selective`), or layers (`full`).
@@ -155,8 +159,8 @@ def price(
 
     A way that does not fit memory is priced all the same: see `Price.fits`.
 
-    Raises ArgumentError for degrees that do not divide, with the nearest that do, and for transformers with experts or
-    latent attention, for which there are no terms; ClusterError for machines that differ, or of unknown rates.
+    Raises ArgumentError for degrees that do not divide, with the nearest that do; ClusterError for machines that
+    differ, or of unknown rates.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.preset("h100:8")
@@ -179,6 +183,7 @@ def price(
         tensor=whole("tp", tp),
         sequence=whole("tp", tp) > 1 if sequence_parallel is None else sequence_parallel,
         context=whole("cp", cp),
+        expert=whole("ep", ep),
         pipeline=whole("pp", pp),
         chunks=whole("vpp", vpp),
         micro_batch_size=whole("micro_batch_size", micro_batch_size),
@@ -233,6 +238,7 @@ def price_of(stages: Stages, cluster: str, step_s: float, *, global_batch_size: 
         capacity_bytes=site.gpus.memory_bytes,
         flop=model_flop(model, seq, global_batch_size),
         peak_flop_per_s=site.gpus.peak_flop_per_s,
+        has_experts=model.experts > 0,
     )
 
 
@@ -240,21 +246,11 @@ def stages_of(
     model: Transformer, cluster: Cluster, way: Way, *, global_batch_size: int, seq: int, constants: Constants
 ) -> Stages:
     """The stages of a way that was looked at. Raises what `price` does."""
-    check_priced(model)
     gpus = Gpus.of(cluster, way.precision)
     check_degrees(model, way, seq=seq)
     way = replace(way, data=data_degree(way, gpus.count))
     check_batch(way, global_batch_size)
     return Stages(Site(model, way, gpus, constants, seq), way.micro_batches(global_batch_size))
-
-
-def check_priced(model: Transformer) -> None:
-    """Raises ArgumentError for a transformer that there are no terms for."""
-    if model.experts or model.latent is not None:
-        what = counted(model.experts, "expert") if model.experts else "latent attention"
-        raise ArgumentError(
-            f"`{model.name}` has {what}, and there are no terms for that", "docs/cost-terms.md says what is priced"
-        )
 
 
 def fullest_bytes(stages: Stages) -> float:
@@ -265,7 +261,8 @@ def fullest_bytes(stages: Stages) -> float:
     pipeline = stages.site.way.pipeline
     firsts: dict[object, int] = {}
     for rank in range(pipeline):
-        firsts.setdefault((stages.counts[rank::pipeline], rank == 0, rank == pipeline - 1), rank)
+        held = tuple(map(stages.held, range(rank, len(stages.counts), pipeline)))
+        firsts.setdefault((held, rank == 0, rank == pipeline - 1), rank)
     return max(sum(stage_memory(stages.site, _part(stages, rank)).values()) for rank in firsts.values())
 
 
@@ -335,7 +332,7 @@ def _part(stages: Stages, rank: int) -> Part:
     held = in_flight(way, rank, stages.micro_batches)
     parts = [stages.part(at, held[turn]) for turn, at in enumerate(range(rank, way.stages, way.pipeline))]
     return Part(
-        sum(part.layers for part in parts),
+        tuple(kind for part in parts for kind in part.kinds),
         any(part.embedding for part in parts),
         any(part.head for part in parts),
         tuple(count for part in parts for count in part.in_flight),
@@ -345,9 +342,11 @@ def _part(stages: Stages, rank: int) -> Part:
 
 def model_flop(model: Transformer, seq: int, global_batch_size: int) -> float:
     """What a step asks for, forward and backward, as `Price.flop` counts it."""
-    products = model.parameters - (0 if model.tied else model.vocab * model.hidden) - model.positions * model.hidden
-    attention = 6 * model.layers * seq * model.heads * model.head_dim
-    return (6.0 * products + attention) * global_batch_size * seq
+    products = model.active_parameters - (0 if model.tied else model.vocab * model.hidden)
+    products -= model.positions * model.hidden
+    widths = model.heads * (model.head_dim + model.value_dim)
+    seen = sum(pairs_seen(model.kind(layer), seq) for layer in range(model.layers))
+    return (6.0 * products + 6 * seq * widths * seen) * global_batch_size * seq
 
 
 def profile_of(
@@ -359,7 +358,8 @@ def profile_of(
 ) -> Profile:
     """The layers of a price as a profile, whose device is a group of GPUs that share each layer.
 
-    Sums over replicas and the optimizer are not in it: a planner counts those by itself, in its own way.
+    Sums over replicas and the optimizer are not in it: a planner counts those by itself, in its own way. Where more
+    GPUs share a layer's experts than all else of it, these are one device, which takes micro-batches of all of them.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.preset("h100")
@@ -375,8 +375,9 @@ def profile_of(
         constants=constants,
     )  # fmt: skip
     site, way = stages.site, stages.site.way
+    together = lcm(way.group, way.expert)
     sent = VALUE * site.tokens * model.hidden / site.between
-    nothing = Part(0, embedding=False, head=False, in_flight=(), anew=())
+    nothing = Part((), embedding=False, head=False, in_flight=(), anew=())
 
     def layer(name: str, times: Times, part: Part, kept: float, output: float) -> Layer:
         return Layer(
@@ -389,17 +390,18 @@ def profile_of(
         anew = stages.recomputed(at)
         for place, at_layer in enumerate(held):
             again = place < anew
-            times = stages.rows.anew if again else stages.rows.kept
-            one = Part(1, embedding=False, head=False, in_flight=(1,), anew=(again,))
-            rows.append(layer(f"layers.{at_layer}", times, one, kept_bytes(site, anew=again), sent))
+            kind = stages.rows.kinds[at_layer]
+            one = Part((kind,), embedding=False, head=False, in_flight=(1,), anew=(again,))
+            held_bytes = kept_bytes(site.of(kind), anew=again)
+            rows.append(layer(f"layers.{at_layer}", stages.rows.layer[kind, again], one, held_bytes, sent))
     rows.append(layer("head", stages.rows.head, replace(nothing, head=True), sent, 4.0))
     ids = [row.id for row in rows]
     return Profile(
         model.name,
-        (way.micro_batch_size,),
+        (way.micro_batch_size * together // way.group,),
         tuple(rows),
         tuple(pairwise(ids)),
         f"{ESTIMATED}{cluster.name} with {way.named()}, not measured",
-        gpus_per_device=way.group,
+        gpus_per_device=together,
         dtype="bfloat16" if way.precision != "fp16" else "float16",
     )

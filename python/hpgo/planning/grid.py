@@ -21,7 +21,7 @@ from hpgo.base.units import format_bytes
 from hpgo.base.wording import shorten
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats.transformers import transformer_of
-from hpgo.planning.configured import PRECISIONS, Price, check_priced, fullest_bytes, price_of, simulated_s
+from hpgo.planning.configured import PRECISIONS, Price, fullest_bytes, price_of, simulated_s
 from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.site import Site
@@ -74,7 +74,7 @@ def choose_way(
     reserved_bytes: float = 0.0,
     top: int = 10,
 ) -> WayChoice:
-    """The quickest ways of training a dense transformer that fit, of all that Megatron-LM runs with even stages.
+    """The quickest ways of training a transformer that fit, of all that Megatron-LM runs with even stages.
 
     Args:
         transformer: a shape, its name, or a file with one.
@@ -87,8 +87,9 @@ def choose_way(
         top: how many ways to give.
 
     The grid: tensor parallelism inside a machine, with sequence parallelism; context parallelism by powers of two; all
-    pipelines whose stages are even, interleaved or not; every micro-batch that divides; optimizer state whole or
-    shared; layers computed anew or not. All GPUs are used.
+    pipelines whose stages are even, interleaved or not, or for models with experts nearly so; experts among as many
+    GPUs of a stage as divide both; every micro-batch that divides; optimizer state whole or shared; layers computed
+    anew or not. All GPUs are used.
 
     Raises InfeasibleError if none fits, with what is short; and what `hpgo.price` raises.
 
@@ -105,7 +106,6 @@ def choose_way(
     top = whole("top", top, most=MOST_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
-    check_priced(model)
     gpus = Gpus.of(cluster, precision)
     site = Site(model, Way(precision=precision), gpus, CONSTANTS, seq)
     grid = list(families(site, global_batch_size))
@@ -197,29 +197,36 @@ def families(site: Site, global_batch_size: int) -> Iterator[_Family]:
             shape = replace(site.way, tensor=tensor, sequence=tensor > 1, context=context)
             if gpus.count % shape.group or not _divides(model, shape, site.seq):
                 continue
-            sized: dict[int, Rows] = {}
+            sized: dict[tuple[int, int], Rows] = {}
             for pipeline in divisors(gpus.count // shape.group):
                 data = gpus.count // shape.group // pipeline
-                chunks = _chunks(model.layers, pipeline)
+                chunks = _chunks(model, pipeline)
                 if global_batch_size % data or not chunks:
                     continue
-                zeros = (0, 1) if data * context > 1 else (0,)
-                for size in divisors(global_batch_size // data):
-                    if size not in sized:
-                        sized[size] = Rows.of(replace(site, way=replace(shape, micro_batch_size=size)))
+                experts = [each for each in divisors(model.experts or 1) if gpus.count // pipeline % each == 0]
+                for expert, size in product(experts, divisors(global_batch_size // data)):
+                    placed = replace(shape, expert=expert, data=data, micro_batch_size=size)
+                    same = max(placed.shards, placed.expert_shards if model.experts else 1)
+                    zeros = (0, 1) if same > 1 else (0,)
+                    if (expert, size) not in sized:
+                        sized[expert, size] = Rows.of(replace(site, way=placed))
                     micro_batches = global_batch_size // data // size
                     # Interleaving takes its micro-batches in rounds of as many as there are ranks.
                     fitting = chunks if micro_batches % pipeline == 0 else tuple(each for each in chunks if each == 1)
                     if not fitting:
                         continue
                     for recompute in _RECOMPUTE:
-                        yield _Family(sized[size], pipeline, data, micro_batches, recompute, fitting, zeros)
+                        yield _Family(sized[expert, size], pipeline, data, micro_batches, recompute, fitting, zeros)
 
 
-def _chunks(layers: int, pipeline: int) -> tuple[int, ...]:
+def _chunks(model: Transformer, pipeline: int) -> tuple[int, ...]:
     """How many stages a rank may have."""
-    most = (layers + 2) // pipeline if pipeline > 1 else 1
-    return tuple(chunks for chunks in range(1, most + 1) if stage_layers(layers, pipeline * chunks) is not None)
+    most = (model.layers + 2) // pipeline if pipeline > 1 else 1
+    laid_out = bool(model.experts)
+    return tuple(
+        chunks for chunks in range(1, most + 1)
+        if stage_layers(model.layers, pipeline * chunks, laid_out=laid_out) is not None
+    )  # fmt: skip
 
 
 def _divides(model: Transformer, way: Way, seq: int) -> bool:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from hpgo.planning.grid import WayChoice
 
 WIDTH = 80
+UNCERTIFIED = (
+    "Layers hold experts: this is no certificate. Prices of such models are further from published steps than their"
+    " goal allows (docs/accuracy.md), and tokens are taken to be spread evenly."
+)
 _SMALL = 5e-4
 """Of a step: what takes less stands in no table."""
 
@@ -67,6 +71,7 @@ def lines(price: Price) -> list[str]:
         "",
         "Memory is in GB, of each GPU. MFU counts what the model asks for: nothing",
         "that is computed anew, and no scores that are masked.",
+        *(["", *textwrap.wrap(UNCERTIFIED, WIDTH)] if price.has_experts else []),
     ]
 
 
@@ -87,7 +92,8 @@ def listed(choice: WayChoice) -> list[str]:
         " Which is quicker in fact, they tell of ways that lie further apart than their error: docs/accuracy.md has it"
         " by platform."
     )
-    return [*plain(["", "step", "longer", "memory", "way"], rows), "", *textwrap.wrap(said, WIDTH)]
+    rests = ["", *textwrap.wrap(UNCERTIFIED, WIDTH)] if choice.best.has_experts else []
+    return [*plain(["", "step", "longer", "memory", "way"], rows), "", *textwrap.wrap(said, WIDTH), *rests]
 
 
 def document(price: Price) -> dict[str, object]:

@@ -47,6 +47,14 @@ class Constants:
     """Fitted. What it takes for the backward pass, for one of the forward."""
     hidden: float = 0.7
     """Fitted. Share of a pass that can hide what is gathered or summed meanwhile, where that is overlapped."""
+    grouped: float = 0.63
+    """Fitted. Share of the rate of products that those of experts reach, which take their rows in groups."""
+    routed: float = 1.81
+    """Fitted. How often rows of experts are read and written, for once as counted."""
+    routed_adapters: float = 0.86
+    """Counted: share of network adapters that rows reach on their way to experts, 43 of 50 GB/s (DeepEP, 16 GPUs)."""
+    host_experts_s: float = 0.000866
+    """Fitted. What a processor takes besides to launch the forward pass of a layer with experts."""
     optimizer_bytes: float = 30.0
     """Counted: read and written for a parameter's update by Adam with 32-bit state: 4 + 8 + 8 + 8 + 2."""
     accumulation_bytes: float = 10.0

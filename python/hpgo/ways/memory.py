@@ -6,9 +6,11 @@ Activations are those of Korthikanti et al., arXiv 2205.05198, section 4, kept a
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpgo.ways.experts import expert_weights, kept_by_experts
 from hpgo.ways.site import VALUE
 from hpgo.ways.times import layer_weights
 from hpgo.ways.way import MOST_ZERO
@@ -16,6 +18,7 @@ from hpgo.ways.way import MOST_ZERO
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hpgo.model.transformer import Kind
     from hpgo.ways.site import Site
 
 _MASTER = 12
@@ -28,7 +31,8 @@ _KEPT_LOGITS = 14
 class Part:
     """What one GPU of a pipeline has."""
 
-    layers: int
+    kinds: tuple[Kind, ...]
+    """Of each of its layers."""
     embedding: bool
     head: bool
     in_flight: tuple[int, ...]
@@ -37,7 +41,7 @@ class Part:
     """For each of its layers, whether its forward is computed anew."""
 
     def __post_init__(self) -> None:
-        assert self.layers == len(self.in_flight) == len(self.anew)  # noqa: S101 -- made here only
+        assert len(self.kinds) == len(self.in_flight) == len(self.anew)  # noqa: S101 -- made here only
 
 
 def parameters(site: Site, part: Part) -> float:
@@ -45,12 +49,23 @@ def parameters(site: Site, part: Part) -> float:
     model, share = site.model, site.way.tensor
     words = model.vocab * model.hidden / share
     alone = site.way.pipeline == 1 and model.tied
-    held = part.layers * layer_weights(site)
+    held = sum(count * layer_weights(site.of(kind)) for kind, count in Counter(part.kinds).items())
     if part.embedding:
         held += words + model.positions * model.hidden
     if part.head:
         held += model.norm_parameters + (0.0 if alone else words)
     return held
+
+
+def expert_parameters(site: Site, part: Part) -> float:
+    """Of these, those of experts."""
+    return sum(count * expert_weights(site.of(kind)) for kind, count in Counter(part.kinds).items())
+
+
+def shared_parameters(site: Site, part: Part) -> float:
+    """What a GPU has of them where replicas share all; experts have fewer replicas than the rest."""
+    alone = expert_parameters(site, part)
+    return (parameters(site, part) - alone) / site.way.shards + alone / site.way.expert_shards
 
 
 def weights(site: Site, part: Part) -> float:
@@ -60,23 +75,22 @@ def weights(site: Site, part: Part) -> float:
         return held
     gathered = held if site.way.shards > 1 else 0.0
     if site.way.gathers:
-        gathered = min(
-            gathered, 2 * max(layer_weights(site), site.model.vocab * site.model.hidden / site.way.tensor) * VALUE
-        )
-    return 2 * held / site.way.shards + gathered
+        largest = max(layer_weights(site.of(kind)) for kind in {site.kind, *part.kinds})
+        gathered = min(gathered, 2 * max(largest, site.model.vocab * site.model.hidden / site.way.tensor) * VALUE)
+    return 2 * VALUE * shared_parameters(site, part) + gathered
 
 
 def gradients(site: Site, part: Part) -> float:
     """In the bytes that they are summed in; shared from stage 2 on, where no pipeline keeps them to add up."""
-    way, held = site.way, parameters(site, part)
-    mine = held * (site.gradient_bytes if way.zero < MOST_ZERO else 2 * VALUE)
-    return mine / way.shards if way.zero >= 2 and way.pipeline == 1 else mine
+    way = site.way
+    held = (shared_parameters if way.zero >= 2 and way.pipeline == 1 else parameters)(site, part)
+    return held * (site.gradient_bytes if way.zero < MOST_ZERO else 2 * VALUE)
 
 
 def optimizer(site: Site, part: Part) -> float:
     """Two moments and 32-bit weights; shared from stage 1 on."""
     state = _MASTER if site.way.zero < MOST_ZERO else _MASTER - 4
-    return parameters(site, part) * state / (site.way.shards if site.way.zero >= 1 else 1)
+    return state * (shared_parameters if site.way.zero >= 1 else parameters)(site, part)
 
 
 def kept_bytes(site: Site, *, anew: bool) -> float:
@@ -86,8 +100,9 @@ def kept_bytes(site: Site, *, anew: bool) -> float:
         return VALUE * tokens * model.hidden / site.between
     # Inputs of two norms and of two products; and, in stacks that still have dropout, its masks.
     outside = (8 if way.flash else 10) * tokens * model.hidden / site.between
-    inner = (3 if model.gated else 2) * model.ffn
-    inside = VALUE * tokens * (site.queries + 2 * site.keys + site.queries + inner) / way.tensor
+    outside += 2 * VALUE * tokens * site.narrow / site.between + kept_by_experts(site)
+    inner = (site.inner + 1) * site.ffn
+    inside = VALUE * tokens * (site.queries + site.keys + site.values + site.mixed + inner) / way.tensor
     if way.flash or way.recompute == "selective":
         return outside + inside
     scores = model.heads * way.micro_batch_size * site.seq * site.seq / way.context
@@ -96,9 +111,13 @@ def kept_bytes(site: Site, *, anew: bool) -> float:
 
 def activations(site: Site, part: Part) -> float:
     """Of all micro-batches in flight; and, where layers are computed anew, of the one that is."""
-    each = {anew: kept_bytes(site, anew=anew) for anew in (False, True)}
-    held = sum(count * each[anew] for count, anew in zip(part.in_flight, part.anew, strict=True))
-    return held + (each[False] if any(part.anew) else 0.0)
+    each = {
+        (kind, anew): kept_bytes(site.of(kind), anew=anew) for kind, anew in {*zip(part.kinds, part.anew, strict=True)}
+    }
+    layers = zip(part.kinds, part.anew, part.in_flight, strict=True)
+    held = sum(count * each[kind, anew] for kind, anew, count in layers)
+    again = {kind for kind, anew in zip(part.kinds, part.anew, strict=True) if anew}
+    return held + max((kept_bytes(site.of(kind), anew=False) for kind in again), default=0.0)
 
 
 def logits(site: Site, part: Part) -> float:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hpgo.model.transformer import PLAIN
 from hpgo.ways.way import MOST_ZERO
 
 if TYPE_CHECKING:
-    from hpgo.model.transformer import Transformer
+    from hpgo.model.transformer import Kind, Transformer
     from hpgo.ways.constants import Constants
     from hpgo.ways.gpus import Gpus, Ring
     from hpgo.ways.way import Way
 
 VALUE = 2
 """Bytes of a value between layers, and of a weight that is computed with."""
+
+
+def pairs_seen(kind: Kind, seq: int) -> float:
+    """Share of all pairs of a sequence's tokens that attention looks at, none of them masked.
+
+    >>> from hpgo.model.transformer import Kind
+    >>> [pairs_seen(Kind(window=tokens), 4096) for tokens in (0, 4096, 1024)]
+    [0.5, 0.5, 0.21875]
+    """
+    share = min(1.0, kind.window / seq) if kind.window else 1.0
+    return share * (1 - share / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +39,12 @@ class Site:
     constants: Constants
     seq: int
     """Tokens of a sequence."""
+    kind: Kind = PLAIN
+    """Of the layer that it passes."""
+
+    def of(self, kind: Kind) -> Site:
+        """The same in a layer of another kind."""
+        return self if kind == self.kind else replace(self, kind=kind)
 
     @property
     def tokens(self) -> int:
@@ -42,6 +60,27 @@ class Site:
     def keys(self) -> int:
         """Width of all keys of a layer, over all GPUs."""
         return self.model.kv_heads * self.model.head_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all values of a layer, over all GPUs."""
+        return self.model.kv_heads * self.model.value_dim
+
+    @property
+    def mixed(self) -> int:
+        """Width of what attention gives, over all heads and GPUs."""
+        return self.model.heads * self.model.value_dim
+
+    @property
+    def narrow(self) -> int:
+        """Width of the vectors that queries, keys and values are made from, where these are latent."""
+        latent = self.model.latent
+        return 0 if latent is None else (latent.q_rank or 0) + latent.kv_rank + latent.rope_dim
+
+    @property
+    def ffn(self) -> int:
+        """Inner width of the feed-forward network that all tokens of a layer go through; 0 if there is none."""
+        return self.model.shared_ffn if self.kind.experts else self.model.ffn
 
     @property
     def between(self) -> int:
@@ -67,6 +106,11 @@ class Site:
     def data_ring(self) -> Ring:
         """Those that sum a gradient: parts of a sequence, too, which lie beside each other."""
         return self.gpus.ring(self.way.shards, self.way.tensor)
+
+    @property
+    def expert_ring(self) -> Ring:
+        """Those that sum the gradient of the same experts."""
+        return self.gpus.ring(self.way.expert_shards, self.way.expert)
 
     @property
     def gradient_bytes(self) -> int:

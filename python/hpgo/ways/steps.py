@@ -5,16 +5,18 @@ Nothing is simulated here: `Stages.bound_s` is what no order of passes can be qu
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hpgo.ways.memory import Part, parameters
+from hpgo.ways.memory import Part, expert_parameters, parameters, shared_parameters
 from hpgo.ways.site import VALUE
 from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times
 from hpgo.ways.way import stage_layers
 
 if TYPE_CHECKING:
+    from hpgo.model.transformer import Kind
     from hpgo.ways.site import Site
     from hpgo.ways.times import Times
 
@@ -44,14 +46,17 @@ class Rows:
         return cls(replace(site, way=site.way.shape))
 
     @cached_property
-    def kept(self) -> Times:
-        """Of a layer whose forward is not computed anew."""
-        return layer_times(self.site, anew=False)
+    def kinds(self) -> tuple[Kind, ...]:
+        """Of every layer."""
+        return tuple(map(self.site.model.kind, range(self.site.model.layers)))
 
     @cached_property
-    def anew(self) -> Times:
-        """Of one whose forward is."""
-        return layer_times(self.site, anew=True)
+    def layer(self) -> dict[tuple[Kind, bool], Times]:
+        """Of a layer of each kind, whose forward is computed anew or not."""
+        return {
+            (kind, anew): layer_times(self.site.of(kind), anew=anew)
+            for kind in dict.fromkeys(self.kinds) for anew in (False, True)
+        }  # fmt: skip
 
     @cached_property
     def head(self) -> Times:
@@ -66,15 +71,16 @@ class Rows:
     @cached_property
     def kept_s(self) -> float:
         """Of a micro-batch in the whole model, none of it computed anew."""
-        return self._model_s(self.kept)
+        return self._model_s(anew=False)
 
     @cached_property
     def anew_s(self) -> float:
         """The same, all layers computed anew."""
-        return self._model_s(self.anew)
+        return self._model_s(anew=True)
 
-    def _model_s(self, layer: Times) -> float:
-        return self.site.model.layers * layer.total_s + self.head.total_s + self.embedding.total_s
+    def _model_s(self, *, anew: bool) -> float:
+        layers_s = sum(count * self.layer[kind, anew].total_s for kind, count in Counter(self.kinds).items())
+        return layers_s + self.head.total_s + self.embedding.total_s
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,8 @@ class Stages:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Layers of each stage."""
-        counts = stage_layers(self.site.model.layers, self.site.way.stages)
+        model = self.site.model
+        counts = stage_layers(model.layers, self.site.way.stages, laid_out=bool(model.experts))
         assert counts is not None, "the way was checked"  # noqa: S101
         return counts
 
@@ -107,6 +114,11 @@ class Stages:
             start += count
         return tuple(found)
 
+    def held(self, stage: int) -> tuple[Kind, ...]:
+        """Kinds of a stage's layers."""
+        layers = self.ranges[stage]
+        return self.rows.kinds[layers.start : layers.stop]
+
     def recomputed(self, stage: int) -> int:
         """How many layers of a stage are computed anew."""
         way = self.site.way
@@ -117,10 +129,12 @@ class Stages:
     def parts_of(self, stage: int) -> list[tuple[int, Times]]:
         """What a stage is made of: how many of which layers, the embedding and the head."""
         anew = self.recomputed(stage)
-        parts = [(anew, self.rows.anew), (self.counts[stage] - anew, self.rows.kept)]
-        parts += [(1, self.rows.embedding)] if stage == 0 else []
-        parts += [(1, self.rows.head)] if stage == len(self.counts) - 1 else []
-        return [(count, times) for count, times in parts if count]
+        rows, held = self.rows, self.held(stage)
+        parts = [(count, rows.layer[kind, True]) for kind, count in Counter(held[:anew]).items()]
+        parts += [(count, rows.layer[kind, False]) for kind, count in Counter(held[anew:]).items()]
+        parts += [(1, rows.embedding)] if stage == 0 else []
+        parts += [(1, rows.head)] if stage == len(self.counts) - 1 else []
+        return parts
 
     @cached_property
     def transfer(self) -> tuple[float, float]:
@@ -143,10 +157,10 @@ class Stages:
     def stages(self) -> tuple[Stage, ...]:
         """In the order of the layers."""
         last = len(self.counts) - 1
-        alike: dict[tuple[int, bool, bool], tuple[float, float, float, float]] = {}
+        alike: dict[tuple[tuple[Kind, ...], bool, bool], tuple[float, float, float, float]] = {}
         found = []
         for at, layers in enumerate(self.ranges):
-            what = self.counts[at], at == 0, at == last
+            what = self.held(at), at == 0, at == last
             if what not in alike:
                 alike[what] = self._seconds(at)
             found.append(Stage(layers, *alike[what]))
@@ -159,12 +173,12 @@ class Stages:
         backward_s = sum(count * times.total_backward_s for count, times in parts)
         site = self.site
         way = site.way
-        held = parameters(site, self.part(at, 0))
-        mine = held / (way.shards if way.zero >= 1 else 1)
+        part = self.part(at, 0)
+        mine = (shared_parameters if way.zero >= 1 else parameters)(site, part)
         return (
             forward_s,
             backward_s,
-            self._sync_s(at, held, forward_s, backward_s),
+            self._sync_s(at, part, forward_s, backward_s),
             site.moved_s(site.constants.optimizer_bytes * mine),
         )
 
@@ -172,16 +186,19 @@ class Stages:
         """A stage as memory sees it."""
         count, anew = self.counts[at], self.recomputed(at)
         last = len(self.counts) - 1
-        return Part(count, at == 0, at == last, (in_flight,) * count, (True,) * anew + (False,) * (count - anew))
+        again = (True,) * anew + (False,) * (count - anew)
+        return Part(self.held(at), at == 0, at == last, (in_flight,) * count, again)
 
-    def _sync_s(self, at: int, held: float, forward_s: float, backward_s: float) -> float:
+    def _sync_s(self, at: int, part: Part, forward_s: float, backward_s: float) -> float:
         site = self.site
         way, constants = site.way, site.constants
         left_s = 0.0
         if not way.gathers:
-            ring = site.data_ring
-            summed_s = site.gather_s(ring, held * site.gradient_bytes)
-            gathered_s = site.gather_s(ring, held * (VALUE if way.zero else site.gradient_bytes))
+            alone = expert_parameters(site, part)
+            rings = [(site.data_ring, parameters(site, part) - alone)] + [(site.expert_ring, alone)] * (alone > 0)
+            back_bytes = VALUE if way.zero else site.gradient_bytes
+            summed_s = sum(site.gather_s(ring, held * site.gradient_bytes) for ring, held in rings)
+            gathered_s = sum(site.gather_s(ring, held * back_bytes) for ring, held in rings)
             if way.overlap:
                 # The first layer's gradient is there last, and nothing hides its sum.
                 layers = max(1, self.counts[at])

@@ -9,28 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hpgo.ways.site import VALUE
+from hpgo.ways.experts import Pass, expert_exchange, expert_weights, experts, routing
+from hpgo.ways.site import VALUE, pairs_seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpgo.ways.site import Site
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """Seconds of one micro-batch."""
-
-    forward_s: float
-    backward_s: float
-    """Without what is computed anew."""
-    anew_s: float | None = None
-    """What it takes to compute the forward anew; None is `forward_s`."""
-
-    @property
-    def again_s(self) -> float:
-        """What computing it anew takes."""
-        return self.forward_s if self.anew_s is None else self.anew_s
 
 
 @dataclass(frozen=True)
@@ -58,24 +43,33 @@ class Times:
 
 def matrices(site: Site) -> Pass:
     """Products with weights: four matrices, or five where one gates; backward twice, for inputs and for weights."""
-    model, share, tokens = site.model, site.way.tensor, site.tokens
-    h, f = model.hidden, model.ffn
-    forward_s = (
-        site.product_s(tokens, (site.queries + 2 * site.keys) / share, h)
-        + site.product_s(tokens, h, site.queries / share)
-        + site.product_s(tokens, site.inner * f / share, h)
-        + site.product_s(tokens, h, f / share)
-    )
+    share, tokens, h, f = site.way.tensor, site.tokens, site.model.hidden, site.ffn
+    forward_s = heads_s(site) + site.product_s(tokens, h, site.mixed / share)
+    if f:
+        forward_s += site.product_s(tokens, site.inner * f / share, h) + site.product_s(tokens, h, f / share)
     return Pass(forward_s, 2 * forward_s)
 
 
+def heads_s(site: Site) -> float:
+    """Seconds of the products that make queries, keys and values."""
+    share, tokens, latent = site.way.tensor, site.tokens, site.model.latent
+    if latent is None:
+        return site.product_s(tokens, (site.queries + site.keys + site.values) / share, site.model.hidden)
+    # Narrow vectors are made of each token once, and by all that share matrices where these share no tokens.
+    made_s = site.product_s(tokens / site.between, site.narrow, site.model.hidden)
+    plain = site.model.heads * (site.model.head_dim - latent.rope_dim)
+    made_s += site.product_s(tokens, (plain + site.values) / share, latent.kv_rank)
+    return made_s + site.product_s(tokens, site.queries / share, latent.q_rank or site.model.hidden)
+
+
 def attention(site: Site) -> Pass:
-    """Scores and what they weigh: 4·b·s²·q/(c·t) operations, half of them where masked ones are left out."""
+    """Scores and what they weigh: 4·b·s²·q/(c·t) operations, half or less of them where masked ones are left out."""
     way, constants = site.way, site.constants
     pairs = way.micro_batch_size * site.seq * site.seq / way.context
-    flop = 4 * pairs * site.queries / way.tensor
+    flop = 2 * pairs * (site.queries + site.mixed) / way.tensor
     if way.flash:
-        forward_s = flop / 2 / (site.gpus.attention_flop_per_s * constants.attention) + constants.kernel_s
+        flop *= pairs_seen(site.kind, site.seq)
+        forward_s = flop / (site.gpus.attention_flop_per_s * constants.attention) + constants.kernel_s
         return Pass(forward_s, constants.attention_backward * forward_s)
     aligned = 1.0 if site.model.head_dim % 8 == 0 else constants.misaligned
     products_s = flop / (site.gpus.wide_flop_per_s * constants.scores * aligned) + 2 * constants.kernel_s
@@ -89,8 +83,8 @@ def elements(site: Site) -> Pass:
     """Norms, sums around, activations: what reads and writes each value a few times."""
     tokens, share = site.tokens, site.way.tensor
     outside = 20 * tokens * site.model.hidden / site.between
-    inside = (4 + 2 * (site.inner - 1)) * tokens * site.model.ffn + 4 * tokens * (site.queries + 2 * site.keys)
-    moved = outside + inside / share
+    inside = (4 + 2 * (site.inner - 1)) * tokens * site.ffn + 4 * tokens * (site.queries + site.keys + site.values)
+    moved = outside + inside / share + 8 * tokens * site.narrow / site.between
     forward_s = site.moved_s(moved * (1.0 if site.way.fused else site.constants.elements_unfused))
     return Pass(forward_s, 1.5 * forward_s)
 
@@ -106,7 +100,7 @@ def context_exchange(site: Site) -> Pass:
     way = site.way
     if way.context == 1:
         return Pass(0.0, 0.0)
-    held = 2 * VALUE * site.tokens * site.keys / way.tensor
+    held = VALUE * site.tokens * (site.keys + site.values) / way.tensor
     ring_s = site.gather_s(site.context_ring, held * way.context)
     hiding = attention(site)
     return Pass(
@@ -120,9 +114,10 @@ def weights_gather(site: Site) -> Pass:
     way = site.way
     if not way.gathers:
         return Pass(0.0, 0.0)
-    held = layer_weights(site) * VALUE
-    gather_s = site.gather_s(site.data_ring, held)
-    hiding = [term(site) for term in (matrices, attention, elements)]
+    alone = expert_weights(site)
+    gather_s = site.gather_s(site.data_ring, (layer_weights(site) - alone) * VALUE)
+    gather_s += site.gather_s(site.expert_ring, alone * VALUE) if alone else 0.0
+    hiding = [term(site) for term in (matrices, attention, elements, experts)]
     hidden = site.constants.hidden if way.overlap else 0.0
     # Backward gathers again, and sums.
     again_s = sum(one.again_s for one in hiding) if way.recompute == "full" else 0.0
@@ -157,16 +152,24 @@ def embedding(site: Site) -> Pass:
 
 
 def layer_weights(site: Site) -> float:
-    """Parameters of a layer on one GPU: matrices in parts, norms and the like whole."""
+    """Parameters of a layer on one GPU: matrices in parts; norms and the like whole; of experts its own."""
     model = site.model
-    whole = model.norms_per_layer * model.norm_parameters
-    return (model.layer_parameters(0) - whole) / site.way.tensor + whole
+    whole = model.norms_per_layer * model.norm_parameters + model.latent_parameters
+    all_experts = 0
+    if site.kind.experts:
+        whole += model.router_parameters
+        all_experts = model.experts * model.expert_parameters
+    shared = model.kind_parameters(site.kind) - whole - all_experts
+    return shared / site.way.tensor + whole + expert_weights(site)
 
 
 LAYER: dict[str, Callable[[Site], Pass]] = {
     "matrices": matrices,
     "attention": attention,
     "elements": elements,
+    "experts": experts,
+    "routing": routing,
+    "expert exchange": expert_exchange,
     "tensor exchange": tensor_exchange,
     "context exchange": context_exchange,
     "weights gathered": weights_gather,
@@ -190,6 +193,7 @@ def layer_times(site: Site, *, anew: bool) -> Times:
         backward_s["attention"] += 0.0 if site.way.flash else passes["attention"].again_s
     constants = site.constants
     floor_s = constants.host_s + (4 * constants.host_exchange_s if site.way.tensor > 1 else 0.0)
+    floor_s += constants.host_experts_s if site.kind.experts else 0.0
     behind_s = floor_s * (constants.host_backward + (1.0 if anew else 0.0))
     forward_s[HOST] = max(0.0, floor_s - sum(forward_s.values()))
     backward_s[HOST] = max(0.0, behind_s - sum(backward_s.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.checks import whole
@@ -25,6 +26,8 @@ MOST_ZERO = 3
 class Way:
     """Degrees of parallelism and what goes with them. Ranks count tensor first, then context, data, pipeline.
 
+    Those that share experts (`expert`) are among the GPUs of a stage, and change no other degree.
+
     Raises ArgumentError for degrees below one, and for combinations that nobody runs.
 
     >>> way = Way(tensor=4, pipeline=8, chunks=5, data=2, sequence=True)
@@ -38,6 +41,9 @@ class Way:
     """Whether these also share what lies between matrices, by tokens (Korthikanti et al., arXiv 2205.05198)."""
     context: int = 1
     """GPUs that share each sequence."""
+    expert: int = 1
+    """GPUs that share the experts of each layer, each whole ones: those beside each other in a stage, whatever else
+    they share. Between them every token goes to its experts and back."""
     pipeline: int = 1
     data: int = 1
     chunks: int = 1
@@ -60,7 +66,7 @@ class Way:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for field in ("tensor", "context", "pipeline", "data", "chunks", "micro_batch_size"):
+        for field in ("tensor", "context", "expert", "pipeline", "data", "chunks", "micro_batch_size"):
             whole(field, getattr(self, field))
         if self.recompute_layers is not None:
             whole("recompute_layers", self.recompute_layers)
@@ -79,7 +85,7 @@ class Way:
 
     @property
     def group(self) -> int:
-        """GPUs that share each layer."""
+        """GPUs that share each layer, but for its experts."""
         return self.tensor * self.context
 
     @property
@@ -96,6 +102,11 @@ class Way:
     def shards(self) -> int:
         """GPUs that hold the same part of the weights, and sum its gradient: replicas, and parts of a sequence."""
         return self.data * self.context
+
+    @property
+    def expert_shards(self) -> int:
+        """GPUs that hold the same experts, and sum their gradients."""
+        return self.tensor * self.shards // self.expert
 
     @property
     def gathers(self) -> bool:
@@ -130,6 +141,7 @@ class Way:
         """
         said = [f"tp {self.tensor}{' with sp' if self.sequence else ''}"] if self.tensor > 1 else []
         said += [f"cp {self.context}"] if self.context > 1 else []
+        said += [f"ep {self.expert}"] if self.expert > 1 else []
         said += [f"pp {self.pipeline}{f' x {self.chunks}' if self.chunks > 1 else ''}"] if self.pipeline > 1 else []
         said += [f"dp {self.data}"] if self.data > 1 else []
         said += [f"zero {self.zero}"] if self.zero else []
@@ -139,21 +151,29 @@ class Way:
         return ", ".join([*said, f"micro-batch {self.micro_batch_size}"])
 
 
-def stage_layers(layers: int, stages: int) -> tuple[int, ...] | None:
+def stage_layers(layers: int, stages: int, *, laid_out: bool = False) -> tuple[int, ...] | None:
     """How many layers each stage has; None if they can't be shared evenly.
 
     All have as many; or, where the embedding and the head count as a layer each, the first and the last have one less,
-    which is what Megatron-LM's `--account-for-embedding-in-pipeline-split` and its twin for the loss do.
+    which is what Megatron-LM's `--account-for-embedding-in-pipeline-split` and its twin for the loss do. Where they may
+    be `laid_out` one by one (`--pipeline-model-parallel-layout`), the last ones may also have what is left of equal
+    stages, and one of them the head alone, as recipes for DeepSeek-V3 have it.
 
     >>> stage_layers(80, 8), stage_layers(126, 4), stage_layers(80, 7)
     ((10, 10, 10, 10, 10, 10, 10, 10), (31, 32, 32, 31), None)
+    >>> stage_layers(61, 8, laid_out=True)
+    (8, 8, 8, 8, 8, 8, 8, 5)
     """
     if layers % stages == 0:
         return (layers // stages,) * stages
     each, rest = divmod(layers + 2, stages)
-    if rest or stages == 1:
+    if rest == 0 and stages > 1:
+        return (each - 1, *(each,) * (stages - 2), each - 1)
+    if not laid_out:
         return None
-    return (each - 1, *(each,) * (stages - 2), each - 1)
+    each = -(-layers // stages)
+    counts = tuple(max(0, min(each, layers - each * at)) for at in range(stages))
+    return counts if counts.count(0) <= 1 else None
 
 
 def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
@@ -169,11 +189,25 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
         (model.heads, "heads"),
         (model.kv_heads, "heads with keys and values of their own"),
         (model.ffn, "inner width of feed-forward networks"),
+        (model.shared_ffn, "inner width of shared experts"),
     ):
         if count % way.tensor:
-            fitting = [d for d in divisors(model.kv_heads) if model.heads % d == 0 == model.ffn % d]
+            common = gcd(model.heads, model.kv_heads, model.ffn, model.shared_ffn)
+            fitting = divisors(common)
             said = f"the {count} {what}" if "heads" in what else f"the {what} {count}"
             raise ArgumentError(f"tp {way.tensor} does not divide {said} {model_said}", nearest(way.tensor, fitting))
+    if way.expert > 1 and not model.experts:
+        raise ArgumentError(f"ep {way.expert} shares experts, of which `{model.name}` has none", "take ep 1")
+    if model.experts and model.experts % way.expert:
+        raise ArgumentError(
+            f"ep {way.expert} does not divide the {model.experts} experts {model_said}",
+            nearest(way.expert, divisors(model.experts)),
+        )
+    if way.expert > 1 and way.tensor > 1 and not way.sequence:
+        raise ArgumentError(
+            f"ep {way.expert} with tp {way.tensor} needs sequence parallelism, so that each GPU has tokens of its own",
+            "take it, or tp 1",
+        )
     parts = 2 * way.context if way.context > 1 else 1  # each GPU has one part from the front and one from the end
     if seq % parts or (way.sequence and seq // way.context % way.tensor):
         fitting = [d for d in range(1, min(seq, 1024) + 1) if seq % (2 * d) == 0 and seq // d % way.tensor == 0]
@@ -181,8 +215,12 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
             f"cp {way.context} does not part sequences of {seq} tokens into {parts} for each of {way.tensor}",
             nearest(way.context, fitting) if fitting else "choose a length that is a power of two",
         )
-    if stage_layers(model.layers, way.stages) is None:
-        fitting = [d for d in range(1, model.layers + 3) if stage_layers(model.layers, d * way.chunks) is not None]
+    laid_out = bool(model.experts)
+    if stage_layers(model.layers, way.stages, laid_out=laid_out) is None:
+        fitting = [
+            d for d in range(1, model.layers + 3)
+            if stage_layers(model.layers, d * way.chunks, laid_out=laid_out) is not None
+        ]  # fmt: skip
         degree = f"pp {way.pipeline}" + (f" with {way.chunks} stages each" if way.chunks > 1 else "")
         raise ArgumentError(
             f"{degree} does not divide the {model.layers} layers {model_said}, nor {model.layers + 2} with"
@@ -229,6 +267,11 @@ def data_degree(way: Way, gpus: int) -> int:
         raise ArgumentError(
             f"tp {way.tensor} x cp {way.context} x pp {way.pipeline} is {each} GPUs, which does not divide {gpus}",
             f"take {' or '.join(str(count) for count in (below, beyond) if count)} GPUs, or other degrees",
+        )
+    if (stage := gpus // way.pipeline) % way.expert:
+        raise ArgumentError(
+            f"ep {way.expert} does not divide the {counted(stage, 'GPU')} of a stage",
+            nearest(way.expert, divisors(stage)),
         )
     return gpus // each
 

@@ -40,17 +40,16 @@ _OPTIONAL = {name for name in Transformer.__dataclass_fields__ if name not in _R
 _READ_OR_ASKED = """
 activation_function architectures attention_dropout attn_bias_type attn_logit_softcapping attn_pdrop auto_map
 aux_loss_alpha bad_words_ids bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout dtype
-embd_pdrop eos_token_id ep_size final_logit_softcapping gradient_accumulation_steps gradient_checkpointing
-hidden_act hidden_activation hidden_dropout id2label initializer_range is_decoder is_encoder_decoder
-keys_to_ignore_at_inference label2id layer_norm_eps layer_norm_epsilon max_window_layers model_type n_ctx n_group
-name_or_path norm_topk_prob output_attentions output_hidden_states output_router_logits pad_token_id
-partial_rotary_factor pretraining_tp problem_type qk_head_dim quantization_config query_pre_attn_scalar
-reorder_and_upcast_attn resid_pdrop return_dict rms_norm_eps rope_interleave rope_local_base_freq rope_parameters
-rope_scaling rope_theta rope_type rotary_emb_base rotary_pct routed_scaling_factor router_aux_loss_coef
-router_jitter_noise scale_attn_by_inverse_layer_idx scale_attn_weights scoring_func seq_aux summary_activation
-summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params topk_group
-topk_method torch_dtype transformers_version unsloth_fixed use_bidirectional_attention use_cache use_mrope
-use_parallel_residual use_return_dict
+embd_pdrop eos_token_id ep_size final_logit_softcapping gradient_accumulation_steps gradient_checkpointing hidden_act
+hidden_activation hidden_dropout id2label initializer_range is_decoder is_encoder_decoder keys_to_ignore_at_inference
+label2id layer_norm_eps layer_norm_epsilon max_window_layers model_type n_ctx name_or_path norm_topk_prob
+output_attentions output_hidden_states output_router_logits pad_token_id partial_rotary_factor pretraining_tp
+problem_type qk_head_dim quantization_config query_pre_attn_scalar reorder_and_upcast_attn resid_pdrop return_dict
+rms_norm_eps rope_interleave rope_local_base_freq rope_parameters rope_scaling rope_theta rope_type rotary_emb_base
+rotary_pct routed_scaling_factor router_aux_loss_coef router_jitter_noise scale_attn_by_inverse_layer_idx
+scale_attn_weights scoring_func seq_aux summary_activation summary_first_dropout summary_proj_to_labels summary_type
+summary_use_proj task_specific_params torch_dtype transformers_version unsloth_fixed use_bidirectional_attention
+use_cache use_mrope use_parallel_residual use_return_dict
 """
 _NO_SHAPE = frozenset(_READ_OR_ASKED.split())
 """Keys of a `config.json` that do not say how large anything is."""
@@ -282,6 +281,8 @@ def _deepseek(top: Section) -> dict[str, Any]:
         q_rank=_or(top, "q_lora_rank", 0) or None,
     )
     width, every = top.whole("moe_intermediate_size", least=1), _or(top, "moe_layer_freq", 1) or 1
+    groups, anywhere = _or(top, "n_group", 1) or 1, top.get("topk_method", None) == "greedy"
+    groups = 1 if anywhere else groups
     first = _or(top, "first_k_dense_replace", 0)
     return fields | {
         "latent": latent,
@@ -289,6 +290,8 @@ def _deepseek(top: Section) -> dict[str, Any]:
         "experts_per_token": top.whole("num_experts_per_tok", least=1),
         "expert_ffn": width,
         "shared_ffn": width * _or(top, "n_shared_experts", 0),
+        "expert_groups": groups,
+        "groups_per_token": min(groups, _or(top, "topk_group", groups) or groups),
         "dense_layers": tuple(at for at in range(fields["layers"]) if at < first or at % every),
     }
 

@@ -1,0 +1,447 @@
+"""Experts, latent attention and windows in what a way costs: formulas, laws, searches, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+from math import inf
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo.cli.main import group
+from hpgo.machine.cluster import Link
+from hpgo.model.formats.transformers import of_document
+from hpgo.model.transformer import Kind, Latent
+from hpgo.planning.configured import model_flop, price_way, profile_of
+from hpgo.ways.constants import CONSTANTS
+from hpgo.ways.gpus import Gpus
+from hpgo.ways.memory import expert_parameters, kept_bytes, parameters, stage_memory
+from hpgo.ways.site import Site
+from hpgo.ways.steps import Stages
+from hpgo.ways.times import layer_times
+from hpgo.ways.way import Way, stage_layers
+
+MIXTRAL = hpgo.Transformer(
+    name="small-mixtral", layers=8, hidden=1024, heads=8, kv_heads=4, head_dim=128, ffn=0, vocab=32000, experts=8,
+    experts_per_token=2, expert_ffn=3584,
+)  # fmt: skip
+DEEPSEEK = hpgo.Transformer(
+    name="small-deepseek", layers=13, hidden=1024, heads=16, kv_heads=16, head_dim=96, ffn=4096, vocab=32000,
+    latent=Latent(kv_rank=128, rope_dim=32, value_dim=64, q_rank=256), experts=16, experts_per_token=4, expert_ffn=512,
+    shared_ffn=512, expert_groups=4, groups_per_token=2, dense_layers=(0, 1),
+)  # fmt: skip
+IDEAL = replace(
+    CONSTANTS, products=1.0, tile=1, kernel_s=0.0, scores=1.0, attention=1.0, attention_backward=2.0, host_s=0.0,
+    host_exchange_s=0.0, host_experts_s=0.0, exchange_s=0.0, links=1.0, adapters=1.0, routed_adapters=1.0, grouped=1.0,
+    optimizer_bytes=0.0,
+)  # fmt: skip
+FAST = Gpus(1e12, 1e12, 1e12, 1e12, inf, 80e9, 64, 8, Link(1e18, 1e18), 1e18, 0.0)
+"""A trillion operations a second, and all else at once."""
+SLOW_LINKS = replace(FAST, inside=Link(1e9, 1e9), adapter_bytes_per_s=1e8)
+EXPERTS = Kind(experts=True)
+
+
+def site(model: hpgo.Transformer, way: Way, gpus: Gpus = FAST, seq: int = 2048) -> Site:
+    return Site(model, way, gpus, IDEAL, seq)
+
+
+# --- Formulas ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK])
+def test_operations_are_those_of_the_parameters_that_a_token_meets(model) -> None:
+    """Six for each of a matrix and token, and those of attention, which is told apart from them."""
+    only = Stages(site(model, Way()), 1).stages[0]
+    in_no_matrix = model.parameters_by_part()["norms"]
+    if model.latent is not None:
+        in_no_matrix += model.layers * (model.latent.kv_rank + model.latent.q_rank)
+    asked = model_flop(model, 2048, 1) - 6 * in_no_matrix * 2048
+    assert (only.forward_s + only.backward_s) * 1e12 == pytest.approx(asked)
+
+
+def test_attention_of_latent_heads_has_queries_and_values_of_other_widths() -> None:
+    found = layer_times(site(DEEPSEEK, Way()), anew=False).forward_s["attention"] * 1e12
+    assert found == pytest.approx(2048**2 * 16 * (96 + 64))
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+@pytest.mark.parametrize("expert", [2, 4, 8])
+def test_rows_go_to_their_experts_and_back_in_both_passes(tensor: int, expert: int) -> None:
+    way = Way(tensor=tensor, sequence=tensor > 1, data=8, expert=expert, micro_batch_size=2)
+    times = layer_times(site(MIXTRAL, way, SLOW_LINKS).of(EXPERTS), anew=False)
+    once_s = 2 * 2 * 2048 / tensor * 2 * 1024 * (expert - 1) / expert / 1e9
+    assert times.forward_s["expert exchange"] == pytest.approx(2 * once_s)
+    assert times.backward_s["expert exchange"] == pytest.approx(2 * once_s)
+
+
+def test_a_token_goes_to_each_machine_once_and_to_no_more_than_its_groups_are_on() -> None:
+    def exchange_s(**changes: object) -> float:
+        one = site(replace(DEEPSEEK, **changes), Way(data=64, expert=16), replace(SLOW_LINKS, machine=2))
+        return layer_times(one.of(EXPERTS), anew=False).forward_s["expert exchange"]
+
+    machines, each = 8, 2 * 1024 * 2048
+    anywhere = machines * (1 - (1 - 1 / machines) ** 4)
+    assert exchange_s(expert_groups=1, groups_per_token=1) == pytest.approx(2 * each * anywhere * 7 / 8 / 1e8)
+    assert exchange_s() < exchange_s(groups_per_token=4) == exchange_s(expert_groups=1, groups_per_token=1)
+    # Of eight groups, one on each machine, both of a token's are met unless its four experts are of one.
+    assert exchange_s(expert_groups=8) == pytest.approx(2 * each * (2 - 2 / 2**4) * 7 / 8 / 1e8)
+
+
+def test_few_rows_fill_tiles_badly() -> None:
+    def experts_s(batch: int) -> float:
+        one = replace(site(DEEPSEEK, Way(micro_batch_size=batch), seq=64), constants=replace(IDEAL, tile=128))
+        return layer_times(one.of(EXPERTS), anew=False).forward_s["experts"]
+
+    # 64 tokens are 16 rows for each expert, of 128 that a tile has.
+    assert experts_s(1) == experts_s(8)
+    assert experts_s(16) == pytest.approx(2 * experts_s(8))
+
+
+def test_what_a_layer_keeps_of_routed_rows_is_inputs_and_inner_values_of_each() -> None:
+    for tensor in (1, 2):
+        one = site(MIXTRAL, Way(tensor=tensor, sequence=tensor > 1))
+        rows = 2 * 2048 / tensor
+        more = kept_bytes(one.of(EXPERTS), anew=False) - kept_bytes(
+            replace(one, model=replace(MIXTRAL, ffn=0)), anew=False
+        )
+        assert more == pytest.approx(2 * rows * (1024 + 3 * 3584) + 8 * 2048 / tensor * 8)
+
+
+@pytest.mark.parametrize("window", [256, 1024, 4096, 8192])
+def test_a_window_leaves_out_the_pairs_behind_it(window: int) -> None:
+    seq = 4096
+    one = replace(MIXTRAL, window=window, window_layers=(1, 3))
+    times = [layer_times(site(one, Way(), seq=seq).of(one.kind(layer)), anew=False) for layer in (0, 1)]
+    seen = [time.forward_s["attention"] * 1e12 / (4 * 1024) for time in times]
+    counted = sum(min(window, at + 0.5) for at in range(seq))
+    assert seen[0] == pytest.approx(seq * seq / 2)
+    assert seen[1] == pytest.approx(counted, rel=1e-3)
+
+
+# --- Laws -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK])
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+@pytest.mark.parametrize("expert", [1, 4, 8])
+@pytest.mark.parametrize(("pipeline", "chunks"), [(1, 1), (2, 1), (5, 1), (4, 2), (7, 2)])
+def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, pipeline: int, chunks: int) -> None:
+    if stage_layers(model.layers, pipeline * chunks, laid_out=True) is None:
+        pytest.skip("it has no such stages")
+    way = Way(tensor=tensor, sequence=tensor > 1, expert=expert, data=8, pipeline=pipeline, chunks=chunks)
+    stages = Stages(site(model, way), pipeline)
+    parts = [stages.part(at, 1) for at in range(way.stages)]
+    experts = [expert_parameters(stages.site, part) for part in parts]
+    others = [parameters(stages.site, part) - held for part, held in zip(parts, experts, strict=True)]
+    assert sum(experts) * expert == pytest.approx(model.parameters_by_part()["experts"])
+    whole = model.parameters_by_part()["norms"] + model.layers * model.latent_parameters
+    whole += model.expert_layers * model.router_parameters
+    everywhere = tensor * sum(others) - (tensor - 1) * whole
+    assert everywhere + sum(experts) * expert == pytest.approx(model.parameters, rel=1e-12)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK])
+def test_memory_falls_with_the_degree_of_experts_as_the_formula_says(model, zero: int) -> None:
+    def held(expert: int) -> dict[str, float]:
+        one = site(model, Way(expert=expert, data=8, zero=zero))
+        return stage_memory(one, Stages(one, 1).part(0, 1))
+
+    alone, experts = held(1), model.parameters_by_part()["experts"]
+    for expert in (2, 4, 8):
+        shared = held(expert)
+        fewer = experts * (1 - 1 / expert)
+        if zero < 3:
+            assert alone["weights"] - shared["weights"] == pytest.approx(2 * fewer)
+        if zero < 2:
+            assert alone["gradients"] - shared["gradients"] == pytest.approx(4 * fewer)
+        # What replicas share anyway, each has an eighth of, whoever holds it.
+        state = alone["optimizer"] - shared["optimizer"]
+        assert state == pytest.approx(0 if zero else 12 * fewer, abs=1)
+        assert shared["activations"] == alone["activations"]
+
+
+def test_the_first_stage_holds_the_dense_layers() -> None:
+    one = price_way(
+        DEEPSEEK, hpgo.Cluster.preset("h100").first(8), Way(pipeline=4, expert=2), global_batch_size=8, seq=2048
+    )
+    held = [dict(stage.memory_bytes)["weights"] for stage in one.stages]
+    words = 2 * DEEPSEEK.vocab * DEEPSEEK.hidden
+    # Dense networks are as large as half of the experts here.
+    alone = DEEPSEEK.router_parameters + DEEPSEEK.ffn_parameters(DEEPSEEK.shared_ffn)
+    assert held[1] - (held[0] - words) == 2 * 2 * alone
+    assert [stage.layers for stage in one.stages] == [((0, 4),), ((4, 8),), ((8, 12),), ((12, 13),)]
+
+
+ways = st.builds(
+    lambda tensor, context, expert, pipeline, chunks, data, size, anew, zero: Way(
+        tensor=tensor, sequence=tensor > 1, context=context, expert=expert, pipeline=pipeline,
+        chunks=chunks if pipeline > 1 else 1, data=data, micro_batch_size=size, recompute=anew, zero=zero,
+    ),
+    st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 7]),
+    st.sampled_from([1, 2]), st.sampled_from([4, 8]), st.sampled_from([1, 2]), st.sampled_from(["none", "full"]),
+    st.integers(0, 3),
+)  # fmt: skip
+
+
+@given(model=st.sampled_from([MIXTRAL, DEEPSEEK]), way=ways, rounds=st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_no_step_is_quicker_than_its_bound_and_shares_add_up(model, way: Way, rounds: int) -> None:
+    if stage_layers(model.layers, way.stages, laid_out=True) is None:
+        return
+    cluster = hpgo.Cluster.preset(f"h100:{-(-way.gpus // 8)}").first(way.gpus)
+    batch = way.data * way.micro_batch_size * way.pipeline * rounds
+    one = price_way(model, cluster, way, global_batch_size=batch, seq=2048)
+    assert one.way == way
+    assert one.bound_s <= one.step_s * (1 + 1e-9)
+    assert sum(seconds for _, seconds in one.seconds) == pytest.approx(one.step_s)
+    assert sum(stop - start for stage in one.stages for start, stop in stage.layers) == model.layers
+    assert one.has_experts
+
+
+@given(layers=st.integers(1, 200), stages=st.integers(1, 200))
+def test_laid_out_stages_have_all_layers_and_one_at_most_has_none(layers: int, stages: int) -> None:
+    counts = stage_layers(layers, stages, laid_out=True)
+    even = stage_layers(layers, stages)
+    if counts is None:
+        assert even is None
+    else:
+        assert sum(counts) == layers
+        assert len(counts) == stages
+        assert even in {None, counts}
+        assert counts.count(0) <= 1 or even == counts
+
+
+def test_experts_among_gpus_of_one_machine_are_nearer_than_of_two() -> None:
+    many = {"global_batch_size": 32, "seq": 4096, "ep": 8}
+    near = hpgo.price("mixtral-8x7b", hpgo.Cluster.preset("h200:2"), **many)
+    apart = hpgo.price("mixtral-8x7b", replace_machines(4), **many)
+    assert dict(near.seconds)["expert exchange"] < dict(apart.seconds)["expert exchange"]
+
+
+def replace_machines(count: int) -> hpgo.Cluster:
+    """Sixteen H200, in machines of so many."""
+    one = hpgo.Cluster.preset("h200:2")
+    return replace(one, machines=tuple(replace(one.machines[0], count=count) for _ in range(16 // count)))
+
+
+def test_layers_on_groups_that_share_experts_are_a_profile() -> None:
+    cluster = hpgo.Cluster.preset("h200:2")
+    one = hpgo.price("mixtral-8x7b", cluster, global_batch_size=64, seq=4096, pp=2, ep=8)
+    profile = profile_of(one, "mixtral-8x7b", cluster)
+    assert profile.gpus_per_device == 8
+    assert profile.batch_sizes == (8,)
+    model = hpgo.model.transformer_presets.TRANSFORMERS["mixtral-8x7b"]
+    experts = model.parameters_by_part()["experts"]
+    assert profile.parameter_bytes == pytest.approx(2 * (model.parameters - experts + experts / 8))
+
+
+# --- Search -----------------------------------------------------------------------------------------------------------
+
+models = st.builds(
+    lambda layers, experts, each, dense, latent, window: hpgo.Transformer(
+        layers=layers, hidden=1024, heads=4, kv_heads=4, head_dim=96 if latent else 64, ffn=2048, vocab=32000,
+        experts=experts, experts_per_token=each, expert_ffn=2048, dense_layers=(0,) if dense else (),
+        latent=Latent(kv_rank=128, rope_dim=32, value_dim=64) if latent else None, window=window,
+        window_layers=(0,) if window else (),
+    ),
+    st.integers(2, 7), st.sampled_from([2, 4, 6]), st.integers(1, 2), st.booleans(), st.booleans(),
+    st.sampled_from([0, 256]),
+)  # fmt: skip
+
+
+def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> list[hpgo.Price]:
+    """Everything that `hpgo.price` accepts, asked one by one."""
+    found, gpus = [], cluster.devices
+    for tp, cp, ep, pp, vpp, size, zero, anew in product(
+        (1, 2, 4), (1, 2, 4), range(1, model.experts + 1), range(1, gpus + 1), range(1, model.layers + 3),
+        range(1, batch + 1), (0, 1), ("none", "full"),
+    ):  # fmt: skip
+        alone = gpus == tp * pp and gpus // pp == ep  # nobody holds the same
+        if gpus % (tp * cp * pp) or gpus // pp % ep or (alone and zero):
+            continue
+        try:
+            found.append(
+                hpgo.price(
+                    model, cluster, global_batch_size=batch, seq=seq, tp=tp, cp=cp, ep=ep, pp=pp, vpp=vpp, zero=zero,
+                    micro_batch_size=size, recompute=anew,
+                )
+            )  # fmt: skip
+        except hpgo.ArgumentError:
+            continue
+    return found
+
+
+@given(model=models, gpus=st.sampled_from([1, 2, 4]), batch=st.sampled_from([2, 4]), top=st.integers(1, 5))
+@settings(max_examples=20, deadline=None)
+def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, top: int) -> None:
+    cluster = hpgo.Cluster.preset("h100").first(gpus)
+    every = every_way(model, cluster, batch, 1024)
+    fitting = sorted(one.step_s for one in every if one.fits)
+    try:
+        found = hpgo.choose_way(model, cluster, global_batch_size=batch, seq=1024, top=top)
+    except hpgo.ArgumentError:
+        assert not every
+        return
+    assert found.ways == len(every)
+    assert [one.step_s for one in found.prices] == pytest.approx(fitting[:top])
+    assert all(one.fits for one in found.prices)
+
+
+def test_deepseek_v3_on_1024_gpus_is_answered() -> None:
+    found = hpgo.choose_way(
+        "deepseek-v3", hpgo.Cluster.preset("h100:128"), global_batch_size=8192, seq=4096, precision="fp8", top=1
+    )
+    assert found.best.fits
+    assert found.best.way.expert > 1
+    assert found.best.gpus == 1024
+
+
+# --- Commands, and what is refused ------------------------------------------------------------------------------------
+
+ASKED = ["mixtral-8x7b", "-c", "h200:2", "--seq", "4096"]
+
+
+def test_reports_of_experts_say_that_nothing_certifies_them() -> None:
+    done = CliRunner().invoke(group, ["price", *ASKED, "-b", "64", "--ep", "8", "--pp", "2"])
+    assert done.exit_code == 0, done.output
+    assert "ep 8, pp 2, dp 8" in done.stdout
+    assert "no certificate" in done.stdout
+    assert "expert exchange" in done.stdout
+    listed = CliRunner().invoke(group, ["plan", *ASKED, "--global-batch-size", "16", "--top", "2"])
+    assert listed.exit_code == 0, listed.output
+    assert "no certificate" in listed.stdout
+    dense = CliRunner().invoke(group, ["price", "llama-3-8b", "-c", "h100:1", "-b", "8", "--seq", "4096", "--tp", "2"])
+    assert "no certificate" not in dense.stdout
+    held = json.loads(CliRunner().invoke(group, ["price", *ASKED, "-b", "64", "--ep", "8", "--json"]).stdout)
+    assert held["has_experts"] is True
+    assert held["way"]["expert"] == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "way", "says", "hint"),
+    [
+        ("mixtral-8x7b", {"ep": 3}, "ep 3 does not divide the 8 experts of `mixtral-8x7b`", "2 and 4"),
+        ("mixtral-8x7b", {"ep": 16}, "ep 16 does not divide the 8 experts", "the nearest that does is 8"),
+        ("mixtral-8x7b", {"ep": 8, "devices": 4}, "ep 8 does not divide the 4 GPUs", "nearest that does is 4"),
+        ("mixtral-8x7b", {"ep": 2, "tp": 2, "sequence_parallel": False}, "needs sequence parallelism", "tp 1"),
+        ("mixtral-8x7b", {"ep": 0}, "ep is 0", "whole number"),
+        ("llama-3-8b", {"ep": 2}, "ep 2 shares experts, of which `llama-3-8b` has none", "ep 1"),
+        ("deepseek-v3", {"tp": 3}, "tp 3 does not divide the 128 heads", "2 and 4"),
+        ("deepseek-v3", {"pp": 16, "vpp": 3}, "pp 16 with 3 stages each does not divide the 61 layers", "nearest"),
+    ],
+)  # fmt: skip
+def test_degrees_that_do_not_divide_are_refused_with_the_nearest_that_do(model, way, says: str, hint: str) -> None:
+    asked = {"global_batch_size": 64, "seq": 4096} | way
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.price(model, hpgo.Cluster.preset("h100"), **asked)
+    assert says in caught.value.message
+    assert hint in caught.value.message + caught.value.hint
+
+
+# --- Configurations ---------------------------------------------------------------------------------------------------
+
+COMMON = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500,
+    "intermediate_size": 160,
+}  # fmt: skip
+# Matrices of a layer's attention, of heads 16 wide; of an embedding and a head; and norms.
+ATTENTION, WORDS, NORMS = 64 * (64 + 2 * 32) + 64 * 64, 2 * 500 * 64, 9 * 64
+
+
+@pytest.mark.parametrize(
+    ("document", "parameters", "says"),
+    [
+        (
+            {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},
+            4 * (ATTENTION + 4 * 64 + 4 * 3 * 64 * 160) + WORDS + NORMS,
+            {"experts": 4, "experts_per_token": 2, "expert_ffn": 160, "ffn": 0, "window": 32},
+        ),
+        (
+            {
+                "model_type": "qwen2_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+                "shared_expert_intermediate_size": 80, "decoder_sparse_step": 2,
+            },
+            4 * (ATTENTION + 128) + 2 * 3 * 64 * 160 + 2 * (6 * 64 + 6 * 3 * 64 * 48 + 3 * 64 * 80 + 64) + WORDS
+            + NORMS,
+            {"dense_layers": (0, 2), "shared_ffn": 80, "shared_gate": True},
+        ),
+        (
+            {
+                "model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+                "mlp_only_layers": [1], "head_dim": 16,
+            },
+            4 * (ATTENTION + 2 * 16) + 3 * 64 * 160 + 3 * (6 * 64 + 6 * 3 * 64 * 48) + WORDS + NORMS,
+            {"dense_layers": (1,), "head_norms": True},
+        ),
+        (
+            {
+                "model_type": "deepseek_v3", "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12,
+                "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 48, "first_k_dense_replace": 1, "n_shared_experts": 2, "n_group": 4,
+                "topk_group": 2, "num_nextn_predict_layers": 1,
+            },
+            4 * (65 * 24 + 24 * 64 + 64 * (20 + 4) + 20 + 20 * 4 * (12 + 8) + 4 * 8 * 64) + 3 * 64 * 160
+            + 3 * (8 * 64 + 8 * 3 * 64 * 48 + 3 * 64 * 96) + WORDS + NORMS,
+            {"expert_groups": 4, "groups_per_token": 2, "shared_ffn": 96, "latent": Latent(20, 4, 8, 24)},
+        ),
+        (
+            {
+                "model_type": "deepseek_v2", "q_lora_rank": None, "kv_lora_rank": 20, "qk_nope_head_dim": 12,
+                "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 48, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
+                "topk_method": "greedy",
+            },
+            4 * (64 * 64 + 64 * (20 + 4) + 20 + 20 * 4 * (12 + 8) + 4 * 8 * 64) + 3 * 64 * 160
+            + 3 * (8 * 64 + 8 * 3 * 64 * 48) + WORDS + NORMS,
+            {"expert_groups": 1, "groups_per_token": 1, "dense_layers": (0,)},
+        ),
+        (
+            {"model_type": "mistral", "sliding_window": 128},
+            4 * (ATTENTION + 3 * 64 * 160) + WORDS + NORMS,
+            {"window": 128, "window_layers": (0, 1, 2, 3)},
+        ),
+        (
+            {"model_type": "gemma2", "sliding_window": 128, "head_dim": 16},
+            4 * (ATTENTION + 3 * 64 * 160) + WORDS // 2 + 17 * 64,
+            {"window": 128, "window_layers": (0, 2), "norms_per_layer": 4},
+        ),
+        (
+            {"model_type": "gemma3_text", "sliding_window": 128, "sliding_window_pattern": 2, "head_dim": 16},
+            4 * (ATTENTION + 2 * 16 + 3 * 64 * 160) + WORDS // 2 + 17 * 64,
+            {"window": 128, "window_layers": (0, 2), "head_norms": True},
+        ),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) and "model_type" in value else "",
+)  # fmt: skip
+def test_configurations_are_read_to_the_last_parameter(document, parameters: int, says) -> None:
+    model = of_document(COMMON | document)
+    assert model.parameters == parameters
+    assert {name: getattr(model, name) for name in says} == says
+    one = hpgo.price(model, hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq=512)
+    assert one.has_experts == (model.experts > 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"n_group": 3}, "8 experts in 3 groups"),
+        ({"num_experts_per_tok": 9}, "a token goes to 9"),
+        ({"kv_lora_rank": ...}, "`kv_lora_rank` is missing"),
+        ({"expert_choice": 2}, "`expert_choice` of a model of type `deepseek_v3` is not known"),
+    ],
+)
+def test_configurations_of_experts_that_make_no_model_are_refused(change, says: str) -> None:
+    held = COMMON | {
+        "model_type": "deepseek_v3", "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+    } | change  # fmt: skip
+    with pytest.raises(hpgo.ProfileError) as caught:
+        of_document({key: value for key, value in held.items() if value is not ...})
+    assert says in caught.value.message
