@@ -233,5 +233,4 @@ class Stages:
         for rank, all_s in enumerate(self.ranks_s):
             found_s = max(found_s, before_s + self.micro_batches * all_s)
             before_s += self.stages[rank].forward_s + self.stages[rank].backward_s + 2 * edge_s
-        end_s = min(stage.sync_s + stage.optimizer_s for stage in self.stages)
-        return max(found_s, before_s if self.site.way.chunks == 1 else 0.0) + end_s
+        return found_s + min(stage.sync_s + stage.optimizer_s for stage in self.stages)
