@@ -29,9 +29,18 @@ class Machines:
     """Those of one run; whatever is left of them at the end is killed, and `left` says what it was."""
 
     def __init__(
-        self, folder: Path, nodes: str, *words: str, restarts: int = 100, waits: dict[str, int] | None = None
+        self,
+        folder: Path,
+        nodes: str,
+        *words: str,
+        restarts: int = 100,
+        waits: dict[str, int] | None = None,
+        shared_store: bool = False,
     ) -> None:
-        """`nodes` is how many there must be and may be, as torchrun takes it; `words` stand behind `hpgo run`."""
+        """`nodes` is how many there must be and may be, as torchrun takes it; `words` stand behind `hpgo run`.
+
+        `shared_store` lets ranks that are started again find the store of those before them, as torchrun does unasked.
+        """
         self.folder = folder
         self._mark = f"{os.getpid()} {id(self)}"
         self._runs = 0
@@ -51,7 +60,7 @@ class Machines:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OMP_NUM_THREADS": "1",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0" if shared_store else "1",
             "TORCH_ELASTIC_WORKER_IDENTICAL": "1",
             "TMPDIR": str(folder / "tmp"),
             _MARK: self._mark,

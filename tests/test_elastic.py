@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -72,6 +73,30 @@ def test_a_machine_is_killed_and_returns_and_the_losses_are_those_of_a_run_that_
     assert not list((tmp_path / "saved").glob(".*"))
 
 
+def test_ranks_are_started_again_in_a_store_that_is_used_until_no_restart_is_left(tmp_path: Path) -> None:
+    elastic_models.plan(2).save(tmp_path / "plan.json")
+    (tmp_path / "pace").write_text("0.002")
+    words = (*RUN, "--steps", "100000", "--checkpoint", "saved", "--every", "1", "--resume", "--losses", "losses.jsonl")
+    with Machines(tmp_path, "2", *words, "--silence", "4", restarts=1, shared_store=True) as machines:
+        machines.start(0, 1)
+        for _ in range(2):
+            known = len(machines.steps())
+            machines.wait_for(lambda steps, known=known: len(steps) >= known + 4)  # type: ignore[misc]
+            machines.signal(1, signal.SIGKILL, agent=False)  # after which no step is possible
+        assert machines.codes() == {0: 1, 1: 1}, machines.said()
+    assert machines.left == []
+    said, steps = machines.said(), machines.steps()
+    assert said.count("no checkpoint in saved yet") == 1
+    assert len(re.findall(r"^goes on from step \d+$", said, re.MULTILINE)) == 1, said
+    errors = re.findall("^error: rank .*", said, re.MULTILINE)
+    assert len(errors) == 2, said
+    again = [after["step"] for before, after in itertools.pairwise(steps) if after["step"] <= before["step"]]
+    assert len(again) <= 2
+    with here():
+        whole = undisturbed(tmp_path, steps[-1]["step"])
+    assert [one["loss"] for one in steps] == [whole[one["step"] - 1] for one in steps]
+
+
 def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return str(free.getsockname()[1])
@@ -108,7 +133,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         (
             "plan.json",
             {"TORCHELASTIC_USE_AGENT_STORE": "True"},  # and so the launcher's store, which is there
-            "ranks that torchrun starts again find in its store .*",
+            "torchrun keeps one store for all that it starts, on a machine that may be the one which is lost",
         ),
     ],
 )
@@ -122,6 +147,18 @@ def test_what_can_not_be_planned_again_is_told_once(file: str, given: dict[str, 
     assert (ended.code, len(ended.errors), ended.left) == (1, 1, []), ended.err
     assert re.fullmatch(f"error: {said}", ended.errors[0]), ended.err
     assert "hint: " in ended.err
+
+
+@pytest.mark.parametrize(("started", "is_told"), [("1", False), ("2", True)])
+def test_it_is_told_when_no_restart_is_left(started: str, is_told: bool, runs: Runs) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    place |= {"TORCHELASTIC_MAX_RESTARTS": "2", "TORCHELASTIC_RESTART_COUNT": started}
+    runs.start("plan.json", *RUN[1:], **place)
+    ended = runs.finish()
+    assert (ended.code, ended.left) == (1, [])
+    assert ended.errors == ["error: the plan is for 4 ranks, and 1 were started"]
+    note = f"note: `--max-restarts 2` is used up on {socket.gethostname()}: no rank is started there again"
+    assert (ended.err.splitlines()[-1] == note) is is_told
 
 
 def test_more_ranks_than_devices_are_told_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -66,4 +67,7 @@ def _tell(error: HpgoError) -> None:
     say("error", error.message)
     if error.hint:
         say("hint", error.hint)
+    most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if most != "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == most:
+        say("note", f"`--max-restarts {most}` is used up on {socket.gethostname()}: no rank is started there again")
     sys.stderr.flush()

@@ -42,7 +42,7 @@ def settle(file: str, timeout_s: float) -> Settled:
     rank, size = place()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         raise RunError(
-            "ranks that torchrun starts again find in its store what those before them have left there",
+            "torchrun keeps one store for all that it starts, on a machine that may be the one which is lost",
             "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun starts, on all machines",
         )
     store = dist.PrefixStore("hpgo/elastic", meet(timeout_s))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from contextlib import contextmanager
+import threading
+import time
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -30,6 +33,8 @@ LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _met: list[tuple[Any, int]] = []
 """The store of this process, and how often its ranks have joined by it."""
 _watches = itertools.count()
+_ANSWER_S = 0.05
+"""How often rank 0 looks for ranks that ask for the name of their attempt."""
 LOST = "another rank was lost, or took too long"
 
 
@@ -91,15 +96,66 @@ def place() -> tuple[int, int]:
 
 
 def meet(timeout_s: float) -> Any:
-    """The store that all ranks of this launch share. Raises RunError if it can't be reached."""
+    """The store that all ranks of this launch share, and none before them. Raises RunError if it can't be reached."""
     if not _met:
-        place()
+        rank, size = place()
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         with told(
             f"the ranks don't meet at {where}", "is the port free, the address that of rank 0, and do all start?"
         ):
-            _met.append((next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))[0], 0))
+            store = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))[0]
+            if _may_be_used_before():
+                store = dist.PrefixStore(f"hpgo/{_attempt(store, rank, size)}", store)
+            _met.append((store, 0))
     return _met[0][0]
+
+
+def _may_be_used_before() -> bool:
+    """Whether the launcher keeps the store, and may start its ranks again."""
+    return (
+        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+        and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    )
+
+
+def _attempt(store: Any, rank: int, size: int) -> str:
+    """A name that the ranks which have been started together share, and none of those before them knew.
+
+    How often torchrun has started them is none: each of its agents counts for itself. In a store that was used before,
+    only what answers a question of one's own is new, so rank 0 draws the name, and tells it to those that ask.
+    """
+    if rank == 0:
+        name = uuid4().hex
+        threading.Thread(target=_answer, args=(store.clone(), name, size), daemon=True).start()
+        return name
+    question = uuid4().hex
+    store.set(_asks(rank), question)
+    name = store.get(_answers(question)).decode()
+    store.set(_knows(name, rank), "")
+    return name
+
+
+def _answer(store: Any, name: str, size: int) -> None:
+    """Tells all other ranks the name; what those before them have asked is answered, too, and nobody hears it."""
+    left = set(range(1, size))
+    with suppress(RuntimeError):  # torch's: whoever kept the store is gone
+        while left:
+            for rank in [one for one in left if store.check([_asks(one)])]:
+                store.set(_answers(store.get(_asks(rank)).decode()), name)
+            left = {one for one in left if not store.check([_knows(name, one)])}
+            time.sleep(_ANSWER_S)
+
+
+def _asks(rank: int) -> str:
+    return f"hpgo/asks/{rank}"
+
+
+def _answers(question: str) -> str:
+    return f"hpgo/answers/{question}"
+
+
+def _knows(name: str, rank: int) -> str:
+    return f"hpgo/knows/{name}/{rank}"
 
 
 def guard(limits: Limits, tell: Callable[[RunError], None] = guards.say) -> bool:
