@@ -126,13 +126,14 @@ def test_a_window_leaves_out_the_pairs_behind_it(window: int) -> None:
 # --- Laws -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK])
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 @pytest.mark.parametrize("expert", [1, 4, 8])
-@pytest.mark.parametrize(("pipeline", "chunks"), [(1, 1), (2, 1), (5, 1), (4, 2), (7, 2)])
+@pytest.mark.parametrize(
+    ("model", "pipeline", "chunks"),
+    [(MIXTRAL, *how) for how in ((1, 1), (2, 1), (5, 1), (4, 2))]
+    + [(DEEPSEEK, *how) for how in ((1, 1), (2, 1), (5, 1), (4, 2), (7, 2))],
+)
 def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, pipeline: int, chunks: int) -> None:
-    if stage_layers(model.layers, pipeline * chunks, laid_out=True) is None:
-        pytest.skip("it has no such stages")
     way = Way(tensor=tensor, sequence=tensor > 1, expert=expert, data=8, pipeline=pipeline, chunks=chunks)
     stages = Stages(site(model, way), pipeline)
     parts = [stages.part(at, 1) for at in range(way.stages)]
