@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,8 +23,9 @@ import hpgo
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
 
 from hpgo.cli.pipeedge_run import command  # noqa: E402 -- what needs torch, where there is one
+from hpgo.runtime.moments import Moment  # noqa: E402
 from hpgo.runtime.pipeedge.models import MODELS  # noqa: E402
-from hpgo.runtime.pipeedge.monitor import COLUMNS, Energy  # noqa: E402
+from hpgo.runtime.pipeedge.monitor import Energy, Monitor  # noqa: E402
 from hpgo.runtime.pipeedge.schedule import Asked, decide  # noqa: E402
 
 if TYPE_CHECKING:
@@ -79,7 +81,18 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
         one.wait()
 
 
-def windows(file: Path) -> list[dict[str, str]]:
+# As PipeEdge's runtime writes them.
+HEADER = (
+    "Heartbeat,Tag,Start Time (ns),End Time (ns),Global Time (ns),Window Time (ns),Instant Time (ns),"
+    "Global Heart Rate (/s),Window Heart Rate (/s),Instant Heart Rate (/s),Work,Global Work,Window Work,Instant Work,"
+    "Global Performance (/s),Window Performance (/s),Instant Performance (/s),Start Energy (uJ),End Energy (uJ),"
+    "Global Energy (uJ),Window Energy (uJ),Instant Energy (uJ),Global Power (W),Window Power (W),Instant Power (W),"
+    "Accuracy,Global Accuracy,Window Accuracy,Instant Accuracy,Global Accuracy Rate (/s),Window Accuracy Rate (/s),"
+    "Instant Accuracy Rate (/s)"
+)
+
+
+def table(file: Path) -> list[dict[str, str]]:
     with file.open(newline="") as held:
         return list(csv.DictReader(held))
 
@@ -108,19 +121,18 @@ def test_answers_are_one_processs_wherever_layers_and_data_are(ranks: Ranks) -> 
     assert all("the loopback is called `lo` here, not `lo0`" in err for _, _, err in ended) or sys.platform != "linux"
     assert "stage 0 is rank 2 with layers 1 to 2" in ended[0][2]
     assert "rank 1 holds the data" in ended[0][2]
-    rows = windows(ranks.folder / "monitoring-2.csv")
-    assert tuple(rows[0]) == COLUMNS
-    shard = [row for row in rows if row["key"] == "shard"]
-    assert [(row["window"], row["micro_batches"], row["work"]) for row in shard] == [
-        ("0", "3", "6"), ("1", "1", "1"), ("all", "4", "7"),
-    ]  # fmt: skip
-    assert all(float(row["micro_batches_per_s"]) > 0 and float(row["latency_s"]) > 0 for row in shard)
-    sent = next(row for row in rows if (row["key"], row["window"]) == ("send", "all"))
-    assert (sent["unit"], sent["bits"]) == ("Mbit", "32")
+    shard = table(ranks.folder / "rank-2/shard.csv")
+    assert ",".join(shard[0]) == HEADER
+    assert [row["Work"] for row in shard] == ["2", "2", "2", "1"]
+    assert {row["Accuracy"] for row in shard} == {"2"}  # layers
+    assert (shard[3]["Window Work"], shard[3]["Global Work"]) == ("5", "7")
+    sent = table(ranks.folder / "rank-2/send.csv")
     # From the second quarter of the first block: a vector for each of 198 tokens.
-    assert float(sent["work"]) == pytest.approx(4 * (2 * 198 * 192 * 32 + 64 * 8) / 1e6, rel=0.01)
-    kept = {row["key"] for row in windows(ranks.folder / "monitoring-1.csv")}
+    assert float(sent[-1]["Global Work"]) == pytest.approx((7 * 198 * 192 * 32 + 4 * 64 * 8) / 1e6, rel=0.15)
+    assert {row["Work"] for row in table(ranks.folder / "rank-2/quant_encode.csv")} == {"0"}  # in all bits
+    kept = {file.stem for file in (ranks.folder / "rank-1").iterdir() if table(file)}
     assert kept == {"send", "quant_encode", "output"}
+    assert (ranks.folder / "shard.csv").exists()  # of the rank that was alone
 
 
 TIMES = f"{{batch_size: 2, dtype: torch.float32, time_s: {[0.01] * 48}}}"
@@ -200,7 +212,7 @@ def test_schedules_are_those_of_the_options_or_told(tmp_path: Path, monkeypatch:
 def test_a_lost_rank_is_named_and_all_others_end_within_ten_seconds(lost: int, ranks: Ranks) -> None:
     ranks.start(3, "-m", TINY, "-b", "100000", "-u", "1", "-pt", "1,24,25,48", "-r", "1,2", WINDOW_SIZE="1")
     until_s = time.monotonic() + 120
-    file = ranks.folder / "monitoring-2.csv"
+    file = ranks.folder / "rank-2/shard.csv"
     while not (file.exists() and len(file.read_text().splitlines()) > 5):
         time.sleep(0.05)
         assert time.monotonic() < until_s
@@ -289,8 +301,62 @@ def test_energy_counts_what_counters_say_also_when_they_begin_anew(tmp_path: Pat
     (zone / "energy_uj").write_text("9000000\n")
     energy = Energy(tmp_path)
     (zone / "energy_uj").write_text("9500000\n")
-    assert energy.joules() == 0.5
+    assert energy.microjoules() == 500_000
     (zone / "energy_uj").write_text("250000\n")
-    assert energy.joules() == 1.25
+    assert energy.microjoules() == 1_250_000
     (zone / "energy_uj").unlink()
-    assert energy.joules() is None
+    assert energy.microjoules() is None
+
+
+def test_tables_sum_over_the_run_and_over_windows_and_divide_by_times(tmp_path: Path) -> None:
+    zone = tmp_path / "powercap/intel-rapl:0"
+    zone.mkdir(parents=True)
+    (zone / "energy_uj").write_text("0")
+    monitor = Monitor(tmp_path / "made", 3, 12, energy=Energy(zone.parent))
+    begin_ns = time.perf_counter_ns()
+    chance = random.Random(1)
+    kinds = ("receive", "unpack", "pass", "pack", "send", "output")
+    at_ns, used_uj, ends_ns = begin_ns, 0, begin_ns
+    expected: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+    for number in range(8):
+        for kind in kinds:
+            start_ns = ends_ns if kind == "output" else at_ns
+            taken_ns, before_uj = chance.randrange(1, 10**9), used_uj
+            at_ns, used_uj = at_ns + taken_ns, used_uj + chance.randrange(10**6)
+            (zone / "energy_uj").write_text(str(used_uj))
+            samples, size, bits = chance.randrange(1, 9), chance.randrange(10**6), chance.choice([0, 8])
+            monitor(Moment(kind, number, start_ns, at_ns, samples, size, bits))
+            work: float = samples
+            fourth = {"pass": 12, "output": number % 3}.get(kind, 0)
+            if kind in {"send", "receive"}:
+                work = 8 * size / 1e6
+            elif kind in {"pack", "unpack"}:
+                work, fourth = samples if bits else 0, bits
+            if kind == "output":
+                monitor.right(number % 3)
+                before_uj, ends_ns = expected[kind][-1]["end_uj"] if expected[kind] else 0, at_ns
+            row = {"Time (ns)": at_ns - start_ns, "Work": work, "Energy (uJ)": used_uj - before_uj, "Accuracy": fourth}
+            expected[kind].append({**row, "Heart": 1, "start_ns": start_ns, "end_ns": at_ns, "end_uj": used_uj})
+    monitor.close()
+    rates = {"Heart": "Heart Rate (/s)", "Work": "Performance (/s)", "Accuracy": "Accuracy Rate (/s)"}
+    for kind, key in zip(kinds, ("recv", "quant_decode", "shard", "quant_encode", "send", "output"), strict=True):
+        rows = table(tmp_path / f"made/{key}.csv")
+        assert ",".join(rows[0]) == HEADER
+        for number, row in enumerate(rows):
+            assert (row["Heartbeat"], row["Tag"]) == (str(number), str(number))
+            assert int(row["Start Time (ns)"]) == expected[kind][number]["start_ns"]
+            assert int(row["End Time (ns)"]) == expected[kind][number]["end_ns"]
+            assert int(row["End Energy (uJ)"]) == expected[kind][number]["end_uj"]
+            for span, begin in (("Global", 0), ("Window", max(0, number - 2)), ("Instant", number)):
+                some = expected[kind][begin : number + 1]
+                sums = {name: sum(one[name] for one in some) for name in some[0]}
+                for name in ("Time (ns)", "Work", "Energy (uJ)", "Accuracy"):
+                    assert float(row[f"{span} {name}"]) == pytest.approx(sums[name], rel=1e-12), (key, span, name)
+                for name, rate in rates.items():
+                    per_s = sums[name] / sums["Time (ns)"] * 1e9
+                    assert float(row[f"{span} {rate}"]) == pytest.approx(per_s, rel=1e-9)
+                watts = sums["Energy (uJ)"] / sums["Time (ns)"] * 1e3
+                assert float(row[f"{span} Power (W)"]) == pytest.approx(watts, rel=1e-9)
+        assert len(rows) == 8
+    with pytest.raises(hpgo.FileError, match=r"can't write .*shard\.csv"):
+        Monitor(tmp_path / "made", 3, 12, mode="x")

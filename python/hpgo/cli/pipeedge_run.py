@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hpgo.runtime.pipeedge.ranks import Came, Rank
     from hpgo.runtime.pipeedge.schedule import Asked
 
+_MODES = ("w", "x", "a")
 _LOOPBACKS = ("lo", "lo0")
 """As systems call theirs."""
 _WINDOW = 10
@@ -69,7 +70,7 @@ def _numbers(context: click.Context, option: click.Parameter, text: str | None) 
 @click.option("-sdt", "--sched-dev-types-file", metavar="FILE", help="Types of devices, for the same.")
 @click.option("-sd", "--sched-dev-file", metavar="FILE", help="Devices, for the same.")
 @click.option("--hold-rate", type=float, metavar="X", help="As many bits as links carry at X samples/s.")
-@click.option("--monitor", metavar="FOLDER", default=".", help="For monitoring-RANK.csv.")
+@click.option("--monitor", metavar="FOLDER", default=".", help="For shard.csv, send.csv and others.")
 @click.option("--outputs", metavar="FILE", help="Keep the answers: .npy, by the rank with the data.")
 @click.option("--timeout", "timeout_s", type=SECONDS, default="600s", help="End a run that stands still so long.")
 def command(
@@ -117,7 +118,8 @@ def command(
         asked=_asked(worldsize, model_name, given),
         data=_data(model_name, model_file, given),
         weights=_weights(model_name, model_file),
-        monitor=Path(monitor) / f"monitoring-{rank}.csv",
+        monitor=Path(monitor),
+        monitor_mode=_mode(),
         window=_window(),
         keep=None if outputs is None else Path(outputs),
         options={"device": device, "timeout_s": timeout_s},
@@ -227,6 +229,16 @@ def _window() -> int:
     if not (text.isdecimal() and int(text)):
         raise ArgumentError(f"WINDOW_SIZE is `{text}`", "it is a number of micro-batches from 1")
     return int(text)
+
+
+def _mode() -> str:
+    """In which tables of monitoring are opened. Raises ArgumentError."""
+    mode = os.environ.get("CSV_FILE_MODE", "w")
+    if mode not in _MODES:
+        raise ArgumentError(
+            f"CSV_FILE_MODE is `{mode}`", "`w` writes over files that are there, `x` refuses, and `a` adds to them"
+        )
+    return mode
 
 
 def _interface(asked: str | None, addr: str) -> str | None:

@@ -1,16 +1,19 @@
-"""What a rank does in each window of micro-batches, as a table in CSV: how fast, how long, how much, in how many bits.
+"""What a rank does with each micro-batch, as tables in CSV with the names and columns that PipeEdge's have.
 
-Energy is what the processors of the machine have used, by the counters that Linux keeps under `/sys/class/powercap`,
-where it does and lets them be read: that of all that ran on the machine meanwhile.
+There is a file for each key, and in it a line for each micro-batch: when, how much work and energy, and a fourth number
+that depends on the key; each is also summed over the whole run and over a window, the last few micro-batches, and
+divided by the time. Energy is what the processors of the machine have used, by the counters that Linux keeps under
+`/sys/class/powercap`, where it does and lets them be read: that of all that ran on the machine meanwhile.
 """
 
 from __future__ import annotations
 
 import csv
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpgo.base.errors import RunError
 from hpgo.base.files import refused
@@ -18,25 +21,36 @@ from hpgo.base.files import refused
 if TYPE_CHECKING:
     from hpgo.runtime.moments import Moment
 
-COLUMNS = (
-    "key", "window", "micro_batches", "begin_s", "end_s", "micro_batches_per_s", "latency_s", "work", "unit",
-    "work_per_s", "bits", "right", "energy_j", "power_w",
-)  # fmt: skip
-"""Seconds are counted from the begin of the run; `latency_s` is the mean time that one thing took."""
-_KEYS = {
-    "pass": "shard", "pack": "quant_encode", "send": "send", "receive": "recv", "unpack": "quant_decode",
-    "output": "output",
+KEYS = {
+    "pass": "shard", "output": "output", "unpack": "quant_decode", "pack": "quant_encode", "receive": "recv",
+    "send": "send",
 }  # fmt: skip
-"""As PipeEdge calls them."""
+"""Of each kind of moment."""
+_SPANS = ("Global", "Window", "Instant")
+_MOST_READINGS = 1000
+"""Of counters of energy that are kept: moments begin before others have ended."""
 _MBIT = 1e6 / 8
-_ALL = "all"
-"""The window of a key's last line."""
+_OTHER = "name another folder: `--monitor FOLDER`"
+
+
+def columns() -> list[str]:
+    """Names of the columns of all files."""
+    names = ["Heartbeat", "Tag"]
+    for ends, name, rate in (
+        (("Start ", "End "), "Time (ns)", "Heart Rate (/s)"),
+        (("",), "Work", "Performance (/s)"),
+        (("Start ", "End "), "Energy (uJ)", "Power (W)"),
+        (("",), "Accuracy", "Accuracy Rate (/s)"),
+    ):
+        names += [f"{end}{name}" for end in ends]
+        names += [f"{span} {what}" for what in (name, rate) for span in _SPANS]
+    return names
 
 
 class Energy:
     """Counters of a machine.
 
-    >>> Energy(Path("/absent")).joules() is None
+    >>> Energy(Path("/absent")).microjoules() is None
     True
     """
 
@@ -47,7 +61,7 @@ class Energy:
         self._last = [self._read(zone, "energy_uj") for zone in self._zones]
         self._sum_uj = 0
 
-    def joules(self) -> float | None:
+    def microjoules(self) -> int | None:
         """What was used since this was made; None where nobody counts it."""
         if not self._zones or None in self._last:
             return None
@@ -60,7 +74,7 @@ class Energy:
                 now - before if now >= before else now + (self._read(zone, "max_energy_range_uj") or 0) - before
             )
             self._last[at] = now
-        return self._sum_uj / 1e6
+        return self._sum_uj
 
     @staticmethod
     def _read(zone: Path, name: str) -> int | None:
@@ -71,106 +85,115 @@ class Energy:
 
 
 @dataclass(slots=True)
-class _Window:
-    """What came of one key since a moment."""
+class _Sums:
+    """Of beats: times, work, energy and the fourth number."""
 
-    since_ns: int
-    since_j: float | None
-    until_ns: int = 0
-    until_j: float | None = None
     count: int = 0
     taken_ns: int = 0
-    work: float = 0.0
-    bits: int = 0
-    right: int | None = None
+    work: float = 0
+    used_uj: int = 0
+    accuracy: int = 0
 
-    def add(self, moment: Moment, joules: float | None) -> None:
-        """One thing more."""
-        self.until_ns, self.until_j = moment.end_ns, joules
-        self.count += 1
-        self.taken_ns += moment.end_ns - moment.begin_ns
-        self.work += moment.size_bytes / _MBIT if moment.kind in {"send", "receive"} else moment.samples
-        self.bits += moment.bits or 32
+    def add(self, other: _Sums, sign: int = 1) -> None:
+        """Or takes away."""
+        self.count += sign * other.count
+        self.taken_ns += sign * other.taken_ns
+        self.work += sign * other.work
+        self.used_uj += sign * other.used_uj
+        self.accuracy += sign * other.accuracy
 
 
-@dataclass(slots=True)
-class _Key:
-    """The windows of one key."""
+class _Table:
+    """The file of one key."""
 
-    size: int
-    whole: _Window
-    now: _Window
-    full: int = 0
+    def __init__(self, path: Path, mode: str, window: int) -> None:
+        self._whole, self._window = _Sums(), _Sums()
+        self._beats: deque[_Sums] = deque()
+        self._most = window
+        try:
+            self._file = path.open(mode, encoding="utf-8", newline="")
+        except OSError as failure:
+            raise refused("write", path, failure, RunError, _OTHER) from None
+        self._rows = csv.writer(self._file)
+        self._rows.writerow(columns())
+        self._file.flush()
+
+    def add(self, ends_ns: tuple[int, int], work: float, ends_uj: tuple[int, int], accuracy: int) -> None:
+        """A line more."""
+        beat = _Sums(1, max(1, ends_ns[1] - ends_ns[0]), work, ends_uj[1] - ends_uj[0], accuracy)
+        self._beats.append(beat)
+        self._whole.add(beat)
+        self._window.add(beat)
+        if len(self._beats) > self._most:
+            self._window.add(self._beats.popleft(), -1)
+        spans = (self._whole, self._window, beat)
+        number = self._whole.count - 1
+        row: list[float] = [number, number, *ends_ns]
+        row += [one.taken_ns for one in spans] + [one.count / one.taken_ns * 1e9 for one in spans]
+        row += [work, *(one.work for one in spans)] + [one.work / one.taken_ns * 1e9 for one in spans]
+        row += [*ends_uj, *(one.used_uj for one in spans)] + [one.used_uj / one.taken_ns * 1e3 for one in spans]
+        row += [accuracy, *(one.accuracy for one in spans)] + [one.accuracy / one.taken_ns * 1e9 for one in spans]
+        self._rows.writerow([f"{one:.15f}" if isinstance(one, float) else one for one in row])
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Monitor:
-    """Writes the windows of one rank; call it with each moment, and `close` it."""
+    """Writes the tables of one rank; call it with each moment, and `close` it."""
 
-    def __init__(self, path: Path, window: int, energy: Energy | None = None) -> None:
-        """`window` is how many micro-batches make one. Raises FileError if the file can't be written."""
-        self._path, self._size = path, window
+    def __init__(
+        self, folder: Path, window: int, layers: int, *, mode: str = "w", energy: Energy | None = None
+    ) -> None:
+        """`window` is how many micro-batches make one, `layers` how many the rank has; `mode` is that of `open`.
+
+        Raises FileError if a file can't be written.
+        """
+        self._layers = layers
         self._energy = energy or Energy()
-        self._begin_ns, self._begin_j = perf_counter_ns(), self._energy.joules()
-        self._keys: dict[str, _Key] = {}
+        self._readings = deque([(perf_counter_ns(), self._energy.microjoules() or 0)], maxlen=_MOST_READINGS)
+        self._output: Moment | None = None
         try:
-            self._file = path.open("w", encoding="utf-8", newline="")
+            folder.mkdir(exist_ok=True)
         except OSError as failure:
-            raise refused("write", path, failure, RunError, "name a folder that exists") from None
-        self._rows = csv.writer(self._file)
-        self._rows.writerow(COLUMNS)
+            raise refused("write", folder, failure, RunError, _OTHER) from None
+        self._tables = {kind: _Table(folder / f"{key}.csv", mode, window) for kind, key in KEYS.items()}
 
     def __call__(self, moment: Moment) -> None:
-        """Counts it in the window of its key."""
-        joules = self._energy.joules()
-        name = _KEYS[moment.kind]
-        key = self._keys.get(name)
-        if key is None:
-            before = _Window(moment.begin_ns, joules)
-            key = self._keys[name] = _Key(self._size, before, _Window(moment.begin_ns, joules))
-        elif key.now.count == self._size:
-            self._write(name, key)
-        key.whole.add(moment, joules)
-        key.now.add(moment, joules)
+        """A line of its key."""
+        self._readings.append((moment.end_ns, self._energy.microjoules() or 0))
+        if moment.kind == "output":
+            self._write_output()
+            self._output = moment  # how many of its answers are right is not known yet
+        elif moment.kind == "pass":
+            self._write(moment, moment.samples, self._layers)
+        elif moment.kind in {"send", "receive"}:
+            self._write(moment, moment.size_bytes / _MBIT, 0)
+        else:
+            self._write(moment, moment.samples if moment.bits else 0, moment.bits)
 
     def right(self, count: int) -> None:
         """So many answers of the last output are right."""
-        for window in (self._keys["output"].whole, self._keys["output"].now):
-            window.right = (window.right or 0) + count
+        self._write_output(count)
 
     def close(self) -> None:
-        """Writes what is left, and a line for the whole run of each key."""
-        for name, key in self._keys.items():
-            if key.now.count:
-                self._write(name, key)
-            self._row(name, _ALL, key.whole)
-        self._file.close()
+        """Writes what is left."""
+        self._write_output()
+        for table in self._tables.values():
+            table.close()
 
-    def _write(self, name: str, key: _Key) -> None:
-        self._row(name, key.full, key.now)
-        key.full += 1
-        key.now = _Window(key.now.until_ns, key.now.until_j)
+    def _write_output(self, right: int = 0) -> None:
+        moment, self._output = self._output, None
+        if moment is not None:
+            self._write(moment, moment.samples, right)
 
-    def _row(self, name: str, number: int | str, window: _Window) -> None:
-        taken_s = (window.until_ns - window.since_ns) / 1e9
-        used_j: float | None = None
-        if window.until_j is not None and window.since_j is not None:
-            used_j = window.until_j - window.since_j
-        is_packet = name not in {"shard", "output"}
-        cells: list[Any] = [
-            name, number, window.count, _seconds(window.since_ns - self._begin_ns),
-            _seconds(window.until_ns - self._begin_ns), _per(window.count, taken_s),
-            _seconds(window.taken_ns / window.count), f"{window.work:.6g}", "Mbit" if name in {"send", "recv"} else
-            "samples", _per(window.work, taken_s), f"{window.bits / window.count:.4g}" if is_packet else "",
-            "" if window.right is None else window.right, "" if used_j is None else f"{used_j:.6g}",
-            "" if used_j is None else _per(used_j, taken_s),
-        ]  # fmt: skip
-        self._rows.writerow(cells)
-        self._file.flush()
+    def _write(self, moment: Moment, work: float, accuracy: int) -> None:
+        ends_uj = self._used_uj(moment.begin_ns), self._used_uj(moment.end_ns)
+        self._tables[moment.kind].add((moment.begin_ns, moment.end_ns), work, ends_uj, accuracy)
 
-
-def _seconds(ns: float) -> str:
-    return f"{ns / 1e9:.6f}"
-
-
-def _per(amount: float, taken_s: float) -> str:
-    return f"{amount / taken_s:.6g}" if taken_s > 0 else ""
+    def _used_uj(self, at_ns: int) -> int:
+        """By the last reading that is no later, or the first that is known."""
+        return next(
+            (used_uj for read_ns, used_uj in reversed(self._readings) if read_ns <= at_ns), self._readings[0][1]
+        )

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from hpgo.base.errors import ArgumentError, RunError
 from hpgo.base.files import writing
 from hpgo.base.wording import counted
-from hpgo.runtime.meeting import agree, lost, meet
+from hpgo.runtime.clocks import machine_name
+from hpgo.runtime.meeting import agree, lost, meet, together
 from hpgo.runtime.pipeedge.data import Noise, read_data
 from hpgo.runtime.pipeedge.models import model_named
 from hpgo.runtime.pipeedge.monitor import Monitor
@@ -44,7 +46,9 @@ class Rank:
     weights: Path | None
     """A file or folder; None is random ones."""
     monitor: Path
-    """The file for its windows."""
+    """The folder for its tables."""
+    monitor_mode: str
+    """In which they are opened."""
     window: int
     keep: Path | None
     """A file for the outputs, on the rank with the data."""
@@ -113,7 +117,8 @@ def _told(store: Any, key: str, rank: int, words: str) -> str:
 def _infer(pipeline: Pipeline, rank: Rank, decided: Decided, data: Data | None) -> Came | None:
     size, right, begin, labels = decided.micro_batch_size, 0, 0, 0
     kept: list[torch.Tensor] = []
-    monitor = Monitor(rank.monitor, rank.window)
+    first, last = dict(zip(decided.ranks, decided.stages, strict=True)).get(rank.number, (1, 0))
+    monitor = Monitor(_folder(rank), rank.window, last + 1 - first, mode=rank.monitor_mode)
     begin_s = time.perf_counter()
     stream = pipeline.infer(
         () if data is None else (data.rows(at, at + size) for at in range(0, len(data), size)),
@@ -138,6 +143,15 @@ def _infer(pipeline: Pipeline, rank: Rank, decided: Decided, data: Data | None) 
         with writing(rank.keep, RunError) as file:
             np.save(file, torch.cat(kept).cpu().float().numpy())
     return Came(decided, begin, taken_s, right if labels else None, pipeline.sent_bits, flow)
+
+
+def _folder(rank: Rank) -> Path:
+    """For its tables: one of its own, where several ranks of a machine are given the same."""
+    mine = machine_name(), str(rank.monitor.resolve())
+    folders: list[Any] = [None] * dist.get_world_size()
+    with together("the comparison of their folders"):
+        dist.all_gather_object(folders, mine)
+    return rank.monitor / f"rank-{rank.number}" if folders.count(mine) > 1 else rank.monitor
 
 
 def _in_words(decided: Decided) -> Iterator[str]:
