@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _MASTER = 12
 """Bytes a parameter of Adam's state: two moments and a copy of the weights in 32 bits."""
+_NARROW = {"fp8": 1.0, "fp4": 0.5}
+"""Bytes of an input of a product that is computed in fewer bits: it is kept as it went in (Transformer Engine)."""
 _KEPT_LOGITS = 14
 """Bytes a logit at the loss: in 16 and 32 bits, the softmax, and its gradient in both."""
 
@@ -93,16 +95,22 @@ def optimizer(site: Site, part: Part) -> float:
     return state * (shared_parameters if site.way.zero >= 1 else parameters)(site, part)
 
 
-def kept_bytes(site: Site, *, anew: bool) -> float:
-    """What one layer keeps of one micro-batch from its forward to its backward."""
+def kept_bytes(site: Site, *, anew: bool, cast: bool = True) -> float:
+    """What one layer keeps of one micro-batch from its forward to its backward.
+
+    `cast` says whether inputs of products that are computed in fewer bits are kept in these; those of experts are not.
+    """
     model, way, tokens = site.model, site.way, site.tokens
     if anew:
         return VALUE * tokens * model.hidden / site.between
+    each = _NARROW.get(way.precision, VALUE) if cast else VALUE
     # Inputs of two norms and of two products; and, in stacks that still have dropout, its masks.
-    outside = (8 if way.flash else 10) * tokens * model.hidden / site.between
+    outside = (2 * VALUE + 2 * each + (0 if way.flash else 2)) * tokens * model.hidden / site.between
     outside += 2 * VALUE * tokens * site.narrow / site.between + kept_by_experts(site)
-    inner = (site.inner + 1) * site.ffn
-    inside = VALUE * tokens * (site.queries + site.keys + site.values + site.mixed + inner) / way.tensor
+    # Attention keeps its result in 16 bits, so that the product behind it keeps another in fewer.
+    kept = site.queries + site.keys + site.values + site.mixed + site.inner * site.ffn
+    inputs = site.ffn + (site.mixed if each < VALUE else 0)
+    inside = tokens * (VALUE * kept + each * inputs) / way.tensor
     if way.flash or way.recompute == "selective":
         return outside + inside
     scores = model.heads * way.micro_batch_size * site.seq * site.seq / way.context
@@ -110,14 +118,14 @@ def kept_bytes(site: Site, *, anew: bool) -> float:
 
 
 def activations(site: Site, part: Part) -> float:
-    """Of all micro-batches in flight; and, where layers are computed anew, of the one that is."""
+    """Of all micro-batches in flight; and, where layers are computed anew, of the one that is, nothing of it cast."""
     each = {
         (kind, anew): kept_bytes(site.of(kind), anew=anew) for kind, anew in {*zip(part.kinds, part.anew, strict=True)}
     }
     layers = zip(part.kinds, part.anew, part.in_flight, strict=True)
     held = sum(count * each[kind, anew] for kind, anew, count in layers)
     again = {kind for kind, anew in zip(part.kinds, part.anew, strict=True) if anew}
-    return held + max((kept_bytes(site.of(kind), anew=False) for kind in again), default=0.0)
+    return held + max((kept_bytes(site.of(kind), anew=False, cast=False) for kind in again), default=0.0)
 
 
 def logits(site: Site, part: Part) -> float:
