@@ -143,6 +143,7 @@ TRANSFORMER = hpgo.Transformer(**SHAPE)
 GPUS = hpgo.Cluster.preset("h100:1")
 PRICE = hpgo.price(TRANSFORMER, GPUS, global_batch_size=8, seq=64)
 WAYS = hpgo.choose_way(TRANSFORMER, GPUS.first(1), global_batch_size=2, seq=64)
+WAY_PLAN = hpgo.WayPlan.of(PRICE, TRANSFORMER, GPUS)
 CLUSTER = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=10, inter_gbit_s=10)
 PLAN = hpgo.plan(PROFILE, CLUSTER, global_batch_size=4)
 CHAIN = hpgo.partition(PROFILE, CLUSTER)
@@ -208,7 +209,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         TIMELINE.measures, hpgo.MemoryModel(), hpgo.Layout(("Et", "tL")), hpgo.Durations((1.0,), (1.0,), (1.0,)),
         hpgo.StageBytes(), JOB, JOB.nodes[0], export.TARGETS[0], export.Place("a", "b"), plans.Digest("0"),
         plans.Tie(0.1, 1.0, 1.0), plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1),
-        PRICE, PRICE.way, PRICE.stages[0], WAYS,
+        PRICE, PRICE.way, PRICE.stages[0], WAYS, WAY_PLAN,
         hpgo.ScheduleChoice("zb", 1.0, 1.0, 0.0, 2, 1, 1, True, "", None),
     ]  # fmt: skip
     compat = [model, model.layers[0], devices, conductor, conductor.res[0], HPGO.columns(
@@ -250,15 +251,25 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "price": (
                 hpgo.price,
                 {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 8, "seq": 64, "tp": 1, "pp": 2,
-                 "vpp": 1, "cp": 1, "ep": 1, "zero": 1, "micro_batch_size": 1, "recompute": "full", "recompute_layers": 1,
-                 "sequence_parallel": False, "precision": "bf16", "flash": True, "fused": True, "overlap": True,
-                 "devices": 8},
+                 "vpp": 1, "cp": 1, "ep": 1, "zero": 1, "micro_batch_size": 1, "recompute": "full",
+                 "recompute_layers": 1, "sequence_parallel": False, "precision": "bf16", "flash": True, "fused": True,
+                 "overlap": True, "devices": 8},
             ),
             "choose_way": (
                 hpgo.choose_way,
                 {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 2, "seq": 64, "precision": "bf16",
-                 "devices": 1, "reserved_bytes": 1e9, "top": 2},
+                 "devices": 1, "launcher": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "headroom_bytes": 1e9,
+                 "top": 2},
             ),
+            "WayChoice.plan": (WAYS.plan, {"place": 1}),
+            "WayPlan.of": (
+                hpgo.WayPlan.of,
+                {"price": PRICE, "transformer": TRANSFORMER, "cluster": GPUS, "launcher": "megatron"},
+            ),
+            "WayPlan.to_json": (WAY_PLAN.to_json, {}),
+            "WayPlan.from_json": (hpgo.WayPlan.from_json, {"text": WAY_PLAN.to_json(), "source": "here"}),
+            "WayPlan.save": (WAY_PLAN.save, {"path": "way.json"}),
+            "WayPlan.read": (hpgo.WayPlan.read, {"path": "way.json"}),
             "Way.micro_batches": (PRICE.way.micro_batches, {"global_batch_size": 8}),
             "Way.named": (PRICE.way.named, {}),
             "program": (
@@ -435,7 +446,8 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for name, text in {
             "toy.txt": TEXT, "models.yml": MODEL_FILE, "types.yml": TYPES_FILE, "devices.yml": "t: [a, b]",
             "shape.yaml": json.dumps({"hpgo_transformer": 1, **SHAPE}),
-            "cluster.yaml": CLUSTER.yaml(), "plan.json": PLAN.to_json(), "chain.json": CHAIN.to_json(),
+            "cluster.yaml": CLUSTER.yaml(), "way.json": WAY_PLAN.to_json(),
+            "plan.json": PLAN.to_json(), "chain.json": CHAIN.to_json(),
             "program.json": PROGRAM.to_json(), "orders.csv": ORDERS.to_text(),
         }.items():  # fmt: skip
             (folder / name).write_text(text, encoding="utf-8")

@@ -69,7 +69,7 @@ def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, to
 def test_memory_that_is_left_alone_is_left_alone() -> None:
     cluster = hpgo.Cluster.preset("h100:1")
     for reserve in (0.0, 30e9):
-        found = hpgo.choose_way("llama-3-8b", cluster, global_batch_size=32, seq=4096, reserved_bytes=reserve)
+        found = hpgo.choose_way("llama-3-8b", cluster, global_batch_size=32, seq=4096, headroom_bytes=reserve)
         assert all(stage.peak_bytes <= 80e9 - reserve for one in found.prices for stage in one.stages)
 
 

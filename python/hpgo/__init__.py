@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.planning.plans import Plan as Plan
     from hpgo.planning.plans import ScheduleChoice as ScheduleChoice
     from hpgo.planning.question import MemoryModel as MemoryModel
+    from hpgo.planning.way_plans import WayPlan as WayPlan
     from hpgo.programs.costs import Costs as Costs
     from hpgo.programs.costs import StageBytes as StageBytes
     from hpgo.programs.layout import Layout as Layout
@@ -104,6 +105,7 @@ _PUBLIC: dict[str, str] = {
     "Transformer": "hpgo.model.transformer",
     "Way": "hpgo.ways.way",
     "WayChoice": "hpgo.planning.grid",
+    "WayPlan": "hpgo.planning.way_plans",
     "calibrate": "hpgo.planning.calibration",
     "choose_way": "hpgo.planning.grid",
     "estimate": "hpgo.model.estimate",

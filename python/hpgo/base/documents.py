@@ -11,7 +11,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError, HpgoError
@@ -42,6 +42,15 @@ def hinted(hint: str) -> Iterator[None]:
         yield
     except HpgoError as error:
         raise type(error)(error.message, error.hint or hint) from None
+
+
+@contextmanager
+def as_kind(kind: type[HpgoError]) -> Iterator[None]:
+    """Raises errors that pass as `kind`: what is wrong with a part of a document is wrong with the document."""
+    try:
+        yield
+    except HpgoError as error:
+        raise kind(error.message, error.hint) from None
 
 
 def read_text(path: str | os.PathLike[str], error: type[HpgoError], *, most: int = MOST_BYTES) -> str:
@@ -190,9 +199,9 @@ def record(
 ) -> _R:
     """The dataclass `kind` from a section with a key for each field, but for those `optional`; numbers are finite.
 
-    Fields are text, numbers, truth values, such dataclasses, tuples of any of these, or possibly None; `optional` names
-    those of all of them. Fields that are `known` are not read: a caller that knows them from keys of the section has
-    asked for these keys.
+    Fields are text, words, numbers, truth values, such dataclasses, tuples of any of these, or possibly None;
+    `optional` names those of all of them. Fields that are `known` are not read: a caller that knows them from keys of
+    the section has asked for these keys.
     """
     known = known or {}
     values = {
@@ -213,6 +222,8 @@ def _value(kind: Any, section: Section, key: str, optional: Container[str]) -> o
     if is_dataclass(kind):
         return record(kind, section.within(key), optional=optional)  # type: ignore[arg-type]  # it is a type
     inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return section.text(key)  # the record knows which words there are
     if get_origin(kind) is tuple:
         rows = section.rows(key)
         return tuple(_value(inner[0], rows, row, optional) for row in rows)

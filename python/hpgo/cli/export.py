@@ -23,6 +23,8 @@ _TRIED = ", ".join(f"{target.name}@{target.version}" if target.version else targ
 def command(plan: str, target: str, output: str | None) -> None:
     """Write PLAN.json, from `hpgo plan -o`, as configuration of a launcher.
 
+    Ways of training a transformer, from `hpgo plan MODEL --seq … -o`, go to megatron, torchtitan and deepspeed.
+
     Plans of inference, from `hpgo partition --for NAME --json`, go to vllm, sglang, llama.cpp and accelerate.
 
     Launchers run grids: as many replicas of each stage; `hpgo plan --for NAME` plans for one. Plans with other counts
@@ -39,9 +41,9 @@ def command(plan: str, target: str, output: str | None) -> None:
       hpgo export chain.json --to vllm -o serve.sh
     """
     from hpgo import export
-    from hpgo.planning.reading import read_any
+    from hpgo.planning.reading import read_with_ways
 
-    read = read_any(plan)
+    read = read_with_ways(plan)
     if output is not None:
         main, *others = export.save(read, target, output)
         if others:

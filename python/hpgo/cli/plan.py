@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from hpgo.base.documents import json_text, write_text
 from hpgo.base.errors import ArgumentError, InfeasibleError
@@ -17,6 +16,7 @@ from hpgo.base.units import format_seconds
 from hpgo.base.wording import above, printable, shorten
 from hpgo.cli.questions import SECONDS, Counts, as_options, of_profile, question, settings
 from hpgo.cli.terminal import say, searching, table
+from hpgo.cli.transformers import check_no_transformer, missing, of_transformers, show_ways
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
     from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
-    from hpgo.ways.way import Precision
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
@@ -115,11 +114,7 @@ def saving(command: _Command) -> _Command:
     help="Also write a plan that the report compares: `data parallelism`, or a schedule of `auto`. Repeatable.",
 )
 @click.option("--plot", metavar="FILE", help="Draw the throughput of several plans: .svg, .png or .pdf.")
-@click.option("--seq", type=click.IntRange(min=1), metavar="N", help="PROFILE is a transformer; tokens of a sequence.")
-@click.option(
-    "--precision", type=click.Choice(["bf16", "fp16", "fp8", "fp4"]), default="bf16", help="Of its products.  [bf16]"
-)
-@click.option("--top", type=click.IntRange(1, 1000), default=10, metavar="N", help="How many ways to list.  [10]")
+@of_transformers
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -127,7 +122,7 @@ def command(
     *,
     profile: str,
     cluster: str,
-    global_batch_size: tuple[int, ...],
+    global_batch_size: tuple[int, ...] | None,
     launcher: str | None,
     devices: tuple[int, ...] | None,
     max_stages: int | None,
@@ -139,9 +134,6 @@ def command(
     no_embed: bool,
     alternatives: tuple[tuple[str, str], ...],
     plot: str | None,
-    seq: int | None,
-    precision: Precision,
-    top: int,
     **options: Any,
 ) -> None:
     """Find the plan with the shortest training step, and how sure that is.
@@ -154,12 +146,13 @@ def command(
     so far.
 
     With --seq, PROFILE is a transformer (`hpgo models transformers`, or a config.json), and the quickest ways of
-    all that Megatron-LM runs with even stages are listed: docs/llm.md.
+    all that Megatron-LM, or another launcher (--for), runs with even stages are listed: docs/llm.md.
 
     \b
     Examples:
       hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
       hpgo plan llama-3-70b --cluster h100:8 --global-batch-size 256 --seq 8192
+      hpgo plan llama-3-8b -c h100:2 -b 64 --seq 8192 --fix tp=2 --exclude cp
       hpgo plan model.yaml -c h100:4 -b 1024 --recompute auto --reserve 2GB
       hpgo plan bert-48 -c dapple-a -b 64 --schedule auto
       hpgo plan bert-48 -c dapple-a -b 64 --for megatron -o plan.json
@@ -173,11 +166,12 @@ def command(
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import read_profile
 
-    if seq is not None:
-        _ways(ctx, profile, seq, precision, top, reserved_bytes=options["reserve"])
+    if options.pop("seq") is not None:
+        show_ways(ctx)
         return
-    if beside := [name for name in ("precision", "top") if _is_given(ctx, name)]:
-        raise click.UsageError(f"--{beside[0]} is for transformers, whose --seq is to be given")
+    check_no_transformer(ctx)
+    if global_batch_size is None:
+        raise missing(ctx, "global_batch_size")
     if as_json and as_markdown:
         raise click.UsageError("choose one of --json and --markdown")
     several = len(global_batch_size) * len(devices or (0,)) > 1
@@ -217,44 +211,6 @@ def command(
             best.alternative(name).save(file, embed=not no_embed)
     finally:  # a plan that took minutes is shown, even if it can't be saved
         show(best, as_json=as_json, as_markdown=as_markdown, embed=not no_embed)
-
-
-_OF_WAYS = {"profile", "cluster", "global_batch_size", "devices", "seq", "precision", "top", "as_json", "reserve"}
-"""Parameters that a transformer leaves open."""
-
-
-def _is_given(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-
-def _ways(ctx: click.Context, model: str, seq: int, precision: Precision, top: int, *, reserved_bytes: float) -> None:
-    """Lists the quickest ways of training a transformer; the best one in full."""
-    from hpgo.machine.cluster import Cluster
-    from hpgo.planning.grid import choose_way
-    from hpgo.show.price_report import document, lines, listed
-
-    given = [param for param in ctx.command.params if _is_given(ctx, str(param.name)) and param.name not in _OF_WAYS]
-    if given:
-        raise click.UsageError(f"with --seq, leave out {given[0].opts[0]}: it is about profiles")
-    sizes, devices = ctx.params["global_batch_size"], ctx.params["devices"] or (None,)
-    if len(sizes) * len(devices) > 1:
-        raise click.UsageError("with --seq, give one batch size and one number of devices")
-    with as_options():
-        found = choose_way(
-            model,
-            Cluster.read(ctx.params["cluster"]),
-            global_batch_size=sizes[0],
-            seq=seq,
-            precision=precision,
-            devices=devices[0],
-            reserved_bytes=reserved_bytes,
-            top=top,
-        )
-    if ctx.params["as_json"]:
-        kept = {"ways": found.ways, "simulated": found.simulated, "prices": [document(one) for one in found.prices]}
-        click.echo(json_text(kept))
-        return
-    click.echo("\n".join([*lines(found.best), "", *listed(found)]))
 
 
 def show(plan: Plan, *, as_json: bool, as_markdown: bool, embed: bool, stored_step_s: float | None = None) -> None:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 _ARGUMENTS = re.compile(
-    r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|batch_size|max_stages|recompute|deadline_s"
-    r"|layer_counts|boundary_bytes|reserved_bytes|gradients_per_weight|optimizer_per_weight)\b=?"
+    r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|batch_size|max_stages|deadline_s"
+    r"|recompute(?! (?:full|selective|none)\b)"
+    r"|layer_counts|boundary_bytes|reserved_bytes|headroom_bytes|gradients_per_weight|optimizer_per_weight)\b=?"
 )
 # arguments of `hpgo.read_profile` -> options
 _OF_PROFILES = {
@@ -91,7 +92,7 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
     """Adds the argument PROFILE and the options that say what is asked; `settings` reads them.
 
     `several` batch sizes may be asked for at once, and schedule `auto`, where plans are searched for. Otherwise a saved
-    plan may stand in PROFILE's place, so that cluster and batch size are not required.
+    plan may stand in PROFILE's place, so that the cluster is not required. The batch size may follow from others.
     """
     names = f"{', '.join(_SCHEDULES)}; or auto, for the best" if several else ", ".join(_SCHEDULES)
     usual = "eager_1f1b, or what --for runs" if several else "eager_1f1b"
@@ -100,7 +101,7 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
         click.argument("profile"),
         click.option("-c", "--cluster", required=several, metavar="NAME|FILE", help="See `hpgo clusters`."),
         click.option(
-            "-b", "--global-batch-size", type=Counts() if several else int, required=several,
+            "-b", "--global-batch-size", type=Counts() if several else int,
             metavar="N[,N…]" if several else "N",
             help="Samples in a step, over all devices.",
         ),
@@ -149,7 +150,7 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
         ),
         click.option("--shard-optimizer", is_flag=True, help="Replicas share the optimizer state (ZeRO stage 1)."),
         click.option(
-            "--reserve", type=BYTES, default=0.0, metavar="SIZE",
+            "--reserve", "--headroom", "reserve", type=BYTES, default=0.0, metavar="SIZE",
             help="Memory of each device to leave alone, like `1 GB`.",
         ),
         click.option("--equal-shares", is_flag=True, help="Replicas of a stage get as many samples each."),
@@ -209,6 +210,6 @@ def as_options() -> Iterator[None]:
 
 
 def _option(found: re.Match[str]) -> str:
-    name = _OF_PROFILES.get(found[1]) or found[1].removesuffix("_s").removesuffix("d_bytes")
+    name = _OF_PROFILES.get(found[1]) or found[1].removesuffix("_s").removesuffix("d_bytes").removesuffix("_bytes")
     name = name.replace("_", "-")
     return f"--{name}{' ' if found[0].endswith('=') else ''}"

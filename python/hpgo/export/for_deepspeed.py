@@ -14,7 +14,13 @@ from hpgo.export.jobs import Job
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
 
-_MODULE = '''
+IMPORTS = (
+    "from deepspeed.pipe import PipelineModule",
+    "from deepspeed.runtime.activation_checkpointing import checkpointing",
+    "from deepspeed.runtime.pipe.topology import PipeDataParallelTopology",
+)
+"""What MODULE needs."""
+MODULE = '''
 
 class PlannedPipelineModule(PipelineModule):
     """Give it the layers in the order of LAYERS: `PlannedPipelineModule(layers, loss_fn=...)`."""
@@ -38,6 +44,7 @@ def planned_topology():
     """Ranks stage by stage."""
     return PipeDataParallelTopology(num_pp=len(PARTS) - 1, num_dp=REPLICAS)
 '''
+"""Behind PARTS, REPLICAS and CHECKPOINT_INTERVAL."""
 
 
 def module(given: object, target: Target, place: Place) -> dict[str, str]:
@@ -61,9 +68,7 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
         "",
         *(f"# {line}" for line in job.header(*notes)),
         "",
-        "from deepspeed.pipe import PipelineModule",
-        "from deepspeed.runtime.activation_checkpointing import checkpointing",
-        "from deepspeed.runtime.pipe.topology import PipeDataParallelTopology",
+        *IMPORTS,
         "",
         "LAYERS = [",
         *(f"    {in_python(layer)}," for layers in job.layers for layer in layers),
@@ -76,4 +81,4 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
         f"CHECKPOINT_INTERVAL = {interval}",
         f"CONFIG = {in_python(config)}",
     ]
-    return {place.main or "planned.py": "\n".join(lines) + "\n" + _MODULE} | job.beside()
+    return {place.main or "planned.py": "\n".join(lines) + "\n" + MODULE} | job.beside()

@@ -13,6 +13,8 @@ from hpgo.export.jobs import Job, group_size
 from hpgo.programs.recomputation import group_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hpgo.export.targets import Place, Target
 
 
@@ -59,11 +61,19 @@ def settings(job: Job) -> dict[str, int | str | bool]:
             "overlap_param_gather": shared and job.overlap,
         }
     if job.ranks > 1:
-        layout = "|".join(f"t*{count}" if count else "" for count in counts)
-        chosen["pipeline_model_parallel_layout"] = f"E{layout}L"
+        chosen["pipeline_model_parallel_layout"] = layout(counts)
         if job.chunks > 1 and (group := group_size(job.program.schedule)) != job.ranks:
             chosen["microbatch_group_size_per_vp_stage"] = group
     return chosen
+
+
+def layout(counts: Sequence[int]) -> str:
+    """Stages with so many blocks each, in Megatron's words.
+
+    >>> layout([3, 0, 4])
+    'Et*3||t*4L'
+    """
+    return f"E{'|'.join(f't*{count}' if count else '' for count in counts)}L"
 
 
 def _value(value: int | str | bool) -> str:

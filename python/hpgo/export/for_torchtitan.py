@@ -14,10 +14,12 @@ from hpgo.base.quoting import in_python, in_toml
 from hpgo.export.jobs import Job
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hpgo.export.targets import Place, Target
 
-_ORDER = "order.csv"
-_CLIPPING = "gradients are clipped at norm 1 unless training.max_norm says otherwise; the plan's price leaves that out"
+ORDER = "order.csv"
+CLIPPING = "gradients are clipped at norm 1 unless training.max_norm says otherwise; the plan's price leaves that out"
 
 
 def toml(given: object, target: Target, place: Place) -> dict[str, str]:
@@ -29,7 +31,7 @@ def toml(given: object, target: Target, place: Place) -> dict[str, str]:
             f"{target.label} can't replicate a model that tensor parallelism splits", "plan with `--shard-optimizer`"
         )
     lines = [
-        *(f"# {line}" for line in job.header(_CLIPPING, *_notes(job))),
+        *(f"# {line}" for line in job.header(CLIPPING, *_notes(job))),
         "[training]",
         f"global_batch_size = {job.program.global_batch_size}",
         f"local_batch_size = {_local_batch_size(job)}",
@@ -40,10 +42,10 @@ def toml(given: object, target: Target, place: Place) -> dict[str, str]:
     if job.ranks > 1:
         lines += [
             f"pipeline_parallel_schedule = {in_toml(_shape(job))}",
-            f"pipeline_parallel_schedule_csv = {in_toml(place.path(_ORDER))}",
+            f"pipeline_parallel_schedule_csv = {in_toml(place.path(ORDER))}",
             f"pipeline_parallel_microbatch_size = {job.share}",
             "module_fqns_per_model_part = [",
-            *(f"  [{', '.join(map(in_toml, part))}]," for part in _parts(job, "output")),
+            *(f"  [{', '.join(map(in_toml, part))}]," for part in parts_of(job.block_counts, "output")),
             "]",
         ]
     lines += ["", "[activation_checkpoint]", f'mode = "{"full" if job.program.recompute else "none"}"']
@@ -69,7 +71,7 @@ def python(given: object, target: Target, place: Place) -> dict[str, str]:
             "    parallelism.pipeline_parallel_schedule_csv = str(ORDER)",
             "    parallelism.module_fqns_per_model_part = [list(part) for part in PARTS]",
         ]
-    parts = [f"    {in_python(part)}," for part in _parts(job, "lm_head")]
+    parts = [f"    {in_python(part)}," for part in parts_of(job.block_counts, "lm_head")]
     policy = "FullAC.Config()" if job.program.recompute else "None"
     lines = [
         '"""What a plan decides in torchtitan\'s configuration.',
@@ -82,7 +84,7 @@ def python(given: object, target: Target, place: Place) -> dict[str, str]:
         "        return planned(llama3_8b())",
         '"""',
         "",
-        *(f"# {line}" for line in job.header(_CLIPPING)),
+        *(f"# {line}" for line in job.header(CLIPPING)),
         "",
         "from dataclasses import replace",
         "from pathlib import Path",
@@ -90,7 +92,7 @@ def python(given: object, target: Target, place: Place) -> dict[str, str]:
         "from torchtitan.distributed.activation_checkpoint import FullAC" if job.program.recompute else "",
         "",
         f"BLOCKS = {sum(job.block_counts)}",
-        f"ORDER = Path(__file__).resolve().with_name({in_python(place.name(_ORDER))})" if job.ranks > 1 else "",
+        f"ORDER = Path(__file__).resolve().with_name({in_python(place.name(ORDER))})" if job.ranks > 1 else "",
         *(["PARTS = [", *parts, "]"] if job.ranks > 1 else []),
         "",
         "",
@@ -103,11 +105,11 @@ def python(given: object, target: Target, place: Place) -> dict[str, str]:
         *assigned,
         f"    return replace(config, activation_checkpoint={policy})  # checks it anew",
     ]
-    return {place.main or "planned.py": _tidy(lines)} | _beside(job)
+    return {place.main or "planned.py": tidy(lines)} | _beside(job)
 
 
 def _beside(job: Job) -> dict[str, str]:
-    order = {job.place.name(_ORDER): job.program.schedule.to_text()} if job.ranks > 1 else {}
+    order = {job.place.name(ORDER): job.program.schedule.to_text()} if job.ranks > 1 else {}
     return order | job.beside()
 
 
@@ -155,9 +157,15 @@ def _shape(job: Job) -> str:
     )
 
 
-def _parts(job: Job, head: str) -> list[list[str]]:
-    parts, first = [], 0
-    for count in job.block_counts:
+def parts_of(counts: Sequence[int], head: str) -> list[list[str]]:
+    """Names of the modules of each stage.
+
+    >>> parts_of([1, 0], "output")
+    [['tok_embeddings', 'layers.0'], ['norm', 'output']]
+    """
+    parts: list[list[str]] = []
+    first = 0
+    for count in counts:
         parts.append([f"layers.{index}" for index in range(first, first + count)])
         first += count
     parts[0].insert(0, "tok_embeddings")
@@ -165,7 +173,7 @@ def _parts(job: Job, head: str) -> list[list[str]]:
     return parts
 
 
-def _tidy(lines: list[str]) -> str:
+def tidy(lines: list[str]) -> str:
     """Lines, with at most two empty ones in a row."""
     text = "\n".join(lines) + "\n"
     while "\n\n\n\n" in text:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpgo.base.checks import check_is, check_text
-from hpgo.base.documents import Section, hinted, json_text, parse, record
-from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.documents import Section, as_kind, hinted, json_text, parse, record
+from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shown
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats import native
@@ -22,12 +21,12 @@ from hpgo.model.profile import Profile
 from hpgo.planning.plans import Alternative, Assumptions, Digest, Plan, ScheduleChoice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hpgo.programs.stages import Stage
 
     _Source = TypeVar("_Source", Profile, Cluster)
 
+WAY_FORMAT = "hpgo.way"
+"""What files of `hpgo.WayPlan` say that they are."""
 _VERSION = 2
 _COMPARED = ("alternatives", "schedules")
 _SHARED = (
@@ -69,7 +68,13 @@ def read(text: str, source: str) -> Plan:
         if not isinstance(text, str) or not text.lstrip().startswith("{"):
             raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
         top = Section(parse(text, source, ArgumentError), source, ArgumentError)
-        if top.get("format", None) != "hpgo.plan":
+        form = top.get("format", None)
+        if form == WAY_FORMAT:
+            raise ArgumentError(
+                f"{source} is a way of training a transformer, which has no profile",
+                "launchers run it: `hpgo export` writes what they need",
+            )
+        if form != "hpgo.plan":
             raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
         version = top.get("version", None)
         if isinstance(version, bool) or version not in (1, _VERSION):
@@ -170,7 +175,7 @@ def _read_assumptions(top: Section) -> Assumptions | None:
     known: dict[str, object] = {}
     for key in ("profile", "cluster"):
         kept = section.within(key)
-        with _as_argument_error():
+        with as_kind(ArgumentError):
             if "sha256" in kept:
                 known[key] = record(Digest, kept)
             elif key == "profile":
@@ -182,15 +187,6 @@ def _read_assumptions(top: Section) -> Assumptions | None:
         if isinstance(source, Digest) and not (len(source.sha256) == 64 and set(source.sha256) <= _DIGITS):
             section.fail(f"{shown(source.sha256)} is no SHA-256")
     return assumptions
-
-
-@contextmanager
-def _as_argument_error() -> Iterator[None]:
-    """What is wrong with a profile or a cluster in a plan is wrong with the plan."""
-    try:
-        yield
-    except HpgoError as error:
-        raise ArgumentError(error.message, error.hint) from None
 
 
 def _read_rows(kind: type[_Row], rows: Section | None, plan: Plan, optional: set[str]) -> tuple[_Row, ...]:

@@ -1,4 +1,4 @@
-"""The best ways of training a transformer on GPUs: `hpgo.choose_way` looks at every one that Megatron-LM runs.
+"""The best ways of training a transformer on GPUs: `hpgo.choose_way` looks at every one that a launcher runs.
 
 Families of ways are bounded together, and their ways one by one, by what no order of passes can beat. In the order of
 these bounds they are simulated, until the next bound is no better than what was found: the answer is that of trying
@@ -15,28 +15,28 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_is, choice, number, whole
 from hpgo.base.divisors import divisors
-from hpgo.base.errors import ArgumentError, InfeasibleError
+from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
-from hpgo.base.units import format_bytes
 from hpgo.base.wording import shorten
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats.transformers import transformer_of
+from hpgo.model.transformer import Transformer
 from hpgo.planning.configured import PRECISIONS, Price, fullest_bytes, price_of, simulated_s
+from hpgo.programs.launchers import of_ways
 from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.site import Site
+from hpgo.ways.space import Space
 from hpgo.ways.steps import Rows, Stages
-from hpgo.ways.way import Precision, Recompute, Way, check_degrees, stage_layers
+from hpgo.ways.way import MOST_ZERO, Precision, Recompute, Way, check_degrees, stage_layers
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from hpgo.model.transformer import Transformer
+    from hpgo.planning.way_plans import WayPlan
 
 MOST_SHOWN = 1000
-_RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
-"""Attention as one kernel keeps no scores, so that there is nothing selective about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,13 @@ class WayChoice(Record):
     """How many of them were bounded one by one; the bound of a family was enough for the others."""
     simulated: int
     """How many of these were simulated; no other is quicker than these, by its bound."""
+    transformer: Transformer
+    cluster: Cluster
+    """With the GPUs that were to be used."""
+    launcher: str
+    """Which one runs all of them, as `--for` has it: `megatron@0.16`."""
+    said: str
+    """What the grid is, in words: who runs it, and what was fixed and excluded."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -62,6 +69,23 @@ class WayChoice(Record):
         """The quickest."""
         return self.prices[0]
 
+    def plan(self, place: int = 1) -> WayPlan:
+        """The way in this place, the quickest in the first, with all that running it asks for.
+
+        Raises ArgumentError if fewer were found.
+
+        >>> import hpgo
+        >>> found = hpgo.choose_way("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq=8192)
+        >>> found.plan(2).price == found.prices[1]
+        True
+        """
+        from hpgo.planning.way_plans import WayPlan  # which others do without
+
+        place = whole("place", place, most=len(self.prices), hint=f"{len(self.prices)} were asked for or found")
+        return WayPlan(
+            price=self.prices[place - 1], transformer=self.transformer, cluster=self.cluster, launcher=self.launcher
+        )
+
 
 def choose_way(
     transformer: Transformer | str | os.PathLike[str],
@@ -71,10 +95,13 @@ def choose_way(
     seq: int,
     precision: Precision = "bf16",
     devices: int | None = None,
-    reserved_bytes: float = 0.0,
+    launcher: str = "megatron",
+    fix: dict[str, int | str] | None = None,
+    exclude: Iterable[str] = (),
+    headroom_bytes: float = 0.0,
     top: int = 10,
 ) -> WayChoice:
-    """The quickest ways of training a transformer that fit, of all that Megatron-LM runs with even stages.
+    """The quickest ways of training a transformer that fit, of all that a launcher runs with even stages.
 
     Args:
         transformer: a shape, its name, or a file with one.
@@ -83,15 +110,20 @@ def choose_way(
         seq: tokens of a sequence.
         precision: `bf16`, `fp16`, `fp8` or `fp4` of products.
         devices: GPUs to use, the first of the cluster; None is all.
-        reserved_bytes: memory of each GPU to leave alone, beside what the terms count.
+        launcher: `megatron`, `torchtitan` or `deepspeed`, perhaps with a version: `megatron@0.16`.
+        fix: degrees that are given: `{"tp": 4, "zero": 1}`; also `cp`, `ep`, `pp`, `vpp`, `dp`, `micro_batch_size` and
+            `recompute`.
+        exclude: what to do without: `["cp"]`, or certain values: `["zero=0", "micro_batch_size=1"]`.
+        headroom_bytes: memory of each GPU to leave alone, beside what the terms count.
         top: how many ways to give.
 
     The grid: tensor parallelism inside a machine, with sequence parallelism; context parallelism by powers of two; all
     pipelines whose stages are even, interleaved or not, or for models with experts nearly so; experts among as many
-    GPUs of a stage as divide both; every micro-batch that divides; optimizer state whole or shared; layers computed
-    anew or not. All GPUs are used.
+    GPUs of a stage as divide both; every micro-batch that divides; all that the launcher lets replicas share; layers
+    computed anew or not. All GPUs are used.
 
-    Raises InfeasibleError if none fits, with what is short; and what `hpgo.price` raises.
+    Raises InfeasibleError if none fits, with what is short and what would help; ArgumentError for what is fixed and
+    does not divide, or is nothing that the launcher runs; and what `hpgo.price` raises.
 
     >>> import hpgo
     >>> found = hpgo.choose_way("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq=8192)
@@ -102,19 +134,24 @@ def choose_way(
     check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say")
     global_batch_size, seq = whole("global_batch_size", global_batch_size), whole("seq", seq)
     choice("precision", precision, PRECISIONS)
-    reserved_bytes = number("reserved_bytes", reserved_bytes)
+    row, rules = of_ways(launcher)
+    space = Space.of(rules, row.title, fix=fix, exclude=exclude)
+    headroom_bytes = number("headroom_bytes", headroom_bytes)
     top = whole("top", top, most=MOST_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
     gpus = Gpus.of(cluster, precision)
+    space.check(model, gpus, global_batch_size=global_batch_size, seq=seq, precision=precision)
     site = Site(model, Way(precision=precision), gpus, CONSTANTS, seq)
-    grid = list(families(site, global_batch_size))
+    grid = list(families(site, global_batch_size, space))
     if not grid:
+        held = space.said
         raise ArgumentError(
-            f"no way parts `{shorten(model.name)}` and a global batch of {global_batch_size} among {gpus.count} GPUs",
-            "take a number of GPUs, and a batch, with more divisors",
+            f"no way parts `{shorten(model.name)}` and a global batch of {global_batch_size} among {gpus.count} GPUs"
+            f"{held}",
+            "take a number of GPUs, and a batch, with more divisors" + (", or fix and exclude less" if held else ""),
         )
-    room = gpus.memory_bytes - reserved_bytes
+    room = gpus.memory_bytes - headroom_bytes
     best: list[tuple[float, Stages]] = []
     least: tuple[float, Stages] | None = None
     bounded = simulated = 0
@@ -143,13 +180,20 @@ def choose_way(
         best = sorted([*best, (simulated_s(one), one)], key=itemgetter(0))[:top]
     if not best:
         assert least is not None, "there was a way"  # noqa: S101
-        raise InfeasibleError(
-            f"no way fits: the leanest, {least[1].site.way.named()}, needs {format_bytes(least[0])} of a GPU, which has"
-            f" {format_bytes(room)}",
-            "name a cluster with more GPUs, or with more memory in each",
-        )
+        from hpgo.planning.shortage import nothing_fits
+
+        raise nothing_fits(least[1], cluster, space, global_batch_size, headroom_bytes=headroom_bytes)
     prices = (price_of(one, cluster.name, step_s, global_batch_size=global_batch_size) for step_s, one in best)
-    return WayChoice(tuple(prices), ways, bounded, simulated)
+    return WayChoice(
+        prices=tuple(prices),
+        ways=ways,
+        bounded=bounded,
+        simulated=simulated,
+        transformer=model,
+        cluster=cluster,
+        launcher=f"{row.name}@{row.version}",
+        said=f"{row.label} runs{space.said}",
+    )
 
 
 _SLACK = 1e-9
@@ -189,43 +233,55 @@ class _Family:
             yield Stages(replace(self.rows.site, way=way), self.micro_batches, self.rows)
 
 
-def families(site: Site, global_batch_size: int) -> Iterator[_Family]:
+def families(site: Site, global_batch_size: int, space: Space) -> Iterator[_Family]:
     """The grid that `choose_way` describes, for the model, the GPUs and the precision of a site."""
-    model, gpus = site.model, site.gpus
-    for tensor in divisors(gpus.machine):
-        for context in (1 << power for power in range(gpus.count.bit_length())):
-            shape = replace(site.way, tensor=tensor, sequence=tensor > 1, context=context)
-            if gpus.count % shape.group or not _divides(model, shape, site.seq):
+    model, gpus, rules, takes = site.model, site.gpus, space.rules, space.takes
+    contexts = [1 << power for power in range(gpus.count.bit_length())]
+    # Attention as one kernel keeps no scores, so that there is nothing selective about it.
+    kinds = [kind for kind in rules.recompute if kind != "selective" or not site.way.flash]
+    recomputed = [kind for kind in kinds if takes("recompute", kind)]
+    for tensor, context in product(divisors(gpus.machine), contexts):
+        if not (takes("tp", tensor) and takes("cp", context)):
+            continue
+        shape = replace(site.way, tensor=tensor, sequence=tensor > 1, context=context)
+        if gpus.count % shape.group or not _divides(model, shape, site.seq):
+            continue
+        sized: dict[tuple[object, ...], Rows] = {}
+        for pipeline in divisors(gpus.count // shape.group):
+            data = gpus.count // shape.group // pipeline
+            chunks = _chunks(model, pipeline, space)
+            if global_batch_size % data or not chunks or not (takes("pp", pipeline) and takes("dp", data)):
                 continue
-            sized: dict[tuple[int, int], Rows] = {}
-            for pipeline in divisors(gpus.count // shape.group):
-                data = gpus.count // shape.group // pipeline
-                chunks = _chunks(model, pipeline)
-                if global_batch_size % data or not chunks:
+            experts = [each for each in divisors(model.experts or 1) if gpus.count // pipeline % each == 0]
+            sizes = [size for size in divisors(global_batch_size // data) if takes("micro_batch_size", size)]
+            for expert, size in product([each for each in experts if takes("ep", each)], sizes):
+                micro_batches = global_batch_size // data // size
+                # Interleaving takes its micro-batches in rounds of as many as there are ranks.
+                fitting = chunks if micro_batches % pipeline == 0 else tuple(each for each in chunks if each == 1)
+                if not fitting:
                     continue
-                experts = [each for each in divisors(model.experts or 1) if gpus.count // pipeline % each == 0]
-                for expert, size in product(experts, divisors(global_batch_size // data)):
-                    placed = replace(shape, expert=expert, data=data, micro_batch_size=size)
-                    same = max(placed.shards, placed.expert_shards if model.experts else 1)
-                    zeros = (0, 1) if same > 1 else (0,)
-                    if (expert, size) not in sized:
-                        sized[expert, size] = Rows.of(replace(site, way=placed))
-                    micro_batches = global_batch_size // data // size
-                    # Interleaving takes its micro-batches in rounds of as many as there are ranks.
-                    fitting = chunks if micro_batches % pipeline == 0 else tuple(each for each in chunks if each == 1)
-                    if not fitting:
-                        continue
-                    for recompute in _RECOMPUTE:
-                        yield _Family(sized[expert, size], pipeline, data, micro_batches, recompute, fitting, zeros)
+                placed = rules.as_run(
+                    replace(shape, expert=expert, pipeline=pipeline, data=data, micro_batch_size=size)
+                )
+                known = rules.zeros_of(placed, micro_batches=micro_batches, experts=bool(model.experts))
+                found = [zero for zero in known if takes("zero", zero)]
+                # Where weights are gathered, a layer takes longer, and how much depends on more.
+                apart = [zero for zero in found if zero < MOST_ZERO], [zero for zero in found if zero == MOST_ZERO]
+                for recompute, zeros in product(recomputed, filter(None, apart)):
+                    same: tuple[object, ...] = (expert, size, placed.overlap)
+                    same += (pipeline, recompute) if zeros[0] == MOST_ZERO else ()
+                    if same not in sized:
+                        sized[same] = Rows.of(replace(site, way=replace(placed, zero=zeros[0], recompute=recompute)))
+                    yield _Family(sized[same], pipeline, data, micro_batches, recompute, fitting, tuple(zeros))
 
 
-def _chunks(model: Transformer, pipeline: int) -> tuple[int, ...]:
+def _chunks(model: Transformer, pipeline: int, space: Space) -> tuple[int, ...]:
     """How many stages a rank may have."""
     most = (model.layers + 2) // pipeline if pipeline > 1 else 1
     laid_out = bool(model.experts)
     return tuple(
         chunks for chunks in range(1, most + 1)
-        if stage_layers(model.layers, pipeline * chunks, laid_out=laid_out) is not None
+        if space.takes("vpp", chunks) and stage_layers(model.layers, pipeline * chunks, laid_out=laid_out) is not None
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Files of plans, programs and chains: which of them a file holds is for the file to say."""
+"""Files of plans, programs, chains and ways: which of them a file holds is for the file to say."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 from hpgo.base.documents import parse, read_text
 from hpgo.base.errors import ArgumentError
 from hpgo.planning.chain.plans import ChainPlan
+from hpgo.planning.files import WAY_FORMAT
 from hpgo.planning.plans import Plan
 from hpgo.programs.program import Program
 
 if TYPE_CHECKING:
     import os
+
+    from hpgo.planning.way_plans import WayPlan
 
 
 def read_any(path: str | os.PathLike[str]) -> Plan | Program | ChainPlan:
@@ -23,8 +26,24 @@ def read_any(path: str | os.PathLike[str]) -> Plan | Program | ChainPlan:
     >>> type(read_any("one.json")).__name__
     'Program'
     """
+    text, form = _text_and_form(path)
+    kinds: dict[object, type[Program | ChainPlan]] = {"hpgo.program": Program, "hpgo.chain": ChainPlan}
+    return kinds.get(form, Plan).from_json(text, source=str(path))
+
+
+def read_with_ways(path: str | os.PathLike[str]) -> Plan | Program | ChainPlan | WayPlan:
+    """As `read_any`, for those who also take ways of training a transformer."""
+    text, form = _text_and_form(path)
+    if form != WAY_FORMAT:
+        return read_any(path)
+    from hpgo.planning.way_plans import WayPlan  # which others do without
+
+    return WayPlan.from_json(text, source=str(path))
+
+
+def _text_and_form(path: str | os.PathLike[str]) -> tuple[str, str | None]:
+    """What the file holds, and its `format` where it has one."""
     text = read_text(path, ArgumentError)
     document = parse(text, str(path), ArgumentError) if text.lstrip().startswith("{") else None
-    kinds: dict[object, type[Program | ChainPlan]] = {"hpgo.program": Program, "hpgo.chain": ChainPlan}
     form = document.get("format") if isinstance(document, dict) else None
-    return (kinds.get(form, Plan) if isinstance(form, str) else Plan).from_json(text, source=str(path))
+    return text, form if isinstance(form, str) else None

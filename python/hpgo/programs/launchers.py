@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
+from hpgo.ways.launchers import DEEPSPEED, MEGATRON, TORCHTITAN, Rules
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -55,6 +56,8 @@ class Launcher:
     """Of each stage."""
     ties: Literal["any", "ends", "none"] = "none"
     """Weights that stages may share, whose gradients it sums: any, or what embeds and what predicts, or none."""
+    ways: Rules | None = None
+    """Which ways of training a transformer it runs; None for those that no way is exported for."""
 
     @property
     def label(self) -> str:
@@ -94,6 +97,7 @@ TABLE: tuple[Launcher, ...] = (
         recomputes="groups",
         tensor_parallel=True,
         ties="ends",
+        ways=MEGATRON,
     ),
     # Its data parallelism beside a pipeline is FSDP, which shares the optimizer's state. PyTorch's runtime sums
     # gradients behind the last backward pass of the stage.
@@ -107,6 +111,7 @@ TABLE: tuple[Launcher, ...] = (
         overlaps=False,
         recomputes="block",
         tensor_parallel=True,
+        ways=TORCHTITAN,
     ),
     Launcher(
         "torchtitan",
@@ -117,6 +122,7 @@ TABLE: tuple[Launcher, ...] = (
         overlaps=False,
         recomputes="block",
         tensor_parallel=True,
+        ways=TORCHTITAN,
     ),
     # Gradients are summed in one go once all backward passes are done.
     Launcher(
@@ -127,6 +133,7 @@ TABLE: tuple[Launcher, ...] = (
         cuts="anywhere",
         overlaps=False,
         ties="any",
+        ways=DEEPSPEED,
     ),
     Launcher("torch", "2.15", "PyTorch", schedules=_BY_FILE, cuts="anywhere", overlaps=False),
     *(
@@ -151,6 +158,23 @@ def launcher(name: str) -> Launcher:
     if not isinstance(name, str):
         raise ArgumentError(f"the launcher is {shown(name)}", f"name one of {', '.join(NAMES)}")
     return row_of(TABLE, name, "launcher")
+
+
+def of_ways(name: str) -> tuple[Launcher, Rules]:
+    """The row of the table for `NAME` or `NAME@VERSION`, and which ways of training a transformer it runs.
+
+    Raises ArgumentError as `launcher` does, and for one that no ways are exported for.
+
+    >>> of_ways("megatron")[1].zeros
+    (0, 1)
+    """
+    row = launcher(name)
+    if row.ways is None:
+        known = dict.fromkeys(one.name for one in TABLE if one.ways is not None)
+        raise ArgumentError(
+            f"no way of training a transformer is exported for {row.title}", f"known: {', '.join(known)}"
+        )
+    return row, row.ways
 
 
 class _Versioned(Protocol):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import counted, printable
+from hpgo.planning.way_plans import facts
 
 if TYPE_CHECKING:
     from hpgo.planning.configured import Price, StagePrice
@@ -88,9 +88,9 @@ def listed(choice: WayChoice) -> list[str]:
         for place, one in enumerate(choice.prices, start=1)
     ]
     said = (
-        f"{choice.ways:,} ways were bounded, {choice.simulated:,} simulated: none that fits is quicker by these terms."
-        " Which is quicker in fact, they tell of ways that lie further apart than their error: docs/accuracy.md has it"
-        " by platform."
+        f"{choice.ways:,} ways were bounded, {choice.simulated:,} simulated, of all that {choice.said}: none that fits"
+        " is quicker by these terms. Which is quicker in fact, they tell of ways that lie further apart than their"
+        " error: docs/accuracy.md has it by platform."
     )
     rests = ["", *textwrap.wrap(UNCERTIFIED, WIDTH)] if choice.best.has_experts else []
     return [*plain(["", "step", "longer", "memory", "way"], rows), "", *textwrap.wrap(said, WIDTH), *rests]
@@ -98,10 +98,8 @@ def listed(choice: WayChoice) -> list[str]:
 
 def document(price: Price) -> dict[str, object]:
     """All fields for JSON, and what follows from them."""
-    held = asdict(price)
-    held["seconds"] = dict(price.seconds)
+    held = facts(price)
     for kept, stage in zip(held["stages"], price.stages, strict=True):
-        kept["memory_bytes"] = dict(stage.memory_bytes)
         kept["peak_bytes"] = stage.peak_bytes
     follows = ("micro_batches", "tokens_per_s_per_gpu", "utilisation", "fits", "missing_bytes")
     return held | {name: getattr(price, name) for name in follows}

@@ -1,0 +1,179 @@
+"""torchtitan: a way of training a Llama as settings of a job, TOML for 0.2 and a Python module for 0.3.
+
+Its models are named, not described: the files name or check the shape that was priced. Replicas are FSDP's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.quoting import in_python, in_toml
+from hpgo.export.for_torchtitan import CLIPPING, ORDER, parts_of, tidy
+from hpgo.export.ways import WayJob
+from hpgo.ways.way import MOST_ZERO
+
+if TYPE_CHECKING:
+    from hpgo.export.targets import Place, Target
+    from hpgo.planning.way_plans import WayPlan
+
+_FLAVOURS: dict[tuple[int, ...], str] = {
+    (32, 4096, 32, 8, 14336, 128256): "8B",
+    (80, 8192, 64, 8, 28672, 128256): "70B",
+    (126, 16384, 128, 8, 53248, 128256): "405B",
+}
+"""Of its `llama3`: layers, width, heads, those with keys of their own, inner width, words."""
+
+
+def toml(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
+    """Sections of a job's TOML, for 0.2."""
+    job = _checked(plan, target, place)
+    way, price = job.way, job.plan.price
+    if way.tensor > 1 and not way.sequence:
+        raise ArgumentError(
+            f"{target.label} shares what lies between matrices, too, and the way does not",
+            "plan with sequence parallelism, or export for torchtitan@0.3",
+        )
+    flavour = _FLAVOURS.get(_shape(job))
+    lines = [
+        *(f"# {line}" for line in job.header(CLIPPING, *_notes(job))),
+        *(["[model]", 'name = "llama3"', f'flavor = "{flavour}"', ""] if flavour else []),
+        "[training]",
+        f"seq_len = {price.seq}",
+        f"global_batch_size = {price.global_batch_size}",
+        f"local_batch_size = {_local_batch_size(job)}",
+        'mixed_precision_param = "bfloat16"',
+        "",
+        "[parallelism]",
+        *(f"{key} = {in_toml(value) if isinstance(value, str) else value}" for key, value in _degrees(job).items()),
+    ]
+    if way.pipeline > 1:
+        lines += [
+            f'pipeline_parallel_schedule = "{_schedule(job)}"',
+            f"pipeline_parallel_schedule_csv = {in_toml(place.path(ORDER))}",
+            f"pipeline_parallel_microbatch_size = {way.micro_batch_size}",
+            "module_fqns_per_model_part = [",
+            *(f"  [{', '.join(map(in_toml, part))}]," for part in parts_of(job.counts, "output")),
+            "]",
+        ]
+    lines += ["", "[compile]", f"enable = {str(way.fused).lower()}"]
+    lines += ["", "[activation_checkpoint]", f'mode = "{way.recompute}"']
+    return {place.main or "job.toml": "\n".join(lines) + "\n"} | _beside(job)
+
+
+def python(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
+    """A module whose function `planned` sets what the way decides in a `Trainer.Config`, for 0.3."""
+    job = _checked(plan, target, place)
+    way, price = job.way, job.plan.price
+    settings: dict[str, object] = {
+        "training.seq_len": price.seq,
+        "training.global_batch_size": price.global_batch_size,
+        "training.local_batch_size": _local_batch_size(job),
+        "training.mixed_precision_param": "bfloat16",
+    } | {f"parallelism.{key}": value for key, value in _degrees(job).items()}
+    settings["parallelism.enable_sequence_parallel"] = way.sequence or way.tensor == 1
+    if way.pipeline > 1:
+        # It captures no CUDA graphs of a pipeline, and says so before it starts.
+        settings["training.disable_cuda_graphs"] = True
+        settings["parallelism.pipeline_parallel_schedule"] = _schedule(job)
+        settings["parallelism.pipeline_parallel_microbatch_size"] = way.micro_batch_size
+    settings["config.compile.enable"] = way.fused
+    assigned = [f"    {key} = {in_python(value)}" for key, value in settings.items()]
+    piped = way.pipeline > 1
+    if piped:
+        assigned += [
+            "    parallelism.pipeline_parallel_schedule_csv = str(ORDER)",
+            "    parallelism.module_fqns_per_model_part = [list(part) for part in PARTS]",
+        ]
+    parts = [f"    {in_python(part)}," for part in parts_of(job.counts, "lm_head")]
+    full = way.recompute == "full"
+    lines = [
+        '"""What a way of training decides in torchtitan\'s configuration.',
+        "",
+        "In a module of yours, say my_configs.py, for `--module my_configs --config mine`:",
+        "",
+        "    from torchtitan.models.llama3.config_registry import llama3_8b",
+        "",
+        "    def mine():",
+        "        return planned(llama3_8b())",
+        '"""',
+        "",
+        *(f"# {line}" for line in job.header(CLIPPING)),
+        "",
+        "from dataclasses import replace",
+        "from pathlib import Path" if piped else "",
+        "",
+        "from torchtitan.distributed.activation_checkpoint import FullAC" if full else "",
+        "",
+        f"SHAPE = {in_python(dict(zip(('layers', 'dim', 'vocab_size'), _planned_shape(job), strict=True)))}",
+        f"ORDER = Path(__file__).resolve().with_name({in_python(place.name(ORDER))})" if piped else "",
+        *(["PARTS = [", *parts, "]"] if piped else []),
+        "",
+        "",
+        "def planned(config):",
+        '    """The same configuration, parallelised as planned."""',
+        "    model = config.model_spec.model",
+        '    found = {"layers": len(model.layers), "dim": model.dim, "vocab_size": model.vocab_size}',
+        "    if found != SHAPE:",
+        '        raise ValueError(f"the way is for a model of {SHAPE}, but this one has {found}")',
+        "    training, parallelism = config.training, config.parallelism",
+        *assigned,
+        f"    return replace(config, activation_checkpoint={'FullAC.Config()' if full else 'None'})  # checks it anew",
+    ]
+    return {place.main or "planned.py": tidy(lines)} | _beside(job)
+
+
+def _checked(plan: WayPlan, target: Target, place: Place) -> WayJob:
+    job = WayJob.of(plan, target, place)
+    job.check_shape(plain=True)
+    return job
+
+
+def _shape(job: WayJob) -> tuple[int, ...]:
+    model = job.model
+    return model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, model.vocab
+
+
+def _planned_shape(job: WayJob) -> tuple[int, int, int]:
+    return job.model.layers, job.model.hidden, job.model.vocab
+
+
+def _beside(job: WayJob) -> dict[str, str]:
+    return {job.place.name(ORDER): job.orders.to_text()} if job.way.pipeline > 1 else {}
+
+
+def _notes(job: WayJob) -> list[str]:
+    layers, dim, heads, keys, ffn, words = _shape(job)
+    shape = (
+        f"the model must have {layers} layers of width {dim} with {heads} heads, {keys} with keys of their own, inner"
+        f" width {ffn}, and {words} words"
+    )
+    notes = [shape]
+    if job.way.pipeline > 1:
+        notes.append("pipeline_parallel_schedule_csv is looked for from where the job is started")
+    return notes
+
+
+def _local_batch_size(job: WayJob) -> int:
+    """Sequences of a replica between two sums of gradients: of the whole step, or of one pass without a pipeline."""
+    way = job.way
+    return way.micro_batch_size * (job.plan.price.micro_batches if way.pipeline > 1 else 1)
+
+
+def _degrees(job: WayJob) -> dict[str, int | str]:
+    way = job.way
+    degrees: dict[str, int | str] = {
+        "pipeline_parallel_degree": way.pipeline,
+        "data_parallel_replicate_degree": 1,
+        "data_parallel_shard_degree": way.data,
+        "context_parallel_degree": way.context,
+        "tensor_parallel_degree": way.tensor,
+    }
+    if way.shards > 1:
+        degrees["fsdp_reshard_after_forward"] = "always" if way.zero == MOST_ZERO else "never"
+    return degrees
+
+
+def _schedule(job: WayJob) -> str:
+    """A schedule of PyTorch's whose stages lie on ranks as the way's do; the orders themselves are in the file."""
+    return "1F1B" if job.way.chunks == 1 else "Interleaved1F1B"

@@ -1,0 +1,73 @@
+"""When no way fits memory: what is short, by how much, and the least that would have to change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hpgo.base.errors import ClusterError, InfeasibleError
+from hpgo.base.units import format_bytes
+from hpgo.planning.configured import fullest_bytes
+from hpgo.planning.grid import families
+from hpgo.ways.gpus import Gpus
+from hpgo.ways.way import Way
+
+if TYPE_CHECKING:
+    from hpgo.machine.cluster import Cluster
+    from hpgo.ways.space import Space
+    from hpgo.ways.steps import Stages
+
+_MOST_MACHINES = 64
+"""Times as many as there are: who has too few by more is not helped by a number."""
+
+
+def nothing_fits(
+    leanest: Stages, cluster: Cluster, space: Space, global_batch_size: int, *, headroom_bytes: float
+) -> InfeasibleError:
+    """The error for a grid whose `leanest` way needs more than there is.
+
+    What would help is tried in the order of what it costs: less headroom, something that is left open, as many machines
+    again.
+    """
+    needed_bytes, capacity_bytes = fullest_bytes(leanest), leanest.site.gpus.memory_bytes
+    room_bytes = capacity_bytes - headroom_bytes
+    message = (
+        f"no way fits: the leanest, {leanest.site.way.named()}, needs {format_bytes(needed_bytes)} of a GPU, which has"
+        f" {format_bytes(room_bytes)}: {format_bytes(needed_bytes - room_bytes)} too little"
+    )
+
+    def least_bytes(within: Space, on: Cluster) -> float:
+        way = Way(precision=leanest.site.way.precision)
+        site = replace(leanest.site, gpus=Gpus.of(on, way.precision), way=way)
+        # Larger micro-batches hold no less, so that they need not be looked at.
+        found = families(site, global_batch_size, _smallest(within))
+        return min((fullest_bytes(one) for family in found for one in family.ways()), default=float("inf"))
+
+    if needed_bytes <= capacity_bytes:
+        return InfeasibleError(message, f"leave {format_bytes(capacity_bytes - needed_bytes)} alone, or less")
+    for name in (*space.excluded, *space.fixed):
+        if least_bytes(space.without(name), cluster) <= room_bytes:
+            how = "without its `--fix`" if name in space.fixed else "without its `--exclude`"
+            return InfeasibleError(message, f"ways fit {how}: leave {name.replace('_', '-')} open")
+    times = 2
+    while times <= _MOST_MACHINES:
+        larger = _repeated(cluster, times)
+        if larger is not None and least_bytes(space, larger) <= room_bytes:
+            return InfeasibleError(message, f"{larger.devices} of these GPUs are enough; or name some with more memory")
+        times *= 2
+    return InfeasibleError(message, "name GPUs with more memory, or shorter sequences; more of these GPUs don't help")
+
+
+def _smallest(space: Space) -> Space:
+    """The part of `space` with the smallest micro-batches, unless it says which there may be."""
+    if "micro_batch_size" in {*space.fixed, *space.excluded}:
+        return space
+    return replace(space, fixed={**space.fixed, "micro_batch_size": 1})
+
+
+def _repeated(cluster: Cluster, times: int) -> Cluster | None:
+    """So many times the machines, whole ones; None if that is no cluster."""
+    try:
+        return replace(cluster, machines=cluster.machines[:1] * (len(cluster.machines) * times))
+    except ClusterError:
+        return None

@@ -1,0 +1,128 @@
+"""Which ways of training a transformer a launcher runs: the rules that the search and the exports go by.
+
+What degrees have to divide, `hpgo.ways.way` says for all launchers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hpgo.base.records import Record
+from hpgo.ways.way import MOST_ZERO, Precision, Recompute, Way
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules(Record):
+    """What one launcher runs of ways."""
+
+    zeros: tuple[int, ...]
+    """What replicas may share where there is no pipeline, as `Way.zero` counts it."""
+    zeros_piped: tuple[int, ...]
+    """The same beside a pipeline."""
+    precisions: tuple[Precision, ...]
+    tensor: bool = True
+    """Whether GPUs may share a matrix."""
+    context: bool = True
+    """Whether they may share a sequence."""
+    expert: bool = False
+    """Whether they may share the experts of a layer."""
+    interleaves: bool = True
+    """Whether a GPU may have several stages."""
+    recompute: tuple[Recompute, ...] = ("none", "full")
+    """What backward passes may compute anew."""
+    recompute_layers: bool = False
+    """Whether that may be some layers of each stage and not others."""
+    overlaps_piped: bool = True
+    """Whether gradients are summed while backward passes of a pipeline run."""
+    sums_each_pass: bool = False
+    """Whether they are summed in each pass where there is no pipeline, which is priced with ZeRO stage 3 alone."""
+
+    def broken(self, way: Way, *, micro_batches: int, experts: bool = False) -> str | None:
+        """Why the launcher does not run `way`, in words that go on after its name; None if it does.
+
+        >>> MEGATRON.broken(Way(data=8, zero=3), micro_batches=1)
+        'shares what replicas hold as zero 0 or 1, not 3'
+        """
+        if why := self.broken_degrees(way):
+            return why
+        if way.zero in self.zeros_of(way, micro_batches=micro_batches, experts=experts):
+            return None
+        if way.zero in (known := self.zeros_of(way, micro_batches=1, experts=experts)):
+            return (
+                f"sums gradients in each of {micro_batches} passes where there is no pipeline, which is not priced with"
+                f" zero {way.zero}"
+            )
+        beside = " beside a pipeline" if way.pipeline > 1 and self.zeros != self.zeros_piped else ""
+        return f"shares what replicas hold{beside} as zero {_either(known)}, not {way.zero}"
+
+    def broken_degrees(self, way: Way) -> str | None:
+        """As `broken`, of all but what replicas share."""
+        if way.tensor > 1 and not self.tensor:
+            return f"has no tensor parallelism here, and tp is {way.tensor}"
+        if way.context > 1 and not self.context:
+            return f"has no context parallelism here, and cp is {way.context}"
+        if way.expert > 1 and not self.expert:
+            return f"has no expert parallelism here, and ep is {way.expert}"
+        if way.chunks > 1 and not self.interleaves:
+            return f"has one stage on each GPU, and vpp is {way.chunks}"
+        if way.recompute not in self.recompute:
+            return f"computes anew {_either(self.recompute)}, not {way.recompute}"
+        if way.recompute_layers is not None and not self.recompute_layers:
+            return f"computes anew all layers or none, not {way.recompute_layers} of each stage"
+        if way.precision not in self.precisions:
+            return f"computes in {_either(self.precisions)} here, not in {way.precision}"
+        return None
+
+    def zeros_of(self, way: Way, *, micro_batches: int, experts: bool = False) -> tuple[int, ...]:
+        """What replicas of a way may share, of that which is priced: nothing where there is but one of everything.
+
+        `experts` says whether layers hold some, of which there may be several where all else is there once.
+
+        >>> [TORCHTITAN.zeros_of(Way(data=2), micro_batches=count) for count in (1, 4)]
+        [(2, 3), (3,)]
+        """
+        if max(way.shards, way.expert_shards if experts else 1) == 1:
+            return (0,)
+        if way.pipeline > 1:
+            return self.zeros_piped
+        return tuple(zero for zero in self.zeros if zero == MOST_ZERO or not self.sums_each_pass or micro_batches == 1)
+
+    def as_run(self, way: Way) -> Way:
+        """`way` with gradients summed when the launcher does.
+
+        >>> TORCHTITAN.as_run(Way(pipeline=2)).overlap, TORCHTITAN.as_run(Way(data=2)).overlap
+        (False, True)
+        """
+        return replace(way, overlap=way.overlap and (self.overlaps_piped or way.pipeline == 1))
+
+
+def _either(known: Sequence[object]) -> str:
+    return " or ".join([", ".join(map(str, known[:-1])), str(known[-1])] if len(known) > 1 else map(str, known))
+
+
+MEGATRON = Rules(
+    zeros=(0, 1),
+    zeros_piped=(0, 1),
+    precisions=("bf16", "fp16", "fp8", "fp4"),
+    expert=True,
+    recompute=("none", "selective", "full"),
+    recompute_layers=True,
+)
+"""Its FSDP, which shares more, excludes much else, and is not looked for."""
+TORCHTITAN = Rules(zeros=(2, 3), zeros_piped=(2,), precisions=("bf16",), overlaps_piped=False, sums_each_pass=True)
+"""Replicas are FSDP's: weights stay gathered from forward to backward, or are gathered in each; beside a pipeline they
+stay gathered for the step."""
+DEEPSPEED = Rules(
+    zeros=(0, 1, 2, 3),
+    zeros_piped=(0, 1),
+    precisions=("bf16", "fp16"),
+    tensor=False,
+    context=False,
+    interleaves=False,
+    overlaps_piped=False,
+)
+"""Its engines split what a user's own layers compute by nothing but samples and stages."""
