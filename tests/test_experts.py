@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.main import group
+from hpgo.export.targets import Place, find
 from hpgo.machine.cluster import Link
 from hpgo.model.formats.transformers import of_document
 from hpgo.model.transformer import Kind, Latent
@@ -110,6 +112,14 @@ def test_what_a_layer_keeps_of_routed_rows_is_inputs_and_inner_values_of_each() 
             replace(one, model=replace(MIXTRAL, ffn=0)), anew=False
         )
         assert more == pytest.approx(2 * rows * (1024 + 3 * 3584) + 8 * 2048 / tensor * 8)
+
+
+def test_inputs_of_products_in_fewer_bits_are_kept_in_these() -> None:
+    kept = [
+        kept_bytes(site(MIXTRAL, Way(precision=precision)).of(EXPERTS), anew=False) for precision in ("bf16", "fp8")
+    ]
+    # Of routed rows inputs of both products; of all tokens those of attention's, whose result is kept in both.
+    assert kept[0] - kept[1] == 2 * 2048 * (1024 + 3584) + 2 * 2048 * 1024 - 2048 * 1024
 
 
 @pytest.mark.parametrize("window", [256, 1024, 4096, 8192])
@@ -301,6 +311,65 @@ def test_deepseek_v3_on_1024_gpus_is_answered() -> None:
     assert found.best.fits
     assert found.best.way.expert > 1
     assert found.best.gpus == 1024
+
+
+# --- Megatron-LM ------------------------------------------------------------------------------------------------------
+
+
+def arguments(model: str, cluster: hpgo.Cluster, **how: object) -> list[str]:
+    """What Megatron-LM is told, word by word."""
+    one = hpgo.price(model, cluster, global_batch_size=512, seq=4096, **how)
+    saved = hpgo.WayPlan.of(one, model, cluster)
+    assert hpgo.WayPlan.from_json(saved.to_json()) == saved
+    (text,) = find("megatron").write(saved, Place()).values()
+    return shlex.split(text, comments=True)
+
+
+def value(words: list[str], key: str) -> str:
+    """What stands behind a key."""
+    return words[words.index(f"--{key}") + 1]
+
+
+def test_megatron_is_told_of_experts_latent_attention_and_stages() -> None:
+    words = arguments("deepseek-v3", hpgo.Cluster.preset("b300:32"), ep=32, pp=8, vpp=2)
+    told = {
+        "num-experts": "256", "moe-router-topk": "8", "moe-ffn-hidden-size": "2048", "moe-router-num-groups": "8",
+        "moe-router-group-topk": "4", "moe-shared-expert-intermediate-size": "2048", "moe-layer-freq": "[0]*3+[1]*58",
+        "expert-model-parallel-size": "32", "expert-tensor-parallel-size": "1", "q-lora-rank": "1536",
+        "kv-lora-rank": "512", "qk-head-dim": "128", "qk-pos-emb-head-dim": "64", "v-head-dim": "128",
+        "pipeline-model-parallel-layout": f"E{'t*4|' * 15}t*1L",
+    }  # fmt: skip
+    assert {key: value(words, key) for key in told} == told
+    assert "--multi-latent-attention" in words
+    assert "--group-query-attention" not in words
+
+
+def test_megatron_is_told_of_experts_beside_plain_attention() -> None:
+    words = arguments("mixtral-8x7b", hpgo.Cluster.preset("h200:2"), ep=8, pp=2)
+    assert value(words, "num-experts") == "8"
+    assert value(words, "ffn-hidden-size") == value(words, "moe-ffn-hidden-size") == "14336"
+    assert value(words, "num-query-groups") == "8"
+    assert not {"--moe-layer-freq", "--moe-router-num-groups", "--multi-latent-attention", "--window-size"} & set(words)
+
+
+def test_megatron_is_told_of_windows() -> None:
+    words = arguments("mistral-7b", hpgo.Cluster.preset("h100:1"), tp=2)
+    assert value(words, "window-size") == "4095,0"
+    assert "--window-attn-skip-freq" not in words
+
+
+@pytest.mark.parametrize(
+    ("target", "way", "says"),
+    [
+        ("torchtitan", {"zero": 3, "micro_batch_size": 4}, "`mixtral-8x7b` has experts"),
+        ("deepspeed", {"ep": 8, "zero": 1}, "has no expert parallelism here, and ep is 8"),
+    ],
+)
+def test_experts_go_to_no_launcher_whose_settings_do_not_say_them(target: str, way, says: str) -> None:
+    cluster = hpgo.Cluster.preset("h200:2")
+    one = hpgo.price("mixtral-8x7b", cluster, global_batch_size=64, seq=4096, recompute="full", **way)
+    with pytest.raises(hpgo.ArgumentError, match=says):
+        find(target).write(hpgo.WayPlan.of(one, "mixtral-8x7b", cluster), Place())
 
 
 # --- Commands, and what is refused ------------------------------------------------------------------------------------

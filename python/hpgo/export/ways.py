@@ -100,14 +100,17 @@ class WayJob:
             )
         if model.window and model.window < price.seq:
             layers = counted(len(model.window_layers), "layer")
-            said.append(f"priced without the window of {model.window} tokens of {layers}: all look back at everything")
+            said.append(f"priced with a window of {model.window} tokens in {layers}: the model has to have it")
         return said
 
-    def check_shape(self, *, plain: bool) -> None:
-        """Raises ArgumentError for a model whose layers no settings say; `plain` ones are those of Llama."""
+    def check_shape(self, *, plain: bool, told: bool = False) -> None:
+        """Raises ArgumentError for a model whose layers no settings say; `plain` ones are those of Llama.
+
+        `told` is where settings say experts, latent attention and windows.
+        """
         model, title = self.model, self.launcher.title
         what = None
-        if model.experts or model.latent is not None:
+        if (model.experts or model.latent is not None) and not told:
             what = "experts" if model.experts else "latent attention"
         elif model.norms_per_layer != 2:
             what = f"{model.norms_per_layer} norms a layer"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_shell
@@ -9,6 +10,8 @@ from hpgo.export.for_megatron import CLIPPING, layout
 from hpgo.export.ways import WayJob
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hpgo.export.targets import Place, Target
     from hpgo.planning.way_plans import WayPlan
 
@@ -20,8 +23,17 @@ _UNFUSED = ("masked-softmax", "bias-gelu", "bias-swiglu", "bias-dropout", "rope"
 def arguments(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
     """One argument a line, each quoted for a shell, under comments."""
     job = WayJob.of(plan, target, place)
-    job.check_shape(plain=False)
-    sections = (_model(job), _parallel(job), _batch(job), _memory(job), _precision(job), _overlap(job))
+    job.check_shape(plain=False, told=True)
+    sections = (
+        _model(job),
+        _attention(job),
+        _experts(job),
+        _parallel(job),
+        _batch(job),
+        _memory(job),
+        _precision(job),
+        _overlap(job),
+    )
     words = [
         f"--{key}{'' if value is True else f' {in_shell(str(value))}'}"
         for section in sections
@@ -34,18 +46,13 @@ def arguments(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
 
 def _model(job: WayJob) -> dict[str, int | str | bool]:
     model = job.model
-    shares_keys = model.kv_heads != model.heads
     return {
         "num-layers": model.layers,
         "hidden-size": model.hidden,
         "num-attention-heads": model.heads,
-        "kv-channels": model.head_dim,
-        "group-query-attention": shares_keys,
-        "num-query-groups": model.kv_heads if shares_keys else False,
-        "ffn-hidden-size": model.ffn,
+        "ffn-hidden-size": model.ffn or model.expert_ffn,
         "swiglu": model.gated,
         "normalization": "LayerNorm" if model.centred_norms else "RMSNorm",
-        "qk-layernorm": model.head_norms,
         "disable-bias-linear": model.attention_bias != "all" and not model.ffn_bias,
         "add-qkv-bias": model.attention_bias == "qkv" and not model.ffn_bias,
         "position-embedding-type": "learned_absolute" if model.positions else "rope",
@@ -53,6 +60,65 @@ def _model(job: WayJob) -> dict[str, int | str | bool]:
         "vocab-size": model.vocab,
         "untie-embeddings-and-output-weights": not model.tied,
     }
+
+
+def _attention(job: WayJob) -> dict[str, int | str | bool]:
+    model, latent = job.model, job.model.latent
+    shares_keys = model.kv_heads != model.heads
+    told: dict[str, int | str | bool] = {}
+    if latent is None:
+        told |= {
+            "kv-channels": model.head_dim,
+            "group-query-attention": shares_keys,
+            "num-query-groups": model.kv_heads if shares_keys else False,
+            "qk-layernorm": model.head_norms,
+        }
+    else:
+        told |= {
+            "multi-latent-attention": True,
+            "q-lora-rank": latent.q_rank or False,
+            "kv-lora-rank": latent.kv_rank,
+            "qk-head-dim": model.head_dim - latent.rope_dim,
+            "qk-pos-emb-head-dim": latent.rope_dim,
+            "v-head-dim": latent.value_dim,
+            "qk-layernorm": True,  # of the narrow vectors
+        }
+    if model.window_layers:
+        # A token sees itself and those to its left.
+        told |= {"window-size": f"{model.window - 1},0"}
+        if len(model.window_layers) < model.layers:
+            told["window-attn-skip-freq"] = _pattern(at in model.window_layers for at in range(model.layers))
+    return told
+
+
+def _experts(job: WayJob) -> dict[str, int | str | bool]:
+    model, way = job.model, job.way
+    if not model.experts:
+        return {}
+    grouped = model.expert_groups > 1
+    return {
+        "num-experts": model.experts,
+        "moe-layer-freq": _pattern(map(model.holds_experts, range(model.layers))) if model.dense_layers else False,
+        "moe-ffn-hidden-size": model.expert_ffn,
+        "moe-router-topk": model.experts_per_token,
+        "moe-router-num-groups": model.expert_groups if grouped else False,
+        "moe-router-group-topk": model.groups_per_token if grouped else False,
+        "moe-shared-expert-intermediate-size": model.shared_ffn or False,
+        "moe-shared-expert-gate": model.shared_gate,
+        "moe-grouped-gemm": True,
+        "moe-token-dispatcher-type": "alltoall",
+        "expert-model-parallel-size": way.expert,
+        "expert-tensor-parallel-size": 1,
+    }
+
+
+def _pattern(layers: Iterable[bool]) -> str:
+    """Which layers are of a kind, in Megatron's words.
+
+    >>> _pattern([False] * 3 + [True] * 58)
+    '[0]*3+[1]*58'
+    """
+    return "+".join(f"[{int(one)}]*{len(list(held))}" for one, held in groupby(layers))
 
 
 def _parallel(job: WayJob) -> dict[str, int | str | bool]:
@@ -133,6 +199,11 @@ def _notes(job: WayJob) -> list[str]:
         notes.append(f"there are {model.positions} learned positions, and sequences of {seq} tokens")
     if (model.attention_bias == "all") != model.ffn_bias:
         notes.append("matrices add vectors in attention or in feed-forward networks alone, which no argument says")
+    if model.experts:
+        notes += [
+            "experts are priced as having equally many tokens: how a router scores and balances is for you to say",
+            "between machines each token is priced to go once to each: --moe-token-dispatcher-type flex does so",
+        ]
     if way.precision in {"fp8", "fp4"} and not (way.precision == "fp8" and way.zero == 1):
         notes.append("copies of weights in fewer bits, which Transformer Engine keeps beside them, are not priced")
     if way.tensor > 1 or way.context > 1:

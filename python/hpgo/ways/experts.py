@@ -49,13 +49,16 @@ def expert_weights(site: Site) -> float:
     return site.model.experts / site.way.expert * site.model.expert_parameters
 
 
-def kept_by_experts(site: Site) -> float:
-    """Bytes that a layer keeps of one micro-batch: inputs of experts, what is between their matrices, and scores."""
+def kept_by_experts(site: Site, each: float) -> float:
+    """Bytes that a layer keeps of one micro-batch: inputs of experts, what is between their matrices, and scores.
+
+    Inputs of products are kept in `each` bytes a value.
+    """
     if not site.kind.experts:
         return 0.0
     model = site.model
-    each = model.hidden + (site.inner + 1) * model.expert_ffn
-    return VALUE * routed_rows(site) * each + 8 * routed_tokens(site) * model.experts
+    row = each * (model.hidden + model.expert_ffn) + VALUE * site.inner * model.expert_ffn
+    return routed_rows(site) * row + 8 * routed_tokens(site) * model.experts
 
 
 def experts(site: Site) -> Pass:

@@ -98,7 +98,7 @@ def optimizer(site: Site, part: Part) -> float:
 def kept_bytes(site: Site, *, anew: bool, cast: bool = True) -> float:
     """What one layer keeps of one micro-batch from its forward to its backward.
 
-    `cast` says whether inputs of products that are computed in fewer bits are kept in these; those of experts are not.
+    `cast` says whether inputs of products that are computed in fewer bits are kept in these.
     """
     model, way, tokens = site.model, site.way, site.tokens
     if anew:
@@ -106,7 +106,7 @@ def kept_bytes(site: Site, *, anew: bool, cast: bool = True) -> float:
     each = _NARROW.get(way.precision, VALUE) if cast else VALUE
     # Inputs of two norms and of two products; and, in stacks that still have dropout, its masks.
     outside = (2 * VALUE + 2 * each + (0 if way.flash else 2)) * tokens * model.hidden / site.between
-    outside += 2 * VALUE * tokens * site.narrow / site.between + kept_by_experts(site)
+    outside += 2 * VALUE * tokens * site.narrow / site.between + kept_by_experts(site, each)
     # Attention keeps its result in 16 bits, so that the product behind it keeps another in fewer.
     kept = site.queries + site.keys + site.values + site.mixed + site.inner * site.ffn
     inputs = site.ffn + (site.mixed if each < VALUE else 0)

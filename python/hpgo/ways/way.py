@@ -203,9 +203,9 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
             f"ep {way.expert} does not divide the {model.experts} experts {model_said}",
             nearest(way.expert, divisors(model.experts)),
         )
-    if way.expert > 1 and way.tensor > 1 and not way.sequence:
+    if model.experts and way.tensor > 1 and not way.sequence:
         raise ArgumentError(
-            f"ep {way.expert} with tp {way.tensor} needs sequence parallelism, so that each GPU has tokens of its own",
+            f"tp {way.tensor} with experts needs sequence parallelism, so that each GPU has tokens of its own",
             "take it, or tp 1",
         )
     parts = 2 * way.context if way.context > 1 else 1  # each GPU has one part from the front and one from the end
