@@ -313,6 +313,12 @@ REFUSED: list[tuple[str, Any, str, str]] = [
         "export",
     ),
     (
+        "an equation that onnx reads for ever",
+        model([node("Einsum", "x w", "y", equation="ab,bc-")], {"w": [64, 4]}),
+        "node 1 (`Einsum`): its equation has a `-` that begins no `->`",
+        "export",
+    ),
+    (
         "doubles",
         model([node("MatMul", "x w", "y")], {"w": [64, 4]}, kind=TensorProto.DOUBLE),
         "no figure of a100 is known for float64",

@@ -155,6 +155,9 @@ class OnnxFile:
                 check_kind(Operation(node.op_type, shorten(node.name), (), (), {}))
             except ProfileError as error:
                 raise ProfileError(f"{self.file}: {error.message}", error.hint) from None
+            # onnx, which finds the shapes, never comes back from such an equation.
+            if node.op_type == "Einsum" and any(b"-" in one.s.replace(b"->", b"", 1) for one in node.attribute):
+                raise ProfileError(f"{where}: its equation has a `-` that begins no `->`", "export the model again")
 
     def _strip(self) -> None:
         """Leaves out what shapes don't depend on: values of weights, and shapes that are of another batch size."""
