@@ -118,7 +118,7 @@ emulation: build torch
 variants: build torch
 	$(BIN)/hpgo variants --search --alone --write docs/variants.md
 
-# Every plan of the reproduction, run by processes that sleep, a quarter of an hour; its table of planned and emulated steps.
+# Every plan of the reproduction, run by processes that sleep, ten minutes; its table of planned and emulated steps.
 emulated: build torch
 	$(BIN)/hpgo reproduce --emulate --write PLANNER_REPRODUCTION.md
 

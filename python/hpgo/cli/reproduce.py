@@ -26,7 +26,7 @@ def command(write: Path | None, check: Path | None, figures: Path | None, emulat
 
     With `--emulate`, sixteen processes on this machine run every plan of the first table in their place: they send each
     other the plan's messages, and sleep for what its passes take. It makes one table, of planned and emulated steps, in
-    about a quarter of an hour, and needs torch.
+    about ten minutes, and needs torch.
 
     \b
     Examples:

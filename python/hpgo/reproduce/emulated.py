@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from hpgo.programs.program import Program
     from hpgo.reproduce.answers import Strategy
 
-PASS_S = 0.02
-"""What the median pass lasts here: shorter ones are measured too long, since sleepers wake late."""
+PASS_S = 0.1
+"""What the median pass lasts here. Steps of data parallelism have two passes, and sixteen sleepers wake late."""
 _STEPS = 3
 _SILENCE_S = 30.0
 """Of one of many processes on few cores."""
