@@ -570,7 +570,18 @@ def _memory(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
             )
     low = min(ratios) - 1
     said = f"{len(ratios)} points: mean error {_percent(Errors(tuple(ratios)).mean)}, from {100 * low:.0f} % to"
-    return [*lines, "", f"{said} +{100 * (max(ratios) - 1):.0f} %.", ""]
+    return [*lines, "", f"{said} +{100 * (max(ratios) - 1):.0f} %.", "", _that_ran(points, prices), ""]
+
+
+def _that_ran(points: Sequence[Point], prices: dict[str, Price]) -> str:
+    """How many recipes of models with experts, all of which ran, are priced as too large."""
+    recipes = {point.recipe: prices[point.id] for point in points if point.platform == EXPERTS}
+    short = [price.missing_bytes / price.capacity_bytes for price in recipes.values() if not price.fits]
+    return (
+        f"Of {len(recipes)} recipes for models with experts, all of which ran, {len(short)} are priced as too large, by"
+        f" up to {_percent(max(short))} of a GPU's memory: what they compute anew in part, and in how many bits they sum"
+        " gradients, is not published."
+    )
 
 
 def _left(left: Counter[str]) -> list[str]:
