@@ -579,8 +579,8 @@ def _that_ran(points: Sequence[Point], prices: dict[str, Price]) -> str:
     short = [price.missing_bytes / price.capacity_bytes for price in recipes.values() if not price.fits]
     return (
         f"Of {len(recipes)} recipes for models with experts, all of which ran, {len(short)} are priced as too large, by"
-        f" up to {_percent(max(short))} of a GPU's memory: what they compute anew in part, and in how many bits they sum"
-        " gradients, is not published."
+        f" up to {_percent(max(short))} of a GPU's memory: what they compute anew in part, and in how many bits they"
+        " sum gradients, is not published."
     )
 
 
