@@ -366,8 +366,9 @@ def _summary(steps: Sequence[Point], ratio: dict[str, float], kept: dict[str, di
         (
             "Which half a recipe is of, with all releases of it, follows from a hash of its degrees. Constants are"
             " fitted on one half, where each platform counts the same; *not fitted* is the other. *Left out* is all of"
-            " a platform priced with constants that were fitted without it. *One step known* corrects these by the"
-            " ratio of one measured step: the mean over all points but that one, and over all that may be it."
+            " a platform priced with constants that were fitted without it. *One step known* corrects these by one"
+            " measured step, as `hpgo calibrate --steps` does, with spreads of the other platforms: the mean over all"
+            " points but that one, and over all that may be it."
         ),
         "",
         (
@@ -377,6 +378,7 @@ def _summary(steps: Sequence[Point], ratio: dict[str, float], kept: dict[str, di
         "|---|---|---|---|---|---|---|---|",
     ]
     means: dict[str, list[float]] = defaultdict(list)
+    alone_by = _left_out(steps, kept)
     for platform, said in PLATFORMS.items():
         held = [point for point in steps if point.platform == platform]
         every = Errors(tuple(ratio[point.id] for point in held))
@@ -388,10 +390,9 @@ def _summary(steps: Sequence[Point], ratio: dict[str, float], kept: dict[str, di
         if platform in UNFITTED:
             row += [_percent(every.mean), "–"]
         else:
-            without = _of(kept[platform])
-            apart = {point.id: point.price(without).step_s / (point.step_s or math.nan) for point in held}
-            alone = Errors(tuple(apart.values()))
-            known = _one_known(list(apart.values()))
+            apart = [one for _, one in alone_by[platform]]
+            alone = Errors(tuple(apart))
+            known = _one_known(apart, _trust({name: one for name, one in alone_by.items() if name != platform}))
             row += [_percent(alone.mean), _percent(known)]
             for name, value in (
                 ("all", every.mean),
@@ -406,10 +407,30 @@ def _summary(steps: Sequence[Point], ratio: dict[str, float], kept: dict[str, di
         f"| **mean of platforms that take part** | | {averages['all']} | | | {averages['other']} | {averages['alone']}"
         f" | {averages['known']} |"
     )
-    return [*lines, "", *_with_experts([point for point in steps if point.platform == EXPERTS], ratio, kept)]
+    between, within = _spreads(alone_by)
+    lines += [
+        "",
+        (
+            f"Logarithms of steps that are left out, predicted over measured, have a standard deviation of {within:.2f}"
+            f" around their platform's mean, and these means one of {between:.2f} around 0."
+        ),
+        "",
+        "## By device",
+        "",
+        "Of platforms that were left out: the mean of each one's mean error on the device.",
+        "",
+        "| device | platforms | steps | mean error |",
+        "|---|---|---|---|",
+    ]
+    for device, (platforms, count, error) in _by_device(alone_by).items():
+        lines.append(f"| {device} | {platforms} | {count} | {_percent(error)} |")
+    experts = [point for point in steps if point.platform == EXPERTS]
+    return [*lines, "", *_with_experts(experts, ratio, kept, _trust(alone_by))]
 
 
-def _with_experts(held: Sequence[Point], ratio: dict[str, float], kept: dict[str, dict[str, float]]) -> list[str]:
+def _with_experts(
+    held: Sequence[Point], ratio: dict[str, float], kept: dict[str, dict[str, float]], trust: float
+) -> list[str]:
     """Errors by model, and what the goal is."""
     lines = [
         "## Models with experts",
@@ -417,8 +438,8 @@ def _with_experts(held: Sequence[Point], ratio: dict[str, float], kept: dict[str
         (
             f"{PLATFORMS[EXPERTS]}, which take no part in the table above, nor in any constant of dense models: those"
             " of experts are fitted on one half of these steps, by themselves. *Left out* is a model priced with"
-            " constants that were fitted without it. *One step known* corrects these by the ratio of one step of the"
-            " same model; *of its release* by one of the same release, too, as somebody would who measures his own. *By"
+            " constants that were fitted without it. *One step known* corrects these by one step of the same model,"
+            " as above; *of its release* by one of the same release, too, as somebody would who measures his own. *By"
             " releases alone* is what would be left of the former if each recipe had the mean of its releases as its"
             " price: no price tells releases apart, of which the longest step is *longer* than the shortest by so much."
         ),
@@ -444,8 +465,9 @@ def _with_experts(held: Sequence[Point], ratio: dict[str, float], kept: dict[str
             releases[point.id.split("-")[1]].append(apart[point.id])
         alone = [geometric_mean(recipes[point.recipe]) / (point.step_s or math.nan) for point in mine]
         several = [ratios for ratios in releases.values() if len(ratios) > 1]
-        within = sum(len(ratios) * _one_known(ratios) for ratios in several) / sum(map(len, several))
-        for name, value in (("all", _one_known([*apart.values()])), ("release", within), ("floor", _one_known(alone))):
+        within = sum(len(ratios) * _one_known(ratios, trust) for ratios in several) / sum(map(len, several))
+        floor = _one_known(alone, trust)
+        for name, value in (("all", _one_known([*apart.values()], trust)), ("release", within), ("floor", floor)):
             known[name].append(value)
         row = [
             f"`{model}`", str(len(mine)), _percent(Errors(tuple(every)).mean), _percent(Errors(tuple(every)).worst),
@@ -471,16 +493,63 @@ def _with_experts(held: Sequence[Point], ratio: dict[str, float], kept: dict[str
     return [*lines, "", f"{goal} {said}", ""]
 
 
+def _left_out(steps: Sequence[Point], kept: dict[str, dict[str, float]]) -> dict[str, list[tuple[Point, float]]]:
+    """Predicted over measured steps of each platform, by constants that were fitted without it."""
+    found: dict[str, list[tuple[Point, float]]] = {}
+    for platform in PLATFORMS:
+        if platform not in UNFITTED and platform != EXPERTS:
+            without = _of(kept[platform])
+            found[platform] = [
+                (point, point.price(without).step_s / (point.step_s or math.nan))
+                for point in steps
+                if point.platform == platform
+            ]
+    return found
+
+
+def _spreads(apart: dict[str, list[tuple[Point, float]]]) -> tuple[float, float]:
+    """Standard deviations of logarithms: of platforms' means around 0, and of steps around these; platforms alike."""
+    within, between = [], []
+    for held in apart.values():
+        logs = [math.log(one) for _, one in held]
+        mean = sum(logs) / len(logs)
+        spread = sum((one - mean) ** 2 for one in logs) / (len(logs) - 1)
+        within.append(spread)
+        between.append(mean**2 - spread / len(logs))
+    return math.sqrt(max(0.0, sum(between) / len(between))), math.sqrt(sum(within) / len(within))
+
+
+def _trust(apart: dict[str, list[tuple[Point, float]]]) -> float:
+    """How much of a step's logarithm is its platform's."""
+    between, within = _spreads(apart)
+    return between**2 / (between**2 + within**2)
+
+
+def _by_device(apart: dict[str, list[tuple[Point, float]]]) -> dict[str, tuple[int, int, float]]:
+    """Platforms, steps and mean error of each device."""
+    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for platform, held in apart.items():
+        for point, one in held:
+            ratios[point.cluster.machines[0].device.name.partition("-")[0]][platform].append(one)
+    found = {}
+    for device, by in sorted(ratios.items()):
+        errors = [Errors(tuple(held)).mean for held in by.values()]
+        found[device] = (len(by), sum(map(len, by.values())), sum(errors) / len(errors))
+    return found
+
+
 def _median(values: Iterable[float]) -> float:
     ordered = sorted(values)
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-def _one_known(ratios: Sequence[float]) -> float:
-    """Mean error when one point's ratio is known and corrects all others."""
+def _one_known(ratios: Sequence[float], trust: float) -> float:
+    """Mean error when one point's ratio is known and corrects all others, by that power of it."""
     if len(ratios) > 200:  # pairs are as many as tell
         ratios = ratios[:: len(ratios) // 200]
-    errors = [abs(one / known - 1) for at, known in enumerate(ratios) for to, one in enumerate(ratios) if to != at]
+    errors = [
+        abs(one / known**trust - 1) for at, known in enumerate(ratios) for to, one in enumerate(ratios) if to != at
+    ]
     return sum(errors) / len(errors)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from hpgo.planning.measured_steps import PLATFORM_SPREAD, STEP_SPREAD
+from hpgo.planning.platform import ERROR_WITH_EXPERTS, ERRORS, USUAL_ERROR
 from hpgo.ways.constants import CONSTANTS
 
 if TYPE_CHECKING:
@@ -34,6 +37,19 @@ def accuracy(reference: Path) -> ModuleType:
 def test_constants_are_those_that_were_fitted() -> None:
     kept = json.loads((ROOT / "docs/accuracy.json").read_text(encoding="utf-8"))["half"]
     assert {name: getattr(CONSTANTS, name) for name in kept} == kept
+
+
+def test_errors_and_spreads_are_those_of_the_page() -> None:
+    page = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| \d+ \| ([\d.]+) % \|$", page, re.MULTILINE)
+    assert {name: round(float(error) / 100, 2) for name, platforms, error in rows if int(platforms) > 1} == ERRORS
+    mean = next(line for line in page.splitlines() if line.startswith("| **mean of platforms"))
+    left_out = re.findall(r"([\d.]+) %", mean)[2]
+    assert round(float(left_out) / 100, 2) == USUAL_ERROR
+    experts = next(line for line in page.splitlines() if line.startswith("| **all** |"))
+    assert round(float(re.findall(r"([\d.]+) %", experts)[3]) / 100, 2) == ERROR_WITH_EXPERTS
+    spreads = re.findall(r"a standard deviation of ([\d.]+) .* and these means one of ([\d.]+) around 0", page)
+    assert [(float(within), float(between)) for within, between in spreads] == [(STEP_SPREAD, PLATFORM_SPREAD)]
 
 
 def test_the_page_is_what_the_command_gives(accuracy: ModuleType) -> None:

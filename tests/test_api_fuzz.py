@@ -144,6 +144,8 @@ GPUS = hpgo.Cluster.preset("h100:1")
 PRICE = hpgo.price(TRANSFORMER, GPUS, global_batch_size=8, seq=64)
 WAYS = hpgo.choose_way(TRANSFORMER, GPUS.first(1), global_batch_size=2, seq=64)
 WAY_PLAN = hpgo.WayPlan.of(PRICE, TRANSFORMER, GPUS)
+MEASURED = hpgo.MeasuredStep(TRANSFORMER, GPUS, PRICE, PRICE.step_s)
+FITTED = hpgo.fit_platform([MEASURED])
 CLUSTER = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=10, inter_gbit_s=10)
 PLAN = hpgo.plan(PROFILE, CLUSTER, global_batch_size=4)
 CHAIN = hpgo.partition(PROFILE, CLUSTER)
@@ -209,7 +211,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         TIMELINE.measures, hpgo.MemoryModel(), hpgo.Layout(("Et", "tL")), hpgo.Durations((1.0,), (1.0,), (1.0,)),
         hpgo.StageBytes(), JOB, JOB.nodes[0], export.TARGETS[0], export.Place("a", "b"), plans.Digest("0"),
         plans.Tie(0.1, 1.0, 1.0), plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1),
-        PRICE, PRICE.way, PRICE.stages[0], WAYS, WAY_PLAN,
+        PRICE, PRICE.way, PRICE.stages[0], WAYS, WAY_PLAN, MEASURED, FITTED, FITTED.platform,
+        hpgo.compare(PRICE, PRICE),
         hpgo.ScheduleChoice("zb", 1.0, 1.0, 0.0, 2, 1, 1, True, "", None),
     ]  # fmt: skip
     compat = [model, model.layers[0], devices, conductor, conductor.res[0], HPGO.columns(
@@ -253,12 +256,32 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 8, "seq": 64, "tp": 1, "pp": 2,
                  "vpp": 1, "cp": 1, "ep": 1, "zero": 1, "micro_batch_size": 1, "recompute": "full",
                  "recompute_layers": 1, "sequence_parallel": False, "precision": "bf16", "flash": True, "fused": True,
-                 "overlap": True, "devices": 8},
+                 "overlap": True, "devices": 8, "platform": FITTED.platform},
+            ),
+            "compare": (hpgo.compare, {"chosen": PRICE, "other": PRICE}),
+            "draw_way": (
+                hpgo.draw_way, {"price": PRICE, "cluster": GPUS, "path": "way.svg", "theme": "dark"},
+            ),
+            "draw_front": (hpgo.draw_front, {"prices": [PRICE], "path": "front.svg", "theme": "auto"}),
+            "MeasuredStep.of": (
+                hpgo.MeasuredStep.of,
+                {"transformer": TRANSFORMER, "cluster": GPUS, "predicted": PRICE, "measured_s": PRICE.step_s},
+            ),
+            "fit_platform": (hpgo.fit_platform, {"steps": [MEASURED]}),
+            "Platform.read": (hpgo.Platform.read, {"path": "platform.yaml"}),
+            "Platform.save": (FITTED.platform.save, {"path": "platform.yaml"}),
+            "Platform.yaml": (FITTED.platform.yaml, {}),
+            "way_front": (
+                hpgo.way_front,
+                {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 2, "seq": 64, "precision": "bf16",
+                 "devices": 1, "launcher": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "headroom_bytes": 1e9,
+                 "platform": FITTED.platform, "points": 2},
             ),
             "choose_way": (
                 hpgo.choose_way,
                 {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 2, "seq": 64, "precision": "bf16",
                  "devices": 1, "launcher": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "headroom_bytes": 1e9,
+                 "platform": FITTED.platform,
                  "top": 2},
             ),
             "WayChoice.plan": (WAYS.plan, {"place": 1}),
@@ -446,7 +469,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for name, text in {
             "toy.txt": TEXT, "models.yml": MODEL_FILE, "types.yml": TYPES_FILE, "devices.yml": "t: [a, b]",
             "shape.yaml": json.dumps({"hpgo_transformer": 1, **SHAPE}),
-            "cluster.yaml": CLUSTER.yaml(), "way.json": WAY_PLAN.to_json(),
+            "cluster.yaml": CLUSTER.yaml(), "way.json": WAY_PLAN.to_json(), "platform.yaml": FITTED.platform.yaml(),
             "plan.json": PLAN.to_json(), "chain.json": CHAIN.to_json(),
             "program.json": PROGRAM.to_json(), "orders.csv": ORDERS.to_text(),
         }.items():  # fmt: skip

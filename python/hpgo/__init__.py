@@ -39,15 +39,22 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.planning.chain.plans import ChainStage as ChainStage
     from hpgo.planning.chain.search import partition as partition
     from hpgo.planning.chain.search import partition_files as partition_files
+    from hpgo.planning.comparison import Comparison as Comparison
+    from hpgo.planning.comparison import compare as compare
     from hpgo.planning.configured import Price as Price
     from hpgo.planning.configured import price as price
+    from hpgo.planning.front import way_front as way_front
     from hpgo.planning.grid import WayChoice as WayChoice
     from hpgo.planning.grid import choose_way as choose_way
+    from hpgo.planning.measured_steps import MeasuredStep as MeasuredStep
+    from hpgo.planning.measured_steps import PlatformFit as PlatformFit
+    from hpgo.planning.measured_steps import fit_platform as fit_platform
     from hpgo.planning.planner import evaluate as evaluate
     from hpgo.planning.planner import exhaustive as exhaustive
     from hpgo.planning.planner import plan as plan
     from hpgo.planning.plans import Plan as Plan
     from hpgo.planning.plans import ScheduleChoice as ScheduleChoice
+    from hpgo.planning.platform import Platform as Platform
     from hpgo.planning.question import MemoryModel as MemoryModel
     from hpgo.planning.way_plans import WayPlan as WayPlan
     from hpgo.programs.costs import Costs as Costs
@@ -62,6 +69,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.programs.ranks import RankProgram as RankProgram
     from hpgo.programs.stages import Crossing as Crossing
     from hpgo.programs.stages import Stage as Stage
+    from hpgo.show.front_picture import draw_front as draw_front
+    from hpgo.show.way_picture import draw_way as draw_way
     from hpgo.timing.measures import Measures as Measures
     from hpgo.timing.simulation import simulate as simulate
     from hpgo.timing.timeline import Timeline as Timeline
@@ -77,6 +86,7 @@ _PUBLIC: dict[str, str] = {
     "ChainStage": "hpgo.planning.chain.plans",
     "Cluster": "hpgo.machine.cluster",
     "ClusterError": "hpgo.base.errors",
+    "Comparison": "hpgo.planning.comparison",
     "Costs": "hpgo.programs.costs",
     "Crossing": "hpgo.programs.stages",
     "Durations": "hpgo.programs.orders",
@@ -86,9 +96,12 @@ _PUBLIC: dict[str, str] = {
     "Latent": "hpgo.model.transformer",
     "Layer": "hpgo.model.profile",
     "Layout": "hpgo.programs.layout",
+    "MeasuredStep": "hpgo.planning.measured_steps",
     "Measures": "hpgo.timing.measures",
     "MemoryModel": "hpgo.planning.question",
     "Plan": "hpgo.planning.plans",
+    "Platform": "hpgo.planning.platform",
+    "PlatformFit": "hpgo.planning.measured_steps",
     "Price": "hpgo.planning.configured",
     "Profile": "hpgo.model.profile",
     "ProfileError": "hpgo.base.errors",
@@ -108,9 +121,13 @@ _PUBLIC: dict[str, str] = {
     "WayPlan": "hpgo.planning.way_plans",
     "calibrate": "hpgo.planning.calibration",
     "choose_way": "hpgo.planning.grid",
+    "compare": "hpgo.planning.comparison",
+    "draw_front": "hpgo.show.front_picture",
+    "draw_way": "hpgo.show.way_picture",
     "estimate": "hpgo.model.estimate",
     "evaluate": "hpgo.planning.planner",
     "exhaustive": "hpgo.planning.planner",
+    "fit_platform": "hpgo.planning.measured_steps",
     "partition": "hpgo.planning.chain.search",
     "partition_files": "hpgo.planning.chain.search",
     "plan": "hpgo.planning.planner",
@@ -120,6 +137,7 @@ _PUBLIC: dict[str, str] = {
     "schedule": "hpgo.programs.orders",
     "schedules": "hpgo.programs.orders",
     "simulate": "hpgo.timing.simulation",
+    "way_front": "hpgo.planning.front",
     "write_profile": "hpgo.model.formats",
 }
 

@@ -10,10 +10,11 @@ import click
 from hpgo.base.documents import json_text, write_text
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.units import format_seconds
-from hpgo.cli.terminal import table
+from hpgo.cli.terminal import say, table
 
 if TYPE_CHECKING:
     from hpgo.planning.calibration import Calibration
+    from hpgo.planning.measured_steps import PlatformFit
 
 _NAMES = {
     "forward_s": "forward", "backward_s": "backward", "transfer_s": "sends on", "sync_s": "sums",
@@ -24,17 +25,19 @@ _MANIFOLD = 10.0
 
 
 @click.command()
-@click.argument("plan", metavar="PLAN.json")
-@click.argument("timeline", metavar="TIMELINE")
+@click.argument("plan", metavar="[PLAN.json]", required=False)
+@click.argument("timeline", metavar="[TIMELINE]", required=False)
+@click.option("--steps", metavar="FILE", help="Measured steps of transformers: .yaml, .json or .csv.")
 @click.option("--profile", metavar="FILE", help="What the plan was made with, if it was saved without it.")
 @click.option("--cluster", metavar="NAME|FILE", help="Likewise.")
-@click.option("-o", "output", metavar="FILE", help="The corrected profile: .yaml or .json.")
+@click.option("-o", "output", metavar="FILE", help="The corrected profile, or the platform: .yaml.")
 @click.option("--cluster-output", metavar="FILE", help="The corrected cluster, as .yaml.")
 @click.option("--json", "as_json", is_flag=True, help="All of it as one object, for machines.")
 def command(
     *,
-    plan: str,
-    timeline: str,
+    plan: str | None,
+    timeline: str | None,
+    steps: str | None,
     profile: str | None,
     cluster: str | None,
     output: str | None,
@@ -46,9 +49,13 @@ def command(
     TIMELINE is what `hpgo run --timeline` wrote. Profile and cluster are corrected by what stages, messages and sums
     took, so that the next plan is made of them.
 
+    With --steps, a platform is made of steps that transformers took there, for --platform of `hpgo plan` and
+    `hpgo price`: docs/llm.md.
+
     \b
     Examples:
       hpgo calibrate plan.json measured.timeline.json
+      hpgo calibrate --steps steps.yaml -o platform.yaml
       hpgo calibrate plan.json run.npz -o new.yaml --cluster-output lab.yaml
     """
     from hpgo.machine.cluster import Cluster
@@ -57,6 +64,13 @@ def command(
     from hpgo.planning.plans import Plan
     from hpgo.timing.timeline import Timeline
 
+    if steps is not None:
+        if plan is not None or profile is not None or cluster is not None or cluster_output is not None:
+            raise click.UsageError("--steps goes with -o and --json alone: a platform is for plans of any model")
+        _platform(steps, output, as_json=as_json)
+        return
+    if plan is None or timeline is None:
+        raise click.UsageError("name a plan and a timeline, or a file of measured steps with --steps")
     for file, endings in ((output, (".yaml", ".yml", ".json")), (cluster_output, (".yaml", ".yml"))):
         if file is not None and Path(file).suffix not in endings:
             raise ArgumentError(f"`{file}` does not end in {endings[0]}", f"name a file that ends in {endings[0]}")
@@ -74,6 +88,21 @@ def command(
         click.echo(json_text(_as_json(found)))
     else:
         _print(found)
+
+
+def _platform(steps: str, output: str | None, *, as_json: bool) -> None:
+    """Factors of the platform that steps were measured on."""
+    from hpgo.planning.measured_steps import fit_platform
+    from hpgo.show.platform_report import document, lines
+
+    if output is not None and Path(output).suffix not in {".yaml", ".yml"}:
+        raise ArgumentError(f"`{output}` does not end in .yaml", "name a file that ends in .yaml")
+    found: PlatformFit = fit_platform(steps)
+    if output is not None:
+        found.platform.save(output)
+    click.echo(json_text(document(found)) if as_json else "\n".join(lines(found)))
+    if output is None:
+        say("note", "nothing was written: `-o platform.yaml` keeps the platform for --platform")
 
 
 def _print(found: Calibration) -> None:

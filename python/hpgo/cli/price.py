@@ -46,6 +46,8 @@ _DEGREE = click.IntRange(min=1)
 @click.option("--no-fused", is_flag=True, help="Operations on single values are not fused.")
 @click.option("--no-overlap", is_flag=True, help="Gradients are summed after the backward passes only.")
 @click.option("--adapter", "adapter_gbit_s", type=float, metavar="GBIT/S", help="Rate of a preset's network adapters.")
+@click.option("--platform", metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.")
+@click.option("--picture", metavar="FILE", help="The way on its cluster: .svg, .png, .pdf or .html.")
 @click.option("-o", "output", metavar="FILE", help="Its layers, on groups of GPUs, as a profile for `hpgo plan`.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(
@@ -57,6 +59,8 @@ def command(
     no_fused: bool,
     no_overlap: bool,
     adapter_gbit_s: float | None,
+    platform: str | None,
+    picture: str | None,
     output: str | None,
     as_json: bool,
     **options: Any,
@@ -71,14 +75,17 @@ def command(
     Examples:
       hpgo price llama-3-8b -c h100:1 -b 32 --seq 8192 --tp 2
       hpgo price llama-3-70b -c h100:8 -b 128 --seq 8192 --tp 8 --pp 4 --vpp 5
+      hpgo price llama-3-8b -c h100:2 -b 32 --seq 8192 --tp 2 --picture way.svg
       hpgo price config.json -c a100:4 --devices 24 -b 48 --seq 4096 --tp 8
       hpgo price mixtral-8x7b -c h100:4 -b 128 --seq 4096 --pp 2 --ep 8
     """
     from hpgo.model.formats import write_profile
-    from hpgo.planning.configured import price, profile_of
+    from hpgo.planning.configured import constants_of, price, profile_of
+    from hpgo.planning.platform import Platform
     from hpgo.show.price_report import document, lines
 
     where = _cluster(cluster, adapter_gbit_s)
+    measured = None if platform is None else Platform.read(platform)
     with as_options():
         found = price(
             model,
@@ -87,10 +94,15 @@ def command(
             flash=not no_flash,
             fused=not no_fused,
             overlap=not no_overlap,
+            platform=measured,
             **options,
         )
         if output is not None:
-            write_profile(profile_of(found, model, where), output)
+            write_profile(profile_of(found, model, where, constants=constants_of(where, measured)), output)
+        if picture is not None:
+            from hpgo.show.way_picture import draw_way
+
+            draw_way(found, where, picture)
     click.echo(json_text(document(found)) if as_json else "\n".join(lines(found)))
     if not found.fits:
         say("warning", "it does not fit: raise a degree, or --zero, or compute anew with --recompute")

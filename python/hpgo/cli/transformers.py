@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
-_ALONE = ("precision", "top", "fix", "exclude", "tokens_per_batch")
+_ALONE = ("precision", "top", "fix", "exclude", "tokens_per_batch", "platform", "picture", "front")
 """Parameters that are about transformers."""
 _OPEN = {
     *_ALONE, "profile", "cluster", "global_batch_size", "devices", "seq", "as_json", "reserve", "launcher", "output",
@@ -59,6 +59,9 @@ def of_transformers(command: _Command) -> _Command:
             "--exclude", type=_Words(), multiple=True, metavar="NAME[=VALUE][,…]",
             help="Only ways without `cp`, say, or without `zero=0`. Repeatable.",
         ),
+        click.option("--platform", metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`."),
+        click.option("--picture", metavar="FILE", help="The quickest way on its cluster: .svg, .png, .pdf or .html."),
+        click.option("--front", metavar="FILE", help="Draw time against memory likewise: ways that need less of it."),
         click.option(
             "--top", type=click.IntRange(1, 1000), default=10, metavar="N", help="How many ways to list.  [10]"
         ),
@@ -84,6 +87,7 @@ def show_ways(ctx: click.Context) -> None:
     """Lists the quickest ways of training a transformer; the best one in full, and into a file if one is named."""
     from hpgo.machine.cluster import Cluster
     from hpgo.planning.grid import choose_way
+    from hpgo.planning.platform import Platform
     from hpgo.show.price_report import document, lines, listed
 
     given = [param for param in ctx.command.params if _is_given(ctx, str(param.name)) and param.name not in _OPEN]
@@ -93,26 +97,41 @@ def show_ways(ctx: click.Context) -> None:
     sizes, devices = _batches(ctx), asked["devices"] or (None,)
     if len(sizes) * len(devices) > 1:
         raise click.UsageError("with --seq, give one batch size and one number of devices")
+    for picture in (asked["picture"], asked["front"]):
+        if picture is not None:
+            from hpgo.draw.still import check
+
+            check(picture)  # before the search
+    model, where = asked["profile"], Cluster.read(asked["cluster"])
+    question: dict[str, Any] = {
+        "global_batch_size": sizes[0],
+        "seq": asked["seq"],
+        "precision": asked["precision"],
+        "devices": devices[0],
+        "launcher": asked["launcher"] or "megatron",
+        "fix": _fixed([word for words in asked["fix"] for word in words]),
+        "exclude": [word for words in asked["exclude"] for word in words],
+        "headroom_bytes": asked["reserve"],
+        "platform": None if asked["platform"] is None else Platform.read(asked["platform"]),
+    }
     with as_options():
-        found = choose_way(
-            asked["profile"],
-            Cluster.read(asked["cluster"]),
-            global_batch_size=sizes[0],
-            seq=asked["seq"],
-            precision=asked["precision"],
-            devices=devices[0],
-            launcher=asked["launcher"] or "megatron",
-            fix=_fixed([word for words in asked["fix"] for word in words]),
-            exclude=[word for words in asked["exclude"] for word in words],
-            headroom_bytes=asked["reserve"],
-            top=asked["top"],
-        )
+        found = choose_way(model, where, top=asked["top"], **question)
     try:
         if asked["output"] is not None:
             found.plan().save(asked["output"])
+        if asked["picture"] is not None:
+            from hpgo.show.way_picture import draw_way
+
+            draw_way(found.best, where, asked["picture"])
+        if asked["front"] is not None:
+            from hpgo.planning.front import way_front
+            from hpgo.show.front_picture import draw_front
+
+            draw_front(way_front(model, where, **question), asked["front"])
     finally:  # what was found is shown, even if it can't be saved
         if asked["as_json"]:
             kept = {"ways": found.ways, "simulated": found.simulated, "launcher": found.launcher}
+            kept["alike"] = len(found.alike)
             click.echo(json_text(kept | {"prices": [document(one) for one in found.prices]}))
         else:
             click.echo("\n".join([*lines(found.best), "", *listed(found)]))

@@ -93,6 +93,18 @@ _LOOKS = {
     "free": Look(fill=("#e6eaee", "#2a323a")),
     "held": Look(fill=("#8d99a6", "#9aa4af")),
     "rule": Look(stroke=("#c9d0d7", "#3a424b"), stroke_px=0.8),
+    "frame-tensor": Look(stroke=INK, stroke_px=1.8),
+    "frame-context": Look(stroke=("#c4113c", "#ff6b88"), stroke_px=1.4, dash_px=(4, 2)),
+    "frame-expert": Look(stroke=("#0b5e8a", "#9fd8ff"), stroke_px=1.4, dash_px=(1.5, 1.5)),
+    "same-weights": Look(fill=INK),
+    "unused": Look(fill=("#e6eaee", "#2a323a")),
+    "near": Look(fill=("#e3ecf8", "#1d2d42")),
+    "front": Look(stroke=("#3b75c4", "#7fb0f2"), stroke_px=1.4),
+}
+STAGE_COLOURS = ("#56b4e9", "#e69f00", "#35b88f", "#f0e442", "#d99bbd", "#7f9fd6", "#e8814b", "#b9c0c8")
+"""Of groups of GPUs with different layers; a number in them tells those apart that share a colour."""
+_LOOKS |= {
+    f"stage-{at}": Look(fill=(colour, colour), stroke=PAPER, stroke_px=0.6) for at, colour in enumerate(STAGE_COLOURS)
 }
 
 

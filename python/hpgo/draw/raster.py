@@ -93,6 +93,7 @@ def _shape(axes: Axes, item: Boxes | Steps, look: palette.Look, theme: int, orde
         facecolors=look.fill[theme] if look.fill else "none",
         edgecolors=look.stroke[theme] if look.stroke else "none",
         linewidths=look.stroke_px * _POINTS_PER_PX,
+        linestyles=[(0, look.dash_px)] if look.dash_px else "solid",
         zorder=order,
         antialiaseds=isinstance(item, Boxes),
         hatch=_HATCHES[look.hatch] if hatch else None,

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from hpgo.base.checks import check_flag, check_is, choice, number, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
+from hpgo.base.wording import shorten
 from hpgo.machine.cluster import Cluster
 from hpgo.model.estimate import ESTIMATED
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.profile import Layer, Profile
+from hpgo.planning.platform import ERROR_WITH_EXPERTS, USUAL_ERROR, Platform, usual_error
 from hpgo.programs.orders import schedule
 from hpgo.ways.constants import CONSTANTS, Constants
 from hpgo.ways.gpus import Gpus
@@ -76,6 +78,10 @@ class Price(Record):
     """Of one GPU, in the precision of the way."""
     has_experts: bool = False
     """Whether layers hold experts: such prices are no certificate until they meet their goal (docs/accuracy.md)."""
+    error: float = USUAL_ERROR
+    """Mean share by which such steps are off what is measured: the platform's, or published ones' on such a device."""
+    measured_steps: int = 0
+    """How many steps the platform was measured by; 0 where none was."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -83,6 +89,7 @@ class Price(Record):
             whole(f"{field} of a price", getattr(self, field))
         for field in ("step_s", "capacity_bytes", "flop", "peak_flop_per_s"):
             number(f"{field} of a price", getattr(self, field), above=0)
+        number("error of a price", self.error)
         if not self.stages:
             raise ArgumentError("a price has no stages", "make it again")
 
@@ -102,9 +109,14 @@ class Price(Record):
         return self.flop / self.peak_flop_per_s / self.step_s / self.gpus
 
     @property
+    def fullest(self) -> StagePrice:
+        """The rank whose GPUs hold most; of equal ones the first."""
+        return max(self.stages, key=lambda stage: stage.peak_bytes)
+
+    @property
     def missing_bytes(self) -> float:
         """What the fullest GPU lacks; 0 if it fits."""
-        return max(0.0, max(stage.peak_bytes for stage in self.stages) - self.capacity_bytes)
+        return max(0.0, self.fullest.peak_bytes - self.capacity_bytes)
 
     @property
     def fits(self) -> bool:
@@ -133,6 +145,7 @@ def price(
     fused: bool = True,
     overlap: bool = True,
     devices: int | None = None,
+    platform: Platform | None = None,
 ) -> Price:
     """What one given way of training a transformer costs: its step, where it goes, and memory.
 
@@ -156,6 +169,7 @@ def price(
         fused: whether operations on single values are fused.
         overlap: whether sums and gathers run beside passes.
         devices: GPUs to use, the first of the cluster; None is all. Degrees of data parallelism follow.
+        platform: factors from steps that were measured there (`hpgo.Platform.read`); None is none.
 
     A way that does not fit memory is priced all the same: see `Price.fits`.
 
@@ -195,7 +209,38 @@ def price(
         fused=fused,
         overlap=overlap,
     )
-    return price_way(model, cluster, way, global_batch_size=global_batch_size, seq=seq)
+    return price_on(model, cluster, way, platform, global_batch_size=global_batch_size, seq=seq)
+
+
+def price_on(
+    model: Transformer, cluster: Cluster, way: Way, platform: Platform | None, *, global_batch_size: int, seq: int
+) -> Price:
+    """`price_way` on a platform that was measured, or on none; with the error that goes with it."""
+    constants = constants_of(cluster, platform)
+    found = price_way(model, cluster, way, global_batch_size=global_batch_size, seq=seq, constants=constants)
+    return with_error(found, cluster, platform)
+
+
+def constants_of(cluster: Cluster, platform: Platform | None) -> Constants:
+    """Those of a platform, or the usual ones. Raises ArgumentError for what is none, or one of other devices."""
+    check_is("platform", platform, Platform, "read one with `hpgo.Platform.read`", or_none=True)
+    if platform is None:
+        return CONSTANTS
+    if (found := cluster.machines[0].device.name) != platform.device:
+        raise ArgumentError(
+            f"the platform was measured on `{shorten(platform.device)}`, and cluster `{shorten(cluster.name)}` is of"
+            f" `{shorten(found)}`",
+            "name a platform of that device, or none",
+        )
+    return CONSTANTS.slower(*platform.factors)
+
+
+def with_error(price: Price, cluster: Cluster, platform: Platform | None) -> Price:
+    """A price with the error of steps on its platform; those of models with experts are foretold no better there."""
+    if platform is None:
+        return replace(price, error=usual_error(cluster, has_experts=price.has_experts))
+    error = max(platform.error, ERROR_WITH_EXPERTS) if price.has_experts else platform.error
+    return replace(price, error=error, measured_steps=platform.steps)
 
 
 def price_way(

@@ -21,9 +21,8 @@ from hpgo.base.wording import shorten
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
-from hpgo.planning.configured import PRECISIONS, Price, fullest_bytes, price_of, simulated_s
+from hpgo.planning.configured import PRECISIONS, Price, constants_of, fullest_bytes, price_of, simulated_s, with_error
 from hpgo.programs.launchers import of_ways
-from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.site import Site
 from hpgo.ways.space import Space
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator
 
+    from hpgo.planning.platform import Platform
     from hpgo.planning.way_plans import WayPlan
 
 MOST_SHOWN = 1000
@@ -63,6 +63,11 @@ class WayChoice(Record):
         check_fields(self)
         if not self.prices:
             raise ArgumentError("a choice of ways has none", "make it again")
+
+    @property
+    def alike(self) -> tuple[Price, ...]:
+        """Those that are within the error of the quickest, which is the first of them."""
+        return tuple(one for one in self.prices if one.step_s <= self.best.step_s * (1 + self.best.error))
 
     @property
     def best(self) -> Price:
@@ -99,6 +104,7 @@ def choose_way(
     fix: dict[str, int | str] | None = None,
     exclude: Iterable[str] = (),
     headroom_bytes: float = 0.0,
+    platform: Platform | None = None,
     top: int = 10,
 ) -> WayChoice:
     """The quickest ways of training a transformer that fit, of all that a launcher runs with even stages.
@@ -115,6 +121,7 @@ def choose_way(
             `recompute`.
         exclude: what to do without: `["cp"]`, or certain values: `["zero=0", "micro_batch_size=1"]`.
         headroom_bytes: memory of each GPU to leave alone, beside what the terms count.
+        platform: factors from steps that were measured there (`hpgo.Platform.read`); None is none.
         top: how many ways to give.
 
     The grid: tensor parallelism inside a machine, with sequence parallelism; context parallelism by powers of two; all
@@ -142,7 +149,7 @@ def choose_way(
         cluster = cluster.first(devices)
     gpus = Gpus.of(cluster, precision)
     space.check(model, gpus, global_batch_size=global_batch_size, seq=seq, precision=precision)
-    site = Site(model, Way(precision=precision), gpus, CONSTANTS, seq)
+    site = Site(model, Way(precision=precision), gpus, constants_of(cluster, platform), seq)
     grid = list(families(site, global_batch_size, space))
     if not grid:
         held = space.said
@@ -185,7 +192,7 @@ def choose_way(
         raise nothing_fits(least[1], cluster, space, global_batch_size, headroom_bytes=headroom_bytes)
     prices = (price_of(one, cluster.name, step_s, global_batch_size=global_batch_size) for step_s, one in best)
     return WayChoice(
-        prices=tuple(prices),
+        prices=tuple(with_error(one, cluster, platform) for one in prices),
         ways=ways,
         bounded=bounded,
         simulated=simulated,

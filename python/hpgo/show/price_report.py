@@ -32,7 +32,7 @@ def lines(price: Price) -> list[str]:
     'llama-3-8b on h100:1, 8 GPUs'
     """
     way = price.way
-    peak = max(stage.peak_bytes for stage in price.stages)
+    peak = price.fullest.peak_bytes
     fits = (
         f"{format_bytes(price.capacity_bytes - peak)} to spare"
         if price.fits
@@ -46,7 +46,7 @@ def lines(price: Price) -> list[str]:
         *textwrap.wrap(way.named(), WIDTH),
         f"{runs}, {price.seq} tokens a sequence, {way.precision}",
         "",
-        f"step    {format_seconds(price.step_s)}, by terms, not measured",
+        f"step    {format_seconds(price.step_s)} ± {100 * price.error:.0f} %, {_worth(price)}",
         f"tokens  {price.tokens_per_s_per_gpu:,.0f}/s/GPU; {share}",
         f"memory  {format_bytes(peak)} of {format_bytes(price.capacity_bytes)}: {fits}",
         "",
@@ -76,24 +76,60 @@ def lines(price: Price) -> list[str]:
 
 
 def listed(choice: WayChoice) -> list[str]:
-    """The quickest ways, one a line, and how many there were."""
+    """The quickest ways, one a line, which of them are as good, and how many there were."""
+    best, alike = choice.best, choice.alike
     rows = [
         (
             place,
             format_seconds(one.step_s),
-            f"+{100 * (one.step_s / choice.best.step_s - 1):.1f} %",
-            f"{max(stage.peak_bytes for stage in one.stages) / 1e9:.1f} GB",
+            f"+{100 * (one.step_s / best.step_s - 1):.1f} %",
+            "≈" if one in alike else "",
+            f"{one.fullest.peak_bytes / 1e9:.1f} GB",
             one.way.named(),
         )
         for place, one in enumerate(choice.prices, start=1)
     ]
     said = (
         f"{choice.ways:,} ways were bounded, {choice.simulated:,} simulated, of all that {choice.said}: none that fits"
-        " is quicker by these terms. Which is quicker in fact, they tell of ways that lie further apart than their"
-        " error: docs/accuracy.md has it by platform."
+        " is quicker by these terms."
     )
     rests = ["", *textwrap.wrap(UNCERTIFIED, WIDTH)] if choice.best.has_experts else []
-    return [*plain(["", "step", "longer", "memory", "way"], rows), "", *textwrap.wrap(said, WIDTH), *rests]
+    table = plain(["", "step", "longer", "", "memory", "way"], rows)
+    return [*table, "", *_alike(choice), *textwrap.wrap(said, WIDTH), *rests]
+
+
+def _alike(choice: WayChoice) -> list[str]:
+    """Which of the list the terms don't tell apart, and what differs."""
+    best, others = choice.best, choice.alike[1:]
+    error = f"{100 * best.error:.0f} %, the error of such steps {_whence(best)}"
+    if not others:
+        return [*textwrap.wrap(f"No other of these is within {error}.", WIDTH), ""]
+    names = [name for name, field in _DEGREES.items() if len({getattr(one.way, field) for one in choice.alike}) > 1]
+    said = (
+        f"≈: within {error}. Which of these {len(choice.alike)} is quicker, the terms don't tell; they differ in"
+        f" {', '.join(names[:-1]) + ' and ' if names[1:] else ''}{''.join(names[-1:])}. Take the one that you know how"
+        " to run."
+    )
+    return [*textwrap.wrap(said, WIDTH), ""]
+
+
+_DEGREES = {
+    "tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "interleaving": "chunks", "dp": "data",
+    "zero": "zero", "recomputation": "recompute", "micro-batch": "micro_batch_size",
+}  # fmt: skip
+
+
+def _whence(price: Price) -> str:
+    """Where the error is from."""
+    known = price.measured_steps
+    return f"where {known} {'was' if known == 1 else 'were'} measured" if known else "(docs/accuracy.md)"
+
+
+def _worth(price: Price) -> str:
+    """What a step stands on."""
+    if price.measured_steps:
+        return f"by terms and {counted(price.measured_steps, 'measured step')}"
+    return "by terms, not measured"
 
 
 def document(price: Price) -> dict[str, object]:

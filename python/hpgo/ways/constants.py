@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpgo.base.records import check_fields
+
+# What is longer where a platform computes, or exchanges, so many times slower: shares fall, and seconds rise.
+COMPUTING = (("products", "attention", "scores", "memory"), ("kernel_s", "host_s", "host_exchange_s", "host_experts_s"))
+EXCHANGE = (("links", "adapters", "routed_adapters"), ("exchange_s",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,18 @@ class Constants:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def slower(self, computing: float, exchange: float) -> Constants:
+        """Those of a platform that takes so many times as long to compute, and to exchange.
+
+        >>> CONSTANTS.slower(2.0, 1.0).products == CONSTANTS.products / 2
+        True
+        """
+        changed: dict[str, float] = {}
+        for (shares, seconds), factor in ((COMPUTING, computing), (EXCHANGE, exchange)):
+            changed |= {name: getattr(self, name) / factor for name in shares}
+            changed |= {name: getattr(self, name) * factor for name in seconds}
+        return replace(self, **changed)  # type: ignore[arg-type]  # all of these are floats
 
 
 CONSTANTS = Constants()

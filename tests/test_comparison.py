@@ -1,0 +1,96 @@
+"""`hpgo.compare` and `hpgo explain`: why this way and not another, term by term."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo.planning.comparison import NAMES, changed, differences, neighbours, read_changes
+from hpgo.planning.configured import price_way
+
+CLUSTER = hpgo.Cluster.preset("h100:2")
+MODEL = hpgo.Transformer(
+    name="small", layers=16, hidden=2048, heads=16, kv_heads=8, head_dim=128, ffn=8192, vocab=64000
+)
+ASKED = {"global_batch_size": 32, "seq": 4096}
+ways = st.fixed_dictionaries(
+    {
+        "tp": st.sampled_from([1, 2, 4, 8]), "cp": st.sampled_from([1, 2]), "pp": st.sampled_from([1, 2, 4, 8]),
+        "vpp": st.sampled_from([1, 2, 4]), "micro_batch_size": st.sampled_from([1, 2]),
+        "zero": st.integers(0, 3), "recompute": st.sampled_from(["none", "full"]), "overlap": st.booleans(),
+    }
+)  # fmt: skip
+
+
+def priced(**way) -> hpgo.Price | None:
+    try:
+        return hpgo.price(MODEL, CLUSTER, **ASKED, **way)
+    except hpgo.ArgumentError:
+        return None
+
+
+@given(here=ways, there=ways)
+@settings(max_examples=60, deadline=None)
+def test_differences_of_terms_add_up_to_that_of_the_steps_and_of_the_fullest_gpus(here, there) -> None:
+    one, two = priced(**here), priced(**there)
+    if one is None or two is None:
+        return
+    found = hpgo.compare(one, two)
+    assert sum(there - here for _, here, there in found.seconds) == pytest.approx(found.longer_s, abs=1e-9 * one.step_s)
+    for place, price in ((1, one), (2, two)):
+        assert sum(row[place] for row in found.seconds) == pytest.approx(price.step_s, rel=1e-9)
+        assert sum(row[place] for row in found.memory_bytes) == pytest.approx(price.fullest.peak_bytes)
+    assert hpgo.compare(two, one).longer_s == -found.longer_s
+    assert found.apart == hpgo.compare(two, one).apart
+
+
+@given(here=ways, there=ways)
+@settings(max_examples=60, deadline=None)
+def test_what_differs_makes_one_way_of_the_other(here, there) -> None:
+    one, two = priced(**here), priced(**there)
+    if one is None or two is None:
+        return
+    said = differences(one.way, two.way)
+    changes = {
+        name: getattr(two.way, field)
+        for name, field in NAMES.items()
+        if hasattr(one.way, field) and getattr(one.way, field) != getattr(two.way, field)
+    }
+    way = changed(one.way, changes)
+    assert price_way(MODEL, CLUSTER, way, **ASKED).way == two.way
+    assert bool(said) == (one.way != two.way)
+    for name in set(changes) & {"tp", "cp", "pp", "vpp", "zero"}:
+        assert f"{name} {changes[name]}" in said.split(", ")
+
+
+def test_each_neighbour_is_another_way_or_none() -> None:
+    way = priced(tp=2, pp=4, vpp=2, micro_batch_size=2).way
+    found = list(neighbours(way))
+    assert {"tp": 1} in found
+    assert {"pp": 8} in found
+    assert {"zero": 0} in found
+    assert {"recompute": "full"} in found
+    for one, two in combinations(found, 2):
+        assert one != two
+
+
+def test_prices_of_other_questions_are_not_compared() -> None:
+    one = priced(tp=2)
+    with pytest.raises(hpgo.ArgumentError, match="global_batch_size is 32 of one and 16 of the other"):
+        hpgo.compare(one, hpgo.price(MODEL, CLUSTER, global_batch_size=16, seq=4096))
+    with pytest.raises(hpgo.ArgumentError, match="a price is `x`"):
+        hpgo.compare(one, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("tp", "is no NAME=VALUE"), ("tp=", "is no NAME=VALUE"), ("tpp=2", "did you mean `tp`"), ("tp=1,tp=2", "twice")],
+)
+def test_changes_that_are_none_are_refused(text: str, says: str) -> None:
+    with pytest.raises(hpgo.ArgumentError) as found:
+        read_changes(text)
+    assert says in f"{found.value.message} {found.value.hint}"
