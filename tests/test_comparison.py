@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
+from hpgo.cli.main import group
 from hpgo.planning.comparison import NAMES, changed, differences, neighbours, read_changes
 from hpgo.planning.configured import price_way
 
@@ -94,3 +97,65 @@ def test_changes_that_are_none_are_refused(text: str, says: str) -> None:
     with pytest.raises(hpgo.ArgumentError) as found:
         read_changes(text)
     assert says in f"{found.value.message} {found.value.hint}"
+
+
+# --- The command
+
+
+@pytest.fixture
+def plan(tmp_path):
+    path = tmp_path / "plan.json"
+    words = ["plan", "llama-3-8b", "-c", "h100:2", "-b", "32", "--seq", "8192", "-o", str(path)]
+    done = CliRunner().invoke(group, words)
+    assert done.exit_code == 0, done.output
+    return path
+
+
+def test_the_report_says_what_is_next_to_a_plan(plan) -> None:
+    done = CliRunner().invoke(group, ["explain", str(plan)])
+    assert done.exit_code == 0, done.output
+    assert "what is next to it" in done.stdout
+    assert "where the step goes" in done.stdout
+    assert "no tp" in done.stdout or "tp " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_another_way_stands_beside_the_plan(plan) -> None:
+    done = CliRunner().invoke(group, ["explain", str(plan), "--against", "tp=8,recompute=full"])
+    assert done.exit_code == 0, done.output
+    assert "longer" in done.stdout
+    assert "tensor exchange" in done.stdout
+    told = json.loads(
+        CliRunner().invoke(group, ["explain", str(plan), "--against", "tp=8,recompute=full", "--json"]).stdout
+    )
+    terms = sum(row["other"] - row["chosen"] for row in told["seconds"].values())
+    assert terms == pytest.approx(told["longer_s"])
+    assert told["other"]["tensor"] == 8
+
+
+def test_what_does_not_fit_says_by_how_much(plan) -> None:
+    done = CliRunner().invoke(group, ["explain", str(plan), "--against", "tp=1,cp=1,pp=1,micro_batch_size=2,zero=0"])
+    assert done.exit_code == 0, done.output
+    assert "It does not fit: the fullest GPU needs" in " ".join(done.stdout.split())
+
+
+def test_what_the_launcher_does_not_run_says_its_rule(plan) -> None:
+    done = CliRunner().invoke(group, ["explain", str(plan), "--against", "zero=3"])
+    assert done.exit_code == 0, done.output
+    assert "It is not run: Megatron-LM shares what replicas hold as zero 0 or 1, not 3." in " ".join(
+        done.stdout.split()
+    )
+
+
+def test_what_nobody_runs_says_the_rule(plan) -> None:
+    done = CliRunner().invoke(group, ["explain", str(plan), "--against", "tp=3"])
+    assert done.exit_code == 0, done.output
+    assert "nobody runs it: tp 3 does not divide the 32 heads" in done.stdout
+
+
+def test_words_that_are_no_degrees_are_usage_errors(plan) -> None:
+    done = CliRunner().invoke(group, ["explain", str(plan), "--against", "tpp=3"])
+    assert done.exit_code == 2
+    assert "did you mean `tp`" in done.output
+    assert CliRunner().invoke(group, ["explain"]).exit_code == 2
+    assert CliRunner().invoke(group, ["explain", str(plan.parent / "absent.json")]).exit_code == 1

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profile": ("hpgo.cli.profile", "Measure a model's layers on this machine, for `hpgo plan`."),
     "estimate": ("hpgo.cli.estimate", "Estimate a model's layers on a device that is not at hand."),
     "price": ("hpgo.cli.price", "Price a way of training a transformer, known by its shape alone."),
+    "explain": ("hpgo.cli.explain", "Say why a transformer's plan, and why not another."),
     "measure-links": ("hpgo.cli.measure_links", "Measure the links between ranks, for `hpgo plan`."),
     "run": ("hpgo.cli.run", "Train by a plan: on processes started here, or as one rank."),
     "variants": ("hpgo.cli.variants", "Train VGG-19 in four ways, and by a plan made here."),

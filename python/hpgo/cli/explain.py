@@ -1,0 +1,126 @@
+"""`hpgo explain`: why a transformer's plan is as it is, and why not another way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpgo.base.documents import json_text
+from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.cli.terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hpgo.planning.configured import Price
+    from hpgo.planning.way_plans import WayPlan
+
+
+class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """`tp=8,pp=2`."""
+
+    name = "degrees"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, object]:
+        """Degrees by name."""
+        if isinstance(value, dict):
+            return value
+        from hpgo.planning.comparison import read_changes
+
+        try:
+            return read_changes(str(value))
+        except ArgumentError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+
+
+@click.command()
+@click.argument("plan", metavar="PLAN.json")
+@click.option(
+    "--against", type=_Changes(), metavar="NAME=N[,…]",
+    help="Another way: what differs, like `tp=8,pp=2`, `zero=0` or `recompute=full`.",
+)  # fmt: skip
+@click.option("--platform", metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(*, plan: str, against: dict[str, object] | None, platform: str | None, as_json: bool) -> None:
+    """Say where time and memory of a transformer's plan go, and why not another.
+
+    PLAN.json is what `hpgo plan MODEL --seq … -o` wrote. Without --against, the report says what each step from there
+    would change; with it, every term of both ways stands beside the other: what does not fit and by how much, how much
+    longer a step takes and by what, or why nobody runs it.
+
+    \b
+    Examples:
+      hpgo explain plan.json
+      hpgo explain plan.json --against tp=8,pp=2
+      hpgo explain plan.json --against recompute=full --json
+    """
+    from hpgo.planning.comparison import changed, compare
+    from hpgo.planning.configured import price_on
+    from hpgo.planning.platform import Platform
+    from hpgo.planning.way_plans import WayPlan
+    from hpgo.show import comparison_report, price_report
+
+    held = WayPlan.read(plan)
+    measured = None if platform is None else Platform.read(platform)
+
+    def priced(changes: Mapping[str, object]) -> Price:
+        known = held.price
+        way = changed(known.way, changes)
+        return price_on(
+            held.transformer, held.cluster, way, measured, global_batch_size=known.global_batch_size, seq=known.seq
+        )
+
+    if held.price.measured_steps and measured is None:
+        say("note", "the plan was made on a platform that was measured: name it with --platform")
+    chosen = priced({})
+    if against is None:
+        tried = _around(held, priced)
+        if as_json:
+            kept = [{"change": name, **(_kept(one))} for name, one in tried]
+            click.echo(json_text({"chosen": price_report.document(chosen), "next": kept}))
+        else:
+            click.echo("\n".join([*price_report.lines(chosen), "", *comparison_report.around(chosen, tried)]))
+        return
+    try:
+        other = priced(against)
+    except HpgoError as error:
+        said = f"{error.message}: {error.hint}" if error.hint else error.message
+        click.echo(json_text({"refused": said}) if as_json else f"nobody runs it: {said}")
+        return
+    found, forbidden = compare(chosen, other), _forbidden(held, other)
+    if as_json:
+        click.echo(json_text(comparison_report.document(found, forbidden)))
+    else:
+        click.echo("\n".join(comparison_report.lines(found, forbidden)))
+
+
+def _around(held: WayPlan, priced: Callable[[Mapping[str, object]], Price]) -> list[tuple[str, Price | str]]:
+    """The ways next to a plan's, or why there is none."""
+    from hpgo.planning.comparison import neighbours
+
+    tried: list[tuple[str, Price | str]] = []
+    for changes in neighbours(held.price.way):
+        if "ep" in changes and not held.transformer.experts:
+            continue
+        name = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in changes.items())
+        try:
+            one = priced(changes)
+            why = _forbidden(held, one)
+            tried.append((name, why or one))
+        except HpgoError as error:
+            tried.append((name, error.message))
+    return tried
+
+
+def _forbidden(held: WayPlan, other: Price) -> str:
+    """Which rule of the plan's launcher another way breaks; empty if it runs it."""
+    rules = held.row.ways
+    why = rules.broken(other.way, micro_batches=other.micro_batches) if rules is not None else None
+    return f"{held.row.title} {why}" if why else ""
+
+
+def _kept(one: Price | str) -> dict[str, object]:
+    if isinstance(one, str):
+        return {"refused": one}
+    return {"step_s": one.step_s, "fits": one.fits, "missing_bytes": one.missing_bytes}

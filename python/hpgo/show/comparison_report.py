@@ -1,0 +1,121 @@
+"""Two ways of training beside each other, and what is next to one, for people: text of at most 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from hpgo.base.tables import plain
+from hpgo.base.units import format_bytes, format_seconds
+from hpgo.planning.comparison import differences
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hpgo.planning.comparison import Comparison
+    from hpgo.planning.configured import Price
+
+WIDTH = 80
+
+
+def lines(found: Comparison, forbidden: str = "") -> list[str]:
+    """The whole report; `forbidden` is the rule of a launcher that the other way breaks, if it does."""
+    chosen, other = found.chosen, found.other
+    seconds = [
+        (name, format_seconds(here), format_seconds(there), _signed(there - here, format_seconds))
+        for name, here, there in sorted(found.seconds, key=lambda row: -abs(row[2] - row[1]))
+        if max(here, there) > 0
+    ]
+    memory = [
+        (name, format_bytes(here), format_bytes(there), _signed(there - here, format_bytes))
+        for name, here, there in sorted(found.memory_bytes, key=lambda row: -abs(row[2] - row[1]))
+        if max(here, there) > 0
+    ]
+    here, there = chosen.fullest.peak_bytes, other.fullest.peak_bytes
+    return [
+        *textwrap.wrap(f"chosen: {chosen.way.named()}", WIDTH, subsequent_indent="        "),
+        *textwrap.wrap(f"other:  {other.way.named()}", WIDTH, subsequent_indent="        "),
+        "",
+        *textwrap.wrap(verdict(found, forbidden), WIDTH),
+        "",
+        *plain(
+            ["step", "chosen", "other", "difference"],
+            [
+                *seconds,
+                ("all", format_seconds(chosen.step_s), format_seconds(other.step_s),
+                 _signed(found.longer_s, format_seconds)),
+            ],
+            WIDTH,
+        ),
+        "",
+        *plain(
+            ["fullest GPU", "chosen", "other", "difference"],
+            [*memory, ("all", format_bytes(here), format_bytes(there), _signed(there - here, format_bytes))],
+            WIDTH,
+        ),
+    ]  # fmt: skip
+
+
+def verdict(found: Comparison, forbidden: str = "") -> str:
+    """Why not the other, in a sentence or two."""
+    chosen, other = found.chosen, found.other
+    said = []
+    if forbidden:
+        said.append(f"It is not run: {forbidden}.")
+    if not other.fits:
+        more = min(found.memory_bytes, key=lambda row: row[1] - row[2])
+        said.append(
+            f"It does not fit: the fullest GPU needs {format_bytes(other.fullest.peak_bytes)} of"
+            f" {format_bytes(other.capacity_bytes)}, {format_bytes(other.missing_bytes)} too much;"
+            f" most of the difference is {more[0]} ({_signed(more[2] - more[1], format_bytes)})."
+        )
+    share = abs(other.step_s / chosen.step_s - 1)
+    if found.longer_s == 0:
+        said.append("Its step is as long by the terms.")
+    else:
+        sign = 1 if found.longer_s > 0 else -1
+        name, here, there = max(found.seconds, key=lambda row: sign * (row[2] - row[1]))
+        said.append(
+            f"Its step is {100 * share:.1f} % {'longer' if sign > 0 else 'shorter'}, most by {name}"
+            f" ({_signed(there - here, format_seconds)})."
+        )
+    if not found.apart:
+        said.append(f"That is within {100 * chosen.error:.0f} %, the error of such steps: the terms don't tell.")
+    return " ".join(said)
+
+
+def around(chosen: Price, tried: Sequence[tuple[str, Price | str]]) -> list[str]:
+    """What is next to a way: for each change its price, or why there is none."""
+    rows, refused = [], []
+    for change, one in tried:
+        if isinstance(one, str):
+            refused.append((change, one))
+            continue
+        peak = one.fullest.peak_bytes
+        fits = "fits" if one.fits else f"{format_bytes(one.missing_bytes)} too much"
+        share = f"{100 * (one.step_s / chosen.step_s - 1):+.1f} %"
+        rows.append((differences(chosen.way, one.way), format_seconds(one.step_s), share, format_bytes(peak), fits))
+    found = plain(["what is next to it", "step", "longer", "memory", ""], rows, WIDTH)
+    for change, why in refused:
+        found += textwrap.wrap(f"no {change}: {why}", WIDTH, subsequent_indent="  ")
+    return found
+
+
+def document(found: Comparison, forbidden: str = "") -> dict[str, object]:
+    """All of it for JSON."""
+    return {
+        "chosen": asdict(found.chosen.way),
+        "other": asdict(found.other.way),
+        "longer_s": found.longer_s,
+        "apart": found.apart,
+        "fits": found.other.fits,
+        "missing_bytes": found.other.missing_bytes,
+        "forbidden": forbidden,
+        "seconds": {name: {"chosen": here, "other": there} for name, here, there in found.seconds},
+        "memory_bytes": {name: {"chosen": here, "other": there} for name, here, there in found.memory_bytes},
+    }
+
+
+def _signed(value: float, shown: Callable[[float], str]) -> str:
+    return f"{'-' if value < 0 else '+'}{shown(abs(value))}"
