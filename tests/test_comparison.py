@@ -112,8 +112,10 @@ def plan(tmp_path):
 
 
 def test_the_report_says_what_is_next_to_a_plan(plan) -> None:
-    done = CliRunner().invoke(group, ["explain", str(plan)])
+    picture = plan.with_suffix(".svg")
+    done = CliRunner().invoke(group, ["explain", str(plan), "--picture", str(picture)])
     assert done.exit_code == 0, done.output
+    assert picture.read_text(encoding="utf-8").startswith("<svg")
     assert "what is next to it" in done.stdout
     assert "where the step goes" in done.stdout
     assert "no tp" in done.stdout or "tp " in done.stdout

@@ -16,6 +16,7 @@ import hpgo
 from hpgo.cli.main import group
 from hpgo.draw import palette
 from hpgo.draw.options import Options
+from hpgo.draw.scene import Boxes
 from hpgo.draw.svg import svg
 from hpgo.show import front_picture, way_picture
 from hpgo.show.way_picture import place
@@ -59,6 +60,26 @@ def test_a_way_on_its_cluster_is_the_golden_picture() -> None:
 def test_time_against_memory_is_the_golden_picture() -> None:
     front = hpgo.way_front("llama-3-8b", hpgo.Cluster.preset("h100:1"), points=6, **ASKED)
     check_golden("front.svg", svg(front_picture.scene(front), Options()))
+
+
+@pytest.mark.parametrize("name", ["way.svg", "front.svg"])
+def test_the_page_shows_the_golden_pictures(name: str) -> None:
+    shown = GOLDEN.parent.parent / "docs/pictures" / name
+    assert shown.read_text(encoding="utf-8") == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def test_groups_are_framed_in_each_machine_that_has_a_part_of_them() -> None:
+    where = hpgo.Cluster.preset("h100:4")
+    one = hpgo.price("qwen3-30b-a3b", where, tp=2, pp=2, ep=16, global_batch_size=32, seq=4096)
+    scene = way_picture.scene(one, where)
+    counts: dict[str, int] = {}
+    for item in scene.items:
+        if isinstance(item, Boxes) and len(item.x) > 1:
+            counts[item.style] = counts.get(item.style, 0) + len(item.x)
+    assert counts["frame-tensor"] == 16
+    assert counts["frame-expert"] == 4
+    assert counts["same-weights"] == one.way.shards
+    assert "frame-context" not in counts
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,11 @@ class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before
     help="Another way: what differs, like `tp=8,pp=2`, `zero=0` or `recompute=full`.",
 )  # fmt: skip
 @click.option("--platform", metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.")
+@click.option("--picture", metavar="FILE", help="The plan on its cluster: .svg, .png, .pdf or .html.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def command(*, plan: str, against: dict[str, object] | None, platform: str | None, as_json: bool) -> None:
+def command(
+    *, plan: str, against: dict[str, object] | None, platform: str | None, picture: str | None, as_json: bool
+) -> None:
     """Say where time and memory of a transformer's plan go, and why not another.
 
     PLAN.json is what `hpgo plan MODEL --seq … -o` wrote. Without --against, the report says what each step from there
@@ -52,6 +55,7 @@ def command(*, plan: str, against: dict[str, object] | None, platform: str | Non
     \b
     Examples:
       hpgo explain plan.json
+      hpgo explain plan.json --picture plan.svg
       hpgo explain plan.json --against tp=8,pp=2
       hpgo explain plan.json --against recompute=full --json
     """
@@ -74,6 +78,10 @@ def command(*, plan: str, against: dict[str, object] | None, platform: str | Non
     if held.price.measured_steps and measured is None:
         say("note", "the plan was made on a platform that was measured: name it with --platform")
     chosen = priced({})
+    if picture is not None:
+        from hpgo.show.way_picture import draw_way
+
+        draw_way(chosen, held.cluster, picture)
     if against is None:
         tried = _around(held, priced)
         if as_json:

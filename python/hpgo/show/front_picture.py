@@ -84,7 +84,7 @@ def scene(prices: Sequence[Price]) -> Scene:
         at, high = x_of(one.fullest.peak_bytes), y_of(one.step_s)
         said = f"{format_seconds(one.step_s)}, {format_bytes(one.fullest.peak_bytes)}: {one.way.named()}"
         items.append(_box("compute", at - _SIDE / 2, high - _SIDE / 2, _SIDE, _SIDE, tip=said))
-        items.append(Words("end", [at + 9], [high + 4], [str(place)]))
+        items.append(Words("cell", [at - 5], [high + 16], [str(place)]))
         items.append(Words("rank", [_MARGIN + 24], [y], [str(place)]))
         items.append(Words("legend", [_MARGIN + 34], [y], [said]))
         y += 18

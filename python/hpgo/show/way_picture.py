@@ -29,6 +29,8 @@ _MARGIN, _WIDTH, _TOP = 16.0, 1040.0, 76.0
 _GUTTER, _CELL, _LOW, _GAP = 92.0, 54.0, 34.0, 8.0
 _LEAST, _NUMBERED, _RANKED, _LETTERED = 3.0, 19.0, 27.0, 46.0
 """Pixels of a cell: at least; to tell its number; its rank of the pipeline, too; and all of its groups."""
+_FLAT = 22.0
+"""Of narrow cells in rows that have the whole width."""
 _TALLEST = 24
 """Machines below each other before they also stand beside each other."""
 _MOST_GPUS = 2**15
@@ -122,7 +124,7 @@ class _Grid:
                 break
             beside -= 1
         tall = -(-len(counts) // beside)
-        height = min(_LOW, max(width, _LEAST) if width < _NUMBERED else _LOW)
+        height = _LOW if width >= _NUMBERED else min(_LOW, max(width, _LEAST if beside > 1 else _FLAT))
         gap = min(_GAP, height / 2)
         x, y, rows, start = [], [], [], 0
         for machine, count in enumerate(counts):
@@ -225,11 +227,13 @@ def _frames(grid: _Grid, way: Way) -> list[Item]:
     if grid.width < 5:
         return []
     found: list[Item] = []
-    for style, size, inset in (
+    narrow = min(1.0, grid.width / _RANKED)
+    for style, size, wanted in (
         ("frame-context", way.group if way.context > 1 else 1, 0.8),
         ("frame-tensor", way.tensor, 2.6),
         ("frame-expert", getattr(way, "expert", 1), 4.6),
     ):
+        inset = wanted * narrow
         if size == 1:
             continue
         left, top, wide = [], [], []
