@@ -241,31 +241,53 @@ proptest! {
 
     #[test]
     fn no_table_of_stages_in_front_is_above_a_plan(question in questions(), groups in 1_usize..8) {
-        let Question { graph, cluster, settings, replicas } = question;
-        let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("a chain"));
-        let tasks = Task::all(&model, &cluster, &settings);
-        let mut pricer = Pricer::new(&model, &cluster, &settings);
-        for task in &tasks {
-            let Some(plan) = plan_of(task, &mut pricer, &replicas) else { continue };
-            let step_s = pricer.price(&plan).expect("windows never grow").step_s;
-            let stages = pricer.stages(&plan).expect("it was priced");
-            let links = super::links::Links::new(task, false);
-            let detail = Detail { groups, ..ALONE };
-            let front = Prefixes::with(task, &links, f64::INFINITY, usize::MAX, detail, &Control::default());
-            let front = front.expect("nobody stops it");
-            let units = Units::new(task.cluster);
-            let (mut paths, mut next_window, mut free) = (Paths::default(), 1, units.all(&cluster));
-            for (behind, (choice, price)) in (0_u32..).zip(plan.stages.iter().zip(&stages).rev()) {
-                let room = plan.stages.iter().rev().nth(behind.wrapping_sub(1) as usize).and_then(|last| room(&cluster, &plan, last));
-                let bound_s = front.bound_s(&paths, choice.end, front.place(free, room, behind));
-                prop_assert!(at_most(bound_s, step_s), "{bound_s} s with {behind} stages behind, {step_s} s in {plan:?}");
-                paths = paths.extend(&path_stage(price, (choice.window, choice.window)), next_window, task.micro_batches);
-                let each = |at: u32| units.of(cluster.machines[at as usize].speed);
-                let taken = choice.footprint.iter().map(|&(at, count)| count * each(at));
-                (next_window, free) = (choice.window, free - taken.sum::<u32>());
-            }
+        in_front_is_not_above(&question, groups)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_table_is_above_a_plan_with_stages_inside_a_group_that_wait_for_each_other(
+        question in far_apart(), groups in 1_usize..3
+    ) {
+        in_front_is_not_above(&question, groups)?;
+    }
+}
+
+/// The sums of each suffix of the question's plan and the tables of all stages in front are not longer than its step.
+fn in_front_is_not_above(question: &Question, groups: usize) -> Result<(), TestCaseError> {
+    let Question { graph, cluster, settings, replicas } = question;
+    let model = Model::new(graph, &States::of(graph, DEFAULT_BOUND).expect("a chain"));
+    let tasks = Task::all(&model, cluster, settings);
+    let mut pricer = Pricer::new(&model, cluster, settings);
+    for task in &tasks {
+        let Some(plan) = plan_of(task, &mut pricer, replicas) else { continue };
+        let step_s = pricer.price(&plan).expect("windows never grow").step_s;
+        let stages = pricer.stages(&plan).expect("it was priced");
+        let links = super::links::Links::new(task, false);
+        let detail = Detail { groups, ..ALONE };
+        let front = Prefixes::with(task, &links, f64::INFINITY, usize::MAX, detail, &Control::default());
+        let front = front.expect("nobody stops it");
+        let units = Units::new(task.cluster);
+        let (mut paths, mut next_window, mut free) = (Paths::default(), 1, units.all(cluster));
+        for (behind, (choice, price)) in (0_u32..).zip(plan.stages.iter().zip(&stages).rev()) {
+            let room = plan
+                .stages
+                .iter()
+                .rev()
+                .nth(behind.wrapping_sub(1) as usize)
+                .and_then(|last| room(cluster, &plan, last));
+            let bound_s = front.bound_s(&paths, choice.end, front.place(free, room, behind));
+            prop_assert!(at_most(bound_s, step_s), "{bound_s} s with {behind} stages behind, {step_s} s in {plan:?}");
+            paths = paths.extend(&path_stage(price, (choice.window, choice.window)), next_window, task.micro_batches);
+            let each = |at: u32| units.of(cluster.machines[at as usize].speed);
+            let taken = choice.footprint.iter().map(|&(at, count)| count * each(at));
+            (next_window, free) = (choice.window, free - taken.sum::<u32>());
         }
     }
+    Ok(())
 }
 
 proptest! {
@@ -397,6 +419,23 @@ fn questions() -> impl Strategy<Value = Question> {
             replicas,
         },
     )
+}
+
+/// Stages of one device each whose messages take long and whose windows are large: they hardly do anything but wait.
+fn far_apart() -> impl Strategy<Value = Question> {
+    (questions(), 3_usize..6, 0.5..5.0).prop_map(|(mut question, stages, latency_s)| {
+        question.replicas = vec![1; stages];
+        for machine in &mut question.cluster.machines {
+            (machine.memory_bytes, machine.devices, machine.speed) = (1e9, stages as u32, 1.0);
+        }
+        question.cluster.intra.latency_s = latency_s;
+        question.cluster.inter.latency_s = latency_s;
+        for layer in &mut question.graph.layers {
+            layer.parameter_bytes = 0.0;
+        }
+        question.settings.warm_up = WarmUp::Eager;
+        question
+    })
 }
 
 /// Devices that a stage and those behind it leave on its machine, if it lies in one.
