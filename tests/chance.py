@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +146,52 @@ def profile(
             shared.append(hpgo.SharedWeight(tuple(some), left * chance.choice([0.0, 0.25, 1.0])))
     chance.shuffle(layers)
     return hpgo.Profile("random", batch_sizes, tuple(layers), tuple(edges), ties=tuple(shared))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Layers on devices, to be priced by the package and by the twin."""
+
+    profile: hpgo.Profile
+    cluster: hpgo.Cluster
+    stages: list[tuple[list[str], list[int]]]
+
+    def least(self, *sizes: int) -> int:
+        """The largest of some sizes of a micro-batch and of what gives each replica a sample."""
+        return max(*sizes, *(len(devices) for _, devices in self.stages))
+
+    def evaluate(self, assumed: twin.Assumed, **options: Any) -> hpgo.Plan:
+        """The package's price; `options` go before what is assumed."""
+        given = {
+            "global_batch_size": assumed.micro_batches * assumed.micro_batch,
+            "micro_batch_size": assumed.micro_batch,
+            "min_micro_batch_size": 1,
+            "schedule": assumed.schedule,
+            "recompute": assumed.recompute,
+            "overlap": assumed.overlap,
+            "count_loading": assumed.count_loading,
+            "memory": hpgo.MemoryModel(
+                gradients_per_weight=assumed.gradients_per_weight,
+                optimizer_per_weight=assumed.optimizer_per_weight,
+                shard_optimizer=assumed.shard_optimizer,
+                reserved_bytes=assumed.reserved_bytes,
+            ),
+        }
+        return hpgo.evaluate(self.profile, self.cluster, self.stages, **given | options)
+
+    def price(self, assumed: twin.Assumed, plan: hpgo.Plan) -> list[twin.Stage]:
+        """The twin's, of the stages as the plan lists them."""
+        listed = [(stage.layers, stage.devices) for stage in plan.stages]
+        return twin.price(asdict(self.profile), asdict(self.cluster), assumed, listed)
+
+
+def case(chance: Random, *, counts: tuple[int, int], batch_sizes: Sequence[tuple[int, ...]], **how: Any) -> Case:
+    """So many layers, from the least to the most, measured at one of these rows of batch sizes; half of them branch."""
+    sizes, count = chance.choice(batch_sizes), chance.randint(*counts)
+    how = {"branching": chance.random() < 0.5, **how}
+    layers = profile(chance, batch_sizes=sizes, count=count, free=0.2, **how)
+    machines = cluster(chance)
+    return Case(layers, machines, stages(chance, layers, machines))
 
 
 def cluster(chance: Random) -> hpgo.Cluster:

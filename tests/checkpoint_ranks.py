@@ -7,7 +7,6 @@ the losses of each case, and what it was told. With `killed` for WORLD, one rank
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -18,11 +17,11 @@ from typing import Any
 import runtime_models
 import torch
 import torch.distributed as dist
+from ranks import FORK, run_ranks
 
 import hpgo
 from hpgo.runtime import Pipeline, Workload
 
-FORK = multiprocessing.get_context("fork")  # torch is imported once; nothing has run yet
 FEW_BYTES = 100
 MOMENTS = 4
 """At which a rank alone waits for the disk: the tensors, the index, the folder's names, its own name."""
@@ -102,9 +101,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "killed":
         sys.exit(killed(folder))
     world = int(sys.argv[1])
-    ranks = [FORK.Process(target=run, args=(rank, world, folder)) for rank in range(world)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join()
-    sys.exit(max(abs(one.exitcode or 0) for one in ranks))
+    run_ranks(world, run, world, folder)

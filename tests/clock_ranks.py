@@ -5,13 +5,13 @@ Clocks are 50 ms ahead or behind, and 50 ppm too fast or too slow. Between the r
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 
 from hpgo.runtime.clocks import Clock
 
@@ -47,10 +47,4 @@ def run(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    fork = multiprocessing.get_context("fork")  # torch is imported once; nothing has run yet
-    ranks = [fork.Process(target=run, args=(rank, Path(sys.argv[1]))) for rank in range(len(MACHINES))]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join()
-    sys.exit(max(abs(one.exitcode or 0) for one in ranks))
+    run_ranks(len(MACHINES), run, Path(sys.argv[1]))

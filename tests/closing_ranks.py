@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import multiprocessing
 import os
 import socket
 import struct
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 
 import hpgo
 from hpgo.runtime import Pipeline
@@ -84,10 +84,4 @@ if __name__ == "__main__":
     if sys.argv[2:] == ["alone"]:
         bring_up()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    fork = multiprocessing.get_context("fork")  # torch is imported once; nothing has run yet
-    ranks = [fork.Process(target=run, args=(rank, Path(sys.argv[1]))) for rank in range(2)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join()
-    sys.exit(max(abs(one.exitcode or 0) for one in ranks))
+    run_ranks(2, run, Path(sys.argv[1]))

@@ -5,12 +5,12 @@ Each rank is a process of its own; all of them run one program after the other, 
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 
 import hpgo
 
@@ -39,10 +39,4 @@ def batch(size: int) -> torch.Tensor:
 
 if __name__ == "__main__":
     world, folder, *paths = sys.argv[1:]
-    fork = multiprocessing.get_context("fork")  # torch is imported once; nothing has run yet
-    ranks = [fork.Process(target=run, args=(rank, int(world), folder, paths)) for rank in range(int(world))]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join()
-    sys.exit(max(abs(one.exitcode or 0) for one in ranks))
+    run_ranks(int(world), run, int(world), folder, paths)

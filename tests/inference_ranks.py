@@ -8,7 +8,6 @@ has seen of a stream whose links are slow.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import queue
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 import runtime_models
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 
 import hpgo
 from hpgo.runtime import Pipeline, Workload
@@ -118,10 +118,4 @@ def vars_of(moment: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     world, folder = int(sys.argv[1]), Path(sys.argv[2])
-    fork = multiprocessing.get_context("fork")  # torch is imported once; nothing has run yet
-    ranks = [fork.Process(target=run, args=(rank, world, folder)) for rank in range(world)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join()
-    sys.exit(max(abs(one.exitcode or 0) for one in ranks))
+    run_ranks(world, run, world, folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 
 from hpgo.runtime import neighbours
 from hpgo.runtime.neighbours import Neighbours
@@ -137,10 +137,4 @@ def run(rank: int, case: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    fork = multiprocessing.get_context("fork")  # torch is imported once; nothing has run yet
-    ranks = [fork.Process(target=run, args=(rank, sys.argv[1], Path(sys.argv[2]))) for rank in range(2)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join()
-    sys.exit(max(abs(one.exitcode or 0) for one in ranks))
+    run_ranks(2, run, sys.argv[1], Path(sys.argv[2]))

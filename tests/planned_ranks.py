@@ -7,7 +7,6 @@ loss and parameters beside it.
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import os
 import sys
 import warnings
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 
 WIDTH = 3
 
@@ -99,10 +99,4 @@ def step(rank: int, folder: Path) -> None:
 if __name__ == "__main__":
     world, *folders = sys.argv[1:]
     os.environ["OMP_NUM_THREADS"] = "1"
-    fork = multiprocessing.get_context("fork")  # torch is imported once; nothing has run yet
-    ranks = [fork.Process(target=run, args=(rank, int(world), folders)) for rank in range(int(world))]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join()
-    sys.exit(max(abs(one.exitcode or 0) for one in ranks))
+    run_ranks(int(world), run, int(world), folders)

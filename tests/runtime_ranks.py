@@ -7,7 +7,6 @@ the weights after it in a file, and if it is asked the model's outputs.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import runtime_models
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 
 import hpgo
 from hpgo.runtime import Pipeline, Workload
@@ -69,10 +69,4 @@ if __name__ == "__main__":
     world, folder = int(sys.argv[1]), Path(sys.argv[2])
     if "backend" in (folder / "cases.json").read_text():
         import hpgo.runtime.torch_backend  # takes seconds, too
-    fork = multiprocessing.get_context("fork")  # torch is imported once; nothing has run yet
-    ranks = [fork.Process(target=run, args=(rank, world, folder)) for rank in range(world)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join()
-    sys.exit(max(abs(one.exitcode or 0) for one in ranks))
+    run_ranks(world, run, world, folder)

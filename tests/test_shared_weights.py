@@ -43,36 +43,16 @@ def test_random_plans_with_ties_cost_what_a_model_written_from_the_pages_says() 
     parted = 0
     for seed in range(600):
         random = Random(seed)
-        profile = chance.profile(
-            random,
-            batch_sizes=random.choice([(1,), (1, 2, 4)]),
-            count=random.randint(2, 7),
-            branching=random.random() < 0.5,
-            free=0.2,
-            ties=random.randint(1, 3),
-        )
-        cluster = chance.cluster(random)
-        stages = chance.stages(random, profile, cluster)
+        case = chance.case(random, counts=(2, 7), batch_sizes=[(1,), (1, 2, 4)], ties=random.randint(1, 3))
         assumed = twin.Assumed(
             micro_batches=random.randint(1, 6),
-            micro_batch=max(random.choice([4, 5, 8]), *(len(devices) for _, devices in stages)),
+            micro_batch=case.least(random.choice([4, 5, 8])),
             schedule=random.choice(["1f1b", "eager_1f1b", "gpipe"]),
             overlap=random.random() < 0.6,
             shard_optimizer=random.random() < 0.4,
         )
-        plan = hpgo.evaluate(
-            profile,
-            cluster,
-            stages,
-            global_batch_size=assumed.micro_batches * assumed.micro_batch,
-            micro_batch_size=assumed.micro_batch,
-            min_micro_batch_size=1,
-            schedule=assumed.schedule,  # type: ignore[arg-type]
-            overlap=assumed.overlap,
-            memory=hpgo.MemoryModel(shard_optimizer=assumed.shard_optimizer),
-        )
-        listed = [(stage.layers, stage.devices) for stage in plan.stages]
-        ours = twin.price(asdict(profile), asdict(cluster), assumed, listed)
+        plan = case.evaluate(assumed)
+        ours = case.price(assumed, plan)
         step_s = twin_steps.step_s(assumed.micro_batches, ours, [stage.in_flight for stage in plan.stages])
         terms = [(plan.step_s, step_s), (plan.timeline().makespan_s, step_s)]
         for stage, mine in zip(plan.stages, ours, strict=True):

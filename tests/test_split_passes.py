@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import combinations, pairwise
 from random import Random
 from typing import TYPE_CHECKING
@@ -55,31 +55,15 @@ def test_random_plans_with_split_passes_cost_what_a_model_written_from_the_pages
     splits = 0
     for seed in range(500):
         random = Random(seed)
-        sizes = random.choice([(1,), (1, 2, 4), (2, 8)])
-        profile = chance.profile(
-            random, batch_sizes=sizes, count=random.randint(2, 7), branching=random.random() < 0.5, free=0.2, halves=0.7
-        )
-        cluster = chance.cluster(random)
-        stages = chance.stages(random, profile, cluster)
+        case = chance.case(random, counts=(2, 7), batch_sizes=[(1,), (1, 2, 4), (2, 8)], halves=0.7)
         assumed = twin.Assumed(
             micro_batches=random.randint(1, 8),
-            micro_batch=max(random.choice([4, 5, 8, 17]), *(len(devices) for _, devices in stages)),
+            micro_batch=case.least(random.choice([4, 5, 8, 17])),
             recompute=random.random() < 0.3,
             overlap=random.random() < 0.6,
         )
-        plan = hpgo.evaluate(
-            profile,
-            cluster,
-            stages,
-            global_batch_size=assumed.micro_batches * assumed.micro_batch,
-            micro_batch_size=assumed.micro_batch,
-            min_micro_batch_size=1,
-            schedule=random.choice(SPLIT),  # type: ignore[arg-type]
-            recompute=assumed.recompute,
-            overlap=assumed.overlap,
-        )
-        listed = [(stage.layers, stage.devices) for stage in plan.stages]
-        ours = twin.price(asdict(profile), asdict(cluster), assumed, listed)
+        plan = case.evaluate(assumed, schedule=random.choice(SPLIT))
+        ours = case.price(assumed, plan)
         words = [re.findall(r"\b\d+([FBIW])(\d+)", " ".join(row)) for row in plan.orders().orders]
         orders = [[(kind, int(micro_batch)) for kind, micro_batch in row] for row in words]
         step_s = twin_steps.end_s(orders, ours, [stage.split_tail_s for stage in ours])

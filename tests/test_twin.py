@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from random import Random
 
 import chance
@@ -20,15 +20,10 @@ MEMORY = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "buffers_bytes"
 def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | None]:
     """What the package and the twin say of the plan with this seed: names of terms, with both numbers."""
     random = Random(seed)
-    sizes = random.choice([(1,), (2,), (1, 2, 4), (1, 3), (2, 8)])
-    profile = chance.profile(
-        random, batch_sizes=sizes, count=random.randint(1, 7), branching=random.random() < 0.5, free=0.2
-    )
-    cluster = chance.cluster(random)
-    stages = chance.stages(random, profile, cluster)
+    case = chance.case(random, counts=(1, 7), batch_sizes=[(1,), (2,), (1, 2, 4), (1, 3), (2, 8)])
     assumed = twin.Assumed(
         micro_batches=random.randint(1, 8),
-        micro_batch=max(random.choice([4, 5, 6, 8, 12, 17]), *(len(devices) for _, devices in stages)),
+        micro_batch=case.least(random.choice([4, 5, 6, 8, 12, 17])),
         schedule=random.choice(["1f1b", "eager_1f1b", "gpipe"]),
         recompute=random.random() < 0.3,
         overlap=random.random() < 0.6,
@@ -38,29 +33,10 @@ def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | No
         shard_optimizer=random.random() < 0.4,
         reserved_bytes=random.choice([0.0, 1e8]),
     )
-    plan = hpgo.evaluate(
-        profile,
-        cluster,
-        stages,
-        global_batch_size=assumed.micro_batches * assumed.micro_batch,
-        micro_batch_size=assumed.micro_batch,
-        min_micro_batch_size=1,
-        schedule=assumed.schedule,
-        recompute=assumed.recompute,
-        overlap=assumed.overlap,
-        count_loading=assumed.count_loading,
-        memory=hpgo.MemoryModel(
-            gradients_per_weight=assumed.gradients_per_weight,
-            optimizer_per_weight=assumed.optimizer_per_weight,
-            shard_optimizer=assumed.shard_optimizer,
-            reserved_bytes=assumed.reserved_bytes,
-        ),
-    )
-    ours = twin.price(
-        asdict(profile), asdict(cluster), assumed, [(stage.layers, stage.devices) for stage in plan.stages]
-    )
+    plan = case.evaluate(assumed)
+    ours = case.price(assumed, plan)
     if assumed.schedule != "gpipe" and random.random() < 0.6:
-        windows = [min(random.randint(1, 9), assumed.micro_batches) for _ in stages]
+        windows = [min(random.randint(1, 9), assumed.micro_batches) for _ in case.stages]
         windows = windows if random.random() < 0.1 else sorted(windows, reverse=True)
         given = tuple(replace(stage, in_flight=window) for stage, window in zip(plan.stages, windows, strict=True))
         try:
@@ -111,21 +87,10 @@ def test_evaluate_lets_stages_run_ahead_just_as_far_as_shortens_the_step() -> No
     compared = 0
     for seed in range(600):
         random = Random(seed)
-        profile = chance.profile(
-            random, batch_sizes=(1,), count=random.randint(3, 7), branching=random.random() < 0.3, free=0.2
-        )
-        cluster = chance.cluster(random)
-        stages = chance.stages(random, profile, cluster)
-        assumed = twin.Assumed(random.randint(3, 9), micro_batch=max(len(devices) for _, devices in stages))
-        plan = hpgo.evaluate(
-            profile,
-            cluster,
-            stages,
-            global_batch_size=assumed.micro_batches * assumed.micro_batch,
-            micro_batch_size=assumed.micro_batch,
-        )
-        listed = [(stage.layers, stage.devices) for stage in plan.stages]
-        ours = twin.price(asdict(profile), asdict(cluster), assumed, listed)
+        case = chance.case(random, counts=(3, 7), batch_sizes=[(1,)], branching=random.random() < 0.3)
+        assumed = twin.Assumed(random.randint(3, 9), micro_batch=case.least(1))
+        plan = case.evaluate(assumed)
+        ours = case.price(assumed, plan)
         rows = {row: twin_steps.step_s(assumed.micro_batches, ours, row) for row in twin_steps.windows(assumed, ours)}
         best = min(rows, key=rows.__getitem__, default=None)
         compared += len(rows) > 1
