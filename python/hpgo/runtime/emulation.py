@@ -26,7 +26,7 @@ from hpgo.programs.orders import KINDS
 from hpgo.runtime import guards
 from hpgo.runtime.clocks import Clock, Stamps, machine_name
 from hpgo.runtime.engine import Engine
-from hpgo.runtime.meeting import Ways, agree, check_place, guard, join, leave, lost
+from hpgo.runtime.meeting import Seat, Ways, agree, check_place, lost
 from hpgo.runtime.messages import Crossing, Messages
 from hpgo.runtime.parts import Value
 from hpgo.runtime.progress import HERE
@@ -96,12 +96,11 @@ class Emulation:
         self.scale = float(scale)
         limits = Limits(timeout_s)
         self._patience_s = limits.patience_s
-        self._ways: Ways | None = None
         _wake_in_time()
         check_place(self.program)
-        self._guarded, self._joined = guard(limits), False
+        self._seat = Seat(limits)
         try:
-            self._joined = join(self.program, _CPU, limits.patience_s)
+            self._seat.join(self.program, _CPU)
             self._build(prices)
         except BaseException:
             self.close()
@@ -114,8 +113,9 @@ class Emulation:
         self.mine = program.for_rank(dist.get_rank())
         chain = prices.chain
         cuts = [() if stage % chain == chain - 1 else (Crossing(0, 0, _FROM),) for stage in range(len(program.stages))]
-        self._ways = Ways(_CPU, self._patience_s)
-        links = _Links(self.mine, prices, cuts, self._ways)
+        ways = Ways(_CPU, self._patience_s)
+        self._seat.hold(ways)
+        links = _Links(self.mine, prices, cuts, ways)
         self._sums = _Sums(self.mine, prices)
         stages = {stage.stage: _Stage(stage, prices) for stage in self.mine.stages}
         self.engine = Engine(self.mine, stages, links, self._sums, Stamps(_CPU))
@@ -165,15 +165,7 @@ class Emulation:
 
     def close(self) -> None:
         """Leaves the other ranks."""
-        ways, self._ways = self._ways, None
-        if ways is not None:
-            ways.close()
-        if self._joined:
-            self._joined = False
-            leave()
-        if self._guarded:
-            self._guarded = False
-            guards.end()
+        self._seat.close()
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ from hpgo._core import __version__
 from hpgo.base.errors import HpgoError, RunError
 from hpgo.runtime import guards
 from hpgo.runtime.neighbours import Neighbours
-from hpgo.runtime.progress import HERE, stages_of
+from hpgo.runtime.progress import ALL, HERE, stages_of
 from hpgo.runtime.watch import LostRankError
 
 if TYPE_CHECKING:
@@ -174,34 +174,6 @@ def guard(limits: Limits, tell: Callable[[RunError], None] = guards.say) -> bool
     return guards.begin(None, 0, 1, limits, tell)
 
 
-def join(program: Program, device: torch.device, timeout_s: float) -> bool:
-    """Makes this process one of the ranks of `program`; returns whether `leave` must follow.
-
-    It takes the place that the launcher's variables give it, or, where a process group is there already, its rank in
-    that, which `check_place` has found to fit. Raises RunError if the ranks don't find each other.
-    """
-    made = not dist.is_initialized()
-    if made:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        timeout = timedelta(seconds=timeout_s)
-        if is_launched():
-            rank, size = place()
-            store = meet(timeout_s)
-            _met[0] = store, _met[0][1] + 1
-            own = dist.PrefixStore(f"hpgo/{_met[0][1]}", store)
-        else:
-            rank, size, own = 0, 1, dist.HashStore()
-        HERE.stages = stages_of(program, rank)
-        guards.tell_now()
-        with (
-            HERE.meets("the meeting of the ranks"),
-            told("the ranks don't find each other", "did all start, and do their machines reach each other?"),
-        ):
-            dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
-    HERE.rank, HERE.stages = dist.get_rank(), stages_of(program, dist.get_rank())
-    return made
-
-
 def check_place(program: Program) -> None:
     """Raises RunError unless this launch has a rank for each device of `program`; waits for nobody."""
     if dist.is_initialized():
@@ -321,3 +293,58 @@ class Groups:
     def close(self) -> None:
         """Gives them back; the ranks stay together."""
         destroy(self._made)
+
+
+class Seat:
+    """The place of this process among the ranks of a run, from `join` to `close`; and what is given back with it."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Guards this process, unless it is guarded already."""
+        self._patience_s = limits.patience_s
+        self._joined = False
+        self._held: list[Groups | Ways] = []
+        self.guards = guard(limits)
+        """Whether the guards end with it."""
+
+    def join(self, program: Program, device: torch.device) -> None:
+        """Makes this process one of the ranks of `program`.
+
+        It takes the place that the launcher's variables give it, or, where a process group is there already, its rank
+        in that, which `check_place` has found to fit. Raises RunError if the ranks don't find each other.
+        """
+        self._joined = not dist.is_initialized()
+        if self._joined:
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            if is_launched():
+                rank, size = place()
+                store = meet(self._patience_s)
+                _met[0] = store, _met[0][1] + 1
+                own = dist.PrefixStore(f"hpgo/{_met[0][1]}", store)
+            else:
+                rank, size, own = 0, 1, dist.HashStore()
+            HERE.stages = stages_of(program, rank)
+            guards.tell_now()
+            with (
+                HERE.meets("the meeting of the ranks"),
+                told("the ranks don't find each other", "did all start, and do their machines reach each other?"),
+            ):
+                timeout = timedelta(seconds=self._patience_s)
+                dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
+        HERE.rank, HERE.stages = dist.get_rank(), stages_of(program, dist.get_rank())
+
+    def hold(self, given: Groups | Ways) -> None:
+        """Gives that back, too, in the end, before what was held earlier."""
+        self._held.append(given)
+
+    def close(self) -> None:
+        """Leaves the other ranks."""
+        HERE.does("the end")
+        with HERE.waiting(ALL):
+            while self._held:
+                self._held.pop().close()
+            if self._joined:
+                self._joined = False
+                leave()
+        if self.guards:
+            self.guards = False
+            guards.end()

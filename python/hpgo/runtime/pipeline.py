@@ -33,14 +33,12 @@ from hpgo.runtime.loader import Loader, Share, as_share, repeated
 from hpgo.runtime.meeting import (
     LOST,
     Groups,
+    Seat,
     Ways,
     agree,
     check_place,
     first_line,
-    guard,
     is_of_others,
-    join,
-    leave,
     told,
 )
 from hpgo.runtime.memory import Peak
@@ -50,7 +48,7 @@ from hpgo.runtime.notice import Preempted
 from hpgo.runtime.optimizer import Stepper
 from hpgo.runtime.packets import layouts
 from hpgo.runtime.passes import MOST_SEED
-from hpgo.runtime.progress import ALL, HERE
+from hpgo.runtime.progress import HERE
 from hpgo.runtime.recorder import Recorder
 from hpgo.runtime.runnable import bits_behind, check_inference, check_program, program_of, with_layers
 from hpgo.runtime.stream import Post, Stream, sink_of, source_of
@@ -176,7 +174,6 @@ class Pipeline:
         self.sent_bits: tuple[dict[int, int], ...] = ()
         """For each cut behind a stage, how many of the last stream's micro-batches crossed it in how many bits."""
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
-        self._to_close: list[Groups | Ways] = []
         self._failed = False
         self.preempted = False
         """Whether SIGTERM has asked a rank to end, the same on all ranks: then this is the last step."""
@@ -184,9 +181,9 @@ class Pipeline:
         self._loader: Loader | None = None
         self._place: dict[str, int] | None = None  # of the data, for the loader that is made next
         check_place(self.program)
-        self._guarded, self._joined = guard(limits), False
+        self._seat = Seat(limits)
         try:
-            self._joined = join(self.program, self.device, limits.patience_s)
+            self._seat.join(self.program, self.device)
             self.mine = self.program.for_rank(dist.get_rank())
             self.workload = Workload.read(workload, seed=seed) if isinstance(workload, str) else workload
             check_is("workload", self.workload, Workload, "give a Workload, or a name such as `gpt:layers=2`")
@@ -260,7 +257,7 @@ class Pipeline:
         ranks = Ranks(program, workload.ties)
         joining = [number for number, part in enumerate(parts) if part.joins]
         groups = Groups(program, ranks.groups, joining, pipelines=pipelines)
-        self._to_close.append(groups)
+        self._seat.hold(groups)
         self.parts: dict[int, Part] = {stage.stage: parts[stage.stage].to(self.device) for stage in mine.stages}
         """The layers that this rank holds, by stage."""
         self._reads_inputs = any(value.is_input for part in self.parts.values() for value in part.takes)
@@ -353,7 +350,7 @@ class Pipeline:
     def _ways(self, cuts: Sequence[Sequence[Crossing]]) -> Ways:
         """What carries what crosses `cuts`."""
         ways = Ways(self.device, self._patience_s, shared_memory=self._shares_memory and any(cuts))
-        self._to_close.append(ways)
+        self._seat.hold(ways)
         return ways
 
     @property
@@ -719,16 +716,7 @@ class Pipeline:
             if not self._failed:
                 self._finish_saving()
         finally:
-            HERE.does("the end")
-            with HERE.waiting(ALL):
-                while self._to_close:
-                    self._to_close.pop().close()
-                if self._joined:
-                    self._joined = False
-                    leave()
-            if self._guarded:
-                self._guarded = False
-                guards.end()
+            self._seat.close()
 
     def __enter__(self) -> Self:
         return self
@@ -744,7 +732,7 @@ class Pipeline:
         """The others hear of it, may be gone, and can't help to save any more."""
         self._failed = True
         guards.charge(error)
-        if self._guarded and not isinstance(error, SystemExit):
+        if self._seat.guards and not isinstance(error, SystemExit):
             guards.is_first_to_tell()  # as Python does, when it ends by the error
 
 
