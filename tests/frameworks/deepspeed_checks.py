@@ -7,6 +7,7 @@ import importlib
 import io
 import logging
 import os
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,14 @@ from cases import Case, cases, check_places, outcome, refused_by, tally
 from deepspeed.runtime.config import DeepSpeedConfig
 from processes import difference, pretended, together
 from results import Result, done
+from ways import WayCase, files_of, ways
+from ways import refused_by as refused_way
+from ways import tally as tally_ways
 
 import hpgo
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterator
 
 logging.disable(logging.WARNING)
@@ -103,6 +108,39 @@ def the_same(case: Case) -> bool:
         with contextlib.suppress(ValueError):
             exported.PlannedPipelineModule([Layer(name) for name in names[1:]], loss_fn=mean_loss)
             raise AssertionError("a model with a layer less is taken")
+    return True
+
+
+def any_model(chance: random.Random) -> dict[str, Any]:
+    """Any shape: the model is the user's."""
+    return {
+        "hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": chance.choice([128, 256]), "vocab": 100,
+        "gated": chance.random() < 0.5,
+    }  # fmt: skip
+
+
+def the_same_way(case: WayCase) -> bool:
+    """Whether DeepSpeed reads CONFIG, and cuts the module of a rank, as the way means it."""
+    files = files_of(case, "deepspeed", refused_way("deepspeed", case))
+    if files is None:
+        return False
+    exported = load(files)
+    with pretended(0, case.gpus), backend():
+        mpu = None
+        if case.pp > 1:
+            module = exported.PlannedPipelineModule([Layer(name) for name in exported.LAYERS], loss_fn=mean_loss)
+            mpu = module.mpu()
+            held = [end - begin for begin, end in pairwise(module.parts)]
+            counts = [count + (at == 0) + (at == case.pp - 1) for at, count in enumerate(case.counts)]
+            assert held == counts
+            assert (module.num_stages, module.activation_checkpoint_interval) == (case.pp, case.recompute == "full")
+        config = DeepSpeedConfig(exported.CONFIG, mpu=mpu)
+    assert config.train_batch_size == case.global_batch_size
+    assert config.train_micro_batch_size_per_gpu == case.micro_batch_size
+    assert config.gradient_accumulation_steps == case.micro_batches
+    assert config.zero_optimization_stage == case.zero
+    bits = exported.CONFIG["fp16" if case.precision == "fp16" else "bf16"]
+    assert bits == {"enabled": True}
     return True
 
 
@@ -191,4 +229,5 @@ def _train(case: Case) -> dict[tuple[str, str], torch.Tensor]:
 
 if __name__ == "__main__":
     ran = f"deepspeed {deepspeed.__version__}"
-    done(Result("deepspeed", ran, tally(cases(200, SCHEDULES), the_same), built(), trained()))
+    read = tally(cases(200, SCHEDULES), the_same)
+    done(Result("deepspeed", ran, read, built(), trained(), tally_ways(ways(200, any_model), the_same_way)))

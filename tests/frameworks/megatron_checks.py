@@ -40,10 +40,14 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import LayerType
 from processes import OnCpu, difference, pretended, together
 from results import Result, done
+from ways import WayCase, files_of, ways
+from ways import refused_by as refused_way
+from ways import tally as tally_ways
 
 import hpgo
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Iterator
 
 SCHEDULES = ("1f1b", "eager_1f1b", "interleaved")
@@ -184,6 +188,105 @@ def parsed(case: Case) -> bool:
     micro_batches = arguments.global_batch_size // (arguments.micro_batch_size * arguments.data_parallel_size)
     assert (arguments.micro_batch_size, micro_batches) == (case.share, case.micro_batches)
     assert bool(arguments.use_distributed_optimizer) == bool(case.zero)
+    return True
+
+
+def some_model(chance: random.Random) -> dict[str, Any]:
+    """Llamas, Qwens and GPT-2s."""
+    kv_heads = chance.choice([4, 8])
+    plain = chance.random() < 0.3
+    return {
+        "hidden": 128, "heads": 8, "kv_heads": 8 if plain else kv_heads, "head_dim": chance.choice([16, 32]),
+        "ffn": chance.choice([256, 512]), "vocab": 1024, "gated": not plain, "tied": chance.random() < 0.5,
+        "centred_norms": plain, "positions": 128 if plain else 0, "ffn_bias": plain,
+        "attention_bias": "all" if plain else chance.choice(["none", "qkv"]),
+        "head_norms": not plain and chance.random() < 0.3,
+    }  # fmt: skip
+
+
+def same_core(case: WayCase) -> bool:
+    """Whether Megatron Core's configuration, which checks what it is told, is what the way means."""
+    files = files_of(case, "megatron", refused_way("megatron", case))
+    if files is None:
+        return False
+    told = of_arguments(files)
+    names = (
+        "num_layers", "hidden_size", "num_attention_heads", "kv_channels", "num_query_groups", "ffn_hidden_size",
+        "normalization", "qk_layernorm", "tensor_model_parallel_size", "sequence_parallel", "context_parallel_size",
+        "pipeline_model_parallel_size", "pipeline_model_parallel_layout", "recompute_granularity", "recompute_method",
+        "recompute_num_layers", "bf16", "fp16",
+    )  # fmt: skip
+    config = TransformerConfig(
+        pipeline_dtype=torch.bfloat16,
+        params_dtype=torch.bfloat16,
+        gated_linear_unit="swiglu" in told,
+        add_bias_linear="disable_bias_linear" not in told,
+        add_qkv_bias="add_qkv_bias" in told,
+        fp8=told.get("fp8_format"),
+        fp8_recipe=told.get("fp8_recipe", "delayed"),
+        use_cpu_initialization=True,
+        **{name: told[name] for name in names if name in told},
+    )
+    compare_way(case, config)
+    assert (told["global_batch_size"], told["micro_batch_size"]) == (case.global_batch_size, case.micro_batch_size)
+    assert (told["seq_length"], told["vocab_size"]) == (case.seq, case.model.vocab)
+    assert ("untie_embeddings_and_output_weights" in told) != case.model.tied
+    assert ("use_distributed_optimizer" in told) == (case.zero == 1)
+    return True
+
+
+def compare_way(case: WayCase, config: TransformerConfig) -> None:
+    """The model's shape, degrees, stages, recomputation and precision."""
+    model = case.model
+    assert (config.num_layers, config.hidden_size, config.ffn_hidden_size) == (model.layers, model.hidden, model.ffn)
+    heads = (config.num_attention_heads, config.num_query_groups, config.kv_channels)
+    assert heads == (model.heads, model.kv_heads, model.head_dim)
+    assert config.gated_linear_unit == model.gated
+    assert config.normalization == ("LayerNorm" if model.centred_norms else "RMSNorm")
+    assert config.qk_layernorm == model.head_norms
+    assert config.add_bias_linear == model.ffn_bias
+    assert (config.add_qkv_bias or config.add_bias_linear) == (model.attention_bias != "none")
+    assert config.tensor_model_parallel_size == case.tp
+    assert bool(config.sequence_parallel) == case.sequence_parallel
+    assert (config.context_parallel_size, config.pipeline_model_parallel_size) == (case.cp, case.pp)
+    assert (config.virtual_pipeline_model_parallel_size or 1) == case.vpp
+    layout = config.pipeline_model_parallel_layout
+    assert (layout is None) == (case.pp == 1)
+    for stage, count in enumerate(case.counts if layout else ()):
+        kinds = layout.layout[stage % case.pp][stage // case.pp]
+        assert kinds.count(LayerType.decoder) == count
+        assert (LayerType.embedding in kinds) == (stage == 0)
+        assert (LayerType.loss in kinds) == (stage == len(case.counts) - 1)
+    assert config.recompute_granularity == (None if case.recompute == "none" else case.recompute)
+    if case.recompute == "full":
+        how = ("uniform", 1) if case.recompute_layers is None else ("block", case.recompute_layers)
+        assert (config.recompute_method, config.recompute_num_layers) == how
+    assert (config.bf16, config.fp16) == (case.precision != "fp16", case.precision == "fp16")
+    assert config.fp8 == ("hybrid" if case.precision == "fp8" else None)
+
+
+def parsed_way(case: WayCase) -> bool:
+    """Whether Megatron-LM's own parser and checks understand the arguments as the way means them."""
+    from megatron.training.arguments import core_transformer_config_from_args, parse_args, validate_args
+
+    files = files_of(case, "megatron", refused_way("megatron", case))
+    if files is None:
+        return False
+    os.environ.update(RANK="0", WORLD_SIZE=str(case.gpus), CUDA_DEVICE_MAX_CONNECTIONS="1")
+    # What an export leaves to its user: a tokenizer and a rate; and no fused kernels, which need a GPU.
+    sys.argv = ["pretrain_gpt.py", "--lr", "1e-4", "--train-iters", "1", "--tokenizer-type", "NullTokenizer",
+                "--transformer-impl", "local", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion",
+                "--no-rope-fusion", *shlex.split(files["arguments.txt"], comments=True)]  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()):
+        arguments = validate_args(parse_args())
+        compare_way(case, core_transformer_config_from_args(arguments))
+    assert arguments.data_parallel_size == case.dp
+    micro_batches = arguments.global_batch_size // (arguments.micro_batch_size * arguments.data_parallel_size)
+    assert (arguments.micro_batch_size, micro_batches) == (case.micro_batch_size, case.micro_batches)
+    assert (arguments.seq_length, arguments.vocab_size) == (case.seq, case.model.vocab)
+    assert arguments.untie_embeddings_and_output_weights != case.model.tied
+    assert bool(arguments.use_distributed_optimizer) == (case.zero == 1)
+    assert arguments.accumulate_allreduce_grads_in_fp32 == (case.precision != "fp16")
     return True
 
 
@@ -365,10 +468,14 @@ if __name__ == "__main__":
     rows = [
         Result(target, core, tally(cases(200, SCHEDULES), reader(target, told_by))) for target, told_by in FORMS.items()
     ]
-    rows[0] = replace(rows[0], built=built(), trained=trained())
+    same_ways = tally_ways(ways(200, some_model, often=(0, 1)), same_core)
+    rows[0] = replace(rows[0], built=built(), trained=trained(), ways=same_ways)
     if found := os.environ.get("MEGATRON_LM"):
         sys.path.insert(0, found)
-        own = Result("megatron", checkout(found), tally(cases(200, SCHEDULES), parsed))
+        read = tally(cases(200, SCHEDULES), parsed)
+        own = Result(
+            "megatron", checkout(found), read, ways=tally_ways(ways(200, some_model, often=(0, 1)), parsed_way)
+        )
     else:
         own = Result("megatron", "Megatron-LM's parser", "skipped: $MEGATRON_LM names no checkout")
     done(rows[0], own, *rows[1:])

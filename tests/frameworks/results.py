@@ -20,6 +20,8 @@ class Result:
     read_back: str
     built: str = ""
     trained: str = ""
+    ways: str = ""
+    """Of transformers, read back."""
 
 
 def done(*results: Result) -> None:

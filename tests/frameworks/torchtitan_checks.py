@@ -22,10 +22,14 @@ from cases import ONE_CHAIN, Case, cases, check_places, outcome, refused_by, tal
 from processes import apart, difference, together
 from results import Result, done
 from torchtitan.distributed import ParallelDims
+from ways import WayCase, files_of, ways
+from ways import refused_by as refused_way
+from ways import tally as tally_ways
 
 import hpgo
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterator
 
 torchtitan.distributed.parallel_dims.device_type = "cpu"
@@ -58,6 +62,28 @@ def configuration(case: Case, folder: Path, main: str) -> Any:
     config.training.seq_len = LENGTH
     config.training.mixed_precision_param = "float32"
     return config
+
+
+def job_of(case: WayCase, folder: Path, main: str) -> Any:
+    """The job's configuration of a way, by torchtitan's own reader and checks."""
+    if OLD:
+        from torchtitan.config import ConfigManager
+
+        with contextlib.chdir(folder):
+            return ConfigManager().parse_args([f"--job.config_file={main}"])
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel
+
+    base = llama3_debugmodel()
+    base.model_spec.model = _small(case.model.layers)
+    path = folder / main
+    space: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), space)
+    with contextlib.suppress(ValueError):
+        other = llama3_debugmodel()
+        other.model_spec.model = _small(case.model.layers + 1)
+        space["planned"](other)
+        raise AssertionError("a model with a layer more is taken")
+    return space["planned"](base)
 
 
 def _small(blocks: int) -> Any:
@@ -217,6 +243,62 @@ def the_same(case: Case) -> bool:
     return True
 
 
+def debug_model(_: random.Random) -> dict[str, Any]:
+    """The width and the words of its smallest Llama."""
+    return {"hidden": 256, "heads": 16, "kv_heads": 16, "head_dim": 16, "ffn": 768, "vocab": VOCABULARY}
+
+
+def the_same_way(case: WayCase) -> bool:
+    """Whether torchtitan understands the files as the way means them."""
+    reasons = refused_way("torchtitan", case)
+    if OLD and case.tp > 1 and not case.sequence_parallel:
+        reasons.append("tensor parallelism alone")
+    files = files_of(case, TARGET, reasons)
+    if files is None:
+        return False
+    with tempfile.TemporaryDirectory() as at, contextlib.chdir(at):
+        for name, text in files.items():
+            (Path(at) / name).write_text(text, encoding="utf-8")
+        config = job_of(case, Path(at), next(iter(files)))
+        training, told = config.training, config.parallelism
+        dims = dimensions(config, case.gpus)
+        assert (dims.pp, dims.dp_replicate, dims.dp_shard, dims.cp, dims.tp) == (case.pp, 1, case.dp, case.cp, case.tp)
+        if case.dp * case.cp > 1:
+            assert told.fsdp_reshard_after_forward == ("always" if case.zero == 3 else "never")
+        assert OLD or told.enable_sequence_parallel == (case.sequence_parallel or case.tp == 1)
+        assert (training.global_batch_size, training.seq_len) == (case.global_batch_size, case.seq)
+        assert case.seq % dims.seq_len_divisor == 0
+        passes, rest = divmod(training.global_batch_size, training.local_batch_size * case.dp)
+        assert (passes, rest) == (1 if case.pp > 1 else case.micro_batches, 0)
+        assert config.compile.enable
+        assert recomputes(config) == (case.recompute == "full")
+        if case.pp > 1:
+            assert training.local_batch_size == case.micro_batch_size * case.micro_batches
+            assert told.pipeline_parallel_microbatch_size == case.micro_batch_size
+            blocks = iter(range(case.model.layers))
+            names = [[f"layers.{next(blocks)}" for _ in range(count)] for count in case.counts]
+            names[0].insert(0, "tok_embeddings")
+            names[-1] += ["norm", HEAD]
+            assert told.module_fqns_per_model_part == names
+            lines = Path(told.pipeline_parallel_schedule_csv).read_text(encoding="utf-8").splitlines()
+            actions = [[_Action.from_str(cell) for cell in line.split(",") if cell] for line in lines]
+            _check_orders(case, actions)
+    return True
+
+
+def _check_orders(case: WayCase, actions: list[list[Any]]) -> None:
+    """Asserts that each rank runs each micro-batch through each of its stages, forward and backward, once."""
+    assert len(actions) == case.pp
+    for rank, own in enumerate(actions):
+        wanted = [
+            f"{stage}{kind}{batch}"
+            for kind in ("F", "B")
+            for stage in range(rank, case.pp * case.vpp, case.pp)
+            for batch in range(case.micro_batches)
+        ]
+        assert sorted(map(str, own)) == sorted(wanted)
+
+
 # Building and training
 
 
@@ -305,4 +387,6 @@ def _train(case: Case, folder: Path, main: str) -> dict[str, torch.Tensor]:
 
 
 if __name__ == "__main__":
-    done(Result(TARGET, f"torchtitan {VERSION}", tally(cases(200, ONE_CHAIN), the_same), built(), trained()))
+    read = tally(cases(200, ONE_CHAIN), the_same)
+    same_ways = tally_ways(ways(200, debug_model, often=(2, 3)), the_same_way)
+    done(Result(TARGET, f"torchtitan {VERSION}", read, built(), trained(), same_ways))

@@ -1,0 +1,138 @@
+"""Random ways of training a transformer, and which of them a launcher must refuse, by the rules of docs/llm.md.
+
+The rules are written down a second time: those that the search goes by are not read here.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import hpgo
+from hpgo.base.errors import HpgoError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+GPUS = hpgo.Cluster.preset("h100:4")
+
+
+@dataclass(frozen=True)
+class WayCase:
+    """A way as it was asked for, and the plan of it."""
+
+    plan: hpgo.WayPlan
+    model: hpgo.Transformer
+    tp: int
+    cp: int
+    pp: int
+    vpp: int
+    dp: int
+    zero: int
+    micro_batch_size: int
+    global_batch_size: int
+    seq: int
+    recompute: str
+    recompute_layers: int | None
+    sequence_parallel: bool
+    precision: str
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step on a replica."""
+        return self.global_batch_size // self.dp // self.micro_batch_size
+
+    @property
+    def counts(self) -> list[int]:
+        """Layers of each stage: as many, or one less at both ends."""
+        stages = self.pp * self.vpp
+        each, rest = divmod(self.model.layers, stages)
+        if rest == 0:
+            return [each] * stages
+        each = (self.model.layers + 2) // stages
+        return [each - 1, *[each] * (stages - 2), each - 1]
+
+
+def ways(
+    number: int, model: Callable[[random.Random], dict[str, Any]], *, often: tuple[int, ...] = (0, 1, 2, 3)
+) -> Iterator[WayCase]:
+    """So many that can be priced, of models that `model` gives fields of; what replicas share is mostly one of those
+    that are given `often`."""
+    chance = random.Random(1)
+    made = 0
+    while made < number:
+        one = hpgo.Transformer(**{"layers": chance.randint(1, 12), "name": "toy", **model(chance)})
+        tp, cp, pp = chance.choice([1, 1, 2, 4]), chance.choice([1, 1, 1, 2]), chance.choice([1, 1, 2, 3, 4])
+        asked: dict[str, Any] = {
+            "tp": tp,
+            "cp": cp,
+            "pp": pp,
+            "vpp": chance.choice([1, 2, 3]) if pp > 1 else 1,
+            "zero": chance.choice([0, 1, 2, 3, *often * 4]),
+            "micro_batch_size": chance.choice([1, 1, 2, 3]),
+            "recompute": chance.choice(["none"] * 4 + ["full"] * 4 + ["selective"]),
+            "sequence_parallel": tp > 1 and chance.random() < 0.8,
+            "precision": chance.choice(["bf16"] * 6 + ["fp16", "fp8"]),
+        }
+        asked["recompute_layers"] = 1 if asked["recompute"] == "full" and chance.random() < 0.3 else None
+        dp = chance.choice([1, 2, 3, 4])
+        micro_batches = chance.choice([1, 2, 4]) * (pp if asked["vpp"] > 1 else 1)
+        sizes = {"global_batch_size": dp * asked["micro_batch_size"] * micro_batches, "seq": chance.choice([64, 128])}
+        try:
+            price = hpgo.price(one, GPUS, devices=tp * cp * pp * dp, **sizes, **asked)
+        except HpgoError:  # degrees that don't divide
+            continue
+        made += 1
+        yield WayCase(hpgo.WayPlan.of(price, one, GPUS), one, dp=dp, **sizes, **asked)
+
+
+def refused_by(launcher: str, case: WayCase) -> list[str]:
+    """Why the launcher must refuse the way; none if it must not."""
+    reasons = []
+    shared, piped = case.dp * case.cp > 1, case.pp > 1
+    known = {
+        "megatron": {0, 1},
+        "torchtitan": {2} if piped or case.micro_batches == 1 else set(),
+        "deepspeed": {0, 1} if piped else {0, 1, 2, 3},
+    }[launcher] | ({3} if launcher == "torchtitan" and not piped else set())
+    if case.zero not in (known if shared else {0}):
+        reasons.append("what replicas share")
+    if launcher != "megatron" and (case.recompute == "selective" or case.recompute_layers):
+        reasons.append("recomputation")
+    precisions = {"megatron": {"bf16", "fp16", "fp8"}, "torchtitan": {"bf16"}, "deepspeed": {"bf16", "fp16"}}[launcher]
+    if case.precision not in precisions:
+        reasons.append("precision")
+    if launcher == "deepspeed" and max(case.tp, case.cp, case.vpp) > 1:
+        reasons.append("degrees")
+    return reasons
+
+
+def files_of(case: WayCase, target: str, reasons: list[str]) -> dict[str, str] | None:
+    """What is exported; None if it is refused, as it must be with reasons.
+
+    Raises AssertionError if it is refused without any, or not refused with some.
+    """
+    refused = None
+    try:
+        files = hpgo.export.files(case.plan, target)
+    except hpgo.ArgumentError as error:
+        refused = error
+    if refused is not None:
+        assert reasons, f"{target} refuses what it can run: {refused}"
+        assert refused.hint, "and says the way out"
+        return None
+    assert not reasons, f"{target} exports what it can't run: {reasons}"
+    return files
+
+
+def tally(cases: Iterator[WayCase], check: Callable[[WayCase], bool]) -> str:
+    """How many cases `check` found the same, and how many it found refused, in words."""
+    found = [check(case) for case in cases]
+    assert sum(found) > len(found) / 8, "too few cases are ones that the launcher runs"
+    return f"{sum(found)} the same, {len(found) - sum(found)} refused"

@@ -1,0 +1,206 @@
+"""What a launcher runs, and what is fixed and excluded: the search looks at that and nothing else, or says why."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpgo
+
+H100 = hpgo.Cluster.preset("h100:1")
+TINY = hpgo.Transformer(
+    name="tiny", layers=4, hidden=512, heads=8, kv_heads=4, head_dim=64, ffn=2048, vocab=32000
+)  # fmt: skip
+ASKED: dict[str, Any] = {"global_batch_size": 8, "seq": 512}
+
+
+def runs(launcher: str, price: hpgo.Price) -> bool:
+    """The rules of docs/llm.md, written down a second time."""
+    way = price.way
+    several, piped = way.data * way.context > 1, way.pipeline > 1
+    if launcher == "megatron":
+        return way.zero in ({0, 1} if several else {0})
+    if launcher == "torchtitan":
+        once = way.zero == 2 and (piped or price.micro_batches == 1)
+        return (once or (way.zero == 3 and not piped)) if several else way.zero == 0
+    known = {0, 1} if piped else {0, 1, 2, 3}
+    return way.tensor * way.context * way.chunks == 1 and way.zero in (known if several else {0})
+
+
+def every_way(launcher: str, cluster: hpgo.Cluster) -> list[hpgo.Price]:
+    """Everything that `hpgo.price` accepts and the launcher runs, asked one by one."""
+    found = []
+    for tp, cp, pp, vpp, size, zero, anew in product(
+        [1, 2, 4], [1, 2, 4], [1, 2, 3, 4], range(1, 7), [1, 2, 4, 8], range(4), ("none", "full")
+    ):
+        if cluster.devices % (tp * cp * pp):
+            continue
+        try:
+            one = hpgo.price(
+                TINY, cluster, **ASKED, tp=tp, cp=cp, pp=pp, vpp=vpp, zero=zero, micro_batch_size=size, recompute=anew,
+                overlap=launcher == "megatron" or pp == 1,
+            )  # fmt: skip
+        except hpgo.ArgumentError:
+            continue
+        if runs(launcher, one):
+            found.append(one)
+    return found
+
+
+@pytest.mark.parametrize("launcher", ["megatron", "torchtitan", "deepspeed"])
+def test_the_best_way_of_a_launcher_is_that_of_trying_all_that_it_runs(launcher: str) -> None:
+    cluster = H100.first(4)
+    every = every_way(launcher, cluster)
+    found = hpgo.choose_way(TINY, cluster, **ASKED, launcher=launcher, top=1000)
+    assert found.ways == len(every)
+    steps = sorted(one.step_s for one in every if one.fits)
+    assert [one.step_s for one in found.prices] == pytest.approx(steps[:1000])
+    assert found.launcher.partition("@")[0] == launcher
+    assert all(runs(launcher, one) for one in found.prices)
+
+
+FIXED = {"tp": [1, 2, 4], "cp": [1, 2], "pp": [1, 2, 4], "vpp": [1, 2], "dp": [1, 2, 4], "zero": [0, 1],
+         "micro_batch_size": [1, 2, 4], "recompute": ["none", "full"]}  # fmt: skip
+FIELDS = {"tp": "tensor", "cp": "context", "pp": "pipeline", "vpp": "chunks", "dp": "data"}
+
+
+@given(st.data())
+@settings(max_examples=10, deadline=None)
+def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(data: st.DataObject) -> None:
+    name, other = data.draw(st.permutations(sorted(FIXED)))[:2]
+    value, left = data.draw(st.sampled_from(FIXED[name])), data.draw(st.sampled_from(FIXED[other]))
+    cluster = H100.first(4)
+    every = hpgo.choose_way(TINY, cluster, **ASKED, top=1000).prices
+    wanted = [
+        one
+        for one in every
+        if getattr(one.way, FIELDS.get(name, name)) == value and getattr(one.way, FIELDS.get(other, other)) != left
+    ]
+    try:
+        found = hpgo.choose_way(TINY, cluster, **ASKED, top=1000, fix={name: value}, exclude=[f"{other}={left}"])
+    except hpgo.ArgumentError:
+        assert not wanted
+        return
+    assert [one.step_s for one in found.prices] == pytest.approx([one.step_s for one in wanted])
+    assert {one.way for one in found.prices} == {one.way for one in wanted}
+
+
+@pytest.mark.parametrize(
+    ("asked", "says", "hint"),
+    [
+        ({"launcher": "megatorn"}, "there is no launcher `megatorn`", "did you mean `megatron`?"),
+        ({"launcher": "torch"}, "no way of training a transformer is exported for PyTorch", "megatron"),
+        ({"launcher": "vllm"}, "no way of training a transformer is exported for vLLM", "megatron"),
+        ({"fix": {"tpp": 2}}, "there is no degree `tpp`", "did you mean `tp`?"),
+        ({"fix": {"tp": 0}}, "tp is 0", ""),
+        ({"fix": {"zero": 4}}, "zero is 4", ""),
+        ({"fix": {"recompute": "some"}}, "recompute is `some`", "selective"),
+        ({"fix": {"tp": 3}}, "tp 3 does not divide the 8 GPUs of a machine", "2 and 4"),
+        ({"fix": {"tp": 16}}, "tp 16 does not divide the 8 GPUs of a machine", "the nearest that does is 8"),
+        ({"fix": {"tp": 8}}, "tp 8 does not divide the 4 heads with keys", "the nearest that does is 4"),
+        ({"fix": {"pp": 5}}, "pp 5 does not divide the 4 layers", "4 and 6"),
+        ({"fix": {"cp": 3}}, "cp 3 does not part sequences of 512", "2 and 4"),
+        ({"fix": {"pp": 3}}, "pp 3 is 3 GPUs, which does not divide 8", "6 and 9"),
+        ({"fix": {"tp": 4, "dp": 4}}, "dp 4 does not divide 2 GPUs", "2"),
+        ({"fix": {"micro_batch_size": 3}}, "micro-batches of 3 does not divide a global batch of 8", "2 and 4"),
+        ({"fix": {"vpp": 2, "pp": 1}}, "vpp 2 needs a pipeline", "take one of them back"),
+        ({"fix": {"zero": 3}}, "Megatron-LM does not share what replicas hold as zero 3", "1"),
+        ({"fix": {"zero": 1}, "launcher": "torchtitan"}, "torchtitan does not share what replicas hold as zero 1", "2"),
+        ({"fix": {"tp": 2}, "launcher": "deepspeed"}, "DeepSpeed has no tensor parallelism here", "megatron"),
+        ({"fix": {"vpp": 2}, "launcher": "deepspeed"}, "DeepSpeed has one stage on each GPU", "megatron"),
+        ({"precision": "fp8", "launcher": "torchtitan"}, "torchtitan computes in bf16 here, not in fp8", "megatron"),
+        ({"fix": {"tp": 2}, "exclude": ["tp"]}, "tp is fixed to 2 and excluded", "take one of them back"),
+        ({"exclude": ["micro_batch_size"]}, "there is always a micro-batch", "micro_batch_size=1"),
+        ({"exclude": "cp"}, "exclusions are `cp`", "cp"),
+        ({"fix": [("tp", 2)]}, "fix is a list", "mapping"),
+        ({"exclude": ["tp", "cp", "pp", "dp"]}, "no way parts `tiny`", "fix and exclude less"),
+    ],
+)  # fmt: skip
+def test_what_leaves_nothing_is_refused_with_the_nearest_that_would_do(
+    asked: dict[str, Any], says: str, hint: str
+) -> None:
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.choose_way(TINY, H100, **ASKED, **asked)
+    assert says in caught.value.message
+    assert caught.value.hint
+    assert hint in caught.value.hint
+
+
+# --- Nothing fits -----------------------------------------------------------------------------------------------------
+
+
+def shortage(**asked: Any) -> hpgo.InfeasibleError:
+    with pytest.raises(
+        hpgo.InfeasibleError, match=r"no way fits: the leanest, .* needs .* of a GPU, which has"
+    ) as caught:
+        hpgo.choose_way(**{"global_batch_size": 8, "seq": 8192, **asked})
+    return caught.value
+
+
+def test_less_headroom_is_the_first_that_helps() -> None:
+    error = shortage(transformer="llama-3-8b", cluster=H100, headroom_bytes=79e9)
+    assert error.hint.startswith("leave ")
+    assert error.hint.endswith(" GB alone, or less")
+    left_gb = float(error.hint.split()[1])
+    hpgo.choose_way("llama-3-8b", H100, global_batch_size=8, seq=8192, headroom_bytes=(left_gb - 0.01) * 1e9)
+
+
+def test_then_what_was_fixed_or_excluded() -> None:
+    fixed = shortage(transformer="llama-3-8b", cluster=H100, fix={"zero": 0, "tp": 1, "pp": 1, "cp": 1})
+    assert fixed.hint == "ways fit without its `--fix`: leave tp open"
+    left = shortage(transformer="llama-3-8b", cluster=H100, exclude=["tp", "pp", "zero"])
+    assert left.hint == "ways fit without its `--exclude`: leave tp open"
+
+
+def test_then_more_machines_which_are_enough_in_fact() -> None:
+    error = shortage(transformer="llama-3-70b", cluster=H100)
+    count = int(error.hint.split()[0])
+    assert "of these GPUs are enough" in error.hint
+    larger = hpgo.Cluster.preset(f"h100:{count // 8}")
+    assert hpgo.choose_way("llama-3-70b", larger, global_batch_size=8, seq=8192, top=1).best.fits
+    smaller = hpgo.Cluster.preset(f"h100:{count // 16}")
+    with pytest.raises(hpgo.InfeasibleError):
+        hpgo.choose_way("llama-3-70b", smaller, global_batch_size=8, seq=8192)
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_holds_the_search_to_its_options_and_writes_the_way(run, tmp_path) -> None:
+    done = run(
+        "plan", "llama-3-8b", "-c", "h100:1", "--tokens-per-batch", 131072, "--seq", 8192, "--for", "torchtitan",
+        "--fix", "tp=2,pp=2", "--exclude", "cp", "--headroom", "6GB", "--top", 3, "-o", "way.json",
+    )  # fmt: skip
+    said = " ".join(done.stdout.split())
+    assert "of all that torchtitan 0.3 runs with tp 2 and pp 2, without cp" in said
+    plan = hpgo.WayPlan.read(tmp_path / "way.json")
+    assert (plan.price.global_batch_size, plan.launcher) == (16, "torchtitan@0.3")
+    assert (plan.price.way.tensor, plan.price.way.pipeline, plan.price.way.context) == (2, 2, 1)
+    assert max(stage.peak_bytes for stage in plan.price.stages) <= 74e9
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--tokens-per-batch", "10000"], 1, "10000 tokens are no whole number of sequences of 8192"),
+        (["--tokens-per-batch", "8192", "-b", "1"], 2, "give one of --global-batch-size and --tokens-per-batch"),
+        ([], 2, "Missing option '-b'"),
+        (["-b", "8", "--fix", "tp"], 2, "--fix takes NAME=VALUE"),
+        (["-b", "8", "--fix", "tp=2", "--fix", "tp=4"], 2, "--fix names tp twice"),
+        (["-b", "8", "--for", "megatorn"], 1, "did you mean `megatron`?"),
+        (["-b", "8", "--fix", "tp=3"], 1, "the nearest that do are 2 and 4"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(run, words: list[str], code: int, says: str) -> None:
+    done = run("plan", "llama-3-8b", "-c", "h100:1", "--seq", 8192, *words, code=code)
+    assert says in done.stderr
+    assert done.stdout == ""
+
+
+def test_options_of_transformers_need_one(run) -> None:
+    done = run("plan", "bert-48", "-c", "dapple-a", "-b", 64, "--fix", "tp=2", code=2)
+    assert "--fix is for transformers, whose --seq is to be given" in done.stderr

@@ -1,0 +1,135 @@
+"""Ways for launchers: what the files say is what was priced, and what a launcher does not run is refused.
+
+The launchers' own code reads such files in tests/frameworks.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from typing import Any
+
+import pytest
+
+import hpgo
+from hpgo import export
+
+H100 = hpgo.Cluster.preset("h100:8")
+
+
+def made(name: str = "llama-3-70b", **asked: Any) -> hpgo.WayPlan:
+    asked = {"global_batch_size": 128, "seq": 8192, **asked}
+    return hpgo.WayPlan.of(hpgo.price(name, H100, **asked), name, H100)
+
+
+def main(plan: hpgo.WayPlan, target: str) -> str:
+    return next(iter(export.files(plan, target).values()))
+
+
+def settings_of(text: str) -> dict[str, Any]:
+    """What a Python module assigns that is a literal."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Assign):
+            try:
+                found[ast.unparse(node.targets[0])] = ast.literal_eval(node.value)
+            except ValueError:
+                continue
+    return found
+
+
+def test_megatron_is_told_the_model_and_the_way() -> None:
+    text = main(made(tp=4, pp=8, vpp=5, precision="fp8"), "megatron")
+    words = [line for line in text.splitlines() if not line.startswith("#")]
+    for said in (
+        "--num-layers 80", "--hidden-size 8192", "--num-query-groups 8", "--ffn-hidden-size 28672", "--swiglu",
+        "--normalization RMSNorm", "--position-embedding-type rope", "--vocab-size 128256",
+        "--untie-embeddings-and-output-weights", "--tensor-model-parallel-size 4", "--sequence-parallel",
+        "--pipeline-model-parallel-size 8", "--micro-batch-size 1", "--global-batch-size 128", "--seq-length 8192",
+        "--use-distributed-optimizer", "--bf16", "--fp8-format hybrid", "--overlap-grad-reduce",
+    ):  # fmt: skip
+        assert said in words
+    (layout,) = (word for word in words if "layout" in word)
+    assert layout.count("t*2") == 40
+    assert not any("recompute" in word for word in words)
+    assert "priced as 128256" in text
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ({"recompute": "full"}, ["--recompute-method uniform", "--recompute-num-layers 1"]),
+        ({"recompute": "full", "recompute_layers": 3}, ["--recompute-method block", "--recompute-num-layers 3"]),
+        ({"recompute": "selective"}, ["--recompute-granularity selective"]),
+        ({"flash": False, "recompute": "full"}, ["--attention-backend unfused"]),
+        ({"fused": False}, ["--no-rope-fusion", "--no-bias-swiglu-fusion"]),
+        ({"precision": "fp16"}, ["--fp16"]),
+        ({"cp": 2}, ["--context-parallel-size 2", "--cp-comm-type p2p"]),
+    ],
+)
+def test_megatron_is_told_what_is_computed_how(way: dict[str, Any], says: list[str]) -> None:
+    lines = main(made(tp=8, pp=4, **way), "megatron").splitlines()
+    assert set(says) <= set(lines)
+
+
+def test_torchtitan_is_told_the_same_in_both_forms() -> None:
+    plan = made("llama-3-8b", tp=2, pp=2, vpp=2, zero=2, overlap=False, micro_batch_size=2, devices=16)
+    old, new = tomllib.loads(main(plan, "torchtitan@0.2")), settings_of(main(plan, "torchtitan@0.3"))
+    assert (old["model"], old["training"]["seq_len"]) == ({"name": "llama3", "flavor": "8B"}, 8192)
+    for key, value in old["parallelism"].items():
+        if key not in {"pipeline_parallel_schedule_csv", "module_fqns_per_model_part"}:
+            assert new[f"parallelism.{key}"] == value
+    assert [[name for name in part if "." in name] for part in new["PARTS"]] == [
+        [name for name in part if "." in name] for part in old["parallelism"]["module_fqns_per_model_part"]
+    ]
+    assert new["SHAPE"] == {"layers": 32, "dim": 4096, "vocab_size": 128256}
+    order = export.files(plan, "torchtitan")["order.csv"]
+    assert len(order.splitlines()) == 2
+
+
+def test_deepspeed_is_told_batches_and_what_replicas_share() -> None:
+    alone = settings_of(main(made("llama-3-8b", zero=3, devices=16), "deepspeed"))["CONFIG"]
+    assert alone["zero_optimization"]["stage"] == 3
+    assert alone["train_batch_size"] == 128 == 16 * alone["gradient_accumulation_steps"]
+    piped = settings_of(main(made("llama-3-8b", pp=4, overlap=False, devices=16, recompute="full"), "deepspeed"))
+    assert piped["PARTS"] == [0, 9, 17, 25, 34]
+    assert (piped["REPLICAS"], piped["CHECKPOINT_INTERVAL"]) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("target", "way", "says"),
+    [
+        ("torchtitan", {"tp": 8, "pp": 4}, "torchtitan shares what replicas hold beside a pipeline as zero 2, not 1"),
+        ("torchtitan", {"tp": 8, "zero": 2}, "sums gradients in each of 16 passes"),
+        ("deepspeed", {"tp": 8, "pp": 4}, "DeepSpeed has no tensor parallelism here, and tp is 8"),
+        ("megatron", {"tp": 8, "zero": 3}, "Megatron-LM shares what replicas hold as zero 0 or 1, not 3"),
+        ("vllm", {"tp": 8, "pp": 4}, "no way of training a transformer is exported for vLLM"),
+        ("nemo", {"tp": 8, "pp": 4}, "no way of training a transformer is exported for NeMo"),
+    ],
+)
+def test_what_a_launcher_does_not_run_is_refused(target: str, way: dict[str, Any], says: str) -> None:
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        export.files(made(**way), target)
+    assert says in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_way_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(hpgo.InfeasibleError, match=r"the way does not fit: tp 2 with sp, .* lacks .* of a GPU"):
+        export.files(made(tp=2), "megatron")
+
+
+def test_models_that_no_settings_describe_are_refused() -> None:
+    plan = made("gemma-2-9b", devices=16, tp=8, pp=1)
+    with pytest.raises(hpgo.ArgumentError, match="`gemma-2-9b` has 4 norms a layer"):
+        export.files(plan, "megatron")
+    shared = made("gpt-2", devices=4, zero=3, global_batch_size=4, seq=1024)
+    with pytest.raises(hpgo.ArgumentError, match="`gpt-2` has layers other than Llama's"):
+        export.files(shared, "torchtitan")
+
+
+def test_the_command_exports_a_way(run, tmp_path) -> None:
+    made(tp=8, pp=4, vpp=5).save(tmp_path / "way.json")
+    done = run("export", "way.json", "--to", "megatron")
+    assert "--num-layers 80" in done.stdout
+    assert "DeepSpeed has no tensor parallelism" in run("export", "way.json", "--to", "deepspeed", code=1).stderr
