@@ -135,10 +135,11 @@ impl Scale<'_, '_> {
             return (length_s, fits);
         }
         self.left = self.left.saturating_sub(ACTION * actions + PART * plan.parts());
-        (self.step_s(plan, task).unwrap_or(f64::INFINITY).max(length_s), true)
+        let step_s = if self.pricer.shares_weights() { self.priced_s(plan, task) } else { self.judge.step_s(plan) };
+        (step_s.unwrap_or(f64::INFINITY).max(length_s), true)
     }
 
-    fn step_s(&mut self, plan: &Sketch, task: &Task<'_>) -> Option<f64> {
+    fn priced_s(&mut self, plan: &Sketch, task: &Task<'_>) -> Option<f64> {
         let plan = plan.candidate(task);
         let stages = self.pricer.stages(&plan).ok()?;
         let windows =

@@ -4,6 +4,7 @@
 
 use proptest::prelude::*;
 
+use super::clock::Clock;
 use super::exhaustive::exhaustive;
 use super::kinds::Units;
 use super::paths::{Middle, PathStage, Paths};
@@ -167,6 +168,12 @@ proptest! {
                 prop_assert!(at_most(length_s, took_s), "{lemma} of stage {stage}: {length_s} s, took {took_s} s");
             }
         }
+    }
+
+    #[test]
+    fn the_clock_of_a_pipeline_says_what_its_simulation_says(pipeline in pipelines()) {
+        let step_s = Clock::default().step_s(pipeline.stages.iter().copied(), pipeline.micro_batches);
+        prop_assert_eq!(step_s, Some(pipeline.simulate()[0].end_s));
     }
 
     #[test]

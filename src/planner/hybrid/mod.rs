@@ -11,6 +11,7 @@
 mod anneal;
 mod bound;
 mod classics;
+mod clock;
 mod drafts;
 mod evaluate;
 mod exhaustive;

@@ -117,15 +117,12 @@ fn greater(one: f64, other: f64) -> f64 {
 #[cfg(test)]
 pub(super) const SUMS: [&str; 8] = ["trip", "syncs", "fill", "backwards", "forwards", "starts", "waits", "both"];
 
-/// What a stage in front of a cut, and its transfer to the stage behind it, do to each of them.
+/// What a stage in front of a cut, and its transfer to the stage behind it, do to each of them, in their order: each
+/// becomes the longer of itself and this, and of a way through the stages before to this one and what that takes.
 struct FrontStage {
-    trip_s: f64,
-    fill_s: f64,
-    others_forward_s: f64,
-    others_backward_s: f64,
+    longer_s: [f64; 8],
+    own_s: [f64; 8],
     sync_s: f64,
-    wait_s: f64,
-    both_s: f64,
 }
 
 impl FrontStage {
@@ -133,18 +130,25 @@ impl FrontStage {
         let count = f64::from(micro_batches);
         let skipped = f64::from(window - 1);
         let work_s = forward_s + backward_s;
+        let trip_s = work_s + 2.0 * transfer_s;
+        let fill_s = forward_s + transfer_s;
+        let (others_forward_s, others_backward_s) = ((count - 1.0) * forward_s, (count - 1.0) * backward_s);
+        let wait_s = 2.0 * transfer_s + count * work_s - skipped * forward_s;
+        let both_s =
+            if window < micro_batches { 4.0 * transfer_s + (count - skipped) * work_s } else { f64::NEG_INFINITY };
         Self {
-            trip_s: work_s + 2.0 * transfer_s,
-            fill_s: forward_s + transfer_s,
-            others_forward_s: (count - 1.0) * forward_s,
-            others_backward_s: (count - 1.0) * backward_s,
+            longer_s: [trip_s, fill_s, trip_s, trip_s, fill_s, trip_s, trip_s, 2.0 * trip_s],
+            own_s: [
+                trip_s,
+                fill_s,
+                trip_s + others_backward_s,
+                trip_s + others_forward_s,
+                fill_s + others_forward_s,
+                trip_s + sync_s,
+                wait_s,
+                both_s,
+            ],
             sync_s,
-            wait_s: 2.0 * transfer_s + count * work_s - skipped * forward_s,
-            both_s: if window < micro_batches {
-                4.0 * transfer_s + (count - skipped) * work_s
-            } else {
-                f64::NEG_INFINITY
-            },
         }
     }
 }
@@ -164,20 +168,20 @@ impl Least {
     /// Takes a stage into account that has `before` in front of it.
     #[inline]
     fn lower(&mut self, stage: &FrontStage, before: &Self) {
-        let above = |path_s: f64| path_s + stage.trip_s;
-        let from_here = above(before.trip_s);
-        let started_s = before.fill_s + stage.fill_s + stage.others_forward_s;
-        let lower = |value: &mut f64, other: f64| *value = lesser(*value, other);
-        lower(&mut self.trip_s, from_here);
-        lower(&mut self.fill_s, before.fill_s + stage.fill_s);
-        lower(&mut self.backwards_s, greater(above(before.backwards_s), from_here + stage.others_backward_s));
-        lower(&mut self.forwards_s, greater(above(before.forwards_s), from_here + stage.others_forward_s));
-        lower(&mut self.starts_s, greater(before.starts_s + stage.fill_s, started_s));
-        lower(&mut self.syncs_s, greater(above(before.syncs_s), above(before.fill_s) + stage.sync_s));
+        let Self { trip_s, fill_s, .. } = *before;
         // The way back up to one of the stages, or to this one, and the synchronisation of that one.
-        let synced_s = greater(before.syncs_s, before.fill_s + stage.sync_s);
-        lower(&mut self.waits_s, greater(above(before.waits_s), synced_s + stage.wait_s));
-        lower(&mut self.both_s, greater(before.both_s + 2.0 * stage.trip_s, synced_s + stage.both_s));
+        let synced_s = greater(before.syncs_s, fill_s + stage.sync_s);
+        let lower = |value: &mut f64, at: usize, own_s: f64, way_s: f64| {
+            *value = lesser(*value, greater(own_s + stage.longer_s[at], way_s + stage.own_s[at]));
+        };
+        lower(&mut self.trip_s, 0, trip_s, trip_s);
+        lower(&mut self.fill_s, 1, fill_s, fill_s);
+        lower(&mut self.backwards_s, 2, before.backwards_s, trip_s);
+        lower(&mut self.forwards_s, 3, before.forwards_s, trip_s);
+        lower(&mut self.starts_s, 4, before.starts_s, fill_s);
+        lower(&mut self.syncs_s, 5, before.syncs_s, fill_s);
+        lower(&mut self.waits_s, 6, before.waits_s, synced_s);
+        lower(&mut self.both_s, 7, before.both_s, synced_s);
     }
 
     /// With the paths of a suffix: a step is none of these shorter. [`SUMS`] names them.
@@ -1045,10 +1049,11 @@ impl Sources<'_> {
                             all_s + greater(before.trip_s, before.fill_s + sync_s) >= threshold_s
                         };
                         let rests = &kind.rests[enough - kind.first..=highest - kind.first];
-                        let long = rests.partition_point(is_long);
-                        if long == rests.len() {
+                        // Often it is all of them, or none.
+                        if rests.last().is_none_or(is_long) {
                             continue;
                         }
+                        let long = if is_long(&rests[0]) { rests.partition_point(is_long) } else { 0 };
                         let Rate { s_per_byte, latency_s } = way.transfer;
                         let transfer_s = if is_last { 0.0 } else { least_bytes * s_per_byte + latency_s };
                         let stage =

@@ -1,5 +1,6 @@
 //! Prices a whole plan: every stage's seconds and bytes, then the simulated step.
 
+use super::clock::Clock;
 use super::paths::{PathStage, Paths};
 use super::settings::Settings;
 use crate::cost::network::{Cluster, Rate};
@@ -124,7 +125,7 @@ pub struct Pricer<'a> {
     pub(super) model: &'a Model,
     cluster: &'a Cluster,
     pub(super) settings: &'a Settings,
-    sweep: Sweep,
+    clock: Clock,
     /// By the number of samples.
     pub(super) totals: rustc_hash::FxHashMap<u32, Totals>,
     /// How many plans were simulated.
@@ -141,7 +142,7 @@ impl<'a> Pricer<'a> {
             model,
             cluster,
             settings,
-            sweep: Sweep::default(),
+            clock: Clock::default(),
             totals: rustc_hash::FxHashMap::default(),
             simulated: 0,
             actions: 0,
@@ -313,13 +314,14 @@ impl<'a> Pricer<'a> {
     /// [`Error::Schedule`] if windows grow along the stages.
     pub(super) fn step_s(&mut self, stages: &[StagePrice], windows: &[u32], micro_batch: u32) -> Result<f64> {
         let micro_batches = self.settings.global_batch / micro_batch;
-        let messages: Vec<Transfer> = stages
-            .iter()
-            .map(|stage| Transfer {
-                busy_s: stage.transfer_busy_s,
-                latency_s: stage.transfer_s - stage.transfer_busy_s,
-            })
-            .collect();
+        self.simulated += 1;
+        self.actions += 2 * u64::from(micro_batches) * windows.len() as u64;
+        let shapes = stages.iter().zip(windows).map(|(stage, &window)| path_stage(stage, (window, window)));
+        if let Some(step_s) = self.clock.step_s(shapes.clone(), micro_batches) {
+            return Ok(step_s);
+        }
+        let messages: Vec<Transfer> =
+            shapes.map(|shape| Transfer { busy_s: shape.busy_s, latency_s: shape.latency_s }).collect();
         let costs = Costs {
             compute: stages.iter().map(|stage| StageTimes::new(stage.forward_s, stage.backward_s)).collect(),
             activation: messages.clone(),
@@ -327,9 +329,7 @@ impl<'a> Pricer<'a> {
             gradient_sync_s: stages.iter().map(|stage| stage.sync_tail_s).collect(),
             optimizer_s: vec![0.0; stages.len()],
         };
-        self.simulated += 1;
-        self.actions += 2 * u64::from(micro_batches) * windows.len() as u64;
-        self.sweep.step_s(&one_f_one_b(windows, micro_batches), &costs, Links::Queued)
+        Sweep::default().step_s(&one_f_one_b(windows, micro_batches), &costs, Links::Queued)
     }
 
     /// The longest path through priced stages with these windows: their step without simulation, or a little less.

@@ -352,9 +352,13 @@ impl<S: Placing> Pass<'_, '_, S> {
                         latency_s: choice.transfer.latency_s,
                     };
                     let paths = label.paths.extend(&stage, label.least_window, self.task.micro_batches);
-                    let paths = if grid_s > 0.0 { paths.rounded_down(grid_s) } else { paths };
-                    let bound_s = prefixes.bound_s(&paths, begin, place).max(busy_s);
+                    let bound = |paths: &Paths| prefixes.bound_s(paths, begin, place).max(busy_s);
+                    let bound_s = bound(&paths);
                     if bound_s < threshold_s {
+                        // Rounding takes as long as all else, so only what stays is rounded; its bound is that of all labels
+                        // that it makes superfluous.
+                        let rounded = (grid_s > 0.0).then(|| paths.rounded_down(grid_s));
+                        let (paths, bound_s) = rounded.map_or((paths, bound_s), |paths| (paths, bound(&paths)));
                         if begin == 0 && !S::IS_REAL {
                             self.threshold_s = self.threshold_s.min(bound_s);
                         }

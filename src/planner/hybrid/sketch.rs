@@ -1,14 +1,17 @@
 //! Plans as they are drawn up by the thousand: whole plans with any placement, priced by their longest path alone.
 //!
 //! A [`Sketch`] counts devices by stage and machine in one table, so a change touches few numbers and none of them is
-//! allocated anew. What a stage costs is kept until the stage, or for its transfers a neighbour, changes.
+//! allocated anew. What a stage costs is kept until the stage, or for its transfers a neighbour, changes; so are the paths
+//! of the stages behind all that changed.
 
 use std::hash::BuildHasher;
 
+use super::clock::Clock;
 use super::paths::{PathStage, Paths};
 use super::price::{Candidate, StageChoice};
 use super::settings::largest_window;
 use super::task::Task;
+use super::windows::{nearest, ranges};
 use crate::cost::network::{Cluster, Rate};
 use crate::cost::{self, Memory};
 
@@ -29,6 +32,19 @@ pub(super) struct Sketch {
     costs: Vec<Option<StageCost>>,
     /// The same for the transfer to the next stage.
     rates: Vec<Option<Rate>>,
+    /// Its last stages, as far as nothing in them has changed, if they run ahead as far as memory allows: the last one
+    /// first.
+    suffixes: Vec<Suffix>,
+}
+
+/// A stage and those behind it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Suffix {
+    paths: Paths,
+    /// Of its first stage.
+    window: u32,
+    /// What it needs beyond its memory.
+    overflow: f64,
 }
 
 /// What a stage's devices are to it, whatever its layers.
@@ -91,7 +107,7 @@ impl Sketch {
             free.iter_mut().zip(row).for_each(|(free, taken)| *free -= taken);
         }
         let (footings, costs, rates) = (vec![None; stages], vec![None; stages], vec![None; stages]);
-        Self { task, cuts, counts, free, footings, costs, rates }
+        Self { task, cuts, counts, free, footings, costs, rates, suffixes: Vec::new() }
     }
 
     pub(super) fn of(cluster: &Cluster, task: usize, plan: &Candidate) -> Self {
@@ -126,10 +142,17 @@ impl Sketch {
         self.footings.clone_from(&other.footings);
         self.costs.clone_from(&other.costs);
         self.rates.clone_from(&other.rates);
+        self.suffixes.clone_from(&other.suffixes);
+    }
+
+    /// Keeps the paths of the stages behind one that changes.
+    fn touched(&mut self, stage: usize) {
+        self.suffixes.truncate(self.stages() - 1 - stage);
     }
 
     /// Says that a stage takes other devices now.
     pub(super) fn moved(&mut self, stage: usize) {
+        self.touched(stage);
         self.footings[stage] = None;
         self.costs[stage] = None;
         self.rates[stage] = None;
@@ -140,6 +163,7 @@ impl Sketch {
 
     /// Puts another cut in front of a stage that isn't the first.
     pub(super) fn cut_at(&mut self, stage: usize, cut: u32) {
+        self.touched(stage);
         self.cuts[stage] = cut;
         self.costs[stage] = None;
         self.costs[stage - 1] = None;
@@ -149,6 +173,7 @@ impl Sketch {
     pub(super) fn become_of(&mut self, task: usize) {
         self.task = task;
         self.costs.fill(None);
+        self.suffixes.clear();
     }
 
     /// The same devices for another task, with other cuts.
@@ -189,6 +214,7 @@ impl Sketch {
 
     /// Cuts a stage in two; the second part has no devices yet.
     pub(super) fn split(&mut self, stage: usize, cut: u32) {
+        self.touched(stage);
         let at = (stage + 1) * self.machines();
         self.cuts.insert(stage + 1, cut);
         self.counts.splice(at..at, std::iter::repeat_n(0, self.free.len()));
@@ -200,6 +226,7 @@ impl Sketch {
 
     /// Joins a stage and the next, with all their devices.
     pub(super) fn merge(&mut self, stage: usize) {
+        self.touched(stage + 1);
         let machines = self.machines();
         for machine in 0..machines {
             self.counts[stage * machines + machine] += self.counts[(stage + 1) * machines + machine];
@@ -216,19 +243,20 @@ impl Sketch {
 /// Stage, share, rate and speed.
 type SyncKey = (u32, u32, u32, [u64; 3]);
 
-/// Prices sketches; keeps what it needs again.
+/// Prices sketches and simulates them; keeps what it needs again.
 pub(super) struct Judge<'a> {
     pub tasks: &'a [&'a Task<'a>],
     pub cluster: &'a Cluster,
     syncs: Vec<(SyncKey, f64)>,
     pairs: Vec<(u32, u32)>,
+    clock: Clock,
 }
 
 impl<'a> Judge<'a> {
     /// One that keeps so many gradient synchronisations.
     pub(super) fn new(tasks: &'a [&'a Task<'a>], cluster: &'a Cluster, syncs: usize) -> Self {
         let nothing = ((0, 0, 0, [0; 3]), 0.0);
-        Self { tasks, cluster, syncs: vec![nothing; syncs], pairs: Vec::new() }
+        Self { tasks, cluster, syncs: vec![nothing; syncs], pairs: Vec::new(), clock: Clock::default() }
     }
 
     /// The longest path of a sketch; one of `limit_s` or more is impossible.
@@ -261,17 +289,21 @@ impl<'a> Judge<'a> {
     fn path(&mut self, sketch: &mut Sketch, limit_s: f64, is_eager: bool) -> Judged {
         let task = self.tasks[sketch.task];
         let stages = sketch.stages();
-        let mut judged = Judged { path_s: 0.0, overflow: 0.0 };
-        let (mut paths, mut next_window) = (Paths::default(), 1);
-        for (from_end, stage) in (1..).zip((0..stages).rev()) {
+        let nothing = Suffix { paths: Paths::default(), window: 1, overflow: 0.0 };
+        let known = if is_eager { sketch.suffixes.len() } else { 0 };
+        let mut suffix = if known > 0 { sketch.suffixes[known - 1] } else { nothing };
+        if suffix.paths.synced_s >= limit_s {
+            return Judged::IMPOSSIBLE;
+        }
+        for (from_end, stage) in (known as u32 + 1..).zip((0..stages - known).rev()) {
             let Some(cost) = sketch.costs[stage] else { return Judged::IMPOSSIBLE };
             let bytes = |window| cost.memory.bytes_with(window);
             let (least, most) = task.settings.windows(from_end, task.micro_batches);
-            let least = least.max(next_window);
+            let least = least.max(suffix.window);
             let fits = |window| bytes(window) <= cost.capacity_bytes;
             let most = if is_eager { most.max(least) } else { least };
             let window = largest_window(least, most, fits).unwrap_or_else(|| {
-                judged.overflow += (bytes(least) - cost.capacity_bytes) / cost.capacity_bytes.max(1.0);
+                suffix.overflow += (bytes(least) - cost.capacity_bytes) / cost.capacity_bytes.max(1.0);
                 least
             });
             let is_last = stage + 1 == stages;
@@ -287,14 +319,42 @@ impl<'a> Judge<'a> {
                 busy_s,
                 latency_s: rate.latency_s,
             };
-            paths = paths.extend(&shape, next_window, task.micro_batches);
-            if paths.synced_s >= limit_s {
+            suffix.paths = suffix.paths.extend(&shape, suffix.window, task.micro_batches);
+            suffix.window = window;
+            if is_eager {
+                sketch.suffixes.push(suffix);
+            }
+            if suffix.paths.synced_s >= limit_s {
                 return Judged::IMPOSSIBLE; // more stages make no path shorter
             }
-            next_window = window;
         }
-        judged.path_s = paths.synced_s;
-        judged
+        Judged { path_s: suffix.paths.synced_s, overflow: suffix.overflow }
+    }
+
+    /// The simulated step of a sketch that has been judged and fits, with windows as large as memory allows, as the plan's
+    /// price has it for a model whose layers share no weights.
+    pub(super) fn step_s(&mut self, sketch: &Sketch) -> Option<f64> {
+        let task = self.tasks[sketch.task];
+        let costs: Vec<&StageCost> = sketch.costs.iter().flatten().collect();
+        let held = costs.iter().map(|cost| (&cost.memory, cost.capacity_bytes));
+        let ranges = ranges(task.settings, task.micro_batches, held)?;
+        let windows = [u32::MAX, 0].into_iter().find_map(|wanted| nearest(&ranges, &vec![wanted; costs.len()]))?;
+        let shapes = (0_usize..).zip(costs.iter().zip(windows)).map(|(stage, (cost, window))| {
+            let is_last = stage + 1 == sketch.stages();
+            let rate = if is_last { Rate::default() } else { sketch.rates[stage].unwrap_or_default() };
+            let busy_s = task.cut_bytes[sketch.cuts[stage + 1] as usize] * rate.s_per_byte;
+            PathStage {
+                forward_s: cost.forward_s,
+                backward_s: cost.backward_s,
+                sync_s: cost.sync_s,
+                least_window: window,
+                window,
+                busy_s,
+                // To the digit what is left of a price's transfer.
+                latency_s: (busy_s + rate.latency_s) - busy_s,
+            }
+        });
+        self.clock.step_s(shapes, task.micro_batches)
     }
 
     /// The devices of a stage.

@@ -4,7 +4,8 @@
 //! for ever.
 
 use super::price::{Candidate, Pricer, StagePrice};
-use super::settings::largest_window;
+use super::settings::{Settings, largest_window};
+use crate::cost::Memory;
 use crate::error::Result;
 
 /// For each stage, from the least window that keeps it busy to the largest that memory allows it and those in front.
@@ -29,20 +30,30 @@ impl Pricer<'_> {
 
     /// The same for stages that are priced.
     pub(super) fn ranges_of(&self, stages: &[StagePrice], micro_batch: u32) -> Option<Ranges> {
-        let micro_batches = self.settings.global_batch / micro_batch;
-        let from_end = (1..=stages.len() as u32).rev();
-        let ranges = stages.iter().zip(from_end).map(|(stage, from_end)| {
-            let (least, most) = self.settings.windows(from_end, micro_batches);
-            largest_window(least, most, |window| stage.memory.bytes_with(window) <= stage.capacity_bytes)
-                .map(|largest| (least, largest))
-        });
-        let mut ranges = ranges.collect::<Option<Ranges>>()?;
-        // No stage may run ahead farther than one in front of it.
-        for index in 1..ranges.len() {
-            ranges[index].1 = ranges[index].1.min(ranges[index - 1].1);
-        }
-        ranges.iter().all(|&(least, most)| least <= most).then_some(ranges)
+        let held = stages.iter().map(|stage| (&stage.memory, stage.capacity_bytes));
+        ranges(self.settings, self.settings.global_batch / micro_batch, held)
     }
+}
+
+/// The windows to choose from for stages that hold so much, each on devices that have room for so much; `None` if one
+/// doesn't fit with the least.
+pub(super) fn ranges<'m>(
+    settings: &Settings,
+    micro_batches: u32,
+    stages: impl ExactSizeIterator<Item = (&'m Memory, f64)>,
+) -> Option<Ranges> {
+    let from_end = (1..=stages.len() as u32).rev();
+    let ranges = stages.zip(from_end).map(|((memory, capacity_bytes), from_end)| {
+        let (least, most) = settings.windows(from_end, micro_batches);
+        largest_window(least, most, |window| memory.bytes_with(window) <= capacity_bytes)
+            .map(|largest| (least, largest))
+    });
+    let mut ranges = ranges.collect::<Option<Ranges>>()?;
+    // No stage may run ahead farther than one in front of it.
+    for index in 1..ranges.len() {
+        ranges[index].1 = ranges[index].1.min(ranges[index - 1].1);
+    }
+    ranges.iter().all(|&(least, most)| least <= most).then_some(ranges)
 }
 
 /// As many micro-batches in flight as wanted, or as near to that as the ranges and the stages behind allow.
