@@ -35,6 +35,10 @@ const MOST_ACTIONS: u64 = 100_000;
 /// What an action of a simulation takes, and each part of a stage on another machine before it, in nanoseconds or so.
 const ACTION: u64 = 30;
 const PART: u64 = 400;
+/// Borders that move at once at most where plans settle, and the least part of its path by which a plan gets shorter in a
+/// turn that is followed by another one.
+const LONGEST_RUN: usize = 8;
+const SETTLED: f64 = 1e-3;
 /// Work between two looks at the clock, in nanoseconds or so.
 const UNWATCHED: u64 = 200_000;
 /// What a step takes, with what it takes more for each stage, each machine, and each stage on each machine, in nanoseconds
@@ -168,6 +172,47 @@ impl<'a> Annealing<'a> {
         Some(Self { tasks, model, cluster, line, place })
     }
 
+    /// Moves runs of cuts of each plan by one or two places while that makes its longest path shorter; what it took, in
+    /// nanoseconds or so.
+    pub(super) fn settle(&self, plans: &mut [Sketch], control: &Control) -> u64 {
+        let settled = plans.par_iter_mut().map_init(
+            || Judge::new(self.tasks, self.cluster, SYNCS),
+            |judge, plan| if control.should_stop() { 0 } else { self.settle_one(plan, judge) },
+        );
+        settled.sum()
+    }
+
+    fn settle_one(&self, plan: &mut Sketch, judge: &mut Judge<'a>) -> u64 {
+        let judged = judge.judge(plan, f64::INFINITY);
+        if judged.overflow > 0.0 {
+            return 0;
+        }
+        let (mut path_s, mut tried) = (judged.path_s, 1);
+        let mut next = plan.clone();
+        loop {
+            let before_s = path_s;
+            for first in 1..plan.stages() {
+                for last in first..plan.stages().min(first + LONGEST_RUN) {
+                    for (distance, is_ahead) in [(1, true), (1, false), (2, true), (2, false)] {
+                        while self.shift_run(&mut next, (first, last), distance, is_ahead) {
+                            tried += 1;
+                            let judged = judge.judge(&mut next, path_s);
+                            if judged.overflow > 0.0 || judged.path_s >= path_s {
+                                break;
+                            }
+                            path_s = judged.path_s;
+                            plan.copy_cuts_from(&next);
+                        }
+                        next.copy_cuts_from(plan);
+                    }
+                }
+            }
+            if path_s > before_s * (1.0 - SETTLED) {
+                return tried * (STEP + STEP_OF_STAGE * plan.stages() as u64);
+            }
+        }
+    }
+
     /// Lets `plans` walk for `effort` nanoseconds of work or so, all rounds and threads together. After each round `meet`
     /// gets the best plans that fit, shortest first, and says whether to go on.
     pub(super) fn walk(
@@ -293,7 +338,11 @@ impl<'a> Annealing<'a> {
         let first = 1 + random.below(plan.stages() - 1);
         let last = first + random.below(plan.stages() - first);
         let distance = random.distance();
-        let is_ahead = random.is_heads();
+        self.shift_run(plan, (first, last), distance, random.is_heads())
+    }
+
+    /// Other cuts from one border to another, all so many places away; whether that was possible.
+    fn shift_run(&self, plan: &mut Sketch, (first, last): (usize, usize), distance: usize, is_ahead: bool) -> bool {
         for border in first..=last {
             let Some(at) = self.place[plan.cuts[border] as usize] else { return false };
             let at = if is_ahead { Some(at + distance) } else { at.checked_sub(distance) };
@@ -431,6 +480,11 @@ impl<'a> Annealing<'a> {
         plan.exchange(one, other);
         true
     }
+}
+
+/// Whether so much work is too little for even a small crowd to get anywhere, as on a cluster of many machines.
+pub(super) fn is_slow(plan: &Sketch, effort: u64) -> bool {
+    effort / step_cost(plan) < LEAST_STEPS * LEAST_CROWD as u64
 }
 
 /// What one step of a plan takes, in nanoseconds or so.

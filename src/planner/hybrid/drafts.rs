@@ -1,6 +1,6 @@
 //! Good plans of any placement before anything is proved: by pattern, and what annealing makes of them.
 
-use super::anneal::{Annealing, CROWD};
+use super::anneal::{Annealing, CROWD, is_slow};
 use super::patterns::{self, Patterns};
 use super::price::Candidate;
 use super::settings::Settings;
@@ -84,6 +84,7 @@ impl Search<'_> {
                 self.is_drawn_wide = true;
             }
             self.drawn.truncate(CROWD);
+            self.settle(tasks, &line)?;
             self.anneal(tasks, &line, heat, near_s)?;
         } else {
             // With a plan in hand, most patterns are dropped at once.
@@ -97,6 +98,20 @@ impl Search<'_> {
             self.improve();
         }
         Ok(())
+    }
+
+    /// Moves cuts of patterns until that helps no more, where annealing would take long for it.
+    fn settle(&mut self, tasks: &[&Task<'_>], line: &[u32]) -> Result<()> {
+        let Some(annealing) = Annealing::new(tasks, line) else { return Ok(()) };
+        let mut drawn = std::mem::take(&mut self.drawn);
+        let mut outcome = Ok(());
+        if !self.is_settled && drawn.first().is_some_and(|plan| is_slow(plan, LONG.most)) {
+            self.is_settled = true;
+            self.annealed_work += annealing.settle(&mut drawn, self.control);
+            outcome = self.meet(tasks, drawn.iter());
+        }
+        self.drawn = drawn;
+        outcome
     }
 
     /// Anneals anew, each time for as long as all times before together, until the step is no more than `near_s` or was

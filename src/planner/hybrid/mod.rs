@@ -260,6 +260,8 @@ struct Search<'a> {
     drawn: Vec<Sketch>,
     /// Whether these are more than those of a first look.
     is_drawn_wide: bool,
+    /// Whether their cuts were moved where that helps.
+    is_settled: bool,
     /// Plans that were simulated as a pass found them.
     seen: FxHashSet<Candidate>,
     labels: u64,
@@ -300,6 +302,7 @@ impl<'a> Search<'a> {
             best,
             drawn: Vec::new(),
             is_drawn_wide: false,
+            is_settled: false,
             seen,
             labels: 0,
             work: 0,

@@ -145,6 +145,13 @@ impl Sketch {
         self.suffixes.clone_from(&other.suffixes);
     }
 
+    /// The same for one that differs in its cuts alone.
+    pub(super) fn copy_cuts_from(&mut self, other: &Self) {
+        self.cuts.clone_from(&other.cuts);
+        self.costs.clone_from(&other.costs);
+        self.suffixes.clone_from(&other.suffixes);
+    }
+
     /// Keeps the paths of the stages behind one that changes.
     fn touched(&mut self, stage: usize) {
         self.suffixes.truncate(self.stages() - 1 - stage);
