@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from hpgo.base.checks import whole
+from hpgo.base.checks import check_is, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import check_fields
 from hpgo.base.wording import counted
@@ -221,7 +221,8 @@ class Transformer:
         return self.head_dim if self.latent is None else self.latent.value_dim
 
     def ffn_parameters(self, width: int) -> int:
-        """Of a feed-forward network of inner width `width`."""
+        """Of a feed-forward network of inner width `width`. Raises ArgumentError for one that is none."""
+        width = whole("the width", width, least=0)
         biases = width * (2 if self.gated else 1) + self.hidden if self.ffn_bias else 0
         return (3 if self.gated else 2) * self.hidden * width + biases
 
@@ -230,7 +231,8 @@ class Transformer:
         return self.kind_parameters(self.kind(layer))
 
     def kind_parameters(self, kind: Kind) -> int:
-        """All of one layer of a kind."""
+        """All of one layer of a kind. Raises ArgumentError for what is none."""
+        check_is("the kind of a layer", kind, Kind, "take it from `kind`")
         common = self.attention_parameters + self.norms_per_layer * self.norm_parameters
         if not kind.experts:
             return common + self.ffn_parameters(self.ffn)
