@@ -407,3 +407,15 @@ def test_it_stands_a_thousand_requests() -> None:
     assert seen["ended_s"]["max"] < 5  # two, where nobody else works
     assert seen["memory_mb"]["last"] - seen["memory_mb"]["first"] <= 200
     assert (seen["exit_code"], seen["children_left"]) == (130, [])
+
+
+def test_a_process_that_has_lost_its_server_ends_without_a_word() -> None:
+    script = "from hpgo.page.work import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(2**32), "10", "0"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as worker:  # fmt: skip
+        assert worker.stdout is not None
+        worker.stdout.close()
+        _, said = worker.communicate(timeout=120)
+    assert (worker.returncode, said) == (0, b"")

@@ -132,8 +132,12 @@ def framed(message: object) -> bytes:
 
 
 def _send(stream: BinaryIO, message: object) -> None:
-    stream.write(framed(message))
-    stream.flush()
+    """Answers; ends this process where nobody hears it any more, as the server has ended."""
+    try:
+        stream.write(framed(message))
+        stream.flush()
+    except BrokenPipeError:
+        os._exit(0)
 
 
 def receive(stream: BinaryIO) -> Any:
