@@ -93,7 +93,7 @@ fuzz: build torch
 soak: build
 	$(BIN)/python tests/soak.py 10000
 
-# Ctrl-C at a hundred moments of each command, a quarter of an hour; the table of docs/benchmarks.md.
+# Ctrl-C at 25 moments of each command, half an hour; the table of docs/benchmarks.md.
 interrupts: build
 	$(BIN)/python tests/sweep_interrupts.py --write docs/benchmarks.md
 

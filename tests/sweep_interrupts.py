@@ -1,8 +1,9 @@
 """Ctrl-C at every moment of every command, from its first import to its end: `make interrupts`.
 
-Moments are counted in processor time of the command, and so is what it takes to end, so that it does not matter what
-else the machine does. Prints a table; `--write FILE` puts it between the marks in that file. Exits with 1 where a
-command did anything but say `interrupted` and exit with 130, or do its work to the end.
+Moments are counted in processor time of the command and its processes, and so is what it takes to end, so that it does
+not matter what else the machine does. As in a terminal, all its processes get the signal. Prints a table, and `--write
+FILE` puts it between the marks in that file; with `--only`, rows of other commands stay. Exits with 1 where a command
+did anything but say `interrupted` and exit with 130, or do its work to the end, or where something of it was left.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ from pathlib import Path
 # As the installed command does, but saying when its door is there: before that, Ctrl-C is Python's to answer.
 ENTER = "from hpgo.cli.entry import hpgo; import os; os.write(2, b'.'); hpgo()"
 MODEL = "bert-48 --cluster dapple-a --global-batch-size 64"
+SMALL = "mlp:layers=4,width=64"
+PREPARED = (
+    f"plan {MODEL} -o plan.json",
+    f"profile {SMALL} --batch-size 4 --ranks 2 --time-limit 1s -o small.yaml",
+    "measure-links --time-limit 1s -o here.yaml",
+    "plan small.yaml --cluster here.yaml --global-batch-size 8 -o small.json",
+    f"run small.json --workload {SMALL} --steps 3 --timeline measured.timeline.json",
+)
 COMMANDS = {
     "plan": f"plan {MODEL} -o out.json",
     "plan, all schedules": f"plan {MODEL} --schedule auto --json",
@@ -39,9 +48,24 @@ COMMANDS = {
     "view": "view plan.json -o view.html --no-open",
     "serve": "serve --port 0 --no-open",
     "reproduce": "reproduce",
+    "price": "price llama-3-70b --cluster h100:8 -b 128 --seq 8192 --tp 8 --pp 4 --vpp 5 -o priced.yaml",
+    "plan, a transformer": "plan llama-3-70b --cluster h100:8 --global-batch-size 256 --seq 8192 --json",
+    "estimate": "estimate llama-3-8b --device h100 --dim tokens=4096 -o llama.yaml",
+    "profile": f"profile {SMALL} --batch-size 4 --ranks 2 --time-limit 1s -o profile.yaml",
+    "measure-links": "measure-links --time-limit 1s -o links.yaml",
+    "run": f"run small.json --workload {SMALL} --checkpoint saved --every 5",
+    "run, emulated": "run small.json --emulate --scale 10",
+    "calibrate": "calibrate small.json measured.timeline.json -o corrected.yaml --cluster-output corrected-here.yaml",
+    "variants": "variants staggered --workload vgg-19:flat,squared,width=8,image=32,batch=64",
 }
-MOST_S = 4.0  # of processor time, into commands that take longer
+ENDLESS = {"serve": 0.5}  # until about then: it waits behind that
+MOST_S = 4.0  # of processor time, into commands that take longer ...
+MOST_WITH_TORCH_S = 12.0  # ... and into those that load torch first
+WITH_TORCH = {"profile", "measure-links", "run", "run, emulated", "variants"}
+LEAVING_S = 10.0  # for which processes that were told to end may take
 PATIENCE_S = 600.0
+HEAD = """| command | into it, at most | moments | interrupted | done all the same | longest to the end |
+|---|---:|---:|---:|---:|---:|"""
 
 
 @dataclass
@@ -56,19 +80,38 @@ class Outcomes:
 
 
 def used_s(pid: int) -> float:
-    """Processor time of a process and its threads."""
-    spent = 0
-    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            spent += int(thread.read_text(encoding="ascii").split()[0])
-    return spent / 1e9
+    """Processor time of a process, its threads, and all that it has started."""
+    spent_s = 0.0
+    try:
+        ended = (Path(f"/proc/{pid}/stat").read_text(encoding="ascii")).rpartition(")")[2].split()[13:15]
+        spent_s += sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")
+    except OSError:  # it has just ended
+        return spent_s
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            spent_s += int((thread / "schedstat").read_text(encoding="ascii").split()[0]) / 1e9
+            spent_s += sum(used_s(int(child)) for child in (thread / "children").read_text(encoding="ascii").split())
+    return spent_s
+
+
+def is_left(group: int) -> bool:
+    """Whether a process of it is there still, after some time to end; it is killed then."""
+    until_s = time.monotonic() + LEAVING_S
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < until_s:
+            os.killpg(group, 0)
+            time.sleep(0.01)
+        os.killpg(group, signal.SIGKILL)
+        return True
+    return False
 
 
 def ran(words: str, moment_s: float, folder: Path) -> tuple[int, str, float, float]:
     """Exit code and stderr of a command that gets Ctrl-C then, its time at the signal, and from there to its end."""
     process = subprocess.Popen(
-        [sys.executable, "-c", ENTER, *words.split()], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder
-    )
+        [sys.executable, "-c", ENTER, *words.split()], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder,
+        start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
     assert process.stderr is not None
     os.read(process.stderr.fileno(), 1)
     said: list[bytes] = []
@@ -81,56 +124,75 @@ def ran(words: str, moment_s: float, folder: Path) -> tuple[int, str, float, flo
         at_s = used_s(process.pid)
         if time.monotonic() > until_s:
             process.kill()
-    os.kill(process.pid, signal.SIGINT)  # it is there until we wait for it
+    os.killpg(process.pid, signal.SIGINT)  # it is there until we wait for it
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
+    left = "\na process is left" if is_left(process.pid) else ""
     reader.join()
     process.stderr.close()
     ended_s = usage.ru_utime + usage.ru_stime
-    return process.returncode, said[0].decode(), at_s - began_s, max(0.0, ended_s - at_s)
+    return process.returncode, said[0].decode() + left, at_s - began_s, max(0.0, ended_s - at_s)
 
 
-def swept(words: str, moments: int, folder: Path) -> Outcomes:
+def ran_in_copy(words: str, moment_s: float, prepared: Path) -> tuple[tuple[int, str, float, float], list[str]]:
+    """What `ran` says of the command in a copy of a folder, and which temporary files it has left there.
+
+    Half a checkpoint may stay, which the next run takes away.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(prepared, folder, dirs_exist_ok=True)
+        found = ran(words, moment_s, Path(folder))
+        return found, [left.name for left in Path(folder).rglob("*.tmp") if not left.is_dir()]
+
+
+def swept(name: str, moments: int, prepared: Path) -> Outcomes:
     """What a command does at so many moments, evenly from its beginning to its end."""
-    endless = words.startswith("serve")
-    whole_s = 0.6 if endless else ran(words, MOST_S, folder)[2]
+    words = COMMANDS[name]
+    most_s = MOST_WITH_TORCH_S if name in WITH_TORCH else MOST_S
+    whole_s = ENDLESS.get(name) or ran_in_copy(words, most_s, prepared)[0][2]
     outcomes = Outcomes(whole_s)
     for moment in range(moments):
-        code, said, at_s, ended_s = ran(words, whole_s * (moment + 0.5) / moments, folder)
+        moment_s = whole_s * (moment + 0.5) / moments
+        (code, said, at_s, ended_s), left = ran_in_copy(words, moment_s, prepared)
         lines = said.splitlines()
         if code == 130 and lines and lines[-1] == "interrupted" and "Traceback" not in said:
             outcomes.interrupted += 1
             outcomes.longest_s = max(outcomes.longest_s, ended_s)
-        elif code == 0 and "Traceback" not in said and "panicked" not in said:
+        elif code == 0 and not any(word in said for word in ("Traceback", "panicked", "is left")):
             outcomes.finished += 1
             outcomes.longest_s = max(outcomes.longest_s, ended_s)
         else:
             outcomes.strange.append(f"after {at_s:.3f} s: exit code {code}\n{said}")
-        outcomes.strange += [f"after {at_s:.3f} s: {left} is left" for left in folder.rglob("*.tmp")]
+        outcomes.strange += [f"after {at_s:.3f} s: {one} is left" for one in left]
     return outcomes
+
+
+def shown(name: str) -> str:
+    """A command as the table has it."""
+    return f"| `hpgo {COMMANDS[name].replace(MODEL, '…')}` |"
 
 
 def main() -> int:
     """Sweeps, prints, and says whether all is well."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--moments", type=int, default=100, help="of each command")
+    parser.add_argument("--moments", type=int, default=25, help="of each command")
     parser.add_argument("--only", action="append", help="a name in the table")
     parser.add_argument("--write", type=Path, help="a page with `<!-- interrupts -->` around its table")
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
-    make = [sys.executable, "-m", "hpgo", *f"plan {MODEL} -o plan.json".split()]
-    subprocess.run(make, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    rows = ["| command | into it, at most | moments | interrupted | done all the same | longest to the end |"]
-    rows.append("|---|---:|---:|---:|---:|---:|")
+    rows: dict[str, str] = {}
     is_well = True
     try:
+        for words in PREPARED:
+            make = [sys.executable, "-m", "hpgo", *words.split()]
+            subprocess.run(make, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for name in asked.only or COMMANDS:
-            found = swept(COMMANDS[name], asked.moments, folder)
-            rows.append(
-                f"| `hpgo {COMMANDS[name].replace(MODEL, '…')}` | {found.whole_s:.2f} s | {asked.moments} |"
-                f" {found.interrupted} | {found.finished} | {found.longest_s:.2f} s |"
+            found = swept(name, asked.moments, folder)
+            rows[shown(name)] = (
+                f"{shown(name)} {found.whole_s:.2f} s | {asked.moments} | {found.interrupted} | {found.finished} |"
+                f" {found.longest_s:.2f} s |"
             )
-            sys.stdout.write(f"{rows[-1]}\n")
+            sys.stdout.write(f"{rows[shown(name)]}\n")
             sys.stdout.flush()
             for one in found.strange:
                 sys.stderr.write(f"{one}\n")
@@ -138,10 +200,17 @@ def main() -> int:
     finally:
         shutil.rmtree(folder)
     if asked.write is not None and is_well:
-        before, mark, rest = asked.write.read_text(encoding="utf-8").partition("<!-- interrupts -->\n")
-        _, end, after = rest.partition("<!-- interrupts end -->")
-        asked.write.write_text(before + mark + "\n".join(rows) + "\n" + end + after, encoding="utf-8")
+        write(asked.write, rows)
     return 0 if is_well else 1
+
+
+def write(page: Path, rows: dict[str, str]) -> None:
+    """Puts rows between the marks of a page, in the order of `COMMANDS`; others that are there stay."""
+    before, mark, rest = page.read_text(encoding="utf-8").partition("<!-- interrupts -->\n")
+    table, end, after = rest.partition("<!-- interrupts end -->")
+    known = {name: line for name in map(shown, COMMANDS) for line in table.splitlines() if line.startswith(name)}
+    lines = [HEAD, *(line for name in map(shown, COMMANDS) if (line := rows.get(name, known.get(name))))]
+    page.write_text(before + mark + "\n".join(lines) + "\n" + end + after, encoding="utf-8")
 
 
 if __name__ == "__main__":
