@@ -254,9 +254,9 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "price": (
                 hpgo.price,
                 {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 8, "seq": 64, "tp": 1, "pp": 2,
-                 "vpp": 1, "cp": 1, "ep": 1, "zero": 1, "micro_batch_size": 1, "recompute": "full",
-                 "recompute_layers": 1, "sequence_parallel": False, "precision": "bf16", "flash": True, "fused": True,
-                 "overlap": True, "devices": 8, "platform": FITTED.platform},
+                 "vpp": 1, "first_layers": 1, "last_layers": None, "cp": 1, "ep": 1, "zero": 1, "micro_batch_size": 1,
+                 "recompute": "full", "recompute_layers": 1, "sequence_parallel": False, "precision": "bf16",
+                 "flash": True, "fused": True, "overlap": True, "devices": 8, "platform": FITTED.platform},
             ),
             "compare": (hpgo.compare, {"chosen": PRICE, "other": PRICE}),
             "draw_way": (
@@ -295,6 +295,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "WayPlan.read": (hpgo.WayPlan.read, {"path": "way.json"}),
             "Way.micro_batches": (PRICE.way.micro_batches, {"global_batch_size": 8}),
             "Way.named": (PRICE.way.named, {}),
+            "Way.named_pipeline": (PRICE.way.named_pipeline, {}),
             "program": (
                 hpgo.program,
                 {"schedule": ORDERS, "stages": [(["a"], [0]), (["b"], [1])], "micro_batch_size": 1,

@@ -25,11 +25,17 @@ ways = st.fixed_dictionaries(
         "tp": st.sampled_from([1, 2, 4, 8]), "cp": st.sampled_from([1, 2]), "pp": st.sampled_from([1, 2, 4, 8]),
         "vpp": st.sampled_from([1, 2, 4]), "micro_batch_size": st.sampled_from([1, 2]),
         "zero": st.integers(0, 3), "recompute": st.sampled_from(["none", "full"]), "overlap": st.booleans(),
+        "ends": st.sampled_from([{}, {}, {"first_layers": 2}, {"first_layers": 1, "last_layers": 1}]),
+        "layers": st.sampled_from([None, None, 1]),
     }
 )  # fmt: skip
 
 
-def priced(**way) -> hpgo.Price | None:
+def priced(*, ends=None, layers=None, **way) -> hpgo.Price | None:
+    if way.get("pp", 1) > 1:
+        way |= ends or {}
+    if way.get("recompute") == "full":
+        way["recompute_layers"] = layers
     try:
         return hpgo.price(MODEL, CLUSTER, **ASKED, **way)
     except hpgo.ArgumentError:
@@ -63,11 +69,21 @@ def test_what_differs_makes_one_way_of_the_other(here, there) -> None:
         for name, field in NAMES.items()
         if hasattr(one.way, field) and getattr(one.way, field) != getattr(two.way, field)
     }
+    if {"pp", "vpp"} & set(changes):  # whose ranks have layers of their own
+        changes |= {end: getattr(two.way, end) for end in ("first_layers", "last_layers")}
     way = changed(one.way, changes)
     assert price_way(MODEL, CLUSTER, way, **ASKED).way == two.way
     assert bool(said) == (one.way != two.way)
     for name in set(changes) & {"tp", "cp", "pp", "vpp", "zero"}:
         assert f"{name} {changes[name]}" in said.split(", ")
+
+
+def test_other_pipelines_are_even_unless_layers_are_asked_for() -> None:
+    way = priced(pp=4, ends={"first_layers": 2, "last_layers": 2}).way
+    assert changed(way, {"tp": 2}).last_layers == 2
+    assert changed(way, {"pp": 8}) == priced(pp=8).way.__class__(pipeline=8, data=way.data, zero=way.zero)
+    assert differences(way, changed(way, {"last_layers": None})) == "even last rank"
+    assert changed(way, read_changes("pp=2,first-layers=7")).named_pipeline() == "pp 2 (7 layers first)"
 
 
 def test_each_neighbour_is_another_way_or_none() -> None:

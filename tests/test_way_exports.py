@@ -128,6 +128,15 @@ def test_models_that_no_settings_describe_are_refused() -> None:
         export.files(shared, "torchtitan")
 
 
+def test_fewer_layers_at_the_ends_of_a_pipeline_are_laid_out_for_megatron_alone() -> None:
+    plan = made(tp=8, pp=4, first_layers=19, last_layers=19)
+    assert "--pipeline-model-parallel-layout 'Et*19|t*21|t*21|t*19L'" in main(plan, "megatron").splitlines()
+    with pytest.raises(hpgo.ArgumentError, match=r"as many layers on each rank, and not pp 4 \(19 layers first, 19"):
+        export.files(plan, "torchtitan")
+    rounds = made(tp=8, pp=4, vpp=2, last_layers=14)
+    assert "'Et*11|t*11|t*11|t*7|t*11|t*11|t*11|t*7L'" in main(rounds, "megatron")
+
+
 def test_the_command_exports_a_way(run, tmp_path) -> None:
     made(tp=8, pp=4, vpp=5).save(tmp_path / "way.json")
     done = run("export", "way.json", "--to", "megatron")

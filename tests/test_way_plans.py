@@ -29,10 +29,13 @@ def plan() -> hpgo.WayPlan:
 @given(
     tp=st.sampled_from([1, 2, 4]), cp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 2, 4]), vpp=st.integers(1, 2),
     zero=st.integers(0, 3), gpus=st.sampled_from([32, 64]), recompute=st.sampled_from(["none", "selective", "full"]),
-    precision=st.sampled_from(["bf16", "fp16", "fp8"]),
+    precision=st.sampled_from(["bf16", "fp16", "fp8"]), last=st.sampled_from([None, 2]),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_a_file_reads_back_as_the_same_way_at_the_same_price(gpus: int, vpp: int, pp: int, **asked: Any) -> None:
+def test_a_file_reads_back_as_the_same_way_at_the_same_price(
+    gpus: int, vpp: int, pp: int, last: int | None, **asked: Any
+) -> None:
+    asked["last_layers"] = last if pp > 1 else None
     one = hpgo.price(
         "llama-3-8b", H100, global_batch_size=64, seq=4096, devices=gpus, pp=pp, vpp=vpp if pp > 1 else 1, **asked
     )

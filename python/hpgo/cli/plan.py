@@ -146,7 +146,7 @@ def command(
     so far.
 
     With --seq, PROFILE is a transformer (`hpgo models transformers`, or a config.json), and the quickest ways of
-    all that Megatron-LM, or another launcher (--for), runs with even stages are listed: docs/llm.md.
+    all that Megatron-LM, or another launcher (--for), runs are listed: docs/llm.md.
 
     \b
     Examples:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 NAMES = {
     "tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "vpp": "chunks",
-    "micro_batch_size": "micro_batch_size", "zero": "zero", "recompute": "recompute",
-    "recompute_layers": "recompute_layers", "sequence_parallel": "sequence", "precision": "precision",
-    "flash": "flash", "fused": "fused", "overlap": "overlap",
+    "first_layers": "first_layers", "last_layers": "last_layers", "micro_batch_size": "micro_batch_size",
+    "zero": "zero", "recompute": "recompute", "recompute_layers": "recompute_layers", "sequence_parallel": "sequence",
+    "precision": "precision", "flash": "flash", "fused": "fused", "overlap": "overlap",
 }  # fmt: skip
 """What a way's fields are called where they are asked for; the degree of data parallelism follows from them."""
 
@@ -86,7 +86,7 @@ def changed(way: Way, changes: Mapping[str, object]) -> Way:
     """`way` with other degrees, by the names that `hpgo.price` has for them; what goes with them follows.
 
     Those that share matrices share what lies between, too, as long as nothing else is asked for; one stage is not
-    interleaved.
+    interleaved; layers of the first and the last rank are those of the pipeline that they were chosen for.
 
     Raises ArgumentError for a name that is none, and for what `Way` does.
 
@@ -104,6 +104,8 @@ def changed(way: Way, changes: Mapping[str, object]) -> Way:
         asked["sequence"] = asked["tensor"] != 1 and (way.sequence or way.tensor == 1)
     if asked.get("pipeline") == 1 and "chunks" not in asked:
         asked["chunks"] = 1
+    if "pipeline" in asked or "chunks" in asked:  # other ranks, or stages, have other layers
+        asked = {"first_layers": None, "last_layers": None} | asked
     if "recompute" in asked and "recompute_layers" not in asked:
         asked["recompute_layers"] = None
     return replace(way, **asked)
@@ -146,11 +148,24 @@ def differences(way: Way, other: Way) -> str:
         if not hasattr(way, field) or field == "sequence":
             continue
         here, there = getattr(way, field), getattr(other, field)
-        if here != there and there is not None:
+        if here != there and there is None:
+            words += [_NONE[field]] if _said_apart(field, way, other) else []
+        elif here != there:
             words.append(f"{'no ' if there is False else ''}{name}{'' if isinstance(there, bool) else f' {there}'}")
     if way.sequence != other.sequence and (way.tensor > 1) == (other.tensor > 1):
         words.append("sp" if other.sequence else "no sp")
     return ", ".join(words)
+
+
+_NONE = {"first_layers": "even first rank", "last_layers": "even last rank", "recompute_layers": "all layers anew"}
+"""What it is called where a way has none of its own."""
+
+
+def _said_apart(field: str, way: Way, other: Way) -> bool:
+    """Whether that is more than what is said of the other pipeline, or of what is computed anew."""
+    if field == "recompute_layers":
+        return other.recompute == "full"
+    return (way.pipeline, way.chunks) == (other.pipeline, other.chunks)
 
 
 def neighbours(way: Way) -> Iterator[dict[str, object]]:

@@ -133,6 +133,8 @@ def price(
     tp: int = 1,
     pp: int = 1,
     vpp: int = 1,
+    first_layers: int | None = None,
+    last_layers: int | None = None,
     cp: int = 1,
     ep: int = 1,
     zero: int = 1,
@@ -157,6 +159,8 @@ def price(
         tp: GPUs that share each matrix.
         pp: stages of the pipeline, in groups of GPUs.
         vpp: stages on each group: interleaving.
+        first_layers: layers on the pipeline's first group, which may be fewer or more than on those between.
+        last_layers: likewise on its last group.
         cp: GPUs that share each sequence.
         ep: GPUs of a stage that share the experts of each layer.
         zero: what replicas share: optimizer state from 1, gradients from 2, weights at 3.
@@ -199,6 +203,8 @@ def price(
         context=whole("cp", cp),
         expert=whole("ep", ep),
         pipeline=whole("pp", pp),
+        first_layers=None if first_layers is None else whole("first_layers", first_layers),
+        last_layers=None if last_layers is None else whole("last_layers", last_layers),
         chunks=whole("vpp", vpp),
         micro_batch_size=whole("micro_batch_size", micro_batch_size),
         recompute=recompute,

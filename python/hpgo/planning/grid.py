@@ -7,14 +7,13 @@ everything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
-from itertools import product
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, nsmallest
+from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_is, choice, number, whole
-from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import shorten
@@ -22,19 +21,20 @@ from hpgo.machine.cluster import Cluster
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
 from hpgo.planning.configured import PRECISIONS, Price, constants_of, fullest_bytes, price_of, simulated_s, with_error
+from hpgo.planning.families import SLACK, Family, Group, families, fewest_anew, leanest
 from hpgo.programs.launchers import of_ways
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.site import Site
 from hpgo.ways.space import Space
-from hpgo.ways.steps import Rows, Stages
-from hpgo.ways.way import MOST_ZERO, Precision, Recompute, Way, check_degrees, stage_layers
+from hpgo.ways.way import Precision, Way
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from hpgo.planning.platform import Platform
     from hpgo.planning.way_plans import WayPlan
+    from hpgo.ways.steps import Stages
 
 MOST_SHOWN = 1000
 
@@ -107,7 +107,7 @@ def choose_way(
     platform: Platform | None = None,
     top: int = 10,
 ) -> WayChoice:
-    """The quickest ways of training a transformer that fit, of all that a launcher runs with even stages.
+    """The quickest ways of training a transformer that fit, of those that a launcher runs.
 
     Args:
         transformer: a shape, its name, or a file with one.
@@ -125,9 +125,11 @@ def choose_way(
         top: how many ways to give.
 
     The grid: tensor parallelism inside a machine, with sequence parallelism; context parallelism by powers of two; all
-    pipelines whose stages are even, interleaved or not, or for models with experts nearly so; experts among as many
-    GPUs of a stage as divide both; every micro-batch that divides; all that the launcher lets replicas share; layers
-    computed anew or not. All GPUs are used.
+    pipelines, interleaved or not, whose ranks have as many layers, or those at the ends one less, or nearly as many for
+    models with experts, and for others with Megatron-LM any fewer at the ends; experts among as many GPUs of a stage as
+    divide both; every micro-batch that divides; all that the launcher lets replicas share; no layers computed anew,
+    all, or, where the launcher can, as few of each stage as fit. All GPUs are used. Of ways that differ in how many
+    layers the first and the last rank have, the list has the quickest.
 
     Raises InfeasibleError if none fits, with what is short and what would help; ArgumentError for what is fixed and
     does not divide, or is nothing that the launcher runs; and what `hpgo.price` raises.
@@ -150,52 +152,29 @@ def choose_way(
     gpus = Gpus.of(cluster, precision)
     space.check(model, gpus, global_batch_size=global_batch_size, seq=seq, precision=precision)
     site = Site(model, Way(precision=precision), gpus, constants_of(cluster, platform), seq)
-    grid = list(families(site, global_batch_size, space))
-    if not grid:
+    search = _Search(list(families(site, global_batch_size, space)), gpus.memory_bytes - headroom_bytes, top)
+    if not search.families:
         held = space.said
         raise ArgumentError(
             f"no way parts `{shorten(model.name)}` and a global batch of {global_batch_size} among {gpus.count} GPUs"
             f"{held}",
             "take a number of GPUs, and a batch, with more divisors" + (", or fix and exclude less" if held else ""),
         )
-    room = gpus.memory_bytes - headroom_bytes
-    best: list[tuple[float, Stages]] = []
-    least: tuple[float, Stages] | None = None
-    bounded = simulated = 0
-    # Families first, then their ways, each in the order of the bounds; of equal ones in that of the grid.
-    waiting: list[tuple[float, int, _Family | Stages]] = []
-    ways = 0
-    for family in grid:
-        waiting.append((family.bound_s, ways, family))
-        ways += family.count
-    heapify(waiting)
-    while waiting:
-        bound_s, at, one = heappop(waiting)
-        if len(best) == top and bound_s >= best[-1][0]:
-            break
-        if isinstance(one, _Family):
-            bounded += one.count
-            for place, stages in enumerate(one.ways(), start=at):
-                heappush(waiting, (stages.bound_s, place, stages))
-            continue
-        needed = fullest_bytes(one)
-        if needed > room:
-            if least is None or needed < least[0]:
-                least = needed, one
-            continue
-        simulated += 1
-        best = sorted([*best, (simulated_s(one), one)], key=itemgetter(0))[:top]
-    if not best:
-        assert least is not None, "there was a way"  # noqa: S101
+    search.run()
+    if not search.best:
         from hpgo.planning.shortage import nothing_fits
 
-        raise nothing_fits(least[1], cluster, space, global_batch_size, headroom_bytes=headroom_bytes)
-    prices = (price_of(one, cluster.name, step_s, global_batch_size=global_batch_size) for step_s, one in best)
+        found = leanest(search.families)
+        assert found is not None, "there was a way"  # noqa: S101
+        raise nothing_fits(found, cluster, space, global_batch_size, headroom_bytes=headroom_bytes)
+    prices = (
+        price_of(one, cluster.name, step_s, global_batch_size=global_batch_size) for step_s, one in search.quickest
+    )
     return WayChoice(
         prices=tuple(with_error(one, cluster, platform) for one in prices),
-        ways=ways,
-        bounded=bounded,
-        simulated=simulated,
+        ways=sum(family.count for family in search.families),
+        bounded=search.bounded,
+        simulated=search.simulated,
         transformer=model,
         cluster=cluster,
         launcher=f"{row.name}@{row.version}",
@@ -203,98 +182,85 @@ def choose_way(
     )
 
 
-_SLACK = 1e-9
-"""Sums in another order may differ by so much."""
+@dataclass(slots=True)
+class _Way:
+    """One way to look at."""
+
+    stages: Stages
+    some: bool = False
+    """Whether it stands for those that compute some of its layers anew, which it does not."""
+    kind: tuple[object, ...] = ()
+    _needed_bytes: float | None = None
+
+    def fits(self, room_bytes: float) -> bool:
+        """Whether the fullest GPU has room."""
+        if self._needed_bytes is None:
+            self._needed_bytes = fullest_bytes(self.stages)
+        return self._needed_bytes <= room_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """Ways that part the model and the batch alike; they differ in interleaving, and in what replicas share."""
+@dataclass(slots=True)
+class _Search:
+    """Looks at families, groups and ways in the order of their bounds; of equal ones in that of the grid."""
 
-    rows: Rows
-    pipeline: int
-    data: int
-    micro_batches: int
-    recompute: Recompute
-    chunks: tuple[int, ...]
-    zeros: tuple[int, ...]
+    families: list[Family]
+    room_bytes: float
+    top: int
+    best: dict[tuple[object, ...], tuple[float, Stages]] = field(default_factory=dict)
+    """The quickest way of each kind; those of a kind differ in cuts alone."""
+    bounded: int = 0
+    simulated: int = 0
+    _enough_s: float = inf
+    """What the last one to be listed takes."""
+    _waiting: list[tuple[float, tuple[int, ...], Family | Group | _Way]] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Until no bound is below the last one that is listed."""
+        self._waiting = [(family.bound_s, (at,), family) for at, family in enumerate(self.families)]
+        heapify(self._waiting)
+        while self._waiting:
+            bound_s, at, one = heappop(self._waiting)
+            if bound_s >= self._enough_s:
+                break
+            if isinstance(one, Family):
+                for place, group in enumerate(one.groups()):
+                    heappush(self._waiting, (group.bound_s, (*at, place), group))
+            elif isinstance(one, Group):
+                if one.least_bytes <= self.room_bytes:
+                    self._open(one, at)
+            elif one.kind not in self.best or bound_s < self.best[one.kind][0]:
+                self._look(one, at)
+
+    def _open(self, group: Group, at: tuple[int, ...]) -> None:
+        for place, stages in enumerate(group.ways()):
+            self._wait(stages, (*at, place, 0), "full" if group.anew else "none")
+            if group.family.some and not group.anew and max(stages.counts) > 1:
+                way = _Way(stages, some=True, kind=_kind(at[0], stages, "some"))
+                heappush(self._waiting, (stages.passes_s * (1 - SLACK), (*at, place, 1), way))
+
+    def _wait(self, stages: Stages, at: tuple[int, ...], anew: str) -> None:
+        self.bounded += 1
+        heappush(self._waiting, (stages.bound_s * (1 - SLACK), at, _Way(stages, kind=_kind(at[0], stages, anew))))
+
+    def _look(self, one: _Way, at: tuple[int, ...]) -> None:
+        if one.some:
+            few = None if one.fits(self.room_bytes) else fewest_anew(one.stages, self.room_bytes)
+            if few is not None:
+                self._wait(few, at, "some")
+        elif one.fits(self.room_bytes):
+            self.simulated += 1
+            step_s = simulated_s(one.stages)
+            if one.kind not in self.best or step_s < self.best[one.kind][0]:
+                self.best[one.kind] = step_s, one.stages
+                if len(self.best) >= self.top:
+                    self._enough_s = self.quickest[-1][0]
 
     @property
-    def count(self) -> int:
-        """How many they are."""
-        return len(self.chunks) * len(self.zeros)
-
-    @property
-    def bound_s(self) -> float:
-        """None has a lower bound: some rank has at least its share of all that there is to compute."""
-        all_s = self.rows.anew_s if self.recompute == "full" else self.rows.kept_s
-        return self.micro_batches * all_s / self.pipeline * (1 - _SLACK)
-
-    def ways(self) -> Iterator[Stages]:
-        """Each of them."""
-        for chunks, zero in product(self.chunks, self.zeros):
-            way = replace(
-                self.rows.site.way, pipeline=self.pipeline, chunks=chunks, data=self.data, zero=zero,
-                recompute=self.recompute,
-            )  # fmt: skip
-            yield Stages(replace(self.rows.site, way=way), self.micro_batches, self.rows)
+    def quickest(self) -> list[tuple[float, Stages]]:
+        """Those to be listed."""
+        return nsmallest(self.top, self.best.values(), key=itemgetter(0))
 
 
-def families(site: Site, global_batch_size: int, space: Space) -> Iterator[_Family]:
-    """The grid that `choose_way` describes, for the model, the GPUs and the precision of a site."""
-    model, gpus, rules, takes = site.model, site.gpus, space.rules, space.takes
-    contexts = [1 << power for power in range(gpus.count.bit_length())]
-    # Attention as one kernel keeps no scores, so that there is nothing selective about it.
-    kinds = [kind for kind in rules.recompute if kind != "selective" or not site.way.flash]
-    recomputed = [kind for kind in kinds if takes("recompute", kind)]
-    for tensor, context in product(divisors(gpus.machine), contexts):
-        if not (takes("tp", tensor) and takes("cp", context)):
-            continue
-        shape = replace(site.way, tensor=tensor, sequence=tensor > 1, context=context)
-        if gpus.count % shape.group or not _divides(model, shape, site.seq):
-            continue
-        sized: dict[tuple[object, ...], Rows] = {}
-        for pipeline in divisors(gpus.count // shape.group):
-            data = gpus.count // shape.group // pipeline
-            chunks = _chunks(model, pipeline, space)
-            if global_batch_size % data or not chunks or not (takes("pp", pipeline) and takes("dp", data)):
-                continue
-            experts = [each for each in divisors(model.experts or 1) if gpus.count // pipeline % each == 0]
-            sizes = [size for size in divisors(global_batch_size // data) if takes("micro_batch_size", size)]
-            for expert, size in product([each for each in experts if takes("ep", each)], sizes):
-                micro_batches = global_batch_size // data // size
-                # Interleaving takes its micro-batches in rounds of as many as there are ranks.
-                fitting = chunks if micro_batches % pipeline == 0 else tuple(each for each in chunks if each == 1)
-                if not fitting:
-                    continue
-                placed = rules.as_run(
-                    replace(shape, expert=expert, pipeline=pipeline, data=data, micro_batch_size=size)
-                )
-                known = rules.zeros_of(placed, micro_batches=micro_batches, experts=bool(model.experts))
-                found = [zero for zero in known if takes("zero", zero)]
-                # Where weights are gathered, a layer takes longer, and how much depends on more.
-                apart = [zero for zero in found if zero < MOST_ZERO], [zero for zero in found if zero == MOST_ZERO]
-                for recompute, zeros in product(recomputed, filter(None, apart)):
-                    same: tuple[object, ...] = (expert, size, placed.overlap)
-                    same += (pipeline, recompute) if zeros[0] == MOST_ZERO else ()
-                    if same not in sized:
-                        sized[same] = Rows.of(replace(site, way=replace(placed, zero=zeros[0], recompute=recompute)))
-                    yield _Family(sized[same], pipeline, data, micro_batches, recompute, fitting, tuple(zeros))
-
-
-def _chunks(model: Transformer, pipeline: int, space: Space) -> tuple[int, ...]:
-    """How many stages a rank may have."""
-    most = (model.layers + 2) // pipeline if pipeline > 1 else 1
-    laid_out = bool(model.experts)
-    return tuple(
-        chunks for chunks in range(1, most + 1)
-        if space.takes("vpp", chunks) and stage_layers(model.layers, pipeline * chunks, laid_out=laid_out) is not None
-    )  # fmt: skip
-
-
-def _divides(model: Transformer, way: Way, seq: int) -> bool:
-    try:
-        check_degrees(model, way, seq=seq)
-    except ArgumentError:
-        return False
-    return True
+def _kind(family: int, stages: Stages, anew: str) -> tuple[object, ...]:
+    """What ways have in common of which the list has one."""
+    return family, stages.site.way.chunks, stages.site.way.zero, anew

@@ -51,7 +51,9 @@ _CLOSE = 1e-12
 """Of a factor's logarithm: closer is rounding."""
 _VERSION_KEY, _VERSION = "hpgo_steps", 1
 _FLAGS = ("sequence_parallel", "flash", "fused", "overlap")
-_COUNTS = ("tp", "pp", "vpp", "cp", "ep", "micro_batch_size", "recompute_layers", "devices")
+_COUNTS = (
+    "tp", "pp", "vpp", "first_layers", "last_layers", "cp", "ep", "micro_batch_size", "recompute_layers", "devices",
+)  # fmt: skip
 _WORDS = ("recompute", "precision")
 
 

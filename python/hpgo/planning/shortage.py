@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from hpgo.base.errors import ClusterError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.planning.configured import fullest_bytes
-from hpgo.planning.grid import families
+from hpgo.planning.families import families, leanest
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.way import Way
 
@@ -22,26 +23,27 @@ _MOST_MACHINES = 64
 
 
 def nothing_fits(
-    leanest: Stages, cluster: Cluster, space: Space, global_batch_size: int, *, headroom_bytes: float
+    least: Stages, cluster: Cluster, space: Space, global_batch_size: int, *, headroom_bytes: float
 ) -> InfeasibleError:
-    """The error for a grid whose `leanest` way needs more than there is.
+    """The error for a grid whose `least` way needs more than there is.
 
     What would help is tried in the order of what it costs: less headroom, something that is left open, as many machines
     again.
     """
-    needed_bytes, capacity_bytes = fullest_bytes(leanest), leanest.site.gpus.memory_bytes
+    needed_bytes, capacity_bytes = fullest_bytes(least), least.site.gpus.memory_bytes
     room_bytes = capacity_bytes - headroom_bytes
     message = (
-        f"no way fits: the leanest, {leanest.site.way.named()}, needs {format_bytes(needed_bytes)} of a GPU, which has"
+        f"no way fits: the leanest, {least.site.way.named()}, needs {format_bytes(needed_bytes)} of a GPU, which has"
         f" {format_bytes(room_bytes)}: {format_bytes(needed_bytes - room_bytes)} too little"
     )
 
     def least_bytes(within: Space, on: Cluster) -> float:
-        way = Way(precision=leanest.site.way.precision)
-        site = replace(leanest.site, gpus=Gpus.of(on, way.precision), way=way)
+        way = Way(precision=least.site.way.precision)
+        site = replace(least.site, gpus=Gpus.of(on, way.precision), way=way)
         # Larger micro-batches hold no less, so that they need not be looked at.
         found = families(site, global_batch_size, _smallest(within))
-        return min((fullest_bytes(one) for family in found for one in family.ways()), default=float("inf"))
+        one = leanest(found)
+        return inf if one is None else fullest_bytes(one)
 
     if needed_bytes <= capacity_bytes:
         return InfeasibleError(message, f"leave {format_bytes(capacity_bytes - needed_bytes)} alone, or less")

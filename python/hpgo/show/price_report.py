@@ -104,7 +104,8 @@ def _alike(choice: WayChoice) -> list[str]:
     error = f"{100 * best.error:.0f} %, the error of such steps {_whence(best)}"
     if not others:
         return [*textwrap.wrap(f"No other of these is within {error}.", WIDTH), ""]
-    names = [name for name, field in _DEGREES.items() if len({getattr(one.way, field) for one in choice.alike}) > 1]
+    ways = [one.way for one in choice.alike]
+    names = [name for name, fields in _DEGREES.items() if any(len({getattr(w, f) for w in ways}) > 1 for f in fields)]
     said = (
         f"≈: within {error}. Which of these {len(choice.alike)} is quicker, the terms don't tell; they differ in"
         f" {', '.join(names[:-1]) + ' and ' if names[1:] else ''}{''.join(names[-1:])}. Take the one that you know how"
@@ -114,8 +115,9 @@ def _alike(choice: WayChoice) -> list[str]:
 
 
 _DEGREES = {
-    "tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "interleaving": "chunks", "dp": "data",
-    "zero": "zero", "recomputation": "recompute", "micro-batch": "micro_batch_size",
+    "tp": ("tensor",), "cp": ("context",), "ep": ("expert",), "pp": ("pipeline",),
+    "layers at the ends": ("first_layers", "last_layers"), "interleaving": ("chunks",), "dp": ("data",),
+    "zero": ("zero",), "recomputation": ("recompute", "recompute_layers"), "micro-batch": ("micro_batch_size",),
 }  # fmt: skip
 
 

@@ -32,6 +32,8 @@ class Rules(Record):
     """Whether they may share the experts of a layer."""
     interleaves: bool = True
     """Whether a GPU may have several stages."""
+    uneven: bool = False
+    """Whether the first and the last rank of a pipeline may have other numbers of layers than those between."""
     recompute: tuple[Recompute, ...] = ("none", "full")
     """What backward passes may compute anew."""
     recompute_layers: bool = False
@@ -69,6 +71,8 @@ class Rules(Record):
             return f"has no expert parallelism here, and ep is {way.expert}"
         if way.chunks > 1 and not self.interleaves:
             return f"has one stage on each GPU, and vpp is {way.chunks}"
+        if (way.first_layers, way.last_layers) != (None, None) and not self.uneven:
+            return f"has as many layers on each rank, and not {way.named_pipeline()}"
         if way.recompute not in self.recompute:
             return f"computes anew {_either(self.recompute)}, not {way.recompute}"
         if way.recompute_layers is not None and not self.recompute_layers:
@@ -109,6 +113,7 @@ MEGATRON = Rules(
     zeros_piped=(0, 1),
     precisions=("bf16", "fp16", "fp8", "fp4"),
     expert=True,
+    uneven=True,
     recompute=("none", "selective", "full"),
     recompute_layers=True,
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hpgo.ways.memory import Part, expert_parameters, parameters, shared_parameters
 from hpgo.ways.site import VALUE
 from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times
-from hpgo.ways.way import stage_layers
+from hpgo.ways.way import cut
 
 if TYPE_CHECKING:
     from hpgo.model.transformer import Kind
@@ -68,6 +68,10 @@ class Rows:
         """Of the embedding."""
         return end_times(self.site, EMBEDDING)
 
+    def least_layer_s(self, *, anew: bool) -> float:
+        """Of a micro-batch in the layer that takes least."""
+        return min(times.total_s for (_, again), times in self.layer.items() if again == anew)
+
     @cached_property
     def kept_s(self) -> float:
         """Of a micro-batch in the whole model, none of it computed anew."""
@@ -100,8 +104,9 @@ class Stages:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Layers of each stage."""
-        model = self.site.model
-        counts = stage_layers(model.layers, self.site.way.stages, laid_out=bool(model.experts))
+        model, way = self.site.model, self.site.way
+        ends = way.first_layers, way.last_layers
+        counts = cut(model.layers, way.pipeline, way.chunks, ends, laid_out=bool(model.experts))
         assert counts is not None, "the way was checked"  # noqa: S101
         return counts
 
@@ -227,10 +232,18 @@ class Stages:
 
     @property
     def bound_s(self) -> float:
-        """A step takes no less: a rank waits for the first micro-batch, computes all, and those before it end it."""
+        """A step takes no less."""
+        return self.passes_s + min(stage.sync_s + stage.optimizer_s for stage in self.stages)
+
+    @cached_property
+    def passes_s(self) -> float:
+        """Until the last pass: a rank waits for the first micro-batch, computes all, and those before it end it.
+
+        It does not fall where more layers are computed anew.
+        """
         before_s, found_s = 0.0, 0.0
         edge_s = sum(self.transfer)
         for rank, all_s in enumerate(self.ranks_s):
             found_s = max(found_s, before_s + self.micro_batches * all_s)
             before_s += self.stages[rank].forward_s + self.stages[rank].backward_s + 2 * edge_s
-        return found_s + min(stage.sync_s + stage.optimizer_s for stage in self.stages)
+        return found_s

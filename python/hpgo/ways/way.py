@@ -45,6 +45,10 @@ class Way:
     """GPUs that share the experts of each layer, each whole ones: those beside each other in a stage, whatever else
     they share. Between them every token goes to its experts and back."""
     pipeline: int = 1
+    first_layers: int | None = None
+    """Layers of the pipeline's first rank, on all of its stages; None is as many as those between have."""
+    last_layers: int | None = None
+    """Likewise of its last rank."""
     data: int = 1
     chunks: int = 1
     """Stages on each GPU: interleaving."""
@@ -71,6 +75,11 @@ class Way:
         if self.recompute_layers is not None:
             whole("recompute_layers", self.recompute_layers)
         whole("zero", self.zero, least=0, most=MOST_ZERO)
+        for end in ("first_layers", "last_layers"):
+            if getattr(self, end) is not None:
+                whole(end, getattr(self, end))
+                if self.pipeline == 1:
+                    raise ArgumentError(f"{end} is of a pipeline, whose degree is 1", "raise pipeline")
         if self.sequence and self.tensor == 1:
             raise ArgumentError("sequence parallelism needs tensor parallelism, whose degree is 1", "raise tensor")
         if self.chunks > 1 and self.pipeline == 1:
@@ -120,10 +129,18 @@ class Way:
         >>> Way(tensor=2, pipeline=8, chunks=5, data=4, zero=1).shape == Way(tensor=2)
         True
         """
-        if self.zero == MOST_ZERO:  # where weights are gathered, by how many, and what hides it
-            return replace(self, pipeline=min(self.pipeline, 2), chunks=1, recompute_layers=None)
-        scores = self.recompute if self.recompute == "selective" else "none"
-        return replace(self, pipeline=1, chunks=1, data=1, zero=0, recompute=scores, recompute_layers=None)
+        gathered = self.zero == MOST_ZERO  # weights are, if there is no pipeline, from so many, and passes hide it
+        return replace(
+            self,
+            pipeline=min(self.pipeline, 2) if gathered else 1,
+            chunks=1,
+            first_layers=None,
+            last_layers=None,
+            data=self.data if gathered else 1,
+            recompute=self.recompute if gathered or self.recompute == "selective" else "none",
+            recompute_layers=None,
+            zero=MOST_ZERO if gathered else 0,
+        )
 
     def micro_batches(self, global_batch_size: int) -> int:
         """Of a step on each replica.
@@ -142,13 +159,24 @@ class Way:
         said = [f"tp {self.tensor}{' with sp' if self.sequence else ''}"] if self.tensor > 1 else []
         said += [f"cp {self.context}"] if self.context > 1 else []
         said += [f"ep {self.expert}"] if self.expert > 1 else []
-        said += [f"pp {self.pipeline}{f' x {self.chunks}' if self.chunks > 1 else ''}"] if self.pipeline > 1 else []
+        said += [self.named_pipeline()] if self.pipeline > 1 else []
         said += [f"dp {self.data}"] if self.data > 1 else []
         said += [f"zero {self.zero}"] if self.zero else []
         if self.recompute != "none":
             layers = "" if self.recompute_layers is None else f" of {counted(self.recompute_layers, 'layer')}"
             said.append(f"recompute {self.recompute}{layers}")
         return ", ".join([*said, f"micro-batch {self.micro_batch_size}"])
+
+    def named_pipeline(self) -> str:
+        """The same of the pipeline alone.
+
+        >>> Way(pipeline=8, chunks=2, last_layers=6).named_pipeline()
+        'pp 8 x 2 (6 layers last)'
+        """
+        ends = (("first", self.first_layers), ("last", self.last_layers))
+        uneven = ", ".join(f"{counted(layers, 'layer')} {where}" for where, layers in ends if layers is not None)
+        stages = f" x {self.chunks}" if self.chunks > 1 else ""
+        return f"pp {self.pipeline}{stages}{f' ({uneven})' if uneven else ''}"
 
 
 def stage_layers(layers: int, stages: int, *, laid_out: bool = False) -> tuple[int, ...] | None:
@@ -174,6 +202,30 @@ def stage_layers(layers: int, stages: int, *, laid_out: bool = False) -> tuple[i
     each = -(-layers // stages)
     counts = tuple(max(0, min(each, layers - each * at)) for at in range(stages))
     return counts if counts.count(0) <= 1 else None
+
+
+def cut(
+    layers: int, pipeline: int, chunks: int, ends: tuple[int | None, int | None], *, laid_out: bool = False
+) -> tuple[int, ...] | None:
+    """How many layers each stage has, round by round through the ranks; None if they can't be shared so.
+
+    `ends` are layers of the first and of the last rank, which may differ from those between; a rank's stages have
+    equally many: Megatron-LM's `--decoder-first-pipeline-num-layers` and its twin for the last. Without any it is
+    `stage_layers`.
+
+    >>> cut(21, 4, 1, (4, 5)), cut(20, 4, 2, (4, 4)), cut(20, 4, 2, (5, None))
+    ((4, 6, 6, 5), (2, 3, 3, 2, 2, 3, 3, 2), None)
+    """
+    if ends == (None, None):
+        return stage_layers(layers, pipeline * chunks, laid_out=laid_out)
+    given = [count for count in ends if count is not None]
+    between = pipeline - len(given)
+    each, rest = divmod(layers - sum(given), between) if between else (1, layers - sum(given))
+    first, last = (each if count is None else count for count in ends)
+    ranks = (first, *(each,) * (pipeline - 2), last)
+    if rest or any(count < 1 or count % chunks for count in ranks):
+        return None
+    return tuple(count // chunks for count in ranks) * chunks
 
 
 def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
@@ -215,8 +267,13 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
             f"cp {way.context} does not part sequences of {seq} tokens into {parts} for each of {way.tensor}",
             nearest(way.context, fitting) if fitting else "choose a length that is a power of two",
         )
-    laid_out = bool(model.experts)
-    if stage_layers(model.layers, way.stages, laid_out=laid_out) is None:
+    laid_out, ends = bool(model.experts), (way.first_layers, way.last_layers)
+    if cut(model.layers, way.pipeline, way.chunks, ends, laid_out=laid_out) is None:
+        if ends != (None, None):
+            raise ArgumentError(
+                f"{way.named_pipeline()} does not part the {model.layers} layers {model_said}",
+                "ranks between the ends have equally many layers, and each rank's stages, too",
+            )
         fitting = [
             d for d in range(1, model.layers + 3)
             if stage_layers(model.layers, d * way.chunks, laid_out=laid_out) is not None
