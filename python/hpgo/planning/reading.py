@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 def read_any(path: str | os.PathLike[str]) -> Plan | Program | ChainPlan:
     """The plan or the program in the file `path`. Raises ArgumentError that names the file and what is wrong with it.
 
+    >>> import pathlib, tempfile
     >>> import hpgo
-    >>> orders = hpgo.schedule("1f1b", ranks=1, micro_batches=2)
-    >>> hpgo.program(orders, [(["a"], [0])], micro_batch_size=1, global_batch_size=2).save("one.json")
-    >>> type(read_any("one.json")).__name__
-    'Program'
+    >>> program = hpgo.program(
+    ...     hpgo.schedule("1f1b", ranks=1, micro_batches=2), [(["a"], [0])], micro_batch_size=1, global_batch_size=2
+    ... )
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     program.save(pathlib.Path(folder) / "one.json")
+    ...     read_any(pathlib.Path(folder) / "one.json") == program
+    True
     """
     text, form = _text_and_form(path)
     kinds: dict[object, type[Program | ChainPlan]] = {"hpgo.program": Program, "hpgo.chain": ChainPlan}
