@@ -2,7 +2,7 @@
 
     python benches/runtime.py [STEPS]
     python benches/runtime.py saving [TIMES]
-    python benches/runtime.py inference [TIMES]
+    python benches/runtime.py inference [TIMES [ROWS WIDTH]]
 
 On a machine that does nothing else, with one thread a process. Ours in the order of 1F1B and in that of eager 1F1B,
 `torch.distributed.pipelining` in that of 1F1B, one process that runs the same micro-batches, and two such processes
@@ -228,11 +228,10 @@ def save(rank: int, meet: str, times: int) -> None:
 STREAM = 64
 
 
-def infer(rank: int, meet: str, times: int) -> None:
+def infer(rank: int, meet: str, times: int, rows: int = 256, width: int = 256) -> None:
     """Both ranks; rank 0 prints."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
-    rows, width = 256, 256
     batches = torch.randn(STREAM * rows, width).split(rows)
     whole = blocks(Block, width, BLOCKS).eval()
     workload = Workload(blocks(Block, width, BLOCKS), batches[0], batches[0], nn.functional.mse_loss)
@@ -286,8 +285,8 @@ if __name__ == "__main__":
     work, count = MODES[words.pop(0)] if words and words[0] in MODES else (run, 2)
     with tempfile.TemporaryDirectory() as folder:
         fork = multiprocessing.get_context("fork")  # torch is loaded once; nothing has run yet
-        asked = int(words[0]) if words else 20 if work is run else 5
-        ranks = [fork.Process(target=work, args=(rank, str(Path(folder) / "meet"), asked)) for rank in range(count)]
+        asked = [int(word) for word in words] or [20 if work is run else 5]
+        ranks = [fork.Process(target=work, args=(rank, str(Path(folder) / "meet"), *asked)) for rank in range(count)]
         for one in ranks:
             one.start()
         for one in ranks:
