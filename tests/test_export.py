@@ -73,7 +73,7 @@ def priced(
     )
 
 
-def main(plan: hpgo.Plan | hpgo.Program, target: str) -> str:
+def main(plan: hpgo.Plan | hpgo.Program | hpgo.WayPlan, target: str) -> str:
     return next(iter(export.files(plan, target).values()))
 
 

@@ -5,11 +5,11 @@ The launchers' own code reads such files in tests/frameworks.
 
 from __future__ import annotations
 
-import ast
 import tomllib
 from typing import Any
 
 import pytest
+from test_export import assigned, main
 
 import hpgo
 from hpgo import export
@@ -20,22 +20,6 @@ H100 = hpgo.Cluster.preset("h100:8")
 def made(name: str = "llama-3-70b", **asked: Any) -> hpgo.WayPlan:
     asked = {"global_batch_size": 128, "seq": 8192, **asked}
     return hpgo.WayPlan.of(hpgo.price(name, H100, **asked), name, H100)
-
-
-def main(plan: hpgo.WayPlan, target: str) -> str:
-    return next(iter(export.files(plan, target).values()))
-
-
-def settings_of(text: str) -> dict[str, Any]:
-    """What a Python module assigns that is a literal."""
-    found = {}
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Assign):
-            try:
-                found[ast.unparse(node.targets[0])] = ast.literal_eval(node.value)
-            except ValueError:
-                continue
-    return found
 
 
 def test_megatron_is_told_the_model_and_the_way() -> None:
@@ -74,7 +58,7 @@ def test_megatron_is_told_what_is_computed_how(way: dict[str, Any], says: list[s
 
 def test_torchtitan_is_told_the_same_in_both_forms() -> None:
     plan = made("llama-3-8b", tp=2, pp=2, vpp=2, zero=2, overlap=False, micro_batch_size=2, devices=16)
-    old, new = tomllib.loads(main(plan, "torchtitan@0.2")), settings_of(main(plan, "torchtitan@0.3"))
+    old, new = tomllib.loads(main(plan, "torchtitan@0.2")), assigned(main(plan, "torchtitan@0.3"))
     assert (old["model"], old["training"]["seq_len"]) == ({"name": "llama3", "flavor": "8B"}, 8192)
     for key, value in old["parallelism"].items():
         if key not in {"pipeline_parallel_schedule_csv", "module_fqns_per_model_part"}:
@@ -88,10 +72,10 @@ def test_torchtitan_is_told_the_same_in_both_forms() -> None:
 
 
 def test_deepspeed_is_told_batches_and_what_replicas_share() -> None:
-    alone = settings_of(main(made("llama-3-8b", zero=3, devices=16), "deepspeed"))["CONFIG"]
+    alone = assigned(main(made("llama-3-8b", zero=3, devices=16), "deepspeed"))["CONFIG"]
     assert alone["zero_optimization"]["stage"] == 3
     assert alone["train_batch_size"] == 128 == 16 * alone["gradient_accumulation_steps"]
-    piped = settings_of(main(made("llama-3-8b", pp=4, overlap=False, devices=16, recompute="full"), "deepspeed"))
+    piped = assigned(main(made("llama-3-8b", pp=4, overlap=False, devices=16, recompute="full"), "deepspeed"))
     assert piped["PARTS"] == [0, 9, 17, 25, 34]
     assert (piped["REPLICAS"], piped["CHECKPOINT_INTERVAL"]) == (4, 1)
 

@@ -32,9 +32,10 @@ def nothing_fits(
     """
     needed_bytes, capacity_bytes = fullest_bytes(least), least.site.gpus.memory_bytes
     room_bytes = capacity_bytes - headroom_bytes
+    kept = f", {format_bytes(headroom_bytes)} of them left alone" if headroom_bytes else ""
     message = (
         f"no way fits: the leanest, {least.site.way.named()}, needs {format_bytes(needed_bytes)} of a GPU, which has"
-        f" {format_bytes(room_bytes)}: {format_bytes(needed_bytes - room_bytes)} too little"
+        f" {format_bytes(capacity_bytes)}{kept}: {format_bytes(needed_bytes - room_bytes)} too little"
     )
 
     def least_bytes(within: Space, on: Cluster) -> float:
