@@ -13,6 +13,7 @@ import sys
 import urllib.error
 import urllib.request
 
+import axe
 import pytest
 from timelines import timeline
 
@@ -24,6 +25,7 @@ from hpgo.page.settings import Plans, settings_of, timelines
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install 'hpgo[browser]'"
 )
+PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
 CHROMIUM = os.environ.get("HPGO_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 if CHROMIUM is None:
     pytest.skip("no chromium: apt-get install chromium, or set HPGO_CHROMIUM", allow_module_level=True)
@@ -213,6 +215,115 @@ def test_the_keyboard_walks_from_action_to_action(opened) -> None:
     assert "rank 0: F3" in picture.state("hover")["text"]
     picture.press("Escape")
     assert picture.state("hover") is None
+
+
+def test_from_there_arrows_reach_idle_times_and_other_rows_and_timelines(opened) -> None:
+    picture = opened([timeline("1f1b"), timeline("gpipe")])
+    walk = {
+        "n": "rank 0: F0",
+        "ArrowRight": "rank 0: F1",
+        "ArrowDown": "rank 1: F0",
+        "ArrowLeft": "rank 1: idle, waits for the pipeline to fill",
+        "ArrowUp": "rank 0: F0",
+    }
+    for key, said in walk.items():
+        picture.press(key)
+        assert picture.state("hover")["text"].startswith(said)
+    for _ in range(4):
+        picture.press("ArrowDown")
+    assert picture.state("hover")["text"].startswith("rank 0: F0")  # of the second timeline
+    assert picture.tab.evaluate("hover.t.label") == "gpipe"
+    for key in ("ArrowDown",) * 9 + ("ArrowLeft",) * 9:
+        picture.press(key)
+    assert picture.state("hover")["text"].startswith("rank 3: idle")
+    assert picture.tab.get_by_role("status").last.inner_text() == picture.state("hover")["text"]
+
+
+def test_walking_keeps_rows_that_do_not_fit_in_view(opened) -> None:
+    picture = opened(timeline("1f1b", ranks=64, micro_batches=16))
+    for _ in range(9):
+        picture.press("]")
+    picture.press("n")
+    for _ in range(40):
+        picture.press("ArrowDown")
+    view, height = picture.state("view"), picture.tab.locator("#canvas").bounding_box()["height"]
+    assert picture.state("hover")["rank"] == 40
+    assert 64 * view["rowPx"] > height
+    assert 0 < picture.tab.evaluate("window.hpgo.place(0, 40, 0)")[1] < height
+
+
+def test_the_tab_key_reaches_all_there_is_and_escape_closes_what_is_open(opened) -> None:
+    picture = opened([timeline("1f1b"), timeline("gpipe")])
+    reached = []
+    for _ in range(9):
+        picture.press("Tab")
+        reached.append(picture.tab.evaluate("document.activeElement.id"))
+        assert picture.tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert reached == ["fit", "in", "out", "bubbles", "transfers", "critical", "keys", "canvas", "foot"]
+    picture.press("?")
+    picture.press("n")
+    assert picture.tab.locator("#help").is_visible()
+    picture.press("Escape")
+    assert not picture.tab.locator("#tip").is_visible()
+    picture.press("Escape")
+    assert not picture.tab.locator("#help").is_visible()
+    assert picture.tab.get_by_role("button", name="Keys").get_attribute("aria-expanded") == "false"
+
+
+def test_a_tap_tells_what_hovering_does_and_fingers_pan_and_zoom(browser, tmp_path) -> None:
+    phone = browser.new_context(**PHONE)
+    picture = Picture(phone.new_page(), hpgo.draw.save(timeline("1f1b"), tmp_path / "picture.html").as_uri())
+    picture.tab.touchscreen.tap(*picture.at(0, 0, 0.5))
+    picture.settle()
+    assert picture.tab.locator("#tip").inner_text().startswith("rank 0: F0: forward of micro-batch 0")
+    picture.tab.touchscreen.tap(*picture.at(0, 3, 0.5))
+    picture.settle()
+    assert picture.tab.locator("#tip").inner_text().startswith("rank 3: idle")
+    picture.tab.touchscreen.tap(200, 600)
+    picture.settle()
+    assert not picture.tab.locator("#tip").is_visible()
+    whole = picture.state("view")["t1"] - picture.state("view")["t0"]
+    touches = phone.new_cdp_session(picture.tab)
+    for kind, apart in (("Start", 20), *(("Move", apart) for apart in range(30, 130, 10)), ("End", None)):
+        points = [] if apart is None else [{"x": 200 - apart, "y": 400}, {"x": 200 + apart, "y": 400}]
+        touches.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+    picture.settle()
+    view = picture.state("view")
+    assert view["t1"] - view["t0"] < whole / 3
+    for kind, x in (("Start", 300), *(("Move", x) for x in range(290, 190, -10)), ("End", None)):
+        points = [] if x is None else [{"x": x, "y": 400}]
+        touches.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+    picture.settle()
+    assert picture.state("view")["t0"] > view["t0"]
+    assert picture.state("hover") is None
+    phone.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("screen", [{"viewport": {"width": 1400, "height": 900}}, PHONE], ids=["desk", "phone"])
+def test_axe_finds_nothing_on_the_picture(browser, tmp_path, scheme: str, screen) -> None:
+    context = browser.new_context(color_scheme=scheme, **screen)
+    drawn = [timeline("1f1b", latency_s=0.25, memory=True), timeline("zb_v", latency_s=0.25, memory=True)]
+    picture = Picture(context.new_page(), hpgo.draw.save(drawn, tmp_path / "picture.html", memory=True).as_uri())
+    assert axe.found(picture.tab) == []
+    picture.press("n")
+    picture.press("?")
+    assert axe.found(picture.tab) == []
+    context.close()
+
+
+def test_a_print_is_light_and_as_wide_as_its_paper(browser, tmp_path) -> None:
+    page = browser.new_page(color_scheme="dark")
+    picture = Picture(page, hpgo.draw.save(timeline("1f1b"), tmp_path / "dark.html").as_uri())
+    page.evaluate("""() => addEventListener("beforeprint", () => { window.printed = {
+        bubble: [...context.getImageData(...place(0, 3, 0.5).map((at) => at * ratio), 1, 1).data].slice(0, 3),
+        pixels: canvas.width, below: height - contentPx() - AXIS }; })""")
+    assert page.pdf().startswith(b"%PDF")
+    assert picture.state("hover") is None
+    assert page.evaluate("printed") == {"bubble": [0xF0, 0xF2, 0xF5], "pixels": 3 * 720, "below": 0}
+    picture.settle()
+    assert picture.colour(0, 3, 0.5) == "#20262d"
+    page.close()
 
 
 def test_several_timelines_share_the_axis_and_have_a_table(opened) -> None:

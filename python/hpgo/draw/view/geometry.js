@@ -22,7 +22,9 @@ function clampView() {
   const end = META.end_s || 1, span = Math.min(Math.max(view.t1 - view.t0, end * 1e-8), end * 1.02);
   view.t0 = Math.min(Math.max(view.t0, -0.01 * end), 1.01 * end - span);
   view.t1 = view.t0 + span;
-  view.top = Math.max(0, Math.min(view.top, contentPx() - (height - AXIS)));
+  const below = contentPx() - (height - AXIS);
+  view.top = Math.max(0, Math.min(view.top, below));
+  canvas.style.touchAction = below > 1 ? "none" : "pan-y"; // a finger scrolls what is around rows that all fit
 }
 
 function zoomTo(t0, t1) { view.t0 = t0; view.t1 = t1; redraw(); }

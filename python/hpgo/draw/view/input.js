@@ -1,17 +1,33 @@
 // Mouse, keys, switches, the reader's theme, and the start of it all.
 
-let drag = null;
-canvas.addEventListener("pointerdown", (event) => { drag = { x: event.offsetX, y: event.offsetY }; canvas.setPointerCapture(event.pointerId); canvas.classList.add("dragging"); });
-canvas.addEventListener("pointerup", () => { drag = null; canvas.classList.remove("dragging"); });
-canvas.addEventListener("pointermove", (event) => {
-  if (drag) {
-    const by = (event.offsetX - drag.x) / plotPx() * (view.t1 - view.t0);
-    view.t0 -= by; view.t1 -= by; view.top -= event.offsetY - drag.y;
-    drag = { x: event.offsetX, y: event.offsetY };
-    redraw();
-  } else point(pick(event.offsetX, event.offsetY));
+// One finger or the mouse pans, two fingers zoom, and a tap tells what hovering does.
+const held = new Map();
+let tapping = false, printing = false;
+const at = (event) => ({ x: event.offsetX, y: event.offsetY });
+canvas.addEventListener("pointerdown", (event) => {
+  held.set(event.pointerId, at(event));
+  tapping = held.size === 1;
+  canvas.setPointerCapture(event.pointerId);
+  canvas.classList.add("dragging");
 });
-canvas.addEventListener("pointerleave", () => { if (!hover?.pinned) point(null); });
+canvas.addEventListener("pointermove", (event) => {
+  const before = held.get(event.pointerId), now = at(event);
+  if (!before) { if (event.pointerType === "mouse") point(pick(now.x, now.y)); return; }
+  if (tapping && Math.hypot(now.x - before.x, now.y - before.y) < 6) return;
+  tapping = false;
+  const other = [...held].find(([id]) => id !== event.pointerId)?.[1];
+  if (other) zoom(Math.min(2, Math.max(0.5, apart(before, other) / apart(now, other))), (now.x + other.x) / 2);
+  else { const by = (now.x - before.x) / plotPx() * (view.t1 - view.t0); view.t0 -= by; view.t1 -= by; view.top -= now.y - before.y; redraw(); }
+  held.set(event.pointerId, now);
+});
+const apart = (a, b) => Math.max(10, Math.hypot(a.x - b.x, a.y - b.y));
+for (const ends of ["pointerup", "pointercancel"]) canvas.addEventListener(ends, (event) => {
+  held.delete(event.pointerId);
+  if (!held.size) canvas.classList.remove("dragging");
+  if (tapping && ends === "pointerup") point(pick(event.offsetX, event.offsetY));
+  tapping = false;
+});
+canvas.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse" && !hover?.pinned) point(null); });
 canvas.addEventListener("dblclick", fit);
 canvas.addEventListener("wheel", (event) => {
   event.preventDefault();
@@ -25,18 +41,24 @@ const actions = {
   fit, in: () => zoom(0.6, GUTTER + plotPx() / 2), out: () => zoom(1 / 0.6, GUTTER + plotPx() / 2),
   bubbles: () => toggle("bubbles"), memory: () => toggle("memory"), critical: () => toggle("critical"),
   transfers: () => { const choices = ["none", "arrows", "lanes"]; show.transfers = choices[(choices.indexOf(show.transfers) + 1) % 3]; chosen(); },
-  keys: () => { const help = byId("help"), open = help.style.display !== "block"; help.style.display = open ? "block" : "none"; byId("keys").setAttribute("aria-expanded", open); resize(); },
+  keys: () => help(byId("help").hidden),
 };
+function help(open) { byId("help").hidden = !open; byId("keys").setAttribute("aria-expanded", open); }
 for (const [id, action] of Object.entries(actions)) byId(id).addEventListener("click", action);
 const pan = (share) => () => { const by = share * (view.t1 - view.t0); view.t0 += by; view.t1 += by; redraw(); };
 const scroll = (px) => () => { view.top += px; redraw(); };
+const walking = (walks, pans) => () => (hover?.pinned ? walks : pans)();
 const keys = {
-  "+": actions.in, "=": actions.in, "-": actions.out, "0": fit, Home: fit, ArrowLeft: pan(-0.15), ArrowRight: pan(0.15), ArrowUp: scroll(-60), ArrowDown: scroll(60),
+  "+": actions.in, "=": actions.in, "-": actions.out, "0": fit, Home: fit, 
+  ArrowLeft: walking(() => walk(-1), pan(-0.15)), ArrowRight: walking(() => walk(1), pan(0.15)),
+  ArrowUp: walking(() => walkRows(-1), scroll(-60)), ArrowDown: walking(() => walkRows(1), scroll(60)),
   "[": () => zoomRows(0.8, AXIS), "]": () => zoomRows(1.25, AXIS), n: () => step(1), p: () => step(-1),
-  b: actions.bubbles, t: actions.transfers, m: actions.memory, c: actions.critical, "?": actions.keys, Escape: () => point(null),
+  b: actions.bubbles, t: actions.transfers, m: actions.memory, c: actions.critical, "?": actions.keys,
+  Escape: () => (hover ? point(null) : help(false)),
 };
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || !keys[event.key] || !state.ready) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key] || !state.ready) return;
+  if (byId("foot").contains(event.target) && /^(Arrow|Home)/.test(event.key)) return; // they scroll it
   event.preventDefault();
   keys[event.key]();
 });
@@ -71,27 +93,47 @@ function legend() {
 function resize() {
   const refit = state.ready && Math.abs(view.rowPx - fitRowPx()) < 1e-6;
   const area = byId("stage").getBoundingClientRect();
-  width = area.width; height = area.height; ratio = Math.min(2, devicePixelRatio || 1);
+  width = printing ? PAPER_PX : area.width;
+  height = printing ? Math.min(area.height, AXIS + contentPx()) : area.height;
+  ratio = printing ? 3 : Math.min(2, devicePixelRatio || 1);
   canvas.width = Math.round(width * ratio); canvas.height = Math.round(height * ratio);
-  if (refit) view.rowPx = fitRowPx();
+  if (refit && !printing) view.rowPx = fitRowPx();
   if (state.ready) redraw();
 }
 
-function theme() { dark = META.theme === "dark" || (META.theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches); legend(); if (state.ready) redraw(); }
+function theme() {
+  document.documentElement.className = printing ? "light" : META.theme;
+  dark = !printing && (META.theme === "dark" || (META.theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches));
+  legend();
+  if (state.ready) redraw();
+}
 
-document.documentElement.className = META.theme;
+// On paper: light, as wide as a page, in finer pixels, and at once, since the browser waits for no frame.
+for (const [moment, on] of [["beforeprint", true], ["afterprint", false]]) addEventListener(moment, () => {
+  printing = on;
+  theme();
+  resize();
+  if (state.ready) draw();
+});
+
+// Within a page that names the picture and explains its words already.
+const within = self !== top;
+byId("title").hidden = within;
 byId("title").textContent = META.title;
-byId("notes").textContent = META.notes.join(" ");
+byId("notes").textContent = META.notes.slice(0, within ? -1 : undefined).join(" ");
+byId("foot").hidden = within && META.notes.length < 2 && !META.table.length;
 if (META.table.length) byId("table").replaceChildren(...META.table.map((cells, number) => {
   const row = document.createElement("tr");
-  row.append(...cells.map((text) => Object.assign(document.createElement(number ? "td" : "th"), { textContent: text })));
+  row.append(...cells.map((text, at) => number && at
+    ? Object.assign(document.createElement("td"), { textContent: text })
+    : Object.assign(document.createElement("th"), { textContent: text || "schedule", scope: number ? "row" : "col" })));
   return row;
 }));
 if (!META.present.transfers.length) byId("transfers").disabled = true;
 if (!META.present.memory) byId("memory").disabled = true;
 if (!META.present.critical) byId("critical").disabled = true;
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
-addEventListener("resize", resize);
+new ResizeObserver(resize).observe(byId("stage"));
 theme();
 chosen();
 resize();

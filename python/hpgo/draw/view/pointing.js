@@ -2,17 +2,21 @@
 
 function pick(x, y) {
   if (x < GUTTER || y < AXIS) return null;
-  for (const { t, top, bottom } of panels()) {
-    if (y < top || y >= bottom) continue;
-    const rank = Math.floor((y - top) / view.rowPx), time = timeOf(x) / t.tick_s;
-    const i = firstEndingAfter(t.end, t.bounds[rank], t.bounds[rank + 1], time);
-    if (i < t.bounds[rank + 1] && t.start[i] <= time) return { t, rank, action: i, x, y };
-    const j = firstEndingAfter(t.idle.end, t.idle.bounds[rank], t.idle.bounds[rank + 1], time);
-    if (j < t.idle.bounds[rank + 1] && t.idle.start[j] <= time) return { t, rank, idle: j, x, y };
-    return null;
-  }
-  return null;
+  const panel = panels().find(({ top, bottom }) => y >= top && y < bottom);
+  const found = panel && spot(panel.t, Math.floor((y - panel.top) / view.rowPx), timeOf(x) / panel.t.tick_s);
+  return found && { ...found, x, y };
 }
+
+// The action or the idle time of a rank at a time in ticks.
+function spot(t, rank, time) {
+  const i = firstEndingAfter(t.end, t.bounds[rank], t.bounds[rank + 1], time);
+  if (i < t.bounds[rank + 1] && t.start[i] <= time) return { t, rank, action: i };
+  const j = firstEndingAfter(t.idle.end, t.idle.bounds[rank], t.idle.bounds[rank + 1], time);
+  return j < t.idle.bounds[rank + 1] && t.idle.start[j] <= time ? { t, rank, idle: j } : null;
+}
+
+// From when to when, in ticks, that is.
+function spanOf({ t, action: i, idle: j }) { return i === undefined ? [t.idle.start[j], t.idle.end[j]] : [t.start[i], t.end[i]]; }
 
 function describe({ t, rank, action: i, idle: j }) {
   const span = (start, end) => `${secondsText(start * t.tick_s)} to ${secondsText(end * t.tick_s)} (${secondsText((end - start) * t.tick_s)})`;
@@ -43,26 +47,47 @@ function placeTip() {
   let { x, y } = hover;
   if (hover.pinned) {
     const panel = panels().find(({ t }) => t === hover.t);
-    x = Math.max(GUTTER, xOf(hover.t.start[hover.action] * hover.t.tick_s)); y = panel.top + (hover.rank + 1) * view.rowPx;
+    x = Math.max(GUTTER, xOf(spanOf(hover)[0] * hover.t.tick_s)); y = panel.top + (hover.rank + 1) * view.rowPx;
   }
   tip.style.left = `${Math.max(4, Math.min(x + 14, width - tip.offsetWidth - 6))}px`;
   tip.style.top = `${Math.max(4, Math.min(y + 14, height - tip.offsetHeight - 6))}px`;
 }
 
 function drawHover(top, s, ink) {
-  const { t, rank, action: i, idle: j } = hover;
-  const [start, end] = i === undefined ? [t.idle.start[j], t.idle.end[j]] : [t.start[i], t.end[i]];
+  const { t, rank } = hover, [start, end] = spanOf(hover);
   const x = xOf(start * t.tick_s);
   context.strokeStyle = ink; context.lineWidth = 2;
   context.strokeRect(x, top + rank * view.rowPx + 1, Math.max(xOf(end * t.tick_s) - x, 1), Math.max(s.box - 2, 1));
 }
 
-// To the next or previous action of the rank, for readers without a mouse; the view follows.
+// For readers without a mouse: to the next or previous action of the rank; the view follows.
 function step(by) {
   const t = hover?.t ?? timelines[0], rank = hover?.rank ?? 0;
-  let i = hover?.action ?? t.bounds[rank] - (by > 0 ? 1 : 0);
-  i = Math.min(t.bounds[rank + 1] - 1, Math.max(t.bounds[rank], i + by));
-  const start = t.start[i] * t.tick_s, end = t.end[i] * t.tick_s, span = view.t1 - view.t0;
+  const from = hover?.action ?? firstEndingAfter(t.end, t.bounds[rank], t.bounds[rank + 1], hover ? spanOf(hover)[0] : 0) - (by > 0 ? 1 : 0);
+  hold({ t, rank, action: Math.min(t.bounds[rank + 1] - 1, Math.max(t.bounds[rank], from + by)) });
+}
+
+// To what comes before or after, idle times included.
+function walk(by) {
+  const [start, end] = spanOf(hover), found = spot(hover.t, hover.rank, by > 0 ? end : start - 1);
+  if (found) hold(found);
+}
+
+// To what the row above or below, of the next timeline after the last, does at the time at which this was reached.
+function walkRows(by) {
+  const number = timelines.indexOf(hover.t), next = hover.rank + by;
+  const t = timelines[number + (next < 0 ? -1 : next >= hover.t.ranks ? 1 : 0)];
+  if (!t) return;
+  const rank = t === hover.t ? next : by > 0 ? 0 : t.ranks - 1, time = hover.time_s / t.tick_s;
+  const last = t.bounds[rank + 1] - 1;
+  hold(spot(t, rank, time) ?? { t, rank, action: Math.min(last, firstEndingAfter(t.end, t.bounds[rank], last, time)) }, hover.time_s);
+}
+
+// Tells what a found thing is, and keeps it and its row in view; rows beside it are looked at at `time_s`.
+function hold(found, time_s) {
+  const [start, end] = spanOf(found).map((ticks) => ticks * found.t.tick_s), span = view.t1 - view.t0;
   if (start < view.t0 || end > view.t1) { view.t0 = start - span / 3; view.t1 = view.t0 + span; }
-  point({ t, rank, action: i, pinned: true, x: 0, y: 0 });
+  const top = panels().find(({ t }) => t === found.t).top + found.rank * view.rowPx;
+  view.top += Math.min(0, top - HEAD - AXIS) || Math.max(0, top + view.rowPx - height);
+  point({ ...found, pinned: true, time_s: time_s ?? (start + end) / 2, x: 0, y: 0 });
 }

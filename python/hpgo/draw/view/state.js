@@ -7,6 +7,7 @@ const META = JSON.parse(document.getElementById("meta").textContent);
 const { kinds, causes, colours, causeNames, kindNames, lines } = META;
 const AXIS = 36, GUTTER = META.gutter_px, RIGHT = 14, HEAD = 24, PANEL_GAP = 12;
 const CURVE_ROW_PX = 26; // a memory curve is readable from here on; the rows scroll where they no longer fit
+const PAPER_PX = 720; // A4 and Letter, between their margins
 const MOST_BOXES = 20000, MOST_ARROWS = 5000, OVERVIEW_CELLS = 2 ** 21;
 const byId = (id) => document.getElementById(id);
 const canvas = byId("canvas"), context = canvas.getContext("2d", { alpha: false }), tip = byId("tip");
