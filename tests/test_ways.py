@@ -197,7 +197,7 @@ def test_a_shape_has_all_that_a_layer_takes(way: Way, flags: tuple[bool, bool, b
     one = Site(GPT if gpt else LLAMA, way, Gpus.of(hpgo.Cluster.preset("h100:32"), way.precision), CONSTANTS, 4096)
     rows = Rows.of(one)
     for anew in (False, True):
-        assert rows.layer[PLAIN, anew] == layer_times(one, anew=anew)
+        assert rows.layer[PLAIN, anew] == layer_times(one)[anew]
         assert kept_bytes(rows.site, anew=anew) == kept_bytes(one, anew=anew)
     assert (rows.head, rows.embedding) == (end_times(one, HEAD), end_times(one, EMBEDDING))
     assert Rows.of(replace(one, way=way.shape)).site == rows.site

@@ -1,25 +1,24 @@
 """The ways of a grid, in families: those that part the model's matrices, the sequences and the batch alike.
 
-Within a family, cuts of the layers are grouped by how many the fullest rank has. A family and a group know a bound that
-holds for all of their ways, so that most are never looked at one by one.
+A family knows a bound that holds for all of its ways, and bounds for each of them that cost little (`way_bounds`), so
+that few are looked at one by one.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
-from heapq import heappop, heappush
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from heapq import heapify, heappop
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.planning.configured import fullest_bytes
-from hpgo.ways.memory import Part, stage_memory
-from hpgo.ways.steps import Rows, Stages
-from hpgo.ways.way import MOST_ZERO, check_degrees, cut
+from hpgo.planning.way_bounds import ALL, NONE, SLACK, Bounds, Candidate, Lines, States
+from hpgo.planning.way_cuts import Cuts
+from hpgo.ways.steps import Rows, Stages, kinds_of, transfer
+from hpgo.ways.way import MOST_ZERO, check_degrees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,99 +27,104 @@ if TYPE_CHECKING:
     from hpgo.ways.space import Space
     from hpgo.ways.way import Way
 
-SLACK = 1e-9
-"""Sums in another order may differ by so much."""
-
-
-class Cut(NamedTuple):
-    """How the layers lie on ranks and their stages."""
-
-    chunks: int
-    first_layers: int | None
-    last_layers: int | None
-    most: int
-    """Layers of the stage that has most."""
-
 
 @dataclass(frozen=True)
 class Family:
     """Ways that differ in how layers lie on ranks, in what replicas share, and in what is computed anew."""
 
-    rows: Rows
+    lines: Lines
     pipeline: int
     data: int
     micro_batches: int
-    cuts: dict[int, tuple[Cut, ...]]
-    """By layers of the rank that has most."""
+    cuts: Cuts
     zeros: tuple[int, ...]
     recomputed: tuple[bool, ...]
     """Whether all layers are computed anew or none, or either."""
     some: bool
     """Whether it may be some of each stage."""
+    states: dict[tuple[int, ...], States] = field(repr=False)
+    """Of other families, too: what depends on few degrees."""
 
     @cached_property
     def bound_s(self) -> float:
         """None has a lower bound: some rank has at least its share of all that there is to compute."""
-        return self.micro_batches * self.rows.kept_s / self.pipeline * (1 - SLACK)
+        rows = self.lines.rows
+        all_s = rows.anew_s if all(self.recomputed) else rows.kept_s
+        return self.micro_batches * all_s / self.pipeline * (1 - 2 * SLACK)
 
     @cached_property
+    def least_s(self) -> float:
+        """Nor lower than this, which costs a little more to know."""
+        return self.bound_s if self.pipeline == 1 else float(self._bounds.steps_s.min())
+
+    @property
     def count(self) -> int:
         """How many they are."""
-        found = [cut for group in self.cuts.values() for cut in group]
-        between = sum(cut.most - 1 for cut in found if cut.most > 1) if self.some else 0
-        return len(self.zeros) * (len(found) * len(self.recomputed) + between)
+        cuts = self.cuts
+        return len(self.zeros) * (len(cuts.found) * len(self.recomputed) + (cuts.some if self.some else 0))
 
-    def groups(self) -> Iterator[Group]:
-        """Those whose fullest rank has as many layers, the fewest first, with nothing computed anew or everything."""
-        for (most, cuts), anew in product(self.cuts.items(), self.recomputed):
-            yield Group(self, most, cuts, anew)
+    def candidates(self, room_bytes: float) -> list[Candidate]:
+        """Ways that may fit in so much, the least bound first."""
+        if self.pipeline > 1:
+            return self._bounds.candidates(room_bytes, self.recomputed, some=self.some)
+        found = [one for one, held_bytes in self._alone if held_bytes <= room_bytes]
+        if self.some:
+            rows, most = self.lines.rows, self.cuts.found[0].most
+            least_s = self.micro_batches * rows.kept_s * (1 - 2 * SLACK)
+            fit = {(one.zero, one.anew) for one in found}
+            found += [
+                Candidate(least_s, 0, zero, 1) for zero in range(len(self.zeros))
+                if (zero, NONE) not in fit and (zero, ALL) in fit and most > 1
+            ]  # fmt: skip
+        return sorted(found)
 
-
-@dataclass(frozen=True)
-class Group:
-    """Ways of a family whose fullest rank has as many layers."""
-
-    family: Family
-    most: int
-    cuts: tuple[Cut, ...]
-    anew: bool
-    """Whether all layers are computed anew, or none."""
-
-    @cached_property
-    def bound_s(self) -> float:
-        """None has a lower bound, nor if some of its layers were computed anew."""
-        rows, one = self.family.rows, self.family
-        all_s = rows.anew_s if self.anew else rows.kept_s
-        layers_s = self.most * rows.least_layer_s(anew=self.anew)
-        return one.micro_batches * max(all_s / one.pipeline, layers_s) * (1 - SLACK)
-
-    @cached_property
-    def least_bytes(self) -> float:
-        """A GPU of the fullest rank holds no less: that of equal layers, all computed anew or none."""
-        rows, alone = self.family.rows, self.family.pipeline == 1
-        sites = [replace(rows.site, way=self._way(self.cuts[0], zero)) for zero in self.family.zeros]
-        parts = [
-            Part((kind,) * self.most, alone, alone, (1,) * self.most, (anew,) * self.most) for kind, anew in rows.layer
-        ]
-        return min(sum(stage_memory(site, part).values()) for site, part in product(sites, parts)) * (1 - SLACK)
-
-    def ways(self) -> Iterator[Stages]:
-        """Each, with nothing or everything computed anew."""
-        for one, zero in product(self.cuts, self.family.zeros):
-            site = replace(self.family.rows.site, way=self._way(one, zero))
-            yield Stages(site, self.family.micro_batches, self.family.rows)
-
-    def _way(self, one: Cut, zero: int) -> Way:
-        return replace(
-            self.family.rows.site.way,
-            pipeline=self.family.pipeline,
-            chunks=one.chunks,
-            first_layers=one.first_layers,
-            last_layers=one.last_layers,
-            data=self.family.data,
-            zero=zero,
-            recompute="full" if self.anew else "none",
+    def leanest(self) -> list[tuple[float, Candidate]]:
+        """Ways with nothing computed anew, or everything, and what their fullest GPU holds at least."""
+        if self.pipeline == 1:
+            return sorted((held_bytes, one) for one, held_bytes in self._alone)
+        held = self._bounds.fullest_bytes
+        return sorted(
+            (float(held[cut, zero, int(anew)]), Candidate(0.0, cut, zero, ALL if anew else NONE))
+            for cut, zero, anew in product(range(len(held)), range(len(self.zeros)), self.recomputed)
         )
+
+    def stages(self, one: Candidate) -> Stages:
+        """A way, none of whose layers are computed anew if it is not all."""
+        cut = self.cuts.found[one.cut]
+        way = replace(
+            self._way(cut.chunks, self.zeros[one.zero]),
+            first_layers=cut.first_layers,
+            last_layers=cut.last_layers,
+            recompute="full" if one.anew == ALL else "none",
+        )
+        return Stages(replace(self.lines.rows.site, way=way), self.micro_batches, self.lines.rows)
+
+    def _way(self, chunks: int, zero: int) -> Way:
+        return replace(
+            self.lines.rows.site.way, pipeline=self.pipeline, chunks=chunks, data=self.data, zero=zero, recompute="none"
+        )
+
+    @cached_property
+    def _alone(self) -> list[tuple[Candidate, float]]:
+        """Ways without a pipeline, and what a GPU holds."""
+        rows, found = self.lines.rows, []
+        for zero, anew in product(range(len(self.zeros)), self.recomputed):
+            all_s = rows.anew_s if anew else rows.kept_s
+            one = Candidate(self.micro_batches * all_s * (1 - 2 * SLACK), 0, zero, ALL if anew else NONE)
+            found.append((one, fullest_bytes(self.stages(one))))
+        return found
+
+    @cached_property
+    def _bounds(self) -> Bounds:
+        site, data = self.lines.rows.site, self.data
+        edges_s = [sum(transfer(site, data=data, chunked=chunked)) for chunked in (False, True)]
+        states = []
+        for zero in self.zeros:
+            degrees = site.way.tensor, data * site.way.context, site.way.expert, zero
+            if degrees not in self.states:
+                self.states[degrees] = States.of(replace(site, way=self._way(1, zero)), self.lines.kinds)
+            states.append(self.states[degrees])
+        return Bounds(self.lines, self.cuts, self.micro_batches, (edges_s[0], edges_s[1]), tuple(states))
 
 
 def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Family]:
@@ -130,13 +134,18 @@ def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Famil
     # Attention as one kernel keeps no scores, so that there is nothing selective about it.
     recomputed = [kind == "full" for kind in ("none", "full") if kind in rules.recompute and takes("recompute", kind)]
     some = rules.recompute_layers and len(recomputed) > 1
+    # Models with experts have many more ways, and stages that are laid out one by one.
+    cuts_of = partial(Cuts.of, kinds_of(model), uneven=rules.uneven and not model.experts, laid_out=bool(model.experts))
+    known_cuts: dict[tuple[int, tuple[int, ...]], Cuts] = {}
+    states: dict[tuple[int, ...], States] = {}
     for tensor, context in product(divisors(gpus.machine), contexts):
         if not (takes("tp", tensor) and takes("cp", context)):
             continue
         shape = replace(site.way, tensor=tensor, sequence=tensor > 1, context=context)
         if gpus.count % shape.group or not _divides(shape, site):
             continue
-        rows: dict[tuple[int, int, bool], Rows] = {}
+        lines: dict[tuple[int, int, bool], Lines] = {}
+        without: dict[tuple[int, bool], Rows] = {}
         for pipeline in divisors(gpus.count // shape.group):
             data = gpus.count // shape.group // pipeline
             if global_batch_size % data or not (takes("pp", pipeline) and takes("dp", data)):
@@ -145,115 +154,71 @@ def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Famil
             chunks = [count for count in range(1, most_chunks + 1) if takes("vpp", count)]
             experts = [each for each in divisors(model.experts or 1) if gpus.count // pipeline % each == 0]
             sizes = [size for size in divisors(global_batch_size // data) if takes("micro_batch_size", size)]
-            for expert, size in product([each for each in experts if takes("ep", each)], sizes):
-                micro_batches = global_batch_size // data // size
-                # Interleaving takes its micro-batches in rounds of as many as there are ranks.
-                fitting = tuple(count for count in chunks if count == 1 or micro_batches % pipeline == 0)
-                # Models with experts have many more ways, and stages that are laid out one by one.
-                uneven = rules.uneven and not model.experts
-                found = cuts(model.layers, pipeline, fitting, uneven=uneven, laid_out=bool(model.experts))
-                if not found:
+            for expert in experts:
+                if not takes("ep", expert):
                     continue
-                placed = rules.as_run(
-                    replace(shape, expert=expert, pipeline=pipeline, data=data, micro_batch_size=size)
-                )
-                known = rules.zeros_of(placed, micro_batches=micro_batches, experts=bool(model.experts))
-                zeros = [zero for zero in known if takes("zero", zero)]
-                parts = partial(Family, pipeline=pipeline, data=data, micro_batches=micro_batches, cuts=found)
-                if alike := tuple(zero for zero in zeros if zero < MOST_ZERO):
-                    same = expert, size, placed.overlap
-                    if same not in rows:
-                        rows[same] = Rows.of(replace(site, way=placed))
-                    yield parts(rows[same], zeros=alike, recomputed=tuple(recomputed), some=some)
-                # Where weights are gathered, a layer takes longer, and how much depends on more.
-                for anew in recomputed if MOST_ZERO in zeros else ():
-                    way = replace(placed, zero=MOST_ZERO, recompute="full" if anew else "none")
-                    own = Rows.of(replace(site, way=way))
-                    yield parts(own, zeros=(MOST_ZERO,), recomputed=(anew,), some=False)
+                placed = rules.as_run(replace(shape, expert=expert, pipeline=pipeline, data=data))
+                for size in sizes:
+                    micro_batches = global_batch_size // data // size
+                    # Interleaving takes its micro-batches in rounds of as many as there are ranks.
+                    fitting = tuple(count for count in chunks if count == 1 or micro_batches % pipeline == 0)
+                    if (pipeline, fitting) not in known_cuts:
+                        known_cuts[pipeline, fitting] = cuts_of(pipeline, fitting)
+                    found = known_cuts[pipeline, fitting]
+                    if not found.found:
+                        continue
+                    known = rules.zeros_of(placed, micro_batches=micro_batches, experts=bool(model.experts))
+                    zeros = [zero for zero in known if takes("zero", zero)]
+                    part = partial(
+                        Family, pipeline=pipeline, data=data, micro_batches=micro_batches, cuts=found, states=states
+                    )
+                    if alike := tuple(zero for zero in zeros if zero < MOST_ZERO):
+                        same = expert, size, placed.overlap
+                        if same not in lines:
+                            way = replace(shape, expert=expert, micro_batch_size=size, overlap=placed.overlap)
+                            rows = Rows.of(replace(site, way=way), without.get(same[1:]))
+                            without.setdefault(same[1:], rows)
+                            lines[same] = Lines(rows)
+                        yield part(lines[same], zeros=alike, recomputed=tuple(recomputed), some=some)
+                    # Where weights are gathered, a layer takes longer, and how much depends on more.
+                    for anew in recomputed if MOST_ZERO in zeros else ():
+                        way = replace(
+                            placed, micro_batch_size=size, zero=MOST_ZERO, recompute="full" if anew else "none"
+                        )
+                        own = Lines(Rows.of(replace(site, way=way)))
+                        yield part(own, zeros=(MOST_ZERO,), recomputed=(anew,), some=False)
 
 
 def leanest(found: Iterable[Family]) -> Stages | None:
     """The way whose fullest GPU holds least; None where there is none."""
-    waiting: list[tuple[float, int, Group, Iterator[Group]]] = []
-
-    def wait(at: int, groups: Iterator[Group]) -> None:
-        if (group := next(groups, None)) is not None:
-            heappush(waiting, (group.least_bytes, at, group, groups))
-
-    for at, family in enumerate(found):
-        wait(at, family.groups())
+    waiting = [(family.leanest()[0][0], at, family) for at, family in enumerate(found)]
+    heapify(waiting)
     best: tuple[float, Stages] | None = None
     while waiting:
-        least_bytes, at, group, groups = heappop(waiting)
+        least_bytes, _, family = heappop(waiting)
         if best is not None and least_bytes >= best[0]:
             break
-        for stages in group.ways():
+        for held_bytes, one in family.leanest():
+            if best is not None and held_bytes >= best[0]:
+                break
+            stages = family.stages(one)
             needed = fullest_bytes(stages)
             if best is None or needed < best[0]:
                 best = needed, stages
-        wait(at, groups)  # whose fullest ranks have no fewer layers
     return None if best is None else best[1]
 
 
-def fewest_anew(none: Stages, room_bytes: float) -> Stages | None:
-    """The way with as few layers of each stage computed anew as fit, but some; None if it takes all, or more."""
-    site, most = none.site, max(none.counts)
-
-    def anew(layers: int) -> Stages:
-        way = replace(site.way, recompute="full", recompute_layers=layers)
-        return Stages(replace(site, way=way), none.micro_batches, none.rows)
-
+def fewest_anew(none: Stages, room_bytes: float, least: int) -> Stages | None:
+    """The way with as few layers of each stage computed anew as fit, from `least` on; None if it takes all, or more."""
+    site = none.site
     assert site.way.zero < MOST_ZERO, "its rows would be others"  # noqa: S101
-
-    def fits(layers: int) -> bool:
-        return fullest_bytes(anew(layers)) <= room_bytes
-
-    if most == 1:
-        return None
-    if len(set(none.rows.kinds)) > 1:
-        # The largest of those that are computed anew has room of its own, so that one more may need more.
-        few = next((layers for layers in range(1, most) if fits(layers)), None)
-        return None if few is None else anew(few)
-    if not fits(most - 1):
-        return None
-    few = 1 + bisect_left(range(1, most - 1), 1, key=fits)  # each layer more needs less
-    return anew(few)
-
-
-@lru_cache(maxsize=1024)
-def cuts(
-    layers: int, pipeline: int, chunks: tuple[int, ...], *, uneven: bool = True, laid_out: bool = False
-) -> dict[int, tuple[Cut, ...]]:
-    """Those with so many stages on each rank, by layers of the fullest rank, the fewest first.
-
-    `uneven` ones have fewer layers on the first and the last rank than on each between.
-
-    >>> {most: len(found) for most, found in cuts(6, 4, (1, 2)).items()}
-    {2: 2}
-    >>> [one.first_layers for one in cuts(6, 2, (1,))[5]], cuts(5, 2, (1,), uneven=False)
-    ([1, 5], {})
-    """
-    found: dict[int, list[Cut]] = defaultdict(list)
-    for count in chunks:
-        even = cut(layers, pipeline, count, (None, None), laid_out=laid_out)
-        for ends in [(None, None), *(_ends(layers, pipeline, count) if uneven else ())]:
-            counts = cut(layers, pipeline, count, ends, laid_out=laid_out)
-            if counts is not None and (counts != even or ends == (None, None)):
-                most = max(sum(counts[rank::pipeline]) for rank in range(pipeline))
-                found[most].append(Cut(count, ends[0], ends[1], max(counts)))
-    return {most: tuple(found[most]) for most in sorted(found)}
-
-
-def _ends(layers: int, pipeline: int, chunks: int) -> Iterator[tuple[int | None, int | None]]:
-    """Layers of the first and the last rank where they are fewer than of each between, or differ if none is."""
-    if pipeline == 2:
-        yield from ((first, None) for first in range(chunks, layers, chunks))
-    elif pipeline > 2:
-        for each in range(chunks, layers // (pipeline - 2) + 1, chunks):
-            ends = layers - each * (pipeline - 2)
-            for first in range(max(chunks, ends - each), min(each, ends - chunks) + 1):
-                if (first, ends - first) != (each, each):
-                    yield None if first == each else first, None if ends - first == each else ends - first
+    # One by one: the largest of those that are computed anew has room of its own, so that one more may need more.
+    for layers in range(least, max(none.counts)):
+        way = replace(site.way, recompute="full", recompute_layers=layers)
+        stages = Stages(replace(site, way=way), none.micro_batches, none.rows)
+        if fullest_bytes(stages) <= room_bytes:
+            return stages
+    return None
 
 
 def _divides(way: Way, site: Site) -> bool:

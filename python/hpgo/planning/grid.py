@@ -1,8 +1,8 @@
 """The best ways of training a transformer on GPUs: `hpgo.choose_way` looks at every one that a launcher runs.
 
-Families of ways are bounded together, and their ways one by one, by what no order of passes can beat. In the order of
-these bounds they are simulated, until the next bound is no better than what was found: the answer is that of trying
-everything.
+Families of ways are bounded together, and those of their ways that may fit one by one, by what no order of passes can
+beat. In the order of these bounds they are simulated, until the next bound is no better than what was found: the answer
+is that of trying everything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from hpgo.machine.cluster import Cluster
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
 from hpgo.planning.configured import PRECISIONS, Price, constants_of, fullest_bytes, price_of, simulated_s, with_error
-from hpgo.planning.families import SLACK, Family, Group, families, fewest_anew, leanest
+from hpgo.planning.families import Family, families, fewest_anew, leanest
+from hpgo.planning.way_bounds import ALL, NONE, SLACK, Candidate
 from hpgo.programs.launchers import of_ways
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.site import Site
@@ -48,7 +49,7 @@ class WayChoice(Record):
     ways: int
     """Of the grid: all whose degrees divide."""
     bounded: int
-    """How many of them were bounded one by one; the bound of a family was enough for the others."""
+    """How many of them were bounded one by one; what is known of a family's ways together was enough for the others."""
     simulated: int
     """How many of these were simulated; no other is quicker than these, by its bound."""
     transformer: Transformer
@@ -184,24 +185,25 @@ def choose_way(
 
 @dataclass(slots=True)
 class _Way:
-    """One way to look at."""
+    """One way that fits."""
 
     stages: Stages
-    some: bool = False
-    """Whether it stands for those that compute some of its layers anew, which it does not."""
-    kind: tuple[object, ...] = ()
-    _needed_bytes: float | None = None
+    kind: tuple[object, ...]
+    """What it has in common with ways of which the list has one."""
 
-    def fits(self, room_bytes: float) -> bool:
-        """Whether the fullest GPU has room."""
-        if self._needed_bytes is None:
-            self._needed_bytes = fullest_bytes(self.stages)
-        return self._needed_bytes <= room_bytes
+
+@dataclass(slots=True)
+class _Few:
+    """What is left of a family's ways, those with the least bounds first."""
+
+    family: Family
+    found: list[Candidate]
+    next: int = 0
 
 
 @dataclass(slots=True)
 class _Search:
-    """Looks at families, groups and ways in the order of their bounds; of equal ones in that of the grid."""
+    """Looks at families and ways in the order of their bounds; of equal ones in that of the grid."""
 
     families: list[Family]
     room_bytes: float
@@ -212,7 +214,7 @@ class _Search:
     simulated: int = 0
     _enough_s: float = inf
     """What the last one to be listed takes."""
-    _waiting: list[tuple[float, tuple[int, ...], Family | Group | _Way]] = field(default_factory=list)
+    _waiting: list[tuple[float, tuple[int, ...], Family | _Few | _Way]] = field(default_factory=list)
 
     def run(self) -> None:
         """Until no bound is below the last one that is listed."""
@@ -222,45 +224,52 @@ class _Search:
             bound_s, at, one = heappop(self._waiting)
             if bound_s >= self._enough_s:
                 break
-            if isinstance(one, Family):
-                for place, group in enumerate(one.groups()):
-                    heappush(self._waiting, (group.bound_s, (*at, place), group))
-            elif isinstance(one, Group):
-                if one.least_bytes <= self.room_bytes:
-                    self._open(one, at)
-            elif one.kind not in self.best or bound_s < self.best[one.kind][0]:
-                self._look(one, at)
+            if isinstance(one, Family) and bound_s < one.least_s:
+                heappush(self._waiting, (one.least_s, at, one))
+            elif isinstance(one, Family):
+                self._wait(_Few(one, one.candidates(self.room_bytes)), at[0])
+            elif isinstance(one, _Few):
+                found = one.found[one.next]
+                one.next += 1
+                self._wait(one, at[0])
+                self._bound(one.family, found, at[0])
+            else:
+                self._look(one, bound_s)
 
-    def _open(self, group: Group, at: tuple[int, ...]) -> None:
-        for place, stages in enumerate(group.ways()):
-            self._wait(stages, (*at, place, 0), "full" if group.anew else "none")
-            if group.family.some and not group.anew and max(stages.counts) > 1:
-                way = _Way(stages, some=True, kind=_kind(at[0], stages, "some"))
-                heappush(self._waiting, (stages.passes_s * (1 - SLACK), (*at, place, 1), way))
+    def _wait(self, few: _Few, family: int) -> None:
+        if few.next < len(few.found) and (bound_s := few.found[few.next].bound_s) < self._enough_s:
+            heappush(self._waiting, (bound_s, (family, few.next), few))
 
-    def _wait(self, stages: Stages, at: tuple[int, ...], anew: str) -> None:
-        self.bounded += 1
-        heappush(self._waiting, (stages.bound_s * (1 - SLACK), at, _Way(stages, kind=_kind(at[0], stages, anew))))
+    def _bound(self, family: Family, one: Candidate, at: int) -> None:
+        """Whether a way fits, and what it takes at least."""
+        cut = family.cuts.found[one.cut]
+        kind = at, cut.chunks, one.zero, ("none", "some", "full")[(one.anew > 0) + 2 * (one.anew == ALL)]
+        if kind in self.best and one.bound_s >= self.best[kind][0]:
+            return
+        found: Stages | None = family.stages(one)
+        assert found is not None  # noqa: S101
+        if one.anew > 0:
+            found = fewest_anew(found, self.room_bytes, one.anew)
+        elif fullest_bytes(found) > self.room_bytes:
+            found = None
+            if one.anew == NONE and family.some:
+                self._bound(family, one._replace(anew=1), at)
+        if found is not None:
+            self.bounded += 1
+            place = at, cut.fullest, int(one.anew == ALL), one.cut, one.zero, int(one.anew > 0)
+            heappush(self._waiting, (found.bound_s * (1 - SLACK), place, _Way(found, kind)))
 
-    def _look(self, one: _Way, at: tuple[int, ...]) -> None:
-        if one.some:
-            few = None if one.fits(self.room_bytes) else fewest_anew(one.stages, self.room_bytes)
-            if few is not None:
-                self._wait(few, at, "some")
-        elif one.fits(self.room_bytes):
-            self.simulated += 1
-            step_s = simulated_s(one.stages)
-            if one.kind not in self.best or step_s < self.best[one.kind][0]:
-                self.best[one.kind] = step_s, one.stages
-                if len(self.best) >= self.top:
-                    self._enough_s = self.quickest[-1][0]
+    def _look(self, one: _Way, bound_s: float) -> None:
+        if one.kind in self.best and bound_s >= self.best[one.kind][0]:
+            return
+        self.simulated += 1
+        step_s = simulated_s(one.stages)
+        if one.kind not in self.best or step_s < self.best[one.kind][0]:
+            self.best[one.kind] = step_s, one.stages
+            if len(self.best) >= self.top:
+                self._enough_s = self.quickest[-1][0]
 
     @property
     def quickest(self) -> list[tuple[float, Stages]]:
         """Those to be listed."""
         return nsmallest(self.top, self.best.values(), key=itemgetter(0))
-
-
-def _kind(family: int, stages: Stages, anew: str) -> tuple[object, ...]:
-    """What ways have in common of which the list has one."""
-    return family, stages.site.way.chunks, stages.site.way.zero, anew

@@ -101,7 +101,8 @@ class Rules(Record):
         >>> TORCHTITAN.as_run(Way(pipeline=2)).overlap, TORCHTITAN.as_run(Way(data=2)).overlap
         (False, True)
         """
-        return replace(way, overlap=way.overlap and (self.overlaps_piped or way.pipeline == 1))
+        overlap = way.overlap and (self.overlaps_piped or way.pipeline == 1)
+        return way if overlap == way.overlap else replace(way, overlap=overlap)
 
 
 def _either(known: Sequence[object]) -> str:

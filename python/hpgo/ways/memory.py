@@ -147,6 +147,8 @@ COLUMNS: dict[str, Callable[[Site, Part], float]] = {
     "logits": logits,
     "reserve": reserve,
 }
+STATE = ("weights", "gradients", "optimizer")
+"""Columns of parameters; the others depend on what a way has in common with all others of its shape."""
 
 
 def stage_memory(site: Site, part: Part) -> dict[str, float]:

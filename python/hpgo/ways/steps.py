@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from hpgo.ways.memory import Part, expert_parameters, parameters, shared_parameters
@@ -16,7 +16,7 @@ from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times
 from hpgo.ways.way import cut
 
 if TYPE_CHECKING:
-    from hpgo.model.transformer import Kind
+    from hpgo.model.transformer import Kind, Transformer
     from hpgo.ways.site import Site
     from hpgo.ways.times import Times
 
@@ -33,44 +33,65 @@ class Stage:
     optimizer_s: float
 
 
+def transfer(site: Site, *, data: int, chunked: bool) -> tuple[float, float]:
+    """Between ranks of a pipeline: seconds that values occupy a link, and those until they are there besides."""
+    way = site.way
+    # Those that share matrices send a part each where they hold one, or where interleaving makes it worth while.
+    parts = way.tensor if way.sequence or chunked else 1
+    ring = site.gpus.ring(2, way.group * data)
+    share = site.constants.adapters if ring.across else site.constants.links
+    together = site.gpus.adapter_bytes_per_s if ring.across else ring.bytes_per_s
+    return (
+        VALUE * site.tokens * site.model.hidden / parts / (together * share),
+        ring.latency_s + site.constants.exchange_s,
+    )
+
+
+@lru_cache(maxsize=64)
+def kinds_of(model: Transformer) -> tuple[Kind, ...]:
+    """Of every layer."""
+    return tuple(map(model.kind, range(model.layers)))
+
+
 @dataclass(frozen=True)
 class Rows:
     """What all ways of one shape have in common (`Way.shape`): a layer's times, and those of both ends."""
 
     site: Site
     """Its way is a shape, so that no term can depend on what a shape leaves out."""
+    like: Rows | None = None
+    """Of a shape that differs in nothing but how many GPUs share experts: without these, all is the same."""
 
     @classmethod
-    def of(cls, site: Site) -> Rows:
+    def of(cls, site: Site, like: Rows | None = None) -> Rows:
         """Those of the shape of a site's way."""
-        return cls(replace(site, way=site.way.shape))
+        return cls(replace(site, way=site.way.shape), like)
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """Of every layer."""
-        return tuple(map(self.site.model.kind, range(self.site.model.layers)))
+        return kinds_of(self.site.model)
 
     @cached_property
     def layer(self) -> dict[tuple[Kind, bool], Times]:
         """Of a layer of each kind, whose forward is computed anew or not."""
-        return {
-            (kind, anew): layer_times(self.site.of(kind), anew=anew)
-            for kind in dict.fromkeys(self.kinds) for anew in (False, True)
-        }  # fmt: skip
+        found: dict[tuple[Kind, bool], Times] = {}
+        for kind in dict.fromkeys(self.kinds):
+            if self.like is not None and not kind.experts:
+                found |= {(kind, anew): self.like.layer[kind, anew] for anew in (False, True)}
+            else:
+                found |= zip(((kind, False), (kind, True)), layer_times(self.site.of(kind)), strict=True)
+        return found
 
     @cached_property
     def head(self) -> Times:
         """Of the head and the loss."""
-        return end_times(self.site, HEAD)
+        return end_times(self.site, HEAD) if self.like is None else self.like.head
 
     @cached_property
     def embedding(self) -> Times:
         """Of the embedding."""
-        return end_times(self.site, EMBEDDING)
-
-    def least_layer_s(self, *, anew: bool) -> float:
-        """Of a micro-batch in the layer that takes least."""
-        return min(times.total_s for (_, again), times in self.layer.items() if again == anew)
+        return end_times(self.site, EMBEDDING) if self.like is None else self.like.embedding
 
     @cached_property
     def kept_s(self) -> float:
@@ -143,20 +164,9 @@ class Stages:
 
     @cached_property
     def transfer(self) -> tuple[float, float]:
-        """Seconds that a boundary's values occupy a link, and those until they are there besides."""
-        site = self.site
-        way = site.way
-        if way.pipeline == 1:
-            return 0.0, 0.0
-        # Those that share matrices send a part each where they hold one, or where interleaving makes it worth while.
-        parts = way.tensor if way.sequence or way.chunks > 1 else 1
-        ring = site.gpus.ring(2, way.group * way.data)
-        share = site.constants.adapters if ring.across else site.constants.links
-        together = site.gpus.adapter_bytes_per_s if ring.across else ring.bytes_per_s
-        return (
-            VALUE * site.tokens * site.model.hidden / parts / (together * share),
-            ring.latency_s + site.constants.exchange_s,
-        )
+        """As `transfer`, of its boundaries."""
+        way = self.site.way
+        return transfer(self.site, data=way.data, chunked=way.chunks > 1) if way.pipeline > 1 else (0.0, 0.0)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:

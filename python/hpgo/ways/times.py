@@ -181,23 +181,23 @@ HOST = "host"
 """How long a processor is still busy with launching a layer when its GPU has done all of it."""
 
 
-def layer_times(site: Site, *, anew: bool) -> Times:
-    """Of a layer, whose forward is computed anew or not where the way says layers; scores alone where it says so."""
+def layer_times(site: Site) -> tuple[Times, Times]:
+    """Of a layer whose forward is not computed anew, but for scores where the way says so; and of one where it is."""
     passes = {name: term(site) for name, term in LAYER.items()}
-    forward_s = {name: one.forward_s for name, one in passes.items()}
-    backward_s = {name: one.backward_s for name, one in passes.items()}
-    if anew:
-        backward_s = {name: one.backward_s + one.again_s for name, one in passes.items()}
-    elif site.way.recompute == "selective":
-        # A kernel that keeps no scores computes them anew in any case.
-        backward_s["attention"] += 0.0 if site.way.flash else passes["attention"].again_s
     constants = site.constants
     floor_s = constants.host_s + (4 * constants.host_exchange_s if site.way.tensor > 1 else 0.0)
     floor_s += constants.host_experts_s if site.kind.experts else 0.0
-    behind_s = floor_s * (constants.host_backward + (1.0 if anew else 0.0))
+    forward_s = {name: one.forward_s for name, one in passes.items()}
     forward_s[HOST] = max(0.0, floor_s - sum(forward_s.values()))
-    backward_s[HOST] = max(0.0, behind_s - sum(backward_s.values()))
-    return Times(forward_s, backward_s)
+    kept_s = {name: one.backward_s for name, one in passes.items()}
+    anew_s = {name: one.backward_s + one.again_s for name, one in passes.items()}
+    if site.way.recompute == "selective":
+        # A kernel that keeps no scores computes them anew in any case.
+        kept_s["attention"] += 0.0 if site.way.flash else passes["attention"].again_s
+    for backward_s, again in ((kept_s, 0.0), (anew_s, 1.0)):
+        behind_s = floor_s * (constants.host_backward + again)
+        backward_s[HOST] = max(0.0, behind_s - sum(backward_s.values()))
+    return Times(forward_s, kept_s), Times(forward_s, anew_s)
 
 
 def end_times(site: Site, terms: Mapping[str, Callable[[Site], Pass]]) -> Times:

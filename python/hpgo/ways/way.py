@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import whole
 from hpgo.base.divisors import divisors
@@ -71,7 +71,8 @@ class Way:
     def __post_init__(self) -> None:
         check_fields(self)
         for field in ("tensor", "context", "expert", "pipeline", "data", "chunks", "micro_batch_size"):
-            whole(field, getattr(self, field))
+            if getattr(self, field) < 1:
+                whole(field, getattr(self, field))
         if self.recompute_layers is not None:
             whole("recompute_layers", self.recompute_layers)
         whole("zero", self.zero, least=0, most=MOST_ZERO)
@@ -130,17 +131,18 @@ class Way:
         True
         """
         gathered = self.zero == MOST_ZERO  # weights are, if there is no pipeline, from so many, and passes hide it
-        return replace(
-            self,
-            pipeline=min(self.pipeline, 2) if gathered else 1,
-            chunks=1,
-            first_layers=None,
-            last_layers=None,
-            data=self.data if gathered else 1,
-            recompute=self.recompute if gathered or self.recompute == "selective" else "none",
-            recompute_layers=None,
-            zero=MOST_ZERO if gathered else 0,
-        )
+        left: dict[str, Any] = {
+            "pipeline": min(self.pipeline, 2) if gathered else 1,
+            "chunks": 1,
+            "first_layers": None,
+            "last_layers": None,
+            "data": self.data if gathered else 1,
+            "recompute": self.recompute if gathered or self.recompute == "selective" else "none",
+            "recompute_layers": None,
+            "zero": MOST_ZERO if gathered else 0,
+        }
+        # Searches ask for thousands, most of which are shapes.
+        return self if all(getattr(self, name) == value for name, value in left.items()) else replace(self, **left)
 
     def micro_batches(self, global_batch_size: int) -> int:
         """Of a step on each replica.

@@ -1,0 +1,159 @@
+"""How the layers of a transformer may lie on the ranks of a pipeline, counted for all of them at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hpgo.planning.configured import in_flight
+from hpgo.ways.way import Way, cut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy.typing as npt
+
+    from hpgo.model.transformer import Kind
+
+    Array = npt.NDArray[np.float64]
+    Whole = npt.NDArray[np.int_]
+
+
+class Cut(NamedTuple):
+    """How the layers lie on ranks and their stages."""
+
+    chunks: int
+    first_layers: int | None
+    last_layers: int | None
+    counts: tuple[int, ...]
+    """Layers of each stage, round by round through the ranks."""
+
+    @property
+    def most(self) -> int:
+        """Layers of the stage that has most."""
+        return max(self.counts)
+
+    @property
+    def fullest(self) -> int:
+        """Layers of the rank that has most."""
+        ranks = len(self.counts) // self.chunks
+        return max(sum(self.counts[rank::ranks]) for rank in range(ranks))
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Those that a family of ways may have."""
+
+    pipeline: int
+    found: tuple[Cut, ...]
+    """By layers of the fullest rank, the fewest first."""
+    kinds: tuple[Kind, ...]
+    """Of every layer."""
+
+    @classmethod
+    def of(
+        cls, kinds: tuple[Kind, ...], pipeline: int, chunks: Iterable[int], *, uneven: bool = True,
+        laid_out: bool = False,
+    ) -> Cuts:  # fmt: skip
+        """Those with so many stages on each rank; `uneven` ones have fewer layers on the first and the last rank."""
+        found = [one for count in chunks for one in cuts(len(kinds), pipeline, count, uneven=uneven, laid_out=laid_out)]
+        return cls(pipeline, tuple(sorted(found, key=lambda one: one.fullest)), kinds)
+
+    @cached_property
+    def some(self) -> int:
+        """How many ways there are of computing some layers of each stage anew, and not all."""
+        return sum(one.most - 1 for one in self.found)
+
+    @cached_property
+    def most(self) -> Array:
+        """Of each cut, layers of the stage that has most."""
+        return np.array([one.most for one in self.found], dtype=float)
+
+    @cached_property
+    def chunked(self) -> Array:
+        """Of each cut, whether a rank has several stages."""
+        return np.array([one.chunks > 1 for one in self.found], dtype=float)
+
+    @cached_property
+    def _stages(self) -> Array:
+        """Layers by cut, stage of a rank, rank and kind."""
+        different = tuple(dict.fromkeys(self.kinds))
+        behind = np.zeros((len(self.kinds) + 1, len(different)))
+        for at, kind in enumerate(self.kinds):
+            behind[at + 1] = behind[at]
+            behind[at + 1, different.index(kind)] += 1
+        chunks = max(one.chunks for one in self.found)
+        found = np.zeros((len(self.found), chunks * self.pipeline, len(different)))
+        for each in {one.chunks for one in self.found}:
+            alike = [at for at, one in enumerate(self.found) if one.chunks == each]
+            starts = np.zeros((len(alike), each * self.pipeline + 1), dtype=int)
+            np.cumsum([self.found[at].counts for at in alike], axis=1, out=starts[:, 1:])
+            found[alike, : each * self.pipeline] = np.diff(behind[starts], axis=1)
+        return found.reshape(len(self.found), chunks, self.pipeline, len(different))
+
+    @cached_property
+    def layers(self) -> Array:
+        """By cut, rank and kind."""
+        found: Array = self._stages.sum(axis=1)
+        return found
+
+    @cached_property
+    def first(self) -> Array:
+        """The same of each rank's first stage alone."""
+        return self._stages[:, 0]
+
+    @cached_property
+    def _flying(self) -> dict[int, tuple[Array, Array]]:
+        return {}
+
+    def flying(self, micro_batches: int) -> tuple[Array, Array]:
+        """Micro-batches in flight when a rank holds most: all through its stages, and, as `layers`, through layers."""
+        key = min(micro_batches, 2 * self.pipeline)  # no more are ever in flight
+        if key not in self._flying:
+            found = np.zeros(self._stages.shape[:3])
+            for at, one in enumerate(self.found):
+                found[at, : one.chunks] = _in_flight(self.pipeline, one.chunks, key)
+            self._flying[key] = found.sum(axis=1), (self._stages * found[..., None]).sum(axis=1)
+        return self._flying[key]
+
+
+@lru_cache(maxsize=4096)
+def _in_flight(pipeline: int, chunks: int, micro_batches: int) -> Array:
+    """By stage of a rank, and rank."""
+    way = Way(pipeline=pipeline, chunks=chunks)
+    return np.array([in_flight(way, rank, micro_batches) for rank in range(pipeline)], dtype=float).T
+
+
+@lru_cache(maxsize=4096)
+def cuts(layers: int, pipeline: int, chunks: int, *, uneven: bool = True, laid_out: bool = False) -> tuple[Cut, ...]:
+    """Those with so many stages on each rank.
+
+    `uneven` ones have fewer layers on the first and the last rank than on each between.
+
+    >>> [one.counts for one in cuts(6, 4, 1)], cuts(5, 2, 1, uneven=False)
+    ([(1, 2, 2, 1)], ())
+    >>> [one.first_layers for one in cuts(6, 2, 1)]
+    [None, 1, 2, 4, 5]
+    """
+    found = []
+    even = cut(layers, pipeline, chunks, (None, None), laid_out=laid_out)
+    for ends in [(None, None), *(_ends(layers, pipeline, chunks) if uneven else ())]:
+        counts = cut(layers, pipeline, chunks, ends, laid_out=laid_out)
+        if counts is not None and (counts != even or ends == (None, None)):
+            found.append(Cut(chunks, ends[0], ends[1], counts))
+    return tuple(found)
+
+
+def _ends(layers: int, pipeline: int, chunks: int) -> Iterator[tuple[int | None, int | None]]:
+    """Layers of the first and the last rank where they are fewer than of each between, or differ if none is."""
+    if pipeline == 2:
+        yield from ((first, None) for first in range(chunks, layers, chunks))
+    elif pipeline > 2:
+        for each in range(chunks, layers // (pipeline - 2) + 1, chunks):
+            ends = layers - each * (pipeline - 2)
+            for first in range(max(chunks, ends - each), min(each, ends - chunks) + 1):
+                if (first, ends - first) != (each, each):
+                    yield None if first == each else first, None if ends - first == each else ends - first

@@ -1,0 +1,100 @@
+"""What a search for ways knows of all ways of a family at once is never above what each of them takes and holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo.planning.configured import fullest_bytes, in_flight, simulated_s
+from hpgo.planning.families import Family, families, fewest_anew
+from hpgo.planning.way_bounds import NONE, Candidate
+from hpgo.ways.constants import CONSTANTS
+from hpgo.ways.gpus import Gpus
+from hpgo.ways.launchers import MEGATRON, TORCHTITAN
+from hpgo.ways.site import Site
+from hpgo.ways.space import Space
+from hpgo.ways.steps import Stages
+from hpgo.ways.way import Way
+
+models = st.builds(
+    lambda layers, experts, tied, seen: hpgo.Transformer(
+        layers=layers, hidden=1024, heads=8, kv_heads=4, head_dim=64, ffn=3072, vocab=32000, tied=tied,
+        experts=experts, experts_per_token=min(experts, 2), expert_ffn=512 if experts else 0,
+        dense_layers=(0,) if experts and layers > 1 else (), window=512 if seen else 0,
+        window_layers=tuple(range(0, layers, 2)) if seen else (),
+    ),
+    st.integers(2, 9), st.sampled_from([0, 0, 4]), st.booleans(), st.booleans(),
+)  # fmt: skip
+
+
+def grid(model: hpgo.Transformer, gpus: int, batch: int, rules=MEGATRON) -> list[Family]:
+    on = Gpus.of(hpgo.Cluster.preset("h100").first(gpus), "bf16")
+    return list(families(Site(model, Way(), on, CONSTANTS, 1024), batch, Space.of(rules, "it")))
+
+
+def partly(family: Family, one: Candidate, layers: int) -> Stages:
+    none = family.stages(one._replace(anew=NONE))
+    way = replace(none.site.way, recompute="full", recompute_layers=layers)
+    return Stages(replace(none.site, way=way), none.micro_batches)
+
+
+@given(model=models, gpus=st.sampled_from([2, 3, 4, 8]), batch=st.sampled_from([1, 4, 12]), megatron=st.booleans())
+@settings(max_examples=8, deadline=None)
+def test_no_way_takes_or_holds_less_than_its_family_knows(model, gpus: int, batch: int, megatron: bool) -> None:
+    for family in grid(model, gpus, batch, MEGATRON if megatron else TORCHTITAN):
+        held = {(one.cut, one.zero, one.anew): least for least, one in family.leanest()}
+        bounds = {(one.cut, one.zero, one.anew): one.bound_s for one in family.candidates(1e18)}
+        assert set(held) == set(bounds)
+        assert len(held) == len(family.cuts.found) * len(family.zeros) * len(family.recomputed)
+        for (cut, zero, anew), bound_s in bounds.items():
+            stages = family.stages(Candidate(0.0, cut, zero, anew))
+            assert family.bound_s <= family.least_s <= bound_s < stages.passes_s <= stages.bound_s
+            assert bound_s == pytest.approx(stages.passes_s, rel=1e-6)
+            assert held[cut, zero, anew] <= fullest_bytes(stages)
+            kinds = 1 if anew == NONE else len(set(stages.rows.kinds))
+            # Where layers differ, the largest of those that are computed anew may be on another rank.
+            assert kinds > 1 or held[cut, zero, anew] == pytest.approx(fullest_bytes(stages), rel=1e-6)
+
+
+@given(model=models, gpus=st.sampled_from([2, 4]), batch=st.sampled_from([2, 8]), share=st.floats(0.0, 1.0))
+@settings(max_examples=8, deadline=None)
+def test_what_computes_some_layers_anew_computes_no_fewer_and_takes_no_less_than_its_family_knows(
+    model, gpus: int, batch: int, share: float
+) -> None:
+    for family in grid(model, gpus, batch):
+        each = [least for least, _ in family.leanest()]
+        room_bytes = min(each) + share * (max(each) - min(each))
+        known = {(one.cut, one.zero): one for one in family.candidates(room_bytes) if one.anew > 0}
+        for cut, zero in product(range(len(family.cuts.found)), range(len(family.zeros))):
+            one = Candidate(0.0, cut, zero, NONE)
+            if fullest_bytes(family.stages(one)) <= room_bytes:
+                assert (cut, zero) not in known
+                continue
+            fitting = (
+                layers
+                for layers in range(1, family.cuts.found[cut].most)
+                if fullest_bytes(partly(family, one, layers)) <= room_bytes
+            )
+            fewest = next(fitting, None)
+            if fewest is not None:
+                found = known[cut, zero]
+                assert found.anew <= fewest
+                assert found.bound_s <= partly(family, one, fewest).passes_s
+                few = fewest_anew(family.stages(one), room_bytes, found.anew)
+                assert few is not None
+                assert few.site.way.recompute_layers == fewest
+                assert found.bound_s <= simulated_s(few)
+            elif (cut, zero) in known:
+                assert fewest_anew(family.stages(one), room_bytes, known[cut, zero].anew) is None
+
+
+@pytest.mark.parametrize(("pipeline", "chunks"), [(2, 1), (4, 1), (8, 1), (2, 2), (4, 3), (8, 2), (5, 7)])
+def test_no_more_is_ever_in_flight_than_of_two_rounds(pipeline: int, chunks: int) -> None:
+    way = Way(pipeline=pipeline, chunks=chunks)
+    for rank, more in product(range(pipeline), (0, 1, pipeline, 100)):
+        assert in_flight(way, rank, 2 * pipeline + more) == in_flight(way, rank, 2 * pipeline)
