@@ -8,7 +8,7 @@ BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALONE := tests/test_serve.py
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: build torch lint test test-slow wheel bench docs reproduce accuracy frameworks fuzz soak interrupts faults elastic chaos emulation variants emulated truth ci clean
+.PHONY: build torch lint test test-slow wheel bench docs site reproduce accuracy frameworks fuzz soak interrupts faults elastic chaos emulation variants emulated truth ci clean
 
 # The tests come last, so that it ends by saying what was skipped and why.
 ci: CHOSEN =
@@ -36,6 +36,7 @@ lint: build
 	cargo clippy --all-targets --features python -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/typos
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest hpgo._core
 
@@ -67,6 +68,10 @@ bench: build
 docs: build
 	cargo doc --no-deps --quiet
 	$(BIN)/python docs/refresh.py
+
+# The pages of docs/ as a site in target/site, with reference and gallery; needs no network, and neither do its readers.
+site: build
+	$(BIN)/python docs/site/build.py
 
 reproduce: build
 	$(BIN)/hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction

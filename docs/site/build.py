@@ -1,0 +1,233 @@
+"""Builds the site: the pages of docs/, and beside them the first page, the reference, the commands and the gallery.
+
+    python docs/site/build.py  # into target/site
+
+Pages stay plain Markdown that a code host shows; links that lead out of docs/ are turned to the copies made here.
+`docs/README.md` is the list of all pages: its headings are the site's tabs, its tables their entries.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import yaml
+from click.testing import CliRunner
+
+import hpgo
+import hpgo.cli.main
+import hpgo.runtime
+from hpgo import draw
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT = Path(__file__).parent.parent.parent
+HOME, INDEX = "README.md", "docs/README.md"
+TOPICS = {
+    "planning": "Planning",
+    "ways": "Transformers by their shape",
+    "model": "Models and profiles",
+    "machine": "Clusters",
+    "programs": "Schedules and programs",
+    "timing": "Simulation and timelines",
+    "show": "Pictures",
+    "draw": "Pictures",
+    "export": "Exports",
+    "launch": "Jobs",
+    "runtime": "Running and measuring",
+    "base": "Errors",
+    "_core": "Errors",
+}
+"""Package of hpgo -> the page of the reference where its public names are."""
+MORE = (
+    "hpgo.draw.options.Options",
+    "hpgo.machine.cluster.Device",
+    "hpgo.machine.cluster.Link",
+    "hpgo.machine.cluster.Machine",
+    "hpgo.programs.orders.Family",
+)
+"""What functions take or return that is no public name of its own."""
+_LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
+_FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def stage(folder: Path) -> None:
+    """Writes all pages of the site, and its settings, into `folder`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    docs = folder / "docs"
+    shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.py", "*.json", "__pycache__", "*.yml"))
+    for path in (ROOT / "docs").glob("*.schema.json"):
+        shutil.copy(path, docs)
+    pages = {path: _as_page(path) for path in _pages()}
+    made: dict[str, str | bytes] = {_site_path(path): _with_links(path, text) for path, text in pages.items()}
+    for name, content in (made | reference() | {"reference/commands.md": commands()} | gallery()).items():
+        (docs / name).parent.mkdir(parents=True, exist_ok=True)
+        (docs / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (docs / "README.md").unlink()
+    settings = (ROOT / "docs/site/mkdocs.yml").read_text(encoding="utf-8")
+    settings = settings.replace("ROOT/", f"{ROOT}/") + yaml.safe_dump({"nav": tabs(pages)})
+    (folder / "mkdocs.yml").write_text(settings, encoding="utf-8")
+
+
+def tabs(pages: Iterable[str]) -> list[dict[str, Any]]:
+    """Tabs and entries, as docs/README.md has them, and what is generated."""
+    found: list[dict[str, Any]] = [{"Home": _site_path(HOME)}]
+    index = (ROOT / INDEX).read_text(encoding="utf-8")
+    for kind, table in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", index, re.MULTILINE | re.DOTALL):
+        entries: list[Any] = [
+            {title: _site_path(posixpath.normpath(f"docs/{target}"))}
+            for title, target in re.findall(r"^\| \[(.*?)\]\((.*?)\)", table, re.MULTILINE)
+        ]
+        if kind == "Reference":
+            python = [{title: _topic_path(title)} for title in dict.fromkeys(TOPICS.values())]
+            files = [{path: _site_path(path)} for path in pages if _site_path(path).startswith("files/")]
+            made = [{"Python": python}, {"Commands": "reference/commands.md"}, {"Gallery": "gallery.md"}]
+            entries = [*made, *entries, {"Files": files}]
+        found.append({kind: entries})
+    return [*found, {"All pages": _site_path(INDEX)}]
+
+
+def _with_links(path: str, text: str) -> str:
+    """The text of a file of the repository with links to where the site has what they lead to."""
+    if not path.endswith(".md"):
+        return text
+    here = posixpath.dirname(_site_path(path)) or "."
+
+    def moved(link: re.Match[str]) -> str:
+        if ":" in link[0]:
+            return link[0]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link[0]))
+        return posixpath.relpath(_site_path(target), here)
+
+    return "".join(part if part.startswith("```") else _LINK.sub(moved, part) for part in _FENCED.split(text))
+
+
+def _site_path(path: str) -> str:
+    """Where the site has a file of the repository."""
+    if path == HOME:
+        return "index.md"
+    if path in {INDEX, "docs"}:
+        return "pages.md"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return path if path.endswith(".md") and "/" not in path else f"files/{path}.md"
+
+
+def _pages() -> list[str]:
+    """Files of the repository that are pages: those of docs/, and to what these link."""
+    found = [HOME, *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+    for page in found:  # which grows
+        prose = "".join(_FENCED.split((ROOT / page).read_text(encoding="utf-8"))[::2]) if page.endswith(".md") else ""
+        for target in _LINK.findall(prose):
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+            if path not in found and not path.startswith("docs/") and (ROOT / path).is_file():
+                found.append(path)
+    return found
+
+
+def _as_page(path: str) -> str:
+    """Text of a file of the repository; code is shown under its name."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".md"):
+        return text
+    return f"# {path}\n\n````{Path(path).suffix.removeprefix('.')}\n{text}\n````\n"
+
+
+def _topic_path(title: str) -> str:
+    return f"reference/{title.lower().replace(' ', '-')}.md"
+
+
+def public() -> dict[str, list[str]]:
+    """Every public name, and what it stands beside, by the page that has it."""
+    pages: dict[str, list[str]] = {title: [] for title in TOPICS.values()}
+    for name in hpgo._MODULES:
+        pages[TOPICS[name]].append(f"hpgo.{name}")
+    for name, module in hpgo._PUBLIC.items():
+        pages[TOPICS[module.split(".")[1]]].append(f"hpgo.{name}")
+    pages[TOPICS["runtime"]] += [f"hpgo.runtime.{name}" for name in hpgo.runtime.__all__]
+    for name in MORE:
+        pages[TOPICS[name.split(".")[1]]].append(name)
+    return pages
+
+
+def reference() -> dict[str, str | bytes]:
+    """A page for each topic, with the docstrings of its names."""
+    return {
+        _topic_path(title): "\n\n".join(
+            [f"# {title}", *(f"::: {name}" for name in sorted(names, key=_functions_first))]
+        )
+        for title, names in public().items()
+    }
+
+
+def _functions_first(name: str) -> tuple[bool, str]:
+    return name.rpartition(".")[2][0].isupper(), name
+
+
+def commands() -> str:
+    """What each command says of itself."""
+    sections = ["# Commands", "Each command as `hpgo COMMAND --help` prints it."]
+    for words in _commands():
+        told = CliRunner().invoke(hpgo.cli.main.group, [*words, "--help"], prog_name="hpgo").output
+        sections += [f"{'#' * (len(words) + 1)} hpgo {' '.join(words)}", f"```text\n{told.rstrip()}\n```"]
+    return "\n\n".join(sections)
+
+
+def _commands() -> Iterator[tuple[str, ...]]:
+    context = click.Context(hpgo.cli.main.group)
+    for name in hpgo.cli.main.COMMANDS:
+        yield (name,)
+        command = hpgo.cli.main.group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from ((name, inner) for inner in command.list_commands(click.Context(command)))
+
+
+def gallery() -> dict[str, str | bytes]:
+    """Every schedule with its picture, by the same four ranks and eight micro-batches."""
+    about = (
+        "Each by four ranks and eight micro-batches. A rank takes a second for a forward pass and two for a backward "
+        "pass, however many chunks it has; transfers take no time. [Schedules](schedules.md) has sources, limits and "
+        "closed forms."
+    )
+    sections = ["# Gallery of schedules", about]
+    files: dict[str, str | bytes] = {}
+    for family in hpgo.schedules():
+        order = hpgo.schedule(family.name, ranks=4, micro_batches=8)
+        share = order.ranks / (order.stages / family.chains)
+        timeline = hpgo.simulate(order, forward_s=share, backward_s=2 * share)
+        picture = f"gallery/{family.name}.svg"
+        files[picture] = draw.render(timeline, ".svg", width_px=960)
+        sections += [
+            f"## {family.name}",
+            f"{family.summary[0].upper()}{family.summary[1:]}. Source: {family.source}.",
+            f"![{family.name}: {timeline.ranks} ranks, a step of {timeline.makespan_s:g} seconds]({picture})",
+        ]
+    return files | {"gallery.md": "\n\n".join(sections)}
+
+
+def build(pages: Path, site: Path) -> None:
+    """Sets what `stage` has written; raises CalledProcessError where a page has a link to nowhere, or the like."""
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site.absolute())]
+    # What it says of its own future is no word on the pages.
+    subprocess.run(words, cwd=pages, check=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+
+
+def main() -> None:
+    """Builds the site into target/site; what is wrong with a page ends it."""
+    stage(ROOT / "target/pages")
+    try:
+        build(ROOT / "target/pages", ROOT / "target/site")
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(error.returncode) from None
+
+
+if __name__ == "__main__":
+    main()

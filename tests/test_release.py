@@ -1,0 +1,64 @@
+"""What stands around a release is of one mind: version, changelog, citation, wheels."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import hpgo
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_matrix_of_wheels_is_what_maturin_writes(tmp_path: Path) -> None:
+    pytest.importorskip("maturin", reason="needs maturin: pip install -e '.[dev]'")
+    written = tmp_path / "wheels.yml"
+    subprocess.run(
+        [sys.executable, "-m", "maturin", "generate-ci", "github", "-o", str(written)],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    kept, made = (path.read_text(encoding="utf-8") for path in (ROOT / ".github/workflows/wheels.yml", written))
+    assert kept.replace(".github/workflows/wheels.yml", str(written)) == made
+
+
+def test_wheels_are_for_the_systems_that_the_documentation_names() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/wheels.yml").read_text(encoding="utf-8"))["jobs"]
+    built = {
+        name: [platform["target"] for platform in jobs[name]["strategy"]["matrix"]["platform"]]
+        for name in ("linux", "macos", "windows")
+    }
+    assert built == {"linux": ["x86_64", "aarch64"], "macos": ["x86_64", "aarch64"], "windows": ["x64"]}
+    assert {"sdist", "release"} <= set(jobs)
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["title"], citation["version"]) == ("hpgo", hpgo.__version__)
+    assert {"cff-version", "message", "authors", "license"} <= set(citation)
+
+
+def test_the_changelog_has_this_version_with_its_date_below_what_is_not_released() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+, \d{4}-\d\d-\d\d", heading) for heading in headings[1:])
+    assert headings[1].split(",")[0] == hpgo.__version__
+
+
+def test_forms_for_issues_ask_for_something() -> None:
+    forms = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+    assert [form.stem for form in forms] == ["bug", "config", "idea", "prediction"]
+    for form in forms:
+        content = yaml.safe_load(form.read_text(encoding="utf-8"))
+        if form.stem == "config":
+            continue
+        fields = [field for field in content["body"] if field["type"] != "markdown"]
+        assert content["name"]
+        assert content["description"]
+        assert len({field["id"] for field in fields}) == len(fields)
+        assert any(field["validations"]["required"] for field in fields if "validations" in field)
