@@ -9,6 +9,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hpgo.planning.plans import Plan
     from hpgo.programs.names import ScheduleName
     from hpgo.timing.timeline import Timeline
 
@@ -39,6 +40,19 @@ def picture_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def timelines_in(inputs: Sequence[str], schedule: ScheduleName | None) -> list[Timeline]:
     """The timelines in the named files, plans simulated, on `schedule` if given."""
     return [_timeline_in(path, schedule) for path in inputs]
+
+
+def plan_in(path: str) -> Plan | None:
+    """The plan in the file, if it holds one."""
+    from hpgo.base.documents import read_text
+    from hpgo.base.errors import ArgumentError
+    from hpgo.base.files import MOST_BYTES_OF_RUNS
+    from hpgo.planning.plans import Plan
+
+    if path.lower().endswith(".npz"):
+        return None
+    text = read_text(path, ArgumentError, most=MOST_BYTES_OF_RUNS)
+    return Plan.from_json(text, source=path) if '"hpgo.plan"' in text[:200] else None
 
 
 def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:

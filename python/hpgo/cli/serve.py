@@ -36,10 +36,11 @@ _MOST_BYTES = 1e15
 def command(
     *, plans: tuple[str, ...], host: str, port: int, workers: int, memory: float, time_limit: float, opens: bool
 ) -> None:
-    """Serve a page that draws schedules side by side as you change them.
+    """Serve the pages that plan, show and change plans, and compare schedules.
 
-    Choose schedules, ranks, micro-batches, times, latency and communication mode, or load a plan; export every format.
-    The address carries the settings, so a view can be shared. Nothing leaves this machine. Ctrl-C stops it.
+    The plan's page, /plan, shows a plan's layers, stages, devices, step and memory, prices it anew while you change it,
+    and searches for the best one. The other draws schedules side by side, with the times that you give; it exports
+    every format. Addresses carry the settings, so a view can be shared. Nothing leaves this machine. Ctrl-C stops it.
 
     No request holds up others or fills the machine: docs/pictures.md has the limits.
 
@@ -79,7 +80,8 @@ def command(
     address = f"http://{shown}:{bound.getsockname()[1]}/"
     click.echo(f"hpgo is at {address} (Ctrl-C stops it)", err=True)
     if opens:
-        webbrowser.open(address)
+        first = next(iter(shelf.given), None)
+        webbrowser.open(f"{address}plan?plan={first}" if first else address)
     # Whoever listens on every address has chosen to be reached by any name.
     names = ["*"] if host in {"0.0.0.0", "::"} else ["localhost", "127.0.0.1", "[::1]", shown]  # noqa: S104
     serve(bound, shelf, names, Limits(int(memory), time_limit), workers)

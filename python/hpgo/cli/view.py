@@ -1,4 +1,4 @@
-"""`hpgo view`: the interactive picture in the browser."""
+"""`hpgo view`: a plan's page, or the interactive picture of timelines, in the browser."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from hpgo.cli.pictures import picture_options, timelines_in
+from hpgo.cli.pictures import picture_options, plan_in, timelines_in
 
 if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
@@ -18,29 +19,53 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", metavar="FILE", help="Keep the page here; a temporary file otherwise.")
 @click.option("--open/--no-open", "opens", default=True, help="Open the page in the browser.")
 @picture_options
+@click.pass_context
 def command(
-    inputs: tuple[str, ...], output: str | None, opens: bool, schedule: ScheduleName | None, **options: Any
+    ctx: click.Context,
+    /,
+    *,
+    inputs: tuple[str, ...],
+    output: str | None,
+    opens: bool,
+    schedule: ScheduleName | None,
+    **options: Any,
 ) -> None:
-    """Open plans or timelines as one interactive page: zoom, pan, hover, no server.
+    """Open a plan's page, or timelines as one interactive picture: no server.
 
-    The page is one file that works offline; send it to whom you like. Its path goes to stdout.
+    A plan's page has its layers and stages, where they run, the step, memory, and the report's words. Several inputs, a
+    timeline, or an option of the picture give the picture alone, to zoom, pan and hover in.
+
+    The page is one file that works offline; send it to whom you like. Its path goes to stdout. `hpgo serve PLAN` opens
+    the page that also changes the plan.
 
     \b
     Examples:
       hpgo view vgg19.plan.json
+      hpgo view vgg19.plan.json other.plan.json --memory
       hpgo view run.timeline.json -o run.html --no-open
     """
     import tempfile
     import webbrowser
 
-    from hpgo.base.errors import ArgumentError
+    from hpgo.base.errors import ArgumentError, HpgoError
+    from hpgo.base.files import writing
     from hpgo.draw import save
 
     if output is None:
         output = str(Path(tempfile.mkdtemp(prefix="hpgo-")) / f"{Path(inputs[0]).stem or 'timeline'}.html")
     elif Path(output).suffix.lower() != ".html":
         raise ArgumentError(f"`{output}` does not end in .html", "`hpgo draw` writes the other formats")
-    path = save(timelines_in(inputs, schedule), output, **options)
+    pictured = {"schedule", *options}
+    is_plain = all(ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in pictured)
+    plan = plan_in(inputs[0]) if is_plain and len(inputs) == 1 else None
+    if plan is None:
+        path = save(timelines_in(inputs, schedule), output, **options)
+    else:
+        from hpgo.page.planned.document import alone
+
+        path = Path(output)
+        with writing(path, HpgoError) as file:
+            file.write(alone(plan))
     click.echo(path)
     if opens and not webbrowser.open(path.resolve().as_uri()):
         click.echo("no browser to open it in; open the file yourself", err=True)

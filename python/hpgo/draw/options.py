@@ -30,6 +30,9 @@ class Options(Record):
     """Shade idle time by its cause."""
     table: bool = True
     """The table of differences, where there are several timelines."""
+    linked: bool = False
+    """Boxes of an SVG say in `data-stage`, `data-batch` and `data-rank` what they stand for, so that a page can light
+    them."""
     hatch: bool = False
     """Hatch kinds always; otherwise SVG hatches only in print."""
     theme: str = "auto"

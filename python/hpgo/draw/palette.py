@@ -97,6 +97,7 @@ _LOOKS = {
     "frame-context": Look(stroke=("#c4113c", "#ff6b88"), stroke_px=1.4, dash_px=(4, 2)),
     "frame-expert": Look(stroke=("#0b5e8a", "#9fd8ff"), stroke_px=1.4, dash_px=(1.5, 1.5)),
     "same-weights": Look(fill=INK),
+    "row": Look(fill=PAPER),
     "unused": Look(fill=("#e6eaee", "#2a323a")),
     "near": Look(fill=("#e3ecf8", "#1d2d42")),
     "front": Look(stroke=("#3b75c4", "#7fb0f2"), stroke_px=1.4),

@@ -7,7 +7,7 @@ axis they share, the legend of what is really there, the comparison table, and n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from hpgo.programs.orders import KINDS
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -67,6 +67,8 @@ class Boxes:
     height: Floats
     tips: Sequence[str] = ()
     """What each is, where a reader can point at it; or nothing."""
+    marks: Sequence[Mapping[str, int]] = ()
+    """Numbers of what each stands for, by which a page that holds the picture finds it; or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,8 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float) -> float:
         gap_px=1.0 if box_px <= 10 else 14.0 if options.transfers == "arrows" and not has_curve else 3.0,
     )
     _rank_labels(canvas, timeline, rows)
+    if options.linked:
+        _row_marks(canvas, rows)
     crowded = _crowding(canvas, timeline)
     if crowded:
         columns = _density(canvas, timeline, rows)
@@ -279,6 +283,14 @@ def _rank_labels(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
     )
 
 
+def _row_marks(canvas: _Canvas, rows: _Rows) -> None:
+    """A box behind each row that says whose it is."""
+    row = np.arange(rows.count)
+    bars = _Bars(np.zeros(rows.count), np.full(rows.count, canvas.end_s), rows.y(row * rows.per_row), rows.box_px)
+    marks = [{"rank": int(rank)} for rank in row * rows.per_row]
+    canvas.items.append(replace(canvas.boxes("row", bars), marks=marks))
+
+
 def _crowding(canvas: _Canvas, timeline: Timeline) -> str:
     """Why boxes would not be seen, or nothing if they would."""
     actions = len(timeline.rank)
@@ -301,20 +313,26 @@ def _boxes(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
     chunks = chunk_of_stage(timeline)
     for kind, chosen in _by(KINDS, timeline.kind):
         bars = _Bars(timeline.start_s[chosen], timeline.end_s[chosen], rows.y(timeline.rank[chosen]), rows.box_px)
-        forward = chunks[timeline.stage[chosen]], timeline.micro_batch[chosen]
-        backward = chunks[timeline.backward_stage[chosen]], timeline.backward_micro_batch[chosen]
+        forward = timeline.stage[chosen], timeline.micro_batch[chosen]
+        backward = timeline.backward_stage[chosen], timeline.backward_micro_batch[chosen]
         if kind == "F‖B":
-            _kind_boxes(canvas, "F", bars.half(0), *forward)
-            _kind_boxes(canvas, "B", bars.half(1), *backward)
+            _kind_boxes(canvas, "F", bars.half(0), chunks, forward)
+            _kind_boxes(canvas, "B", bars.half(1), chunks, backward)
         else:
-            _kind_boxes(canvas, kind, bars, *(forward if kind == "F" else backward))
+            _kind_boxes(canvas, kind, bars, chunks, forward if kind == "F" else backward)
     _sync(canvas, timeline, rows)
 
 
 def _kind_boxes(
-    canvas: _Canvas, kind: str, bars: _Bars, chunk: NDArray[np.integer], micro_batch: NDArray[np.integer]
+    canvas: _Canvas,
+    kind: str,
+    bars: _Bars,
+    chunks: NDArray[np.integer],
+    passes: tuple[NDArray[np.integer], NDArray[np.integer]],
 ) -> None:
     """Boxes of one kind, a style a chunk, with the micro-batch's number in each that has room for it."""
+    stage, micro_batch = passes
+    chunk = chunks[stage]
     canvas.legend[f"{kind}0"] = palette.KIND_NAMES[kind]
     # One size for all of a kind: the greatest at which the longest number fits a typical box, or no numbers at all.
     longest = len(str(micro_batch.max()))
@@ -323,6 +341,9 @@ def _kind_boxes(
     for one in np.unique(chunk).tolist():
         chosen = chunk == one
         boxes = canvas.boxes(f"{kind}{one}", bars.where(chosen))
+        if canvas.options.linked:
+            pairs = zip(stage[chosen].tolist(), micro_batch[chosen].tolist(), strict=True)
+            boxes = replace(boxes, marks=[{"stage": at, "batch": number} for at, number in pairs])
         canvas.items.append(boxes)
         texts = [str(number) for number in micro_batch[chosen].tolist()]
         fits = boxes.width >= np.array([_text_px(text, size_px) for text in texts]) + 1

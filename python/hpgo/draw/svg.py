@@ -67,6 +67,9 @@ def _style(item: Boxes | Steps | Line | Words) -> str:
 
 def _rects(boxes: Boxes) -> str:
     ends = [f"><title>{escape(tip)}</title></rect>" for tip in boxes.tips] or ["/>"] * len(boxes.x)
+    if boxes.marks:
+        marks = ("".join(f' data-{name}="{number}"' for name, number in mark.items()) for mark in boxes.marks)
+        ends = [f"{mark}{end}" for mark, end in zip(marks, ends, strict=True)]
     return "\n".join(
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"{end}'
         for x, y, width, height, end in zip(

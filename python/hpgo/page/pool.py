@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import HpgoError
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.page.work import OUT_OF_MEMORY, framed
+from hpgo.page.work import OUT_OF_MEMORY, Stop, Told, framed
 
 if TYPE_CHECKING:
+    from hpgo.page.planned.jobs import PlanJob
     from hpgo.page.work import Done, Job
 
 _GRACE_S = 0.5
@@ -43,6 +44,21 @@ class Limits:
     time_s: float
 
 
+class Talk:
+    """What is said with a job while it is done: it tells how far it is, and can be stopped."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1)
+        """The last that it told, if nobody has taken it yet."""
+        self.stopped = asyncio.Event()
+
+    def tell(self, said: dict[str, Any]) -> None:
+        """Keeps `said` in the place of what was told before."""
+        if self.told.full():
+            self.told.get_nowait()
+        self.told.put_nowait(said)
+
+
 class Pool:
     """Up to `processes` workers, each at the priority `nice`, and `queue` jobs that wait for one of them."""
 
@@ -60,8 +76,8 @@ class Pool:
         """Starts a worker before there is work."""
         self._idle.append(await _Worker.start(self.limits, self._nice))
 
-    async def run(self, job: Job) -> Done:
-        """Does `job`; if this is cancelled, its work ends soon, too.
+    async def run(self, job: Job | PlanJob, talk: Talk | None = None) -> Done:
+        """Does `job`; if this is cancelled, its work ends soon, too. A search can be talked to.
 
         Raises HpgoError: the job's own, for want of memory or time, UnavailableError, or BrokenError.
         """
@@ -77,7 +93,7 @@ class Pool:
         if self._closed:
             self._free.release()
             raise _stopped()
-        work = asyncio.create_task(self._work(job))
+        work = asyncio.create_task(self._work(job, talk or Talk()))
         self._at_work.add(work)
         work.add_done_callback(self._worked)
         try:
@@ -104,13 +120,13 @@ class Pool:
         if not work.cancelled():
             work.exception()  # nobody may be left to hear it
 
-    async def _work(self, job: Job) -> Done:
+    async def _work(self, job: Job | PlanJob, talk: Talk) -> Done:
         worker = await self._taken()
         keep = False
         try:
             await worker.is_ready()
             async with asyncio.timeout(self.limits.time_s):
-                outcome, ends = await worker.ask(job)
+                outcome, ends = await worker.ask(job, talk)
             keep = not ends
         except TimeoutError:
             raise HpgoError(
@@ -183,14 +199,28 @@ class _Worker:
         """Whether it has not ended, by itself or by others."""
         return self._process.returncode is None
 
-    async def ask(self, job: Job) -> tuple[Done | HpgoError, bool]:
+    async def ask(self, job: Job | PlanJob, talk: Talk) -> tuple[Done | HpgoError, bool]:
         """What came of `job`, and whether the process ends; raises EOFError or ConnectionError if it ended before."""
+        await self._say(job)
+        stopping = asyncio.create_task(self._stop(talk.stopped))
+        try:
+            while isinstance(heard := await self._heard(), Told):
+                talk.tell(heard.said)
+        finally:
+            stopping.cancel()
+        answer: tuple[Done | HpgoError, bool] = heard
+        return answer
+
+    async def _stop(self, stopped: asyncio.Event) -> None:
+        await stopped.wait()
+        with suppress(ConnectionError):
+            await self._say(Stop())
+
+    async def _say(self, message: object) -> None:
         to = self._process.stdin
         assert to is not None  # noqa: S101 -- it is a pipe
-        to.write(framed(job))
+        to.write(framed(message))
         await to.drain()
-        answer: tuple[Done | HpgoError, bool] = await self._heard()
-        return answer
 
     async def is_ready(self) -> None:
         """Waits until the process can take its first job; raises EOFError if it ended before."""

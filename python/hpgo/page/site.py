@@ -7,7 +7,9 @@ never wait behind large ones.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import json
+import secrets
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -15,8 +17,8 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from hpgo.base.errors import HpgoError
@@ -24,7 +26,9 @@ from hpgo.base.wording import shorten
 from hpgo.draw import ENDINGS
 from hpgo.page.form import page
 from hpgo.page.origins import foreign
-from hpgo.page.pool import BrokenError, Pool, UnavailableError
+from hpgo.page.planned.document import page as plan_page
+from hpgo.page.planned.jobs import PARTS, File, PlanJob, mistake
+from hpgo.page.pool import BrokenError, Pool, Talk, UnavailableError
 from hpgo.page.settings import Size, settings_of, size_of
 from hpgo.page.shelf import Loaded, Shelf
 from hpgo.page.store import Store
@@ -32,8 +36,8 @@ from hpgo.page.work import Job
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterator
 
-    from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn import Server
 
@@ -76,6 +80,8 @@ class Site:
         self._quick = quick
         self._patient = patient
         self._uploads = 0
+        self.searches: dict[str, Talk] = {}
+        """Those that go on, by a name that only their client knows."""
         self.sending_bytes = 0
         """Of answers that their readers have not taken yet."""
 
@@ -114,21 +120,100 @@ class Site:
     async def load(self, request: Request) -> Response:
         """Takes a plan, and says its name."""
         title = request.query_params.get("name", "plan")
-        if self._uploads >= _MOST_UPLOADS:
-            return self._mistake(UnavailableError("other files are being loaded already", "try again soon"), ())
-        self._uploads += 1  # until they have been looked at: files that wait for that take memory, too
         try:
-            body = await _uploaded(request)
-            pool = self._quick if len(body) <= _SMALL_PLAN_BYTES else self._patient
-            found = await _unless_gone(request, pool, Job("plan", plan=body, title=title))
+            with self._upload():
+                body = await _uploaded(request)
+                pool = self._quick if len(body) <= _SMALL_PLAN_BYTES else self._patient
+                found = await _unless_gone(request, pool, Job("plan", plan=body, title=title))
         except HpgoError as error:
             return self._mistake(error, ())
-        finally:
-            self._uploads -= 1
         name = found.body.decode()
         if found.size is not None:
             self._shelf.load(name, Loaded(shorten(title), body, found.size))
         return PlainTextResponse(name, 201, _HEADERS)
+
+    async def plan_page(self, _: Request) -> Response:
+        """The plan's page, which asks for the rest by itself."""
+        return HTMLResponse(plan_page(None), headers=_HEADERS)
+
+    async def plan_part(self, request: Request) -> Response:
+        """Something of the plan that an address means: what is drawn of it, its timeline, its file."""
+        wanted = request.path_params["wanted"]
+        if wanted not in PARTS:
+            return PlainTextResponse(f"there is no {shorten(wanted)}; there are {', '.join(PARTS)}\n", 404, _HEADERS)
+        items = tuple(request.query_params.multi_items())
+        try:
+            body = await self._part(request, wanted, items)
+        except HpgoError as error:
+            return self._said(error)
+        attached = {"Content-Disposition": 'attachment; filename="plan.json"'} if wanted == "plan.json" else {}
+        return _Pieces(self, body, _TYPES[f".{wanted.rpartition('.')[2]}"], attached)
+
+    async def _part(self, request: Request, wanted: str, items: tuple[tuple[str, str], ...]) -> bytes:
+        key = ("plan", wanted, items)
+        files = self._shelf.named(items)
+        if (kept := self._answers.get(key)) is not None:
+            return kept
+        if self.sending_bytes > _MOST_SENDING_BYTES:
+            raise UnavailableError("too much is being sent already", "try again soon")
+        job = PlanJob(wanted, items, files)
+        is_small = sum(len(file.body) for _, file in files) <= _SMALL_PLAN_BYTES
+        pool = self._quick if is_small and wanted == "facts.json" else self._patient
+        body = (await _unless_gone(request, pool, job)).body
+        self._answers.put(key, body, len(body) + 2 * len(str(key)))
+        return body
+
+    async def search(self, request: Request) -> Response:
+        """Looks for the best plan of an address, and says meanwhile how far it is: a line of JSON each."""
+        items = tuple(request.query_params.multi_items())
+        try:
+            files = self._shelf.named(items)
+        except HpgoError as error:
+            return self._said(error)
+        name = secrets.token_hex(8)
+        # Some of its time is for what comes after the search.
+        job = PlanJob("search", items, files, deadline_s=0.8 * self._patient.limits.time_s)
+        return _Lines(self, name, job)
+
+    async def stop(self, request: Request) -> Response:
+        """Ends a search: what it has found is its answer."""
+        talk = self.searches.get(request.query_params.get("search", ""))
+        if talk is not None:
+            talk.stopped.set()
+        return PlainTextResponse("", 204 if talk else 404, _HEADERS)
+
+    async def load_file(self, request: Request) -> Response:
+        """Takes a profile or a cluster, and says its name in addresses."""
+        kind, title = request.query_params.get("kind", ""), request.query_params.get("name", "file")
+        if kind not in {"profile", "cluster"}:
+            return PlainTextResponse("give `kind=profile` or `kind=cluster`\n", 400, _HEADERS)
+        try:
+            with self._upload():
+                file = File(kind, shorten(title, 100), await _uploaded(request))
+                await _unless_gone(request, self._patient, PlanJob("look", (), (("", file),)))
+        except HpgoError as error:
+            return self._said(error)
+        return PlainTextResponse(self._shelf.add(file), 201, _HEADERS)
+
+    @contextmanager
+    def _upload(self) -> Iterator[None]:
+        """Counts files until they have been looked at: those that wait for that take memory, too."""
+        if self._uploads >= _MOST_UPLOADS:
+            raise UnavailableError("other files are being loaded already", "try again soon")
+        self._uploads += 1
+        try:
+            yield
+        finally:
+            self._uploads -= 1
+
+    def run_search(self, job: PlanJob, talk: Talk) -> asyncio.Task[Done]:
+        """Starts a search in a process for large requests."""
+        return asyncio.create_task(self._patient.run(job, talk))
+
+    @staticmethod
+    def _said(error: HpgoError) -> Response:
+        status, headers = _status(error)
+        return JSONResponse({"error": mistake(error)}, status, headers)
 
     async def _drawn(
         self, request: Request, wanted: str, items: tuple[tuple[str, str], ...], *, table: bool = True
@@ -175,6 +260,53 @@ class _Pieces(Response):
                     await send({"type": "http.response.body", "body": b""})
         finally:
             self._site.sending_bytes -= size
+
+
+class _Lines(Response):
+    """A search: lines of JSON, the first with the name by which it is stopped, the last with the plan or an error."""
+
+    def __init__(self, site: Site, name: str, job: PlanJob) -> None:
+        super().__init__(b"", 200, _HEADERS, media_type="application/x-ndjson")
+        del self.headers["content-length"]  # nobody knows yet
+        self._site, self._name, self._job = site, name, job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        site, talk = self._site, Talk()
+        work = site.run_search(self._job, talk)
+        gone = asyncio.create_task(_left(Request(scope, receive)))
+        site.searches[self._name] = talk
+
+        async def line(record: bytes) -> None:
+            async with asyncio.timeout(_SENDING_S):
+                await send({"type": "http.response.body", "body": record + b"\n", "more_body": True})
+
+        try:
+            with suppress(TimeoutError):  # uvicorn then closes the connection
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await line(b'{"search":"%s"}' % self._name.encode())
+                while not gone.done():
+                    told = asyncio.create_task(talk.told.get())
+                    await asyncio.wait({work, gone, told}, return_when=asyncio.FIRST_COMPLETED)
+                    if told.done():
+                        await line(json.dumps({"progress": told.result()}).encode())
+                    else:
+                        told.cancel()
+                    if work.done():
+                        await line(_outcome(work))
+                        await send({"type": "http.response.body", "body": b""})
+                        break
+        finally:
+            del site.searches[self._name]
+            work.cancel()
+            gone.cancel()
+
+
+def _outcome(work: asyncio.Task[Done]) -> bytes:
+    """The last line of a search."""
+    try:
+        return b'{"found":' + work.result().body + b"}"
+    except HpgoError as error:
+        return json.dumps({"error": mistake(error)}).encode()
 
 
 class _OwnPagesOnly:
@@ -225,7 +357,7 @@ async def _uploaded(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _unless_gone(request: Request, pool: Pool, job: Job) -> Done:
+async def _unless_gone(request: Request, pool: Pool, job: Job | PlanJob) -> Done:
     """What comes of `job`; if the client leaves meanwhile, the work is ended, and nobody hears of it."""
     work = asyncio.create_task(pool.run(job))
     gone = asyncio.create_task(_left(request))
@@ -252,6 +384,11 @@ def application(site: Site, hosts: list[str]) -> Starlette:
             Route("/picture.{ending}", site.picture),
             Route("/export.{ending}", site.picture),
             Route("/plans", site.load, methods=["POST"]),
+            Route("/plan", site.plan_page),
+            Route("/plan/search", site.search),
+            Route("/plan/stop", site.stop, methods=["POST"]),
+            Route("/plan/files", site.load_file, methods=["POST"]),
+            Route("/plan/{wanted}", site.plan_part),
         ],
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 import sys
 from dataclasses import dataclass
@@ -16,16 +17,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from hpgo.base.errors import HpgoError
 from hpgo.base.room import RoomError
 from hpgo.base.units import format_bytes
+from hpgo.page.planned.jobs import PlanJob
 from hpgo.page.settings import Plans, Size, one_step, settings_of, timelines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hpgo.timing.timeline import Timeline
 
 OUT_OF_MEMORY = 75
 """Exit code of a worker that came up against its limit."""
 _MOST_GROWTH_BYTES = 32 * 2**20
+_MOST_BYTES = 64 * 2**20
+"""How long an answer may be."""
 _LATE_S = 2.0
 
 
@@ -45,8 +49,6 @@ class Job:
     """What people call that plan."""
     table: bool = True
     """Whether a picture has its table."""
-    most_bytes: int = 64 * 2**20
-    """How long the answer may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,28 @@ class Done:
     """Of one step of the plan that was looked at."""
 
 
-def done(job: Job) -> Done:
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How far a job is, before it is done."""
+
+    said: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ends a search: what it has found so far is its answer. Comes between jobs too, when the search was quicker."""
+
+
+def done(job: Job | PlanJob, tell: Callable[[dict[str, Any]], object] = lambda _: None) -> Done:
     """Does a job; raises HpgoError where it asks for what can't be had.
 
     >>> done(Job(".txt", (("num_stages", "2"), ("num_batches", "2")))).body.decode().startswith("1f1b")
     True
     """
+    if isinstance(job, PlanJob):
+        from hpgo.page.planned.work import answer
+
+        return Done(_bounded(answer(job, tell), job.wanted))
     plans = Plans()
     name = plans.add(job.plan, job.title) if job.plan else ""
     if job.wanted == "plan":
@@ -74,13 +92,17 @@ def done(job: Job) -> Done:
         from hpgo.page.form import page
 
         return Done(page(job.items, dict(job.titles), drawn).encode())
-    body = _rendered(drawn, job.wanted, settings.options | {"table": job.table})
-    if len(body) > job.most_bytes:
+    return Done(_bounded(_rendered(drawn, job.wanted, settings.options | {"table": job.table}), job.wanted[1:]))
+
+
+def _bounded(body: bytes, what: str) -> bytes:
+    """An answer that is no longer than it may be."""
+    if len(body) > _MOST_BYTES:
         raise HpgoError(
-            f"this {job.wanted[1:]} has {format_bytes(len(body))}; the page gives {format_bytes(job.most_bytes)}",
+            f"this {what} has {format_bytes(len(body))}; the page gives {format_bytes(_MOST_BYTES)}",
             "export another format, or write it with `hpgo simulate`",
         )
-    return Done(body)
+    return body
 
 
 def _rendered(drawn: Sequence[Timeline], ending: str, options: dict[str, Any]) -> bytes:
@@ -109,11 +131,19 @@ def main() -> None:
         at_first_bytes = _held_bytes()
         _bound(memory_bytes, nice)
         _send(answers, None)
+
+        def tell(said: dict[str, Any]) -> None:
+            _send(answers, Told(said))
+            if _is_waiting(jobs) and isinstance(receive(jobs), Stop):
+                raise KeyboardInterrupt
+
         while (job := receive(jobs)) is not None:
+            if isinstance(job, Stop):
+                continue
             # The server keeps the time; this is for what goes on when the server is gone.
             _end_after(time_limit_s + _LATE_S)
             try:
-                outcome: Done | HpgoError = done(job)
+                outcome: Done | HpgoError = done(job, tell)
             except (MemoryError, RoomError):
                 os._exit(OUT_OF_MEMORY)
             except HpgoError as error:
@@ -146,6 +176,13 @@ def receive(stream: BinaryIO) -> Any:
     if len(head) < 8:
         return None
     return pickle.loads(stream.read(int.from_bytes(head)))  # noqa: S301 -- from the process that started this one
+
+
+def _is_waiting(stream: BinaryIO) -> bool:
+    """Whether there is a message to receive, where the system tells: nobody waits for one on Windows."""
+    if os.name == "nt":
+        return False
+    return bool(select.select([stream], [], [], 0)[0])
 
 
 def _bound(memory_bytes: int, nice: int) -> None:

@@ -1,0 +1,344 @@
+"""What the plan's page draws, as one record that goes into JSON: every number of it is the library's.
+
+Seconds and bytes are plain numbers, so that lengths can be drawn; what people read stands beside them as text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+from hpgo.base.divisors import divisors
+from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
+from hpgo.base.wording import above, counted, printable
+from hpgo.draw import palette
+from hpgo.model.batches import at_batch
+from hpgo.model.profile import Profile
+from hpgo.page.planned.address import changes_of, stages_text
+from hpgo.planning import limits
+from hpgo.programs.names import PlannedSchedule
+from hpgo.show import report
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpgo.machine.cluster import Cluster, Link
+    from hpgo.model.profile import Layer
+    from hpgo.page.planned.origin import Origin
+    from hpgo.planning.plans import Plan
+    from hpgo.programs.stages import Group, Stage
+
+_PROVEN = 5e-7
+_TERMS = ("weights", "gradients", "optimizer", "activations", "buffers")
+
+
+def facts(plan: Plan, found: Origin | None) -> dict[str, Any]:
+    """All that the page shows of `plan`; without what it was asked (`found`) it can't be changed."""
+    places = found.places if found else {layer: at for at, layer in enumerate(_ids(plan))}
+    return {
+        "headline": report.headline(plan),
+        "model": printable(plan.profile),
+        "cluster": printable(plan.cluster),
+        "changes": changes_of(plan, places),
+        "controls": _controls(plan, found),
+        "figures": _figures(plan),
+        "step_s": plan.step_s,
+        "step": seconds(plan.step_s),
+        "samples_per_s": plan.samples_per_s if plan.step_s else 0.0,
+        "fits": plan.fits,
+        "layers": _layers(plan, found, places),
+        "stages": [_stage(plan, at, places) for at in range(len(plan.stages))],
+        "groups": [_group(group) for group in plan.groups],
+        "machines": _machines(plan, found),
+        "rates": _rates(found.cluster) if found else [],
+        "links": _links(plan, found),
+        "time": _time(plan),
+        "proof": _proof(plan),
+        "alternatives": _alternatives(plan, places),
+        "report": {
+            "tables": [
+                {"columns": columns, "rows": [list(map(str, row)) for row in rows]}
+                for columns, rows in report.sections(plan)
+            ],
+            "summary": [[name, printable(fact)] for name, fact in report.summary(plan)],
+        },
+        "colours": {
+            "stages": list(palette.STAGE_COLOURS),
+            "forward": palette.KIND_COLOURS["F"],
+            "backward": palette.KIND_COLOURS["B"],
+        },
+    }  # fmt: skip
+
+
+def seconds(value_s: float) -> str:
+    """A time with three digits."""
+    return format_seconds(float(f"{value_s:.3g}"))
+
+
+def sized(value_bytes: float) -> str:
+    """A size with three digits."""
+    return format_bytes(float(f"{value_bytes:.3g}"))
+
+
+def _ids(plan: Plan) -> list[str]:
+    """Layers in the order of the profile, or of the stages where it isn't at hand."""
+    profile = None if plan.assumptions is None else plan.assumptions.profile
+    if isinstance(profile, Profile):
+        return [layer.id for layer in profile.layers]
+    return [layer for stage in plan.stages for layer in stage.layers]
+
+
+def _controls(plan: Plan, found: Origin | None) -> dict[str, Any]:
+    why = ""
+    if found is None:
+        why = "its file does not hold what it was planned for, so it can be looked at, not changed"
+    sizes = [size for size in divisors(plan.global_batch_size) if plan.global_batch_size // size <= 2**16]
+    return {
+        "why_fixed": why,
+        "batch": plan.global_batch_size,
+        "micro_batch": plan.micro_batch_size,
+        "micro_batches": sizes,
+        "schedule": plan.schedule,
+        "schedules": [name for name in get_args(PlannedSchedule) if name != "auto"],
+        "recompute": "yes" if plan.recompute else "no",
+        "devices": plan.cluster_devices,
+    }
+
+
+def _figures(plan: Plan) -> list[dict[str, str]]:
+    """What to know first: a name, a value, and what it is about."""
+    fullest = max(plan.groups, key=lambda group: group.memory.total_bytes - group.capacity_bytes)
+    idle = plan.cluster_devices - plan.devices
+    return [
+        {"name": "step", "value": seconds(plan.step_s), "note": f"{counted(plan.global_batch_size, 'sample')}"},
+        {
+            "name": "throughput",
+            "value": f"{plan.samples_per_s:.4g} /s",
+            "note": f"{plan.speed_up:.3g} × one device with memory enough",
+        },
+        {"name": "bubble", "value": f"{100 * plan.bubble:.1f} %", "note": "of the step, devices don't compute"},
+        {
+            "name": "fullest device",
+            "value": sized(fullest.memory.total_bytes),
+            "note": f"of {sized(fullest.capacity_bytes)}" if plan.fits else f"lacks {sized(plan.missing_bytes)}",
+        },
+        {
+            "name": "devices",
+            "value": str(plan.devices),
+            "note": f"of {plan.cluster_devices}, {idle} idle" if idle else "all of the cluster",
+        },
+    ]
+
+
+def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[str, Any]:
+    """For each layer, by its place: its name, and what it takes and holds on a device of its stage."""
+    ids = sorted(places, key=places.__getitem__)
+    profile = found.profile if found else None
+    if profile is None and plan.assumptions is not None and isinstance(plan.assumptions.profile, Profile):
+        profile = plan.assumptions.profile
+    if found is None or profile is None or plan.assumptions is None:
+        return {"names": [printable(one) for one in ids], "forward_s": [], "backward_s": [], "held_bytes": []}
+    memory = plan.assumptions.memory
+    counted_profile = profile if plan.assumptions.count_loading else profile.without_loading()
+    layers = {layer.id: layer for layer in counted_profile.layers}
+    devices = [machine.device for machine in found.cluster.machines for _ in range(machine.count)]
+    forward_s, backward_s, held = [0.0] * len(ids), [0.0] * len(ids), [0.0] * len(ids)
+    sizes = profile.batch_sizes
+    for stage in plan.stages:
+        speed = min(devices[device].speed for device in stage.devices)
+        shared = stage.replicas if memory.shard_optimizer else 1
+        each = 1 + memory.gradients_per_weight + memory.optimizer_per_weight / shared
+        for one in stage.layers:
+            layer, at = layers[one], places[one]
+            forward_s[at] = at_batch(sizes, layer.forward_s, stage.share) / speed
+            again_s = forward_s[at] if plan.recompute else 0.0
+            backward_s[at] = at_batch(sizes, layer.backward_s, stage.share) / speed + again_s
+            kept = 0.0 if plan.recompute else _kept_bytes(sizes, layer, stage) * stage.in_flight
+            held[at] = layer.parameter_bytes * each + kept
+    return {
+        "names": [printable(layers[one].name or one) for one in ids],
+        "forward_s": forward_s,
+        "backward_s": backward_s,
+        "held_bytes": held,
+    }
+
+
+def _kept_bytes(sizes: Sequence[int], layer: Layer, stage: Stage) -> float:
+    return at_batch(sizes, layer.activation_bytes if layer.saved_bytes is None else layer.saved_bytes, stage.share)
+
+
+def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
+    stage = plan.stages[at]
+    layers = [places[layer] for layer in stage.layers]
+    group = next(number for number, group in enumerate(plan.groups) if at in group.stages)
+    text = stages_text([(layers, list(stage.devices))])
+    said = [
+        ("layers", f"{len(stage.layers)}: {report.layer_range(stage)}"),
+        ("devices", f"{report.device_ranges(stage.devices)} ({counted(stage.replicas, 'replica')})"),
+        ("samples of a micro-batch", f"{stage.share} on the fullest replica"),
+        ("in flight", counted(stage.in_flight, "micro-batch")),
+        ("forward", seconds(stage.forward_s)),
+        ("backward", seconds(stage.backward_s)),
+        *([("gradients sync", seconds(stage.sync_s))] if stage.replicas > 1 else []),
+        ("free", _free(plan.groups[group])),
+    ]
+    return {
+        "layers": text.partition("@")[0],
+        "devices": text.partition("@")[2],
+        "group": group,
+        "replicas": stage.replicas,
+        "share": stage.share,
+        "forward_s": stage.forward_s,
+        "backward_s": stage.backward_s,
+        "said": said,
+    }
+
+
+def _free(group: Group) -> str:
+    if group.headroom_bytes < 0:
+        return f"lacks {sized(-group.headroom_bytes)}"
+    return f"{sized(group.headroom_bytes)} of {sized(group.capacity_bytes)}"
+
+
+def _group(group: Group) -> dict[str, Any]:
+    terms = [getattr(group.memory, f"{term}_bytes") for term in _TERMS]
+    return {
+        "name": report.device_ranges(group.devices),
+        "devices": stages_text([([0], list(group.devices))]).partition("@")[2],
+        "stages": list(group.stages),
+        "terms": [
+            {"name": name, "bytes": value, "text": sized(value)} for name, value in zip(_TERMS, terms, strict=True)
+        ],
+        "total_bytes": group.memory.total_bytes,
+        "total": sized(group.memory.total_bytes),
+        "capacity_bytes": group.capacity_bytes,
+        "capacity": sized(group.capacity_bytes),
+        "free": _free(group),
+        "fits": group.headroom_bytes >= 0,
+    }
+
+
+def _machines(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
+    counts = plan.machines or (plan.cluster_devices,)
+    rows, first = [], 0
+    for at, count in enumerate(counts):
+        machine = found.cluster.machines[at] if found else None
+        rows.append(
+            {
+                "name": (machine.name if machine else "") or f"machine {at}",
+                "first": first,
+                "count": count,
+                "device": printable(machine.device.name) if machine else "device",
+                "memory": format_bytes(machine.device.memory_bytes) if machine else "",
+            }
+        )
+        first += count
+    return rows
+
+
+def _rates(cluster: Cluster) -> list[list[str]]:
+    return [
+        ["in a machine", _rate(cluster.intra)],
+        *([["between machines", _rate(cluster.inter)]] if len(cluster.machines) > 1 else []),
+    ]
+
+
+def _rate(link: Link) -> str:
+    """A link's rates in words; those of collectives where they differ."""
+    said = format_bytes_per_s(link.bytes_per_s)
+    if link.collective_bytes_per_s != link.bytes_per_s:
+        said += f", {format_bytes_per_s(link.collective_bytes_per_s)} for sums"
+    return said
+
+
+def _links(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
+    """What each stage sends to the next one, and by which links."""
+    rows = []
+    machine_of = [at for at, count in enumerate(plan.machines or (plan.cluster_devices,)) for _ in range(count)]
+    for at, (stage, behind) in enumerate(zip(plan.stages, plan.stages[1:], strict=False)):
+        if stage.devices == behind.devices:
+            continue
+        machines = {machine_of[device] for device in (*stage.devices, *behind.devices)}
+        crossing = plan.crossings[at] if plan.crossings else ()
+        size = sum(each.bytes or 0.0 for each in crossing)
+        link = None if found is None else found.cluster.inter if len(machines) > 1 else found.cluster.intra
+        rows.append(
+            {
+                "from": at,
+                "to": at + 1,
+                "between_machines": len(machines) > 1,
+                "bytes": sized(size) if size else "",
+                "time": seconds(stage.transfer_s),
+                "rate": format_bytes_per_s(link.bytes_per_s) if link else "",
+                "busy": stage.transfer_busy_s * plan.micro_batches / plan.step_s if plan.step_s else 0.0,
+            }
+        )
+    return rows
+
+
+def _time(plan: Plan) -> dict[str, Any]:
+    """Where the step goes: in words, and for each group of devices as shares."""
+    step_s = plan.step_s or 1.0
+    rows = []
+    for group in plan.groups:
+        own = [plan.stages[at] for at in group.stages]
+        forward_s = sum(stage.forward_s for stage in own) * plan.micro_batches
+        backward_s = sum(stage.backward_s for stage in own) * plan.micro_batches
+        tail_s = max(stage.sync_tail_s for stage in own)
+        rest_s = max(0.0, plan.step_s - forward_s - backward_s - tail_s)
+        terms = (("forward", forward_s), ("backward", backward_s), ("gradients sync", tail_s), ("waits", rest_s))
+        rows.append([{"name": name, "share": part_s / step_s, "text": seconds(part_s)} for name, part_s in terms])
+    parts = limits.parts(plan.stages, plan.micro_batches, plan.step_s)
+    return {
+        "groups": rows,
+        "parts": [
+            {"what": part.what, "share": part.seconds / step_s, "text": seconds(part.seconds)}
+            for part in parts
+            if part.seconds >= 0.0005 * step_s
+        ],
+        "limit": plan.limit,
+        "advice": limits.advice(plan.stages, plan.micro_batches, plan.step_s, idle=plan.cluster_devices - plan.devices),
+    }
+
+
+def _proof(plan: Plan) -> dict[str, Any]:
+    bound_s, gap = plan.lower_bound_s, plan.gap
+    return {
+        "bound_s": bound_s,
+        "bound": None if bound_s is None else seconds(bound_s),
+        "gap": None if gap is None else "proven optimal" if gap <= _PROVEN else above(gap),
+        "stopped": plan.stopped,
+        "text": report.proof(plan),
+    }
+
+
+def _alternatives(plan: Plan, places: dict[str, int]) -> list[dict[str, Any]]:
+    """Other plans that were looked at, each with the fields of an address that make it the plan."""
+    rows = []
+    for kind, others in (("", plan.alternatives), ("schedule", plan.schedules)):
+        for row in others:
+            ratio = "" if row.step_s is None or not plan.step_s else f"{100 * (row.step_s / plan.step_s - 1):+.1f} %"
+            is_this = row.why == "is this plan" or (kind == "schedule" and row.name == plan.schedule)
+            rows.append(
+                {
+                    "name": row.name,
+                    "kind": kind,
+                    "step": "" if row.step_s is None else seconds(row.step_s),
+                    "to_this": ratio,
+                    "why": printable(row.why),
+                    "is_this": is_this,
+                    "shape": "" if row.plan is None else report.shape(row.plan),
+                    "changes": None if row.plan is None or is_this else changes_of(row.plan, places),
+                }
+            )
+    return rows
+
+
+def best_so_far(best_s: float, bound_s: float) -> dict[str, Any]:
+    """What a search knows so far: its best step, a bound on all, and the gap between them."""
+    gap = best_s / bound_s - 1 if bound_s > 0 and best_s != float("inf") else None
+    return {
+        "best": None if best_s == float("inf") else seconds(best_s),
+        "bound": None if gap is None else seconds(bound_s),
+        "gap": None if gap is None else f"{100 * max(0.0, gap):.2g} %",
+        "share": 0.0 if gap is None else min(1.0, bound_s / best_s),
+    }

@@ -1,0 +1,186 @@
+"""The question behind a plan's page: profile, cluster, batch and settings, and the plan that an address makes of it."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.wording import shorten
+from hpgo.machine.cluster import Cluster
+from hpgo.model.builtin import MODELS
+from hpgo.model.formats import read_profile
+from hpgo.planning.files import known_source
+from hpgo.planning.planner import evaluate
+from hpgo.planning.plans import Plan
+from hpgo.planning.question import MemoryModel
+
+if TYPE_CHECKING:
+    from hpgo.model.profile import Profile
+    from hpgo.page.planned.address import Asked
+    from hpgo.page.planned.jobs import File
+
+MOST_LAYERS = 20_000
+"""That the page draws."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What is asked, and the plan that came with it."""
+
+    profile: Profile
+    cluster: Cluster
+    batch: int
+    settings: dict[str, Any]
+    """Of `hpgo.plan`, but for what the page changes."""
+    plan: Plan | None = None
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Where each layer stands in the profile, by its id."""
+        return {layer.id: at for at, layer in enumerate(self.profile.layers)}
+
+
+def read(file: File) -> Plan | Profile | Cluster:
+    """What a file holds; raises HpgoError, which calls the file by its title, if that is not what it is said to be."""
+    if file.kind == "plan":
+        return _plan(file)
+    # Readers tell formats by names, and find sizes in them.
+    with tempfile.TemporaryDirectory(prefix="hpgo-") as folder:
+        path = Path(folder) / (Path(file.title).name or "file")
+        path.write_bytes(file.body)
+        try:
+            return read_profile(path) if file.kind == "profile" else Cluster.read(path)
+        except HpgoError as error:
+            raise type(error)(error.message.replace(f"{folder}/", ""), error.hint) from None
+
+
+@lru_cache(maxsize=4)
+def _plan(file: File) -> Plan:
+    return Plan.from_json(file.body.decode("utf-8", "replace"), source=f"`{shorten(file.title)}`")
+
+
+@lru_cache(maxsize=4)
+def origin(question: tuple[object, ...], files: tuple[tuple[str, File], ...]) -> Origin:
+    """What `Asked.question` means, with the `files` that it names. Raises HpgoError where that is nothing.
+
+    Kept between one change of a plan and the next.
+    """
+    plan, model, cluster, batch, devices, optimizer, shard, reserve_bytes = question
+    held = dict(files)
+    if plan:
+        found = read(held[str(plan)])
+        assert isinstance(found, Plan)  # noqa: S101 -- it was looked at when it was loaded
+        return _of_plan(found)
+    layers = read(held[str(model)]) if model in held else _built_in(str(model))
+    whole = read(held[str(cluster)]) if cluster in held else Cluster.preset(str(cluster))
+    assert isinstance(whole, Cluster)  # noqa: S101 -- likewise
+    memory = MemoryModel.preset(
+        str(optimizer) if optimizer else "adam-fp32",
+        shard_optimizer=bool(shard),
+        reserved_bytes=float(str(reserve_bytes)),
+    )
+    part = whole if devices is None else whole.first(int(str(devices)))
+    return _checked(Origin(layers, part, int(str(batch)), {"memory": memory}))  # type: ignore[arg-type]
+
+
+def _built_in(name: str) -> Profile:
+    if name not in MODELS:
+        # With the nearest name, and without reading a file of this machine.
+        from hpgo.base.wording import near
+
+        raise ArgumentError(
+            f"there is no built-in model `{shorten(name)}`, nor a profile that was loaded", near(name, MODELS)
+        )
+    return read_profile(name)
+
+
+def question_of(plan: Plan) -> Origin | None:
+    """What a plan was asked for; None where its file doesn't hold that."""
+    try:
+        return _of_plan(plan)
+    except ArgumentError:
+        return None
+
+
+def _of_plan(plan: Plan) -> Origin:
+    assumed = plan.assumed
+    settings = {
+        "memory": assumed.memory,
+        "equal_shares": assumed.equal_shares,
+        "overlap": assumed.overlap,
+        "min_micro_batch_size": assumed.smallest_share,
+        "count_loading": assumed.count_loading,
+    }
+    profile = known_source("profile", plan.profile, assumed.profile, None)
+    cluster = known_source("cluster", plan.cluster, assumed.cluster, None)
+    return _checked(Origin(profile, cluster, plan.global_batch_size, settings, plan))
+
+
+def _checked(found: Origin) -> Origin:
+    if len(found.profile.layers) > MOST_LAYERS:
+        raise ArgumentError(
+            f"profile `{shorten(found.profile.name)}` has {len(found.profile.layers):,} layers; the page takes"
+            f" {MOST_LAYERS:,}",
+            "`hpgo plan` takes more",
+        )
+    return found
+
+
+def asked_plan(asked: Asked, found: Origin) -> Plan:
+    """The plan that an address asks for: the one of a file as it is, or priced with what is changed.
+
+    Raises ArgumentError for what can't be run.
+    """
+    plan = found.plan
+    if plan is not None and not asked.is_changed:
+        return plan
+    ids = [layer.id for layer in found.profile.layers]
+    if asked.stages:
+        stages = [
+            ([_layer(ids, at, place) for place in layers], devices) for at, (layers, devices) in enumerate(asked.stages)
+        ]
+    elif plan is not None:
+        stages = [(list(stage.layers), stage.devices) for stage in plan.stages]
+    else:
+        raise ArgumentError("the address names no stages", "search for a plan, or name `stages`")
+    kept = (
+        {}
+        if plan is None
+        else {"schedule": plan.schedule, "micro_batch_size": plan.micro_batch_size, "recompute": plan.recompute}
+    )
+    changed = evaluate(
+        found.profile,
+        found.cluster,
+        stages,
+        global_batch_size=found.batch,
+        **(found.settings | kept | _given(asked)),
+    )
+    return changed if plan is None else replace(changed, notes=plan.notes)
+
+
+def _given(asked: Asked) -> dict[str, Any]:
+    """Settings of `hpgo.plan` that an address changes."""
+    given = {"schedule": asked.schedule or None, "micro_batch_size": asked.micro_batch, "recompute": asked.recompute}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def searched(asked: Asked, found: Origin) -> dict[str, Any]:
+    """The arguments of `hpgo.plan` that look for the best plan of an address, whatever its stages are."""
+    plan = found.plan
+    kept: dict[str, Any] = {} if plan is None else {"schedule": plan.schedule, "recompute": plan.recompute}
+    if plan is not None and plan.restriction is not None:
+        version = plan.restriction.version
+        kept["launcher"] = plan.restriction.launcher + (f"@{version}" if version else "")
+    return found.settings | kept | _given(asked)
+
+
+def _layer(ids: list[str], stage: int, place: int) -> str:
+    if place >= len(ids):
+        raise ArgumentError(
+            f"stage {stage} has layer {place}, but the profile's last one is {len(ids) - 1}", "layers count from 0"
+        )
+    return ids[place]

@@ -1,0 +1,26 @@
+// What a device of each group holds, against its cap.
+const legend = (names) => make("p", { class: "legend" }, ...names.map(([kind, name]) => make("span", {}, make("i", { class: kind }), name)));
+
+function strips(into, label, rows, after) {
+  const box = make("div", { class: "strips", role: "group", "aria-label": label }, ...rows);
+  into.replaceChildren(box, ...after);
+  roving(box, ".strip");
+}
+
+const groupName = (group) => (group.stages.length > 4 ? `stages ${group.stages[0]}…${group.stages.at(-1)}` : `stage${group.stages.length > 1 ? "s" : ""} ${group.stages.join(", ")}`);
+
+painted((facts) => {
+  const most = Math.max(...facts.groups.map((group) => Math.max(group.total_bytes, group.capacity_bytes))) || 1;
+  strips(byId("memory"), "Memory", facts.groups.map((group, at) => {
+    const strip = make("button", {
+      type: "button", class: `strip${group.fits ? "" : " over"}`, "data-key": `memory-${at}`, "data-stages": group.stages.join(" "),
+      "aria-label": `${groupName(group)}: ${group.total} of ${group.capacity}${group.fits ? "" : `, ${group.free}`}`,
+    },
+    make("span", { class: "name" }, groupName(group)),
+    make("span", { class: "stack" },
+      ...group.terms.map((term) => make("i", { class: `${term.name}${term.bytes ? "" : " nothing"}`, style: { width: `${(100 * term.bytes) / most}%` } })),
+      make("span", { class: "cap", style: { left: `calc(${(100 * group.capacity_bytes) / most}% - 2px)` } })),
+    make("span", { class: `amount${group.fits ? "" : " bad"}` }, group.fits ? `${group.total} of ${group.capacity}` : group.free));
+    return lights(strip, () => ({ title: `${groupName(group)}: devices ${group.name}`, rows: [...group.terms.map((term) => [term.name, term.text]), ["all", `${group.total} of ${group.capacity}`], ["free", group.free]] }));
+  }), [legend([["weights", "weights"], ["gradients", "gradients"], ["optimizer", "optimizer"], ["activations", "activations"], ["buffers", "buffers"], ["line", "the device's memory"]])]);
+});

@@ -1,0 +1,19 @@
+// Where the step goes: in the words of the report, and for each group of devices.
+painted((facts) => {
+  const rows = facts.time.groups.map((terms, at) => {
+    const group = facts.groups[at];
+    const busy = terms[0].share + terms[1].share;
+    const strip = make("button", {
+      type: "button", class: "strip", "data-key": `time-${at}`, "data-stages": group.stages.join(" "), "aria-label": `${groupName(group)} computes for ${percent(busy)} of the step`,
+    },
+    make("span", { class: "name" }, groupName(group)),
+    make("span", { class: "stack" }, ...terms.map((term) => make("i", { class: `${term.name.replace(" ", "-")}${term.share ? "" : " nothing"}`, style: { width: `${100 * term.share}%` } }))),
+    make("span", { class: "amount" }, `computes ${percent(busy)}`));
+    return lights(strip, () => ({ title: groupName(group), rows: terms.map((term) => [term.name, `${term.text}, ${percent(term.share)}`]) }));
+  });
+  strips(byId("time"), "Time", rows, [
+    legend([["forward", "forward"], ["backward", "backward"], ["gradients-sync", "gradients sync after it"], ["waits", "waits"]]),
+    make("p", {}, make("b", {}, "Limited by: "), `${facts.time.limit}.`),
+    make("p", {}, make("b", {}, "Would help: "), `${facts.time.advice}.`),
+  ]);
+});
