@@ -62,3 +62,8 @@ def test_forms_for_issues_ask_for_something() -> None:
         assert content["description"]
         assert len({field["id"] for field in fields}) == len(fields)
         assert any(field["validations"]["required"] for field in fields if "validations" in field)
+
+
+def test_no_line_of_the_changelog_stands_twice() -> None:
+    lines = [line for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines() if line[:2] == "- "]
+    assert sorted(set(lines)) == sorted(lines)
