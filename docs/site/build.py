@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parent.parent.parent
-HOME, INDEX = "README.md", "docs/README.md"
+HOME, INDEX, GLOSSARY = "README.md", "docs/README.md", "docs/glossary.md"
 TOPICS = {
     "planning": "Planning",
     "ways": "Transformers by their shape",
@@ -55,7 +55,8 @@ MORE = (
     "hpgo.programs.orders.Family",
 )
 """What functions take or return that is no public name of its own."""
-_LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
+_LINK = re.compile(r"\[([^\[\]]*)\]\(([^)#\s]+)(?=[)#])")
+_ENTRY = re.compile(r"^\| \[(.*?)\]\((.*?)\)", re.MULTILINE)
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -83,8 +84,7 @@ def tabs(pages: Iterable[str]) -> list[dict[str, Any]]:
     index = (ROOT / INDEX).read_text(encoding="utf-8")
     for kind, table in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", index, re.MULTILINE | re.DOTALL):
         entries: list[Any] = [
-            {title: _site_path(posixpath.normpath(f"docs/{target}"))}
-            for title, target in re.findall(r"^\| \[(.*?)\]\((.*?)\)", table, re.MULTILINE)
+            {title: _site_path(posixpath.normpath(f"docs/{target}"))} for title, target in _ENTRY.findall(table)
         ]
         if kind == "Reference":
             python = [{title: _topic_path(title)} for title in dict.fromkeys(TOPICS.values())]
@@ -100,12 +100,17 @@ def _with_links(path: str, text: str) -> str:
     if not path.endswith(".md"):
         return text
     here = posixpath.dirname(_site_path(path)) or "."
+    entries = _ENTRY.findall((ROOT / INDEX).read_text(encoding="utf-8"))
+    titles = {posixpath.normpath(f"docs/{target}"): title for title, target in entries}
 
     def moved(link: re.Match[str]) -> str:
-        if ":" in link[0]:
+        words, target = link.groups()
+        if ":" in target:
             return link[0]
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link[0]))
-        return posixpath.relpath(_site_path(target), here)
+        found = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        if posixpath.basename(words) == posixpath.basename(found):  # a file to a code host, a page here
+            words = titles.get(found, words)
+        return f"[{words}]({posixpath.relpath(_site_path(found), here)}"
 
     return "".join(part if part.startswith("```") else _LINK.sub(moved, part) for part in _FENCED.split(text))
 
@@ -126,7 +131,7 @@ def _pages() -> list[str]:
     found = [HOME, *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
     for page in found:  # which grows
         prose = "".join(_FENCED.split((ROOT / page).read_text(encoding="utf-8"))[::2]) if page.endswith(".md") else ""
-        for target in _LINK.findall(prose):
+        for _, target in _LINK.findall(prose):
             path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
             if path not in found and not path.startswith("docs/") and (ROOT / path).is_file():
                 found.append(path)
@@ -136,6 +141,8 @@ def _pages() -> list[str]:
 def _as_page(path: str) -> str:
     """Text of a file of the repository; code is shown under its name."""
     text = (ROOT / path).read_text(encoding="utf-8")
+    if path == GLOSSARY:
+        return f"---\nsearch: {{boost: 4}}\n---\n\n{text}"
     if path.endswith(".md"):
         return text
     return f"# {path}\n\n````{Path(path).suffix.removeprefix('.')}\n{text}\n````\n"
