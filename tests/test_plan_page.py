@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import time
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -228,7 +229,7 @@ def test_a_plan_that_was_saved_without_its_profile_can_be_looked_at(tab, planned
 # --- changing
 
 
-def test_a_cut_is_moved_by_arrow_keys_and_the_price_is_the_librarys(opened) -> None:
+def test_a_cut_is_moved_by_arrow_keys_and_priced_by_the_library(opened) -> None:
     tab = opened(**OPTIMUM)
     tab.get_by_role("slider").focus()
     tab.keyboard.press("ArrowLeft")
@@ -452,10 +453,24 @@ def test_a_sweep_has_a_plan_behind_each_point(opened) -> None:
     assert value(tab, "step") == steps[1]
 
 
+def test_the_question_of_a_plan_file_can_be_swept_too(opened, planned) -> None:
+    tab = opened(plan=_name_of(planned))
+    assert address(tab) == {"plan": _name_of(planned)}
+    tab.locator("#sweep-over").select_option("devices")
+    tab.get_by_label("Values, with commas").fill("4, 8, 99")
+    tab.get_by_role("button", name="Sweep").click()
+    tab.get_by_text("has 16 devices, not 99").wait_for()
+    fewer = hpgo.Plan.read(planned).replan(8)
+    tab.get_by_role("button", name="Make the plan for 8 the plan").click()
+    moved_to(tab, devices="8")
+    assert value(tab, "step") == seconds(fewer.step_s)
+    assert tab.locator(".device").count() == 8
+
+
 # --- what the server refuses
 
 
-def test_addresses_that_make_no_sense_are_refused_in_the_librarys_words(served) -> None:
+def test_addresses_that_make_no_sense_are_refused_in_words_of_the_library(served) -> None:
     for items, said in (
         ({}, "the address names no model"),
         (BERT | {"stages": "x"}, "stage 0 is `x`"),
@@ -472,7 +487,7 @@ def test_addresses_that_make_no_sense_are_refused_in_the_librarys_words(served) 
     assert served.ask("/plan/secrets.txt")[0] == 404
 
 
-def test_other_sites_pages_get_nothing_and_a_stop_needs_the_searchs_name(served) -> None:
+def test_pages_of_other_sites_get_nothing_and_a_stop_needs_the_name_of_its_search(served) -> None:
     connection = HTTPConnection(served.host)
     for method, path in (
         ("GET", f"/plan/facts.json?{urlencode(OPTIMUM)}"),
@@ -486,3 +501,12 @@ def test_other_sites_pages_get_nothing_and_a_stop_needs_the_searchs_name(served)
     connection.request("POST", "/plan/stop?search=x")
     assert connection.getresponse().status == 404
     connection.close()
+
+
+def test_a_search_that_nobody_waits_for_is_ended(served) -> None:
+    hard = {"model": "amoebanet-36", "cluster": "h100:16", "batch": "4096", "recompute": "auto", "schedule": "auto"}
+    served.abandon(f"/plan/search?{urlencode(hard)}", after_s=1.0)
+    until_s = time.monotonic() + 10
+    while served.works_on_large_requests():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)

@@ -26,6 +26,7 @@ from hpgo.base.wording import shorten
 from hpgo.draw import ENDINGS
 from hpgo.page.form import page
 from hpgo.page.origins import foreign
+from hpgo.page.planned.address import drawn_size
 from hpgo.page.planned.document import page as plan_page
 from hpgo.page.planned.jobs import PARTS, File, PlanJob, mistake
 from hpgo.page.pool import BrokenError, Pool, Talk, UnavailableError
@@ -158,7 +159,10 @@ class Site:
             raise UnavailableError("too much is being sent already", "try again soon")
         job = PlanJob(wanted, items, files)
         is_small = sum(len(file.body) for _, file in files) <= _SMALL_PLAN_BYTES
-        pool = self._quick if is_small and wanted == "facts.json" else self._patient
+        if wanted.startswith("timeline"):
+            plan = self._shelf.get(items_of["plan"]).size if (items_of := dict(items)).get("plan") else None
+            is_small &= drawn_size(items, plan).within(_SMALL)
+        pool = self._quick if is_small else self._patient
         body = (await _unless_gone(request, pool, job)).body
         self._answers.put(key, body, len(body) + 2 * len(str(key)))
         return body

@@ -126,7 +126,8 @@ def main() -> None:
     # Prints of whatever runs here go where they harm no answer.
     with os.fdopen(os.dup(1), "wb") as answers, os.fdopen(os.dup(0), "rb") as jobs:
         os.dup2(2, 1)
-        from hpgo.draw import html, scene, svg  # noqa: F401 -- before the first request waits for it
+        from hpgo.draw import html, scene, svg  # noqa: F401 -- before the first request waits for them
+        from hpgo.page.planned import work  # noqa: F401
 
         at_first_bytes = _held_bytes()
         _bound(memory_bytes, nice)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import parse_bytes
 from hpgo.base.wording import near, shorten
+from hpgo.page.settings import MOST, Size
 from hpgo.planning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Asked:
     """What an address asks for; None where it leaves a choice open."""
 
     plan: str = ""
-    """Name on the shelf of the plan whose question it is; then there are no model, cluster and batch."""
+    """Name on the shelf of the plan whose question it is; then model, cluster and settings are its own."""
     model: str = ""
     """A built-in one, or the name on the shelf of a profile."""
     cluster: str = ""
@@ -64,7 +65,14 @@ class Asked:
     @property
     def is_changed(self) -> bool:
         """Whether it is more than a plan's file as it is."""
-        return bool(self.stages or self.micro_batch or self.schedule or self.recompute is not None)
+        return bool(
+            self.stages
+            or self.micro_batch
+            or self.schedule
+            or self.recompute is not None
+            or self.batch is not None
+            or self.devices is not None
+        )
 
 
 def asked_of(items: Iterable[tuple[str, str]]) -> Asked:
@@ -84,6 +92,20 @@ def asked_of(items: Iterable[tuple[str, str]]) -> Asked:
             if not given:
                 raise ArgumentError(f"the address names no {name}", "give a model, a cluster and a batch, or a plan")
     return asked
+
+
+def drawn_size(items: Iterable[tuple[str, str]], planned: Size | None) -> Size:
+    """How much of a step an address has to draw; `planned` is that of the plan it names. Raises as `asked_of`."""
+    asked = asked_of(items)
+    stages = len(asked.stages) or (planned.ranks if planned else 1)
+    if asked.micro_batch is None or asked.batch is None:
+        # As many micro-batches as its plan, or as many as there may be.
+        each = (
+            planned.actions // planned.ranks if planned and not asked.micro_batch else 2 * (asked.batch or MOST.actions)
+        )
+    else:
+        each = 2 * (asked.batch // asked.micro_batch)
+    return Size(stages * each, stages)
 
 
 def changes_of(plan: Plan, places: dict[str, int]) -> dict[str, str]:

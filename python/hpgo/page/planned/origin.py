@@ -74,7 +74,11 @@ def origin(question: tuple[object, ...], files: tuple[tuple[str, File], ...]) ->
     if plan:
         found = read(held[str(plan)])
         assert isinstance(found, Plan)  # noqa: S101 -- it was looked at when it was loaded
-        return _of_plan(found)
+        own = _of_plan(found)
+        if batch is None and devices is None:
+            return own
+        part = own.cluster if devices is None else own.cluster.first(int(str(devices)))
+        return replace(own, cluster=part, batch=own.batch if batch is None else int(str(batch)), plan=None)
     layers = read(held[str(model)]) if model in held else _built_in(str(model))
     whole = read(held[str(cluster)]) if cluster in held else Cluster.preset(str(cluster))
     assert isinstance(whole, Cluster)  # noqa: S101 -- likewise

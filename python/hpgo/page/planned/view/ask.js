@@ -54,7 +54,10 @@ function fill(question) {
 function asked() {
   const named = Object.fromEntries(Object.entries(state.titles).map(([name, title]) => [title, name]));
   const value = (name) => byId(name).value.trim();
-  if (!value("model") && state.question.plan) return { plan: state.question.plan };
+  if (!value("model") && state.question.plan) {
+    const isOwn = !state.question.batch && Number(value("batch")) === state.facts?.controls.batch;
+    return { plan: state.question.plan, batch: isOwn ? "" : value("batch"), devices: value("devices") };
+  }
   return {
     model: value("model"), cluster: named[value("cluster")] ?? value("cluster"), batch: value("batch"), devices: value("devices"),
     optimizer: value("optimizer") === choices.optimizers[0] ? "" : value("optimizer"), shard: byId("shard").checked ? "1" : "", reserve: value("reserve"),

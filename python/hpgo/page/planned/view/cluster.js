@@ -1,35 +1,55 @@
 // Stages on the cluster: each device has the colour of its stage, and links say what crosses them.
+const placed = { machines: "", devices: [] };
+
 painted((facts) => {
-  const stageOf = new Map();
-  facts.groups.forEach((group) => numbersOf(group.devices).forEach((device) => stageOf.set(device, group.stages)));
+  // Devices stay from one change to the next: there may be thousands, and few change.
+  const machines = JSON.stringify(facts.machines);
+  if (machines !== placed.machines) buildMachines(facts);
+  placed.machines = machines;
+  const groupOf = new Map();
+  facts.groups.forEach((group, at) => numbersOf(group.devices).forEach((device) => groupOf.set(device, at)));
+  placed.devices.forEach((button, number) => {
+    const group = groupOf.get(number);
+    const stages = group === undefined ? [] : facts.groups[group].stages;
+    const now = stages.join(" ");
+    if (button.dataset.stages === now) return;
+    button.dataset.stages = now;
+    button.classList.toggle("idle", !stages.length);
+    button.style.setProperty("--c", stages.length ? colourOf(stages[0]) : "transparent");
+    button.setAttribute("aria-label", `device ${number}: ${stages.length ? `stage ${stages.join(", ")}` : "idle"}`);
+    button.textContent = stages.length ? stages.join("·") : "–";
+  });
+  paintLinks(facts);
+});
+
+function deviceWords(number) {
+  const { facts } = state;
+  const group = facts.groups.find((one) => numbersOf(one.devices).includes(number));
+  if (!group) return { title: `device ${number}: idle`, rows: [] };
+  const rows = [["stage", group.stages.join(", ")], ["holds", group.total], ["free", group.free]];
+  return { title: `device ${number}`, rows: group.stages.length === 1 ? [...rows, ...facts.stages[group.stages[0]].said.slice(2, 6)] : rows };
+}
+
+function buildMachines(facts) {
   const count = facts.machines.reduce((sum, machine) => sum + machine.count, 0);
   const size = count <= 32 ? 34 : count <= 144 ? 25 : 13;
+  placed.devices = Array.from({ length: count }, (_, number) => lights(
+    make("button", { type: "button", class: "device", "data-key": `device-${number}`, "data-device": number, "data-stages": "none" }), () => deviceWords(number)));
   const machines = facts.machines.map((machine) => make("div", { class: "machine" },
     make("p", {}, size > 13 ? `${machine.name}: ${machine.count} × ${machine.device}` : machine.name.replace("machine ", "")),
-    make("div", { class: "devices" }, ...Array.from({ length: machine.count }, (_, at) => device(machine.first + at)))));
+    make("div", { class: "devices" }, ...placed.devices.slice(machine.first, machine.first + machine.count))));
+  const box = make("div", { id: "machines", class: `machines${size === 13 ? " small" : ""}`, role: "group", "aria-label": "Devices", style: { "--size": `${size}px` } }, ...machines);
+  byId("placed").replaceChildren(box, make("div", { id: "sent" }));
+  roving(box, ".device");
+}
 
-  function device(number) {
-    const stages = stageOf.get(number);
-    const name = stages ? stages.join("·") : "–";
-    const button = make("button", {
-      type: "button", class: `device${stages ? "" : " idle"}`, "data-key": `device-${number}`, "data-device": number, "data-stages": stages ? stages.join(" ") : "",
-      "aria-label": `device ${number}: ${stages ? `stage ${stages.join(", ")}` : "idle"}`, style: { "--c": stages ? colourOf(stages[0]) : "transparent" },
-    }, name);
-    return lights(button, () => ({
-      title: `device ${number}${stages ? "" : ": idle"}`,
-      rows: stages ? [["stage", stages.join(", ")], ["holds", facts.groups[facts.stages[stages[0]].group].total], ["free", facts.groups[facts.stages[stages[0]].group].free], ...(stages.length === 1 ? facts.stages[stages[0]].said.slice(2, 6) : [])] : [],
-    }));
-  }
-
-  const box = make("div", { class: `machines${size === 13 ? " small" : ""}`, role: "group", "aria-label": "Devices", style: { "--size": `${size}px` } }, ...machines);
+function paintLinks(facts) {
   const links = facts.links.map((link) => make("li", { "data-stages": `${link.from} ${link.to}` },
     make("span", {}, `stage ${link.from} → ${link.to}`),
     make("span", { class: "meter", title: `busy for ${percent(link.busy)} of the step` }, make("i", { style: { width: `${100 * Math.min(1, link.busy)}%` } })),
     make("span", {}, `${[link.bytes, link.time].filter(Boolean).join(" in ")} ${link.rate ? `at ${link.rate}, ` : ""}${link.between_machines ? "between machines" : "in a machine"}`)));
-  byId("placed").replaceChildren(...[
-    box,
+  byId("sent").replaceChildren(...[
     facts.rates.length ? make("p", { class: "rates" }, "Links: ", facts.rates.map(([where, rate]) => `${rate} ${where}`).join("; "), ".") : null,
     links.length ? make("ul", { class: "links", tabindex: links.length > 7 ? 0 : null, "aria-label": "What stages send on, each micro-batch" }, ...links) : null,
   ].filter(Boolean));
-  roving(box, ".device");
-});
+}

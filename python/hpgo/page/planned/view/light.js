@@ -36,16 +36,30 @@ function tell(target, { title, rows }) {
   tip.style.top = `${above > 4 ? above : Math.min(at.bottom + 44, innerHeight - tip.offsetHeight - 8)}px`;
 }
 
-// Makes an element light what it stands for when it is pointed at, tapped or focused.
+// Makes an element light what it stands for when it is pointed at, tapped or focused. The page listens once for all.
+const wordsOf = new WeakMap();
 function lights(element, words) {
-  const on = () => { if (!cutting()) light(element, words()); };
-  element.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") on(); });
-  element.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch" && document.activeElement !== element) unlight(); });
-  element.addEventListener("focus", on);
-  element.addEventListener("blur", unlight);
-  element.addEventListener("click", on);
+  wordsOf.set(element, words);
   return element;
 }
+
+function lighting(event) {
+  let element = event.target instanceof Element ? event.target : null;
+  while (element && !wordsOf.has(element)) element = element.parentElement;
+  return element;
+}
+
+for (const kind of ["pointerover", "focusin", "click"]) {
+  document.addEventListener(kind, (event) => {
+    const element = lighting(event);
+    if (element && element !== lit.self && !cutting() && !(kind === "pointerover" && event.pointerType === "touch")) light(element, wordsOf.get(element)());
+  });
+}
+document.addEventListener("pointerout", (event) => {
+  const element = lighting(event);
+  if (element && event.pointerType !== "touch" && !element.contains(event.relatedTarget) && document.activeElement !== element) unlight();
+});
+document.addEventListener("focusout", (event) => { if (lighting(event)) unlight(); });
 
 const stageWords = (stage) => ({ title: `stage ${stage}`, rows: state.facts.stages[stage].said });
 

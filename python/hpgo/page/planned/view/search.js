@@ -104,7 +104,7 @@ async function optimum(key) {
 }
 
 function paintFigures(facts) {
-  const figure = (name, value, note, kind = "", ...more) => make("dl", { class: `figure ${kind}` }, make("dt", {}, name), make("dd", { class: "value" }, value), make("dd", { class: "note" }, note, ...more));
+  const figure = (name, value, note, kind = "", ...more) => make("dl", { class: `figure ${kind}`, "data-name": name }, make("dt", {}, name), make("dd", { class: "value" }, value), make("dd", { class: "note" }, note, ...more));
   const tiles = facts.figures.map(({ name, value, note }) => figure(name, value, note, !facts.fits && name === "fullest device" ? "bad" : ""));
   const found = best.facts;
   const ratio = found ? facts.step_s / found.step_s - 1 : 0;

@@ -83,6 +83,8 @@ function wrong(control, error, ...more) {
     byId("trouble").hidden = false;
     return;
   }
+  const folded = control.closest("details");
+  if (folded) folded.open = true;
   const beside = make("div", { class: "wrong", id: "wrong", role: "alert" }, ...words);
   if (control.matches("input, select")) {
     control.setAttribute("aria-invalid", "true");

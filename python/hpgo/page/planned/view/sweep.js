@@ -22,19 +22,13 @@ function usual(over) {
   return all.filter((value) => value >= 1 && Number.isInteger(value)).join(", ");
 }
 
-// A plan's file says its batch and its cluster, so a sweep needs a question of its own.
-function sweepQuestion() {
-  return state.question.plan ? null : state.question;
-}
-
 async function sweep(over, input) {
   if (sweeping.control) {
     sweeping.control.abort();
     return;
   }
-  const question = sweepQuestion();
+  const { question } = state;
   wrong(null);
-  if (!question) return wrong(input, { message: "the plan's file says its batch and its cluster", hint: "choose its model and a cluster, and find a plan: that can be swept" });
   const values = input.value.split(",").map((text) => text.trim()).filter(Boolean);
   if (!values.length || values.length > 24 || values.some((text) => !/^[0-9]{1,9}$/.test(text))) return wrong(input, { message: "that is no list of whole numbers", hint: "give at most 24 with commas, like 32, 64, 128" });
   const mine = (sweeping.control = new AbortController());

@@ -1,0 +1,102 @@
+"""How long the plan's page takes: `pytest tests/bench_page.py --benchmark-only`.
+
+In headless chromium, beside a fresh `hpgo serve`. A first view has layers, stages, cluster, memory and words; the
+picture of the step follows. An edit is a key on a cut, until the new price stands on the page. No answer was asked for
+before, as the server keeps answers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from http.client import HTTPConnection
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+from soak import Served
+
+import hpgo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+playwright = pytest.importorskip("playwright.sync_api", reason="no playwright")
+CHROMIUM = os.environ.get("HPGO_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+_EDIT = """async (cut) => {
+  const before = window.hpgoPlan.facts;
+  const moved = new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true, cancelable: true });
+  const cuts = document.querySelectorAll(".cut");
+  cuts[cut % cuts.length].dispatchEvent(moved);
+  while (window.hpgoPlan.facts === before) await new Promise(requestAnimationFrame);
+  await new Promise(requestAnimationFrame);
+}"""
+
+
+def two_stages() -> hpgo.Plan:
+    """On two machines of eight."""
+    return hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+
+
+def sixteen_stages() -> hpgo.Plan:
+    """On 64 machines of eight, four for each stage: 16 stages, 64 micro-batches."""
+    rows = [(3 + (at < 5), range(32 * at, 32 * at + 32)) for at in range(16)]
+    cluster = hpgo.Cluster.preset("h100:64")
+    return hpgo.evaluate(hpgo.read_profile("bert-48"), cluster, rows, global_batch_size=4096, micro_batch_size=64)
+
+
+class Question:
+    """A server, and plans that it has not seen."""
+
+    def __init__(self, plan: hpgo.Plan) -> None:
+        self._server = Served()
+        self._file, self._files = plan.to_json().encode(), count(1)
+
+    def address(self) -> str:
+        """Of the plan, as a file that differs from all before by blanks at its end."""
+        connection = HTTPConnection(self._server.host)
+        connection.request("POST", "/plans?name=plan.json", self._file + b" " * next(self._files))
+        name = connection.getresponse().read().decode()
+        connection.close()
+        return f"http://{self._server.host}/plan?plan={name}"
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+@pytest.fixture(scope="module", params=[two_stages, sixteen_stages])
+def question(request) -> Iterator[Question]:
+    asked = Question(request.param())
+    yield asked
+    asked.stop()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def tab(browser):
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    yield page
+    page.close()
+
+
+@pytest.mark.parametrize("seen", [".layer", "#step svg"])
+def test_first_view(benchmark, question: Question, tab, seen: str) -> None:
+    def viewed(address: str) -> None:
+        tab.goto(address)
+        tab.locator(seen).first.wait_for()
+
+    benchmark.pedantic(viewed, setup=lambda: ((question.address(),), {}), rounds=20)
+
+
+def test_edit(benchmark, question: Question, tab) -> None:
+    tab.goto(question.address())
+    tab.locator("#step svg").wait_for()
+    cuts = count()
+    benchmark.pedantic(lambda: tab.evaluate(_EDIT, next(cuts)), rounds=15)
