@@ -50,6 +50,7 @@ def command(
     from hpgo.base.errors import ArgumentError, HpgoError
     from hpgo.base.files import writing
     from hpgo.draw import save
+    from hpgo.page.planned.facts import too_large
 
     if output is None:
         output = str(Path(tempfile.mkdtemp(prefix="hpgo-")) / f"{Path(inputs[0]).stem or 'timeline'}.html")
@@ -58,7 +59,7 @@ def command(
     pictured = {"schedule", *options}
     is_plain = all(ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in pictured)
     plan = plan_in(inputs[0]) if is_plain and len(inputs) == 1 else None
-    if plan is None:
+    if plan is None or too_large(plan):
         path = save(timelines_in(inputs, schedule), output, **options)
     else:
         from hpgo.page.planned.document import alone

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RECOMPUTE: dict[str, bool | str] = {"no": False, "yes": True, "auto": "auto"}
 _MOST_LENGTH = 64 * 1024
+_MOST_NUMBERS = 2**17
 _RUN = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", re.ASCII)
 _STAGES = "write each stage as places of layers and devices, like `0-25@0-7,26-52@8-15`"
 
@@ -133,13 +134,20 @@ def _runs_text(numbers: Sequence[int]) -> str:
     return "+".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _stages(_: str, text: str) -> Rows:
+def _stages(name: str, text: str) -> Rows:
     rows = []
+    named = 0
     for at, word in enumerate(text.split(",")):
         layers, between, devices = word.partition("@")
         if not between:
             raise ArgumentError(f"stage {at} is `{shorten(word)}`", _STAGES)
-        rows.append((_numbers(at, layers), _numbers(at, devices)))
+        row = _numbers(at, layers), _numbers(at, devices)
+        named += sum(map(len, row))
+        if named > _MOST_NUMBERS:
+            raise ArgumentError(
+                f"`{name}` names more than {_MOST_NUMBERS:,} layers and devices", "`hpgo plan` takes more"
+            )
+        rows.append(row)
     return tuple(rows)
 
 
@@ -148,9 +156,11 @@ def _numbers(stage: int, text: str) -> tuple[int, ...]:
     for word in text.split("+"):
         run = _RUN.fullmatch(word)
         first, last = (int(run[1]), int(run[2] or run[1])) if run else (1, 0)
-        if last < first or len(numbers) + last - first > 2**20:
+        if not first <= last <= first + _MOST_NUMBERS:
             raise ArgumentError(f"stage {stage} has `{shorten(word)}`, which is no range of numbers", _STAGES)
         numbers += range(first, last + 1)
+        if len(numbers) > _MOST_NUMBERS:
+            break  # whoever asked for these is told so
     return tuple(numbers)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, get_args
 
 from hpgo.base.divisors import divisors
+from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
 from hpgo.base.wording import above, counted, printable
 from hpgo.draw import palette
@@ -28,11 +29,18 @@ if TYPE_CHECKING:
     from hpgo.programs.stages import Group, Stage
 
 _PROVEN = 5e-7
+_MOST_LAYERS = 20_000
+_MOST_DEVICES = 16_384
 _TERMS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
 def facts(plan: Plan, found: Origin | None) -> dict[str, Any]:
-    """All that the page shows of `plan`; without what it was asked (`found`) it can't be changed."""
+    """All that the page shows of `plan`; without what it was asked (`found`) it can't be changed.
+
+    Raises ArgumentError for a plan that is too large to be shown.
+    """
+    if larger := too_large(plan):
+        raise ArgumentError(larger, "`hpgo plan` and `hpgo draw` take more")
     places = found.places if found else {layer: at for at, layer in enumerate(_ids(plan))}
     return {
         "headline": report.headline(plan),
@@ -67,6 +75,15 @@ def facts(plan: Plan, found: Origin | None) -> dict[str, Any]:
             "backward": palette.KIND_COLOURS["B"],
         },
     }  # fmt: skip
+
+
+def too_large(plan: Plan) -> str:
+    """Why the page does not draw `plan`; empty if it does."""
+    layers = sum(len(stage.layers) for stage in plan.stages)
+    for count, most, what in ((layers, _MOST_LAYERS, "layers"), (plan.cluster_devices, _MOST_DEVICES, "devices")):
+        if count > most:
+            return f"the plan has {count:,} {what}; the page takes {most:,}"
+    return ""
 
 
 def seconds(value_s: float) -> str:

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from hpgo.page.planned.address import Asked
     from hpgo.page.planned.jobs import File
 
-MOST_LAYERS = 20_000
-"""That the page draws."""
-
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -88,7 +85,7 @@ def origin(question: tuple[object, ...], files: tuple[tuple[str, File], ...]) ->
         reserved_bytes=float(str(reserve_bytes)),
     )
     part = whole if devices is None else whole.first(int(str(devices)))
-    return _checked(Origin(layers, part, int(str(batch)), {"memory": memory}))  # type: ignore[arg-type]
+    return Origin(layers, part, int(str(batch)), {"memory": memory})  # type: ignore[arg-type]
 
 
 def _built_in(name: str) -> Profile:
@@ -121,17 +118,7 @@ def _of_plan(plan: Plan) -> Origin:
     }
     profile = known_source("profile", plan.profile, assumed.profile, None)
     cluster = known_source("cluster", plan.cluster, assumed.cluster, None)
-    return _checked(Origin(profile, cluster, plan.global_batch_size, settings, plan))
-
-
-def _checked(found: Origin) -> Origin:
-    if len(found.profile.layers) > MOST_LAYERS:
-        raise ArgumentError(
-            f"profile `{shorten(found.profile.name)}` has {len(found.profile.layers):,} layers; the page takes"
-            f" {MOST_LAYERS:,}",
-            "`hpgo plan` takes more",
-        )
-    return found
+    return Origin(profile, cluster, plan.global_batch_size, settings, plan)
 
 
 def asked_plan(asked: Asked, found: Origin) -> Plan:

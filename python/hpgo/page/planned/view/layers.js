@@ -14,7 +14,6 @@ painted((facts) => {
   let before = 0;
   state.stages.forEach((stage, at) => {
     for (let first = 0; first < stage.layers.length; first += per) blocks.push(block(stage.layers.slice(first, first + per), at));
-    before += stage.layers.reduce((sum, layer) => sum + time(layer), 0);
     state.edges.push(before / total);
   });
 
@@ -22,10 +21,12 @@ painted((facts) => {
     const width = layers.reduce((sum, layer) => sum + time(layer), 0);
     const high = Math.max(...layers.map((layer) => (timed ? columns.held_bytes[layer] : 1)));
     const name = layers.length > 1 ? `${columns.names[layers[0]]} … ${columns.names[layers.at(-1)]}` : columns.names[layers[0]];
+    const left = before / total;
+    before += width;
     const held = layers.reduce((sum, layer) => sum + (columns.held_bytes[layer] ?? 0), 0);
     const button = make("button", {
       type: "button", class: "layer", "data-key": `layer-${layers[0]}`, "data-stages": stage, "data-layer": layers[0], "aria-label": `${name}, stage ${stage}`,
-      style: { "flex-grow": width / total, height: `${timed ? Math.max(3, (100 * high) / most) : 60}%`, "--c": colourOf(stage) },
+      style: { left: `${100 * left}%`, width: `max(2px, ${(100 * width) / total}%)`, height: `${timed ? Math.max(3, (100 * high) / most) : 60}%`, "--c": colourOf(stage) },
     });
     return lights(button, () => ({
       title: name,
@@ -40,6 +41,7 @@ painted((facts) => {
   const row = byId("row") ?? byId("layers").appendChild(make("div", { id: "row", role: "group", "aria-label": "Layers" }));
   const bands = byId("bands") ?? byId("layers").appendChild(make("div", { id: "bands", role: "group", "aria-label": "Stages" }));
   row.replaceChildren(...blocks);
+  const wide = row.clientWidth;
   bands.replaceChildren(...state.stages.map((stage, at) => {
     const [from, to] = [state.edges[at], state.edges[at + 1]];
     const replicas = stage.devices.length;
@@ -48,12 +50,15 @@ painted((facts) => {
       "aria-label": `stage ${at}: ${several(stage.layers.length, "layer")} on ${several(replicas, "device")}`,
       style: { left: `${100 * from}%`, width: `${100 * (to - from)}%`, "--c": colourOf(at) },
       onclick: () => select(at),
-    }, to - from > 0.12 ? `stage ${at}: ${several(stage.layers.length, "layer")} × ${replicas}` : to - from > 0.02 ? `${at}` : "");
+    }, labelled((to - from) * wide, at, `stage ${at}: ${several(stage.layers.length, "layer")} × ${replicas}`));
     return lights(band, () => stageWords(at));
   }));
   roving(row, ".layer");
   roving(bands, ".band");
 });
+
+// What a stage is called where it has so many pixels.
+const labelled = (px, stage, whole) => (px > 7 * whole.length + 28 ? whole : px > 84 ? `stage ${stage}` : px > 28 ? `${stage}` : "");
 
 function select(stage) {
   state.selected = stage;

@@ -59,4 +59,14 @@ if (state.offline) {
   });
   arrive();
 }
+
+// Labels and the step's picture are set for a width.
+let shownWidth = innerWidth, resizing = 0;
+addEventListener("resize", () => {
+  clearTimeout(resizing);
+  resizing = setTimeout(() => {
+    if (state.facts && innerWidth !== shownWidth && !cutting()) show(state.facts);
+    shownWidth = innerWidth;
+  }, 200);
+});
 window.hpgoPlan = state;

@@ -61,7 +61,8 @@ function paintSweep() {
 }
 
 function curve(points, rate) {
-  const [width, height, left, bottom] = [860, 240, 64, 34];
+  const width = Math.max(300, Math.min(860, byId("sweep").clientWidth));
+  const [height, left, bottom] = [240, 48, 34];
   const [low, high] = [Math.log2(points[0].value), Math.log2(points.at(-1).value)];
   const top = Math.max(...points.map(rate)) * 1.08;
   const x = (point) => left + ((Math.log2(point.value) - low) / (high - low || 1)) * (width - left - 30);
