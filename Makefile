@@ -59,6 +59,7 @@ wheel: $(BIN)/.installed
 	cd target/dist && venv/bin/hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
 	target/dist/venv/bin/python -c "import sys, zipfile; sys.exit('HPGO.py' not in zipfile.ZipFile(sys.argv[1]).namelist())" \
 		target/dist/*-abi3-*.whl
+	test -f target/dist/venv/share/man/man1/hpgo-plan.1
 
 bench: build
 	cargo bench

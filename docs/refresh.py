@@ -3,6 +3,7 @@
     python docs/refresh.py              # writes what they print now; read the diff
     python docs/refresh.py --check      # names the pages that are out of date, and exits with 1
     python docs/refresh.py tutorial.md  # this page alone, whether or not it is out of date
+    python docs/refresh.py hpgo.data    # the manual that the wheel carries for `man`; the first two do so, too
 
 Blocks run in order, each in one shell, in an empty folder for each page, which sees the repository's `examples` and
 `profiling_results`; a block of Python whose first line is the name of a file is written there. Numbers that a faster
@@ -22,8 +23,15 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from hpgo.cli.main import group
+from hpgo.cli.manual import pages
+
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("plan.md", "export.md", "launch.md", "llm.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("plan.md", "export.md", "launch.md", "llm.md", "shell.md")),
+]
+MANUAL = ROOT / "hpgo.data/data/share/man/man1"
 MEASURED = ROOT / "docs/tutorial.md"
 """It needs torch, and prints other times whenever it runs."""
 PICTURES = {"plan.svg": "tutorial.svg", "both.svg": "tutorial-measured.svg"}
@@ -121,11 +129,31 @@ def alike(one: str, other: str) -> bool:
     return _words(one) == _words(other)
 
 
+def manual() -> dict[Path, str]:
+    """Files of the manual, and what they should hold; nothing where one should not be."""
+    return dict.fromkeys(MANUAL.glob("*"), "") | {MANUAL / name: text for name, text in pages(group).items()}
+
+
+def stale_manual(*, checks: bool) -> list[str]:
+    """The files of the manual that are not what they should be, which are written unless this only checks."""
+    stale = []
+    for path, text in manual().items():
+        if text == (path.read_text(encoding="utf-8") if path.exists() else ""):
+            continue
+        stale.append(str(path.relative_to(ROOT)))
+        if not checks and text:
+            MANUAL.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif not checks:
+            path.unlink()
+    return stale
+
+
 def main() -> None:
     """Writes or checks all pages, or those that are named."""
     named, checks = [one for one in sys.argv[1:] if not one.startswith("-")], "--check" in sys.argv
     pages = [*PAGES, *([MEASURED] if importlib.util.find_spec("torch") else [])]
-    stale = []
+    stale = stale_manual(checks=checks) if not named or "hpgo.data" in named else []
     for page in pages:
         if named and page.name not in named:
             continue

@@ -247,7 +247,7 @@ def test_the_report_is_printed_even_if_the_plan_cannot_be_saved(tmp_path):
 
 def test_a_figure_that_cannot_be_drawn_is_refused_before_the_search(tmp_path):
     words = ["plan", "bert-48", "-c", "dapple-a:2048", "-b", "65536,131072", "--plot", "x.gif"]
-    assert "can't draw `x.gif`" in run(*words, cwd=tmp_path).stderr
+    assert "can't tell what to write into `x.gif`" in run(*words, cwd=tmp_path).stderr
 
 
 def test_reproduce_refuses_documents_and_folders_that_will_not_do_at_once(tmp_path):

@@ -207,7 +207,7 @@ def test_a_mistyped_command_is_named_with_the_nearest() -> None:
 def test_no_command_shows_the_help() -> None:
     done = run()
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Commands:" in done.stdout
+    assert "Simulate and draw:" in done.stdout
 
 
 def test_a_long_search_shows_its_best_step_on_a_terminal_and_ctrl_c_takes_it(tmp_path: Path) -> None:

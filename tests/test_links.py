@@ -129,7 +129,7 @@ def test_the_picture_has_a_square_for_each_way_and_a_border_between_machines() -
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["-o", "here.json"], 1, "does not end in .yaml"),
+        (["-o", "here.json"], 1, "end it in .yaml or .yml"),
         (["--picture", "nowhere/rates.svg"], 1, "there is no folder `nowhere`"),
         (["--ranks", "1"], 2, "--ranks"),
         (["--device", "cuda"], 1, "GPU"),

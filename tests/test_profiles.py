@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from itertools import combinations
+import re
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -171,10 +172,10 @@ def test_one_batch_size_needs_no_brackets_and_no_edges_mean_a_chain(tmp_path):
         ("[1e-4, 2e-4]", "[1e-4, .nan]", "layer `loss`: forward_s is nan", ""),
         ("[1e-4, 2e-4]", "[1e-4, -1]", "layer `loss`: forward_s is -1", ""),
         ("[1e-4, 2e-4]", "[1e-4, 1e19]", "layer `loss`: forward_s is 1e+19", ""),
-        ("[1e-4, 2e-4]", "[1e-4, fast]", "layer `loss`: forward_s must be a number, got `fast`", ""),
+        ("[1e-4, 2e-4]", "[1e-4, fast]", "(`loss`): `forward_s`: `fast` is no time", ""),
         ("[1e-4, 2e-4]", "[1e-4]", "layers entry 2 (`loss`): `forward_s` has 1 values", ""),
         ("parameter_bytes: 2080", "parameters: 2080", "entry 1 (`linear`): `parameter_bytes` is missing", "parameters"),
-        ("parameter_bytes: 2080", "parameter_bytes: none", "`parameter_bytes` must be a number, got `none`", ""),
+        ("parameter_bytes: 2080", "parameter_bytes: none", "`parameter_bytes`: `none` is no size", ""),
         ("stage: 0", "stage: -1", "`stage` must be a whole number", ""),
         ("stage: 0", "color: red", "`color` is unknown", ""),
         ("id: loss", "id: linear", "two layers have the id `linear`", ""),
@@ -369,3 +370,58 @@ def test_reading_any_file_gives_a_profile_or_a_named_error(tmp_path, data):
     path.write_bytes(data)
     with contextlib.suppress(hpgo.HpgoError):
         assert hpgo.read_profile(path).layers
+
+
+def test_units_repeats_and_one_batch_size_say_what_long_files_say(tmp_path):
+    short = native_file(
+        tmp_path,
+        "hpgo_profile: 1\nname: x\nbatch_size: 8\nlayers:\n"
+        "  - {id: in, forward_s: 1 ms, backward_s: 2ms, activation_bytes: 16 MB, parameter_bytes: 1 MiB}\n"
+        "  - {id: block, repeat: 3, forward_s: 400us, backward_s: 8e-4, activation_bytes: 16 MB, saved_bytes: 1 GiB,"
+        " parameter_bytes: 2.5 MB}\n"
+        "  - {id: out, forward_s: 1.0, backward_s: 2 s, activation_bytes: 4, parameter_bytes: 0}\n"
+        "ties: [{layers: [in, out], parameter_bytes: 1 MiB}]\n",
+    )
+    layers = ["in", "block0", "block1", "block2", "out"]
+    assert [layer.id for layer in short.layers] == [layer.name for layer in short.layers] == layers
+    assert short.edges == tuple(pairwise(layers))
+    assert short.batch_sizes == (8,)
+    assert (short.layers[0].forward_s, short.layers[0].backward_s) == ((0.001,), (0.002,))
+    assert (short.layers[0].activation_bytes, short.layers[0].parameter_bytes) == ((16e6,), 2**20)
+    assert {(one.forward_s, one.backward_s, one.saved_bytes) for one in short.layers[1:4]} == {
+        ((0.0004,), (0.0008,), (2**30,))
+    }
+    assert short.ties[0].parameter_bytes == 2**20
+    long = tmp_path / "long.yaml"
+    hpgo.write_profile(short, long)
+    assert hpgo.read_profile(long) == short
+
+
+def test_edges_of_a_repeated_layer_enter_its_first_and_leave_its_last(tmp_path):
+    entry = "forward_s: 1, backward_s: 1, activation_bytes: 1, parameter_bytes: 0}"
+    found = native_file(
+        tmp_path,
+        f"hpgo_profile: 1\nbatch_size: 1\nlayers:\n  - {{id: a, {entry}\n  - {{id: b, repeat: 3, {entry}\n"
+        f"  - {{id: c, {entry}\nedges: [[a, b], [b, c], [a, c]]\n",
+    )
+    assert set(found.edges) == {("a", "b0"), ("b0", "b1"), ("b1", "b2"), ("b2", "c"), ("a", "c")}
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "hint"),
+    [
+        ("batch_sizes: 8\nbatch_size: 8", "`batch_size` and `batch_sizes` are both given", "leave one of them out"),
+        ("batch_size: [8]", "`batch_size` must be a whole number from 1", ""),
+        ("batch_size: 8", "has 2 values", "one for each batch size: 1"),
+    ],
+)
+def test_batch_sizes_that_contradict_each_other_are_told(tmp_path, line, said, hint):
+    with pytest.raises(hpgo.ProfileError, match=re.escape(said)) as caught:
+        native_file(tmp_path, TINY.replace("batch_sizes: [8, 16]", line))
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("repeat", ["0", "-1", "2.5", "many", "100001"])
+def test_a_layer_is_repeated_a_whole_number_of_times(tmp_path, repeat):
+    with pytest.raises(hpgo.ProfileError, match=r"layers entry 1.*`repeat`"):
+        native_file(tmp_path, TINY.replace("{id: linear", f"{{id: linear, repeat: {repeat}"))

@@ -63,11 +63,12 @@ def test_the_parts_of_a_step_add_up_to_it_and_none_is_negative(plan: hpgo.Plan) 
 
 @settings(deadline=None, max_examples=40)
 @given(plans())
-def test_every_report_fits_eighty_columns_and_has_a_row_for_each_stage_in_each_table(plan: hpgo.Plan) -> None:
+def test_every_report_fits_eighty_columns_and_has_each_stage_in_a_row_of_each_table(plan: hpgo.Plan) -> None:
     lines = report.table(plan).splitlines()
     assert max(map(len, lines)) <= report.WIDTH
-    rows = [line for line in lines if re.match(r" *[0-9]+  ", line)]
-    assert len(rows) == 3 * len(plan.stages)
+    rows = [found for line in lines if (found := re.match(r" *([0-9]+)(?:–([0-9]+))?  ", line))]
+    covered = [stage for row in rows for stage in range(int(row[1]), int(row[2] or row[1]) + 1)]
+    assert covered == 3 * [*range(len(plan.stages))]
 
 
 @settings(deadline=None, max_examples=40)
@@ -233,3 +234,37 @@ def test_what_is_no_plan_is_refused_by_name(text: str, tmp_path: Path) -> None:
     with pytest.raises(hpgo.ArgumentError) as caught:
         hpgo.Plan.read(file)
     assert str(file) in caught.value.message
+
+
+@pytest.fixture(scope="module")
+def long() -> hpgo.Plan:
+    """24 stages, of which all but the first and the last have two layers alike."""
+    cluster = hpgo.Cluster.preset("dapple-b:24")
+    return hpgo.plan(hpgo.read_profile("bert-48"), cluster, global_batch_size=1024, micro_batch_size=2)
+
+
+def test_stages_alike_share_a_row_that_says_from_where_to_where(long: hpgo.Plan) -> None:
+    lines = report.table(long).splitlines()
+    assert lines[2:6] == [
+        "stage  layers                   count  devices  replicas  samples  in flight",
+        "    0  tokens … encoder-2           6        0         1        2         47",
+        " 1–22  encoder-3 … encoder-46  2 each     1–22    1 each        2       45–3",
+        "   23  encoder-47 … pooler          3       23         1        2          1",
+    ]
+    assert "alike                 stages 1–22: 2 layers × 1; memory is that of the fullest" in lines
+    assert len(lines) < 40
+
+
+def test_a_folded_row_holds_the_longest_times_and_the_fullest_memory_of_its_stages(long: hpgo.Plan) -> None:
+    (_, _), (_, times), (_, memory), *_ = report.sections(long)
+    assert times[0][:2] == ("0–22", f"{1e3 * max(stage.forward_s for stage in long.stages[:23]):.3g} ms")
+    held = [group.memory.total_bytes for group in long.groups[1:23]]
+    assert min(held) < max(held)
+    assert memory[1][::6] == ("1–22", f"{max(held) / 1e6:.3g} MB")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_prose_is_as_wide_as_it_may_be(bert: hpgo.Plan, width: int) -> None:
+    lines = report.table(bert, width=width).splitlines()
+    prose = lines[lines.index(next(line for line in lines if line.startswith("schedule"))) :]
+    assert width - 15 <= max(map(len, prose)) <= width

@@ -278,7 +278,7 @@ def test_ranks_end_with_the_command_that_started_them(folder: Path) -> None:
         (["none.json"], "there is no file"),
         (["three-one.json", "--backend", "torch"], "stage 1 has 1 replica and stage 0 has 3"),
         (["one.json", "--timeline", "absent/run.npz"], "there is no folder `absent`"),
-        (["one.json", "--timeline", "run.png"], "`run.png` ends in neither .timeline.json nor .npz"),
+        (["one.json", "--timeline", "run.png"], "can't tell what to write into `run.png`"),
         (["chain.json"], "is a plan of inference"),
     ],
 )

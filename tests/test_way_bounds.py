@@ -69,7 +69,6 @@ def test_what_computes_some_layers_anew_computes_no_fewer_and_takes_no_less_than
     for family in grid(model, gpus, batch):
         each = [least for least, _ in family.leanest()]
         room_bytes = min(each) + share * (max(each) - min(each))
-        room_bytes *= 1 + 1e-8  # bounds lie a little below, and of those that are as large nothing is asked here
         known = {(one.cut, one.zero): one for one in family.candidates(room_bytes) if one.anew > 0}
         for cut, zero in product(range(len(family.cuts.found)), range(len(family.zeros))):
             one = Candidate(0.0, cut, zero, NONE)

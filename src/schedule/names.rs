@@ -8,14 +8,14 @@ use crate::error::{Error, Result};
 /// The row called `name`.
 ///
 /// # Errors
-/// [`Error::Schedule`] if there is none; the hint names the nearest ones.
+/// [`Error::Schedule`] if there is none; the hint names the nearest one, or those that are as near.
 pub fn family(name: &str) -> Result<&'static Family> {
     FAMILIES.iter().find(|family| family.name == name).ok_or_else(|| {
         let letters = |name: &str| name.to_lowercase().replace(['_', '-', ' '], "");
         let mut near: Vec<(usize, &str)> =
             FAMILIES.iter().map(|family| (edits(&letters(name), &letters(family.name)), family.name)).collect();
-        near.sort_by_key(|&(edits, _)| edits);
-        near.retain(|&(edits, _)| edits <= 3);
+        let least = near.iter().map(|&(edits, _)| edits).min().unwrap_or_default();
+        near.retain(|&(edits, _)| edits == least && edits <= 3);
         let hint = match near.as_slice() {
             [] => "`hpgo schedules` lists them all".to_owned(),
             near => {

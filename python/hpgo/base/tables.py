@@ -10,9 +10,9 @@ from hpgo.base.wording import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# 3, -1.5, 12 %, 3.1 GB, 25 Gbit/s, 2 × 8, 13.1 ×, 34–35, 1-12; or nothing
+# 3, -1.5, 12 %, 3.1 GB, 25 Gbit/s, 2 × 8, 13.1 ×, 34–35, 1.5–0.2 GB, 1-12; or nothing
 _NUMBER = re.compile(
-    r"[-+~]?[0-9][0-9.,]*(e[-+]?[0-9]+)?([–-][0-9]+| ?×( ?[0-9]+)?)*( ?[a-zA-Zµ%][a-zA-Zµ/%]*)?|[-–—]?"
+    r"[-+~]?[0-9][0-9.,]*(e[-+]?[0-9]+)?([–-][0-9][0-9.,]*| ?×( ?[0-9]+)?)*( ?[a-zA-Zµ%][a-zA-Zµ/%]*)?|[-–—]?"
 )
 
 _PIECE = re.compile(r"[^ /-]+[ /-]?|[ /-]")  # of a name: up to where it may be broken

@@ -25,18 +25,33 @@ def near(wanted: str, known: Iterable[str]) -> str:
 
 
 def similar(wanted: str, known: Iterable[str]) -> str:
-    """The nearest of `known` as a hint, if one is near.
+    """The nearest of `known` as a hint, if one is near; one slip of a finger is nearer than all else.
 
     >>> similar("vgg19", ["vgg-16", "vgg-19"]), similar("x", ["vgg-16", "vgg-19"])
     ('did you mean `vgg-19`?', '')
+    >>> similar("1f1v", ["1f1b", "1f1b_overlap"]), similar("pirce", ["price", "pipe"])
+    ('did you mean `1f1b`?', 'did you mean `price`?')
     """
     import difflib
     from itertools import islice
 
     # Comparing is quadratic in the length of names, and there may be very many.
     short = [name for name in islice(known, 5000) if len(name) <= 100]
-    matches = difflib.get_close_matches(wanted[:100], short, n=1)
+    typed = wanted[:100]
+    slips = [name for name in short if _is_one_slip(typed.casefold(), name.casefold())]
+    matches = difflib.get_close_matches(typed, slips, n=1, cutoff=0.0) or difflib.get_close_matches(typed, short, n=1)
     return f"did you mean `{shorten(matches[0])}`?" if matches else ""
+
+
+def _is_one_slip(typed: str, name: str) -> bool:
+    """Whether one letter more, less or other, or two that changed places, are all that differs."""
+    if min(len(typed), len(name)) < 2 or abs(len(typed) - len(name)) > 1:
+        return False
+    begin = 0
+    while begin < min(len(typed), len(name)) and typed[begin] == name[begin]:
+        begin += 1
+    one, other = typed[begin:], name[begin:]
+    return one[1:] == other[1:] or one[1:] == other or one == other[1:] or one == other[1::-1] + other[2:]
 
 
 def counted(number: int, thing: str) -> str:

@@ -10,7 +10,9 @@ import click
 from hpgo.base.documents import json_text, write_text
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.units import format_seconds
-from hpgo.cli.terminal import say, table
+from hpgo.cli.command import Command
+from hpgo.cli.terminal import say, table, width
+from hpgo.cli.values import CLUSTER, FILE, PROFILE, YAML, File
 
 if TYPE_CHECKING:
     from hpgo.planning.calibration import Calibration
@@ -24,14 +26,22 @@ _MANIFOLD = 10.0
 """From so many times what was predicted on, the table tells how many."""
 
 
-@click.command()
-@click.argument("plan", metavar="[PLAN.json]", required=False)
-@click.argument("timeline", metavar="[TIMELINE]", required=False)
-@click.option("--steps", metavar="FILE", help="Measured steps of transformers: .yaml, .json or .csv.")
-@click.option("--profile", metavar="FILE", help="What the plan was made with, if it was saved without it.")
-@click.option("--cluster", metavar="NAME|FILE", help="Likewise.")
-@click.option("-o", "output", metavar="FILE", help="The corrected profile, or the platform: .yaml.")
-@click.option("--cluster-output", metavar="FILE", help="The corrected cluster, as .yaml.")
+@click.command(cls=Command)
+@click.argument("plan", type=FILE, metavar="[PLAN.json]", required=False)
+@click.argument("timeline", type=FILE, metavar="[TIMELINE]", required=False)
+@click.option("--steps", type=FILE, metavar="FILE", help="Measured steps of transformers: .yaml, .json or .csv.")
+@click.option(
+    "--profile", type=PROFILE, metavar="NAME|FILE", help="What the plan was made with, if it was saved without it."
+)
+@click.option("--cluster", type=CLUSTER, metavar="NAME|FILE", help="Likewise.")
+@click.option(
+    "-o",
+    "output",
+    type=File(".yaml", ".yml", ".json"),
+    metavar="FILE",
+    help="The corrected profile, or the platform: .yaml.",
+)
+@click.option("--cluster-output", type=YAML, metavar="FILE", help="The corrected cluster, as .yaml.")
 @click.option("--json", "as_json", is_flag=True, help="All of it as one object, for machines.")
 def command(
     *,
@@ -50,7 +60,7 @@ def command(
     took, so that the next plan is made of them.
 
     With --steps, a platform is made of steps that transformers took there, for --platform of `hpgo plan` and
-    `hpgo price`: docs/llm.md.
+    `hpgo price`.
 
     \b
     Examples:
@@ -71,9 +81,6 @@ def command(
         return
     if plan is None or timeline is None:
         raise click.UsageError("name a plan and a timeline, or a file of measured steps with --steps")
-    for file, endings in ((output, (".yaml", ".yml", ".json")), (cluster_output, (".yaml", ".yml"))):
-        if file is not None and Path(file).suffix not in endings:
-            raise ArgumentError(f"`{file}` does not end in {endings[0]}", f"name a file that ends in {endings[0]}")
     found = calibrate(
         Plan.read(plan),
         Timeline.read(timeline),
@@ -100,7 +107,7 @@ def _platform(steps: str, output: str | None, *, as_json: bool) -> None:
     found: PlatformFit = fit_platform(steps)
     if output is not None:
         found.platform.save(output)
-    click.echo(json_text(document(found)) if as_json else "\n".join(lines(found)))
+    click.echo(json_text(document(found)) if as_json else "\n".join(lines(found, width())))
     if output is None:
         say("note", "nothing was written: `-o platform.yaml` keeps the platform for --platform")
 

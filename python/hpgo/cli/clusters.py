@@ -8,12 +8,14 @@ import json
 import click
 
 from hpgo.base.units import format_bytes_per_s
+from hpgo.cli.command import Group
 from hpgo.cli.terminal import sources, table
+from hpgo.cli.values import CLUSTER
 from hpgo.machine.cluster import Cluster, Link
 from hpgo.machine.presets import PRESETS
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
@@ -51,7 +53,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("cluster")
+@click.argument("cluster", type=CLUSTER)
 def show(cluster: str) -> None:
     """Show CLUSTER, a name or a file, as a file that `--cluster` takes.
 

@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpgo.cli.command import Command
 from hpgo.cli.pictures import picture_options, timelines_in
+from hpgo.cli.values import FILE, PICTURE
 
 if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
 
 
-@click.command()
-@click.argument("inputs", nargs=-1, required=True, metavar="TIMELINE_OR_PLAN...")
+@click.command(cls=Command)
+@click.argument("inputs", type=FILE, nargs=-1, required=True, metavar="TIMELINE_OR_PLAN...")
 @click.option(
     "-o",
     "--output",
     "outputs",
     multiple=True,
     required=True,
+    type=PICTURE,
     metavar="FILE",
     help="Picture to write; its ending chooses the format. May be given several times.",
 )

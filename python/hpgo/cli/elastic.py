@@ -27,7 +27,10 @@ def check(*, checkpoint: str | None, every: int | None, launched: bool) -> None:
             "`--elastic` needs `--checkpoint FOLDER --every N`: what a lost machine had not saved is done again"
         )
     if not launched:
-        raise click.UsageError("`--elastic` needs torchrun, which starts ranks again: docs/elastic.md has the command")
+        raise click.UsageError(
+            "`--elastic` needs torchrun, which starts ranks again:"
+            " `torchrun --nnodes 3:4 --max-restarts 20 … -m hpgo run …`"
+        )
 
 
 @contextmanager

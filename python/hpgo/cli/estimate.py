@@ -8,8 +8,10 @@ import click
 
 from hpgo.base.documents import json_text
 from hpgo.base.units import format_bytes, format_seconds
+from hpgo.cli.command import Command
 from hpgo.cli.questions import Counts
 from hpgo.cli.terminal import say, table
+from hpgo.cli.values import PROFILE_OUT, TRANSFORMER
 from hpgo.machine.rates import RATES, WIDTHS
 
 if TYPE_CHECKING:
@@ -31,10 +33,18 @@ class _Dim(click.ParamType):  # type: ignore[type-arg]  # not generic before cli
         return name, int(size)
 
 
-@click.command()
-@click.argument("model")
+@click.command(cls=Command)
+@click.argument("model", type=TRANSFORMER)
 @click.option("--device", type=click.Choice(tuple(RATES)), required=True, help="Where it would run.")
-@click.option("-o", "output", metavar="FILE", help="The profile: .yaml, .json, or PipeDream's .txt.")
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    type=PROFILE_OUT,
+    multiple=True,
+    metavar="FILE",
+    help="The profile: .yaml, .json, or PipeDream's .txt. Repeatable.",
+)
 @click.option(
     "--dtype",
     type=click.Choice(tuple(WIDTHS)),
@@ -59,7 +69,7 @@ def command(
     *,
     model: str,
     device: str,
-    output: str | None,
+    outputs: tuple[str, ...],
     batch_size: tuple[int, ...] | None,
     dims: tuple[tuple[str, int], ...],
     as_json: bool,
@@ -84,14 +94,14 @@ def command(
     from hpgo.model.formats.native import document
 
     found = estimate(model, device=device, batch_sizes=batch_size, dims=dict(dims), **options)
-    if output is not None:
+    for output in outputs:
         write_profile(found, output)
     if as_json:
         click.echo(json_text(document(found)))
     else:
         _print(found)
         say("note", f"{found.source}")
-        if output is None:
+        if not outputs:
             say("note", "nothing was written: `-o FILE.yaml` keeps the profile for `hpgo plan`")
 
 

@@ -8,7 +8,9 @@ import click
 
 from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError, HpgoError
-from hpgo.cli.terminal import say
+from hpgo.cli.command import Command
+from hpgo.cli.terminal import say, width
+from hpgo.cli.values import FILE, STILL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,14 +36,14 @@ class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before
             self.fail(f"{error.message}; {error.hint}", param, ctx)
 
 
-@click.command()
-@click.argument("plan", metavar="PLAN.json")
+@click.command(cls=Command)
+@click.argument("plan", type=FILE, metavar="PLAN.json")
 @click.option(
     "--against", type=_Changes(), metavar="NAME=N[,…]",
     help="Another way: what differs, like `tp=8,pp=2`, `zero=0` or `recompute=full`.",
 )  # fmt: skip
-@click.option("--platform", metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.")
-@click.option("--picture", metavar="FILE", help="The plan on its cluster: .svg, .png, .pdf or .html.")
+@click.option("--platform", type=FILE, metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.")
+@click.option("--picture", type=STILL, metavar="FILE", help="The plan on its cluster: .svg, .png, .pdf or .html.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(
     *, plan: str, against: dict[str, object] | None, platform: str | None, picture: str | None, as_json: bool
@@ -88,7 +90,9 @@ def command(
             kept = [{"change": name, **(_kept(one))} for name, one in tried]
             click.echo(json_text({"chosen": price_report.document(chosen), "next": kept}))
         else:
-            click.echo("\n".join([*price_report.lines(chosen), "", *comparison_report.around(chosen, tried)]))
+            click.echo(
+                "\n".join([*price_report.lines(chosen, width()), "", *comparison_report.around(chosen, tried, width())])
+            )
         return
     try:
         other = priced(against)
@@ -100,7 +104,7 @@ def command(
     if as_json:
         click.echo(json_text(comparison_report.document(found, forbidden)))
     else:
-        click.echo("\n".join(comparison_report.lines(found, forbidden)))
+        click.echo("\n".join(comparison_report.lines(found, forbidden, width())))
 
 
 def _around(held: WayPlan, priced: Callable[[Mapping[str, object]], Price]) -> list[tuple[str, Price | str]]:

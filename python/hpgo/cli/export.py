@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import click
 
+from hpgo.cli.command import Command
+from hpgo.cli.values import FILE, Known
 from hpgo.export.targets import NAMES, TARGETS, find
 
 _TRIED = ", ".join(f"{target.name}@{target.version}" if target.version else target.name for target in TARGETS)
 
 
-@click.command(epilog=f"Tried with: {_TRIED}.")
-@click.argument("plan", metavar="PLAN.json")
+@click.command(cls=Command, epilog=f"Tried with: {_TRIED}.")
+@click.argument("plan", type=FILE, metavar="PLAN.json")
 @click.option(
     "--to",
     "target",
+    type=Known("launcher", lambda: NAMES),
     metavar="NAME[@VERSION]",
     required=True,
     callback=lambda _context, _option, name: _known(name),
     help=f"Who shall run it: {', '.join(NAMES)}.",
 )
-@click.option("-o", "--output", metavar="FILE|FOLDER/", help="Write it there instead of printing it.")
+@click.option("-o", "--output", type=FILE, metavar="FILE|FOLDER/", help="Write it there instead of printing it.")
 def command(plan: str, target: str, output: str | None) -> None:
     """Write PLAN.json, from `hpgo plan -o`, as configuration of a launcher.
 
@@ -28,7 +31,7 @@ def command(plan: str, target: str, output: str | None) -> None:
     Plans of inference, from `hpgo partition --for NAME --json`, go to vllm, sglang, llama.cpp and accelerate.
 
     Launchers run grids: as many replicas of each stage; `hpgo plan --for NAME` plans for one. Plans with other counts
-    are for launchers of your own, which ask a plan what each rank does: `Plan.for_rank`, examples/rank.py.
+    are for launchers of your own, which ask a plan what each rank does: `Plan.for_rank`.
 
     With `-o FILE` the main file is FILE, and others that it needs lie beside it; with a folder, or a name that ends in
     a slash, all go into it. Without, the main file is printed.

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpgo.cli.command import Command
+from hpgo.cli.values import CLUSTER, FILE
+
 if TYPE_CHECKING:
     from hpgo.launch import Job
 
@@ -16,18 +19,34 @@ if TYPE_CHECKING:
 _TARGETS = ("local", "torchrun", "slurm", "kubeflow", "pytorchjob", "ray", "ssh-hosts")
 
 
-@click.command()
-@click.argument("plan", metavar="PLAN.json")
+_SECTIONS = {
+    "What starts": "target script python cluster name",
+    "Where": "hosts_file port image runtime resource sbatch",
+    "What is written": "output as_json",
+}
+
+
+@click.command(cls=Command, sections=_SECTIONS)
+@click.argument("plan", type=FILE, metavar="PLAN.json")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS…]")
 @click.option("--on", "target", type=click.Choice(_TARGETS), required=True, help="What starts the processes.")
-@click.option("--script", required=True, metavar="FILE.py", help="What each process runs, as the machines name it.")
-@click.option("-o", "--output", metavar="FILE", help="Write it there instead of printing or running it.")
+@click.option(
+    "--script", type=FILE, required=True, metavar="FILE.py", help="What each process runs, as the machines name it."
+)
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write it there instead of printing or running it.")
 @click.option("--json", "as_json", is_flag=True, help="Machines, idle ranks and the file's text, for machines.")
-@click.option("--cluster", metavar="NAME|FILE", help="The plan's cluster, for plans saved without it.")
-@click.option("--hosts", "hosts_file", metavar="FILE", help="torchrun, ssh-hosts: a line for each machine, in order.")
+@click.option("--cluster", type=CLUSTER, metavar="NAME|FILE", help="The plan's cluster, for plans saved without it.")
+@click.option(
+    "--hosts", "hosts_file", type=FILE, metavar="FILE", help="torchrun, ssh-hosts: a line for each machine, in order."
+)
 @click.option("--port", type=int, metavar="N", help="local, torchrun, slurm, ssh-hosts: where rank 0 listens; 29500.")
 @click.option(
-    "--python", default="python3", show_default=True, metavar="FILE", help="The interpreter, on all machines."
+    "--python",
+    default="python3",
+    show_default=True,
+    type=FILE,
+    metavar="FILE",
+    help="The interpreter, on all machines.",
 )
 @click.option("--name", help="In the queue; the profile's if left out.")
 @click.option("--image", help="pytorchjob, kubeflow: the container.")

@@ -10,42 +10,59 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from hpgo.base.errors import HpgoError
 from hpgo.base.signals import uninterrupted
 from hpgo.base.wording import near, shorten
+from hpgo.cli.command import Group, write_columns
 from hpgo.cli.terminal import say
 
-# sub-command -> (module whose attribute `command` it is, one line of help); modules load when called
-COMMANDS: dict[str, tuple[str, str]] = {
-    "plan": ("hpgo.cli.plan", "Find the plan with the shortest training step."),
-    "evaluate": ("hpgo.cli.evaluate", "Price a plan of your own."),
-    "export": ("hpgo.cli.export", "Write a plan for Megatron-LM, DeepSpeed or torchtitan."),
-    "launch": ("hpgo.cli.launch", "Start a plan's processes: here, SLURM, Kubeflow, Ray, torchrun, ssh."),
-    "profile": ("hpgo.cli.profile", "Measure a model's layers on this machine, for `hpgo plan`."),
-    "estimate": ("hpgo.cli.estimate", "Estimate a model's layers on a device that is not at hand."),
-    "price": ("hpgo.cli.price", "Price a way of training a transformer, known by its shape alone."),
-    "explain": ("hpgo.cli.explain", "Say why a transformer's plan, and why not another."),
-    "measure-links": ("hpgo.cli.measure_links", "Measure the links between ranks, for `hpgo plan`."),
-    "run": ("hpgo.cli.run", "Train by a plan: on processes started here, or as one rank."),
-    "variants": ("hpgo.cli.variants", "Train VGG-19 in four ways, and by a plan made here."),
-    "calibrate": ("hpgo.cli.calibrate", "Say where a measured step left its prediction, and why."),
-    "models": ("hpgo.cli.models", "List the built-in models, or write their profiles."),
-    "clusters": ("hpgo.cli.clusters", "List the known clusters, or show one as a file to edit."),
-    "partition": ("hpgo.cli.partition", "Spread a chain of layers over uneven hosts."),
-    "reproduce": ("hpgo.cli.reproduce", "Set published planning results beside ours."),
-    "simulate": ("hpgo.cli.simulate", "Run schedules or plans on a clock: step, bubbles, memory."),
-    "schedules": ("hpgo.cli.schedules", "List the known schedules, or show the orders of one."),
-    "draw": ("hpgo.cli.draw", "Draw timelines or plans: SVG, PNG, PDF, HTML, trace, text, TikZ."),
-    "view": ("hpgo.cli.view", "Open timelines or plans as an interactive page in the browser."),
-    "serve": ("hpgo.cli.serve", "Serve a local page that compares schedules as you change them."),
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Plan": {
+        "plan": ("hpgo.cli.plan", "Find the plan with the shortest training step."),
+        "evaluate": ("hpgo.cli.evaluate", "Price a plan of your own."),
+        "price": ("hpgo.cli.price", "Price a way of training a transformer, known by its shape alone."),
+        "explain": ("hpgo.cli.explain", "Say why a transformer's plan, and why not another."),
+        "partition": ("hpgo.cli.partition", "Spread a chain of layers over uneven hosts."),
+        "models": ("hpgo.cli.models", "List the built-in models, or write their profiles."),
+        "clusters": ("hpgo.cli.clusters", "List the known clusters, or show one as a file to edit."),
+    },
+    "Measure": {
+        "profile": ("hpgo.cli.profile", "Measure a model's layers on this machine, for `hpgo plan`."),
+        "measure-links": ("hpgo.cli.measure_links", "Measure the links between ranks, for `hpgo plan`."),
+        "estimate": ("hpgo.cli.estimate", "Estimate a model's layers on a device that is not at hand."),
+        "calibrate": ("hpgo.cli.calibrate", "Say where a measured step left its prediction, and why."),
+    },
+    "Run": {
+        "run": ("hpgo.cli.run", "Train by a plan: on processes started here, or as one rank."),
+        "launch": ("hpgo.cli.launch", "Start a plan's processes: here, SLURM, Kubeflow, Ray, torchrun, ssh."),
+        "export": ("hpgo.cli.export", "Write a plan for Megatron-LM, DeepSpeed or torchtitan."),
+        "variants": ("hpgo.cli.variants", "Train VGG-19 in four ways, and by a plan made here."),
+    },
+    "Simulate and draw": {
+        "simulate": ("hpgo.cli.simulate", "Run schedules or plans on a clock: step, bubbles, memory."),
+        "schedules": ("hpgo.cli.schedules", "List the known schedules, or show the orders of one."),
+        "draw": ("hpgo.cli.draw", "Draw timelines or plans: SVG, PNG, PDF, HTML, trace, text, TikZ."),
+        "view": ("hpgo.cli.view", "Open timelines or plans as an interactive page in the browser."),
+        "serve": ("hpgo.cli.serve", "Serve a local page that compares schedules as you change them."),
+        "reproduce": ("hpgo.cli.reproduce", "Set published planning results beside ours."),
+    },
+    "Help": {
+        "help": ("hpgo.cli.help", "Show the help of a command."),
+        "completion": ("hpgo.cli.completion", "Complete commands and names in bash, zsh or fish."),
+    },
 }
+"""Title -> sub-command -> module whose attribute `command` it is, one line of help; modules load when called."""
+COMMANDS = {name: row for section in SECTIONS.values() for name, row in section.items()}
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -56,21 +73,28 @@ class _Commands(click.Group):
             command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # From the table, likewise.
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+        return found or click.Command.shell_complete(self, ctx, incomplete)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"there is no command `{shorten(args[0])}`; {near(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # From the table: listing must not import every command.
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        rows = {title: [(name, line) for name, (_, line) in rows.items()] for title, rows in SECTIONS.items()}
+        write_columns(formatter, rows)
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
-@click.version_option(package_name="hpgo")
+@click.version_option(None, "-V", "--version", package_name="hpgo")
 @click.pass_context
 def group(ctx: click.Context) -> None:
     """Plan, simulate and draw hybrid-parallel training.
@@ -80,7 +104,7 @@ def group(ctx: click.Context) -> None:
       hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
       hpgo simulate --schedule zb_h1 -s 4 -b 8
 
-    Data goes to stdout, everything else to stderr. `hpgo COMMAND --help` says more.
+    Data goes to stdout, everything else to stderr. `hpgo help COMMAND` says more.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -135,4 +159,6 @@ def fail(error: HpgoError) -> NoReturn:
 
 def main() -> NoReturn:
     """Entry point of the command `hpgo`."""
+    if "_HPGO_COMPLETE" in os.environ:  # a shell asks what may come next
+        importlib.import_module("hpgo.cli.completion")
     run(group, prog_name="hpgo")

@@ -10,9 +10,11 @@ import click
 from hpgo.base.documents import json_text, write_text
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.units import format_bytes_per_s
-from hpgo.cli.questions import SECONDS
+from hpgo.cli.command import Command
+from hpgo.cli.questions import SECONDS, SOME_SECONDS
 from hpgo.cli.ranks import in_ranks
 from hpgo.cli.terminal import table
+from hpgo.cli.values import YAML, File
 
 if TYPE_CHECKING:
     from hpgo.runtime.links import Fit, Links
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
 _KINDS = {"intra": "inside a machine", "inter": "between machines"}
 
 
-@click.command()
-@click.option("-o", "output", metavar="FILE", help="The cluster, as .yaml.")
-@click.option("--picture", metavar="FILE", help="Rates between all ranks, as .svg.")
+@click.command(cls=Command)
+@click.option("-o", "output", type=YAML, metavar="FILE", help="The cluster, as .yaml.")
+@click.option("--picture", type=File(".svg"), metavar="FILE", help="Rates between all ranks, as .svg.")
 @click.option(
     "--ranks", type=click.IntRange(2), default=2, show_default=True, metavar="N",
     help="Processes to start on this machine, where no launcher has.",
@@ -31,7 +33,7 @@ _KINDS = {"intra": "inside a machine", "inter": "between machines"}
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="GPUs where each rank has one, if left out.")
 @click.option("--time-limit", type=SECONDS, default="20s", show_default=True, metavar="TIME", help="For all, about.")
 @click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, metavar="SECONDS",
+    "--timeout", type=SOME_SECONDS, default="600s", show_default=True, metavar="TIME",
     help="How long ranks wait for each other.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Everything that was measured, for machines.")
@@ -60,9 +62,7 @@ def command(
     from hpgo import runtime
 
     runtime.check_torch()
-    for file, endings in ((output, (".yaml", ".yml")), (picture, (".svg",))):
-        if file is not None and Path(file).suffix not in endings:
-            raise ArgumentError(f"`{file}` does not end in {endings[0]}", f"name a file that ends in {endings[0]}")
+    for file in (output, picture):
         if file is not None and not Path(file).parent.is_dir():
             raise ArgumentError(
                 f"there is no folder `{Path(file).parent}` to write `{file}` in", "name one that exists"

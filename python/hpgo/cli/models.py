@@ -9,17 +9,20 @@ import click
 
 from hpgo.base.documents import make_folder
 from hpgo.base.units import format_bytes, format_seconds
+from hpgo.cli.command import Group
 from hpgo.cli.terminal import sources, table
+from hpgo.cli.values import PROFILE, Known
 from hpgo.model.builtin import MODELS, built_in
-from hpgo.model.formats import write_profile
+from hpgo.model.formats import read_profile, write_profile
+from hpgo.model.formats.native import write_yaml
 from hpgo.model.transformer_presets import TRANSFORMERS
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """List the models that can be planned by name, or write their profiles.
+    """List the models that can be planned by name, show one, or write their profiles.
 
     The step is forward and backward, on one device, of the batch that the profile was measured with.
 
@@ -27,7 +30,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     Examples:
       hpgo models
       hpgo models --json
-      hpgo models write profiling_results
+      hpgo models show bert-48 > bert.yaml
+      hpgo models write profiles
       hpgo models write . bert-48
       hpgo models transformers
     """
@@ -67,7 +71,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 @command.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.argument("names", nargs=-1, metavar="[MODEL]...")
+@click.argument("names", nargs=-1, type=Known("model", lambda: MODELS), metavar="[MODEL]...")
 def write(folder: Path, names: tuple[str, ...]) -> None:
     """Write profiles into FOLDER as PipeDream text.
 
@@ -75,7 +79,7 @@ def write(folder: Path, names: tuple[str, ...]) -> None:
 
     \b
     Examples:
-      hpgo models write profiling_results
+      hpgo models write profiles
       hpgo models write . bert-48 xlnet-36
     """
     profiles = {name: built_in(name) for name in names or MODELS}
@@ -84,6 +88,19 @@ def write(folder: Path, names: tuple[str, ...]) -> None:
         path = folder / MODELS[name].file
         write_profile(profile, path)
         click.echo(path)
+
+
+@command.command()
+@click.argument("model", type=PROFILE)
+def show(model: str) -> None:
+    """Show MODEL, a name or a file, as a profile to edit: YAML, in seconds and bytes.
+
+    \b
+    Examples:
+      hpgo models show vgg-16
+      hpgo models show bert-48 > bert.yaml
+    """
+    click.echo(write_yaml(read_profile(model)), nl=False)
 
 
 @command.command()

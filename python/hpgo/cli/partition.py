@@ -9,23 +9,40 @@ import click
 from hpgo.base.documents import write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
+from hpgo.cli.command import Command
 from hpgo.cli.questions import SECONDS
 from hpgo.cli.terminal import say, searching
+from hpgo.cli.values import CLUSTER, FILE, PROFILE, File
 
 if TYPE_CHECKING:
     from hpgo.planning.chain.files import Units
     from hpgo.planning.chain.plans import ChainPlan
 
 
-@click.command(context_settings={"show_default": True})
+_SECTIONS = {
+    "Files": "model_name models_file dev_types_file dev_file profile cluster links units ignore_unknown_types",
+    "What is planned": "objective samples_per_s batch_size dtype buffers_in buffers_out bits interpolate count_loading",
+    "Where layers run": "pins exclude max_replicas launcher",
+    "What is written": "deadline_s why as_json as_yaml picture",
+}
+
+
+@click.command(cls=Command, sections=_SECTIONS, context_settings={"show_default": True})
 @click.option("-m", "--model-name", metavar="NAME", default="google/vit-base-patch16-224", help="Model to spread.")
-@click.option("-M", "--models-file", metavar="FILE", default="models.yml", help="Models: layers, memory, values.")
-@click.option("-T", "--dev-types-file", metavar="FILE", default="device_types.yml", help="Types: memory, times.")
-@click.option("-D", "--dev-file", metavar="FILE", default="devices.yml", help="Hosts of each type.")
 @click.option(
-    "--profile", metavar="NAME|FILE", help="A built-in model or a file, instead of the three; with --cluster."
+    "-M", "--models-file", type=FILE, metavar="FILE", default="models.yml", help="Models: layers, memory, values."
 )
-@click.option("--cluster", metavar="NAME|FILE", help="A cluster, of mixed devices say, for --profile.")
+@click.option(
+    "-T", "--dev-types-file", type=FILE, metavar="FILE", default="device_types.yml", help="Types: memory, times."
+)
+@click.option("-D", "--dev-file", type=FILE, metavar="FILE", default="devices.yml", help="Hosts of each type.")
+@click.option(
+    "--profile",
+    type=PROFILE,
+    metavar="NAME|FILE",
+    help="A built-in model or a file, instead of the three; with --cluster.",
+)
+@click.option("--cluster", type=CLUSTER, metavar="NAME|FILE", help="A cluster, of mixed devices say, for --profile.")
 @click.option(
     "--for",
     "launcher",
@@ -45,7 +62,7 @@ if TYPE_CHECKING:
 @click.option(
     "--throughput", "samples_per_s", type=float, metavar="X", help="Samples per second that every plan must reach."
 )
-@click.option("--links", metavar="FILE", help="YAML of pairwise links, latencies, and ways in and out.")
+@click.option("--links", type=FILE, metavar="FILE", help="YAML of pairwise links, latencies, and ways in and out.")
 @click.option("--pin", "pins", multiple=True, metavar="HOST=1-12", help="These layers run here. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="HOST[=1-12]", help="Not this host, or not these layers. Repeatable.")
 @click.option("--max-replicas", type=int, metavar="N", default=1, help="Hosts of a type that may share a stage.")
@@ -61,7 +78,7 @@ if TYPE_CHECKING:
 @click.option("--explain", "why", is_flag=True, help="Say why: compute, transfer, memory and slack of each stage.")
 @click.option("--json", "as_json", is_flag=True, help="The whole plan for machines.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="The schedule as PipeEdge's runtime reads it.")
-@click.option("--svg", "picture", metavar="FILE", help="Also draw the stages.")
+@click.option("--svg", "picture", type=File(".svg"), metavar="FILE", help="Also draw the stages.")
 def command(
     *,
     model_name: str,
@@ -83,8 +100,7 @@ def command(
 ) -> None:
     """Spread a chain of layers over uneven hosts, with proof that nothing is better.
 
-    Model, device types and hosts are PipeEdge's three YAML files, or a --profile and a --cluster. docs/partition.md
-    shows the files.
+    Model, device types and hosts are PipeEdge's three YAML files, or a --profile and a --cluster.
 
     \b
     Examples:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpgo.cli.values import SCHEDULE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
 def picture_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of a picture to a command."""
     options = [
-        click.option("--schedule", help="Schedule that plans run on; as they were planned if left out."),
+        click.option(
+            "--schedule", type=SCHEDULE, metavar="NAME",
+            help="Schedule that plans run on; as they were planned if left out."
+        ),
         click.option("--label", "labels", multiple=True, help="Name of a timeline; once for each, in order."),
         click.option("--title", default="", help="Title of the picture."),
         click.option(

@@ -113,7 +113,7 @@ def check_words(context: click.Context) -> None:
         return
     if context.params["device_type"] is None:
         raise click.UsageError("--format pipeedge needs --device-type, what this machine is called in device_types.yml")
-    refused = ["output", "autocast", *(_MEASURING if results else ())]
+    refused = ["outputs", "autocast", *(_MEASURING if results else ())]
     others = [called[name] for name in dict.fromkeys(refused) if name in given]
     if others:
         why = " and --from" if results else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,12 +15,14 @@ from hpgo.base.errors import ArgumentError, InfeasibleError
 from hpgo.base.tables import markdown
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import above, printable, shorten
-from hpgo.cli.questions import SECONDS, Counts, as_options, of_profile, question, settings
-from hpgo.cli.terminal import say, searching, table
+from hpgo.cli.command import Command
+from hpgo.cli.questions import SECONDS, SECTIONS, Counts, as_options, of_profile, question, settings
+from hpgo.cli.terminal import say, searching, table, width
 from hpgo.cli.transformers import check_no_transformer, missing, of_transformers, show_ways
+from hpgo.cli.values import CURVES, PICTURES, PLAN_OUT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hpgo.machine.cluster import Cluster
     from hpgo.model.profile import Profile
@@ -73,7 +76,9 @@ def saving(command: _Command) -> _Command:
     """Adds the options that say how a plan is saved."""
     options = (
         click.option(
-            "-o", "--output", metavar="FILE", help="Also write the plan as JSON, for `hpgo export` and others."
+            "-o", "--output", "outputs", type=PLAN_OUT, multiple=True, metavar="FILE",
+            help="Also write the plan (.json), its step as a picture (.svg .png .pdf .html .tex), or its report (.md)."
+            " Repeatable.",
         ),
         click.option(
             "--no-embed", is_flag=True,
@@ -85,7 +90,14 @@ def saving(command: _Command) -> _Command:
     return command
 
 
-@click.command()
+_SECTIONS = {title: names.format("devices launcher max_stages ") for title, names in SECTIONS.items()} | {
+    "Search": "deadline tie",
+    "What is written": "outputs no_embed alternatives plot as_json as_markdown",
+    "Transformers, known by their shape": "seq tokens_per_batch precision fix exclude platform picture front top",
+}
+
+
+@click.command(cls=Command, sections=_SECTIONS)
 @question(several=True)
 @click.option(
     "--for",
@@ -102,7 +114,7 @@ def saving(command: _Command) -> _Command:
     help="Take the plan with the least memory whose step is at most so much longer than the shortest: `0.5%`.",
 )
 @click.option("--deadline", type=SECONDS, metavar="TIME", help="Stop then, with the best plan so far: `10s`.")
-@click.option("--json", "as_json", is_flag=True, help="For machines: docs/plan.md.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="To paste into a document.")
 @saving
 @click.option(
@@ -113,7 +125,7 @@ def saving(command: _Command) -> _Command:
     metavar="NAME=FILE",
     help="Also write a plan that the report compares: `data parallelism`, or a schedule of `auto`. Repeatable.",
 )
-@click.option("--plot", metavar="FILE", help="Draw the throughput of several plans: .svg, .png or .pdf.")
+@click.option("--plot", type=CURVES, metavar="FILE", help="Draw the throughput of several plans: .svg, .png or .pdf.")
 @of_transformers
 @click.pass_context
 def command(
@@ -130,7 +142,7 @@ def command(
     deadline: float | None,
     as_json: bool,
     as_markdown: bool,
-    output: str | None,
+    outputs: tuple[str, ...],
     no_embed: bool,
     alternatives: tuple[tuple[str, str], ...],
     plot: str | None,
@@ -146,7 +158,7 @@ def command(
     so far.
 
     With --seq, PROFILE is a transformer (`hpgo models transformers`, or a config.json), and the quickest ways of
-    all that Megatron-LM, or another launcher (--for), runs are listed: docs/llm.md.
+    all that Megatron-LM, or another launcher (--for), runs are listed.
 
     \b
     Examples:
@@ -181,6 +193,8 @@ def command(
         from hpgo.draw.curves import check
 
         check(plot)  # before the search, which may take minutes
+    if several and (drawn := [output for output in outputs if Path(output).suffix not in {"", ".json"}]):
+        raise click.UsageError(f"`{shorten(drawn[0])}` is for one plan; of several, -o writes .json, and --plot draws")
     if alternatives and several:
         raise click.UsageError("--save-alternative is for one plan: give one batch size and one device count")
     facts = of_profile(options)
@@ -197,7 +211,7 @@ def command(
             keywords,
             as_json=as_json,
             as_markdown=as_markdown,
-            output=output,
+            outputs=outputs,
             embed=not no_embed,
             plot=plot,
         )
@@ -205,12 +219,27 @@ def command(
     with as_options():
         best = _search(read, *questions[0], keywords)
     try:
-        if output is not None:
-            best.save(output, embed=not no_embed)
+        write(best, outputs, embed=not no_embed)
         for name, file in alternatives:
             best.alternative(name).save(file, embed=not no_embed)
     finally:  # a plan that took minutes is shown, even if it can't be saved
         show(best, as_json=as_json, as_markdown=as_markdown, embed=not no_embed)
+
+
+def write(plan: Plan, outputs: Sequence[str], *, embed: bool) -> None:
+    """Writes the plan into files as their endings say: itself, its report, or a picture of its step."""
+    for output in outputs:
+        ending = output.lower().rpartition(".")[2]
+        if ending == "md":
+            from hpgo.show import report
+
+            write_text(output, report.markdown(plan) + "\n", ArgumentError)
+        elif f".{ending}" in PICTURES:
+            from hpgo.timing.simulation import simulate
+
+            simulate(plan).save(output)
+        else:
+            plan.save(output, embed=embed)
 
 
 def show(plan: Plan, *, as_json: bool, as_markdown: bool, embed: bool, stored_step_s: float | None = None) -> None:
@@ -225,7 +254,7 @@ def show(plan: Plan, *, as_json: bool, as_markdown: bool, embed: bool, stored_st
         return
     if sys.stdout.isatty():
         styled = lambda role, text: click.style(text, **_STYLES[role])  # noqa: E731
-        click.echo(report.table(plan, styled, stored_step_s=stored_step_s))
+        click.echo(report.table(plan, styled, stored_step_s=stored_step_s, width=width()))
     else:
         click.echo(report.table(plan, stored_step_s=stored_step_s))
 
@@ -237,7 +266,7 @@ def _sweep(
     *,
     as_json: bool,
     as_markdown: bool,
-    output: str | None,
+    outputs: tuple[str, ...],
     embed: bool,
     plot: str | None,
 ) -> None:
@@ -274,7 +303,7 @@ def _sweep(
         }
     )
     try:
-        if output is not None:
+        for output in outputs:
             write_text(output, document + "\n", ArgumentError)
         if plot is not None:
             from hpgo.show.figures import draw_plans

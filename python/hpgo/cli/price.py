@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.documents import json_text
+from hpgo.cli.command import Command
 from hpgo.cli.questions import as_options
-from hpgo.cli.terminal import say
+from hpgo.cli.terminal import say, width
+from hpgo.cli.values import CLUSTER, FILE, PROFILE_OUT, STILL, TRANSFORMER
 
 if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
@@ -16,9 +18,18 @@ if TYPE_CHECKING:
 _DEGREE = click.IntRange(min=1)
 
 
-@click.command()
-@click.argument("model")
-@click.option("-c", "--cluster", required=True, metavar="NAME|FILE", help="See `hpgo clusters`.")
+_SECTIONS = {
+    "What is trained": "cluster devices global_batch_size micro_batch_size seq precision",
+    "How it is shared": "tp pp vpp first_layers last_layers cp ep zero",
+    "How it is computed": "recompute recompute_layers no_sequence_parallel no_flash no_fused no_overlap"
+    " adapter_gbit_s platform",
+    "What is written": "outputs picture as_json",
+}
+
+
+@click.command(cls=Command, sections=_SECTIONS)
+@click.argument("model", type=TRANSFORMER)
+@click.option("-c", "--cluster", required=True, type=CLUSTER, metavar="NAME|FILE", help="See `hpgo clusters`.")
 @click.option("-b", "--global-batch-size", type=_DEGREE, required=True, metavar="N", help="Sequences of a step.")
 @click.option("--seq", type=_DEGREE, required=True, metavar="N", help="Tokens of a sequence.")
 @click.option("--tp", type=_DEGREE, default=1, metavar="N", help="GPUs that share each matrix.  [1]")
@@ -47,17 +58,18 @@ _DEGREE = click.IntRange(min=1)
 @click.option("--no-flash", is_flag=True, help="Attention is several kernels, which keep scores.")
 @click.option("--no-fused", is_flag=True, help="Operations on single values are not fused.")
 @click.option("--no-overlap", is_flag=True, help="Gradients are summed after the backward passes only.")
-@click.option("--no-fused-loss", is_flag=True, help="The loss is several kernels, in 32 bits.")
-@click.option("--no-fused-update", is_flag=True, help="Adam is several kernels.")
-@click.option("--narrow-gradients", is_flag=True, help="Gradients add up in 16 bits.")
-@click.option(
-    "--offload-layers", type=click.IntRange(min=0), default=0, metavar="N",
-    help="Layers whose values wait in the host's memory.  [0]",
-)  # fmt: skip
 @click.option("--adapter", "adapter_gbit_s", type=float, metavar="GBIT/S", help="Rate of a preset's network adapters.")
-@click.option("--platform", metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.")
-@click.option("--picture", metavar="FILE", help="The way on its cluster: .svg, .png, .pdf or .html.")
-@click.option("-o", "output", metavar="FILE", help="Its layers, on groups of GPUs, as a profile for `hpgo plan`.")
+@click.option("--platform", type=FILE, metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.")
+@click.option("--picture", type=STILL, metavar="FILE", help="The way on its cluster: .svg, .png, .pdf or .html.")
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    type=PROFILE_OUT,
+    multiple=True,
+    metavar="FILE",
+    help="Its layers, on groups of GPUs, as a profile for `hpgo plan`. Repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(
     *,
@@ -67,20 +79,18 @@ def command(
     no_flash: bool,
     no_fused: bool,
     no_overlap: bool,
-    no_fused_loss: bool,
-    no_fused_update: bool,
     adapter_gbit_s: float | None,
     platform: str | None,
     picture: str | None,
-    output: str | None,
+    outputs: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
     """Price one way of training a transformer on GPUs, without a profile.
 
     MODEL is a name that `hpgo models transformers` lists, a Hugging Face config.json, or a YAML file with its sizes.
-    The degree of data parallelism follows from the others. Nothing is measured: docs/accuracy.md says how far such
-    prices were from published steps.
+    The degree of data parallelism follows from the others. Nothing is measured: the step stands with the error that
+    such prices have against published steps.
 
     \b
     Examples:
@@ -105,18 +115,16 @@ def command(
             flash=not no_flash,
             fused=not no_fused,
             overlap=not no_overlap,
-            fused_loss=not no_fused_loss,
-            fused_update=not no_fused_update,
             platform=measured,
             **options,
         )
-        if output is not None:
+        for output in outputs:
             write_profile(profile_of(found, model, where, constants=constants_of(where, measured)), output)
         if picture is not None:
             from hpgo.show.way_picture import draw_way
 
             draw_way(found, where, picture)
-    click.echo(json_text(document(found)) if as_json else "\n".join(lines(found)))
+    click.echo(json_text(document(found)) if as_json else "\n".join(lines(found, width())))
     if not found.fits:
         say("warning", "it does not fit: raise a degree, or --zero, or compute anew with --recompute")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,9 +10,11 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_seconds
+from hpgo.cli.command import Command
 from hpgo.cli.pipeedge import Files, check_folder, check_words, device, read_all, timings
 from hpgo.cli.questions import BYTES, DEVICE_BYTES, RATE, SECONDS, Counts
 from hpgo.cli.terminal import progress, say, table
+from hpgo.cli.values import FILE, PROFILE_OUT, WORKLOAD
 from hpgo.model.formats.pipeedge import Timing
 
 if TYPE_CHECKING:
@@ -26,9 +27,25 @@ _PART = ".part"
 """Behind the name of the profile: what has been measured so far."""
 
 
-@click.command()
-@click.argument("workload", metavar="[NAME|MODULE:FUNCTION|CONFIG.json]", required=False)
-@click.option("-o", "output", metavar="FILE", help="The profile: .yaml, .json, or PipeDream's .txt.")
+_SECTIONS = {
+    "What is measured": "by batch_size ranks inference dtype autocast device time_limit memory",
+    "What is written": "outputs as_json",
+    "For PipeEdge": "form device_type device_memory device_bandwidth model_name models_file dev_types_file"
+    " overwrite results",
+}
+
+
+@click.command(cls=Command, sections=_SECTIONS)
+@click.argument("workload", type=WORKLOAD, metavar="[NAME|MODULE:FUNCTION|CONFIG.json]", required=False)
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    type=PROFILE_OUT,
+    multiple=True,
+    metavar="FILE",
+    help="The profile: .yaml, .json, or PipeDream's .txt. Repeatable.",
+)
 @click.option(
     "--by", type=click.Choice(["block", "module", "op", "quarter"]), default="block", show_default=True,
     help="What a layer is, in models that torch exports; `quarter`: of a built-in transformer's block.",
@@ -55,19 +72,19 @@ _PART = ".part"
 @click.option("--device-memory", type=DEVICE_BYTES, metavar="SIZE", help="Of a type that is new there, like 512MiB.")
 @click.option("--device-bandwidth", type=RATE, metavar="RATE", help="The same, like 100Mbit/s.")
 @click.option("-m", "--model-name", metavar="NAME", help="What the model is called there; the workload's name.")
-@click.option("-M", "--models-file", metavar="FILE", default="models.yml", show_default=True,
+@click.option("-M", "--models-file", type=FILE, metavar="FILE", default="models.yml", show_default=True,
               help="Layers, memory, values.")  # fmt: skip
-@click.option("-T", "--dev-types-file", metavar="FILE", default="device_types.yml", show_default=True,
+@click.option("-T", "--dev-types-file", type=FILE, metavar="FILE", default="device_types.yml", show_default=True,
               help="Types: memory, times.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Put new figures in the place of those that are there.")
 @click.option(
-    "--from", "results", metavar="FILE", multiple=True,
+    "--from", "results", type=FILE, metavar="FILE", multiple=True,
     help="Measure nothing: merge this profiler_results.yml of PipeEdge's profiler. Repeatable.",
 )  # fmt: skip
 def command(
     *,
     workload: str,
-    output: str | None,
+    outputs: tuple[str, ...],
     batch_size: tuple[int, ...],
     as_json: bool,
     form: str | None,
@@ -97,14 +114,14 @@ def command(
     check_words(click.get_current_context())
     given = {**options, "batch_sizes": batch_size}
     if form is None:
-        _check_output(output, batch_size)
-        found = _measured(workload, keep=None if output is None else f"{output}{_PART}", **given)
-        if output is not None:
+        _check_outputs(outputs, batch_size)
+        found = _measured(workload, keep=f"{outputs[0]}{_PART}" if outputs else None, **given)
+        for output in outputs:
             from hpgo.model.formats import write_profile
 
             write_profile(found.profile, output)
         _print(found, as_json=as_json)
-        if output is None and not as_json:
+        if not outputs and not as_json:
             say("note", "nothing was written: `-o FILE.yaml` keeps the profile for `hpgo plan`")
         return
     files = Files(
@@ -160,16 +177,12 @@ def _torch_dtype(name: str | None) -> Any:
     return name and getattr(torch, name)
 
 
-def _check_output(output: str | None, sizes: tuple[int, ...]) -> None:
+def _check_outputs(outputs: tuple[str, ...], sizes: tuple[int, ...]) -> None:
     """Raises ArgumentError for what can't be written, before anything is measured."""
-    if output is None:
-        return
-    path = Path(output)
-    if path.suffix not in {".yaml", ".yml", ".json", ".txt"}:
-        raise ArgumentError(f"can't tell the format of `{output}`", "end it in .yaml, .json or .txt")
-    if path.suffix == ".txt" and len(sizes) > 1:
-        raise ArgumentError("PipeDream text holds one batch size", "measure at one, or write .yaml")
-    check_folder(output)
+    for output in outputs:
+        if output.lower().endswith(".txt") and len(sizes) > 1:
+            raise ArgumentError("PipeDream text holds one batch size", "measure at one, or write .yaml")
+        check_folder(output)
 
 
 def _print(found: Measurement, *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ import click
 from hpgo.base.errors import HpgoError
 from hpgo.base.units import parse_bytes, parse_bytes_per_s, parse_seconds
 from hpgo.cli.terminal import say
+from hpgo.cli.values import CLUSTER, MODEL, Known
 from hpgo.planning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -38,12 +39,21 @@ _SCHEDULES = (
 _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
 
-class _Measure(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """A number with a unit; with an `example`, one without it is refused."""
+SECTIONS = {
+    "What is planned": "cluster global_batch_size {}schedule micro_batch_size min_micro_batch_size equal_shares"
+    " no_overlap count_loading",
+    "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve",
+    "Files that leave something open": "profile_batch_size profile_layer_counts profile_boundary",
+}
+"""Titles of the help, and the options of `question` below each; where there are others, they take the place of {}."""
 
-    def __init__(self, name: str, parser: Callable[[str], float], *, example: str = "") -> None:
+
+class _Measure(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """A number with a unit; with an `example`, one without it is refused, and nought where there is `some`."""
+
+    def __init__(self, name: str, parser: Callable[[str], float], *, example: str = "", some: bool = False) -> None:
         self.name = name
-        self._parser, self._example = parser, example
+        self._parser, self._example, self._some = parser, example, some
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Base units: seconds, bytes."""
@@ -52,9 +62,12 @@ class _Measure(click.ParamType):  # type: ignore[type-arg]  # not generic before
         if self._example and not re.search("[A-Za-z]$", value):
             self.fail(f"`{value[:40]}` has no unit; write it like {self._example}", param, ctx)
         try:
-            return self._parser(value)
+            found = self._parser(value)
         except HpgoError as error:
             self.fail(f"{error.message}; {error.hint}", param, ctx)
+        if self._some and not found:
+            self.fail(f"a {self.name} of 0 is none", param, ctx)
+        return found
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]
@@ -83,6 +96,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
 
 
 SECONDS = _Measure("time", parse_seconds)
+SOME_SECONDS = _Measure("time", parse_seconds, some=True)
 BYTES = _Measure("size", parse_bytes)
 DEVICE_BYTES = _Measure("size", parse_bytes, example="512MiB")
 RATE = _Measure("rate", parse_bytes_per_s, example="100Mbit/s")
@@ -98,8 +112,10 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
     usual = "eager_1f1b, or what --for runs" if several else "eager_1f1b"
 
     options = (
-        click.argument("profile"),
-        click.option("-c", "--cluster", required=several, metavar="NAME|FILE", help="See `hpgo clusters`."),
+        click.argument("profile", type=MODEL),
+        click.option(
+            "-c", "--cluster", type=CLUSTER, required=several, metavar="NAME|FILE", help="See `hpgo clusters`.",
+        ),
         click.option(
             "-b", "--global-batch-size", type=Counts() if several else int,
             metavar="N[,N…]" if several else "N",
@@ -118,7 +134,8 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
             help="What one sample sends from layer to layer, for files of Metis and Galvatron that don't say it.",
         ),
         click.option(
-            "--schedule", metavar="NAME",
+            "--schedule", type=Known("schedule", lambda: (*_SCHEDULES, *(("auto",) if several else ()))),
+            metavar="NAME",
             help=f"The order of forwards and backwards, {usual} by default: {names}.",
         ),
         click.option(

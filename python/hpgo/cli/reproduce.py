@@ -10,10 +10,11 @@ import click
 
 from hpgo.base.documents import make_folder, read_text, write_text
 from hpgo.base.errors import ArgumentError
+from hpgo.cli.command import Command
 from hpgo.cli.terminal import progress
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--write", type=click.Path(path_type=Path), help="Fill the tables of this document instead of printing.")
 @click.option("--check", type=click.Path(path_type=Path), help="Fail unless the tables of this document are current.")
 @click.option("--figures", type=click.Path(path_type=Path), help="Draw the sweeps as SVG files in this folder.")
@@ -31,7 +32,7 @@ def command(write: Path | None, check: Path | None, figures: Path | None, emulat
     \b
     Examples:
       hpgo reproduce
-      hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction
+      hpgo reproduce --write PLANNER_REPRODUCTION.md --figures figures
       hpgo reproduce --check PLANNER_REPRODUCTION.md
       hpgo reproduce --emulate --write PLANNER_REPRODUCTION.md
     """

@@ -19,11 +19,13 @@ from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError, RunError
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.cli import elastic as elastic_runs
+from hpgo.cli.command import Command
 from hpgo.cli.compared import compared, percent
 from hpgo.cli.losses import losses_to
 from hpgo.cli.questions import SECONDS
 from hpgo.cli.ranks import take_part
 from hpgo.cli.terminal import clear_line, passing_lines, say, table
+from hpgo.cli.values import FILE, FOLDER, TIMELINE_OUT, WORKLOAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,9 +83,21 @@ class _Run:
     """Of `Pipeline`."""
 
 
-@click.command()
-@click.argument("plan", metavar="PLAN.json")
-@click.option("--workload", metavar="NAME|MODULE:FUNCTION", help="The model: `gpt:layers=4`, or one of yours.")
+_SECTIONS = {
+    "Model and data": "workload data optimizer clip_norm seed dtype autocast steps",
+    "Inference": "inference micro_batches in_flight quantize hold_rate",
+    "Without a model": "emulate scale",
+    "Processes": "device backend shared_memory timeout_s silence_s grace_s elastic",
+    "Checkpoints": "checkpoint every keep resume",
+    "What is written": "timeline losses find_nan as_json",
+}
+
+
+@click.command(cls=Command, sections=_SECTIONS)
+@click.argument("plan", type=FILE, metavar="PLAN.json")
+@click.option(
+    "--workload", type=WORKLOAD, metavar="NAME|MODULE:FUNCTION", help="The model: `gpt:layers=4`, or one of yours."
+)
 @click.option("--data", metavar="MODULE:FUNCTION", help="A data set of yours; the workload's example if left out.")
 @click.option("--emulate", is_flag=True, help="Without a model: processes sleep for what the plan says.")
 @click.option("--scale", type=float, metavar="X", help="Emulate everything X times as slowly.")
@@ -126,9 +140,16 @@ class _Run:
     help="How ranks of a machine pass tensors on; else by gloo.",
 )
 @click.option("--find-nan", is_flag=True, help="Slowly: tell the layer that makes the first number which is none.")
-@click.option("--timeline", metavar="FILE", help="Keep what was measured: .timeline.json or .npz, for `hpgo draw`.")
-@click.option("--losses", metavar="FILE", help="Add a line of JSON for each step: its number, loss and time.")
-@click.option("--checkpoint", metavar="FOLDER", help="Save there what was learnt, at least at the end.")
+@click.option(
+    "--timeline",
+    type=TIMELINE_OUT,
+    metavar="FILE",
+    help="Keep what was measured: .timeline.json or .npz, for `hpgo draw`.",
+)
+@click.option(
+    "--losses", type=FILE, metavar="FILE", help="Add a line of JSON for each step: its number, loss and time."
+)
+@click.option("--checkpoint", type=FOLDER, metavar="FOLDER", help="Save there what was learnt, at least at the end.")
 @click.option("--every", type=click.IntRange(1), metavar="N", help="Save after every so many steps, too.")
 @click.option(
     "--keep", type=click.IntRange(1), default=3, show_default=True, metavar="N", help="How many checkpoints stay."
@@ -230,10 +251,6 @@ def command(
         in_flight,
         options,
     )
-    if timeline is not None and not timeline.lower().endswith((".npz", ".timeline.json")):
-        raise ArgumentError(
-            f"`{timeline}` ends in neither .timeline.json nor .npz", "`hpgo draw` makes pictures of them"
-        )
     if timeline is not None and not Path(timeline).parent.is_dir():
         raise ArgumentError(
             f"there is no folder `{Path(timeline).parent}` to write `{timeline}` in",

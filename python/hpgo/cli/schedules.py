@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpgo.cli.command import Group
+from hpgo.cli.values import SCHEDULE
 from hpgo.programs.orders import Schedule, schedule, schedules
 
 if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="The whole table: sources, limits, closed forms.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
@@ -39,7 +41,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", type=SCHEDULE)
 @click.option("-r", "--ranks", type=click.IntRange(min=1), default=4, show_default=True)
 @click.option("-m", "--micro-batches", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("-c", "--chunks", type=click.IntRange(min=1), help="Stages a rank.")

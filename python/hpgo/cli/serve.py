@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import click
 
+from hpgo.cli.command import Command
 from hpgo.cli.questions import BYTES, SECONDS
+from hpgo.cli.values import FILE
 
 _LEAST_BYTES = 200e6
 _MOST_BYTES = 1e15
 
 
-@click.command()
-@click.argument("plans", nargs=-1, metavar="[PLAN]...")
+@click.command(cls=Command)
+@click.argument("plans", type=FILE, nargs=-1, metavar="[PLAN]...")
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; the default is this machine alone."
 )
@@ -42,7 +44,7 @@ def command(
     and searches for the best one. The other draws schedules side by side, with the times that you give; it exports
     every format. Addresses carry the settings, so a view can be shared. Nothing leaves this machine. Ctrl-C stops it.
 
-    No request holds up others or fills the machine: docs/pictures.md has the limits.
+    No request holds up others or fills the machine.
 
     \b
     Examples:

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpgo.cli.command import Command
+from hpgo.cli.values import FILE, SCHEDULE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpgo.timing.setup import Setup
 
 
-class Command(click.Command):
+class Listing(Command):
     """Prints its help without arguments, and reads `-f 1 2 3` as `-f 1,2,3`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -22,18 +25,34 @@ class Command(click.Command):
             ctx.exit()
         joined: list[str] = []
         for arg in args:
-            if _is_number(arg) and len(joined) > 1 and (joined[-2] in {"-f", "-bw"} or joined[-2].endswith("-times")):
+            if _is_time(arg) and len(joined) > 1 and (joined[-2] in {"-f", "-bw"} or joined[-2].endswith("-times")):
                 joined[-1] += f",{arg}"
             else:
                 joined.append(arg)
         return super().parse_args(ctx, joined)
 
 
-def _is_number(text: str) -> bool:
+SECTIONS = {
+    "What runs": "schedule compare plan_file config num_stages num_batches chunks group_size cap iterations sweep",
+    "Times": "forward_times backward_times input_gradient_times weight_gradient_times overlapped_times p2p_time"
+    " transfer_time comm gradient_sync_times optimizer_times",
+    "Memory": "weight_bytes activation_bytes memory_cap",
+    "What is written": "outputs no_visualization as_json",
+}
+
+
+def _is_time(text: str) -> bool:
+    """Whether it is a number of seconds, or has a unit of time."""
+    from hpgo.base.errors import ArgumentError
+    from hpgo.base.units import parse_seconds
+
     try:
         float(text)
     except ValueError:
-        return False
+        try:
+            parse_seconds(text)
+        except ArgumentError:
+            return False
     return True
 
 
@@ -41,26 +60,28 @@ def setup_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds an option for each field of `Setup`, and `-c` for a file of them; `read` makes the record."""
     options = (
         click.option(
-            "-c", "--config", metavar="FILE", help="JSON or YAML with these options as keys; the command line wins.",
+            "-c", "--config", type=FILE, metavar="FILE",
+            help="JSON or YAML with these options as keys; the command line wins.",
         ),
         click.option("-s", "--num-stages", type=int, help="Ranks.  [4, or as many as times are given]"),
         click.option("-b", "--num-batches", type=int, help="Micro-batches.  [8]"),
         click.option(
             "-f", "--forward-times", metavar="S...",
-            help="Forward of a micro-batch: one for all ranks, or one each.  [1]",
+            help="Forward of a micro-batch: one for all ranks, or one each, like `4ms`.  [1]",
         ),
         click.option("-bw", "--backward-times", metavar="S...", help="Backward, likewise.  [2]"),
         click.option("--input-gradient-times", metavar="S...", help="Its first half, I.  [half of it]"),
         click.option("--weight-gradient-times", metavar="S...", help="Its second half, W.  [half of it]"),
         click.option("--overlapped-times", metavar="S...", help="A forward and a backward run as one.  [their sum]"),
-        click.option("--p2p-time", type=float, metavar="S", help="Delay of a message between ranks.  [0]"),
-        click.option("--transfer-time", type=float, metavar="S", help="Time that a message occupies its link.  [0]"),
+        click.option("--p2p-time", metavar="S", help="Delay of a message between ranks: `20us`.  [0]"),
+        click.option("--transfer-time", metavar="S", help="Time that a message occupies its link.  [0]"),
         click.option(
             "--gradient-sync-times", metavar="S...", help="Gradient synchronisation behind the last backward.  [0]"
         ),
         click.option("--optimizer-times", metavar="S...", help="Optimizer step behind it.  [0]"),
         click.option(
-            "--schedule", metavar="NAME|FILE", help="A schedule of `hpgo schedules`, or a CSV of orders.  [1f1b]"
+            "--schedule", type=SCHEDULE, metavar="NAME|FILE",
+            help="A schedule of `hpgo schedules`, or a CSV of orders.  [1f1b]"
         ),
         click.option(
             "--chunks", type=int, help="Stages a rank, for schedules that have several; they share the rank's times."

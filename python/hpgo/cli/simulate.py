@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.errors import ArgumentError
-from hpgo.cli.setups import Command, option, read, setup_options
+from hpgo.cli.setups import SECTIONS, Listing, option, read, setup_options
+from hpgo.cli.values import FILE, RUN_OUT, SCHEDULES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,19 +22,24 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 
-@click.command(cls=Command)
+@click.command(cls=Listing, sections=SECTIONS)
 @setup_options
-@click.option("--plan", "plan_file", metavar="FILE", help="A plan that `hpgo plan` saved, with its times and memory.")
-@click.option("--compare", metavar="A,B,...", help="Several schedules: a table, and one picture.")
+@click.option(
+    "--plan", "plan_file", type=FILE, metavar="FILE", help="A plan that `hpgo plan` saved, with its times and memory."
+)
+@click.option("--compare", type=SCHEDULES, metavar="A,B,...", help="Several schedules: a table, and one picture.")
 @click.option(
     "--sweep", type=click.Choice(["micro-batches"]), help="Step time and memory against micro-batches, up to -b."
 )
 @click.option(
     "-o",
     "--output",
-    "output_file",
+    "outputs",
+    type=RUN_OUT,
+    multiple=True,
     metavar="FILE",
-    help="Picture (.png .svg .pdf .html .json .txt .tex) or data (.npz .timeline.json).",
+    help="Picture (.png .svg .pdf .html .json .txt .tex) or data (.npz .timeline.json). Repeatable; without it, a"
+    " picture named after the schedule is written here.",
 )
 @click.option("--no-visualization", is_flag=True, help="No picture.")
 @click.option("--json", "as_json", is_flag=True, help="Everything for machines, and a picture only with -o.")
@@ -43,6 +49,7 @@ def command(
     plan_file: str | None,
     compare: str | None,
     sweep: str | None,
+    outputs: tuple[str, ...],
     no_visualization: bool,
     as_json: bool,
     **options: Any,
@@ -65,7 +72,10 @@ def command(
     if not all(names):
         of = "--schedule" if compare is None else "--compare"
         raise ArgumentError(f"`{of}` names an empty schedule", "write it like `--compare gpipe,1f1b`")
-    output = None if no_visualization else beside.get("output_file")
+    if not outputs and (configured := beside.get("output_file")) is not None:
+        outputs = (RUN_OUT.convert(configured, None, None),)
+    if no_visualization:
+        outputs = ()
     if plan_file is not None:
         if sweep:
             raise ArgumentError("`--sweep` can't vary a plan", "a plan has its number of micro-batches")
@@ -73,7 +83,7 @@ def command(
     else:
         _check_known(names, setup)
         if sweep:
-            _sweep(names, setup, output, as_json=as_json)
+            _sweep(names, setup, outputs, as_json=as_json)
             return
         timelines = [_timeline(setup, name) for name in names]
     if as_json:
@@ -81,10 +91,10 @@ def command(
         click.echo(documents[0] if compare is None else f"[{', '.join(documents)}]")
     else:
         _print(timelines, alone=compare is None)
-    if output is None and not as_json and not no_visualization:
+    if not outputs and not as_json and not no_visualization:
         name = "compare" if compare is not None else Path(timelines[0].schedule).name
-        output = f"pipeline_{name}.{'png' if find_spec('matplotlib') else 'svg'}"
-    if output is not None:
+        outputs = (f"pipeline_{name}.{'png' if find_spec('matplotlib') else 'svg'}",)
+    for output in outputs:
         from hpgo import draw
 
         written = timelines[0].save(output) if len(timelines) == 1 else draw.save(timelines, output)
@@ -95,7 +105,7 @@ def _of_plan(path: str, names: Sequence[ScheduleName | None], setup: Setup, give
     from hpgo.planning.plans import Plan
     from hpgo.timing.runs import BEYOND_A_PLAN, run_program
 
-    allowed = {"schedule", "comm", "iterations", "output_file", *BEYOND_A_PLAN.values()}
+    allowed = {"schedule", "comm", "iterations", *BEYOND_A_PLAN.values()}
     if extra := ", ".join(option(key) for key in given if key not in allowed):
         raise ArgumentError(f"a plan brings its own numbers, but {extra} is given too", "leave out one of the two")
     plan = Plan.read(path)
@@ -150,22 +160,23 @@ def _print(timelines: Sequence[Timeline], *, alone: bool) -> None:
         table(*run_report.ranks(timelines[0]))
 
 
-def _sweep(names: Sequence[ScheduleName], setup: Setup, output: str | None, *, as_json: bool) -> None:
+def _sweep(names: Sequence[ScheduleName], setup: Setup, outputs: Sequence[str], *, as_json: bool) -> None:
     from hpgo.cli.terminal import progress, table
     from hpgo.show import run_report
     from hpgo.timing.runs import sweep
 
-    if output is not None:
+    if outputs:
         from hpgo.draw.curves import check
 
-        check(output)
+        for output in outputs:
+            check(output)
     with progress("simulating") as report:
         points = sweep(setup, names, _timeline, report)
     if as_json:
         click.echo(json.dumps([asdict(point) for point in points]))
     else:
         table(*run_report.sweep(points))
-    if output is not None:
+    for output in outputs:
         from hpgo.show.figures import draw_runs
 
         click.echo(f"wrote {draw_runs(points, output)}", err=True)

@@ -18,11 +18,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 WIDTH = 80
-"""Of what is printed into a pipe, where names of columns can do something about it."""
+"""Of what is printed into a pipe."""
+WIDEST = 120
+"""Of prose on terminals that have more columns: longer lines are hard to come back from."""
+_NARROWEST = 40
 _BAR = 8
 _PATIENCE_S = 0.5
 _GLANCE_S = 0.1
 """For which a line that others take the place of stays at least."""
+
+
+def width() -> int:
+    """Columns for prose on stdout: those of the terminal, as far as that helps a reader; `WIDTH` in a pipe."""
+    if not sys.stdout.isatty():
+        return WIDTH
+    return min(max(shutil.get_terminal_size().columns, _NARROWEST), WIDEST)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
@@ -76,7 +86,7 @@ def sources(source_of: Mapping[str, str]) -> None:
     for source, those in names.items():
         click.echo(
             textwrap.fill(
-                printable(f"{', '.join(those)}: {source}"), WIDTH, subsequent_indent="  ", break_on_hyphens=False
+                printable(f"{', '.join(those)}: {source}"), width(), subsequent_indent="  ", break_on_hyphens=False
             )
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -11,6 +12,8 @@ from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shorten
 from hpgo.cli.questions import as_options
+from hpgo.cli.terminal import width
+from hpgo.cli.values import FILE, STILL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +23,7 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 _ALONE = ("precision", "top", "fix", "exclude", "tokens_per_batch", "platform", "picture", "front")
 """Parameters that are about transformers."""
 _OPEN = {
-    *_ALONE, "profile", "cluster", "global_batch_size", "devices", "seq", "as_json", "reserve", "launcher", "output",
+    *_ALONE, "profile", "cluster", "global_batch_size", "devices", "seq", "as_json", "reserve", "launcher", "outputs",
 }  # fmt: skip
 """Parameters that a transformer leaves open."""
 
@@ -59,9 +62,15 @@ def of_transformers(command: _Command) -> _Command:
             "--exclude", type=_Words(), multiple=True, metavar="NAME[=VALUE][,…]",
             help="Only ways without `cp`, say, or without `zero=0`. Repeatable.",
         ),
-        click.option("--platform", metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`."),
-        click.option("--picture", metavar="FILE", help="The quickest way on its cluster: .svg, .png, .pdf or .html."),
-        click.option("--front", metavar="FILE", help="Draw time against memory likewise: ways that need less of it."),
+        click.option(
+            "--platform", type=FILE, metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.",
+        ),
+        click.option(
+            "--picture", type=STILL, metavar="FILE", help="The quickest way on its cluster: .svg, .png, .pdf or .html.",
+        ),
+        click.option(
+            "--front", type=STILL, metavar="FILE", help="Draw time against memory likewise: ways that need less of it.",
+        ),
         click.option(
             "--top", type=click.IntRange(1, 1000), default=10, metavar="N", help="How many ways to list.  [10]"
         ),
@@ -97,11 +106,8 @@ def show_ways(ctx: click.Context) -> None:
     sizes, devices = _batches(ctx), asked["devices"] or (None,)
     if len(sizes) * len(devices) > 1:
         raise click.UsageError("with --seq, give one batch size and one number of devices")
-    for picture in (asked["picture"], asked["front"]):
-        if picture is not None:
-            from hpgo.draw.still import check
-
-            check(picture)  # before the search
+    if drawn := [output for output in asked["outputs"] if Path(output).suffix not in {"", ".json"}]:
+        raise click.UsageError(f"with --seq, -o writes .json, not `{shorten(drawn[0])}`; --picture draws")
     model, where = asked["profile"], Cluster.read(asked["cluster"])
     question: dict[str, Any] = {
         "global_batch_size": sizes[0],
@@ -117,8 +123,8 @@ def show_ways(ctx: click.Context) -> None:
     with as_options():
         found = choose_way(model, where, top=asked["top"], **question)
     try:
-        if asked["output"] is not None:
-            found.plan().save(asked["output"])
+        for output in asked["outputs"]:
+            found.plan().save(output)
         if asked["picture"] is not None:
             from hpgo.show.way_picture import draw_way
 
@@ -134,7 +140,7 @@ def show_ways(ctx: click.Context) -> None:
             kept["alike"] = len(found.alike)
             click.echo(json_text(kept | {"prices": [document(one) for one in found.prices]}))
         else:
-            click.echo("\n".join([*lines(found.best), "", *listed(found)]))
+            click.echo("\n".join([*lines(found.best, width()), "", *listed(found, width())]))
 
 
 def _batches(ctx: click.Context) -> tuple[int, ...]:

@@ -10,8 +10,10 @@ import click
 from hpgo.base.documents import json_text, read_text, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
+from hpgo.cli.command import Command
 from hpgo.cli.questions import SECONDS
 from hpgo.cli.terminal import table
+from hpgo.cli.values import FILE
 
 if TYPE_CHECKING:
     from hpgo.programs.program import Program
@@ -24,7 +26,7 @@ _COLUMNS = ("", "stages", "micro-batches", "order", "step", "ratio", "loss", "we
 _STAGES_SHOWN = 8
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("names", metavar="[VARIANT]...", type=click.Choice(_NAMES), nargs=-1)
 @click.option("--search", is_flag=True, help="Then measure, plan and run: cuts, micro-batch, schedule.")
 @click.option("--alone", is_flag=True, help="Also run the whole model in one process.")
@@ -46,7 +48,7 @@ _STAGES_SHOWN = 8
 @click.option(
     "--timeout", type=SECONDS, default="600s", show_default=True, metavar="TIME", help="End if all stands still."
 )
-@click.option("--write", "page", metavar="PAGE", help="Put the table between the marks of this page.")
+@click.option("--write", "page", type=FILE, metavar="PAGE", help="Put the table between the marks of this page.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, for machines.")
 def command(
     *,

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from hpgo.cli.command import Command
 from hpgo.cli.pictures import picture_options, plan_in, timelines_in
+from hpgo.cli.values import FILE, File
 
 if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
 
 
-@click.command()
-@click.argument("inputs", nargs=-1, required=True, metavar="PLAN_OR_TIMELINE...")
-@click.option("-o", "--output", metavar="FILE", help="Keep the page here; a temporary file otherwise.")
+@click.command(cls=Command)
+@click.argument("inputs", type=FILE, nargs=-1, required=True, metavar="PLAN_OR_TIMELINE...")
+@click.option(
+    "-o", "--output", type=File(".html"), metavar="FILE", help="Keep the page here; a temporary file otherwise."
+)
 @click.option("--open/--no-open", "opens", default=True, help="Open the page in the browser.")
 @picture_options
 @click.pass_context
@@ -47,15 +51,13 @@ def command(
     import tempfile
     import webbrowser
 
-    from hpgo.base.errors import ArgumentError, HpgoError
+    from hpgo.base.errors import HpgoError
     from hpgo.base.files import writing
     from hpgo.draw import save
     from hpgo.page.planned.facts import too_large
 
     if output is None:
         output = str(Path(tempfile.mkdtemp(prefix="hpgo-")) / f"{Path(inputs[0]).stem or 'timeline'}.html")
-    elif Path(output).suffix.lower() != ".html":
-        raise ArgumentError(f"`{output}` does not end in .html", "`hpgo draw` writes the other formats")
     pictured = {"schedule", *options}
     is_plain = all(ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in pictured)
     plan = plan_in(inputs[0]) if is_plain and len(inputs) == 1 else None

@@ -245,7 +245,7 @@ class Cluster(Record):
                 return cls.preset(source)
             if Path(source).suffix not in {".yaml", ".yml", ".json"} and "/" not in source and not _is_file(source):
                 raise ClusterError(f"`{shorten(source)}` is no known cluster and no file", near(source, PRESETS))
-        with hinted("docs/clusters.md shows the format"):
+        with hinted("`hpgo clusters show dapple-a` prints such a file"):
             text, name = read_text(source, ClusterError), printable(str(source))
             return _from_document(parse(text, name, ClusterError), name, printable(Path(source).stem))
 
@@ -371,7 +371,7 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
     if version is None:
         top.fail(
             "`hpgo_cluster` is missing",
-            f"is it a cluster? Then begin with `hpgo_cluster: {_VERSION}` (docs/clusters.md)",
+            f"is it a cluster? Then begin with `hpgo_cluster: {_VERSION}`, as `hpgo clusters show dapple-a` does",
         )
     if version != _VERSION:
         top.fail(f"`hpgo_cluster` is {shown(version)}", f"this hpgo reads version {_VERSION}")

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("bf16", "fp16", "fp8", "fp4")
-_ROUNDING = 1e-12
-"""Of a step, what sums in another order may differ by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +146,6 @@ def price(
     flash: bool = True,
     fused: bool = True,
     overlap: bool = True,
-    fused_loss: bool = True,
-    fused_update: bool = True,
-    narrow_gradients: bool = False,
-    offload_layers: int = 0,
     devices: int | None = None,
     platform: Platform | None = None,
 ) -> Price:
@@ -178,10 +172,6 @@ def price(
         flash: whether attention is one kernel.
         fused: whether operations on single values are fused.
         overlap: whether sums and gathers run beside passes.
-        fused_loss: whether the loss is one kernel, which keeps logits in 16 bits alone.
-        fused_update: whether Adam is one kernel.
-        narrow_gradients: whether gradients add up in 16 bits, where they are not in 16 anyway.
-        offload_layers: how many layers' values wait in the host's memory for the backward pass.
         devices: GPUs to use, the first of the cluster; None is all. Degrees of data parallelism follow.
         platform: factors from steps that were measured there (`hpgo.Platform.read`); None is none.
 
@@ -201,9 +191,7 @@ def price(
     global_batch_size, seq = whole("global_batch_size", global_batch_size), whole("seq", seq)
     choice("recomputation", recompute, RECOMPUTE)
     choice("precision", precision, PRECISIONS)
-    flags = {"flash": flash, "fused": fused, "overlap": overlap}
-    flags |= {"fused_loss": fused_loss, "fused_update": fused_update, "narrow_gradients": narrow_gradients}
-    for name, flag in flags.items():
+    for name, flag in (("flash", flash), ("fused", fused), ("overlap", overlap)):
         check_flag(name, flag)
     if sequence_parallel is not None:
         check_flag("sequence_parallel", sequence_parallel)
@@ -226,10 +214,6 @@ def price(
         flash=flash,
         fused=fused,
         overlap=overlap,
-        fused_loss=fused_loss,
-        fused_update=fused_update,
-        narrow_gradients=narrow_gradients,
-        offload_layers=whole("offload_layers", offload_layers, least=0),
     )
     return price_on(model, cluster, way, platform, global_batch_size=global_batch_size, seq=seq)
 
@@ -372,8 +356,7 @@ def _seconds(stages: Stages, step_s: float) -> tuple[tuple[str, float], ...]:
     mine = stages.stages[rank :: way.pipeline]
     spent["gradients"] = sum(one.sync_s for one in mine)
     spent["optimizer"] = sum(one.optimizer_s for one in mine)
-    idle_s = step_s - sum(spent.values())
-    spent["bubble"] = idle_s if idle_s > _ROUNDING * step_s else 0.0
+    spent["bubble"] = max(0.0, step_s - sum(spent.values()))
     return tuple((name, seconds) for name, seconds in spent.items() if seconds)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PLATFORM_SPREAD = 0.11
 """Standard deviation of platforms' logarithms of measured over predicted steps: docs/accuracy.md, *one step known*."""
-STEP_SPREAD = 0.11
+STEP_SPREAD = 0.13
 """The same of steps around their platform's."""
 _KNOWN_BEFORE = 4
 """Steps that published platforms count for in a platform's own spread, which few steps of its own hardly tell."""
@@ -50,10 +50,9 @@ _LEAST_APART = 0.02
 _CLOSE = 1e-12
 """Of a factor's logarithm: closer is rounding."""
 _VERSION_KEY, _VERSION = "hpgo_steps", 1
-_FLAGS = ("sequence_parallel", "flash", "fused", "overlap", "fused_loss", "fused_update", "narrow_gradients")
+_FLAGS = ("sequence_parallel", "flash", "fused", "overlap")
 _COUNTS = (
-    "tp", "pp", "vpp", "first_layers", "last_layers", "cp", "ep", "micro_batch_size", "recompute_layers",
-    "offload_layers", "devices",
+    "tp", "pp", "vpp", "first_layers", "last_layers", "cp", "ep", "micro_batch_size", "recompute_layers", "devices",
 )  # fmt: skip
 _WORDS = ("recompute", "precision")
 
@@ -120,7 +119,7 @@ def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
     """
     path = as_path(path, ArgumentError)
     file = printable(str(path))
-    with hinted("docs/llm.md shows such a file"):
+    with hinted("each step has `model`, `cluster`, `seconds` and the arguments of `hpgo.price`"):
         text = read_text(path, ArgumentError)
         rows = _of_csv(text, file) if file.lower().endswith(".csv") else _of_document(text, file)
         if not rows:

@@ -51,7 +51,7 @@ def _elsewhere(question: Question, stages: Sequence[Stage]) -> Iterator[str]:
         names = ", ".join(f"`{shorten(name)}`" for name in others)
         yield (
             f"the built-in `{question.measured.name}` was measured on {known.said}, so this is what {names} would take"
-            " at that speed: profile your own (docs/profiles.md), or write a cluster file (`hpgo clusters show`) that"
+            " at that speed: measure yours with `hpgo profile`, or write a cluster file (`hpgo clusters show`) that"
             " gives the devices their `speed`"
         )
 

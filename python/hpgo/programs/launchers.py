@@ -275,7 +275,7 @@ def check(
     if launcher.equal_replicas and len(set(replicas)) > 1:
         raise ArgumentError(
             f"{title} needs as many replicas of each stage, but the plan has {', '.join(map(str, replicas))}",
-            f"{again}; or run it rank by rank with `Plan.for_rank` (examples/rank.py)",
+            f"{again}; or run it rank by rank with `Plan.for_rank`",
         )
     if launcher.equal_replicas and micro_batch_size % replicas[0]:
         raise ArgumentError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 
 
-def lines(found: Comparison, forbidden: str = "") -> list[str]:
+def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[str]:
     """The whole report; `forbidden` is the rule of a launcher that the other way breaks, if it does."""
     chosen, other = found.chosen, found.other
     seconds = [
@@ -34,10 +34,10 @@ def lines(found: Comparison, forbidden: str = "") -> list[str]:
     ]
     here, there = chosen.fullest.peak_bytes, other.fullest.peak_bytes
     return [
-        *textwrap.wrap(f"chosen: {chosen.way.named()}", WIDTH, subsequent_indent="        "),
-        *textwrap.wrap(f"other:  {other.way.named()}", WIDTH, subsequent_indent="        "),
+        *textwrap.wrap(f"chosen: {chosen.way.named()}", width, subsequent_indent="        "),
+        *textwrap.wrap(f"other:  {other.way.named()}", width, subsequent_indent="        "),
         "",
-        *textwrap.wrap(verdict(found, forbidden), WIDTH),
+        *textwrap.wrap(verdict(found, forbidden), width),
         "",
         *plain(
             ["step", "chosen", "other", "difference"],
@@ -46,13 +46,13 @@ def lines(found: Comparison, forbidden: str = "") -> list[str]:
                 ("all", format_seconds(chosen.step_s), format_seconds(other.step_s),
                  _signed(found.longer_s, format_seconds)),
             ],
-            WIDTH,
+            width,
         ),
         "",
         *plain(
             ["fullest GPU", "chosen", "other", "difference"],
             [*memory, ("all", format_bytes(here), format_bytes(there), _signed(there - here, format_bytes))],
-            WIDTH,
+            width,
         ),
     ]  # fmt: skip
 
@@ -85,7 +85,7 @@ def verdict(found: Comparison, forbidden: str = "") -> str:
     return " ".join(said)
 
 
-def around(chosen: Price, tried: Sequence[tuple[str, Price | str]]) -> list[str]:
+def around(chosen: Price, tried: Sequence[tuple[str, Price | str]], width: int = WIDTH) -> list[str]:
     """What is next to a way: for each change its price, or why there is none."""
     rows, refused = [], []
     for change, one in tried:
@@ -96,9 +96,9 @@ def around(chosen: Price, tried: Sequence[tuple[str, Price | str]]) -> list[str]
         fits = "fits" if one.fits else f"{format_bytes(one.missing_bytes)} too much"
         share = f"{100 * (one.step_s / chosen.step_s - 1):+.1f} %"
         rows.append((differences(chosen.way, one.way), format_seconds(one.step_s), share, format_bytes(peak), fits))
-    found = plain(["what is next to it", "step", "longer", "memory", ""], rows, WIDTH)
+    found = plain(["what is next to it", "step", "longer", "memory", ""], rows, width)
     for change, why in refused:
-        found += textwrap.wrap(f"no {change}: {why}", WIDTH, subsequent_indent="  ")
+        found += textwrap.wrap(f"no {change}: {why}", width, subsequent_indent="  ")
     return found
 
 

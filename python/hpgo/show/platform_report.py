@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 
 
-def lines(fit: PlatformFit) -> list[str]:
+def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
     """The whole report."""
     platform, (computing, exchange) = fit.platform, fit.platform.factors
     rows = [
@@ -53,9 +53,9 @@ def lines(fit: PlatformFit) -> list[str]:
         ),
     ]
     return [
-        *plain(["step", "measured", "by terms", "off", "here", "off"], rows, WIDTH),
+        *plain(["step", "measured", "by terms", "off", "here", "off"], rows, width),
         "",
-        *(line for one in said for line in textwrap.wrap(one, WIDTH)),
+        *(line for one in said for line in textwrap.wrap(one, width)),
     ]
 
 

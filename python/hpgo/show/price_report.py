@@ -15,15 +15,19 @@ if TYPE_CHECKING:
     from hpgo.planning.grid import WayChoice
 
 WIDTH = 80
+_UNITS = (
+    "Memory is in GB, of each GPU. MFU counts what the model asks for: nothing that is computed anew, and no scores"
+    " that are masked."
+)
 UNCERTIFIED = (
     "Layers hold experts: this is no certificate. Prices of such models are further from published steps than their"
-    " goal allows (docs/accuracy.md), and tokens are taken to be spread evenly."
+    " goal allows, and tokens are taken to be spread evenly."
 )
 _SMALL = 5e-4
 """Of a step: what takes less stands in no table."""
 
 
-def lines(price: Price) -> list[str]:
+def lines(price: Price, width: int = WIDTH) -> list[str]:
     """The whole report.
 
     >>> import hpgo
@@ -41,11 +45,9 @@ def lines(price: Price) -> list[str]:
     who = f"{printable(price.model)} on {printable(price.cluster)}, {counted(price.gpus, 'GPU')}"
     runs = f"{counted(price.micro_batches, 'micro-batch')} on each of {counted(way.data, 'replica')}"
     share = f"MFU {100 * price.utilisation:.1f} % of {price.peak_flop_per_s / 1e12:g} TFLOP/s"
-    memory = [dict(stage.memory_bytes) for stage in price.stages]
-    columns = [name for name in memory[0] if any(held[name] for held in memory)]
     return [
         who,
-        *textwrap.wrap(way.named(), WIDTH),
+        *textwrap.wrap(way.named(), width),
         f"{runs}, {price.seq} tokens a sequence, {way.precision}",
         "",
         f"step    {format_seconds(price.step_s)} ± {100 * price.error:.0f} %, {_worth(price)}",
@@ -59,30 +61,24 @@ def lines(price: Price) -> list[str]:
                 for name, spent_s in sorted(price.seconds, key=lambda row: -row[1])
                 if spent_s > _SMALL * price.step_s
             ],
-            WIDTH,
+            width,
         ),
         "",
         *plain(
-            ["rank", "layers", *columns, "all"],
+            ["rank", "layers", *(name for name, _ in price.stages[0].memory_bytes), "all"],
             [
-                (
-                    where,
-                    _layers(stage),
-                    *(_size(dict(stage.memory_bytes)[name]) for name in columns),
-                    _size(stage.peak_bytes),
-                )
+                (where, _layers(stage), *(_size(size) for _, size in stage.memory_bytes), _size(stage.peak_bytes))
                 for where, stage in _rows(price)
             ],
-            WIDTH,
+            width,
         ),
         "",
-        "Memory is in GB, of each GPU. MFU counts what the model asks for: nothing",
-        "that is computed anew, and no scores that are masked.",
-        *(["", *textwrap.wrap(UNCERTIFIED, WIDTH)] if price.has_experts else []),
+        *textwrap.wrap(_UNITS, width),
+        *(["", *textwrap.wrap(UNCERTIFIED, width)] if price.has_experts else []),
     ]
 
 
-def listed(choice: WayChoice) -> list[str]:
+def listed(choice: WayChoice, width: int = WIDTH) -> list[str]:
     """The quickest ways, one a line, which of them are as good, and how many there were."""
     best, alike = choice.best, choice.alike
     rows = [
@@ -100,17 +96,17 @@ def listed(choice: WayChoice) -> list[str]:
         f"{choice.ways:,} ways were bounded, {choice.simulated:,} simulated, of all that {choice.said}: none that fits"
         " is quicker by these terms."
     )
-    rests = ["", *textwrap.wrap(UNCERTIFIED, WIDTH)] if choice.best.has_experts else []
+    rests = ["", *textwrap.wrap(UNCERTIFIED, width)] if choice.best.has_experts else []
     table = plain(["", "step", "longer", "", "memory", "way"], rows)
-    return [*table, "", *_alike(choice), *textwrap.wrap(said, WIDTH), *rests]
+    return [*table, "", *_alike(choice, width), *textwrap.wrap(said, width), *rests]
 
 
-def _alike(choice: WayChoice) -> list[str]:
+def _alike(choice: WayChoice, width: int) -> list[str]:
     """Which of the list the terms don't tell apart, and what differs."""
     best, others = choice.best, choice.alike[1:]
     error = f"{100 * best.error:.0f} %, the error of such steps {_whence(best)}"
     if not others:
-        return [*textwrap.wrap(f"No other of these is within {error}.", WIDTH), ""]
+        return [*textwrap.wrap(f"No other of these is within {error}.", width), ""]
     ways = [one.way for one in choice.alike]
     names = [name for name, fields in _DEGREES.items() if any(len({getattr(w, f) for w in ways}) > 1 for f in fields)]
     said = (
@@ -118,7 +114,7 @@ def _alike(choice: WayChoice) -> list[str]:
         f" {', '.join(names[:-1]) + ' and ' if names[1:] else ''}{''.join(names[-1:])}. Take the one that you know how"
         " to run."
     )
-    return [*textwrap.wrap(said, WIDTH), ""]
+    return [*textwrap.wrap(said, width), ""]
 
 
 _DEGREES = {
@@ -131,7 +127,7 @@ _DEGREES = {
 def _whence(price: Price) -> str:
     """Where the error is from."""
     known = price.measured_steps
-    return f"where {known} {'was' if known == 1 else 'were'} measured" if known else "(docs/accuracy.md)"
+    return f"where {known} {'was' if known == 1 else 'were'} measured" if known else "against published ones"
 
 
 def _worth(price: Price) -> str:

@@ -1,7 +1,7 @@
-"""Plans for people: text of at most 80 columns, and Markdown.
+"""Plans for people: text, and Markdown.
 
-A report is a headline, three tables with a row for each stage (who runs what, what it takes, what it holds), and a
-summary of named facts. `hpgo.planning.plans` computes; this module only says it.
+A report is a headline, three tables with a row for each stage (who runs what, what it takes, what it holds), where
+stages alike share one, and a summary of named facts. `hpgo.planning.plans` computes; this module only says it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import re
 import textwrap
 from collections import Counter
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
     from hpgo.model.profile import SharedWeight
     from hpgo.planning.plans import Alternative, Plan, Tie
     from hpgo.planning.question import MemoryModel
-    from hpgo.programs.stages import Stage
+    from hpgo.programs.stages import Group, Stage
 
 WIDTH = 80
 _SEEN = 0.01  # of a spread; times that differ less are taken at their word
+_FOLDED = 3  # stages alike from which on they share a row
+_NEAR = 0.02  # of figures of stages alike
 _ALIKE = 4  # groups of devices from which on only some are named
 _SCHEDULES = {
     "1f1b": "1F1B",
@@ -65,8 +68,9 @@ def table(
     style: Callable[[str, str], str] = lambda _role, text: text,
     *,
     stored_step_s: float | None = None,
+    width: int = WIDTH,
 ) -> str:
-    """A plan as plain text, at most 80 columns wide unless names of layers are long.
+    """A plan as plain text: prose is at most `width` columns wide, tables are as wide as they must.
 
     `style` may colour a text by its role: `headline`, `columns`, `fact` (its name) or `alarm`. `stored_step_s` is the
     step that the plan's file names, where it was priced anew.
@@ -76,16 +80,17 @@ def table(
     >>> print(table(plan).splitlines()[0])
     bert-48 on dapple-a: a step of 64 samples takes 837 ms
     """
-    lines = [*(style("headline", line) for line in textwrap.wrap(headline(plan), WIDTH)), ""]
+    lines = [*(style("headline", line) for line in textwrap.wrap(headline(plan), width)), ""]
     for columns, rows in sections(plan):
-        head, *body = plain(columns, rows)
-        lines += [style("columns", head), *body, ""]
+        drawn = plain(columns, rows, width)
+        head = len(drawn) - len(rows)
+        lines += [*(style("columns", line) for line in drawn[:head]), *drawn[head:], ""]
     facts = summary(plan, stored_step_s)
     indent = max(len(name) for name, _ in facts) + 2
     for name, fact in facts:
         kept = _MEASURE.sub("\u00a0", printable(fact))  # where a line must not end
         first, *others = textwrap.wrap(
-            kept, WIDTH, initial_indent=f"{name:{indent}}", subsequent_indent=" " * indent, break_on_hyphens=False
+            kept, width, initial_indent=f"{name:{indent}}", subsequent_indent=" " * indent, break_on_hyphens=False
         )
         lines += [style("alarm" if name == "memory" else "fact", name) + first[len(name) :], *others]
     return "\n".join(lines).replace("\u00a0", " ")
@@ -109,38 +114,18 @@ def headline(plan: Plan) -> str:
 
 def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
     """Columns and rows of the tables: who runs what, what a micro-batch takes, what a device holds, other schedules."""
-    stages = list(enumerate(plan.stages))
     several = plan.chunks > 1
     who = ("group", "devices") if several else ("devices", "replicas")  # of a group devices say how many there are
-    group_of = {stage: number for number, group in enumerate(plan.groups) for stage in group.stages}
     return [
         (
             ["stage", "layers", "count", *who, "samples", "in flight"],
-            [
-                (
-                    index,
-                    layer_range(stage),
-                    len(stage.layers),
-                    *((group_of[index], devices) if several else (devices, stage.replicas)),
-                    _samples(plan.micro_batch_size, stage),
-                    stage.in_flight,
-                )
-                for index, stage in stages
-                for devices in (device_ranges(stage.devices),)
-            ],
+            [_who(plan, run) for run in _alike(range(len(plan.stages)), partial(_shape_of, plan))],
         ),
         (
             ["stage", "forward", "backward", "send on", "sync gradients", "sync after last backward"],
             [
-                (
-                    index,
-                    _seconds(stage.forward_s),
-                    _seconds(stage.backward_s),
-                    "-" if _keeps_its_output(plan, index) else _seconds(stage.transfer_s),
-                    "-" if stage.replicas == 1 else _seconds(stage.sync_s),
-                    "-" if stage.replicas == 1 else _seconds(stage.sync_tail_s),
-                )
-                for index, stage in stages
+                (_numbers(run), *("-" if longest is None else _seconds(longest) for longest in _longest(plan, run)))
+                for run in _alike(range(len(plan.stages)), partial(_times, plan))
             ],
         ),
         (
@@ -148,30 +133,104 @@ def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
                 "group" if several else "stage", "weights", "gradients", "optimizer", "activations", "buffers",
                 "total", "of", "free",
             ],
-            [
-                (
-                    index,
-                    *map(
-                        _bytes,
-                        (
-                            group.memory.weights_bytes,
-                            group.memory.gradients_bytes,
-                            group.memory.optimizer_bytes,
-                            group.memory.activations_bytes,
-                            group.memory.buffers_bytes,
-                            group.memory.total_bytes,
-                            group.capacity_bytes,
-                        ),
-                    ),
-                    f"{100 * group.headroom_bytes / group.capacity_bytes:.0f} %"
-                    if group.capacity_bytes > 0
-                    else "none",
-                )
-                for index, group in enumerate(plan.groups)
-            ],
+            [_held(plan.groups, run) for run in _alike(range(len(plan.groups)), partial(_kept, plan))],
         ),
         *([_compared(plan)] if plan.schedules else []),
     ]  # fmt: skip
+
+
+def _alike(places: range, of: Callable[[int], tuple[float | None, ...]]) -> list[range]:
+    """Neighbours whose figures differ by rounding and little more, where there are three or more; others alone."""
+    runs: list[range] = []
+    for place in places:
+        first = runs[-1].start if runs else place
+        if place > first and all(_is_near(one, other) for one, other in zip(of(first), of(place), strict=True)):
+            runs[-1] = range(first, place + 1)
+        else:
+            runs.append(range(place, place + 1))
+    folded = [[run] if len(run) >= _FOLDED else [range(place, place + 1) for place in run] for run in runs]
+    return [run for parts in folded for run in parts]
+
+
+def _is_near(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= _NEAR * max(one, other)
+
+
+def _shape_of(plan: Plan, index: int) -> tuple[float, ...]:
+    stage = plan.stages[index]
+    # Devices of a group come again after the last one's, so that there is no range of them.
+    group = index // len(plan.groups) if plan.chunks > 1 else 0
+    return len(stage.layers), stage.replicas, stage.share, plan.micro_batch_size // stage.replicas, group
+
+
+def _times(plan: Plan, index: int) -> tuple[float | None, ...]:
+    """Of one micro-batch; None where nothing is sent or summed."""
+    stage = plan.stages[index]
+    alone = stage.replicas == 1
+    return (
+        stage.forward_s,
+        stage.backward_s,
+        None if _keeps_its_output(plan, index) else stage.transfer_s,
+        None if alone else stage.sync_s,
+        None if alone else stage.sync_tail_s,
+    )
+
+
+def _longest(plan: Plan, run: range) -> tuple[float | None, ...]:
+    """Of stages alike each time that is the longest."""
+    return max((_times(plan, index) for index in run), key=lambda times: [time or 0.0 for time in times])
+
+
+def _kept(plan: Plan, index: int) -> tuple[float, ...]:
+    """What does not depend on where in the pipeline a group is."""
+    group = plan.groups[index]
+    memory = group.memory
+    return memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes, group.capacity_bytes
+
+
+def _who(plan: Plan, run: range) -> tuple[object, ...]:
+    """Who runs what: of one stage, or of several alike."""
+    stages = [plan.stages[index] for index in run]
+    first, last = stages[0], stages[-1]
+    group_of = {stage: number for number, group in enumerate(plan.groups) for stage in group.stages}
+    groups = [group_of[index] for index in run]
+    devices = device_ranges(device for stage in stages for device in stage.devices)
+    each = " each" if len(run) > 1 else ""
+    return (
+        _numbers(run),
+        _ends(first.layers[0], last.layers[-1], alone=len(run) == len(first.layers) == 1),
+        f"{len(first.layers)}{each}",
+        *((_ranged(min(groups), max(groups)), devices) if plan.chunks > 1 else (devices, f"{first.replicas}{each}")),
+        _samples(plan.micro_batch_size, first),
+        _ranged(first.in_flight, last.in_flight),
+    )
+
+
+def _held(groups: Sequence[Group], run: range) -> tuple[object, ...]:
+    """What a device of a group holds: of several alike the fullest one's, for the first holds most activations."""
+    group = max((groups[index] for index in run), key=lambda group: group.memory.total_bytes)
+    memory = group.memory
+    sizes = (
+        memory.weights_bytes,
+        memory.gradients_bytes,
+        memory.optimizer_bytes,
+        memory.activations_bytes,
+        memory.buffers_bytes,
+        memory.total_bytes,
+        group.capacity_bytes,
+    )
+    free = f"{100 * group.headroom_bytes / group.capacity_bytes:.0f} %" if group.capacity_bytes > 0 else "none"
+    return (_numbers(run), *map(_bytes, sizes), free)
+
+
+def _numbers(run: range) -> object:
+    return run.start if len(run) == 1 else f"{run.start}–{run.stop - 1}"
+
+
+def _ranged(first: int, last: int) -> object:
+    return first if first == last else f"{first}–{last}"
 
 
 def _keeps_its_output(plan: Plan, stage: int) -> bool:
@@ -228,6 +287,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         f" {plan.speed_up:.4g} × one device with memory enough"
     )
     return [
+        *([("alike", alike)] if (alike := _folded(plan)) else []),
         ("schedule", schedule),
         ("throughput", throughput),
         ("bubble", f"devices don't compute for {100 * plan.bubble:.1f} % of the step"),
@@ -248,6 +308,17 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         *((f"or {other.name}", _instead(plan, other)) for other in plan.alternatives),
         *(("note", note) for note in plan.notes),
     ]
+
+
+def _folded(plan: Plan) -> str:
+    """Which stages share rows, in words; empty if none do."""
+    runs = [run for run in _alike(range(len(plan.stages)), partial(_shape_of, plan)) if len(run) > 1]
+    stages = [plan.stages[run.start] for run in runs]
+    said = [
+        f"stages {_numbers(run)}: {counted(len(stage.layers), 'layer')} × {stage.replicas}"
+        for run, stage in zip(runs, stages, strict=True)
+    ]
+    return f"{', '.join(said)}; memory is that of the fullest" if said else ""
 
 
 def _measured(plan: Plan) -> str:
@@ -408,8 +479,12 @@ def device_ranges(devices: Iterable[int]) -> str:
 
 def layer_range(stage: Stage) -> str:
     """First and last layer."""
-    first, last = (name if len(name) <= 16 else f"{name[:15]}…" for name in (stage.layers[0], stage.layers[-1]))
-    return first if len(stage.layers) == 1 else f"{first} … {last}"
+    return _ends(stage.layers[0], stage.layers[-1], alone=len(stage.layers) == 1)
+
+
+def _ends(first: str, last: str, *, alone: bool) -> str:
+    first, last = (name if len(name) <= 16 else f"{name[:15]}…" for name in (first, last))
+    return first if alone else f"{first} … {last}"
 
 
 def shape(plan: Plan) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError
-from hpgo.base.units import parse_bytes
+from hpgo.base.units import parse_bytes, parse_seconds
 from hpgo.base.wording import shown
 
 if TYPE_CHECKING:
@@ -105,10 +105,10 @@ FIELDS = {
 def from_text(name: str, text: str, called: str) -> Any:
     """What `text` gives the field `name` of a `Setup`; the user calls the field `called`.
 
-    Numbers stand behind commas or blanks, sizes, which may have a blank before their unit, behind commas.
+    Times stand behind commas or blanks, sizes behind commas.
 
-    >>> from_text("forward_times", "1, 1.5 2", "--forward-times"), from_text("weight_bytes", "8 GB", "--weight-bytes")
-    ((1.0, 1.5, 2.0), (8000000000.0,))
+    >>> from_text("forward_times", "1, 1.5 2 ms", "-f"), from_text("weight_bytes", "8 GB", "--weight-bytes")
+    ((1.0, 1.5, 0.002), (8000000000.0,))
     """
     kind = FIELDS[name]
     if kind == _COUNT:
@@ -117,16 +117,12 @@ def from_text(name: str, text: str, called: str) -> Any:
         return checked(name, [part.strip() for part in text.split(",")], called)
     if kind == _WORD:
         return checked(name, text, called)
-    numbers = []
-    for part in text.replace(",", " ").split():
-        try:
-            numbers.append(float(part))
-        except ValueError:
-            raise ArgumentError(f"`{called}` holds {shown(part)}, which is no number", _NUMBERS) from None
-    return checked(name, numbers, called)
+    return checked(name, _TIME.findall(text), called)
 
 
-_NUMBERS = "give seconds: one number, or one for each rank"
+_NUMBERS = "give seconds, or a unit as in 4ms: one number, or one for each rank"
+_TIME = re.compile(r"[^\s,]+(?:[ \t]+(?:s|ms|us|µs|μs|ns)(?![^\s,]))?")
+"""One of several times, with its unit."""
 
 
 def checked(name: str, value: object, called: str) -> Any:
@@ -148,13 +144,28 @@ def checked(name: str, value: object, called: str) -> Any:
             return tuple(parse_bytes(part) for part in given)
         except ArgumentError as error:
             raise ArgumentError(f"`{called}`: {error.message}", error.hint) from None
-    for number in given:
+    numbers: list[float] = []
+    for one in given:
+        number = _seconds(one, called) if isinstance(one, str) else one
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise ArgumentError(f"`{called}` must be numbers, got {shown(value)}", "give seconds")
         if kind == _WORK and not 0 < number < float("inf"):
             raise ArgumentError(f"`{called}` holds {number}", "times of work are numbers of seconds above zero")
         if not 0 <= number < float("inf"):
             raise ArgumentError(f"`{called}` holds {number}", "give numbers of seconds, zero or more")
+        numbers.append(float(number))
     if not given:
         raise ArgumentError(f"`{called}` is an empty list", _NUMBERS)
-    return tuple(map(float, given))
+    return tuple(numbers)
+
+
+def _seconds(text: str, called: str) -> float:
+    """A number of seconds, whatever its sign, or a time with a unit."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return parse_seconds(text)
+    except ArgumentError:
+        raise ArgumentError(f"`{called}` holds {shown(text)}, which is no number", _NUMBERS) from None

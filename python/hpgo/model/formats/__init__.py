@@ -64,7 +64,7 @@ def read_profile(
     if isinstance(source, str) and source in MODELS:
         return _at(built_in(source), said)
     path = as_path(source, ProfileError)
-    with hinted("docs/profiles.md shows the formats"):
+    with hinted("`hpgo models show vgg-16` prints such a file, `hpgo help plan` names the others that are read"):
         text = _text(path) if _may_be_file(path) else _no_such(str(source))
         return _parse(text, path, said)
 

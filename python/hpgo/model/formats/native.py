@@ -1,32 +1,35 @@
-"""hpgo's own profile format: JSON or YAML, seconds and bytes, one or several batch sizes.
+"""hpgo's own profile format: JSON or YAML, seconds and bytes or values with units, one or several batch sizes.
 
     hpgo_profile: 1
     name: tiny
     batch_sizes: [8, 16]
     layers:
       - {id: linear, forward_s: [0.5e-3, 0.9e-3], backward_s: [1.1e-3, 2e-3], activation_bytes: [4000, 8000],
-         parameter_bytes: 16388000}
+         parameter_bytes: 16.4 MB}
       - {id: loss, forward_s: [1e-4, 2e-4], backward_s: [1e-4, 2e-4], activation_bytes: [4, 4], parameter_bytes: 0}
 
-Where there is one batch size, numbers stand without brackets. Without `edges` the layers are a chain. docs/profiles.md
-lists all keys.
+Where there is one batch size (`batch_size: 8` says it, too), numbers stand without brackets. Without `edges` the layers
+are a chain, and `repeat: 24` stands for as many layers alike. docs/profiles.md lists all keys.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from hpgo.base.documents import Section
 from hpgo.base.documents import parse as parse_document
-from hpgo.base.errors import ProfileError
+from hpgo.base.errors import ArgumentError, ProfileError
 from hpgo.base.quoting import in_yaml
+from hpgo.base.units import parse_bytes, parse_seconds
 from hpgo.base.wording import shown
 from hpgo.model.profile import Layer, Profile, SharedWeight
 
 VERSION = 1
 VERSION_KEY = "hpgo_profile"
+_MOST_LAYERS = 100_000
 _HALVES = ("input_gradient_s", "weight_gradient_s")
 _TEXTS = ("device", "machine", "dtype", "date")
 UNPRICED = ("name", "source", *_TEXTS, "versions")
@@ -51,14 +54,19 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
     version = top.get(VERSION_KEY)
     if isinstance(version, bool) or version != VERSION:
         top.fail(f"`{VERSION_KEY}` is {shown(version)}", f"this hpgo reads version {VERSION}")
-    sizes = top.get("batch_sizes")
-    batch_sizes = tuple(sizes) if isinstance(sizes, list) else (sizes,)
-    layers = [
-        _layer(Section(entry, f"{file}, layers entry {number}", ProfileError), len(batch_sizes))
-        for number, entry in enumerate(top.items("layers"), start=1)
-    ]
+    batch_sizes = _batch_sizes(top)
+    layers: list[Layer] = []
+    repeated: dict[str, tuple[str, str]] = {}
+    for number, entry in enumerate(top.items("layers"), start=1):
+        section = Section(entry, f"{file}, layers entry {number}", ProfileError)
+        several = _layers(section, len(batch_sizes))
+        layers += several
+        if len(layers) > _MOST_LAYERS:
+            section.fail(f"these are more than {_MOST_LAYERS:,} layers", "take several together as one")
+        if "repeat" in section:
+            repeated[section.text("id")] = several[0].id, several[-1].id
     ids = [layer.id for layer in layers]
-    edges = _edges(top) if "edges" in top else list(pairwise(ids))
+    edges = _edges(top, repeated, ids) if "edges" in top else list(pairwise(ids))
     title, source = top.text("name", name), top.text("source", file)
     gpus = top.whole("gpus_per_device", 1, least=1)
     ties = tuple(
@@ -135,6 +143,30 @@ def write_yaml(profile: Profile) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _batch_sizes(top: Section) -> tuple[Any, ...]:
+    """As `batch_sizes` says it, or `batch_size`, of which a file has one."""
+    if "batch_size" in top:
+        if "batch_sizes" in top:
+            top.fail("`batch_size` and `batch_sizes` are both given", "leave one of them out")
+        return (top.whole("batch_size", least=1),)
+    sizes = top.get("batch_sizes")
+    return tuple(sizes) if isinstance(sizes, list) else (sizes,)
+
+
+def _layers(section: Section, sizes: int) -> list[Layer]:
+    """The layer that an entry holds, or as many as it is to be repeated: `block0`, `block1` and so on."""
+    count = section.whole("repeat", 1, least=1)
+    if count > _MOST_LAYERS:
+        section.fail(f"`repeat` is {count}", f"{_MOST_LAYERS:,} layers are the most")
+    layer = _layer(section, sizes)
+    if "repeat" not in section:
+        return [layer]
+    named = layer.name != layer.id
+    return [
+        replace(layer, id=f"{layer.id}{at}", name=layer.name if named else f"{layer.id}{at}") for at in range(count)
+    ]
+
+
 def _layer(section: Section, sizes: int) -> Layer:
     layer_id = section.text("id")
     section.where += f" (`{layer_id}`)"
@@ -146,7 +178,7 @@ def _layer(section: Section, sizes: int) -> Layer:
         _measured(section, "forward_s", sizes),
         _measured(section, "backward_s", sizes),
         _measured(section, "activation_bytes", sizes),
-        section.number("parameter_bytes"),
+        _size(section),
         saved,
         section.whole("stage") if "stage" in section else None,
         **{key: _measured(section, key, sizes) for key in _HALVES if key in section},
@@ -157,30 +189,51 @@ def _layer(section: Section, sizes: int) -> Layer:
 
 
 def _tie(section: Section) -> SharedWeight:
-    layers, size = tuple(section.items("layers")), section.number("parameter_bytes")
+    layers, size = tuple(section.items("layers")), _size(section)
     section.done()
     return section.build(SharedWeight, layers, size)  # type: ignore[arg-type] # it checks that they are texts
 
 
 def _measured(section: Section, key: str, sizes: int) -> tuple[Any, ...]:
-    """One value for each batch size; `Layer` checks that they are numbers."""
+    """One value for each batch size, with a unit or without; `Layer` checks that they are numbers."""
     values = section.get(key)
     if not isinstance(values, list):
         values = [values]
     if len(values) != sizes:
         section.fail(f"`{key}` has {len(values)} values", f"one for each batch size: {sizes}")
-    return tuple(values)
+    return tuple(_in_base_units(section, key, value) if isinstance(value, str) else value for value in values)
 
 
-def _edges(top: Section) -> list[tuple[str, str]]:
-    edges = []
+def _size(section: Section) -> float:
+    """`parameter_bytes`: a number of bytes, or one with a unit."""
+    value = section.get("parameter_bytes")
+    if isinstance(value, str):
+        return _in_base_units(section, "parameter_bytes", value)
+    return section.number("parameter_bytes")
+
+
+def _in_base_units(section: Section, key: str, text: str) -> float:
+    try:
+        return parse_bytes(text) if key.endswith("_bytes") else parse_seconds(text)
+    except ArgumentError as error:
+        section.fail(f"`{key}`: {error.message}", error.hint)
+
+
+def _edges(top: Section, repeated: dict[str, tuple[str, str]], ids: list[str]) -> list[tuple[str, str]]:
+    """The edges that a file names, where a repeated entry stands for the chain of its layers."""
+    edges = [
+        (one, other)
+        for first, last in repeated.values()
+        for one, other in pairwise(ids[ids.index(first) : ids.index(last) + 1])
+    ]
     for number, edge in enumerate(top.items("edges"), start=1):
         if not isinstance(edge, list) or len(edge) != 2 or not all(isinstance(end, str) for end in edge):
             top.fail(
                 f"edges entry {number} must be a pair of layer ids, got {shown(edge)}",
                 "like [embed, layer1]; quote numbers",
             )
-        edges.append((edge[0], edge[1]))
+        begin, end = edge
+        edges.append((repeated.get(begin, (begin, begin))[1], repeated.get(end, (end, end))[0]))
     return edges
 
 

@@ -96,7 +96,7 @@ class Links:
     output: End | None = None
 
 
-_hint = hinted("docs/partition.md shows the files")
+_hint = hinted("`hpgo profile --format pipeedge` writes models.yml and device_types.yml")
 
 
 @_hint

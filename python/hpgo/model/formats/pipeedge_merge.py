@@ -48,7 +48,7 @@ class Merged:
             write_text(device_types, self.device_types, ClusterError)
 
 
-@hinted("docs/partition.md shows the files")
+@hinted("`hpgo profile --format pipeedge` writes such files where there are none")
 def merged(
     models: str | os.PathLike[str],
     device_types: str | os.PathLike[str],

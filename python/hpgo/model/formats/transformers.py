@@ -64,7 +64,7 @@ def read_transformer(source: str | os.PathLike[str]) -> Transformer:
     path = as_path(source, ProfileError)
     if is_folder(path):
         path = path / "config.json"
-    with hinted("docs/profiles.md says what a transformer's file holds"):
+    with hinted("`help(hpgo.Transformer)` says what a transformer's file holds"):
         held = parse(read_text(path, ProfileError), str(path), ProfileError)
         return of_document(held, name=path.stem, file=str(path))
 

@@ -1,0 +1,202 @@
+"""`hpgo completion`: what bash, zsh and fish need to complete commands, options, files and names.
+
+Click finds what may come next; here stands what its scripts leave open: words of bash that hold `=`, `:` or `@`, and
+`--option=value` in all three.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+    split_arg_string,
+)
+
+from hpgo.base.documents import make_folder, read_text, write_text
+from hpgo.base.errors import ArgumentError
+from hpgo.cli.command import Command
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_BREAKS = "\"'@><=;|&(:"
+"""Where bash begins a new word, unless a user has changed it."""
+
+_BASH = r"""%(complete_func)s() {
+    local IFS=$'\n' completion type value
+    for completion in $(COMP_WORDS="${COMP_LINE:0:COMP_POINT}" %(complete_var)s=bash_complete "$1"); do
+        IFS=',' read -r type value <<< "$completion"
+        case $type in
+            dir) COMPREPLY=(); compopt -o dirnames ;;
+            file) COMPREPLY=(); compopt -o default ;;
+            plain) COMPREPLY+=("$value"); [[ $value == *@ ]] && compopt -o nospace ;;
+        esac
+    done
+    return 0
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+
+def _changed(script: str, *pairs: tuple[str, str]) -> str:
+    """A script of click's, with other words in some places."""
+    for old, new in pairs:
+        script = script.replace(old, new)
+    return script
+
+
+class _Whole(ShellComplete):
+    """Completes `--option=value` as one word."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        found = super().get_completions(args, incomplete)
+        option, equals, _ = incomplete.partition("=")
+        if not (equals and option.startswith("-")):
+            return found
+        return [
+            item if item.type != "plain" else CompletionItem(f"{option}={item.value}", help=item.help) for item in found
+        ]
+
+
+@add_completion_class
+class _Bash(_Whole, BashComplete):
+    source_template = _BASH
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        line = os.environ["COMP_WORDS"]
+        words = split_arg_string(line)[1:]
+        return (words[:-1], words[-1]) if words and not line[-1:].isspace() else (words, "")
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        kept = max(incomplete.rfind(letter) for letter in _BREAKS)  # what is in front stands there already
+        kept += incomplete[kept : kept + 1] != "@"  # with which the word itself begins, as names of hosts do
+        found = super().get_completions(args, incomplete)
+        return [CompletionItem(item.value[kept:], item.type) if item.type == "plain" else item for item in found]
+
+
+@add_completion_class
+class _Zsh(_Whole, ZshComplete):
+    source_template = _changed(
+        ZshComplete.source_template,
+        ("    compdef ", "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -u; }\n    compdef "),
+        ("compadd -U ", """compadd -S "${${${${completions[1]}[-1]}/@/}/?/ }" -U """),
+    )
+
+
+@add_completion_class
+class _Fish(_Whole, FishComplete):
+    source_template = _changed(FishComplete.source_template, ("string split ", "string split --max 1 "))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shell:
+    """Where one shell finds what completes commands."""
+
+    complete: type[ShellComplete]
+    folder: tuple[str, str, str]
+    """The variable that names a folder, the folder below the home where it is not set, and what is below that."""
+    start: tuple[str, str] | None
+    """The variable with the folder of the file that each shell reads at its start, and its name; None if it needn't."""
+
+    def script(self, root: click.Command) -> str:
+        return self.complete(root, {}, "hpgo", "_HPGO_COMPLETE").source()
+
+    def file(self) -> Path:
+        variable, below_home, inside = self.folder
+        return Path(os.environ.get(variable) or Path.home() / below_home) / inside
+
+    def start_file(self) -> Path | None:
+        return None if self.start is None else Path(os.environ.get(self.start[0]) or Path.home()) / self.start[1]
+
+
+_SHELLS: Mapping[str, _Shell] = {
+    "bash": _Shell(_Bash, ("XDG_DATA_HOME", ".local/share", "hpgo/completion.bash"), ("", ".bashrc")),
+    "zsh": _Shell(_Zsh, ("XDG_DATA_HOME", ".local/share", "hpgo/completion.zsh"), ("ZDOTDIR", ".zshrc")),
+    "fish": _Shell(_Fish, ("XDG_CONFIG_HOME", ".config", "fish/completions/hpgo.fish"), None),
+}
+_MARK = "# completion of hpgo"
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(list(_SHELLS)), required=False)
+@click.option(
+    "--install", "to_do", flag_value="install", help="Set it up for this user: a script, and a line to load it."
+)
+@click.option("--remove", "to_do", flag_value="remove", help="Undo that.")
+@click.pass_context
+def command(ctx: click.Context, shell: str | None, to_do: str | None) -> None:
+    """Complete commands, options, files, models, clusters, schedules and layers in SHELL.
+
+    SHELL is bash (from 4.4), zsh or fish; that of $SHELL if left out. Without options the script is printed.
+
+    bash and zsh load the script by a line in ~/.bashrc or ~/.zshrc, fish from the folder that is made for that. What is
+    written is said; shells that are opened from then on complete.
+
+    \b
+    Examples:
+      hpgo completion --install
+      hpgo completion fish --install
+      hpgo completion bash > /etc/bash_completion.d/hpgo
+    """
+    found = _SHELLS[shell or _own()]
+    if to_do == "install":
+        _install(found, ctx.find_root().command)
+    elif to_do == "remove":
+        _remove(found)
+    else:
+        click.echo(found.script(ctx.find_root().command), nl=False)
+
+
+def _own() -> str:
+    name = Path(os.environ.get("SHELL", "")).name
+    if name not in _SHELLS:
+        what = f"`{name}` is no shell that is known here" if name else "$SHELL is not set"
+        raise ArgumentError(what, f"name one: {', '.join(_SHELLS)}")
+    return name
+
+
+def _install(shell: _Shell, root: click.Command) -> None:
+    file = shell.file()
+    make_folder(file.parent)
+    write_text(file, shell.script(root), ArgumentError)
+    click.echo(f"wrote {file}", err=True)
+    if (start := shell.start_file()) is not None:
+        name = shlex.quote(str(file))
+        others = _without_mark(start)
+        write_text(start, f"{others}[ -r {name} ] && . {name}  {_MARK}\n", ArgumentError)
+        click.echo(f"added a line to {start}", err=True)
+    click.echo("open a new shell, and `hpgo pl` followed by the Tab key is completed", err=True)
+
+
+def _remove(shell: _Shell) -> None:
+    file, start = shell.file(), shell.start_file()
+    if file.exists():
+        file.unlink()
+        click.echo(f"removed {file}", err=True)
+    if start is not None and start.exists() and (others := _without_mark(start)) != _text(start):
+        write_text(start, others, ArgumentError)
+        click.echo(f"removed a line of {start}", err=True)
+
+
+def _without_mark(start: Path) -> str:
+    lines = _text(start).splitlines(keepends=True)
+    kept = "".join(line for line in lines if not line.rstrip().endswith(_MARK))
+    return kept if not kept or kept.endswith("\n") else f"{kept}\n"
+
+
+def _text(start: Path) -> str:
+    """What stands there; nothing if there is no such file, or only blanks."""
+    if not start.exists() or not start.stat().st_size:
+        return ""
+    return read_text(start, ArgumentError)

@@ -1,0 +1,57 @@
+"""`hpgo help`: the help of a command by its name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from hpgo.base.wording import near, shorten
+from hpgo.cli.command import Command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class _Word(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """The name of a command, or of one below the last."""
+
+    name = "command"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Those that begin so."""
+        del param
+        above = _below(ctx.find_root(), ctx.params.get("names") or ())
+        names = above.command.list_commands(above) if isinstance(above.command, click.Group) else []
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+@click.command(cls=Command)
+@click.argument("names", type=_Word(), nargs=-1, metavar="[COMMAND]...")
+@click.pass_context
+def command(ctx: click.Context, names: tuple[str, ...]) -> None:
+    """Show the help of COMMAND, or the list of commands.
+
+    Where the manual is installed, `man hpgo-plan` shows that of `hpgo plan`.
+
+    \b
+    Examples:
+      hpgo help plan
+      hpgo help models write
+    """
+    click.echo(_below(ctx.find_root(), names).get_help())
+
+
+def _below(ctx: click.Context, names: Sequence[str]) -> click.Context:
+    """The context of the command that `names` lead to; raises click.UsageError where there is none."""
+    for name in names:
+        group = ctx.command
+        known = group.list_commands(ctx) if isinstance(group, click.Group) else []
+        if not isinstance(group, click.Group) or name not in known:
+            hint = near(name, known) or "it has none"
+            raise click.UsageError(f"`{ctx.command_path}` has no command `{shorten(name)}`; {hint}", ctx)
+        found = group.get_command(ctx, name)
+        assert found is not None  # noqa: S101 -- it is listed
+        ctx = found.context_class(found, parent=ctx, info_name=name)
+    return ctx

@@ -1,0 +1,131 @@
+"""What options take beside numbers: files, of which endings are refused before any work, and names.
+
+Each kind of value completes itself in a shell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+class File(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """A file to read; with `endings`, one to write, which ends in one of them, or in none where that is allowed."""
+
+    name = "file"
+
+    def __init__(self, *endings: str, bare: bool = False) -> None:
+        self._endings, self._bare = endings, bare
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name as it was given; raises ArgumentError for another ending."""
+        del param, ctx
+        last = str(value).replace("\\", "/").rpartition("/")[2]
+        if not self._endings or last.lower().endswith(self._endings) or (self._bare and "." not in last):
+            return str(value)
+        *others, final = self._endings
+        known = f"{', '.join(others)} or {final}" if others else final
+        raise ArgumentError(f"can't tell what to write into `{shorten(str(value))}`", f"end it in {known}")
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Whatever lies there."""
+        del ctx, param
+        return [CompletionItem(incomplete, type="file")]
+
+
+class Folder(File):
+    """A folder."""
+
+    name = "folder"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Whatever lies there."""
+        del ctx, param
+        return [CompletionItem(incomplete, type="dir")]
+
+
+class Known(click.ParamType):  # type: ignore[type-arg]
+    """One of names that are known, or of files, where a name wins; `many` have commas between them.
+
+    Who reads it says what is wrong with it: a function of Python does so, too.
+    """
+
+    def __init__(self, kind: str, names: Callable[[], Iterable[str]], *, files: bool = False, many: bool = False):
+        self.name = kind
+        self._names, self._files, self._many = names, files, many
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as it was given."""
+        del param, ctx
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Names that begin so; files where there is none."""
+        del ctx, param
+        before, comma, begun = incomplete.rpartition(",") if self._many else ("", "", incomplete)
+        found = [CompletionItem(f"{before}{comma}{name}") for name in self._names() if name.startswith(begun)]
+        return found or ([CompletionItem(incomplete, type="file")] if self._files else [])
+
+
+def _models() -> list[str]:
+    from hpgo.model.builtin import MODELS
+
+    return list(MODELS)
+
+
+def _transformers() -> list[str]:
+    from hpgo.model.transformer_presets import TRANSFORMERS
+
+    return list(TRANSFORMERS)
+
+
+def _clusters() -> list[str]:
+    from hpgo.machine.presets import PRESETS
+
+    return list(PRESETS)
+
+
+def _workloads() -> list[str]:
+    from hpgo.runtime.models import MODELS
+
+    return list(MODELS)
+
+
+def _schedules() -> list[str]:
+    from hpgo.programs.orders import schedules
+
+    return [family.name for family in schedules()]
+
+
+FILE = File()
+FOLDER = Folder()
+PROFILE = Known("profile", _models, files=True)
+MODEL = Known("model", lambda: [*_models(), *_transformers()], files=True)
+"""Of `hpgo plan`, which takes either."""
+TRANSFORMER = Known("transformer", _transformers, files=True)
+CLUSTER = Known("cluster", _clusters, files=True)
+WORKLOAD = Known("workload", _workloads, files=True)
+SCHEDULE = Known("schedule", _schedules, files=True)
+SCHEDULES = Known("schedules", _schedules, many=True)
+YAML = File(".yaml", ".yml")
+PROFILE_OUT = File(".yaml", ".yml", ".json", ".txt")
+"""That `hpgo.write_profile` writes."""
+STILL = File(".svg", ".png", ".pdf", ".html")
+"""A picture that does not move."""
+CURVES = File(".svg", ".png", ".pdf")
+TIMELINE_OUT = File(".timeline.json", ".npz")
+PICTURE = File(".svg", ".png", ".pdf", ".html", ".json", ".txt", ".tex")
+"""A picture of a timeline."""
+RUN_OUT = File(".svg", ".png", ".pdf", ".html", ".json", ".txt", ".tex", ".npz")
+"""A timeline, too: .npz or .timeline.json."""
+PICTURES = (".svg", ".png", ".pdf", ".html", ".tex")
+"""What a plan's step is drawn as; its .json is the plan itself."""
+PLAN_OUT = File(".json", *PICTURES, ".md", bare=True)
