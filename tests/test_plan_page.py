@@ -373,6 +373,15 @@ def _name_of(plan: Path) -> str:
     return hashlib.sha256(plan.read_bytes()).hexdigest()[:12]
 
 
+def test_the_plan_is_taken_to_the_page_that_compares_schedules_and_back(opened) -> None:
+    tab = opened(**OPTIMUM)
+    tab.get_by_role("button", name="Compare schedules").click()
+    tab.wait_for_url(re.compile(r"/\?plan=\w+&schedule=eager_1f1b"))
+    assert "837" in tab.locator("#result").inner_text()
+    tab.get_by_role("link", name="Plan", exact=True).click()
+    tab.locator("#empty").wait_for()
+
+
 # --- planning
 
 

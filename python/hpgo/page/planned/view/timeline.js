@@ -5,7 +5,6 @@ const LIGHTING = "text,path{pointer-events:none}svg{display:block;width:100%;hei
 painted(() => {
   clearTimeout(stepOf.timer);
   if (stepOf.request) stepOf.request.abort();
-  byId("timeline-note").textContent = "";
   if (state.offline) return held.timeline ? draw(held.timeline) : refuse({ message: held.untimed, hint: "" });
   stepOf.timer = setTimeout(fetched, stepOf.host ? 120 : 0);
 });
@@ -54,6 +53,15 @@ byId("zoom").addEventListener("click", () => {
   if (!state.offline) fetched();
   else if (stepOf.zoomed) open(held.picture);
   else draw(held.timeline);
+});
+
+// The other page draws plans that it holds, so it is given this one.
+byId("compare").hidden = state.offline;
+byId("compare").addEventListener("click", async () => {
+  const plan = await fetch(`/plan/plan.json?${query(state.items)}`);
+  const name = await fetch(`/plans?name=${encodeURIComponent(`${state.facts.model}.plan.json`)}`, { method: "POST", body: await plan.blob() });
+  if (name.ok) location.assign(`/?plan=${await name.text()}&schedule=${state.facts.controls.schedule}`);
+  else wrong(null, { message: "the other page does not take this plan", hint: "save it, and load it there" });
 });
 
 const KINDS = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
