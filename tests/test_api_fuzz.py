@@ -255,6 +255,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 hpgo.price,
                 {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 8, "seq": 64, "tp": 1, "pp": 2,
                  "vpp": 1, "first_layers": 1, "last_layers": None, "cp": 1, "ep": 1, "zero": 1, "micro_batch_size": 1,
+                 "schedule": "1f1b",
                  "recompute": "full", "recompute_layers": 1, "sequence_parallel": False, "precision": "bf16",
                  "flash": True, "fused": True, "overlap": True, "devices": 8, "platform": FITTED.platform},
             ),
@@ -296,6 +297,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Way.micro_batches": (PRICE.way.micro_batches, {"global_batch_size": 8}),
             "Way.named": (PRICE.way.named, {}),
             "Way.named_pipeline": (PRICE.way.named_pipeline, {}),
+            "Way.stages_of": (PRICE.way.stages_of, {"rank": 0}),
             "program": (
                 hpgo.program,
                 {"schedule": ORDERS, "stages": [(["a"], [0]), (["b"], [1])], "micro_batch_size": 1,

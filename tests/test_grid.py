@@ -53,8 +53,7 @@ def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> dict[tuple,
             continue  # nobody has the same as another
         degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "vpp": vpp, "micro_batch_size": size, "zero": zero}
         ask = partial(hpgo.price, model, cluster, global_batch_size=batch, seq=seq, **degrees)
-        # Those of models with experts are priced, but not looked for.
-        for first, last in [(None, None)] if model.experts else ends_of(model.layers, pp, vpp):
+        for first, last in ends_of(model.layers, pp, vpp):
             try:
                 one = ask(first_layers=first, last_layers=last)
             except hpgo.ArgumentError:

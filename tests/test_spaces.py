@@ -23,6 +23,8 @@ def runs(launcher: str, price: hpgo.Price) -> bool:
     """The rules of docs/llm.md, written down a second time."""
     way = price.way
     several, piped = way.data * way.context > 1, way.pipeline > 1
+    if way.schedule != "1f1b" and launcher != "torchtitan":
+        return False
     if launcher == "megatron":
         return way.zero in ({0, 1} if several else {0})
     if launcher == "torchtitan":
@@ -35,15 +37,16 @@ def runs(launcher: str, price: hpgo.Price) -> bool:
 def all_that_is_run(launcher: str, cluster: hpgo.Cluster) -> list[hpgo.Price]:
     """Everything that `hpgo.price` accepts and the launcher runs, asked one by one; ranks have as many layers."""
     found = []
-    for tp, cp, pp, vpp, size, zero, anew in product(
-        [1, 2, 4], [1, 2, 4], [1, 2, 3, 4], range(1, 7), [1, 2, 4, 8], range(4), ("none", "full")
-    ):
+    for tp, cp, pp, vpp, size, zero, (schedule, anew) in product(
+        [1, 2, 4], [1, 2, 4], [1, 2, 3, 4], range(1, 7), [1, 2, 4, 8], range(4),
+        (("1f1b", "none"), ("1f1b", "full"), ("interleaved_zb", "none"), ("zb_v", "none")),
+    ):  # fmt: skip
         if cluster.devices % (tp * cp * pp):
             continue
         try:
             one = hpgo.price(
                 TINY, cluster, **ASKED, tp=tp, cp=cp, pp=pp, vpp=vpp, zero=zero, micro_batch_size=size, recompute=anew,
-                overlap=launcher == "megatron" or pp == 1,
+                schedule=schedule, fused=schedule == "1f1b", overlap=launcher == "megatron" or pp == 1,
             )  # fmt: skip
         except hpgo.ArgumentError:
             continue

@@ -69,10 +69,13 @@ def test_what_computes_some_layers_anew_computes_no_fewer_and_takes_no_less_than
     for family in grid(model, gpus, batch):
         each = [least for least, _ in family.leanest()]
         room_bytes = min(each) + share * (max(each) - min(each))
-        known = {(one.cut, one.zero): one for one in family.candidates(room_bytes) if one.anew > 0}
+        candidates = family.candidates(room_bytes)
+        known = {(one.cut, one.zero): one for one in candidates if one.anew > 0}
+        # Those that fit but for rounding are found when they are looked at.
+        nearly = {(one.cut, one.zero) for one in candidates if one.anew == NONE}
         for cut, zero in product(range(len(family.cuts.found)), range(len(family.zeros))):
             one = Candidate(0.0, cut, zero, NONE)
-            if fullest_bytes(family.stages(one)) <= room_bytes:
+            if fullest_bytes(family.stages(one)) <= room_bytes or (cut, zero) in nearly:
                 assert (cut, zero) not in known
                 continue
             fitting = (

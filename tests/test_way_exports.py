@@ -71,6 +71,34 @@ def test_torchtitan_is_told_the_same_in_both_forms() -> None:
     assert len(order.splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "vpp", "theirs"),
+    [("interleaved_zb", 2, "InterleavedZeroBubble"), ("interleaved_zb", 4, "InterleavedZeroBubble"),
+     ("zb_v", 2, "ZBVZeroBubble")],
+)  # fmt: skip
+def test_torchtitan_is_told_orders_with_split_backward_passes(name: str, vpp: int, theirs: str) -> None:
+    plan = made("llama-3-8b", pp=4, vpp=vpp, schedule=name, zero=2, overlap=False, fused=False, devices=16)
+    old, new = tomllib.loads(main(plan, "torchtitan@0.2")), assigned(main(plan, "torchtitan@0.3"))
+    assert old["parallelism"]["pipeline_parallel_schedule"] == theirs
+    assert new["parallelism.pipeline_parallel_schedule"] == theirs
+    assert old["compile"] == {"enable": False}
+    assert len(new["PARTS"]) == len(old["parallelism"]["module_fqns_per_model_part"]) == 4 * vpp
+    order = export.files(plan, "torchtitan")["order.csv"]
+    pytest.importorskip("torch.distributed.pipelining", reason="PyTorch reads the order")
+    from torch.distributed.pipelining import _utils, schedules
+
+    ranks = _utils.generate_stage_to_rank_mapping(4, 4 * vpp, style="v" if name == "zb_v" else "loop")
+    read = {
+        rank: [schedules._Action.from_str(word) for word in line.split(",")]
+        for rank, line in enumerate(order.splitlines())
+    }
+    assert all(ranks[action.stage_index] == rank for rank, line in read.items() for action in line)
+    placed = {"stage_to_rank": ranks.__getitem__, "num_stages": 4 * vpp}
+    sent = schedules._add_send_recv(read, **placed)
+    # It runs to its end: nobody waits for what is never sent.
+    schedules._simulate_comms_compute(sent, **placed)
+
+
 def test_deepspeed_is_told_batches_and_what_replicas_share() -> None:
     alone = assigned(main(made("llama-3-8b", zero=3, devices=16), "deepspeed"))["CONFIG"]
     assert alone["zero_optimization"]["stage"] == 3
@@ -85,6 +113,12 @@ def test_deepspeed_is_told_batches_and_what_replicas_share() -> None:
     [
         ("torchtitan", {"tp": 8, "pp": 4}, "torchtitan shares what replicas hold beside a pipeline as zero 2, not 1"),
         ("torchtitan", {"tp": 8, "zero": 2}, "sums gradients in each of 16 passes"),
+        ("megatron", {"tp": 8, "pp": 4, "vpp": 2, "schedule": "zb_v"}, "runs passes as 1f1b, not as zb_v"),
+        (
+            "torchtitan",
+            {"tp": 8, "pp": 4, "vpp": 2, "schedule": "zb_v"},
+            "compiles no layers whose backward passes are",
+        ),
         ("deepspeed", {"tp": 8, "pp": 4}, "DeepSpeed has no tensor parallelism here, and tp is 8"),
         ("megatron", {"tp": 8, "zero": 3}, "Megatron-LM shares what replicas hold as zero 0 or 1, not 3"),
         ("vllm", {"tp": 8, "pp": 4}, "no way of training a transformer is exported for vLLM"),

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 import hpgo
 from hpgo.machine.cluster import Link
 from hpgo.model.transformer import PLAIN
-from hpgo.planning.configured import fullest_bytes, in_flight, model_flop, price_way, profile_of, stages_of
+from hpgo.planning.configured import (
+    fullest_bytes,
+    in_flight,
+    model_flop,
+    orders_of,
+    price_way,
+    profile_of,
+    stages_of,
+)  # fmt: skip
 from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.memory import kept_bytes, parameters, stage_memory
@@ -164,14 +172,19 @@ def test_groups_of_gpus_are_a_profiles_devices() -> None:
 
 
 ways = st.builds(
-    lambda tensor, sequence, context, pipeline, chunks, data, size, anew, zero, precision: Way(
+    lambda tensor, sequence, context, pipeline, chunks, data, size, anew, zero, precision, split: Way(
         tensor=tensor, sequence=sequence and tensor > 1, context=context, pipeline=pipeline,
         chunks=chunks if pipeline > 1 else 1, data=data, micro_batch_size=size, recompute=anew, zero=zero,
+        precision=precision,
+    ) if split is None or pipeline == 1 else Way(
+        tensor=tensor, sequence=sequence and tensor > 1, context=context, pipeline=pipeline, schedule=split,
+        chunks=2 if split == "zb_v" else max(2, chunks), data=data, micro_batch_size=size, zero=zero,
         precision=precision,
     ),
     st.sampled_from([1, 2, 4, 8]), st.booleans(), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4, 13]),
     st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]),
     st.sampled_from(["none", "selective", "full"]), st.integers(0, 3), st.sampled_from(["bf16", "fp8"]),
+    st.sampled_from([None, None, "interleaved_zb", "zb_v"]),
 )  # fmt: skip
 
 
@@ -225,6 +238,58 @@ def test_micro_batches_in_flight_are_those_of_the_orders(pipeline: int, chunks: 
     way = Way(pipeline=pipeline, chunks=chunks)
     ours = [sum(in_flight(way, rank, pipeline * rounds)) for rank in range(pipeline)]
     assert ours == orders.peak_in_flight
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("interleaved_zb", 2), ("interleaved_zb", 3), ("zb_v", 2)])
+@pytest.mark.parametrize("pipeline", [2, 3, 4, 8])
+@pytest.mark.parametrize("rounds", [1, 2, 3, 6])
+def test_with_split_backward_passes_as_many_are_in_flight_as_in_the_orders(
+    schedule: str, chunks: int, pipeline: int, rounds: int
+) -> None:
+    """Two rounds tell of any number of them, stage by stage."""
+    way = Way(pipeline=pipeline, chunks=chunks, schedule=schedule)
+    orders = orders_of(way, pipeline * rounds)
+    ours = [in_flight(way, rank, pipeline * rounds) for rank in range(pipeline)]
+    assert list(map(sum, ours)) == orders.peak_in_flight
+    for rank, most in enumerate(ours):
+        held = dict.fromkeys(way.stages_of(rank), 0)
+        assert all(orders.rank_of_stage[at] == rank for at in held)
+        seen = set()
+        for stage, kind in (re.match(r"(\d+)([FIW])", word).groups() for word in orders.orders[rank]):
+            held[int(stage)] += (kind == "F") - (kind == "W")
+            seen.add(tuple(held.values()))
+        assert most in seen
+
+
+def test_split_backward_passes_fill_the_bubble_and_take_as_much() -> None:
+    ask = {"global_batch_size": 16, "seq": 8192, "tp": 8, "pp": 8, "vpp": 2, "zero": 2, "overlap": False}
+    cluster = hpgo.Cluster.preset("h100:8")
+    whole, looped, folded = (
+        hpgo.price("llama-3-70b", cluster, schedule=name, **ask) for name in ("1f1b", "interleaved_zb", "zb_v")
+    )
+    assert folded.step_s < looped.step_s < whole.step_s
+    spent = [dict(one.seconds) for one in (whole, looped, folded)]
+    assert spent[0]["bubble"] > spent[1]["bubble"] > spent[2]["bubble"]
+    # The V has the embedding and the head on one rank, which has fewer layers for it; all of them are there once.
+    assert folded.stages[0].layers == ((0, 5), (75, 80))
+    every = sum(one.forward_s + one.backward_s for one in whole.stages)
+    assert sum(one.forward_s + one.backward_s for one in folded.stages) == pytest.approx(every)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"schedule": "zb_v"}, "zb_v has two stages on each GPU, not 1"),
+        ({"schedule": "interleaved_zb"}, "interleaved_zb has several stages on each GPU, not 1"),
+        ({"schedule": "zb_v", "chunks": 3}, "zb_v has two stages on each GPU, not 3"),
+        ({"schedule": "zb_v", "chunks": 2, "recompute": "full"}, "what both halves compute anew is not priced"),
+        ({"schedule": "zb_v", "chunks": 2, "last_layers": 2}, "the first GPU of a V has the last stage, too"),
+        ({"schedule": "gpipe"}, "schedule of a Way is"),
+    ],
+)
+def test_schedules_that_nobody_runs_are_refused(asked: dict[str, object], says: str) -> None:
+    with pytest.raises(hpgo.ArgumentError, match=says):
+        Way(pipeline=4, **asked)
 
 
 def test_less_to_do_never_takes_longer() -> None:

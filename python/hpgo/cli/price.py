@@ -37,6 +37,10 @@ _SECTIONS = {
 @click.option("--vpp", type=_DEGREE, default=1, metavar="N", help="Stages on each GPU: interleaving.  [1]")
 @click.option("--first-layers", type=_DEGREE, metavar="N", help="On the pipeline's first group.  [as between]")
 @click.option("--last-layers", type=_DEGREE, metavar="N", help="On its last one.  [as between]")
+@click.option(
+    "--schedule", type=click.Choice(["1f1b", "interleaved_zb", "zb_v"]), default="1f1b", show_default=True,
+    help="Order of passes; the others need --vpp.",
+)  # fmt: skip
 @click.option("--cp", type=_DEGREE, default=1, metavar="N", help="GPUs that share each sequence.  [1]")
 @click.option("--ep", type=_DEGREE, default=1, metavar="N", help="GPUs that share a layer's experts.  [1]")
 @click.option("--devices", type=_DEGREE, metavar="N", help="GPUs, the first of the cluster.  [all]")

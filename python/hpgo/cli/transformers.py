@@ -56,7 +56,8 @@ def of_transformers(command: _Command) -> _Command:
         ),
         click.option(
             "--fix", type=_Words(), multiple=True, metavar="NAME=VALUE[,…]",
-            help="Only ways with `tp=4`, or cp, ep, pp, vpp, dp, zero, micro-batch-size or recompute. Repeatable.",
+            help="Only ways with `tp=4`, or cp, ep, pp, vpp, schedule, dp, zero, micro-batch-size or recompute."
+            " Repeatable.",
         ),
         click.option(
             "--exclude", type=_Words(), multiple=True, metavar="NAME[=VALUE][,…]",

@@ -14,8 +14,8 @@ from hpgo.base.errors import ArgumentError, InfeasibleError
 from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import counted, shorten
+from hpgo.planning.configured import orders_of
 from hpgo.programs.launchers import Launcher, of_ways
-from hpgo.programs.orders import schedule
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
@@ -69,12 +69,7 @@ class WayJob:
     @property
     def orders(self) -> Schedule:
         """Forwards and backwards of each rank of the pipeline."""
-        way = self.way
-        if way.chunks == 1:
-            return schedule("1f1b", ranks=way.pipeline, micro_batches=self.plan.price.micro_batches)
-        return schedule(
-            "interleaved", ranks=way.pipeline, micro_batches=self.plan.price.micro_batches, chunks=way.chunks
-        )
+        return orders_of(self.way, self.plan.price.micro_batches)
 
     def header(self, *notes: str) -> list[str]:
         """Lines for whoever reads the file: what it is, its price, what the settings don't carry."""

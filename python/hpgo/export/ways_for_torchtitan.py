@@ -98,7 +98,7 @@ def python(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
         "        return planned(llama3_8b())",
         '"""',
         "",
-        *(f"# {line}" for line in job.header(CLIPPING)),
+        *(f"# {line}" for line in job.header(CLIPPING, *_split(job))),
         "",
         "from dataclasses import replace",
         "from pathlib import Path" if piped else "",
@@ -148,10 +148,15 @@ def _notes(job: WayJob) -> list[str]:
         f"the model must have {layers} layers of width {dim} with {heads} heads, {keys} with keys of their own, inner"
         f" width {ffn}, and {words} words"
     )
-    notes = [shape]
+    notes = [shape, *_split(job)]
     if job.way.pipeline > 1:
         notes.append("pipeline_parallel_schedule_csv is looked for from where the job is started")
     return notes
+
+
+def _split(job: WayJob) -> list[str]:
+    """Why nothing is compiled, where it is for that."""
+    return ["layers are not compiled: backward passes of compiled ones can't be split"] if job.way.splits else []
 
 
 def _local_batch_size(job: WayJob) -> int:
@@ -176,4 +181,6 @@ def _degrees(job: WayJob) -> dict[str, int | str]:
 
 def _schedule(job: WayJob) -> str:
     """A schedule of PyTorch's whose stages lie on ranks as the way's do; the orders themselves are in the file."""
+    if job.way.splits:
+        return {"interleaved_zb": "InterleavedZeroBubble", "zb_v": "ZBVZeroBubble"}[job.way.schedule]
     return "1F1B" if job.way.chunks == 1 else "Interleaved1F1B"

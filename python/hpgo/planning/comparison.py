@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 NAMES = {
     "tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "vpp": "chunks",
-    "first_layers": "first_layers", "last_layers": "last_layers", "micro_batch_size": "micro_batch_size",
-    "zero": "zero", "recompute": "recompute", "recompute_layers": "recompute_layers", "sequence_parallel": "sequence",
-    "precision": "precision", "flash": "flash", "fused": "fused", "overlap": "overlap",
+    "first_layers": "first_layers", "last_layers": "last_layers", "schedule": "schedule",
+    "micro_batch_size": "micro_batch_size", "zero": "zero", "recompute": "recompute",
+    "recompute_layers": "recompute_layers", "sequence_parallel": "sequence", "precision": "precision",
+    "flash": "flash", "fused": "fused", "overlap": "overlap",
 }  # fmt: skip
 """What a way's fields are called where they are asked for; the degree of data parallelism follows from them."""
 
@@ -86,7 +87,8 @@ def changed(way: Way, changes: Mapping[str, object]) -> Way:
     """`way` with other degrees, by the names that `hpgo.price` has for them; what goes with them follows.
 
     Those that share matrices share what lies between, too, as long as nothing else is asked for; one stage is not
-    interleaved; layers of the first and the last rank are those of the pipeline that they were chosen for.
+    interleaved, and other numbers of stages run as 1F1B; layers of the first and the last rank are those of the
+    pipeline that they were chosen for.
 
     Raises ArgumentError for a name that is none, and for what `Way` does.
 
@@ -104,6 +106,10 @@ def changed(way: Way, changes: Mapping[str, object]) -> Way:
         asked["sequence"] = asked["tensor"] != 1 and (way.sequence or way.tensor == 1)
     if asked.get("pipeline") == 1 and "chunks" not in asked:
         asked["chunks"] = 1
+    if "chunks" in asked and "schedule" not in asked:
+        asked["schedule"] = "1f1b"
+    if asked.get("schedule", "1f1b") != "1f1b" and "chunks" not in asked and way.chunks == 1:
+        asked["chunks"] = 2
     if "pipeline" in asked or "chunks" in asked:  # other ranks, or stages, have other layers
         asked = {"first_layers": None, "last_layers": None} | asked
     if "recompute" in asked and "recompute_layers" not in asked:

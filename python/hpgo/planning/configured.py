@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from math import lcm
 from typing import TYPE_CHECKING
@@ -16,13 +17,14 @@ from hpgo.model.estimate import ESTIMATED
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.profile import Layer, Profile
 from hpgo.planning.platform import ERROR_WITH_EXPERTS, USUAL_ERROR, Platform, usual_error
-from hpgo.programs.orders import schedule
+from hpgo.programs.orders import KINDS, Schedule
+from hpgo.programs.orders import schedule as build
 from hpgo.ways.constants import CONSTANTS, Constants
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.memory import Part, kept_bytes, parameters, stage_memory
 from hpgo.ways.site import VALUE, Site, pairs_seen
 from hpgo.ways.steps import Stages
-from hpgo.ways.way import Precision, Recompute, Way, check_batch, check_degrees, data_degree
+from hpgo.ways.way import Passes, Precision, Recompute, Way, check_batch, check_degrees, data_degree
 
 if TYPE_CHECKING:
     import os
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from hpgo.ways.times import Times
 
 RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1f1b", "interleaved_zb", "zb_v")
 PRECISIONS = ("bf16", "fp16", "fp8", "fp4")
 
 
@@ -135,6 +138,7 @@ def price(
     vpp: int = 1,
     first_layers: int | None = None,
     last_layers: int | None = None,
+    schedule: Passes = "1f1b",
     cp: int = 1,
     ep: int = 1,
     zero: int = 1,
@@ -161,6 +165,8 @@ def price(
         vpp: stages on each group: interleaving.
         first_layers: layers on the pipeline's first group, which may be fewer or more than on those between.
         last_layers: likewise on its last group.
+        schedule: in which order passes run: `1f1b`, interleaved where `vpp` is above 1; or with split backward passes
+            `interleaved_zb`, or `zb_v` with `vpp` 2.
         cp: GPUs that share each sequence.
         ep: GPUs of a stage that share the experts of each layer.
         zero: what replicas share: optimizer state from 1, gradients from 2, weights at 3.
@@ -190,6 +196,7 @@ def price(
     check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say")
     global_batch_size, seq = whole("global_batch_size", global_batch_size), whole("seq", seq)
     choice("recomputation", recompute, RECOMPUTE)
+    choice("schedule", schedule, SCHEDULES)
     choice("precision", precision, PRECISIONS)
     for name, flag in (("flash", flash), ("fused", fused), ("overlap", overlap)):
         check_flag(name, flag)
@@ -206,6 +213,7 @@ def price(
         first_layers=None if first_layers is None else whole("first_layers", first_layers),
         last_layers=None if last_layers is None else whole("last_layers", last_layers),
         chunks=whole("vpp", vpp),
+        schedule=schedule,
         micro_batch_size=whole("micro_batch_size", micro_batch_size),
         recompute=recompute,
         recompute_layers=None if recompute_layers is None else whole("recompute_layers", recompute_layers),
@@ -279,10 +287,10 @@ def price_of(stages: Stages, cluster: str, step_s: float, *, global_batch_size: 
         seconds=_seconds(stages, step_s),
         stages=tuple(
             StagePrice(
-                tuple((one.layers.start, one.layers.stop) for one in stages.stages[rank::pipeline]),
+                tuple((one.layers.start, one.layers.stop) for one in stages.of_rank(rank)),
                 tuple(stage_memory(site, _part(stages, rank)).items()),
-                sum(one.forward_s for one in stages.stages[rank::pipeline]),
-                sum(one.backward_s for one in stages.stages[rank::pipeline]),
+                sum(one.forward_s for one in stages.of_rank(rank)),
+                sum(one.backward_s for one in stages.of_rank(rank)),
             )
             for rank in range(pipeline)
         ),
@@ -307,35 +315,32 @@ def stages_of(
 def fullest_bytes(stages: Stages) -> float:
     """Of the GPU that holds most.
 
-    Of ranks with the same layers the first one holds no less than the others, as it starts no fewer micro-batches.
+    Of ranks with the same layers the first one holds no less than the others, as it starts no fewer micro-batches,
+    but where backward passes are split.
     """
-    pipeline = stages.site.way.pipeline
+    way = stages.site.way
     firsts: dict[object, int] = {}
-    for rank in range(pipeline):
-        held = tuple(map(stages.held, range(rank, len(stages.counts), pipeline)))
-        firsts.setdefault((held, rank == 0, rank == pipeline - 1), rank)
+    for rank in range(way.pipeline):
+        held = tuple(map(stages.held, way.stages_of(rank)))
+        firsts.setdefault(rank if way.splits else (held, rank == 0, rank == way.pipeline - 1), rank)
     return max(sum(stage_memory(stages.site, _part(stages, rank)).values()) for rank in firsts.values())
 
 
 def simulated_s(stages: Stages) -> float:
-    """A step of the schedule: 1F1B, or the interleaved one."""
+    """A step of the schedule."""
     way, rows = stages.site.way, stages.stages
     if way.pipeline == 1:
         only = rows[0]
         return stages.micro_batches * (only.forward_s + only.backward_s) + only.sync_s + only.optimizer_s
     from hpgo.timing.simulation import simulate  # loads numpy, which refusing a way does without
 
-    orders = schedule(
-        "1f1b" if way.chunks == 1 else "interleaved",
-        ranks=way.pipeline,
-        micro_batches=stages.micro_batches,
-        chunks=None if way.chunks == 1 else way.chunks,
-    )
     busy_s, latency_s = stages.transfer
     timeline = simulate(
-        orders,
+        orders_of(way, stages.micro_batches),
         forward_s=[one.forward_s for one in rows],
         backward_s=[one.backward_s for one in rows],
+        input_gradient_s=[one.backward_s - one.weights_s for one in rows] if way.splits else None,
+        weight_gradient_s=[one.weights_s for one in rows] if way.splits else None,
         transfer_s=busy_s,
         latency_s=latency_s,
         gradient_sync_s=[one.sync_s for one in rows],
@@ -344,16 +349,34 @@ def simulated_s(stages: Stages) -> float:
     return timeline.makespan_s
 
 
+def orders_of(way: Way, micro_batches: int) -> Schedule:
+    """What each rank of a pipeline does, one after the other.
+
+    >>> orders_of(Way(pipeline=2, chunks=2, schedule="zb_v"), 1).orders
+    [['0F0', '3F0', '3I0', '3W0', '0I0', '0W0'], ['1F0', '2F0', '2I0', '2W0', '1I0', '1W0']]
+    """
+    if way.schedule == "zb_v":
+        return build("zb_v", ranks=way.pipeline, micro_batches=micro_batches)
+    if way.chunks == 1:
+        return build("1f1b", ranks=way.pipeline, micro_batches=micro_batches)
+    return build(
+        "interleaved_zb" if way.splits else "interleaved",
+        ranks=way.pipeline,
+        micro_batches=micro_batches,
+        chunks=way.chunks,
+    )
+
+
 def _seconds(stages: Stages, step_s: float) -> tuple[tuple[str, float], ...]:
     """Of the step, on the rank with the most to compute."""
     way, rank = stages.site.way, stages.slowest
     spent: dict[str, float] = {}
-    for at in range(rank, way.stages, way.pipeline):
+    for at in way.stages_of(rank):
         for count, times in stages.parts_of(at):
             for seconds in (times.forward_s, times.backward_s):
                 for name, each_s in seconds.items():
                     spent[name] = spent.get(name, 0.0) + count * each_s * stages.micro_batches
-    mine = stages.stages[rank :: way.pipeline]
+    mine = stages.of_rank(rank)
     spent["gradients"] = sum(one.sync_s for one in mine)
     spent["optimizer"] = sum(one.optimizer_s for one in mine)
     spent["bubble"] = max(0.0, step_s - sum(spent.values()))
@@ -364,11 +387,15 @@ def in_flight(way: Way, rank: int, micro_batches: int) -> tuple[int, ...]:
     """How many micro-batches each stage of a rank holds when the rank holds most.
 
     1F1B starts as many as there are ranks from here on. Interleaving starts rounds of `pipeline` micro-batches for each
-    stage in turn (Narayanan et al., arXiv 2104.04473, section 2.2).
+    stage in turn (Narayanan et al., arXiv 2104.04473, section 2.2). Where backward passes are split, they are counted
+    in the orders, up to the gradients of weights.
 
     >>> in_flight(Way(pipeline=4), 1, 8), in_flight(Way(pipeline=4, chunks=2), 0, 8)
     ((3,), (7, 4))
     """
+    if way.splits:
+        # As many micro-batches as make two rounds have as many in flight as any.
+        return _counted(way.schedule, way.pipeline, way.chunks, min(micro_batches, 2 * way.pipeline))[rank]
     if way.chunks == 1:
         return (min(way.pipeline - rank, micro_batches),)
     started = min(2 * (way.pipeline - rank - 1) + (way.chunks - 1) * way.pipeline + 1, way.chunks * micro_batches)
@@ -377,11 +404,28 @@ def in_flight(way: Way, rank: int, micro_batches: int) -> tuple[int, ...]:
     return tuple(rounds * way.pipeline + more for more in over)
 
 
+@lru_cache(maxsize=4096)
+def _counted(schedule: Passes, pipeline: int, chunks: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
+    """For each rank, micro-batches in flight through each of its stages when it holds most of them, the first time."""
+    way = Way(pipeline=pipeline, chunks=chunks, schedule=schedule)
+    orders = orders_of(way, micro_batches)
+    begins, ends, found = KINDS.index("F"), KINDS.index("W"), []
+    for rank, (start, stop) in enumerate(pairwise(orders.rank_starts)):
+        held = dict.fromkeys(way.stages_of(rank), 0)
+        most = tuple(held.values())
+        for kind, stage, *_ in orders.actions[start:stop].tolist():
+            held[stage] += (kind == begins) - (kind == ends)
+            if sum(held.values()) > sum(most):
+                most = tuple(held.values())
+        found.append(most)
+    return tuple(found)
+
+
 def _part(stages: Stages, rank: int) -> Part:
     """All that a rank has, as memory sees it."""
     way = stages.site.way
     held = in_flight(way, rank, stages.micro_batches)
-    parts = [stages.part(at, held[turn]) for turn, at in enumerate(range(rank, way.stages, way.pipeline))]
+    parts = [stages.part(at, held[turn]) for turn, at in enumerate(way.stages_of(rank))]
     return Part(
         tuple(kind for part in parts for kind in part.kinds),
         any(part.embedding for part in parts),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hpgo.ways.site import Site
     from hpgo.ways.space import Space
-    from hpgo.ways.way import Way
+    from hpgo.ways.way import Passes, Way
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Family:
         cut = self.cuts.found[one.cut]
         way = replace(
             self._way(cut.chunks, self.zeros[one.zero]),
+            schedule=self.cuts.schedule,
             first_layers=cut.first_layers,
             last_layers=cut.last_layers,
             recompute="full" if one.anew == ALL else "none",
@@ -134,9 +135,9 @@ def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Famil
     # Attention as one kernel keeps no scores, so that there is nothing selective about it.
     recomputed = [kind == "full" for kind in ("none", "full") if kind in rules.recompute and takes("recompute", kind)]
     some = rules.recompute_layers and len(recomputed) > 1
-    # Models with experts have many more ways, and stages that are laid out one by one.
-    cuts_of = partial(Cuts.of, kinds_of(model), uneven=rules.uneven and not model.experts, laid_out=bool(model.experts))
-    known_cuts: dict[tuple[int, tuple[int, ...]], Cuts] = {}
+    # Models with experts have stages that are laid out one by one.
+    cuts_of = partial(Cuts.of, kinds_of(model), uneven=rules.uneven, laid_out=bool(model.experts))
+    known_cuts: dict[tuple[int, Passes, tuple[int, ...]], Cuts] = {}
     states: dict[tuple[int, ...], States] = {}
     for tensor, context in product(divisors(gpus.machine), contexts):
         if not (takes("tp", tensor) and takes("cp", context)):
@@ -144,8 +145,8 @@ def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Famil
         shape = replace(site.way, tensor=tensor, sequence=tensor > 1, context=context)
         if gpus.count % shape.group or not _divides(shape, site):
             continue
-        lines: dict[tuple[int, int, bool], Lines] = {}
-        without: dict[tuple[int, bool], Rows] = {}
+        lines: dict[tuple[int, int, bool, bool], Lines] = {}
+        without: dict[tuple[int, bool, bool], Rows] = {}
         for pipeline in divisors(gpus.count // shape.group):
             data = gpus.count // shape.group // pipeline
             if global_batch_size % data or not (takes("pp", pipeline) and takes("dp", data)):
@@ -154,18 +155,22 @@ def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Famil
             chunks = [count for count in range(1, most_chunks + 1) if takes("vpp", count)]
             experts = [each for each in divisors(model.experts or 1) if gpus.count // pipeline % each == 0]
             sizes = [size for size in divisors(global_batch_size // data) if takes("micro_batch_size", size)]
-            for expert in experts:
-                if not takes("ep", expert):
-                    continue
-                placed = rules.as_run(replace(shape, expert=expert, pipeline=pipeline, data=data))
+            runs = [name for name in rules.schedules if takes("schedule", name) and (pipeline > 1 or name == "1f1b")]
+            for expert, schedule in product([each for each in experts if takes("ep", each)], runs):
+                splits = schedule != "1f1b"
+                chunked = 2 if splits else 1
+                placed = rules.as_run(
+                    replace(shape, expert=expert, pipeline=pipeline, data=data, chunks=chunked, schedule=schedule)
+                )
+                # What both halves of a split backward pass compute anew is not priced.
+                again = [anew for anew in recomputed if not (anew and splits)]
                 for size in sizes:
                     micro_batches = global_batch_size // data // size
-                    # Interleaving takes its micro-batches in rounds of as many as there are ranks.
-                    fitting = tuple(count for count in chunks if count == 1 or micro_batches % pipeline == 0)
-                    if (pipeline, fitting) not in known_cuts:
-                        known_cuts[pipeline, fitting] = cuts_of(pipeline, fitting)
-                    found = known_cuts[pipeline, fitting]
-                    if not found.found:
+                    fitting = tuple(_fitting(chunks, schedule, whole_rounds=micro_batches % pipeline == 0))
+                    if (pipeline, schedule, fitting) not in known_cuts:
+                        known_cuts[pipeline, schedule, fitting] = cuts_of(pipeline, fitting, schedule)
+                    found = known_cuts[pipeline, schedule, fitting]
+                    if not (found.found and again):
                         continue
                     known = rules.zeros_of(placed, micro_batches=micro_batches, experts=bool(model.experts))
                     zeros = [zero for zero in known if takes("zero", zero)]
@@ -173,20 +178,35 @@ def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Famil
                         Family, pipeline=pipeline, data=data, micro_batches=micro_batches, cuts=found, states=states
                     )
                     if alike := tuple(zero for zero in zeros if zero < MOST_ZERO):
-                        same = expert, size, placed.overlap
+                        same = expert, size, placed.overlap, placed.fused
                         if same not in lines:
-                            way = replace(shape, expert=expert, micro_batch_size=size, overlap=placed.overlap)
+                            way = replace(
+                                shape, expert=expert, micro_batch_size=size, overlap=placed.overlap, fused=placed.fused
+                            )
                             rows = Rows.of(replace(site, way=way), without.get(same[1:]))
                             without.setdefault(same[1:], rows)
                             lines[same] = Lines(rows)
-                        yield part(lines[same], zeros=alike, recomputed=tuple(recomputed), some=some)
+                        yield part(lines[same], zeros=alike, recomputed=tuple(again), some=some and not splits)
                     # Where weights are gathered, a layer takes longer, and how much depends on more.
-                    for anew in recomputed if MOST_ZERO in zeros else ():
+                    for anew in again if MOST_ZERO in zeros else ():
                         way = replace(
                             placed, micro_batch_size=size, zero=MOST_ZERO, recompute="full" if anew else "none"
                         )
                         own = Lines(Rows.of(replace(site, way=way)))
                         yield part(own, zeros=(MOST_ZERO,), recomputed=(anew,), some=False)
+
+
+def _fitting(chunks: Iterable[int], schedule: Passes, *, whole_rounds: bool) -> Iterator[int]:
+    """How many stages a rank may have of `chunks`, where micro-batches make whole rounds of as many as ranks or not."""
+    for count in chunks:
+        if schedule == "zb_v":
+            fits = count == 2
+        elif schedule == "interleaved_zb":
+            fits = count > 1 and whole_rounds
+        else:
+            fits = count == 1 or whole_rounds
+        if fits:
+            yield count
 
 
 def leanest(found: Iterable[Family]) -> Stages | None:

@@ -118,8 +118,8 @@ def choose_way(
         precision: `bf16`, `fp16`, `fp8` or `fp4` of products.
         devices: GPUs to use, the first of the cluster; None is all.
         launcher: `megatron`, `torchtitan` or `deepspeed`, perhaps with a version: `megatron@0.16`.
-        fix: degrees that are given: `{"tp": 4, "zero": 1}`; also `cp`, `ep`, `pp`, `vpp`, `dp`, `micro_batch_size` and
-            `recompute`.
+        fix: degrees that are given: `{"tp": 4, "zero": 1}`; also `cp`, `ep`, `pp`, `vpp`, `schedule`, `dp`,
+            `micro_batch_size` and `recompute`.
         exclude: what to do without: `["cp"]`, or certain values: `["zero=0", "micro_batch_size=1"]`.
         headroom_bytes: memory of each GPU to leave alone, beside what the terms count.
         platform: factors from steps that were measured there (`hpgo.Platform.read`); None is none.
@@ -127,10 +127,10 @@ def choose_way(
 
     The grid: tensor parallelism inside a machine, with sequence parallelism; context parallelism by powers of two; all
     pipelines, interleaved or not, whose ranks have as many layers, or those at the ends one less, or nearly as many for
-    models with experts, and for others with Megatron-LM any fewer at the ends; experts among as many GPUs of a stage as
-    divide both; every micro-batch that divides; all that the launcher lets replicas share; no layers computed anew,
-    all, or, where the launcher can, as few of each stage as fit. All GPUs are used. Of ways that differ in how many
-    layers the first and the last rank have, the list has the quickest.
+    models with experts, and with Megatron-LM any fewer at the ends; 1F1B, and where the launcher can, split backward
+    passes; experts among as many GPUs of a stage as divide both; every micro-batch that divides; all that the launcher
+    lets replicas share; no layers computed anew, all, or, where the launcher can, as few of each stage as fit. All GPUs
+    are used. Of ways that differ in how many layers the first and the last rank have, the list has the quickest.
 
     Raises InfeasibleError if none fits, with what is short and what would help; ArgumentError for what is fixed and
     does not divide, or is nothing that the launcher runs; and what `hpgo.price` raises.

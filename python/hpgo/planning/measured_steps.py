@@ -54,7 +54,7 @@ _FLAGS = ("sequence_parallel", "flash", "fused", "overlap")
 _COUNTS = (
     "tp", "pp", "vpp", "first_layers", "last_layers", "cp", "ep", "micro_batch_size", "recompute_layers", "devices",
 )  # fmt: skip
-_WORDS = ("recompute", "precision")
+_WORDS = ("schedule", "recompute", "precision")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hpgo.planning.way_cuts import Array, Cuts, Whole
     from hpgo.ways.site import Site
     from hpgo.ways.steps import Rows
+    from hpgo.ways.times import Times
 
 SLACK = 1e-9
 """Sums in another order may differ by so much."""
@@ -44,6 +45,10 @@ def _bytes(names: Iterable[str], site: Site, part: Part) -> float:
     return sum(COLUMNS[name](site, part) for name in names)
 
 
+def _halves(times: Times) -> tuple[float, float, float]:
+    return times.total_forward_s, times.total_backward_s - times.weights_s, times.weights_s
+
+
 def _part(kind: Kind | None = None, *, embedding: bool = False, head: bool = False, flying: int = 0, anew: bool = False
 ) -> Part:  # fmt: skip
     layers = () if kind is None else (kind,)
@@ -65,6 +70,11 @@ class Lines:
     def seconds(self) -> Array:
         """Of a micro-batch in a layer."""
         return np.array([[self.rows.layer[kind, anew].total_s for anew in (False, True)] for kind in self.kinds])
+
+    @cached_property
+    def halves_s(self) -> Array:
+        """Of a micro-batch in a layer, nothing computed anew: forward, and gradients of inputs and of weights."""
+        return np.array([_halves(self.rows.layer[kind, False]) for kind in self.kinds])
 
     @cached_property
     def kept_bytes(self) -> Array:
@@ -139,8 +149,28 @@ class Bounds:
         """By cut, rank and whether all is computed anew: a micro-batch in all stages of the rank."""
         found: Array = self.cuts.layers @ self.lines.seconds
         found[:, 0] += self.lines.rows.embedding.total_s
-        found[:, -1] += self.lines.rows.head.total_s
+        found[:, self._last] += self.lines.rows.head.total_s
         return found
+
+    @property
+    def _last(self) -> int:
+        """The rank with the last stage."""
+        return 0 if self.cuts.folded else -1
+
+    def _split_s(self) -> Array:
+        """By cut, as `Stages.passes_s` where backward passes are split; nothing is computed anew then."""
+        cuts, one = self.cuts, self.lines.rows
+        first_s, ranks_s = cuts.first @ self.lines.halves_s, cuts.layers @ self.lines.halves_s
+        for found in (first_s, ranks_s):
+            found[:, 0] += _halves(one.embedding)
+        ranks_s[:, self._last] += _halves(one.head)
+        path_s = first_s[:, :, :2] + self.edges_s[1]
+        before_s = np.cumsum(path_s, axis=1) - path_s
+        there_s, back_s = before_s[:, :, 0], before_s[:, :, 1]
+        ended_s = there_s + self.micro_batches * ranks_s[:, :, :2].sum(axis=2) + back_s + first_s[:, :1, 2]
+        found = np.maximum(ended_s, there_s + self.micro_batches * ranks_s.sum(axis=2))
+        least: Array = found.max(axis=1) * (1 - 2 * SLACK)
+        return least
 
     def _passes_s(self, first_s: Array, ranks_s: Array) -> Array:
         """As `Stages.passes_s`: a rank waits for the first micro-batch, computes all, and those before it end it."""
@@ -151,6 +181,8 @@ class Bounds:
     @cached_property
     def steps_s(self) -> Array:
         """By cut and whether all is computed anew: no step takes less."""
+        if self.cuts.schedule != "1f1b":
+            return self._split_s()[:, None]
         return self._passes_s(self._first_s, self._ranks_s)
 
     @cached_property
@@ -165,10 +197,10 @@ class Bounds:
         lines, cuts = self.lines, self.cuts
         kept = cuts.flying(self.micro_batches)[1] @ lines.kept_bytes + lines.always_bytes
         kept[:, :, 1] += self._again_bytes
-        kept[:, -1] += lines.head_bytes
+        kept[:, self._last] += lines.head_bytes
         state = cuts.layers @ np.stack([one.layers for one in self.states], axis=1)
         state[:, 0] += [one.embedding for one in self.states]
-        state[:, -1] += [one.head for one in self.states]
+        state[:, self._last] += [one.head for one in self.states]
         found: Array = (kept[:, :, None] + state[..., None]) * (1 - SLACK)
         return found
 

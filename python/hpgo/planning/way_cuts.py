@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from hpgo.model.transformer import Kind
+    from hpgo.ways.way import Passes
 
     Array = npt.NDArray[np.float64]
     Whole = npt.NDArray[np.int_]
@@ -52,15 +53,16 @@ class Cuts:
     """By layers of the fullest rank, the fewest first."""
     kinds: tuple[Kind, ...]
     """Of every layer."""
+    schedule: Passes = "1f1b"
 
     @classmethod
     def of(
-        cls, kinds: tuple[Kind, ...], pipeline: int, chunks: Iterable[int], *, uneven: bool = True,
-        laid_out: bool = False,
+        cls, kinds: tuple[Kind, ...], pipeline: int, chunks: Iterable[int], schedule: Passes = "1f1b", *,
+        uneven: bool = True, laid_out: bool = False,
     ) -> Cuts:  # fmt: skip
         """Those with so many stages on each rank; `uneven` ones have fewer layers on the first and the last rank."""
         found = [one for count in chunks for one in cuts(len(kinds), pipeline, count, uneven=uneven, laid_out=laid_out)]
-        return cls(pipeline, tuple(sorted(found, key=lambda one: one.fullest)), kinds)
+        return cls(pipeline, tuple(sorted(found, key=lambda one: one.fullest)), kinds, schedule)
 
     @cached_property
     def some(self) -> int:
@@ -92,7 +94,15 @@ class Cuts:
             starts = np.zeros((len(alike), each * self.pipeline + 1), dtype=int)
             np.cumsum([self.found[at].counts for at in alike], axis=1, out=starts[:, 1:])
             found[alike, : each * self.pipeline] = np.diff(behind[starts], axis=1)
-        return found.reshape(len(self.found), chunks, self.pipeline, len(different))
+        by_rank: Array = found.reshape(len(self.found), chunks, self.pipeline, len(different))
+        if self.folded:
+            by_rank[:, 1] = by_rank[:, 1, ::-1]
+        return by_rank
+
+    @property
+    def folded(self) -> bool:
+        """Whether the last stage is on the first rank."""
+        return self.schedule == "zb_v"
 
     @cached_property
     def layers(self) -> Array:
@@ -115,15 +125,15 @@ class Cuts:
         if key not in self._flying:
             found = np.zeros(self._stages.shape[:3])
             for at, one in enumerate(self.found):
-                found[at, : one.chunks] = _in_flight(self.pipeline, one.chunks, key)
+                found[at, : one.chunks] = _in_flight(self.schedule, self.pipeline, one.chunks, key)
             self._flying[key] = found.sum(axis=1), (self._stages * found[..., None]).sum(axis=1)
         return self._flying[key]
 
 
 @lru_cache(maxsize=4096)
-def _in_flight(pipeline: int, chunks: int, micro_batches: int) -> Array:
+def _in_flight(schedule: Passes, pipeline: int, chunks: int, micro_batches: int) -> Array:
     """By stage of a rank, and rank."""
-    way = Way(pipeline=pipeline, chunks=chunks)
+    way = Way(pipeline=pipeline, chunks=chunks, schedule=schedule)
     return np.array([in_flight(way, rank, micro_batches) for rank in range(pipeline)], dtype=float).T
 
 

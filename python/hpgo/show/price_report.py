@@ -119,8 +119,9 @@ def _alike(choice: WayChoice, width: int) -> list[str]:
 
 _DEGREES = {
     "tp": ("tensor",), "cp": ("context",), "ep": ("expert",), "pp": ("pipeline",),
-    "layers at the ends": ("first_layers", "last_layers"), "interleaving": ("chunks",), "dp": ("data",),
-    "zero": ("zero",), "recomputation": ("recompute", "recompute_layers"), "micro-batch": ("micro_batch_size",),
+    "layers at the ends": ("first_layers", "last_layers"), "interleaving": ("chunks",), "schedule": ("schedule",),
+    "dp": ("data",), "zero": ("zero",), "recomputation": ("recompute", "recompute_layers"),
+    "micro-batch": ("micro_batch_size",),
 }  # fmt: skip
 
 

@@ -25,6 +25,8 @@ class Pass:
     """Without what is computed anew."""
     anew_s: float | None = None
     """What it takes to compute the forward anew; None is `forward_s`."""
+    weights_s: float = 0.0
+    """Of the backward, gradients of weights, which no other stage waits for."""
 
     @property
     def again_s(self) -> float:
@@ -74,7 +76,7 @@ def experts(site: Site) -> Pass:
         return mine * alone_s / constants.grouped + constants.kernel_s
 
     forward_s = grouped_s(site.inner * model.expert_ffn, model.hidden) + grouped_s(model.hidden, model.expert_ffn)
-    return Pass(forward_s, 2 * forward_s)
+    return Pass(forward_s, 2 * forward_s, weights_s=forward_s)
 
 
 def routing(site: Site) -> Pass:
@@ -82,12 +84,12 @@ def routing(site: Site) -> Pass:
     if not site.kind.experts:
         return Pass(0.0, 0.0)
     model, tokens = site.model, routed_tokens(site)
-    scores_s = site.product_s(tokens, model.experts, model.hidden, wide=True)
-    scores_s += site.moved_s(20 * tokens * model.experts)
+    product_s = site.product_s(tokens, model.experts, model.hidden, wide=True)
+    scores_s = product_s + site.moved_s(20 * tokens * model.experts)
     # A row is read and written on the way there and on the way back, and read once more to be summed with its weight.
     moved = routed_rows(site) * (10 * model.hidden + (2 + 2 * site.inner) * model.expert_ffn)
     moved_s = site.moved_s(moved) * site.constants.routed
-    return Pass(scores_s + moved_s, 2 * scores_s + 1.5 * moved_s)
+    return Pass(scores_s + moved_s, 2 * scores_s + 1.5 * moved_s, weights_s=product_s)
 
 
 def expert_exchange(site: Site) -> Pass:

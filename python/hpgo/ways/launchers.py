@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpgo.base.records import Record
-from hpgo.ways.way import MOST_ZERO, Precision, Recompute, Way
+from hpgo.ways.way import MOST_ZERO, Passes, Precision, Recompute, Way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,8 @@ class Rules(Record):
     """Whether a GPU may have several stages."""
     uneven: bool = False
     """Whether the first and the last rank of a pipeline may have other numbers of layers than those between."""
+    schedules: tuple[Passes, ...] = ("1f1b",)
+    """In which orders passes of a pipeline may run."""
     recompute: tuple[Recompute, ...] = ("none", "full")
     """What backward passes may compute anew."""
     recompute_layers: bool = False
@@ -71,6 +73,10 @@ class Rules(Record):
             return f"has no expert parallelism here, and ep is {way.expert}"
         if way.chunks > 1 and not self.interleaves:
             return f"has one stage on each GPU, and vpp is {way.chunks}"
+        if way.schedule not in self.schedules:
+            return f"runs passes as {_either(self.schedules)}, not as {way.schedule}"
+        if way.splits and way.fused:
+            return f"compiles no layers whose backward passes are split, as {way.schedule} has them, and the way does"
         if (way.first_layers, way.last_layers) != (None, None) and not self.uneven:
             return f"has as many layers on each rank, and not {way.named_pipeline()}"
         if way.recompute not in self.recompute:
@@ -96,13 +102,14 @@ class Rules(Record):
         return tuple(zero for zero in self.zeros if zero == MOST_ZERO or not self.sums_each_pass or micro_batches == 1)
 
     def as_run(self, way: Way) -> Way:
-        """`way` with gradients summed when the launcher does.
+        """`way` with gradients summed when the launcher does, and fused operations where it compiles layers.
 
         >>> TORCHTITAN.as_run(Way(pipeline=2)).overlap, TORCHTITAN.as_run(Way(data=2)).overlap
         (False, True)
         """
         overlap = way.overlap and (self.overlaps_piped or way.pipeline == 1)
-        return way if overlap == way.overlap else replace(way, overlap=overlap)
+        fused = way.fused and not way.splits
+        return way if (overlap, fused) == (way.overlap, way.fused) else replace(way, overlap=overlap, fused=fused)
 
 
 def _either(known: Sequence[object]) -> str:
@@ -119,9 +126,17 @@ MEGATRON = Rules(
     recompute_layers=True,
 )
 """Its FSDP, which shares more, excludes much else, and is not looked for."""
-TORCHTITAN = Rules(zeros=(2, 3), zeros_piped=(2,), precisions=("bf16",), overlaps_piped=False, sums_each_pass=True)
+TORCHTITAN = Rules(
+    zeros=(2, 3),
+    zeros_piped=(2,),
+    precisions=("bf16",),
+    schedules=("1f1b", "interleaved_zb", "zb_v"),
+    overlaps_piped=False,
+    sums_each_pass=True,
+)
 """Replicas are FSDP's: weights stay gathered from forward to backward, or are gathered in each; beside a pipeline they
-stay gathered for the step."""
+stay gathered for the step. It refuses to compile layers whose backward passes are split; DualPipeV, which it also has,
+runs the halves of its pairs one after the other, and so has nothing for its memory."""
 DEEPSPEED = Rules(
     zeros=(0, 1, 2, 3),
     zeros_piped=(0, 1),

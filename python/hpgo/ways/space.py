@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from hpgo.ways.way import Precision
 
 Value = int | str
-_ALONE: dict[str, Value] = {"tp": 1, "cp": 1, "ep": 1, "pp": 1, "vpp": 1, "dp": 1, "zero": 0, "recompute": "none"}
+_ALONE: dict[str, Value] = {
+    "tp": 1, "cp": 1, "ep": 1, "pp": 1, "vpp": 1, "schedule": "1f1b", "dp": 1, "zero": 0, "recompute": "none",
+}  # fmt: skip
 """Names of what may be fixed or excluded, as `hpgo.price` has them, with what stands for none of it."""
 _SIZE = "micro_batch_size"
 NAMES = (*_ALONE, _SIZE)
 _OPTIONAL = {"tp": "tensor", "cp": "context", "ep": "expert", "vpp": "interleaves"}
 """Fields of `Rules` that say whether there may be more than one."""
-_RECOMPUTE = ("none", "selective", "full")
+_WORDS = {"recompute": ("none", "selective", "full"), "schedule": ("1f1b", "interleaved_zb", "zb_v")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +111,19 @@ class Space:
         """Raises ArgumentError if what is fixed leaves nothing, naming what is to blame and the nearest that does."""
         rules, given = self.rules, self.fixed
         degree = {name: int(given.get(name, 1)) for name in ("tp", "cp", "ep", "pp", "vpp")}
+        passes = given.get("schedule", "1f1b")
+        if passes != "1f1b" and "vpp" not in given:
+            degree["vpp"] = 2
         piped = max(degree["pp"], 2) if degree["vpp"] > 1 else degree["pp"]
         if degree["vpp"] > 1 and given.get("pp") == 1:
-            raise ArgumentError(f"vpp {degree['vpp']} needs a pipeline, and pp is fixed to 1", "take one of them back")
+            what = f"vpp {degree['vpp']}" if "vpp" in given else f"schedule {passes}"
+            raise ArgumentError(f"{what} needs a pipeline, and pp is fixed to 1", "take one of them back")
         way = Way(
             tensor=degree["tp"], sequence=degree["tp"] > 1, context=degree["cp"], expert=degree["ep"],
             pipeline=piped, chunks=degree["vpp"], precision=precision, recompute=given.get("recompute", "none"),  # type: ignore[arg-type]  # it was looked at
+            schedule=passes,  # type: ignore[arg-type]  # it was, too
         )  # fmt: skip
-        if why := rules.broken_degrees(way):
+        if why := rules.broken_degrees(rules.as_run(way)):
             raise ArgumentError(
                 f"{self.title} {why}", "leave that open, or plan for another launcher with `--for`: megatron runs most"
             )
@@ -132,7 +139,7 @@ class Space:
                 f"tp {degree['tp']} does not divide the {gpus.machine} GPUs of a machine",
                 f"tensor parallelism is looked for inside machines: {nearest(degree['tp'], divisors(gpus.machine))}",
             )
-        lone = way if "pp" in given else replace(way, pipeline=1, chunks=1)
+        lone = way if "pp" in given else replace(way, pipeline=1, chunks=1, schedule="1f1b")
         check_degrees(model, lone, seq=seq)
         self._check_counts(gpus.count, degree, global_batch_size)
 
@@ -179,9 +186,9 @@ def _name(name: object) -> str:
 
 
 def _value(name: str, value: object) -> Value:
-    if name == "recompute":
-        if not isinstance(value, str) or value not in _RECOMPUTE:
-            raise ArgumentError(f"recompute is {shown(value)}", f"it may be {', '.join(_RECOMPUTE)}")
+    if words := _WORDS.get(name):
+        if not isinstance(value, str) or value not in words:
+            raise ArgumentError(f"{name} is {shown(value)}", f"it may be {', '.join(words)}")
         return value
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 10:  # longer ones are no degrees
         value = int(value)

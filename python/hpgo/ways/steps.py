@@ -28,6 +28,8 @@ class Stage:
     layers: range
     forward_s: float
     backward_s: float
+    weights_s: float
+    """Of that, gradients of weights, which may wait where backward passes are split."""
     sync_s: float
     """Left of summing its gradients, and of gathering its weights, when its last backward pass is done."""
     optimizer_s: float
@@ -110,7 +112,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Stages:
-    """All of a pipeline, for a way that was checked. Stage `s` is on rank `s % pipeline`."""
+    """All of a pipeline, for a way that was checked. `Way.stages_of` says which rank has which."""
 
     site: Site
     micro_batches: int
@@ -172,7 +174,7 @@ class Stages:
     def stages(self) -> tuple[Stage, ...]:
         """In the order of the layers."""
         last = len(self.counts) - 1
-        alike: dict[tuple[tuple[Kind, ...], bool, bool], tuple[float, float, float, float]] = {}
+        alike: dict[tuple[tuple[Kind, ...], bool, bool], tuple[float, float, float, float, float]] = {}
         found = []
         for at, layers in enumerate(self.ranges):
             what = self.held(at), at == 0, at == last
@@ -181,7 +183,7 @@ class Stages:
             found.append(Stage(layers, *alike[what]))
         return tuple(found)
 
-    def _seconds(self, at: int) -> tuple[float, float, float, float]:
+    def _seconds(self, at: int) -> tuple[float, float, float, float, float]:
         """What a `Stage` has beside its layers."""
         parts = self.parts_of(at)
         forward_s = sum(count * times.total_forward_s for count, times in parts)
@@ -193,6 +195,7 @@ class Stages:
         return (
             forward_s,
             backward_s,
+            sum(count * times.weights_s for count, times in parts),
             self._sync_s(at, part, forward_s, backward_s),
             site.moved_s(site.constants.optimizer_bytes * mine),
         )
@@ -230,10 +233,14 @@ class Stages:
     @cached_property
     def ranks_s(self) -> tuple[float, ...]:
         """What each rank computes for a micro-batch."""
-        pipeline = self.site.way.pipeline
         return tuple(
-            sum(stage.forward_s + stage.backward_s for stage in self.stages[rank::pipeline]) for rank in range(pipeline)
+            sum(stage.forward_s + stage.backward_s for stage in self.of_rank(rank))
+            for rank in range(self.site.way.pipeline)
         )
+
+    def of_rank(self, rank: int) -> list[Stage]:
+        """Those that a rank has."""
+        return [self.stages[at] for at in self.site.way.stages_of(rank)]
 
     @property
     def slowest(self) -> int:
@@ -247,13 +254,26 @@ class Stages:
 
     @cached_property
     def passes_s(self) -> float:
-        """Until the last pass: a rank waits for the first micro-batch, computes all, and those before it end it.
+        """Until the last pass: a rank waits for the first micro-batch, computes all, and those before it end the last.
 
         It does not fall where more layers are computed anew.
         """
         before_s, found_s = 0.0, 0.0
         edge_s = sum(self.transfer)
+        if self.site.way.splits:
+            return self._split_s(edge_s)
         for rank, all_s in enumerate(self.ranks_s):
             found_s = max(found_s, before_s + self.micro_batches * all_s)
             before_s += self.stages[rank].forward_s + self.stages[rank].backward_s + 2 * edge_s
+        return found_s
+
+    def _split_s(self, edge_s: float) -> float:
+        """`passes_s` where gradients of weights may come when those before have long ended theirs of inputs."""
+        there_s, back_s, found_s = 0.0, 0.0, 0.0
+        for rank, all_s in enumerate(self.ranks_s):
+            first, weights_s = self.stages[rank], sum(one.weights_s for one in self.of_rank(rank))
+            ended_s = there_s + self.micro_batches * (all_s - weights_s) + back_s + self.stages[0].weights_s
+            found_s = max(found_s, ended_s, there_s + self.micro_batches * all_s)
+            there_s += first.forward_s + edge_s
+            back_s += first.backward_s - first.weights_s + edge_s
         return found_s

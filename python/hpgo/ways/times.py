@@ -24,6 +24,8 @@ class Times:
 
     forward_s: Mapping[str, float]
     backward_s: Mapping[str, float]
+    weights_s: float = 0.0
+    """Of the backward, gradients of weights."""
 
     @cached_property
     def total_forward_s(self) -> float:
@@ -47,7 +49,7 @@ def matrices(site: Site) -> Pass:
     forward_s = heads_s(site) + site.product_s(tokens, h, site.mixed / share)
     if f:
         forward_s += site.product_s(tokens, site.inner * f / share, h) + site.product_s(tokens, h, f / share)
-    return Pass(forward_s, 2 * forward_s)
+    return Pass(forward_s, 2 * forward_s, weights_s=forward_s)
 
 
 def heads_s(site: Site) -> float:
@@ -132,7 +134,8 @@ def accumulation(site: Site) -> Pass:
     """A 16-bit gradient added to a sum in 32 bits, behind each backward pass."""
     if site.gradient_bytes == VALUE:
         return Pass(0.0, 0.0)
-    return Pass(0.0, site.moved_s(site.constants.accumulation_bytes * layer_weights(site)), 0.0)
+    added_s = site.moved_s(site.constants.accumulation_bytes * layer_weights(site))
+    return Pass(0.0, added_s, 0.0, weights_s=added_s)
 
 
 def head(site: Site) -> Pass:
@@ -141,14 +144,14 @@ def head(site: Site) -> Pass:
     product_s = site.product_s(site.tokens, words, site.model.hidden, wide=True)
     # Forward: 16 bits written, read and written in 32, read three times; backward: read and written in 32 and 16.
     loss = site.tokens * words
-    return Pass(product_s + site.moved_s(22 * loss), 2 * product_s + site.moved_s(14 * loss))
+    return Pass(product_s + site.moved_s(22 * loss), 2 * product_s + site.moved_s(14 * loss), weights_s=product_s)
 
 
 def embedding(site: Site) -> Pass:
     """A row a token, read and written."""
     moved = 2 * VALUE * site.tokens * site.model.hidden
     exchange_s = site.gather_s(site.tensor_ring, VALUE * site.tokens * site.model.hidden)
-    return Pass(site.moved_s(moved) + exchange_s, site.moved_s(2 * moved))
+    return Pass(site.moved_s(moved) + exchange_s, site.moved_s(2 * moved), weights_s=site.moved_s(2 * moved))
 
 
 def layer_weights(site: Site) -> float:
@@ -197,12 +200,15 @@ def layer_times(site: Site) -> tuple[Times, Times]:
     for backward_s, again in ((kept_s, 0.0), (anew_s, 1.0)):
         behind_s = floor_s * (constants.host_backward + again)
         backward_s[HOST] = max(0.0, behind_s - sum(backward_s.values()))
-    return Times(forward_s, kept_s), Times(forward_s, anew_s)
+    weights_s = sum(one.weights_s for one in passes.values())
+    return Times(forward_s, kept_s, weights_s), Times(forward_s, anew_s, weights_s)
 
 
 def end_times(site: Site, terms: Mapping[str, Callable[[Site], Pass]]) -> Times:
     """Of the head or the embedding, which are never computed anew."""
     passes = {name: term(site) for name, term in terms.items()}
     return Times(
-        {name: one.forward_s for name, one in passes.items()}, {name: one.backward_s for name, one in passes.items()}
+        {name: one.forward_s for name, one in passes.items()},
+        {name: one.backward_s for name, one in passes.items()},
+        sum(one.weights_s for one in passes.values()),
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["bf16", "fp16", "fp8", "fp4"]
+Passes = Literal["1f1b", "interleaved_zb", "zb_v"]
 MOST_ZERO = 3
 
 
@@ -52,6 +53,10 @@ class Way:
     data: int = 1
     chunks: int = 1
     """Stages on each GPU: interleaving."""
+    schedule: Passes = "1f1b"
+    """In which order a pipeline's passes run: 1F1B, interleaved where a GPU has several stages; or one that splits
+    backward passes, so that gradients of weights, which nobody waits for, fill the bubble (Qi et al., arXiv
+    2401.10241): interleaved, or with two stages on each GPU in a V, the second ones from the last GPU to the first."""
     micro_batch_size: int = 1
     """Sequences of one micro-batch on one replica."""
     recompute: Recompute = "none"
@@ -87,11 +92,46 @@ class Way:
             raise ArgumentError(
                 f"{self.chunks} stages on each GPU need a pipeline, whose degree is 1", "raise pipeline, or take 1"
             )
+        if self.splits:
+            self._check_split()
         if self.recompute_layers is not None and self.recompute != "full":
             raise ArgumentError(
                 f"recompute_layers is {self.recompute_layers}, but what is computed anew is {self.recompute}",
                 "it counts whole layers: recompute='full'",
             )
+
+    def _check_split(self) -> None:
+        if self.chunks != 2 and (self.schedule == "zb_v" or self.chunks == 1):
+            several = "two stages" if self.schedule == "zb_v" else "several stages"
+            raise ArgumentError(
+                f"{self.schedule} has {several} on each GPU, not {self.chunks}",
+                "interleave two, with vpp 2",
+            )
+        if self.recompute != "none":
+            raise ArgumentError(
+                f"{self.schedule} splits backward passes, and what both halves compute anew is not priced",
+                "take recompute none, or 1f1b",
+            )
+        if self.schedule == "zb_v" and (self.first_layers, self.last_layers) != (None, None):
+            raise ArgumentError(
+                "the first GPU of a V has the last stage, too", "leave first_layers and last_layers out"
+            )
+
+    @property
+    def splits(self) -> bool:
+        """Whether backward passes are split into gradients of inputs and of weights."""
+        return self.schedule != "1f1b"
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Which of the pipeline's stages a rank has, in their order. Raises ArgumentError if there is no such rank.
+
+        >>> Way(pipeline=4, chunks=2).stages_of(1), Way(pipeline=4, chunks=2, schedule="zb_v").stages_of(1)
+        ((1, 5), (1, 6))
+        """
+        rank = whole("the rank", rank, least=0, most=self.pipeline - 1)
+        if self.schedule == "zb_v":
+            return rank, 2 * self.pipeline - 1 - rank
+        return tuple(range(rank, self.stages, self.pipeline))
 
     @property
     def group(self) -> int:
@@ -134,6 +174,7 @@ class Way:
         left: dict[str, Any] = {
             "pipeline": min(self.pipeline, 2) if gathered else 1,
             "chunks": 1,
+            "schedule": "1f1b",
             "first_layers": None,
             "last_layers": None,
             "data": self.data if gathered else 1,
@@ -174,11 +215,14 @@ class Way:
 
         >>> Way(pipeline=8, chunks=2, last_layers=6).named_pipeline()
         'pp 8 x 2 (6 layers last)'
+        >>> Way(pipeline=8, chunks=2, schedule="zb_v").named_pipeline()
+        'pp 8 x 2 zb_v'
         """
         ends = (("first", self.first_layers), ("last", self.last_layers))
         uneven = ", ".join(f"{counted(layers, 'layer')} {where}" for where, layers in ends if layers is not None)
         stages = f" x {self.chunks}" if self.chunks > 1 else ""
-        return f"pp {self.pipeline}{stages}{f' ({uneven})' if uneven else ''}"
+        passes = f" {self.schedule}" if self.splits else ""
+        return f"pp {self.pipeline}{stages}{passes}{f' ({uneven})' if uneven else ''}"
 
 
 def stage_layers(layers: int, stages: int, *, laid_out: bool = False) -> tuple[int, ...] | None:
@@ -307,7 +351,7 @@ def check_batch(way: Way, global_batch_size: int) -> None:
             else f"the degree of data parallelism follows from the others: {nearest(way.data, sizes)}",
         )
     micro_batches = way.micro_batches(global_batch_size)
-    if way.chunks > 1 and micro_batches % way.pipeline:
+    if way.chunks > 1 and way.schedule != "zb_v" and micro_batches % way.pipeline:
         raise ArgumentError(
             f"{micro_batches} micro-batches are no multiple of pp {way.pipeline}, as interleaving needs",
             "lower the micro-batch or the degree of data parallelism, or take one stage on each GPU",
