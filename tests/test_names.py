@@ -28,6 +28,7 @@ from hpgo.show.chain_picture import svg as chain_svg
 from hpgo.show.chain_report import explain
 from hpgo.show.chain_report import table as chain_table
 from hpgo.show.report import markdown, table
+from hpgo.timing.setup import SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,7 +119,14 @@ def test_an_interactive_page_has_the_elements_it_has_with_any_name(name: str) ->
 @FEW
 def test_the_served_page_has_the_elements_it_has_with_any_words(name: str) -> None:
     page, harmless = (
-        Page(form.page([("forward_times", each), ("plan", each)], {each: each}, hpgo.ArgumentError(each, each)))
+        Page(
+            form.page(
+                [("forward_times", each), ("plan", each)],
+                {each: each},
+                SettingError(each, each, "forward_times"),
+                {"schedule": each, "memory_cap": each},
+            )
+        )
         for each in (name, "a")
     )
     assert page.elements == harmless.elements

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -10,8 +11,9 @@ from urllib.parse import urlencode
 from hpgo.base.errors import HpgoError
 from hpgo.base.quoting import filled
 from hpgo.draw import ENDINGS
-from hpgo.page.settings import RENAMED, TRANSFERS
+from hpgo.page.settings import LABELS, RENAMED, TRANSFERS, settings_of
 from hpgo.programs.orders import schedules
+from hpgo.timing.setup import SettingError
 from hpgo.timing.simulation import COMMUNICATION
 
 if TYPE_CHECKING:
@@ -20,115 +22,220 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 _DEFAULTS = {"num_stages": "4", "num_batches": "8", "forward_times": "1.0", "p2p_time": "0.0"}
+_PLANS = (
+    '<p class="hint">A plan brings its own numbers; no profile tells fused pairs, and few tell input and weight '
+    "gradients apart.</p>"
+)
+_OWN = "Dashed fields show its own numbers; choose none to type them."
+_EXPORTS = {".json": "Perfetto trace", ".txt": "plain text", ".tex": "TikZ"}
+"""What formats are called whose endings people don't call them by."""
 
 
-def page(items: Sequence[tuple[str, str]], titles: Mapping[str, str], outcome: Sequence[Timeline] | HpgoError) -> str:
+def page(
+    items: Sequence[tuple[str, str]],
+    titles: Mapping[str, str],
+    outcome: Sequence[Timeline] | HpgoError,
+    planned: Mapping[str, str],
+) -> str:
     """The whole page for an address's `items`: as typed, so that a mistake can be mended where it is.
 
-    `titles` say what people call the plans that can be chosen, by their names in addresses.
+    `titles` say what people call the plans that can be chosen, by their names in addresses; `planned` is what the
+    chosen one says in place of fields (`hpgo.page.settings.numbers_of`), empty if there is none.
     """
-    template = resources.files("hpgo.page").joinpath("page.html").read_text(encoding="utf-8")
+    form = _Form(items, titles, outcome if isinstance(outcome, HpgoError) else None, planned)
     result = _mistake(outcome) if isinstance(outcome, HpgoError) else _result(items, outcome)
-    return filled(template, {"FORM": _form(items, titles), "RESULT": result})
+    return filled(_template(), {"FORM": form.html()} | result)
 
 
-def _mistake(error: HpgoError) -> str:
-    hint = f"<br>{escape(error.hint)}" if error.hint else ""
-    return f'<p class="error" role="alert"><b>{escape(error.message)}</b>{hint}</p>'
+@cache
+def _template() -> str:
+    here = resources.files("hpgo.page")
+    html, style, script = (here.joinpath(f"page.{part}").read_text(encoding="utf-8") for part in ("html", "css", "js"))
+    return filled(html, {"STYLE": style, "SCRIPT": script})
 
 
-def _result(items: Sequence[tuple[str, str]], drawn: Sequence[Timeline]) -> str:
-    from hpgo.draw.facts import comparison, definitions, summary  # numpy, which a page with a mistake has no use for
+def _mistake(error: HpgoError) -> dict[str, str]:
+    field = _blamed(error)
+    way = f' <a class="to" href="#{field}">Go to {escape(LABELS[field])}</a>' if field else ""
+    words = f'<p class="error" role="alert"><b>{escape(error.message)}</b><br>{escape(error.hint)}{way}</p>'
+    return {"TITLE": "hpgo", "WORDS": words, "ROWS": "0", "PICTURE": "", "MORE": "", "SAID": ""}
+
+
+def _result(items: Sequence[tuple[str, str]], drawn: Sequence[Timeline]) -> dict[str, str]:
+    from hpgo.draw.facts import comparison, definitions, names, summary  # numpy, which a mistake has no use for
 
     query = escape(urlencode([(name, text) for name, text in items if text]))
-    heading, *rows = comparison(drawn, ())
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    described = "; ".join(f"{timeline.schedule}: {summary(timeline)}" for timeline in drawn)
+    (_, *heading), *rows = comparison(drawn, ())
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in ("schedule", *heading))
+    body = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row)}</tr>'
+        for name, *row in rows
+    )
+    title = " against ".join(names(drawn, ()))
+    said = "; ".join(f"{timeline.schedule}: {summary(timeline)}" for timeline in drawn)
+    picture = f"/picture.html?{query}"
     exports = "".join(
-        f'<a href="/export{ending}?{query}" title="{escape(what)}">{ending[1:]}</a>' for ending, what in ENDINGS.items()
+        f'<a href="/export{ending}?{query}" title="{escape(what)}" download>'
+        f"{_EXPORTS.get(ending, ending[1:].upper())}</a>"
+        for ending, what in ENDINGS.items()
     )
-    return (
-        f"<table><tr>{head}</tr>{body}</table>"
+    words = (
+        f'<div class="wide" tabindex="0" role="group" aria-label="Figures"><table><tr>{head}</tr>{body}</table></div>'
         f'<p class="hint">{escape(definitions(drawn, with_table=True))}</p>'
-        f'<img id="picture" src="/picture.svg?{query}" alt="{escape(described)}">'
-        f'<p class="exports">Export: {exports}</p>'
-        f'<p><a href="/picture.html?{query}" target="_blank">Open as an interactive picture: zoom, pan, hover</a></p>'
     )
+    frame = (
+        f'<iframe id="picture" src="{picture}" title="Picture: {escape(title)}"></iframe>'
+        f'<noscript><img src="/picture.svg?{query}" alt="{escape(said)}"></noscript>'
+    )
+    more = (
+        '<p><span id="export">Export as</span> <span class="exports" role="group" aria-labelledby="export">'
+        f'{exports}</span></p><p><button type="button" id="copy">Copy address</button> '
+        f'<a href="{picture}" target="_blank" rel="noopener">Open the picture in a tab of its own</a></p>'
+    )
+    return {
+        "TITLE": f"{escape(title)} – hpgo",
+        "WORDS": words,
+        "ROWS": str(sum(timeline.ranks + 2 for timeline in drawn)),
+        "PICTURE": frame,
+        "MORE": more,
+        "SAID": escape(said),
+    }
 
 
-def _form(items: Sequence[tuple[str, str]], titles: Mapping[str, str]) -> str:
-    typed = {RENAMED.get(name, name): text for name, text in items if name != "schedule"}
-    chosen = [text for name, text in items if name == "schedule" and text]
-    if not chosen and not typed.get("plan"):
-        chosen = ["1f1b"]
+def _blamed(error: HpgoError | None) -> str:
+    """Which field an error is of; empty where it is none's alone."""
+    return error.field if isinstance(error, SettingError) and error.field in LABELS else ""
 
-    def field(name: str, label: str, kind: str = "text", extra: str = "") -> str:
-        value = escape(typed.get(name, _DEFAULTS.get(name, "")))
-        return f'<label>{label}<input name="{name}" type="{kind}" value="{value}" {extra}></label>'
 
-    def count(name: str, label: str, placeholder: str = "") -> str:
-        return field(name, label, "number", f'min="1" step="1" placeholder="{placeholder}"')
+class _Form:
+    """The fields as the address filled them, with what is wrong beside the one that it is wrong in."""
 
-    def select(name: str, label: str, choices: Sequence[tuple[str, str]]) -> str:
+    def __init__(
+        self,
+        items: Sequence[tuple[str, str]],
+        titles: Mapping[str, str],
+        error: HpgoError | None,
+        planned: Mapping[str, str],
+    ) -> None:
+        self._typed = {RENAMED.get(name, name): text for name, text in items}
+        self._chosen = [text for name, text in items if name == "schedule" and text]
+        if "schedule" not in self._typed and not self._typed.get("plan"):
+            self._chosen = ["1f1b"]
+        self._titles = titles
+        self._error = error
+        self._planned = planned
+        self._defaults = _DEFAULTS | {"num_stages": _ranks(items)}
+
+    def html(self) -> str:
+        return "".join(
+            [
+                self._schedules(),
+                "<fieldset><legend>Pipeline</legend>",
+                self._select("plan", [("", "none"), *self._titles.items()], _OWN if self._planned else ""),
+                self._field("file", 'type="file" accept=".json,application/json"', named=False),
+                _PLANS,
+                self._count("num_stages"),
+                self._count("num_batches"),
+                self._count("chunks", "schedule's"),
+                self._count("group_size", "schedule's"),
+                self._count("cap", "schedule's"),
+                "</fieldset><fieldset><legend>Seconds a micro-batch</legend>",
+                '<p class="hint">On one rank: one number for all, or one for each, with commas. Chunks share it.</p>',
+                self._text("forward_times"),
+                self._text("backward_times", "2, or its halves"),
+                self._text("input_gradient_times", "half of it"),
+                self._text("weight_gradient_times", "half of it"),
+                self._text("overlapped_times", "their sum"),
+                self._text("p2p_time"),
+                self._text("transfer_time", "0.0"),
+                self._text("gradient_sync_times", "0.0"),
+                self._text("optimizer_times", "0.0"),
+                self._count("iterations", "1"),
+                self._select("comm", [(name, name) for name in COMMUNICATION], self._mode()),
+                "</fieldset><fieldset><legend>Memory of a rank</legend>",
+                self._text("weight_bytes", "e.g. 8 GB"),
+                self._text("activation_bytes", "e.g. 1 GB"),
+                self._text("memory_cap", "e.g. 16 GB"),
+                "</fieldset><fieldset><legend>Picture</legend>",
+                self._select("transfers", [(name, name) for name in TRANSFERS]),
+                self._check("memory"),
+                self._check("critical_path"),
+                "</fieldset>",
+            ]
+        )
+
+    def _mode(self) -> str:
+        return COMMUNICATION.get(self._value("comm"), "")
+
+    def _value(self, name: str) -> str:
+        usual = {"comm": "link", "transfers": "none"} | self._defaults
+        return self._planned.get(name, self._typed.get(name, usual.get(name, "")))
+
+    def _schedules(self) -> str:
+        boxes = "".join(
+            f'<label class="check" title="{escape(family.summary)}"><input type="checkbox" name="schedule" '
+            f'id="schedule-{family.name}" value="{family.name}"{" checked" if family.name in self._chosen else ""}'
+            f"{self._wrong('schedule')}>{family.name}</label>"
+            for family in schedules()
+        )
+        about = "".join(f"<li><b>{family.name}</b>: {escape(family.summary)}</li>" for family in schedules())
+        own = self._planned.get("schedule")
+        note = self._note("schedule", f"None chosen is the plan's own, {own}." if own else "")
+        return (
+            f'<fieldset id="schedule" tabindex="-1"><legend>{LABELS["schedule"]}</legend>'
+            f'<div id="schedules">{boxes}</div>{note}<details class="about"><summary>What they are</summary>'
+            f"<ul>{about}</ul></details></fieldset>"
+        )
+
+    def _text(self, name: str, placeholder: str = "") -> str:
+        return self._field(name, f'type="text" value="{escape(self._value(name))}" placeholder="{escape(placeholder)}"')
+
+    def _count(self, name: str, placeholder: str = "") -> str:
+        value = escape(self._value(name))
+        return self._field(name, f'type="number" min="1" step="1" value="{value}" placeholder="{escape(placeholder)}"')
+
+    def _field(self, name: str, attributes: str, *, named: bool = True) -> str:
+        says = f' name="{name}"' if named else ""
+        if name in self._planned:
+            says += f' disabled title="{escape(self._planned[name]) or "the plan has none"}"'
+        return (
+            f'<div class="field"><label for="{name}">{LABELS[name]}</label><input id="{name}" {attributes}{says}'
+            f"{self._wrong(name)}>{self._note(name)}</div>"
+        )
+
+    def _select(self, name: str, choices: Sequence[tuple[str, str]], hint: str = "") -> str:
+        now = self._value(name)
         options = "".join(
-            f'<option value="{escape(value)}"{" selected" if typed.get(name, choices[0][0]) == value else ""}>'
-            f"{escape(text)}</option>"
+            f'<option value="{escape(value)}"{" selected" if value == now else ""}>{escape(text)}</option>'
             for value, text in choices
         )
-        return f'<label>{label}<select name="{name}">{options}</select></label>'
-
-    def check(name: str, value: str, label: str, *, on: bool) -> str:
         return (
-            f'<label class="check"><input type="checkbox" name="{name}" value="{escape(value)}"'
-            f"{' checked' if on else ''}>{label}</label>"
+            f'<div class="field"><label for="{name}">{LABELS[name]}</label><select id="{name}" name="{name}"'
+            f"{self._wrong(name)}>{options}</select>{self._note(name, hint)}</div>"
         )
 
-    families = "".join(
-        check(
-            "schedule",
-            family.name,
-            f'<span title="{escape(family.summary)}">{escape(family.name)}</span>',
-            on=family.name in chosen,
+    def _check(self, name: str) -> str:
+        on = " checked" if self._typed.get(name) == "1" else ""
+        return (
+            f'<div class="field"><label class="check"><input type="checkbox" id="{name}" name="{name}" value="1"{on}'
+            f"{self._wrong(name)}>{LABELS[name]}</label>{self._note(name)}</div>"
         )
-        for family in schedules()
-    )
-    held = [("", "none"), *titles.items()]
-    return "".join(
-        [
-            "<fieldset><legend>Schedules</legend>",
-            f'<div id="schedules">{families}</div></fieldset>',
-            "<fieldset><legend>Pipeline</legend>",
-            select("plan", "Plan", held),
-            '<label>Load a plan<input type="file" accept=".json,application/json"></label>',
-            '<p class="hint">A plan brings its own numbers; no profile tells fused pairs, and few tell I and W.</p>',
-            count("num_stages", "Ranks"),
-            count("num_batches", "Micro-batches"),
-            count("chunks", "Chunks a rank", "schedule's"),
-            count("group_size", "Group size", "schedule's"),
-            count("cap", "Activations cap", "schedule's"),
-            "</fieldset><fieldset><legend>Seconds a micro-batch</legend>",
-            '<p class="hint">On one rank: one number for all, or one for each, with commas. Chunks share it.</p>',
-            field("forward_times", "Forward"),
-            field("backward_times", "Backward", extra='placeholder="2, or its halves"'),
-            field("input_gradient_times", "Input gradient", extra='placeholder="half of it"'),
-            field("weight_gradient_times", "Weight gradient", extra='placeholder="half of it"'),
-            field("overlapped_times", "Fused F and B", extra='placeholder="their sum"'),
-            field("p2p_time", "Latency of a message"),
-            field("transfer_time", "Time on the link", extra='placeholder="0.0"'),
-            field("gradient_sync_times", "Gradient sync", extra='placeholder="0.0"'),
-            field("optimizer_times", "Optimizer step", extra='placeholder="0.0"'),
-            count("iterations", "Steps", "1"),
-            select("comm", "Communication", [(name, name) for name in COMMUNICATION]),
-            f'<p class="hint">{escape(COMMUNICATION.get(typed.get("comm", "link"), ""))}</p>',
-            "</fieldset><fieldset><legend>Memory of a rank</legend>",
-            field("weight_bytes", "Weights and state", extra='placeholder="e.g. 8 GB"'),
-            field("activation_bytes", "A micro-batch keeps", extra='placeholder="e.g. 1 GB"'),
-            field("memory_cap", "Cap", extra='placeholder="e.g. 16 GB"'),
-            "</fieldset><fieldset><legend>Picture</legend>",
-            select("transfers", "Transfers", [(name, name) for name in TRANSFERS]),
-            check("memory", "1", "Memory", on=typed.get("memory") == "1"),
-            check("critical_path", "1", "Critical path", on=typed.get("critical_path") == "1"),
-            "</fieldset>",
-        ]
-    )
+
+    def _wrong(self, name: str) -> str:
+        invalid = ' aria-invalid="true"' if _blamed(self._error) == name else ""
+        return f'{invalid} aria-describedby="{name}-note"'
+
+    def _note(self, name: str, hint: str = "") -> str:
+        """What is wrong with a field, or else what is to be known of it."""
+        if self._error is None or _blamed(self._error) != name:
+            return f'<p class="note" id="{name}-note">{escape(hint)}</p>'
+        text = f"{self._error.message}; {self._error.hint}" if self._error.hint else self._error.message
+        return f'<p class="note wrong" id="{name}-note">{escape(text)}</p>'
+
+
+def _ranks(items: Sequence[tuple[str, str]]) -> str:
+    """How many ranks an address means, which may follow from its times."""
+    try:
+        return str(settings_of(items).setup.ranks)
+    except HpgoError:
+        return _DEFAULTS["num_stages"]

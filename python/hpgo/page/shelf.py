@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.wording import shorten
 from hpgo.page.planned.jobs import File
-from hpgo.page.settings import Plans, Size, one_step, unknown_plan
+from hpgo.page.settings import Plans, Size, numbers_of, one_step, unknown_plan
 from hpgo.page.store import Store
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ class Loaded:
     body: bytes
     size: Size
     """Of one of its steps."""
+    numbers: tuple[tuple[str, str], ...]
+    """What it says in place of the page's fields."""
 
 
 @dataclass
@@ -44,7 +46,8 @@ class Shelf:
         """Takes a plan that stays; raises HpgoError if it is none, or more than the page takes."""
         plans = Plans()
         name = plans.add(body, title)
-        self.given[name] = Loaded(shorten(title), body, one_step(plans.get(name)))
+        plan = plans.get(name)
+        self.given[name] = Loaded(shorten(title), body, one_step(plan), tuple(numbers_of(plan).items()))
 
     def load(self, name: str, plan: Loaded) -> None:
         """Takes a plan that stays until others need its place."""

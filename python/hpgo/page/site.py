@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -65,11 +66,16 @@ _TYPES = {
     ".tex": "text/x-tex",
 }
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; script-src "
-    "'unsafe-inline'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
+_IN_THE_PAGE = {
+    "Content-Security-Policy": _HEADERS["Content-Security-Policy"].replace("ancestors 'none'", "ancestors 'self'")
+}
+"""Of pictures, which the page shows within itself."""
 
 
 class Site:
@@ -108,15 +114,13 @@ class Site:
             return PlainTextResponse(f"no format ends in {ending}; there are {', '.join(ENDINGS)}\n", 404, _HEADERS)
         try:
             # The page has its own table beside the picture.
-            body = await self._drawn(
-                request, ending, tuple(request.query_params.multi_items()), table=is_export or ending != ".svg"
-            )
+            body = await self._drawn(request, ending, tuple(request.query_params.multi_items()), table=is_export)
         except HpgoError as error:
             hint = f"\nhint: {error.hint}" if error.hint else ""
             status, headers = _status(error)
-            return PlainTextResponse(f"error: {error.message}{hint}\n", status, headers)
-        attached = {"Content-Disposition": f'attachment; filename="schedule{ending}"'}
-        return _Pieces(self, body, _TYPES[ending], attached if is_export else {})
+            return PlainTextResponse(f"error: {error.message}{hint}\n", status, headers | _IN_THE_PAGE)
+        attached = {"Content-Disposition": f'attachment; filename="{_file_name(request)}{ending}"'}
+        return _Pieces(self, body, _TYPES[ending], attached if is_export else _IN_THE_PAGE)
 
     async def load(self, request: Request) -> Response:
         """Takes a plan, and says its name."""
@@ -130,7 +134,7 @@ class Site:
             return self._mistake(error, ())
         name = found.body.decode()
         if found.size is not None:
-            self._shelf.load(name, Loaded(shorten(title), body, found.size))
+            self._shelf.load(name, Loaded(shorten(title), body, found.size, found.numbers))
         return PlainTextResponse(name, 201, _HEADERS)
 
     async def plan_page(self, _: Request) -> Response:
@@ -234,14 +238,22 @@ class Site:
             raise UnavailableError("too much is being sent already", "try again soon")
         file, title = (plan.body, plan.title) if plan else (b"", "")
         small = size.within(_SMALL) and len(file) <= _SMALL_PLAN_BYTES and wanted not in {".png", ".pdf"}
-        job = Job(wanted, items, titles, file, title, table)
+        job = Job(wanted, items, titles, file, title, plan.numbers if plan else (), table)
         body = (await _unless_gone(request, self._quick if small else self._patient, job)).body
         self._answers.put(key, body, len(body) + 2 * len(str(key)))
         return body
 
     def _mistake(self, error: HpgoError, items: tuple[tuple[str, str], ...]) -> Response:
         status, headers = _status(error)
-        return HTMLResponse(page(items, self._shelf.titles(), error), status, headers)
+        return HTMLResponse(page(items, self._shelf.titles(), error, self._numbers(items)), status, headers)
+
+    def _numbers(self, items: tuple[tuple[str, str], ...]) -> dict[str, str]:
+        """What the plan of an address says in place of its fields, if there is one."""
+        name = dict(items).get("plan", "")
+        try:
+            return dict(self._shelf.get(name).numbers) if name else {}
+        except HpgoError:
+            return {}
 
 
 class _Pieces(Response):
@@ -333,6 +345,12 @@ class _GoneError(HpgoError):
 
 class _TooLargeError(HpgoError):
     """A file is larger than it may be."""
+
+
+def _file_name(request: Request) -> str:
+    """What an export is called: its schedules."""
+    names = [re.sub(r"[^\w.-]", "", name, flags=re.ASCII)[:40] for name in request.query_params.getlist("schedule")]
+    return "-against-".join(filter(None, names)) or "schedule"
 
 
 def _status(error: HpgoError) -> tuple[int, dict[str, str]]:

@@ -18,7 +18,7 @@ from hpgo.base.errors import HpgoError
 from hpgo.base.room import RoomError
 from hpgo.base.units import format_bytes
 from hpgo.page.planned.jobs import PlanJob
-from hpgo.page.settings import Plans, Size, one_step, settings_of, timelines
+from hpgo.page.settings import Plans, Size, numbers_of, one_step, settings_of, timelines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,6 +47,8 @@ class Job:
     """The file of the plan that the address names, or that is to be looked at."""
     title: str = ""
     """What people call that plan."""
+    numbers: tuple[tuple[str, str], ...] = ()
+    """For a page: what that plan says in place of fields."""
     table: bool = True
     """Whether a picture has its table."""
 
@@ -58,6 +60,8 @@ class Done:
     body: bytes
     size: Size | None = None
     """Of one step of the plan that was looked at."""
+    numbers: tuple[tuple[str, str], ...] = ()
+    """What that plan says in place of the page's fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +89,14 @@ def done(job: Job | PlanJob, tell: Callable[[dict[str, Any]], object] = lambda _
     plans = Plans()
     name = plans.add(job.plan, job.title) if job.plan else ""
     if job.wanted == "plan":
-        return Done(name.encode(), one_step(plans.get(name)))
+        plan = plans.get(name)
+        return Done(name.encode(), one_step(plan), tuple(numbers_of(plan).items()))
     settings = settings_of(job.items)
     drawn = timelines(settings, plans)
     if job.wanted == "page":
         from hpgo.page.form import page
 
-        return Done(page(job.items, dict(job.titles), drawn).encode())
+        return Done(page(job.items, dict(job.titles), drawn, dict(job.numbers)).encode())
     return Done(_bounded(_rendered(drawn, job.wanted, settings.options | {"table": job.table}), job.wanted[1:]))
 
 

@@ -9,6 +9,7 @@ from hpgo.base.errors import ArgumentError
 from hpgo.base.room import check_room
 from hpgo.programs.costs import StageBytes
 from hpgo.programs.orders import BUILT_BYTES, Durations, actions_of, schedule, schedules
+from hpgo.timing.setup import SettingError
 from hpgo.timing.simulation import RUN_BYTES, simulate
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ BEYOND_A_PLAN = {
 """What a profile may not tell, and with it the plan: arguments of `simulate`, and the fields they come from."""
 
 
-def order_of(setup: Setup, name: ScheduleName) -> Schedule:
+def order_of(setup: Setup, name: ScheduleName, *, called: Callable[[str], str] = "`{}`".format) -> Schedule:
     """The schedule `name` in the sizes of `setup`; a family that takes durations is fitted to its times.
 
     Of the options, a family gets those that it has, so that one setup serves a comparison. Raises ScheduleError and
-    ArgumentError as `hpgo.schedule` does.
+    ArgumentError as `hpgo.schedule` does, SettingError as `run`.
     """
     known = next((family.options for family in schedules() if family.name == name), ())
     options = {key: getattr(setup, key) for key in OPTIONS if key in known}
@@ -49,7 +50,7 @@ def order_of(setup: Setup, name: ScheduleName) -> Schedule:
         return built
     halves = (setup.input_gradient_times, setup.weight_gradient_times)
     forward, inputs, weights = (
-        tuple(_per_stage(built, key, times))
+        tuple(_per_stage(built, key, times, called))
         for key, times in (
             ("forward_times", setup.forward_times),
             ("input_gradient_times", halves[0] or tuple(time_s / 2 for time_s in setup.backward)),
@@ -60,20 +61,25 @@ def order_of(setup: Setup, name: ScheduleName) -> Schedule:
     return schedule(name, ranks=setup.ranks, micro_batches=setup.micro_batches, **options, durations=durations)
 
 
-def run(setup: Setup, order: Schedule) -> Timeline:
-    """Simulates `order` with the costs of `setup`; raises ArgumentError where their number doesn't fit."""
+def run(setup: Setup, order: Schedule, *, called: Callable[[str], str] = "`{}`".format) -> Timeline:
+    """Simulates `order` with the costs of `setup`.
+
+    Raises SettingError, which names fields as `called` does, where their numbers are not those of its ranks.
+    """
+
+    def each(key: str, numbers: Sequence[float], *, shared: bool = True) -> list[float]:
+        return _per_stage(order, key, numbers, called, shared=shared)
+
     work = {
         "forward_s": ("forward_times", setup.forward_times),
         "backward_s": ("backward_times", setup.backward),
         **{argument: (key, getattr(setup, key)) for argument, key in BEYOND_A_PLAN.items()},
     }
-    costs: dict[str, Any] = {
-        argument: _per_stage(order, key, times) for argument, (key, times) in work.items() if times
-    }
+    costs: dict[str, Any] = {argument: each(key, times) for argument, (key, times) in work.items() if times}
     if setup.weight_bytes or setup.activation_bytes:
         costs["memory"] = StageBytes(
-            weights_bytes=_per_stage(order, "weight_bytes", setup.weight_bytes or (0.0,)),
-            activation_bytes=_per_stage(order, "activation_bytes", setup.activation_bytes or (0.0,)),
+            weights_bytes=each("weight_bytes", setup.weight_bytes or (0.0,)),
+            activation_bytes=each("activation_bytes", setup.activation_bytes or (0.0,)),
         )
     for key, count, what in (
         ("memory_cap", order.ranks, "ranks"),
@@ -81,16 +87,18 @@ def run(setup: Setup, order: Schedule) -> Timeline:
         ("transfer_time", order.chain_length - 1, "edges between stages"),
     ):
         if (given := len(getattr(setup, key))) not in {0, 1, count}:
-            raise ArgumentError(
-                f"`{key}` has {given} numbers, but `{order.name}` has {count} {what}", f"give 1 or {count}"
+            raise SettingError(
+                f"{called(key)} has {given} numbers, but `{order.name}` has {count} {what}",
+                f"give 1 or {count}",
+                key,
             )
     return simulate(
         order,
         **costs,
         latency_s=_one_or_each(setup.p2p_time),
         transfer_s=_one_or_each(setup.transfer_time),
-        gradient_sync_s=_per_stage(order, "gradient_sync_times", setup.gradient_sync_times, shared=False),
-        optimizer_s=_per_stage(order, "optimizer_times", setup.optimizer_times, shared=False),
+        gradient_sync_s=each("gradient_sync_times", setup.gradient_sync_times, shared=False),
+        optimizer_s=each("optimizer_times", setup.optimizer_times, shared=False),
         communication=setup.comm,
         iterations=setup.iterations,
         memory_cap_bytes=_one_or_each(setup.memory_cap) if setup.memory_cap else None,
@@ -100,16 +108,17 @@ def run(setup: Setup, order: Schedule) -> Timeline:
 def run_program(setup: Setup, program: Program, *, called: Callable[[str], str] = "`{}`".format) -> Timeline:
     """Simulates a plan's `program` with what `setup` adds to what a plan tells.
 
-    Raises ArgumentError, which names fields as `called` does, where their numbers are not those of its stages.
+    Raises SettingError, which names fields as `called` does, where their numbers are not those of its stages.
     """
     times: dict[str, Any] = {}
     for argument, key in BEYOND_A_PLAN.items():
         if not (numbers := getattr(setup, key)):
             continue
         if len(numbers) not in {1, len(program.stages)}:
-            raise ArgumentError(
+            raise SettingError(
                 f"{called(key)} has {len(numbers)} numbers, but the plan has {len(program.stages)} stages",
                 f"give 1 or {len(program.stages)}",
+                key,
             )
         times[argument] = _one_or_each(numbers)
     return simulate(program, communication=setup.comm, iterations=setup.iterations, **times)
@@ -119,7 +128,9 @@ def _one_or_each(numbers: tuple[float, ...]) -> float | tuple[float, ...]:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def _per_stage(order: Schedule, key: str, numbers: Sequence[float], *, shared: bool = True) -> list[float]:
+def _per_stage(
+    order: Schedule, key: str, numbers: Sequence[float], called: Callable[[str], str], *, shared: bool = True
+) -> list[float]:
     """One number for each stage, from one for all ranks, one a rank, or one a stage."""
     ranks, chain = order.ranks, order.chain_length
     chunks = max(1, chain // ranks)
@@ -131,10 +142,11 @@ def _per_stage(order: Schedule, key: str, numbers: Sequence[float], *, shared: b
         each = [numbers[rank] / (chunks if shared else 1) for rank in order.rank_of_stage[:chain]]
     else:
         counts = " or ".join(str(count) for count in dict.fromkeys((1, ranks, chain)))
-        raise ArgumentError(
-            f"`{key}` has {len(numbers)} numbers, but `{order.name}` has {ranks} ranks"
+        raise SettingError(
+            f"{called(key)} has {len(numbers)} numbers, but `{order.name}` has {ranks} ranks"
             + (f" and {chain} stages" if ranks != chain else ""),
             f"give {counts}",
+            key,
         )
     return each * (order.stages // chain)
 

@@ -77,6 +77,15 @@ class Setup:
         return (2.0,)
 
 
+class SettingError(ArgumentError):
+    """A field of a `Setup` has a value that is none of its own, or that does not go with the others."""
+
+    def __init__(self, message: str, hint: str = "", field: str = "") -> None:
+        super().__init__(message, hint)
+        self.field = field
+        """Its name."""
+
+
 _COUNT, _WORK, _DELAY, _SIZE, _WORD = "count", "work", "delay", "size", "word"
 FIELDS = {
     "num_stages": _COUNT,
@@ -129,9 +138,15 @@ def checked(name: str, value: object, called: str) -> Any:
     """`value`, of a document say, as the field `name` of a `Setup` keeps it; the user calls the field `called`.
 
     Times of work are above zero, for an action without a length has no place in a picture or a share of busy time.
-    Raises ArgumentError for what is none of the field's values.
+    Raises SettingError for what is none of the field's values.
     """
-    kind = FIELDS[name]
+    try:
+        return _checked(FIELDS[name], value, called)
+    except ArgumentError as error:
+        raise SettingError(error.message, error.hint, name) from None
+
+
+def _checked(kind: str, value: object, called: str) -> Any:
     if kind == _COUNT:
         return whole(f"`{called}`", value)
     if kind == _WORD:
