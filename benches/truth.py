@@ -214,8 +214,8 @@ def picture(rows: list[dict[str, Any]]) -> str:
         x, y = at(row["predicted_s"], row["measured_s"])
         times = f"{format_seconds(row['predicted_s'])} and {format_seconds(row['measured_s'])}"
         one, other, size = (np.array([value]) for value in (x - half, y - half, 2 * half))
-        items.append(Boxes("compute", one, other, size, size, tips=(f"{row['model']}, {row['plan']}: {times}",)))
-    return svg(Scene(left + side + 24, top + side + 48, title, title, 1, tuple(items)), Options())
+        items.append(Boxes("mark-0", one, other, size, size, tips=(f"{row['model']}, {row['plan']}: {times}",)))
+    return svg(Scene(left + side + 24, top + side + 48, title, title, tuple(items)), Options())
 
 
 def texts(rows: list[dict[str, Any]]) -> dict[str, str]:

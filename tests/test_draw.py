@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import zlib
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 from xml.etree import ElementTree
 
@@ -30,6 +32,11 @@ from hpgo.base.units import format_seconds
 from hpgo.draw import density, palette
 from hpgo.draw.axis import number_text, ticks
 from hpgo.draw.density import Intervals, shares
+from hpgo.draw.options import Options
+from hpgo.draw.scene import Boxes, scene
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GOLDEN = Path(__file__).parent / "golden"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -97,11 +104,11 @@ def test_svg_is_well_formed_and_has_a_box_for_each_action(name: str, transfers: 
     boxes = 0
     for group in root.findall(f"{SVG}g"):
         for inner in [group, *group.findall(f"{SVG}g")]:
-            if re.fullmatch("[FBIW][0-9]+", group.get("class", "")):
+            if re.fullmatch("[FBIW]", group.get("class", "")):
                 boxes += len(inner.findall(f"{SVG}rect"))
     fused = int((one.kind == 4).sum())
     legend = len(np.unique(one.kind[one.kind < 4])) if not fused else len(set(one.kind[one.kind < 4].tolist()) | {0, 1})
-    legend += 2 if one.stages > one.ranks else 0
+    legend += 1 if one.stages > one.ranks else 0
     assert boxes == len(one.rank) + fused + legend
 
 
@@ -109,17 +116,17 @@ def test_svg_is_well_formed_and_has_a_box_for_each_action(name: str, transfers: 
     ("names", "meaning"),
     [
         (("1f1b",), ""),
-        (("zb_v",), "lighter: later chunk of the rank"),
-        (("dualpipe",), "lighter: the other direction"),
-        (("zb_v", "dualpipe"), "lighter: later chunk of the rank, or the other direction"),
+        (("zb_v",), "bar on top: later chunk of the rank"),
+        (("dualpipe",), "bar on top: the other direction"),
+        (("zb_v", "dualpipe"), "bar on top: later chunk of the rank, or the other direction"),
     ],
 )
-def test_the_legend_says_what_lighter_boxes_are(names: tuple[str, ...], meaning: str) -> None:
+def test_the_legend_says_what_bars_on_boxes_are(names: tuple[str, ...], meaning: str) -> None:
     timelines = [timeline(name, ranks=4, micro_batches=8) for name in names]
     for ending in (".svg", ".html"):
         picture = drawn(timelines, ending)
         assert meaning in picture
-        assert ("lighter: " in picture) == bool(meaning)
+        assert ("bar on top: " in picture) == bool(meaning)
 
 
 def test_boxes_stand_at_their_times_on_the_axis() -> None:
@@ -128,7 +135,7 @@ def test_boxes_stand_at_their_times_on_the_axis() -> None:
     numbers = {element.text: float(element.get("x")) for element in root.iter(f"{SVG}text") if element.text}
     assert "time (ms)" in numbers
     px_per_ms = (numbers["10"] - numbers["0"]) / 10
-    group = next(group for group in root.findall(f"{SVG}g") if group.get("class") == "F0")
+    group = next(group for group in root.findall(f"{SVG}g") if group.get("class") == "F")
     found = [
         ((float(rect.get("x")) - numbers["0"]) / px_per_ms, float(rect.get("width")) / px_per_ms)
         for rect in group.iter(f"{SVG}rect")
@@ -215,10 +222,12 @@ def test_dark_mode_follows_the_reader_unless_a_theme_is_chosen() -> None:
     assert f".paper{{fill:{palette.PAPER[1]}}}" in drawn(one, theme="dark")
 
 
-def test_hatching_is_for_print_unless_asked_for() -> None:
+def test_patterns_are_faint_but_in_print_or_where_they_are_asked_for() -> None:
     one = timeline("zb_h1")
-    assert "@media print{.hatch{display:inline}}" in drawn(one)
-    assert ".hatch{opacity:.55}" in drawn(one, hatch=True)
+    faint, strong = (f".hatch{{opacity:{value}}}" for value in (palette.HATCH_OPACITY, palette.PRINT_OPACITY))
+    assert f"{faint}\n@media print{{{strong}}}" in drawn(one)
+    assert strong in drawn(one, hatch=True)
+    assert faint not in drawn(one, hatch=True)
 
 
 def test_names_with_markup_stay_text() -> None:
@@ -229,14 +238,14 @@ def test_names_with_markup_stay_text() -> None:
     assert r"50 \%\_x" in drawn(timeline("1f1b"), ".tex", labels=[name])
 
 
-# --- colours
+# --- colours: CIEDE2000 as Sharma, Wu and Dalal (2005) have it, sight without one kind of cones as Machado and others
 
 
-_BLINDNESS = {  # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB
-    "none": np.eye(3),
-    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+_SIGHTS = {  # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB
+    "all cones": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
 }
 
 
@@ -248,35 +257,130 @@ def linear(colour: str) -> np.ndarray:
 def lab(rgb: np.ndarray) -> np.ndarray:
     to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
     xyz = to_xyz @ np.clip(rgb, 0, 1) / [0.95047, 1, 1.08883]
-    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-def distance(one: str, other: str, blindness: str) -> float:
-    matrix = np.array(_BLINDNESS[blindness])
-    return float(np.linalg.norm(lab(matrix @ linear(one)) - lab(matrix @ linear(other))))
+def ciede2000(one: Sequence[float], other: Sequence[float]) -> float:
+    """The distance of two colours of CIELAB, in the steps and names of the paper."""
+    (l1, a1, b1), (l2, a2, b2) = one, other
+    mean_c = (math.hypot(a1, b1) + math.hypot(a2, b2)) / 2
+    g = 0.5 * (1 - math.sqrt(mean_c**7 / (mean_c**7 + 25**7)))
+    c1, c2 = math.hypot((1 + g) * a1, b1), math.hypot((1 + g) * a2, b2)
+    h1, h2 = (math.degrees(math.atan2(b, (1 + g) * a)) % 360 for a, b in ((a1, b1), (a2, b2)))
+    turn = 0.0 if c1 * c2 == 0 else (h2 - h1 + 180) % 360 - 180
+    turn = 180.0 if turn == -180 and h2 > h1 else turn
+    dl, dc, dh = l2 - l1, c2 - c1, 2 * math.sqrt(c1 * c2) * math.sin(math.radians(turn / 2))
+    l, c = (l1 + l2) / 2, (c1 + c2) / 2  # noqa: E741 -- as the paper has it
+    if c1 * c2 == 0:
+        h = h1 + h2
+    elif abs(h1 - h2) <= 180:
+        h = (h1 + h2) / 2
+    else:
+        h = (h1 + h2 + (360 if h1 + h2 < 360 else -360)) / 2
+    cos = [math.cos(math.radians(k * h + shift)) for k, shift in ((1, -30), (2, 0), (3, 6), (4, -63))]
+    t = 1 - 0.17 * cos[0] + 0.24 * cos[1] + 0.32 * cos[2] - 0.20 * cos[3]
+    rotation = -math.sin(math.radians(60 * math.exp(-(((h - 275) / 25) ** 2)))) * 2 * math.sqrt(c**7 / (c**7 + 25**7))
+    dl /= 1 + 0.015 * (l - 50) ** 2 / math.sqrt(20 + (l - 50) ** 2)
+    dc /= 1 + 0.045 * c
+    dh /= 1 + 0.015 * c * t
+    return math.sqrt(dl**2 + dc**2 + dh**2 + rotation * dc * dh)
 
 
-@pytest.mark.parametrize("blindness", _BLINDNESS)
-def test_kinds_and_causes_stay_apart_for_colour_blind_readers(blindness: str) -> None:
-    # A difference of 2.3 is just noticeable side by side.
-    for one, other in combinations(palette.KIND_COLOURS.values(), 2):
-        assert distance(one, other, blindness) > 18
+@pytest.mark.parametrize(
+    ("one", "other", "published"),
+    [  # of the table of Sharma, Wu and Dalal: pairs that implementations get wrong
+        ((50, 2.6772, -79.7751), (50, 0, -82.7485), 2.0425),
+        ((50, 3.1571, -77.2803), (50, 0, -82.7485), 2.8615),
+        ((50, 2.8361, -74.0200), (50, 0, -82.7485), 3.4412),
+        ((50, -1.3802, -84.2814), (50, 0, -82.7485), 1.0000),
+        ((50, 0, 0), (50, -1, 2), 2.3669),
+        ((50, 2.49, -0.001), (50, -2.49, 0.0009), 7.1792),
+        ((50, 2.49, -0.001), (50, -2.49, 0.0011), 7.2195),
+        ((50, -0.001, 2.49), (50, 0.0009, -2.49), 4.8045),
+        ((50, -0.001, 2.49), (50, 0.0011, -2.49), 4.7461),
+        ((50, 2.5, 0), (50, 0, -2.5), 4.3065),
+        ((50, 2.5, 0), (73, 25, -18), 27.1492),
+        ((50, 2.5, 0), (58, 24, 15), 19.4535),
+        ((60.2574, -34.0099, 36.2677), (60.4626, -34.1751, 39.4387), 1.2644),
+        ((22.7233, 20.0904, -46.6940), (23.0331, 14.9730, -42.5619), 2.0373),
+        ((90.8027, -2.0831, 1.4410), (91.1528, -1.6435, 0.0447), 1.4441),
+        ((2.0776, 0.0795, -1.1350), (0.9033, -0.0636, -0.5514), 0.9082),
+    ],
+)
+def test_distances_of_colours_are_the_published_ones(one, other, published: float) -> None:
+    assert ciede2000(one, other) == pytest.approx(published, abs=5e-5)
+    assert ciede2000(other, one) == pytest.approx(published, abs=5e-5)
+
+
+_BOXES = ["F", "B", "I", "W", *(f"idle-{cause}" for cause in palette.CAUSE_NAMES), "sync"]
+_OVER_THEM = ["chunk", "memory", "lane-activation", "lane-gradient", "activation", "gradient", "critical"]
+_STAGES = [f"stage-{at}" for at in range(len(palette.STAGE_COLOURS))]
+_FRAMES = ["frame-tensor", "frame-context", "frame-expert"]
+_CURVES = [f"mark-{at}" for at in range(palette.CURVES)]
+
+
+def apart(names: list[str], theme: int, sight: str) -> dict[str, float]:
+    """For each pair of styles, and each with the paper, how far apart their colours are; none of them twice."""
+    colours = {name: (look.fill or look.stroke)[theme] for name in names if (look := palette.look(name))}
+    colours["paper"] = palette.PAPER[theme]
+    seen = {name: lab(np.array(_SIGHTS[sight]) @ linear(colour)) for name, colour in colours.items()}
+    return {
+        f"{one}, {other}": ciede2000(seen[one], seen[other])
+        for one, other in combinations(seen, 2)
+        if {one, other} not in ({"lane-activation", "activation"}, {"lane-gradient", "gradient"})
+    }
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("sight", _SIGHTS)
+def test_all_colours_that_can_touch_are_apart_in_every_sight(sight: str, theme: int) -> None:
+    for names in ([*_BOXES, *_OVER_THEM], _STAGES, _CURVES):
+        near = {pair: round(distance, 1) for pair, distance in apart(names, theme, sight).items() if distance < 10}
+        assert not near
+
+
+@pytest.mark.parametrize("sight", _SIGHTS)
+def test_frames_are_apart_from_the_cells_that_they_frame(sight: str) -> None:
     for theme in (0, 1):
-        fills = [palette.look(f"idle-{cause}").fill[theme] for cause in palette.CAUSE_NAMES]
-        for one, other in combinations(fills, 2):
-            assert distance(one, other, blindness) > 6
+        pairs = apart([*_STAGES, *_FRAMES], theme, sight)
+        near = {pair: round(distance, 1) for pair, distance in pairs.items() if distance < 10 and "frame" in pair}
+        assert not {pair for pair in near if "paper" not in pair}, "frames stand on cells, never on the paper"
+
+
+def test_in_grey_boxes_that_touch_differ_by_pattern_or_edge() -> None:
+    for names in (_BOXES, _STAGES):
+        marks = {(palette.look(name).hatch, palette.look(name).stroke not in {None, palette.PAPER}) for name in names}
+        assert len(marks) == len(names)
+    dashes = {palette.look(f"curve-{at}").dash_px for at in range(palette.CURVES)}
+    assert len(dashes) == palette.CURVES
+
+
+def test_a_later_chunk_is_told_by_a_bar_and_not_by_its_colour() -> None:
+    one = timeline("interleaved", ranks=2, micro_batches=2)
+    picture = scene([one], Options())
+    bars = [item for item in picture.items if isinstance(item, Boxes) and item.style == "chunk"]
+    later = int((one.stage >= one.ranks).sum())
+    assert sum(len(item.x) for item in bars) == later + 1  # and one in the legend
+    assert all(np.all(item.height <= 3) for item in bars)
+
+
+def test_thin_boxes_are_not_washed_out_by_what_parts_them() -> None:
+    crowded = timeline("1f1b", ranks=2, micro_batches=200)
+    px_per_s = 1100 / crowded.makespan_s
+    for item in scene([crowded], Options()).items:
+        if isinstance(item, Boxes) and item.style in "FB" and len(item.x) > 1:
+            seconds = {"F": 1.0, "B": 2.0}[item.style]
+            assert (item.width > 0.85 * seconds * px_per_s).all()
+            assert palette.look(item.style).stroke is None
 
 
 def test_numbers_in_boxes_have_contrast() -> None:
-    for kind in palette.KIND_COLOURS:
-        for chunk in range(8):
-            fill = palette.shade(kind, chunk, 8)
-            bright, dim = sorted(
-                (float(linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in (fill, palette.ink_on(fill))),
-                reverse=True,
-            )
-            assert (bright + 0.05) / (dim + 0.05) > 4.5
+    for fill in palette.KIND_COLOURS.values():
+        bright, dim = sorted(
+            (float(linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in (fill, palette.ink_on(fill))), reverse=True
+        )
+        assert (bright + 0.05) / (dim + 0.05) > 4.5
 
 
 # --- numbers

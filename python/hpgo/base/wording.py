@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+import re
 from numbers import Real
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 def near(wanted: str, known: Iterable[str]) -> str:
@@ -52,6 +53,23 @@ def _is_one_slip(typed: str, name: str) -> bool:
         begin += 1
     one, other = typed[begin:], name[begin:]
     return one[1:] == other[1:] or one[1:] == other or one == other[1:] or one == other[1::-1] + other[2:]
+
+
+def span_of(names: Sequence[str]) -> str:
+    """Names in a row, told by their ends; long ones are cut.
+
+    >>> span_of(["encoder-1", "encoder-2", "encoder-3"]), span_of(["input", "embedding", "encoder-1"])
+    ('encoder 1–3', 'input … encoder-1')
+    """
+    first, last = (re.fullmatch(r"(.*?)[-_. ]?(\d{1,9})", name, re.DOTALL) for name in (names[0], names[-1]))
+    alike = first and last and first[1] == last[1] != "" and int(last[2]) - int(first[2]) == len(names) - 1
+    if first and last and alike and len(names) > 1:
+        return f"{_cut(first[1])} {first[2]}–{last[2]}"
+    return _cut(names[0]) if len(names) == 1 else f"{_cut(names[0])} … {_cut(names[-1])}"
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= 16 else f"{name[:15]}…"
 
 
 def counted(number: int, thing: str) -> str:

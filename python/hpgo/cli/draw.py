@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     help="Picture to write; its ending chooses the format. May be given several times.",
 )
 @picture_options
-@click.option("--hatch", is_flag=True, help="Hatch kinds of work always, not only in print.")
+@click.option("--hatch", is_flag=True, help="Draw strong patterns, as in print.")
 @click.option(
     "--width", "width_px", type=click.IntRange(min=320), default=1200, show_default=True, help="Width in pixels."
 )

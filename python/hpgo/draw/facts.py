@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hpgo.timing.timeline import Timeline
 
-_IDLE = "Idle: share of {0}s × step in which a {0} computes nothing."
+_BUBBLE = "Bubble: share of {0}s × step in which a {0} computes nothing."
 _HELD = "Activations held: most on one rank from F to B or W, in micro-batches of all its layers."
 
 
@@ -31,6 +31,22 @@ def names(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[str]:
         name if schedules.count(name) == 1 else f"{name} ({schedules[: i + 1].count(name)})"
         for i, name in enumerate(schedules)
     ]
+
+
+def title(timelines: Sequence[Timeline], labels: Sequence[str]) -> str:
+    """What is drawn: model and cluster, where they are known, what runs there, and how long a step of one alone is."""
+    what = labels[0] if len(labels) == 1 else " against ".join(labels) if len(labels) <= 3 else f"{len(labels)} runs"
+    titles = list(dict.fromkeys(printable(timeline.title) for timeline in timelines if timeline.title))
+    named = f"{' and '.join(titles)}: {what}" if len(titles) in {1, 2} else what
+    return f"{named}, a step of {format_seconds(timelines[0].makespan_s)}" if len(labels) == 1 and titles else named
+
+
+def rank_name(timeline: Timeline, rank: int, per_row: int = 1) -> str:
+    """What the row of `per_row` ranks is called that holds `rank`."""
+    if per_row > 1:
+        first = rank // per_row * per_row
+        return f"{timeline.row}s {first}–{min(first + per_row, timeline.ranks) - 1}"
+    return printable(timeline.row_names[rank]) if timeline.row_names else f"{timeline.row} {rank}"
 
 
 def _rank_of_stage(timeline: Timeline) -> NDArray[np.int64]:
@@ -66,17 +82,18 @@ def chunk_of_stage(timeline: Timeline) -> NDArray[np.int64]:
     return chunks
 
 
-def shades(timelines: Sequence[Timeline]) -> int:
-    """Most stages that a rank has in any of them, both directions counted: each has its own shade."""
-    return max(int(chunk_of_stage(timeline).max(initial=0)) + 1 for timeline in timelines)
+def bar_of_stage(timeline: Timeline) -> NDArray[np.float64]:
+    """For each stage, the part of its boxes that a bar covers: none of its rank's first stage, all of its last."""
+    chunks = chunk_of_stage(timeline)
+    return chunks / max(int(chunks.max(initial=0)), 1)
 
 
-def lighter(timelines: Sequence[Timeline]) -> str:
-    """What the lighter shades stand for; empty if there are none."""
+def barred(timelines: Sequence[Timeline]) -> str:
+    """What the bars on boxes stand for; empty if there are none."""
     chunked = any(timeline.chunks > 1 for timeline in timelines)
-    two_way = any(shades([timeline]) > timeline.chunks for timeline in timelines)
+    two_way = any(chunk_of_stage(timeline).max(initial=0) + 1 > timeline.chunks for timeline in timelines)
     meanings = [f"later chunk of the {timelines[0].row}"] * chunked + ["the other direction"] * two_way
-    return f"lighter: {', or '.join(meanings)}" if meanings else ""
+    return f"bar on top: {', or '.join(meanings)}" if meanings else ""
 
 
 def peak_bytes(timeline: Timeline) -> float | None:
@@ -89,6 +106,11 @@ def drawn_caps(timeline: Timeline) -> tuple[float, ...] | None:
     """The ranks' memory caps, or None where there are none, or where curves would be flat beside them."""
     caps = timeline.memory_cap_bytes
     return caps if caps and max(caps) <= 3 * (peak_bytes(timeline) or 0.0) else None
+
+
+def memory_top_bytes(timelines: Sequence[Timeline]) -> float:
+    """What the height of all memory curves stands for, so that they can be compared."""
+    return max(max([peak_bytes(timeline) or 0.0, *(drawn_caps(timeline) or ())]) for timeline in timelines)
 
 
 def far_cap(timeline: Timeline, label: str) -> str:
@@ -113,14 +135,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def summary(timeline: Timeline) -> str:
-    """One line: size, step, idle share, peak memory."""
+    """One line: size, step, bubble, peak memory."""
     parts = [
         counted(timeline.ranks, timeline.row),
         counted(timeline.micro_batches, "micro-batch").replace("batchs", "batches"),
     ]
     if timeline.chunks > 1:
         parts.append(f"{timeline.chunks} chunks a {timeline.row}")
-    parts += [f"step {format_seconds(timeline.makespan_s)}", f"idle {100 * timeline.measures.idle_over_total:.1f} %"]
+    parts += [f"step {format_seconds(timeline.makespan_s)}", f"bubble {100 * timeline.measures.idle_over_total:.1f} %"]
     peak = peak_bytes(timeline)
     if peak is not None:
         parts.append(f"peak {format_bytes(peak)}")
@@ -133,7 +155,7 @@ def comparison(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[lis
     Of one timeline alone there are no differences, and memory only where all timelines know it.
     """
     first = timelines[0]
-    rows = [["", "step", "against first", "idle", "difference", "activations held", "peak memory", "against first"]]
+    rows = [["", "step", "against first", "bubble", "difference", "activations held", "peak memory", "against first"]]
     for label, timeline in zip(names(timelines, labels), timelines, strict=True):
         idle, first_idle = timeline.measures.idle_over_total, first.measures.idle_over_total
         peak, first_peak = peak_bytes(timeline) or 0.0, peak_bytes(first) or 0.0
@@ -158,8 +180,8 @@ def comparison(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[lis
 def definitions(timelines: Sequence[Timeline], *, with_table: bool) -> str:
     """What the words of a summary, and of the table where it is shown, mean."""
     noun = "device" if any(timeline.devices for timeline in timelines) else "rank"
-    idle = _IDLE.format(noun)
-    return f"{idle} {_HELD}" if with_table else idle
+    bubble = _BUBBLE.format(noun)
+    return f"{bubble} {_HELD}" if with_table else bubble
 
 
 def _relative(value: float, base: float, is_first: bool) -> str:

@@ -17,20 +17,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpgo.base.quoting import filled
+from hpgo.base.wording import printable
 from hpgo.draw import palette
 from hpgo.draw.axis import SHORTEST_S, drawn_span_s
 from hpgo.draw.facts import (
+    barred,
     chunk_of_stage,
     comparison,
     counted,
     definitions,
     drawn_caps,
     far_cap,
-    lighter,
+    memory_top_bytes,
     names,
-    shades,
     summary,
     sync_rows,
+    title,
 )
 from hpgo.draw.scene import staircase
 from hpgo.programs.orders import KINDS
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from hpgo.draw.options import Options
     from hpgo.timing.timeline import Timeline
 
-_SCRIPTS = ("state", "data", "geometry", "paint", "pointing", "input")
+_SCRIPTS = ("state", "patterns", "data", "geometry", "paint", "pointing", "input")
 """Parts of the page's script, in the order in which they build on each other."""
 _CRITICAL = 8
 """Bit that marks an action of the critical path in the column of kinds."""
@@ -55,24 +57,23 @@ _MOST_MEMORY_POINTS = 1_000_000
 def html(timelines: Sequence[Timeline], options: Options) -> bytes:
     """The page, as UTF-8."""
     labels = names(timelines, options.labels)
-    title = options.title or " against ".join(labels)
+    heading = options.title or title(timelines, labels)
     notes: list[str] = []
     columns: list[bytes] = []
     described = []
+    top_bytes = memory_top_bytes(timelines)
     for number, (timeline, label) in enumerate(zip(timelines, labels, strict=True)):
-        meta, packed = _packed(timeline, label, notes)
+        meta, packed = _packed(timeline, label, notes, top_bytes)
         described.append(meta)
         columns += [
             b'<script type="text/plain" id="c%d-%s">%s</script>\n' % (number, name.encode(), _pack(values))
             for name, values in packed.items()
         ]
-    longest = max(len(f"{timeline.row} {timeline.ranks}") for timeline in timelines)
     with_table = options.table and len(timelines) > 1
     meta = {
-        "title": title,
+        "title": heading,
         "timelines": described,
         "end_s": drawn_span_s(timelines),
-        "gutter_px": 23 + 7 * longest,
         "table": comparison(timelines, labels) if with_table else [],
         "notes": [*notes, definitions(timelines, with_table=with_table)],
         "theme": options.theme,
@@ -80,7 +81,13 @@ def html(timelines: Sequence[Timeline], options: Options) -> bytes:
         "causes": CAUSES,
         "kindNames": palette.KIND_NAMES,
         "causeNames": palette.CAUSE_NAMES,
-        "colours": _colours(shades(timelines)),
+        "marks": _marks(),
+        "hatches": {
+            "paths": palette.HATCHES,
+            "side_px": palette.HATCH_PX,
+            "line_px": palette.HATCH_LINE_PX,
+            "opacity": palette.PRINT_OPACITY if options.hatch else palette.HATCH_OPACITY,
+        },
         "lines": _lines(),
         "present": _present(timelines),
         "show": {
@@ -92,7 +99,7 @@ def html(timelines: Sequence[Timeline], options: Options) -> bytes:
     }
     here = resources.files("hpgo.draw").joinpath("view")
     parts = {
-        "TITLE": escape(title),
+        "TITLE": escape(heading),
         "SCHEME": {"auto": "light dark"}.get(options.theme, options.theme),
         # `<` could end the script element that holds the JSON.
         "META": json.dumps(meta, ensure_ascii=False).replace("<", "\\u003c"),
@@ -103,7 +110,9 @@ def html(timelines: Sequence[Timeline], options: Options) -> bytes:
     return b"".join([filled(before, parts).encode(), *columns, filled(after, parts).encode()])
 
 
-def _packed(timeline: Timeline, label: str, notes: list[str]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def _packed(
+    timeline: Timeline, label: str, notes: list[str], top_bytes: float
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """What the page needs to know about one timeline: small facts, and columns by name."""
     tick_s = _tick_s(timeline.makespan_s)
 
@@ -152,6 +161,8 @@ def _packed(timeline: Timeline, label: str, notes: list[str]) -> tuple[dict[str,
         "summary": summary(timeline),
         "ranks": timeline.ranks,
         "row": timeline.row,
+        "names": [printable(name) for name in timeline.row_names],
+        "stages": timeline.stages,
         "chunks": timeline.chunks,
         "makespan_s": timeline.makespan_s,
         "tick_s": tick_s,
@@ -160,7 +171,7 @@ def _packed(timeline: Timeline, label: str, notes: list[str]) -> tuple[dict[str,
         "caps": drawn_caps(timeline),
     }
     if timeline.memory is not None:
-        facts, curves = _memory_columns(timeline, ticks, label, notes)
+        facts, curves = _memory_columns(timeline, ticks, label, notes, top_bytes)
         if timeline.memory_cap_bytes and not meta["caps"]:
             notes.append(far_cap(timeline, label))
         meta |= facts
@@ -182,7 +193,7 @@ def _transfer_columns(timeline: Timeline, ticks: Any) -> dict[str, NDArray[Any]]
 
 
 def _memory_columns(
-    timeline: Timeline, ticks: Any, label: str, notes: list[str]
+    timeline: Timeline, ticks: Any, label: str, notes: list[str], most_bytes: float
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Step curves of all ranks end to end, thinned to the maximum of each column where there are too many points."""
     assert timeline.memory is not None  # noqa: S101 -- the caller asked
@@ -193,7 +204,6 @@ def _memory_columns(
         curves.append((edges_s[:-1], thinned))
     if any(len(times_s) > at_most for times_s, _ in timeline.memory):
         notes.append(f"{label}: memory curves show the maximum of each of {at_most:,} columns.")
-    most_bytes = max([float(sizes.max(initial=0)) for _, sizes in curves] + list(drawn_caps(timeline) or ()))
     unit_bytes = 2.0 ** max(0, math.ceil(math.log2(max(most_bytes, 1) / 2**31)))
     sizes = np.concatenate([sizes for _, sizes in curves])
     return (
@@ -228,20 +238,20 @@ def _pack(values: NDArray[Any]) -> bytes:
     return base64.b64encode(zlib.compress(planes.tobytes(), 1))
 
 
-def _colours(chunks: int) -> dict[str, Any]:
-    """For each kind, fill and ink of each chunk; for each cause, fill in light and dark."""
-    shades: dict[str, Any] = {}
-    for kind in palette.KIND_COLOURS:
-        fills = [palette.shade(kind, chunk, chunks) for chunk in range(max(chunks, 1))]
-        shades[kind] = [(fill, palette.ink_on(fill)) for fill in fills]
-    for cause in CAUSES:
-        shades[cause] = palette.look(f"idle-{cause}").fill
-    return shades
+def _marks() -> dict[str, Any]:
+    """For each kind of box its fill and the ink on it, in light and dark, and its pattern."""
+    boxes = [*palette.KIND_COLOURS, *(f"idle-{cause}" for cause in CAUSES), "chunk", "sync", "memory", "free"]
+    boxes += [f"lane-{name}" for name in TRANSFER_KINDS]
+    return {
+        name: {"fill": look.fill, "ink": [palette.ink_on(fill) for fill in look.fill], "hatch": look.hatch}
+        for name in boxes
+        if (look := palette.look(name)).fill
+    }
 
 
 def _lines() -> dict[str, Any]:
-    looks = {name: palette.look(name) for name in ("sync", "memory", "cap", "critical", *TRANSFER_KINDS)}
-    return {name: look.fill or look.stroke for name, look in looks.items()}
+    looks = {name: palette.look(name) for name in ("cap", "critical", *TRANSFER_KINDS)}
+    return {name: {"colour": look.stroke, "dash": look.dash_px or ()} for name, look in looks.items()}
 
 
 def _present(timelines: Sequence[Timeline]) -> dict[str, Any]:
@@ -260,7 +270,7 @@ def _present(timelines: Sequence[Timeline]) -> dict[str, Any]:
         "kinds": [kind for kind in ("F", "B", "I", "W") if kind in used],
         "causes": [cause for cause in CAUSES if cause in causes],
         "transfers": [name for name in TRANSFER_KINDS if name in sent],
-        "lighter": lighter(timelines),
+        "bar": barred(timelines),
         "memory": any(timeline.memory is not None for timeline in timelines),
         "caps": any(drawn_caps(timeline) for timeline in timelines),
         "critical": any(bool(timeline.critical.any()) for timeline in timelines),

@@ -34,7 +34,7 @@ class Options(Record):
     """Boxes of an SVG say in `data-stage`, `data-batch` and `data-rank` what they stand for, so that a page can light
     them."""
     hatch: bool = False
-    """Hatch kinds always; otherwise SVG hatches only in print."""
+    """Strong patterns, as SVG has them in print; faint ones otherwise, and none in TikZ."""
     theme: str = "auto"
     """`auto` follows the reader's setting in SVG and HTML and is light elsewhere; or `light`, `dark`."""
     width_px: int = 1200

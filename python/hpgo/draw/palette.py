@@ -1,8 +1,9 @@
-"""Colours and line styles, once for all formats.
+"""Colours, patterns and line styles, once for all formats.
 
-Forward is blue, backward orange, input gradient teal, weight gradient green, as the field's papers have it; the four
-differ in lightness as well as hue, so that they stay apart for colour-blind readers and on grey prints. Later chunks of
-a rank are lighter. Bubbles are pale and shaded by what the rank waits for.
+Forward is blue, backward orange, input gradient teal, weight gradient green, as the field's papers have it. Bubbles are
+paler, coloured by what the rank waits for. Any two of the colours that can touch are at least 10 apart by CIEDE2000, in
+normal sight and without one kind of cones, and no two of the marks share both pattern and edge, so that grey prints
+tell them apart too. A colour means the same in every picture.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ KIND_NAMES = {
     "W": "weight gradient",
     "F‖B": "forward and backward, fused",
 }
-KIND_COLOURS = {"F": "#3b75c4", "B": "#f5a040", "I": "#7fd6d0", "W": "#2b6a1f"}
+KIND_COLOURS = {"F": "#3b75c4", "B": "#f5a040", "I": "#5db69f", "W": "#2b6a1f"}
 
 CAUSE_NAMES = {
     "fill": "waits for the pipeline to fill",
@@ -25,6 +26,22 @@ CAUSE_NAMES = {
     "communication": "waits for a transfer",
     "imbalance": "waits for a slower stage",
 }
+
+HATCH_PX, HATCH_LINE_PX = 6.0, 0.8
+"""Side of the tile that a pattern repeats, and how thick its lines are."""
+HATCHES = {
+    "/": "M0 6L6 0M-1 1L1 -1M5 7L7 5",
+    "\\": "M0 0L6 6M-1 5L1 7M5 -1L7 1",
+    ".": "M1 1.5H2M4 4.5H5",
+    "-": "M0 3H6",
+    "|": "M3 0V6",
+    "x": "M0 0L6 6M0 6L6 0",
+    "o": "M4.5 3A1.5 1.5 0 1 1 1.5 3A1.5 1.5 0 1 1 4.5 3",
+    "+": "M3 0V6M0 3H6",
+}
+"""Patterns as the path of one tile, in SVG's words, which canvases read too."""
+HATCH_OPACITY, PRINT_OPACITY = 0.26, 0.75
+"""Of a pattern's lines over its fill: on a screen, and in print or where patterns are asked for."""
 
 INK = ("#1b1f24", "#e6e9ed")
 """Text and lines: in light, in dark."""
@@ -39,9 +56,9 @@ class Look:
     fill: tuple[str, str] | None = None
     stroke: tuple[str, str] | None = None
     stroke_px: float = 0.0
-    dash_px: tuple[float, float] | None = None
+    dash_px: tuple[float, ...] | None = None
     hatch: str = ""
-    """Lines over the fill in print: `/`, `\\`, `.` or nothing."""
+    """The pattern over the fill, one of `HATCHES`, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,60 +85,63 @@ FONTS = {
     "note": Font(11, FAINT_INK),
 }
 
-_HATCHES = {"F": "", "B": "/", "I": ".", "W": "\\"}
+_RED = ("#de2351", "#ff5770")
 
 _LOOKS = {
-    "idle-fill": Look(fill=("#f0f2f5", "#20262d")),
-    "idle-drain": Look(fill=("#d3d9e0", "#39424c")),
-    "idle-dependency": Look(fill=("#f8e9a1", "#57491a")),
-    "idle-communication": Look(fill=("#efaeca", "#83305f")),
-    "idle-imbalance": Look(fill=("#b7a1ea", "#4f3f9e")),
-    "sync": Look(fill=("#8a4fbf", "#a878d6")),
+    "F": Look(fill=(KIND_COLOURS["F"],) * 2),
+    "B": Look(fill=(KIND_COLOURS["B"],) * 2, hatch="/"),
+    "I": Look(fill=(KIND_COLOURS["I"],) * 2, hatch="."),
+    "W": Look(fill=(KIND_COLOURS["W"],) * 2, hatch="\\"),
+    "chunk": Look(fill=INK),
+    "idle-fill": Look(fill=("#cacccf", "#383c42"), hatch="-"),
+    "idle-drain": Look(fill=("#8895a7", "#5a5d61"), hatch="o"),
+    "idle-dependency": Look(fill=("#f4e29a", "#443d1d"), hatch="|"),
+    "idle-communication": Look(fill=("#ffa7ec", "#9c408b"), hatch="x"),
+    "idle-imbalance": Look(fill=("#b688ed", "#462571"), hatch="+"),
+    "sync": Look(fill=("#6c21b5", "#ca8df4"), stroke=INK, stroke_px=0.6),
     "grid": Look(stroke=("#c9d0d7", "#3a424b"), stroke_px=0.6),
     "axis": Look(stroke=INK, stroke_px=1.0),
     "end": Look(stroke=INK, stroke_px=1.2, dash_px=(3, 2)),
-    "critical": Look(stroke=("#c4113c", "#ff6b88"), stroke_px=1.8),
-    "activation": Look(stroke=("#3b75c4", "#7fb0f2"), stroke_px=0.9),
-    "gradient": Look(stroke=("#b35c00", "#f5a040"), stroke_px=0.9),
-    "lane-activation": Look(fill=("#3b75c4", "#7fb0f2")),
-    "lane-gradient": Look(fill=("#b35c00", "#f5a040")),
-    "memory": Look(fill=("#cfd6de", "#3d4650"), stroke=FAINT_INK, stroke_px=0.8),
-    "cap": Look(stroke=("#c4113c", "#ff6b88"), stroke_px=1.0, dash_px=(5, 3)),
-    "compute": Look(fill=("#3b75c4", "#3b75c4")),
-    "send": Look(fill=("#7fd6d0", "#5aaea8")),
-    "slowest": Look(fill=("#c4113c", "#ff6b88")),
+    "critical": Look(stroke=_RED, stroke_px=1.8),
+    "activation": Look(stroke=("#29305f", "#b4ccf0"), stroke_px=1.0),
+    "gradient": Look(stroke=("#593227", "#e3cf9e"), stroke_px=1.0, dash_px=(4, 2)),
+    "lane-activation": Look(fill=("#29305f", "#b4ccf0")),
+    "lane-gradient": Look(fill=("#593227", "#e3cf9e"), hatch="/"),
+    "memory": Look(fill=("#636a71", "#7e868f"), stroke=INK, stroke_px=0.5),
+    "cap": Look(stroke=INK, stroke_px=1.0, dash_px=(5, 3)),
     "free": Look(fill=("#e6eaee", "#2a323a")),
-    "held": Look(fill=("#8d99a6", "#9aa4af")),
     "rule": Look(stroke=("#c9d0d7", "#3a424b"), stroke_px=0.8),
-    "frame-tensor": Look(stroke=INK, stroke_px=1.8),
-    "frame-context": Look(stroke=("#c4113c", "#ff6b88"), stroke_px=1.4, dash_px=(4, 2)),
-    "frame-expert": Look(stroke=("#0b5e8a", "#9fd8ff"), stroke_px=1.4, dash_px=(1.5, 1.5)),
-    "same-weights": Look(fill=INK),
+    # Over cells, which are as light in the dark.
+    "frame-tensor": Look(stroke=(INK[0],) * 2, stroke_px=1.8),
+    "frame-context": Look(stroke=(_RED[0],) * 2, stroke_px=1.4, dash_px=(4, 2)),
+    "frame-expert": Look(stroke=("#004c73",) * 2, stroke_px=1.4, dash_px=(1.5, 1.5)),
+    "same-weights": Look(fill=(INK[0],) * 2),
     "row": Look(fill=PAPER),
-    "unused": Look(fill=("#e6eaee", "#2a323a")),
     "near": Look(fill=("#e3ecf8", "#1d2d42")),
-    "front": Look(stroke=("#3b75c4", "#7fb0f2"), stroke_px=1.4),
+    "rate": Look(fill=("#29305f", "#b4ccf0")),
 }
-STAGE_COLOURS = ("#56b4e9", "#e69f00", "#35b88f", "#f0e442", "#d99bbd", "#7f9fd6", "#e8814b", "#b9c0c8")
+STAGE_COLOURS = ("#4eb4f9", "#cf7b25", "#55a67c", "#d5da79", "#d381bd", "#c2d4ff", "#f1c0ae", "#c0c4c6")
 """Of groups of GPUs with different layers; a number in them tells those apart that share a colour."""
+_STAGE_HATCHES = ("", "/", ".", "\\", "-", "|", "o", "x")
 _LOOKS |= {
-    f"stage-{at}": Look(fill=(colour, colour), stroke=PAPER, stroke_px=0.6) for at, colour in enumerate(STAGE_COLOURS)
+    f"stage-{at}": Look(fill=(colour, colour), stroke=PAPER, stroke_px=0.6, hatch=hatch)
+    for at, (colour, hatch) in enumerate(zip(STAGE_COLOURS, _STAGE_HATCHES, strict=True))
 }
 
+_CURVES = ("#0e3f9d", "#41a767", "#86531f", "#56cbf1", "#692c57", "#8d7c0d", "#8071c0")
+_DASHES = (None, (8.0, 3.0), (2.0, 2.0), (8.0, 2.0, 2.0, 2.0), (5.0, 5.0), (12.0, 3.0), (1.5, 4.0))
+CURVES = len(_CURVES)
+"""How many curves one set of axes tells apart, by colour, dashes and the shape of their marks."""
+_LOOKS |= {
+    f"curve-{at}": Look(stroke=(colour, STAGE_COLOURS[at]), stroke_px=1.8, dash_px=_DASHES[at])
+    for at, colour in enumerate(_CURVES)
+}
+_LOOKS |= {f"mark-{at}": Look(fill=(colour, STAGE_COLOURS[at])) for at, colour in enumerate(_CURVES)}
 
-def look(style: str, chunks: int = 1) -> Look:
-    """How marks of class `style` are painted: an entry of the table, or kind and chunk such as `F0` or `W3`."""
-    if style in _LOOKS:
-        return _LOOKS[style]
-    colour = shade(style[0], int(style[1:]), chunks)
-    return Look(fill=(colour, colour), stroke=PAPER, stroke_px=0.6, hatch=_HATCHES[style[0]])
 
-
-def shade(kind: str, chunk: int, chunks: int) -> str:
-    """Colour of `kind` ("F", "B", "I" or "W") for one chunk of a rank: the later, the lighter, up to 45 % white."""
-    white = 0.45 * chunk / max(chunks - 1, 1)
-    mixed = [round(value + (255 - value) * white) for value in _rgb(KIND_COLOURS[kind])]
-    return "#{:02x}{:02x}{:02x}".format(*mixed)
+def look(style: str) -> Look:
+    """How marks of class `style` are painted."""
+    return _LOOKS[style]
 
 
 def ink_on(colour: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _PX_PER_INCH = 96
 _POINTS_PER_PX = 72 / _PX_PER_INCH
-_HATCHES = {"/": "////", "\\": "\\\\\\\\", ".": "...", "": None}
+_HATCH_REPEATS = {"/": 5, "\\": 5, ".": 4, "-": 4, "|": 4, "x": 4, "o": 3, "+": 4}
+"""How often a hatch's letter stands for the density of `palette.HATCHES`."""
 
 
 def write(scene: Scene, options: Options, path: Path) -> None:
@@ -51,9 +52,10 @@ def write(scene: Scene, options: Options, path: Path) -> None:
         elif isinstance(item, Line):
             _line(axes, item, theme, order)
         else:
-            _shape(axes, item, palette.look(item.style, scene.chunks), theme, order, hatch=options.hatch)
+            _shape(axes, item, theme, order, options)
     # Text stays text in the PDF, and no date makes the same scene give the same file.
-    with rc_context({"pdf.fonttype": 42, "font.family": ["DejaVu Sans"]}):
+    hatch_pt = palette.HATCH_LINE_PX * _POINTS_PER_PX
+    with rc_context({"pdf.fonttype": 42, "font.family": ["DejaVu Sans"], "hatch.linewidth": hatch_pt}):
         metadata = {"Title": scene.title} | ({"CreationDate": None} if path.suffix == ".pdf" else {"Software": None})
         with writing(path, HpgoError) as file:
             figure.savefig(
@@ -79,36 +81,47 @@ def _line(axes: Axes, item: Line, theme: int, order: int) -> None:
     axes.plot(xs, ys, color=stroke, linewidth=width, linestyle=style, zorder=order, solid_capstyle="butt")
 
 
-def _shape(axes: Axes, item: Boxes | Steps, look: palette.Look, theme: int, order: int, *, hatch: bool) -> None:
-    from matplotlib.collections import PolyCollection
+def _shape(axes: Axes, item: Boxes | Steps, theme: int, order: int, options: Options) -> None:
+    """All boxes as one path: a pattern is then painted once, and not for each."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
 
+    look = palette.look(item.style)
     if isinstance(item, Boxes):
         left, top, right, bottom = item.x, item.y, item.x + item.width, item.y + item.height
-        corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
+        corners = np.stack([left, top, right, top, right, bottom, left, bottom, left, top], axis=1).reshape(-1, 5, 2)
     else:
         tops = np.concatenate(([item.base], np.repeat(item.tops, 2), [item.base]))
-        corners = np.column_stack((np.repeat(item.edges, 2), tops))[None]
-    collection = PolyCollection(
-        list(corners),
-        facecolors=look.fill[theme] if look.fill else "none",
-        edgecolors=look.stroke[theme] if look.stroke else "none",
-        linewidths=look.stroke_px * _POINTS_PER_PX,
-        linestyles=[(0, look.dash_px)] if look.dash_px else "solid",
+        outline = np.column_stack((np.repeat(item.edges, 2), tops))
+        corners = np.concatenate((outline, outline[:1]))[None]
+    codes = np.full(corners.shape[:2], Outline.LINETO, Outline.code_type)
+    codes[:, 0], codes[:, -1] = Outline.MOVETO, Outline.CLOSEPOLY
+    edge: Any = look.stroke[theme] if look.stroke else "none"
+    width = look.stroke_px * _POINTS_PER_PX
+    if look.hatch and look.fill:
+        # Hatches take the colour of the edge.
+        opacity = palette.PRINT_OPACITY if options.hatch else palette.HATCH_OPACITY
+        edge, width = (palette.ink_on(look.fill[theme]), opacity), 0.0
+    patch = PathPatch(
+        Outline(corners.reshape(-1, 2), codes.ravel()),
+        facecolor=look.fill[theme] if look.fill else "none",
+        edgecolor=edge,
+        linewidth=width,
+        linestyle=(0, look.dash_px) if look.dash_px else "solid",
         zorder=order,
-        antialiaseds=isinstance(item, Boxes),
-        hatch=_HATCHES[look.hatch] if hatch else None,
+        antialiased=isinstance(item, Boxes),
+        hatch=look.hatch * _HATCH_REPEATS[look.hatch] if look.hatch else None,
     )
-    axes.add_collection(collection, autolim=False)
+    axes.add_artist(patch)
 
 
 def _words(axes: Axes, words: Words, theme: int, order: int) -> None:
     font = palette.FONTS[words.font]
     align = {"start": "left", "middle": "center", "end": "right"}[font.anchor]
     size_px = words.size_px or font.size_px
-    # DejaVu Sans is wider than the fonts that browsers choose; a little smaller, it takes the same room.
     for x, y, text in zip(words.x, words.y, words.texts, strict=True):
         axes.text(
             x, y, text, ha=align, va="baseline", color=words.colour or font.colour[theme],
-            fontsize=size_px * _POINTS_PER_PX * 0.92, fontweight="bold" if font.bold else "normal", zorder=order,
+            fontsize=size_px * _POINTS_PER_PX, fontweight="bold" if font.bold else "normal", zorder=order,
             parse_math=False,  # a `$` is one
         )  # fmt: skip

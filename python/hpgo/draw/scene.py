@@ -17,19 +17,23 @@ from hpgo.draw import palette
 from hpgo.draw.axis import drawn_span_s, number_text, ticks, time_unit
 from hpgo.draw.density import Intervals, equals, median_s, parts, shares
 from hpgo.draw.facts import (
-    chunk_of_stage,
+    bar_of_stage,
+    barred,
     comparison,
     counted,
     definitions,
     drawn_caps,
     far_cap,
-    lighter,
+    memory_top_bytes,
     names,
+    peak_bytes,
     range_text,
-    shades,
+    rank_name,
     summary,
     sync_rows,
+    title,
 )
+from hpgo.draw.fonts import DIGIT_EM, fitted, text_px
 from hpgo.programs.orders import KINDS
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS
 
@@ -48,12 +52,12 @@ _MOST_ARROWS = 5_000
 _MOST_DENSITY_CELLS = 60_000
 _MOST_CURVE_POINTS = 60_000
 _MARGIN_PX = 16.0
-_GLYPH_EM = 0.56
-"""Width of a digit or an average letter, in font sizes; generous, as the reader's font is unknown."""
-_BOLDER = 1.2
-"""How much wider bold letters are."""
 _NUMBER_PX = (6.5, 11.0)
 """Least and greatest size of the numbers in boxes."""
+_TALLEST_PX, _CURVE_PX, _BAR_PX = 34.0, 18.0, 3.0
+"""Greatest height of boxes, least of memory curves, and the height of the bars that tell chunks."""
+_WIDEST_NAME = 0.32
+"""Part of the picture's width that names of rows may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,6 @@ class Scene:
     height_px: float
     title: str
     description: str
-    chunks: int
     items: tuple[Item, ...]
 
 
@@ -143,7 +146,7 @@ class _Canvas:
     """Left end of the time axis."""
     px_per_s: float
     end_s: float
-    chunks: int
+    memory_top_bytes: float
     items: list[Item] = field(default_factory=list)
     legend: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -154,6 +157,11 @@ class _Canvas:
     def boxes(self, style: str, bars: _Bars) -> Boxes:
         x = self.x(bars.start_s)
         return Boxes(style, x, bars.y, self.x(bars.end_s) - x, np.full(len(x), bars.height_px))
+
+    def parted(self, style: str, bars: _Bars) -> Boxes:
+        """The boxes with a hair's breadth between neighbours, which takes little of thin ones."""
+        boxes = self.boxes(style, bars)
+        return replace(boxes, width=boxes.width - np.minimum(0.7, 0.12 * boxes.width))
 
     def word(self, font: str, x: float, y: float, text: str) -> None:
         self.items.append(Words(font, [x], [y], [text]))
@@ -187,41 +195,53 @@ def scene(timelines: Sequence[Timeline], options: Options) -> Scene:
     """Lays out one or several timelines on one time axis."""
     end_s = drawn_span_s(timelines)
     labels = names(timelines, options.labels)
-    left_px = _MARGIN_PX + max(_text_px(_rank_name(t, t.ranks - 1), 11) for t in timelines) + 8
+    named_px = max(text_px(name, 11) for one in timelines for name in _row_names(one))
+    left_px = _MARGIN_PX + min(named_px, _WIDEST_NAME * options.width_px) + 8
     right_px = _MARGIN_PX + (96 if options.memory else 60)
     plot_px = options.width_px - left_px - right_px
-    canvas = _Canvas(options, left_px, plot_px / end_s if end_s > 0 else 0.0, end_s, shades(timelines))
-    canvas.legend["chunks"] = lighter(timelines)
+    top_bytes = memory_top_bytes(timelines) if options.memory else 0.0
+    canvas = _Canvas(options, left_px, plot_px / end_s if end_s > 0 else 0.0, end_s, top_bytes)
     y = _MARGIN_PX
-    title = options.title or (" against ".join(labels) if len(labels) <= 3 else f"{len(labels)} schedules")
-    if options.title or len(timelines) > 1:
-        canvas.word("title", _MARGIN_PX, y + 16, title)
-        y += 26
+    heading = options.title or title(timelines, labels)
+    if options.title or len(timelines) > 1 or timelines[0].title:
+        for line in _wrapped(heading, options.width_px - 2 * _MARGIN_PX, 16, bold=True):
+            canvas.word("title", _MARGIN_PX, y + 16, line)
+            y += 22
+        y += 4
     top = y
     for timeline, label in zip(timelines, labels, strict=True):
-        y = _panel(canvas, timeline, label, y)
+        y = _panel(canvas, timeline, label, y, headed=len(timelines) > 1 or bool(options.title or not timeline.title))
     y = _axis(canvas, top + 26, y)
-    y = _legend(canvas, y + 30)
+    y = _legend(canvas, y + 30, barred(timelines))
     with_table = options.table and len(timelines) > 1
     if with_table:
         y = _table(canvas, comparison(timelines, labels), y + 14)
     for note in [*dict.fromkeys(canvas.notes), definitions(timelines, with_table=with_table)]:
-        for line in _wrapped(note, (options.width_px - 2 * _MARGIN_PX) / (11 * 0.55)):
+        for line in _wrapped(note, options.width_px - 2 * _MARGIN_PX, 11):
             y += 16
             canvas.word("note", _MARGIN_PX, y, line)
     described = "; ".join(f"{label}: {summary(timeline)}" for label, timeline in zip(labels, timelines, strict=True))
-    return Scene(options.width_px, y + _MARGIN_PX, title, described, canvas.chunks, tuple(canvas.items))
+    return Scene(options.width_px, y + _MARGIN_PX, heading, described, tuple(canvas.items))
 
 
-def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float) -> float:
-    """One timeline below `y`; returns where it ends."""
+def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float, *, headed: bool) -> float:
+    """One timeline below `y`, with its name unless the title says it; returns where it ends."""
     options = canvas.options
-    canvas.word("heading", _MARGIN_PX, y + 16, label)
-    facts, x_facts = summary(timeline), _MARGIN_PX + _BOLDER * _text_px(label, 13) + 14
-    canvas.word("fact", x_facts, y + 16, facts)
+    facts, x_facts = summary(timeline), _MARGIN_PX
+    if headed:
+        canvas.word("heading", _MARGIN_PX, y + 16, label)
+        x_facts += text_px(label, 13, bold=True) + 14
+    room_px = options.width_px - _MARGIN_PX
+    if x_facts + text_px(facts, 11.5) > room_px:
+        for line in _wrapped(facts, room_px - _MARGIN_PX, 11.5):
+            y += 16
+            canvas.word("fact", _MARGIN_PX, y + 16, line)
+        x_facts, facts = room_px, ""
+    else:
+        canvas.word("fact", x_facts, y + 16, facts)
     per_row = -(-timeline.ranks // _MOST_ROWS)
     count = -(-timeline.ranks // per_row)
-    box_px = min(26.0, max(5.0, 720 / count))
+    box_px = min(_TALLEST_PX, max(5.0, 720 / count))
     has_curve = options.memory and timeline.memory is not None
     rows = _Rows(
         top=y + 26,
@@ -229,7 +249,7 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float) -> float:
         per_row=per_row,
         box_px=box_px,
         lane_px=max(3.0, box_px / 4) if options.transfers == "lanes" else 0.0,
-        curve_px=max(8.0, box_px) if has_curve else 0.0,
+        curve_px=max(_CURVE_PX, box_px) if has_curve else 0.0,
         # Arrows need room to be seen between the rows.
         gap_px=1.0 if box_px <= 10 else 14.0 if options.transfers == "arrows" and not has_curve else 3.0,
     )
@@ -255,30 +275,28 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float) -> float:
         _critical(canvas, timeline, rows, crowded != "")
     x_end = float(canvas.x0 + timeline.makespan_s * canvas.px_per_s)
     canvas.items.append(Line("end", ((x_end, rows.top - 4), (x_end, rows.bottom + 3))))
-    beside = x_end < x_facts + _text_px(facts, 11.5)  # then above the end there is no room
+    beside = x_end < x_facts + text_px(facts, 11.5)  # then above the end there is no room
     y_end = rows.top + min(box_px, 14.0) if beside else rows.top - 4
     canvas.word("end", x_end + 4, y_end, format_seconds(timeline.makespan_s))
     return rows.bottom + 8
 
 
-def _rank_name(timeline: Timeline, rank: int) -> str:
+def _row_names(timeline: Timeline) -> list[str]:
     per_row = -(-timeline.ranks // _MOST_ROWS)
-    if per_row == 1:
-        return f"{timeline.row} {rank}"
-    first = rank // per_row * per_row
-    return f"{timeline.row}s {first}–{min(first + per_row, timeline.ranks) - 1}"
+    return [rank_name(timeline, rank, per_row) for rank in range(0, timeline.ranks, per_row)]
 
 
 def _rank_labels(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
     every = max(1, int(np.ceil(13 / rows.pitch_px)))
     shown = range(0, rows.count, every)
+    names, room_px = _row_names(timeline), canvas.x0 - 6 - _MARGIN_PX
     baseline = rows.box_px / 2 + 4
     canvas.items.append(
         Words(
             "rank",
             [canvas.x0 - 6] * len(shown),
             [rows.top + row * rows.pitch_px + baseline for row in shown],
-            [_rank_name(timeline, row * rows.per_row) for row in shown],
+            [fitted(names[row], 11, room_px) for row in shown],
         )
     )
 
@@ -310,16 +328,16 @@ def _boxes(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
             idle = _Bars(timeline.idle_start_s[chosen], timeline.idle_end_s[chosen], y, rows.box_px)
             canvas.items.append(canvas.boxes(f"idle-{cause}", idle))
             canvas.legend[f"idle-{cause}"] = palette.CAUSE_NAMES[cause]
-    chunks = chunk_of_stage(timeline)
+    covered = bar_of_stage(timeline)
     for kind, chosen in _by(KINDS, timeline.kind):
         bars = _Bars(timeline.start_s[chosen], timeline.end_s[chosen], rows.y(timeline.rank[chosen]), rows.box_px)
         forward = timeline.stage[chosen], timeline.micro_batch[chosen]
         backward = timeline.backward_stage[chosen], timeline.backward_micro_batch[chosen]
         if kind == "F‖B":
-            _kind_boxes(canvas, "F", bars.half(0), chunks, forward)
-            _kind_boxes(canvas, "B", bars.half(1), chunks, backward)
+            _kind_boxes(canvas, "F", bars.half(0), covered, forward)
+            _kind_boxes(canvas, "B", bars.half(1), covered, backward)
         else:
-            _kind_boxes(canvas, kind, bars, chunks, forward if kind == "F" else backward)
+            _kind_boxes(canvas, kind, bars, covered, forward if kind == "F" else backward)
     _sync(canvas, timeline, rows)
 
 
@@ -327,32 +345,39 @@ def _kind_boxes(
     canvas: _Canvas,
     kind: str,
     bars: _Bars,
-    chunks: NDArray[np.integer],
+    covered_of_stage: NDArray[np.floating],
     passes: tuple[NDArray[np.integer], NDArray[np.integer]],
 ) -> None:
-    """Boxes of one kind, a style a chunk, with the micro-batch's number in each that has room for it."""
+    """Boxes of one kind, a bar over the covered part of each, and its micro-batch's number where there is room."""
     stage, micro_batch = passes
-    chunk = chunks[stage]
-    canvas.legend[f"{kind}0"] = palette.KIND_NAMES[kind]
+    covered = covered_of_stage[stage]
+    canvas.legend[kind] = palette.KIND_NAMES[kind]
+    boxes = canvas.parted(kind, bars)
+    if canvas.options.linked:
+        pairs = zip(stage.tolist(), micro_batch.tolist(), strict=True)
+        boxes = replace(boxes, marks=[{"stage": at, "batch": number} for at, number in pairs])
+    canvas.items.append(boxes)
+    later = covered > 0
+    has_bars = bool(later.any())
+    bar_px = min(_BAR_PX, bars.height_px / 4)
+    if has_bars:
+        x, y, width = boxes.x[later], boxes.y[later], boxes.width[later] * covered[later]
+        canvas.items.append(Boxes("chunk", x, y, width, np.full(len(x), bar_px)))
     # One size for all of a kind: the greatest at which the longest number fits a typical box, or no numbers at all.
+    room_px = bars.height_px - (bar_px if has_bars else 0)
     longest = len(str(micro_batch.max()))
     typical_px = float(np.median(bars.end_s - bars.start_s)) * canvas.px_per_s
-    size_px = min(_NUMBER_PX[1], bars.height_px * 0.8, (typical_px - 1.5) / (longest * _GLYPH_EM))
-    for one in np.unique(chunk).tolist():
-        chosen = chunk == one
-        boxes = canvas.boxes(f"{kind}{one}", bars.where(chosen))
-        if canvas.options.linked:
-            pairs = zip(stage[chosen].tolist(), micro_batch[chosen].tolist(), strict=True)
-            boxes = replace(boxes, marks=[{"stage": at, "batch": number} for at, number in pairs])
-        canvas.items.append(boxes)
-        texts = [str(number) for number in micro_batch[chosen].tolist()]
-        fits = boxes.width >= np.array([_text_px(text, size_px) for text in texts]) + 1
-        if size_px >= _NUMBER_PX[0] and fits.any():
-            centre = (boxes.x + boxes.width / 2)[fits]
-            baseline = (boxes.y + boxes.height / 2)[fits] + size_px * 0.36
-            colour = palette.ink_on(palette.shade(kind, one, canvas.chunks))
-            shown = [text for text, fit in zip(texts, fits.tolist(), strict=True) if fit]
-            canvas.items.append(Words("tick", centre.tolist(), baseline.tolist(), shown, colour, size_px))
+    size_px = min(_NUMBER_PX[1], room_px * 0.85, (typical_px - 1.5) / (longest * DIGIT_EM))
+    if size_px < _NUMBER_PX[0]:
+        return
+    texts = [str(number) for number in micro_batch.tolist()]
+    fits = boxes.width >= np.array([len(text) for text in texts]) * DIGIT_EM * size_px + 1
+    if fits.any():
+        centre = (boxes.x + boxes.width / 2)[fits]
+        baseline = (boxes.y + boxes.height - room_px / 2)[fits] + size_px * 0.36
+        shown = [text for text, fit in zip(texts, fits.tolist(), strict=True) if fit]
+        colour = palette.ink_on(palette.KIND_COLOURS[kind])
+        canvas.items.append(Words("tick", centre.tolist(), baseline.tolist(), shown, colour, size_px))
 
 
 def _density(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> int:
@@ -376,8 +401,8 @@ def _density(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> int:
     for kind in ("F", "B", "I", "W"):
         number, is_half = KINDS.index(kind), fused in there and kind in {"F", "B"}
         if number in there or is_half:
-            add(f"{kind}0", actions, or_half(number) if is_half else equals(kinds, number))
-            canvas.legend[f"{kind}0"] = palette.KIND_NAMES[kind]
+            add(kind, actions, or_half(number) if is_half else equals(kinds, number))
+            canvas.legend[kind] = palette.KIND_NAMES[kind]
     if canvas.options.bubbles:
         idle = Intervals(timeline.idle_rank, timeline.idle_start_s, timeline.idle_end_s)
         causes = timeline.idle_cause
@@ -457,9 +482,8 @@ def _curves(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> Non
     if curves is None:
         canvas.notes.append(f"{label}: memory is unknown, so no curve is drawn.")
         return
-    caps = drawn_caps(timeline)
-    top_bytes = max([float(sizes.max(initial=0)) for _, sizes in curves] + list(caps or ()))
-    if top_bytes <= 0:
+    caps, top_bytes = drawn_caps(timeline), canvas.memory_top_bytes
+    if not peak_bytes(timeline):
         canvas.notes.append(f"{label}: no memory in use.")
         return
     if timeline.memory_cap_bytes and not caps:
@@ -481,6 +505,8 @@ def _curves(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> Non
         fullest = max(ranks, key=lambda rank: float(curves[rank][1].max(initial=0)))
         times_s, sizes = curves[fullest]
         edges_s, sizes = staircase(times_s, sizes, timeline.makespan_s, points_a_row)
+        strip = _box("free", canvas.x0, base - usable_px, timeline.makespan_s * canvas.px_per_s, usable_px)
+        canvas.items.append(strip)
         canvas.items.append(Steps("memory", canvas.x(edges_s), base - sizes / top_bytes * usable_px, base))
         if caps:
             y = base - caps[fullest] / top_bytes * usable_px
@@ -541,38 +567,40 @@ def _axis(canvas: _Canvas, top: float, bottom: float) -> float:
     return bottom + 31
 
 
-def _legend(canvas: _Canvas, y: float) -> float:
-    """Only what the picture contains, in a fixed order; wraps at the right margin."""
-    order = [f"{kind}0" for kind in "FBIW"] + [f"idle-{cause}" for cause in CAUSES]
+def _legend(canvas: _Canvas, y: float, bar: str) -> float:
+    """Only what the picture contains, in a fixed order and in columns."""
+    if any(isinstance(item, Boxes) and item.style == "chunk" for item in canvas.items):
+        canvas.legend["chunk"] = bar
+    order = ["F", "B", "I", "W", "chunk", *(f"idle-{cause}" for cause in CAUSES)]
     order += ["sync", *TRANSFER_KINDS, "lane-activation", "lane-gradient", "memory", "cap", "critical"]
-    x = _MARGIN_PX
     entries = [(style, canvas.legend[style]) for style in order if style in canvas.legend]
-    if canvas.chunks > 1 and any(_is_later_chunk(item) for item in canvas.items):
-        entries.insert(sum(style[0] in "FBIW" for style, _ in entries), ("chunks", canvas.legend["chunks"]))
-    for style, text in entries:
-        width = 24 + _text_px(text, 11.5) + 16
-        if x + width > canvas.options.width_px - _MARGIN_PX and x > _MARGIN_PX:
-            x, y = _MARGIN_PX, y + 20
-        _swatch(canvas, style, x, y)
-        canvas.word("legend", x + 24, y, text)
-        x += width
-    return y + 6
+    items, y = legend(entries, _MARGIN_PX, y, canvas.options.width_px - 2 * _MARGIN_PX)
+    canvas.items += items
+    return y
 
 
-def _is_later_chunk(item: Item) -> bool:
-    return isinstance(item, Boxes) and item.style[0] in "FBIW" and item.style[1:].isdigit() and item.style[1:] != "0"
+def legend(entries: Sequence[tuple[str, str]], x: float, y: float, room_px: float) -> tuple[list[Item], float]:
+    """A swatch and words for each style, in columns as wide as the longest, from the baseline `y` on; where it ends."""
+    if not entries:
+        return [], y
+    wide_px = max(text_px(text, 11.5) for _, text in entries) + 24 + 18
+    columns = max(1, min(len(entries), int((room_px + 18) / wide_px)))
+    rows = -(-len(entries) // columns)
+    items: list[Item] = []
+    for at, (style, text) in enumerate(entries):
+        left, base = x + at // rows * wide_px, y + at % rows * 19
+        items += [*_swatch(style, left, base), Words("legend", [left + 24], [base], [text])]
+    return items, y + (rows - 1) * 19 + 6
 
 
-def _swatch(canvas: _Canvas, style: str, x: float, y: float) -> None:
-    if style == "chunks":
-        for i, chunk in enumerate((0, canvas.chunks - 1)):
-            canvas.items.append(_box(f"F{chunk}", x + 9 * i, y - 9, 9, 11))
-    elif palette.look(style).fill is not None:
-        canvas.items.append(_box(style, x, y - 9, 18, 11))
-    elif style == "critical":
-        canvas.items.append(_box(style, x + 1, y - 8, 16, 9))
-    else:
-        canvas.items.append(Line(style, ((x, y - 4), (x + 18, y - 4)), arrow=style in TRANSFER_KINDS))
+def _swatch(style: str, x: float, y: float) -> list[Item]:
+    if style == "chunk":
+        return [_box("F", x, y - 9, 18, 11), _box(style, x, y - 9, 18, 3)]
+    if palette.look(style).fill is not None:
+        return [_box(style, x, y - 9, 18, 11)]
+    if style == "critical" or style.startswith("frame"):
+        return [_box(style, x + 1, y - 8, 16, 9)]
+    return [Line(style, ((x, y - 4), (x + 18, y - 4)), arrow=style in TRANSFER_KINDS)]
 
 
 def _box(style: str, x: float, y: float, width: float, height: float) -> Boxes:
@@ -580,7 +608,7 @@ def _box(style: str, x: float, y: float, width: float, height: float) -> Boxes:
 
 
 def _table(canvas: _Canvas, rows: list[list[str]], y: float) -> float:
-    widths = [max(_text_px(row[i], 11.5) for row in rows) + 22 for i in range(len(rows[0]))]
+    widths = [max(text_px(row[i], 11.5) for row in rows) + 22 for i in range(len(rows[0]))]
     rights = np.cumsum(widths) + _MARGIN_PX
     for number, row in enumerate(rows):
         y += 18
@@ -601,11 +629,13 @@ def _by(members: Sequence[str], codes: NDArray[np.integer]) -> Iterator[tuple[st
             yield member, chosen
 
 
-def _text_px(text: str, size_px: float) -> float:
-    return len(text) * size_px * _GLYPH_EM
-
-
-def _wrapped(text: str, characters: float) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, int(characters))
+def _wrapped(text: str, room_px: float, size_px: float, *, bold: bool = False) -> list[str]:
+    """Lines that take no more than `room_px`, broken between words."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and text_px(longer, size_px, bold=bold) > room_px:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from hpgo.draw.options import Options
 
 _FONT_FAMILY = "'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
-_HATCHES = {
-    "/": '<path d="M0 6L6 0M-1 1L1 -1M5 7L7 5"/>',
-    "\\": '<path d="M0 0L6 6M-1 5L1 7M5 -1L7 1"/>',
-    ".": '<circle cx="2" cy="2" r="0.8"/><circle cx="5" cy="5" r="0.8"/>',
-}
 
 
 def svg(scene: Scene, options: Options) -> str:
@@ -34,22 +29,16 @@ def svg(scene: Scene, options: Options) -> str:
         ' role="img" aria-labelledby="title desc">',
         f'<title id="title">{escape(scene.title)}</title>',
         f'<desc id="desc">{escape(scene.description)}</desc>',
-        f"<style>\n{_stylesheet(styles, fonts, scene.chunks, options)}\n</style>",
+        f"<style>\n{_stylesheet(styles, fonts, options)}\n</style>",
         f"<defs>{_definitions(styles)}</defs>",
         '<rect class="paper" width="100%" height="100%"/>',
     ]
     # Neighbours of one style share a group; staircases of one style even a path, as there may be many.
-    number = 0
     for (shape, style), group in groupby(scene.items, lambda item: (type(item), _style(item))):
         items = list(group)
         if shape is Boxes:
             rects = "\n".join(_rects(item) for item in items if isinstance(item, Boxes))
-            if palette.look(style, scene.chunks).hatch:
-                number += 1
-                parts.append(f'<g class="{style}"><g id="hatched-{number}">\n{rects}\n</g></g>')
-                parts.append(f'<use href="#hatched-{number}" class="hatch" fill="url(#hatch-{style[0]})"/>')
-            else:
-                parts.append(f'<g class="{style}">\n{rects}\n</g>')
+            parts.append(f'<g class="{style}">\n{rects}\n</g>')
         elif shape is Steps:
             staircases = "".join(_staircase(item) for item in items if isinstance(item, Steps))
             parts.append(f'<path class="{style}" d="{staircases}"/>')
@@ -108,30 +97,32 @@ def _words(words: Words) -> str:
     return f'<g class="{name}"{attributes}>\n{texts}\n</g>'
 
 
-def _stylesheet(styles: list[str], fonts: list[str], chunks: int, options: Options) -> str:
+def _stylesheet(styles: list[str], fonts: list[str], options: Options) -> str:
     light = 1 if options.theme == "dark" else 0
     rules = [
         f"text{{font-family:{_FONT_FAMILY}}}",
-        *(f".{name}{{{_look_css(palette.look(name, chunks))}}}" for name in styles),
+        *(f".{name}{{{_look_css(name, palette.look(name))}}}" for name in styles),
         ".number{text-anchor:middle}",
         *(f".t-{name}{{{_font_css(palette.FONTS[name])}}}" for name in fonts),
-        *_coloured(styles, fonts, chunks, light),
+        *_coloured(styles, fonts, light),
     ]
     if options.theme == "auto":
-        rules += ["@media (prefers-color-scheme:dark){", *_coloured(styles, fonts, chunks, 1), "}"]
-    if options.hatch:
-        rules.append(".hatch{opacity:.55}")
-    else:
-        rules += [".hatch{display:none;opacity:.55}", "@media print{.hatch{display:inline}}"]
+        rules += ["@media (prefers-color-scheme:dark){", *_coloured(styles, fonts, 1), "}"]
+    strong = f".hatch{{opacity:{palette.PRINT_OPACITY:g}}}"
+    rules += (
+        [strong] if options.hatch else [f".hatch{{opacity:{palette.HATCH_OPACITY:g}}}", f"@media print{{{strong}}}"]
+    )
     return "\n".join(rules)
 
 
-def _look_css(look: palette.Look) -> str:
+def _look_css(name: str, look: palette.Look) -> str:
     css = "" if look.fill else "fill:none;"
+    if look.hatch:
+        css += f"fill:url(#hatch-{name});"
     if look.stroke:
         css += f"stroke-width:{_n(look.stroke_px)};"
     if look.dash_px:
-        css += f"stroke-dasharray:{_n(look.dash_px[0])} {_n(look.dash_px[1])};"
+        css += f"stroke-dasharray:{' '.join(map(_n, look.dash_px))};"
     return css.rstrip(";")
 
 
@@ -140,14 +131,18 @@ def _font_css(font: palette.Font) -> str:
     return f"font-size:{_n(font.size_px)}px;text-anchor:{font.anchor}{weight}"
 
 
-def _coloured(styles: list[str], fonts: list[str], chunks: int, theme: int) -> list[str]:
+def _coloured(styles: list[str], fonts: list[str], theme: int) -> list[str]:
     """The rules that differ between light (0) and dark (1)."""
     rules = [f".paper{{fill:{palette.PAPER[theme]}}}"]
     for name in styles:
-        look = palette.look(name, chunks)
-        css = [f"fill:{look.fill[theme]}"] if look.fill else []
+        look = palette.look(name)
+        css = [f"fill:{look.fill[theme]}"] if look.fill and not look.hatch else []
         css += [f"stroke:{look.stroke[theme]}"] if look.stroke else []
-        rules.append(f".{name}{{{';'.join(css)}}}")
+        if css:
+            rules.append(f".{name}{{{';'.join(css)}}}")
+        if look.fill and look.hatch:
+            fill = look.fill[theme]
+            rules.append(f".{name}-fill{{fill:{fill}}}.{name}-lines{{stroke:{palette.ink_on(fill)}}}")
         if name in {"activation", "gradient"} and look.stroke:
             rules.append(f"#head-{name} path{{fill:{look.stroke[theme]}}}")
     rules += [f".t-{name}{{fill:{palette.FONTS[name].colour[theme]}}}" for name in fonts]
@@ -155,11 +150,13 @@ def _coloured(styles: list[str], fonts: list[str], chunks: int, theme: int) -> l
 
 
 def _definitions(styles: list[str]) -> str:
-    hatches = {name[0]: look.hatch for name in styles if (look := palette.look(name)).hatch}
+    side, line = _n(palette.HATCH_PX), _n(palette.HATCH_LINE_PX)
     patterns = [
-        f'<pattern id="hatch-{kind}" width="6" height="6" patternUnits="userSpaceOnUse">'
-        f'<g stroke="#000" stroke-width="0.8">{_HATCHES[hatch]}</g></pattern>'
-        for kind, hatch in hatches.items()
+        f'<pattern id="hatch-{name}" width="{side}" height="{side}" patternUnits="userSpaceOnUse">'
+        f'<rect class="{name}-fill" width="{side}" height="{side}"/><path class="hatch {name}-lines" fill="none" '
+        f'stroke-width="{line}" d="{palette.HATCHES[hatch]}"/></pattern>'
+        for name in styles
+        if (hatch := palette.look(name).hatch)
     ]
     heads = [
         f'<marker id="head-{name}" viewBox="0 0 6 6" refX="5.5" refY="3" markerWidth="5" markerHeight="5" '

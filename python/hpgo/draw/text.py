@@ -15,7 +15,7 @@ import numpy as np
 from hpgo.base.units import format_seconds
 from hpgo.draw.axis import drawn_span_s, number_text, ticks, time_unit
 from hpgo.draw.density import Intervals, equals, shares
-from hpgo.draw.facts import comparison, counted, definitions, names, summary
+from hpgo.draw.facts import comparison, counted, definitions, names, rank_name, summary, title
 from hpgo.programs.orders import KINDS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 _MOST_ROWS = 64
-_ASCII = str.maketrans({"·": "|", "×": "x", "–": "-"})
+_ASCII = str.maketrans({"·": "|", "×": "x", "–": "-", "…": "~"})
 """Logs are read in terminals of any encoding; labels of the caller stay as they are."""
 _LETTERS = ("F", "B", "I", "W", "X")
 _STRETCH = ("-", "=", "~", "+", "#")
@@ -41,13 +41,15 @@ _MEANINGS = (
 def text(timelines: Sequence[Timeline], options: Options) -> str:
     """The timelines below each other on one time axis, each line at most `options.columns` characters."""
     labels = names(timelines, options.labels)
-    gutter = max(len(_rank_name(timeline, timeline.ranks - 1)) for timeline in timelines) + 2
+    named = {id(timeline): _row_names(timeline, options.columns // 3) for timeline in timelines}
+    gutter = max(len(name) for names in named.values() for name in names) + 2
     end_s = drawn_span_s(timelines)
     columns = _columns(timelines, end_s, options.columns - gutter - 1)
-    lines = [options.title, ""] if options.title else []
+    titled = options.title or (title(timelines, labels) if any(timeline.title for timeline in timelines) else "")
+    lines = [*textwrap.wrap(titled, options.columns), ""] if titled else []
     for timeline, label in zip(timelines, labels, strict=True):
         lines.append(f"{label}: {summary(timeline)}")
-        lines += _rows(timeline, columns, end_s, gutter)
+        lines += _rows(timeline, columns, end_s, named[id(timeline)], gutter)
         lines += [*_axis(columns, end_s, gutter), ""]
     with_table = options.table and len(timelines) > 1
     used = sorted({code for timeline in timelines for code in np.unique(timeline.kind).tolist()})
@@ -81,7 +83,7 @@ def _columns(timelines: Sequence[Timeline], end_s: float, at_most: int) -> int:
     return int(actions * (at_most // actions) + 0.5) if 0 < actions <= at_most else at_most
 
 
-def _rows(timeline: Timeline, columns: int, end_s: float, gutter: int) -> list[str]:
+def _rows(timeline: Timeline, columns: int, end_s: float, named: Sequence[str], gutter: int) -> list[str]:
     per_row = -(-timeline.ranks // _MOST_ROWS)
     count = -(-timeline.ranks // per_row)
     edges_s = np.linspace(0, end_s, columns + 1)
@@ -95,9 +97,7 @@ def _rows(timeline: Timeline, columns: int, end_s: float, gutter: int) -> list[s
     characters = [list("".join(row)) for row in letters.tolist()]
     if per_row == 1:
         _write_actions(timeline, columns, end_s, characters)
-    lines = [
-        f"{_rank_name(timeline, row * per_row):>{gutter - 2}} |{''.join(characters[row])}|" for row in range(count)
-    ]
+    lines = [f"{named[row]:>{gutter - 2}} |{''.join(characters[row])}|" for row in range(count)]
     if per_row > 1:
         lines.append(f"({counted(timeline.ranks, timeline.row)}, {per_row} a row)")
     return lines
@@ -129,11 +129,8 @@ def _axis(columns: int, end_s: float, gutter: int) -> list[str]:
     return [pad + "".join(marks), f"{pad}{''.join(numbers).rstrip()}  {unit}"]
 
 
-def _rank_name(timeline: Timeline, rank: int) -> str:
+def _row_names(timeline: Timeline, room: int) -> list[str]:
+    """What rows are called: the short names where the long ones take more than `room` characters."""
     per_row = -(-timeline.ranks // _MOST_ROWS)
-    first = rank // per_row * per_row
-    return (
-        f"{timeline.row} {rank}"
-        if per_row == 1
-        else f"{timeline.row}s {first}-{min(first + per_row, timeline.ranks) - 1}"
-    )
+    found = [rank_name(timeline, rank, per_row) for rank in range(0, timeline.ranks, per_row)]
+    return found if max(map(len, found)) <= room else [name.partition(" (")[0] for name in found]

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
 _ANCHORS = {"start": "base west", "middle": "base", "end": "base east"}
 _POINTS_PER_PX = 0.75
+_PATTERNS = {
+    "/": "north east lines",
+    "\\": "north west lines",
+    ".": "dots",
+    "-": "horizontal lines",
+    "|": "vertical lines",
+    "x": "crosshatch",
+    "o": "crosshatch dots",
+    "+": "grid",
+}
+"""What its library calls them."""
 
 
 def tikz(scene: Scene, options: Options) -> str:
@@ -26,7 +37,7 @@ def tikz(scene: Scene, options: Options) -> str:
         r"% needs \usepackage{tikz}" + (r" \usetikzlibrary{patterns}" if options.hatch else ""),
     ]
     for style in styles:
-        look = palette.look(style, scene.chunks)
+        look = palette.look(style)
         lines += [_colour(f"hpgo-{style}-fill", look.fill[theme])] if look.fill else []
         lines += [_colour(f"hpgo-{style}-line", look.stroke[theme])] if look.stroke else []
     lines += [
@@ -38,17 +49,18 @@ def tikz(scene: Scene, options: Options) -> str:
         if isinstance(item, Words):
             lines += _words(item, theme)
         else:
-            lines += _marks(item, scene.chunks, options.hatch)
+            lines += _marks(item, options.hatch)
     return "\n".join([*lines, r"\end{tikzpicture}}", ""])
 
 
-def _marks(item: Boxes | Steps | Line, chunks: int, hatch: bool) -> list[str]:
-    look = palette.look(item.style, chunks)
+def _marks(item: Boxes | Steps | Line, hatch: bool) -> list[str]:
+    look = palette.look(item.style)
     keys = [f"fill=hpgo-{item.style}-fill"] if look.fill else []
     if look.stroke:
         keys += [f"draw=hpgo-{item.style}-line", f"line width={_n(look.stroke_px * _POINTS_PER_PX)}pt"]
     if look.dash_px:
-        keys += [f"dash pattern=on {_n(look.dash_px[0])}pt off {_n(look.dash_px[1])}pt"]
+        lengths = zip(("on", "off") * len(look.dash_px), look.dash_px, strict=False)
+        keys += [f"dash pattern={' '.join(f'{what} {_n(px)}pt' for what, px in lengths)}"]
     if isinstance(item, Line):
         if item.arrow:
             keys += ["->"]
@@ -68,8 +80,7 @@ def _marks(item: Boxes | Steps | Line, chunks: int, hatch: bool) -> list[str]:
     ]
     paths = [rf"\path[{', '.join(keys)}] {rectangle};" for rectangle in rectangles]
     if hatch and look.hatch:
-        pattern = {"/": "north east lines", "\\": "north west lines", ".": "dots"}[look.hatch]
-        paths += [rf"\path[pattern={pattern}] {rectangle};" for rectangle in rectangles]
+        paths += [rf"\path[pattern={_PATTERNS[look.hatch]}] {rectangle};" for rectangle in rectangles]
     return paths
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpgo.draw.facts import names, sync_rows
+from hpgo.draw.facts import names, rank_name, sync_rows, title
 from hpgo.programs.orders import KINDS
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS
 
@@ -32,14 +32,16 @@ _COLOURS = ("thread_state_running", "thread_state_iowait", "rail_response", "goo
 def trace(timelines: Sequence[Timeline], options: Options) -> bytes:
     """The trace, as UTF-8 JSON; of several timelines, each has its own range of process numbers."""
     events: list[str] = []
+    labels = names(timelines, options.labels)
     about = []
     first_pid = 0
-    for timeline, label in zip(timelines, names(timelines, options.labels), strict=True):
+    for timeline, label in zip(timelines, labels, strict=True):
         prefix = f"{label}: " if len(timelines) > 1 else ""
         events += _events(timeline, first_pid, prefix)
         about.append(
             {
                 "label": label,
+                "title": options.title or title(timelines, labels),
                 "first_pid": first_pid,
                 "schedule": timeline.schedule,
                 "ranks": timeline.ranks,
@@ -58,7 +60,7 @@ def trace(timelines: Sequence[Timeline], options: Options) -> bytes:
 def _events(timeline: Timeline, first_pid: int, prefix: str) -> Iterator[str]:
     for rank in range(timeline.ranks):
         pid = first_pid + rank
-        yield _named(pid, "process_name", f"{prefix}{timeline.row} {rank}")
+        yield _named(pid, "process_name", f"{prefix}{rank_name(timeline, rank)}")
         yield f'{{"ph":"M","pid":{pid},"name":"process_sort_index","args":{{"sort_index":{pid}}}}}'
         yield _named(pid, "thread_name", "compute", _COMPUTE)
     columns = zip(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from hpgo.base.checks import choice
 from hpgo.base.errors import ArgumentError, ScheduleError
+from hpgo.machine.cluster import Cluster
 from hpgo.programs.costs import Costs
 from hpgo.programs.orders import Durations, Schedule, schedules
 from hpgo.programs.orders import schedule as build
@@ -90,7 +92,7 @@ def _recorded(plan: Plan) -> Schedule:
 
 def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
     """The plan's stages on their devices, in these orders, with what they cost."""
-    return program(
+    made = program(
         orders_of(plan, schedule),
         [(stage.layers, stage.devices) for stage in plan.stages],
         micro_batch_size=plan.micro_batch_size,
@@ -102,3 +104,6 @@ def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
         gpus_per_device=1 if plan.assumptions is None else plan.assumptions.gpus_per_device,
         costs=Costs.of_stages(plan.stages, recompute=plan.recompute),
     )
+    cluster = None if plan.assumptions is None else plan.assumptions.cluster
+    types = tuple(machine.device.name for machine in cluster.machines) if isinstance(cluster, Cluster) else ()
+    return replace(made, model=plan.profile, cluster=plan.cluster, device_types=types)

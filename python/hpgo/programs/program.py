@@ -16,7 +16,7 @@ from hpgo.base.checks import MOST_GPUS, check_is, check_text, device_number, lis
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
-from hpgo.base.wording import as_whole, exactly, shown
+from hpgo.base.wording import as_whole, exactly, shown, span_of
 from hpgo.programs.costs import Costs, StageBytes
 from hpgo.programs.orders import Schedule
 from hpgo.programs.ranks import GradientSum, ProgramStage, RankProgram, even_rows, rank_actions, rank_stages
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _VERSION = 1
+_SHOWN = ("model", "cluster", "device_types")
+"""Fields that files say only where they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,11 @@ class Program(Record):
     """How many GPUs each device stands for, those that share each layer."""
     costs: Costs | None = None
     """What the stages take and hold, where that is known."""
+    model: str = ""
+    """What its layers are of, and the next two what runs them: for people, where that is known."""
+    cluster: str = ""
+    device_types: tuple[str, ...] = ()
+    """Of the devices of each machine."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -79,6 +86,34 @@ class Program(Record):
         """For each rank of the schedule, how many devices hold its stages."""
         stage_of = dict(zip(self.schedule.rank_of_stage, self.stages, strict=True))
         return tuple(len(stage_of[rank].devices) for rank in range(self.schedule.ranks))
+
+    @property
+    def title(self) -> str:
+        """What runs on what, in a few words; nothing where neither is known."""
+        return " on ".join(name for name in (self.model, self.cluster) if name)
+
+    @property
+    def row_names(self) -> tuple[str, ...]:
+        """For each rank of the schedule, what it stands for: its number, its devices and its layers.
+
+        >>> import hpgo
+        >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
+        >>> hpgo.program(orders, [(["a"], [0, 1]), (["b"], [2])], micro_batch_size=2, global_batch_size=4).row_names
+        ('stage 0 (2 devices, a)', 'stage 1 (b)')
+        """
+        of_rank: dict[int, list[ProgramStage]] = {}
+        for rank, stage in zip(self.schedule.rank_of_stage, self.stages, strict=True):
+            of_rank.setdefault(rank, []).append(stage)
+        kinds = [kind for kind, count in zip(self.device_types, self.machines, strict=False) for _ in range(count)]
+        names = []
+        for rank in range(self.schedule.ranks):
+            count = len(of_rank[rank][0].devices)
+            here = sorted({kinds[device] for device in of_rank[rank][0].devices}) if kinds else []
+            kind = " and ".join(here) or "devices"
+            devices = [f"{count} × {kind}" if here else f"{count} {kind}"] if count > 1 else here
+            layers = [", ".join(dict.fromkeys(span_of(stage.layers) for stage in of_rank[rank]))]
+            names.append(f"{self.row} {rank} ({', '.join([*devices, *layers])})")
+        return tuple(names)
 
     @property
     def sums(self) -> tuple[GradientSum, ...]:
@@ -184,6 +219,7 @@ class Program(Record):
             "stages": stages,
             "costs": None if self.costs is None else _plain(asdict(self.costs)),
         }
+        document |= {name: value for name in _SHOWN if (value := getattr(self, name))}
         return json.dumps(document, indent=2, ensure_ascii=False)
 
     @classmethod
@@ -195,7 +231,7 @@ class Program(Record):
             if top.get("format", None) != "hpgo.program" or top.get("version", None) != _VERSION:
                 top.fail(f"is not a program of version {_VERSION}")
             costs = None if top.get("costs") is None else _read_costs(top.within("costs"))
-            return top.build(_of_document, record(_Document, top), costs)
+            return top.build(_of_document, record(_Document, top, optional=_SHOWN), costs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program as JSON. Raises ArgumentError if the file can't be written."""
@@ -386,6 +422,9 @@ class _Document:
     gpus_per_device: int
     schedule: _Orders
     stages: tuple[_StageRow, ...]
+    model: str = ""
+    cluster: str = ""
+    device_types: tuple[str, ...] = ()
 
 
 def _of_document(document: _Document, costs: Costs | None) -> Program:
@@ -413,6 +452,7 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
         shard_optimizer=document.shard_optimizer,
         gpus_per_device=document.gpus_per_device,
         costs=costs,
+        **{name: getattr(document, name) for name in _SHOWN},
     )
 
 

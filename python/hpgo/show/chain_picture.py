@@ -9,8 +9,9 @@ import numpy as np
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import printable
 from hpgo.draw.axis import number_text, ticks, time_unit
+from hpgo.draw.fonts import fitted
 from hpgo.draw.options import Options
-from hpgo.draw.scene import Boxes, Item, Line, Scene, Words
+from hpgo.draw.scene import Boxes, Item, Line, Scene, Words, legend
 from hpgo.draw.svg import svg as svg_of
 from hpgo.show.chain_report import megabytes
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _MARGIN, _TOP, _ROW, _BAR, _THIN = 16.0, 84.0, 44.0, 16.0, 8.0
 _LEFT, _WIDE, _GAP, _MEMORY, _RIGHT = 240.0, 460.0, 56.0, 120.0, 56.0
-_LEGEND = {"compute": "computes", "send": "sends", "slowest": "sets the pace"}
+_LEGEND = (("F", "computes"), ("lane-activation", "sends"), ("critical", "sets the pace"))
 
 
 def svg(plan: ChainPlan) -> str:
@@ -42,17 +43,14 @@ def _scene(plan: ChainPlan) -> Scene:
         for number, stage in enumerate(plan.stages, 1)
     )
     width = _LEFT + _WIDE + _GAP + _MEMORY + _RIGHT
-    return Scene(width, bottom + 44, title, printable(described), 1, tuple(items))
+    return Scene(width, bottom + 44, title, printable(described), tuple(items))
 
 
 def _head(title: str) -> list[Item]:
     items: list[Item] = [Words("title", [_MARGIN], [_MARGIN + 16], [title])]
-    x = _LEFT
-    for style, meaning in _LEGEND.items():
-        items.append(_box(style, x, _TOP - 31, 18, 11))
-        items.append(Words("legend", [x + 24], [_TOP - 22], [meaning]))
-        x += 110
-    return [*items, Words("legend", [_LEFT + _WIDE + _GAP], [_TOP - 22], ["memory"])]
+    at = _LEFT + _WIDE + _GAP
+    items += legend(_LEGEND, _LEFT, _TOP - 22, _WIDE)[0]
+    return [*items, *legend([("memory", "memory in use")], at, _TOP - 22, _MEMORY)[0]]
 
 
 def _axis(pace_s: float, bottom: float) -> list[Item]:
@@ -79,21 +77,28 @@ def _stage(plan: ChainPlan, index: int) -> list[Item]:
     at = _LEFT + _WIDE + _GAP
     held = stage.memory_bytes / stage.host_memory_bytes
     memory, capacity = megabytes(stage.memory_bytes, plan.units), megabytes(stage.host_memory_bytes, plan.units)
-    kind = "slowest" if plan.slack_s(stage) == 0 else "compute"
     items: list[Item] = [
-        Words("legend", [_MARGIN], [top + 12], [printable(shown)]),
-        Words("fact", [_MARGIN], [top + 27], [printable(f"{layers} · {stage.device_type}")]),
-        _box(kind, _LEFT, top, px_per_s * stage.interval_s, _BAR, tip=f"computes {stage.compute_s:.6g} s"),
+        Words("legend", [_MARGIN], [top + 12], [fitted(printable(shown), 11.5, _LEFT - _MARGIN - 10)]),
+        Words(
+            "fact",
+            [_MARGIN],
+            [top + 27],
+            [fitted(printable(f"{layers} · {stage.device_type}"), 11.5, _LEFT - _MARGIN - 10)],
+        ),
+        _box("F", _LEFT, top, px_per_s * stage.interval_s, _BAR, tip=f"computes {stage.compute_s:.6g} s"),
         Words("cell", [_LEFT + _WIDE + 38], [top + 12], [f"{plan.utilisation(stage):.0%}"]),
     ]
     if hop.seconds:
-        kind = "slowest" if plan.slack_s(hop) == 0 else "send"
         tip = f"sends {megabytes(hop.bytes, plan.units)} in {hop.seconds:.6g} s"
-        items.append(_box(kind, _LEFT, top + _BAR + 3, px_per_s * hop.interval_s, _THIN, tip=tip))
+        items.append(_box("lane-activation", _LEFT, top + _BAR + 3, px_per_s * hop.interval_s, _THIN, tip=tip))
+    if plan.slack_s(stage) == 0:
+        items.append(_box("critical", _LEFT, top, px_per_s * stage.interval_s, _BAR))
+    if hop.seconds and plan.slack_s(hop) == 0:
+        items.append(_box("critical", _LEFT, top + _BAR + 3, px_per_s * hop.interval_s, _THIN))
     return [
         *items,
         _box("free", at, top, _MEMORY, _BAR, tip=f"{capacity} of memory"),
-        _box("held", at, top, _MEMORY * held, _BAR, tip=f"{memory} of {capacity}"),
+        _box("memory", at, top, _MEMORY * held, _BAR, tip=f"{memory} of {capacity}"),
         Words("legend", [at + _MEMORY + 6], [top + 12], [f"{held:.0%}"]),
     ]
 

@@ -77,13 +77,13 @@ def scene(prices: Sequence[Price]) -> Scene:
         Words("legend", [_MARGIN], [_TOP - 10], [f"step ({unit})"]),
         Line("cap", ((x_of(capacity), _TOP), (x_of(capacity), bottom))),
         Words("cell", [x_of(capacity) - 6], [_TOP + 12], [f"{format_bytes(capacity)} of a GPU"]),
-        Line("front", tuple(_stairs([(x_of(one.fullest.peak_bytes), y_of(one.step_s)) for one in held]))),
+        Line("curve-0", tuple(_stairs([(x_of(one.fullest.peak_bytes), y_of(one.step_s)) for one in held]))),
     ]
     y = bottom + 64
     for place, one in enumerate(held, start=1):
         at, high = x_of(one.fullest.peak_bytes), y_of(one.step_s)
         said = f"{format_seconds(one.step_s)}, {format_bytes(one.fullest.peak_bytes)}: {one.way.named()}"
-        items.append(_box("compute", at - _SIDE / 2, high - _SIDE / 2, _SIDE, _SIDE, tip=said))
+        items.append(_box("mark-0", at - _SIDE / 2, high - _SIDE / 2, _SIDE, _SIDE, tip=said))
         items.append(Words("cell", [at - 5], [high + 16], [str(place)]))
         items.append(Words("rank", [_MARGIN + 24], [y], [str(place)]))
         items.append(Words("legend", [_MARGIN + 34], [y], [said]))
@@ -91,7 +91,7 @@ def scene(prices: Sequence[Price]) -> Scene:
     said = f"shaded: within {100 * first.error:.0f} % of the quickest, which is the error of such steps"
     items += [_box("near", _MARGIN + 8, y - 9, 16, 11), Words("legend", [_MARGIN + 34], [y], [said])]
     described = "; ".join(f"{format_seconds(one.step_s)} with {format_bytes(one.fullest.peak_bytes)}" for one in held)
-    return Scene(_WIDTH, y + 20, title, described, 1, tuple(items))
+    return Scene(_WIDTH, y + 20, title, described, tuple(items))
 
 
 def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -53,7 +53,7 @@ def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[
         for row, column in ((one, other), (other, one)):
             items += _square(row, column, rate, most)
     shown = "; ".join(f"ranks {one} and {other}: {format_bytes_per_s(rate)}" for (one, other), rate in pairs.items())
-    return svg_of(Scene(_LEFT + side + 120.0, _TOP + side + _BOTTOM, title, shown, 1, tuple(items)), Options())
+    return svg_of(Scene(_LEFT + side + 120.0, _TOP + side + _BOTTOM, title, shown, tuple(items)), Options())
 
 
 def _square(row: int, column: int, rate: float, most: float) -> list[Item]:
@@ -63,6 +63,6 @@ def _square(row: int, column: int, rate: float, most: float) -> list[Item]:
     half = width / 2
     left, top, wide = (np.array([one]) for one in (x - half, y - half, width))
     return [
-        Boxes("compute", left, top, wide, wide, tips=(tip,)),
+        Boxes("rate", left, top, wide, wide, tips=(tip,)),
         Words("tick", [x], [y + _CELL / 2 + 1], [format_bytes_per_s(rate)]),
     ]

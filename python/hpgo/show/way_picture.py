@@ -96,7 +96,7 @@ def scene(price: Price, cluster: Cluster) -> Scene:
     items += [*_machines(grid), *_cells(grid, price), *_frames(grid, way)]
     legend, bottom = _legend(price, counts, grid.bottom + 26)
     described = f"{way.named()}: {counted(len(counts), 'machine')} of {counts[0]} GPUs"
-    return Scene(_WIDTH, bottom, title, printable(described), 1, (*items, *legend))
+    return Scene(_WIDTH, bottom, title, printable(described), (*items, *legend))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +278,12 @@ def _legend(price: Price, counts: Sequence[int], top: float) -> tuple[list[Item]
         marks.append(("same-weights", f"hold the same weights as GPU 0, and sum gradients ({shared})"))
     for at, (style, said) in enumerate(marks):
         x = _MARGIN + at % 2 * (_WIDTH - 2 * _MARGIN) / 2
-        drawn = _swatch(style, x, y - 9 + at // 2 * 19)
-        items += [drawn, Words("legend", [x + 24], [y + at // 2 * 19], [said])]
+        base = y - 9 + at // 2 * 19
+        items += [
+            _swatch("stage-0", x, base),
+            _swatch(style, x, base),
+            Words("legend", [x + 24], [y + at // 2 * 19], [said]),
+        ]
     y += -(-len(marks) // 2) * 19
     sizes = (way.tensor, way.group if way.context > 1 else 1, getattr(way, "expert", 1))
     if any(machine % size for size in sizes for machine in counts):

@@ -114,7 +114,7 @@ def simulate(
     import numpy as np
 
     choice("communication mode", communication, COMMUNICATION)
-    run, costs, row, devices = _what_runs(what, schedule, costs)
+    run, costs, program = _what_runs(what, schedule, costs)
     if numbers:
         unknown = next((name for name in numbers if name not in CostOptions.__annotations__), None)
         if unknown is not None:
@@ -145,8 +145,10 @@ def simulate(
         iterations=rounds,
         stage_bytes=stage_bytes,
         memory_cap_bytes=cap,
-        row=row,
-        devices=devices,
+        row="rank" if program is None else program.row,
+        devices=() if program is None else program.devices_of_rank,
+        title="" if program is None else program.title,
+        row_names=() if program is None else program.row_names,
     )
     return replace(timeline, micro_batches=micro_batches, iterations=iterations)
 
@@ -155,8 +157,8 @@ RUN_BYTES = 60
 """Of memory for each action, measured: what the simulator keeps, and takes while it runs."""
 
 
-def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple[Schedule, Costs, str, tuple[int, ...]]:
-    """The orders, what they cost, what a rank of them stands for, and for how many devices, if not for one."""
+def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple[Schedule, Costs, Program | None]:
+    """The orders, what they cost, and the program, where there is one, that says what their ranks stand for."""
     check_is("costs", costs, Costs, "make a `hpgo.Costs`", or_none=True)
     if not isinstance(what, Schedule | Program):
         make = getattr(type(what), "program", None)
@@ -167,8 +169,8 @@ def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple
     if schedule is not None:
         raise ArgumentError(f"`schedule` is {shown(schedule)} beside a schedule", "it chooses how a plan is run")
     if isinstance(what, Schedule):
-        return what, costs or Costs(), "rank", ()
-    return what.schedule, costs or what.costs or Costs(), what.row, what.devices_of_rank
+        return what, costs or Costs(), None
+    return what.schedule, costs or what.costs or Costs(), what
 
 
 class _Shape:

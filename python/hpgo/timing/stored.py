@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FIELDS = (
     "schedule", "ranks", "stages", "chunks", "micro_batches", "iterations", "communication", "memory_cap_bytes", "row",
-    "devices",
+    "devices", "title", "row_names",
 )  # fmt: skip
 """What a timeline says beside its columns; the makespan is among the measures."""
 
@@ -192,6 +192,11 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
         if min(devices) < 1:
             top.wrong("devices", "at least one for each rank", min(devices))
         facts["devices"] = devices
+    facts["title"] = top.text("title", "")
+    if "row_names" in top and (names := top.items("row_names")):
+        if len(names) != ranks or not all(isinstance(name, str) for name in names):
+            top.wrong("row_names", f"a name for each of {ranks} ranks, or none", names)
+        facts["row_names"] = tuple(names)
     if facts["row"] not in {"rank", "stage", "group"}:
         top.wrong("row", "rank, stage or group", facts["row"])
     actions = _columns_of(top, ranks) if columns is None else columns

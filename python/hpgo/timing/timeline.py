@@ -103,6 +103,10 @@ class Timeline(Record):
     """What a rank stands for: a `rank`; a `stage`, or a `group` of stages, where several devices may run it."""
     devices: tuple[int, ...] = ()
     """How many devices each rank stands for; empty where it is one for all."""
+    title: str = ""
+    """What runs on what, where that is known."""
+    row_names: tuple[str, ...] = ()
+    """What each rank stands for, in words; empty where its number says it."""
 
     def __post_init__(self) -> None:
         if isinstance(self.schedule, str):  # names are only shown, whatever they hold
@@ -110,6 +114,8 @@ class Timeline(Record):
         check_fields(self)
         if not (self.ranks and self.stages and self.chunks):
             raise ArgumentError("a timeline has no ranks, stages or chunks", "make one with `hpgo.simulate`")
+        if len(self.row_names) not in {0, self.ranks}:
+            raise ArgumentError(f"a timeline of {self.ranks} ranks names {len(self.row_names)}", "name each, or none")
 
     rank = _Column("actions", "rank")
     stage = _Column("actions", "stage")
@@ -259,6 +265,8 @@ def of_simulation(
     memory_cap_bytes: tuple[float, ...] | None,
     row: str,
     devices: tuple[int, ...],
+    title: str,
+    row_names: tuple[str, ...],
 ) -> Timeline:
     """The timeline of a native simulation; `stage_bytes` has the columns of `hpgo.StageBytes`."""
     import numpy as np
@@ -313,4 +321,6 @@ def of_simulation(
         _parts=parts,
         row=row,
         devices=devices,
+        title=title,
+        row_names=row_names,
     )

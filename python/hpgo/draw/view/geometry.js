@@ -1,5 +1,24 @@
 // Where things are: times and ranks on the canvas, and the part of them that is in view.
 
+const nameOf = (t, rank) => t.names.length ? t.names[rank] : `${t.row} ${rank}`;
+// Names take what they need, but leave most of the width to the rows; then they are cut.
+function fitGutter() {
+  if (guttered === width) return;
+  guttered = width;
+  context.font = "11px Arial, sans-serif";
+  const wide = timelines.reduce((most, t) => (t.names.length ? t.names : [nameOf(t, t.ranks - 1)]).reduce((px, name) => Math.max(px, context.measureText(name).width), most), 46);
+  GUTTER = Math.ceil(Math.min(wide + 18, Math.max(64, width * 0.3)));
+}
+const cut = new Map();
+function fitted(text, px) {
+  const key = `${px} ${text}`;
+  if (!cut.has(key)) {
+    let shown = text;
+    while (shown.length > 1 && context.measureText(shown === text ? shown : `${shown}…`).width > px) shown = shown.slice(0, -1);
+    cut.set(key, shown === text ? text : `${shown.trimEnd()}…`);
+  }
+  return cut.get(key);
+}
 const plotPx = () => width - GUTTER - RIGHT;
 const xOf = (time_s) => GUTTER + (time_s - view.t0) / (view.t1 - view.t0) * plotPx();
 const timeOf = (x) => view.t0 + (x - GUTTER) / plotPx() * (view.t1 - view.t0);
@@ -14,7 +33,7 @@ function panels() {
 function strips() {
   const arrows = show.transfers === "arrows" && !show.memory && view.rowPx > 16; // they need room between the rows
   const gap = arrows ? Math.min(14, view.rowPx * 0.35) : view.rowPx > 9 ? 2 : 0, usable = view.rowPx - gap;
-  const memory = show.memory ? usable * 0.45 : 0, lane = show.transfers === "lanes" && usable > 6 ? Math.max(3, usable * 0.18) : 0;
+  const memory = show.memory ? Math.max(usable * 0.4, Math.min(12, usable - 4)) : 0, lane = show.transfers === "lanes" && usable > 6 ? Math.max(3, usable * 0.18) : 0;
   return { box: usable - memory - lane, lane, memory, usable };
 }
 
@@ -37,7 +56,7 @@ function zoomRows(factor, y) {
 }
 function fitRowPx() {
   const ranks = timelines.reduce((sum, t) => sum + t.ranks, 0);
-  return Math.min(show.memory ? 44 : 30, Math.max(0.02, (height - AXIS - timelines.length * (HEAD + PANEL_GAP)) / Math.max(ranks, 1)));
+  return Math.min(show.memory ? 140 : 80, Math.max(show.memory ? CURVE_ROW_PX : 0.02, (height - AXIS - timelines.length * (HEAD + PANEL_GAP)) / Math.max(ranks, 1)));
 }
-function fit() { view.t0 = 0; view.t1 = META.end_s || 1; view.top = 0; view.rowPx = fitRowPx(); redraw(); }
+function fit() { fitGutter(); view.t0 = 0; view.t1 = META.end_s || 1; view.top = 0; view.rowPx = fitRowPx(); redraw(); }
 function redraw() { if (state.ready && !dirty) { dirty = true; requestAnimationFrame(() => { dirty = false; draw(); }); } }

@@ -75,17 +75,17 @@ function chosen() {
 
 // Only what the timelines contain and the switches show.
 function legend() {
-  const entries = META.present.kinds.map((kind) => [colours[kind][0][0], kindNames[kind]]);
-  if (META.present.lighter) entries.push([colours.F.at(-1)[0], META.present.lighter]);
-  if (show.bubbles) entries.push(...META.present.causes.map((cause) => [colours[cause][+dark], causeNames[cause]]));
-  if (META.present.sync) entries.push([lines.sync[+dark], "gradient synchronisation"]);
-  if (show.transfers !== "none") entries.push(...META.present.transfers.map((name) => [lines[name][+dark], `${name} transfer`]));
-  if (show.memory) { entries.push([lines.memory[+dark], "memory in use"]); if (META.present.caps) entries.push([lines.cap[+dark], "memory cap"]); }
-  if (show.critical) entries.push([lines.critical[+dark], "critical path"]);
-  byId("legend").replaceChildren(...entries.map(([colour, name]) => {
-    const entry = document.createElement("span"), swatch = document.createElement("i");
-    swatch.style.background = colour;
-    entry.append(swatch, name);
+  const entries = META.present.kinds.map((kind) => [kindNames[kind], swatch(kind)]);
+  if (META.present.bar) entries.push([META.present.bar, swatch("F", (paint) => { paint.fillStyle = marks.chunk.fill[+dark]; paint.fillRect(0, 0, 16, 3); })]);
+  if (show.bubbles) entries.push(...META.present.causes.map((cause) => [causeNames[cause], swatch(`idle-${cause}`)]));
+  if (META.present.sync) entries.push(["gradient synchronisation", swatch("sync")]);
+  if (show.transfers === "arrows") entries.push(...META.present.transfers.map((name) => [`${name} transfer`, swatch("", dashed(name, 5))]));
+  if (show.transfers === "lanes") entries.push(...META.present.transfers.map((name) => [`sending ${name}s`, swatch(`lane-${name}`)]));
+  if (show.memory) { entries.push(["memory in use", swatch("memory")]); if (META.present.caps) entries.push(["memory cap", swatch("free", dashed("cap", 5))]); }
+  if (show.critical) entries.push(["critical path", swatch("", (paint) => { paint.strokeStyle = lines.critical.colour[+dark]; paint.lineWidth = 2; paint.strokeRect(1, 1, 14, 8); })]);
+  byId("legend").replaceChildren(...entries.map(([name, picture]) => {
+    const entry = document.createElement("span");
+    entry.append(picture, name);
     return entry;
   }));
 }

@@ -4,6 +4,7 @@ const style = (name) => getComputedStyle(document.documentElement).getPropertyVa
 
 function draw() {
   const began = performance.now();
+  fitGutter();
   clampView();
   const ink = style("--ink"), faint = style("--faint"), paper = style("--paper"), line = style("--line");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -31,7 +32,7 @@ function drawPanel({ t, top, bottom }, ink, faint, paper) {
   context.fillText(t.label, 12, top - 8);
   const labelPx = context.measureText(t.label).width;
   context.fillStyle = faint; context.font = "12px Arial, sans-serif";
-  context.fillText(t.summary, 12 + labelPx + 12, top - 8);
+  context.fillText(fitted(t.summary, width - labelPx - 36), 12 + labelPx + 12, top - 8);
   const first = Math.max(0, Math.floor((AXIS - top) / view.rowPx)), last = Math.min(t.ranks, Math.ceil((height - top) / view.rowPx));
   const t0 = Math.max(0, view.t0 / t.tick_s), t1 = view.t1 / t.tick_s;
   let count = 0;
@@ -60,7 +61,7 @@ function drawPanel({ t, top, bottom }, ink, faint, paper) {
   const every = [1, 2, 5, 10].map((m) => m * power).find((step) => step >= least);
   context.fillStyle = ink; context.textAlign = "right"; context.font = "11px Arial, sans-serif"; context.textBaseline = "middle";
   for (let rank = Math.ceil(first / every) * every; rank < last; rank += every)
-    context.fillText(`${t.row} ${rank}`, GUTTER - 6, top + rank * view.rowPx + Math.max(s.box, Math.min(view.rowPx, 12)) / 2);
+    context.fillText(fitted(nameOf(t, rank), GUTTER - 14), GUTTER - 6, top + rank * view.rowPx + Math.max(s.box, Math.min(view.rowPx, 12)) / 2);
 }
 
 function drawBoxes(t, top, first, last, t0, t1, s) {
@@ -72,7 +73,7 @@ function drawBoxes(t, top, first, last, t0, t1, s) {
     if (show.bubbles) {
       const idle = t.idle;
       for (let i = firstEndingAfter(idle.end, idle.bounds[rank], idle.bounds[rank + 1], t0); i < idle.bounds[rank + 1] && idle.start[i] < t1; i++) {
-        context.fillStyle = colours[causes[idle.cause[i]]][+dark];
+        context.fillStyle = patternOf(`idle-${causes[idle.cause[i]]}`);
         context.fillRect(origin + idle.start[i] * scale, y, (idle.end[i] - idle.start[i]) * scale, s.box);
       }
     }
@@ -87,12 +88,16 @@ function drawBoxes(t, top, first, last, t0, t1, s) {
 }
 
 function box(t, kind, stage, batch, x, y, w, h, numbers) {
-  const [fill, ink] = colours[kind][Math.min(t.chunkOf[stage] ?? 0, colours[kind].length - 1)];
-  context.fillStyle = fill;
-  context.fillRect(x, y, w > 4 ? w - 0.7 : w, h);
-  const size = Math.min(12, h * 0.75), text = String(batch);
+  const shown = w - Math.min(0.7, 0.12 * w), chunk = t.chunkOf[stage] ?? 0;
+  context.fillStyle = patternOf(kind);
+  context.fillRect(x, y, shown, h);
+  // All numbers stand below the bars that tell chunks.
+  const bar = t.stages > t.ranks ? Math.min(3, h / 4) : 0;
+  if (chunk) { context.fillStyle = marks.chunk.fill[+dark]; context.fillRect(x, y, shown * chunk / t.lastChunk, bar); }
+  y += bar; h -= bar;
+  const size = Math.min(13, h * 0.75), text = String(batch);
   if (numbers && size >= 7 && w >= text.length * size * 0.58 + 3) {
-    context.fillStyle = ink; context.font = `${size}px Arial, sans-serif`;
+    context.fillStyle = marks[kind].ink[0]; context.font = `${size}px Arial, sans-serif`;
     // Keep the number in sight while a long box is only partly in view.
     const left = Math.max(x, GUTTER), right = Math.min(x + w, width - RIGHT);
     if (right - left > text.length * size * 0.58) context.fillText(text, (left + right) / 2, y + h / 2 + 0.5);
@@ -109,9 +114,11 @@ function drawShares(t, top, first, last, t0, t1, s, paper) {
   if (rowsPx < 1 || columns < 1) return;
   const classes = 4 + causes.length, image = context.createImageData(columns, rowsPx), pixels = new Uint32Array(image.data.buffer);
   pixels.fill(packed(paper));
-  const inks = [...kinds.slice(0, 4).map((kind) => packed(colours[kind][0][0])), ...causes.map((cause) => packed(colours[cause][+dark]))];
+  const fills = [...kinds.slice(0, 4), ...causes.map((cause) => `idle-${cause}`)].map(tile), side = fills[0].side;
   const ticksPerPx = (view.t1 - view.t0) / t.tick_s / columns, from = view.t0 / t.tick_s;
   const under = t.overview && ticksPerPx >= t.overview.ticks * 0.5 ? cellsUnder(t.overview, from, ticksPerPx, columns) : null;
+  // Over less than some actions, shares would beat against the pixels and draw waves.
+  const calmPx = Math.min(columns >> 2, Math.round(6 * t.makespan_s / t.tick_s * t.ranks / Math.max(t.actions, 1) / ticksPerPx));
   const acc = Array.from({ length: classes }, () => new Float32Array(columns));
   for (let row = Math.floor(first / band) * band; row < last; row += band) {
     const end = Math.min(row + band, t.ranks);
@@ -120,6 +127,7 @@ function drawShares(t, top, first, last, t0, t1, s, paper) {
     else for (let rank = row; rank < end; rank++) {
       eachInterval(t, rank, t0, t1, (code, a, b, weight) => spread(acc[code], 0, columns, (a - from) / ticksPerPx, (b - from) / ticksPerPx, weight));
     }
+    calm(acc, calmPx);
     const foot = top + row * view.rowPx + (band > 1 ? (end - row) * view.rowPx : s.box);
     const y1 = Math.round((foot - yTop) * ratio), y0 = Math.round((top + row * view.rowPx - yTop) * ratio), rowPx = y1 - y0;
     for (let x = 0; x < columns; x++) {
@@ -127,11 +135,28 @@ function drawShares(t, top, first, last, t0, t1, s, paper) {
       for (let code = 0; code < (show.bubbles ? classes : 4); code++) {
         sum += acc[code][x] / (end - row);
         const upto = Math.max(y0, y1 - Math.round(Math.min(sum, 1) * rowPx));
-        for (; y > upto; y--) if (y - 1 >= 0 && y - 1 < rowsPx) pixels[(y - 1) * columns + x] = inks[code];
+        for (; y > upto; y--) if (y - 1 >= 0 && y - 1 < rowsPx) pixels[(y - 1) * columns + x] = fills[code].pixels[(y - 1) % side * side + x % side];
       }
     }
   }
   context.putImageData(image, Math.round(GUTTER * ratio), Math.round(yTop * ratio));
+}
+
+// Each column becomes the mean of the `px` around it, as far as there are some.
+function calm(acc, px) {
+  if (px < 2) return;
+  const half = px >> 1, count = acc[0].length;
+  // Where the step begins and ends, nothing is beside it.
+  const from = Math.max(0, Math.round(xOf(0) - GUTTER) * ratio), to = Math.min(count, Math.round((xOf(META.end_s) - GUTTER) * ratio));
+  for (const cells of acc) {
+    const sums = new Float64Array(count + 1);
+    for (let x = 0; x < count; x++) sums[x + 1] = sums[x] + cells[x];
+    if (!sums[count]) continue;
+    for (let x = from; x < to; x++) {
+      const a = Math.max(from, x - half), b = Math.min(to, x + half + 1);
+      cells[x] = (sums[b] - sums[a]) / (b - a);
+    }
+  }
 }
 
 // Which cells of the overview lie under each pixel column, as half-open ranges.
@@ -161,12 +186,15 @@ function addOverview({ columns: cells, table }, row, end, { first, last }, acc) 
 }
 
 function drawSync(t, top, first, last, s) {
-  context.fillStyle = lines.sync[+dark];
+  context.fillStyle = patternOf("sync");
+  context.strokeStyle = marks.chunk.fill[+dark]; context.lineWidth = 0.6;
   for (let i = 0; i < t.sync.start.length; i++) {
     const rank = t.sync.rank[i];
     if (rank < first || rank >= last) continue;
     const x = xOf(t.sync.start[i] * t.tick_s), h = Math.max(2, s.box / 4);
-    context.fillRect(x, top + rank * view.rowPx + s.box - h, xOf(t.sync.end[i] * t.tick_s) - x, h);
+    const box = [x, top + rank * view.rowPx + s.box - h, xOf(t.sync.end[i] * t.tick_s) - x, h];
+    context.fillRect(...box);
+    if (box[2] > 2) context.strokeRect(...box);
   }
 }
 
@@ -177,7 +205,9 @@ function drawMemory(t, top, first, last, s) {
     const foot = top + rank * view.rowPx + s.box + s.lane + s.memory, px = (s.memory - 2) / t.memory_top;
     const low = t.memoryBounds[rank], high = t.memoryBounds[rank + 1];
     const start = Math.max(low, firstEndingAfter(t.memoryTime, low, high, view.t0 / t.tick_s) - 1);
-    context.fillStyle = lines.memory[+dark];
+    context.fillStyle = marks.free.fill[+dark];
+    context.fillRect(xOf(0), foot - s.memory + 2, xOf(t.makespan_s) - xOf(0), s.memory - 2);
+    context.fillStyle = patternOf("memory");
     let most = 0, mostX = -1;
     for (let i = start; i < high; i++) {
       const x = xOf(t.memoryTime[i] * t.tick_s), next = xOf(i + 1 < high ? t.memoryTime[i + 1] * t.tick_s : t.makespan_s);
@@ -190,7 +220,7 @@ function drawMemory(t, top, first, last, s) {
     }
     state.curves++;
     if (t.caps) {
-      context.strokeStyle = lines.cap[+dark]; context.setLineDash([5, 3]);
+      context.strokeStyle = lines.cap.colour[+dark]; context.setLineDash(lines.cap.dash);
       const y = foot - t.caps[rank] / t.memory_unit * px;
       context.beginPath(); context.moveTo(xOf(0), y); context.lineTo(xOf(t.makespan_s), y); context.stroke(); context.setLineDash([]);
     }
@@ -204,7 +234,8 @@ function drawTransfers(t, top, first, last, t0, t1, s) {
   if (!lanes && (high - low > MOST_ARROWS * 4 || view.rowPx < 4)) return;
   if (lanes && (!s.lane || high - low > 400000)) return;
   for (let code = 0; code < 2; code++) {
-    context.strokeStyle = context.fillStyle = lines[code ? "gradient" : "activation"][+dark];
+    const name = code ? "gradient" : "activation", heads = new Path2D();
+    context.strokeStyle = lines[name].colour[+dark]; context.fillStyle = patternOf(`lane-${name}`);
     context.lineWidth = 1;
     context.beginPath();
     for (let i = low; i < high; i++) {
@@ -221,14 +252,16 @@ function drawTransfers(t, top, first, last, t0, t1, s) {
       const down = b > a, ya = top + a * view.rowPx + (down ? s.box : 0), yb = top + b * view.rowPx + (down ? 0 : s.box);
       context.moveTo(xa, ya); context.lineTo(xb, yb);
       const angle = Math.atan2(yb - ya, xb - xa);
-      for (const turn of [2.7, -2.7]) { context.moveTo(xb, yb); context.lineTo(xb + 5 * Math.cos(angle + turn), yb + 5 * Math.sin(angle + turn)); }
+      for (const turn of [2.7, -2.7]) { heads.moveTo(xb, yb); heads.lineTo(xb + 5 * Math.cos(angle + turn), yb + 5 * Math.sin(angle + turn)); }
     }
-    if (lanes) context.fill(); else context.stroke();
+    if (lanes) { context.fill(); continue; }
+    context.setLineDash(lines[name].dash); context.stroke();
+    context.setLineDash([]); context.stroke(heads);
   }
 }
 
 function drawCritical(t, top, first, last, t0, t1, s, boxes) {
-  context.strokeStyle = lines.critical[+dark]; context.lineWidth = 2;
+  context.strokeStyle = lines.critical.colour[+dark]; context.lineWidth = 2;
   context.beginPath();
   for (let rank = first; rank < last; rank++) {
     const y = top + rank * view.rowPx;
