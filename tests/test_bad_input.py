@@ -258,21 +258,23 @@ def test_reproduce_refuses_documents_and_folders_that_will_not_do_at_once(tmp_pa
     assert (done.returncode, "error: can't make the folder" in done.stderr) == (1, True)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["plan", "bert-48", "-c", "dapple-a:2048", "-b", "65536,131072", "--plot", "x.svg"],
-        ["reproduce", "--figures", "figures"],
-    ],
-)
-def test_figures_without_matplotlib_are_refused_at_once(tmp_path, monkeypatch, words):
+@pytest.mark.parametrize("ending", [".png", ".pdf"])
+def test_figures_that_need_matplotlib_are_refused_at_once_without_it(tmp_path, monkeypatch, ending):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    words = ["plan", "bert-48", "-c", "dapple-a:2048", "-b", "65536,131072", "--plot", f"x{ending}"]
     result = CliRunner().invoke(group, words)
     assert isinstance(result.exception, hpgo.ArgumentError)
     assert "matplotlib" in result.exception.message
     assert "hpgo[plot]" in result.exception.hint
-    assert not (tmp_path / "figures").exists()
+
+
+def test_figures_as_svg_need_no_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    words = ["plan", "vgg-19", "-c", "dapple-a", "-b", "64,128", "--plot", str(tmp_path / "x.svg")]
+    result = CliRunner().invoke(group, words)
+    assert result.exit_code == 0, result.output
+    assert "samples per second" in (tmp_path / "x.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("schedule", ["auto", "eager_1f1b", "zb"])

@@ -1,27 +1,27 @@
-"""Curves below each other on one axis that counts something: how plans or runs change as it grows. Needs matplotlib."""
+"""Curves on axes that count something: how plans or runs change as it grows."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hpgo.base.errors import ArgumentError
-from hpgo.base.files import writing
-from hpgo.base.signals import uninterrupted
 from hpgo.base.wording import printable
-from hpgo.draw import palette
+from hpgo.draw import palette, still
+from hpgo.draw.axis import number_text, ticks
+from hpgo.draw.fonts import text_px
+from hpgo.draw.scene import Boxes, Item, Line, Scene, Words, legend
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-ENDINGS = (".svg", ".png", ".pdf")
-# Okabe and Ito's colours, told apart by colour-blind readers; markers tell more.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-_MARKERS = "os^Dv*P"
-_MOST_TICKS = 8
+_MARGIN, _WIDTH, _TALL, _SIDE = 16.0, 760.0, 190.0, 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,70 +30,124 @@ class Panel:
 
     label: str
     curves: Mapping[str, Sequence[float]]
-    """By name, a value for each of the curve's places on the axis that the panels share."""
+    """By name, a value for each of the curve's places on the axis."""
     percent: bool = False
+    places: Mapping[str, Sequence[int]] | None = None
+    """Where on an axis of its own each curve has its values; None is the axis that all panels share."""
 
 
 def check(path: str | os.PathLike[str]) -> None:
     """Raises ArgumentError if no figure can be drawn to `path`, for its ending or for want of matplotlib."""
-    if Path(path).suffix.lower() not in ENDINGS:
-        raise ArgumentError(f"can't draw `{path}`", f"end it in {', '.join(ENDINGS)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentError("drawing needs matplotlib", "install it: pip install 'hpgo[plot]'")
+    ending = Path(path).suffix.lower()
+    if ending not in still.ENDINGS:
+        raise ArgumentError(f"can't draw `{path}`", f"end it in {', '.join(still.ENDINGS)}")
+    if ending in {".png", ".pdf"} and importlib.util.find_spec("matplotlib") is None:
+        raise ArgumentError(
+            f"drawing {ending} needs matplotlib", "install it: pip install 'hpgo[plot]', or end the name in .svg"
+        )
 
 
 def save(
-    panels: Sequence[Panel], places: Mapping[str, Sequence[int]], path: str | os.PathLike[str], *, axis: str, title: str
+    panels: Sequence[Panel],
+    places: Mapping[str, Sequence[int]],
+    path: str | os.PathLike[str],
+    *,
+    axis: str,
+    title: str,
+    columns: int = 1,
 ) -> Path:
-    """Writes the panels to `path` and returns it.
+    """Writes the panels to `path`, `columns` of them beside each other, and returns it.
 
     `places` says where on the shared axis, which doubles from mark to mark, each curve has its values.
 
-    Raises ArgumentError for another ending than `ENDINGS`, if matplotlib is missing, or if the file can't be written.
+    Raises ArgumentError for another ending than those of `hpgo.draw.still`, or where matplotlib is missing, which PNG
+    and PDF need; HpgoError where the file can't be written.
     """
     check(path)
-    with uninterrupted():
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
-
-    path = Path(path)
-    figure = Figure(figsize=(7.5, 2.6 * len(panels) + 0.2), layout="constrained")
-    figure.set_facecolor(palette.PAPER[0])
-    figure.suptitle(printable(title), parse_math=False)
-    rows = figure.subplots(len(panels), 1, sharex=True)
-    for axes, panel in zip(rows, panels, strict=True):
-        for at, (name, values) in enumerate(panel.curves.items()):
-            axes.plot(places[name], values, **_look(at))
-        axes.set_ylabel(panel.label)
-        axes.set_ylim(bottom=0, top=1.04 * axes.get_ylim()[1])
-        axes.set_xscale("log", base=2)
-        axes.grid(visible=True, color="#d8dde3", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-        if panel.percent:
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    marks = sorted({place for places_of_curve in places.values() for place in places_of_curve})
-    if len(marks) <= _MOST_TICKS:
-        rows[-1].set_xticks(marks)
-        rows[-1].xaxis.set_minor_locator(NullLocator())
-    rows[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
-    rows[-1].set_xlabel(axis)
-    if len(places) > 1:
-        # Named here, as a label that starts with `_` would be left out, and a `$` start a formula.
-        legend = rows[0].legend(rows[0].lines, [" "] * len(rows[0].lines), frameon=False, ncols=min(4, len(places)))
-        for words, name in zip(legend.get_texts(), panels[0].curves, strict=True):
-            words.set(text=printable(name), parse_math=False)
-    kind = path.suffix.lower()
-    dates: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind, {"Software": None})
-    with (
-        rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "hpgo"}),
-        writing(path, ArgumentError) as file,
-    ):
-        figure.savefig(file, format=kind[1:], dpi=160, metadata=dates)
-    return path
+    return still.save(scene(panels, places, axis=axis, title=title, columns=columns), path)
 
 
-def _look(at: int) -> dict[str, Any]:
-    look = {"color": _COLOURS[at % 7], "marker": _MARKERS[at % 7], "markersize": max(3.5, 6 - at), "linewidth": 1.6}
-    # What lies behind another curve stays to be seen.
-    return look | {"dashes": (6, 2 * at) if at else (None, None)}
+def scene(
+    panels: Sequence[Panel], places: Mapping[str, Sequence[int]], *, axis: str, title: str, columns: int = 1
+) -> Scene:
+    """The picture; the same panels give the same one."""
+    names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
+    style_of = {name: at % palette.CURVES for at, name in enumerate(names)}
+    items: list[Item] = []
+    y = _MARGIN
+    if title:
+        items.append(Words("title", [_MARGIN], [y + 16], [printable(title)]))
+        y += 30
+    if len(names) > 1:
+        entries = [(f"curve-{style_of[name]}", printable(name)) for name in names]
+        words, y = legend(entries, _MARGIN, y + 14, _WIDTH - 2 * _MARGIN)
+        items += words
+    gutter = max(text_px(text, 11) for panel in panels for _, text in _marks(panel)) + 8
+    wide = (_WIDTH - 2 * _MARGIN - (columns - 1) * 14) / columns
+    for at, panel in enumerate(panels):
+        left, top = _MARGIN + at % columns * (wide + 14), y + 26 + at // columns * (_TALL + 64)
+        items += _panel(panel, panel.places or places, style_of, (left, top, left + gutter, left + wide))
+    y += -(-len(panels) // columns) * (_TALL + 64) + 8
+    items.append(Words("tick", [_WIDTH / 2], [y], [axis]))
+    described = "; ".join(" ".join(panel.label.split()) for panel in panels)
+    return Scene(_WIDTH, y + _MARGIN, printable(title) or axis, printable(described), tuple(items))
+
+
+def _high(panel: Panel) -> float:
+    """What the height of its axes stands for."""
+    most = max((value for values in panel.curves.values() for value in values), default=0.0)
+    return 1.04 * most if 0 < most < math.inf else 1.0
+
+
+def _marks(panel: Panel) -> list[tuple[float, str]]:
+    """Round values of the axis at the left, and how they are written."""
+    if panel.percent:
+        return [(mark / 100, f"{number_text(mark)} %") for mark in ticks(100 * _high(panel), at_most=6)]
+    return [(mark, number_text(mark)) for mark in ticks(_high(panel), at_most=6)]
+
+
+def _panel(
+    panel: Panel,
+    places: Mapping[str, Sequence[int]],
+    style_of: Mapping[str, int],
+    where: tuple[float, float, float, float],
+) -> list[Item]:
+    """One set of axes: its label above, marks at its left and below, and its curves."""
+    left, top, x0, right = where
+    high, scale = _high(panel), 100 if panel.percent else 1
+    counts = sorted({place for name in panel.curves for place in places[name]})
+    low, far = math.log2(counts[0]), math.log2(counts[-1])
+    bottom = top + _TALL
+
+    def x_of(count: int) -> float:
+        share = (math.log2(count) - low) / (far - low) if far > low else 0.5
+        return x0 + 10 + (right - x0 - 24) * share
+
+    def y_of(value: float) -> float:
+        return bottom - _TALL * min(value / high, 1.0)
+
+    items: list[Item] = [Words("legend", [left], [top - 10], [printable(" ".join(panel.label.split()))])]
+    for mark, text in _marks(panel):
+        y = y_of(mark)
+        items.append(Line("axis" if mark == 0 else "grid", ((x0, y), (right, y))))
+        items.append(Words("rank", [x0 - 6], [y + 4], [text]))
+    shown_to = -math.inf
+    for count in counts:
+        x, text = x_of(count), number_text(count)
+        items.append(Line("axis", ((x, bottom), (x, bottom + 4))))
+        half = text_px(text, 11) / 2
+        if x - half > shown_to + 5:
+            items.append(Words("tick", [x], [bottom + 16], [text]))
+            shown_to = x + half
+    for name, values in panel.curves.items():
+        points = tuple((x_of(count), y_of(value)) for count, value in zip(places[name], values, strict=True))
+        if len(points) > 1:
+            items.append(Line(f"curve-{style_of[name]}", points))
+        x, y = (np.array(side) for side in zip(*points, strict=True))
+        side = np.full(len(points), _SIDE)
+        tips = [
+            printable(f"{name}: {number_text(value * scale)}{' %' if panel.percent else ''} at {number_text(count)}")
+            for count, value in zip(places[name], values, strict=True)
+        ]
+        items.append(Boxes(f"mark-{style_of[name]}", x - _SIDE / 2, y - _SIDE / 2, side, side, tips=tips))
+    return items

@@ -131,7 +131,7 @@ _LOOKS |= {
 _CURVES = ("#0e3f9d", "#41a767", "#86531f", "#56cbf1", "#692c57", "#8d7c0d", "#8071c0")
 _DASHES = (None, (8.0, 3.0), (2.0, 2.0), (8.0, 2.0, 2.0, 2.0), (5.0, 5.0), (12.0, 3.0), (1.5, 4.0))
 CURVES = len(_CURVES)
-"""How many curves one set of axes tells apart, by colour, dashes and the shape of their marks."""
+"""How many curves one set of axes tells apart, by colour and dashes."""
 _LOOKS |= {
     f"curve-{at}": Look(stroke=(colour, STAGE_COLOURS[at]), stroke_px=1.8, dash_px=_DASHES[at])
     for at, colour in enumerate(_CURVES)

@@ -21,8 +21,8 @@ def draw_plans(plans: Sequence[Plan], path: str | os.PathLike[str]) -> Path:
 
     The axis is the batch size, with a curve for each cluster, unless there is only one batch size.
 
-    Raises ArgumentError for another ending than .svg, .png or .pdf, if matplotlib is missing, or if the file can't be
-    written.
+    Raises ArgumentError for another ending than .svg, .png, .pdf or .html; HpgoError where matplotlib is missing, which
+    PNG and PDF need, or the file can't be written.
     """
     over_batch = len({plan.global_batch_size for plan in plans}) > 1
     clusters = {plan.cluster for plan in plans}
