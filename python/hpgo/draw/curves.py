@@ -143,11 +143,11 @@ def _panel(
         points = tuple((x_of(count), y_of(value)) for count, value in zip(places[name], values, strict=True))
         if len(points) > 1:
             items.append(Line(f"curve-{style_of[name]}", points))
-        x, y = (np.array(side) for side in zip(*points, strict=True))
+        xs, ys = (np.array(side) for side in zip(*points, strict=True))
         side = np.full(len(points), _SIDE)
         tips = [
             printable(f"{name}: {number_text(value * scale)}{' %' if panel.percent else ''} at {number_text(count)}")
             for count, value in zip(places[name], values, strict=True)
         ]
-        items.append(Boxes(f"mark-{style_of[name]}", x - _SIDE / 2, y - _SIDE / 2, side, side, tips=tips))
+        items.append(Boxes(f"mark-{style_of[name]}", xs - _SIDE / 2, ys - _SIDE / 2, side, side, tips=tips))
     return items

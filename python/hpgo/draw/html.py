@@ -86,6 +86,7 @@ def html(timelines: Sequence[Timeline], options: Options) -> bytes:
             "paths": palette.HATCHES,
             "side_px": palette.HATCH_PX,
             "line_px": palette.HATCH_LINE_PX,
+            "print_opacity": palette.PRINT_OPACITY,
             "opacity": palette.PRINT_OPACITY if options.hatch else palette.HATCH_OPACITY,
         },
         "lines": _lines(),

@@ -4,7 +4,7 @@ const tiles = new Map();
 
 // One tile of a mark's fill, in the pixels of the screen.
 function tile(name) {
-  const key = `${name} ${+dark} ${ratio}`;
+  const key = `${name} ${+dark} ${+printing} ${ratio}`;
   if (!tiles.has(key)) {
     const { fill, ink, hatch } = marks[name], side = Math.round(META.hatches.side_px * ratio), scale = side / META.hatches.side_px;
     const made = document.createElement("canvas"), paint = made.getContext("2d");
@@ -13,7 +13,7 @@ function tile(name) {
     paint.fillRect(0, 0, side, side);
     if (hatch) {
       paint.scale(scale, scale);
-      paint.strokeStyle = ink[+dark]; paint.globalAlpha = META.hatches.opacity; paint.lineWidth = META.hatches.line_px;
+      paint.strokeStyle = ink[+dark]; paint.globalAlpha = printing ? META.hatches.print_opacity : META.hatches.opacity; paint.lineWidth = META.hatches.line_px;
       paint.stroke(new Path2D(META.hatches.paths[hatch]));
     }
     const pattern = hatch ? context.createPattern(made, "repeat") : fill[+dark];
