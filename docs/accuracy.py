@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, replace
@@ -77,24 +78,47 @@ _RECOMPUTE: dict[str | None, Any] = {"none": "none", "full": "full", "selective"
 _WINDOWS = {"gpt-oss-120b": {"window": 128, "window_layers": tuple(range(0, 36, 2))}}
 """Of models that are known by no name here: OpenAI's model card (arXiv 2508.10925)."""
 _NO_OVERLAP = ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed")
+_OF_SETS = {"internevo-mem": "InternEvo"}
 _UNFUSED = ("llm-foundry",)
+_UNFUSED_LOSS = ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed", "torchtitan")
+"""Of the releases measured; llm-foundry takes flash-attention's loss, InternEvo too, Megatron-Bridge Transformer
+Engine's (scripts/performance/utils/overrides.py)."""
+_NARROW_GRADIENTS = ("Megatron-Bridge", "InternEvo")
+"""`grad_reduce_in_fp32 = False` in scripts/performance/configs, of all models; InternEvo's hybrid_zero_optim.py makes
+wide ones for the update."""
+_UNFUSED_UPDATE = ("InternEvo",)
+"""Of its report: one flat tensor, updated by PyTorch 1.13, which has no fused Adam."""
+_BLOCKING = ("bloom-a100",)
+"""With CUDA_LAUNCH_BLOCKING=1, without which steps hung on so many GPUs (chronicles-prequel.md, line 440)."""
+_LOCAL_BATCH = re.compile(r"local batch (\d+);")
+_WIDE_FROM = 899
+"""Line of BLOOM's chronicle from which gradients of 16-bit steps add up in 32 bits: "from now on"."""
+_OFFLOADED = {
+    ("llama3.1-70b", "gb300", "bf16"): 30, ("llama3.1-70b", "gb300", "fp8"): 20, ("llama3.1-70b", "gb200", "bf16"): 20,
+    ("llama3.1-70b", "gb200", "fp8"): 40, ("llama3.1-70b", "b200", "fp8"): 5, ("llama3.1-405b", "gb300", "bf16"): 40,
+    ("llama3.1-405b", "gb300", "fp8"): 10, ("llama3.1-405b", "gb200", "fp8"): 92,
+}  # fmt: skip
+"""`cpu_offloading_num_layers` of Megatron-Bridge's recipes with FSDP, scripts/performance/configs/llama."""
 
 _START: dict[str, Any] = {
-    "products": 0.9, "kernel_s": 5e-6, "attention": 0.85, "scores": 0.5, "misaligned": 0.4, "memory": 0.8,
+    "products": 0.9, "idle": 0.5, "kernel_s": 5e-6, "attention": 0.85, "scores": 0.5, "misaligned": 0.4, "memory": 0.8,
     "elements_unfused": 1.5, "links": 0.75, "adapters": 0.75, "exchange_s": 2e-5, "host_s": 1e-3,
     "host_exchange_s": 5e-5, "host_backward": 1.3, "hidden": 0.7,
 }  # fmt: skip
 """Where fits begin: what one would guess."""
 _START_EXPERTS: dict[str, Any] = {"grouped": 0.8, "routed": 1.5, "host_experts_s": 1e-3}
+_PASSING = {"reserve", "logits", "update"}
 _GOAL, _GOAL_KNOWN = 0.2, 0.12
 """Mean errors below which prices of models with experts are worth what those of others are."""
 FITTED, FITTED_EXPERTS = tuple(_START), tuple(_START_EXPERTS)
 _LIMITS = {
-    "products": (0.6, 1.0), "attention": (0.5, 1.2), "scores": (0.2, 1.0), "misaligned": (0.25, 1.0),
-    "memory": (0.6, 0.92), "elements_unfused": (1.0, 4.0), "links": (0.6, 0.85), "adapters": (0.4, 0.95),
+    "products": (0.6, 1.0), "idle": (0.0, 1.0), "attention": (0.5, 1.2), "scores": (0.2, 1.0),
+    "misaligned": (0.25, 1.0), "memory": (0.6, 0.92), "elements_unfused": (1.0, 4.0), "links": (0.6, 0.85),
+    "adapters": (0.4, 0.95), "host_s": (5e-4, 1.2e-3), "host_exchange_s": (1e-5, 6e-5),
     "host_backward": (1.0, 2.0), "hidden": (0.3, 1.0), "grouped": (0.3, 1.0), "routed": (1.0, 4.0),
 }  # fmt: skip
-"""What anybody would believe: copies reach nine tenths of a memory's rate, rings three quarters of NVLink's."""
+"""What anybody would believe: copies reach nine tenths of a memory's rate, rings three quarters of NVLink's, and old
+stacks launch a layer in three quarters of a millisecond."""
 _OF_A_RECIPE = (
     "tensor", "sequence", "context", "pipeline", "data", "chunks", "micro_batch_size", "recompute", "recompute_layers",
     "zero", "precision", "flash", "fused", "overlap",
@@ -118,6 +142,10 @@ class Point:
     step_s: float | None
     memory_bytes: float | None
     memory_kind: str
+    is_too_large: bool
+    """Whether it is published as too large for its GPUs."""
+    blocks: bool
+    """Whether the processor waited for each kernel, with CUDA_LAUNCH_BLOCKING=1."""
 
     @property
     def recipe(self) -> str:
@@ -135,13 +163,27 @@ class Point:
     def stages(self, constants: Constants) -> Stages:
         """Its terms."""
         return stages_of(
-            self.model, self.cluster, self.way, global_batch_size=self.batch, seq=self.seq, constants=constants
+            self.model,
+            self.cluster,
+            self.way,
+            global_batch_size=self.batch,
+            seq=self.seq,
+            constants=self.under(constants),
         )
+
+    def under(self, constants: Constants) -> Constants:
+        """These, as they were where it was measured."""
+        return replace(constants, launch_hidden=0.0) if self.blocks else constants
 
     def price(self, constants: Constants) -> Price:
         """As `hpgo.price` gives it."""
         return price_way(
-            self.model, self.cluster, self.way, global_batch_size=self.batch, seq=self.seq, constants=constants
+            self.model,
+            self.cluster,
+            self.way,
+            global_batch_size=self.batch,
+            seq=self.seq,
+            constants=self.under(constants),
         )
 
 
@@ -181,6 +223,10 @@ def _why_not(row: dict[str, Any]) -> str | None:
 
 def _point(row: dict[str, Any]) -> Point:
     held = row["model"]
+    micro_batch_size, chunks = row["mbs"], row["vpp"] or 1
+    if (local := _LOCAL_BATCH.match(row["note"] or "")) and "micro-batch size" in row["note"]:
+        # torchtitan makes as many micro-batches as there are ranks, and two stages of each where it interleaves.
+        micro_batch_size, chunks = max(1, int(local[1]) // row["pp"]), 2 if row["vpp"] is None else chunks
     sizes = {key: held[key] for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")}
     model = Transformer(
         name=held["name"], **sizes, gated=held["gated"], tied=held["tied"], centred_norms=not held["gated"],
@@ -188,11 +234,14 @@ def _point(row: dict[str, Any]) -> Point:
     )  # fmt: skip
     way = Way(
         tensor=row["tp"], sequence=bool(row["sp"]) and row["tp"] > 1, context=row["cp"], expert=row["ep"],
-        pipeline=row["pp"], chunks=row["vpp"] or 1, data=row["dp"], micro_batch_size=row["mbs"],
+        pipeline=row["pp"], chunks=chunks, data=row["dp"], micro_batch_size=micro_batch_size,
         recompute=_RECOMPUTE[row["recompute"]], zero=row["zero"],
         precision=_PRECISIONS.get(row["precision"], row["precision"]), flash=bool(row["flash"]),
-        fused=not (row["framework"] or "").startswith(_UNFUSED),
-        overlap=not (row["framework"] or "Megatron-LM").startswith(_NO_OVERLAP),
+        fused=not _framework(row).startswith(_UNFUSED),
+        overlap=not _framework(row).startswith(_NO_OVERLAP),
+        fused_loss=not _framework(row).startswith(_UNFUSED_LOSS),
+        fused_update=not _framework(row).startswith(_UNFUSED_UPDATE),
+        narrow_gradients=_adds_up_in_16_bits(row), offload_layers=_offloaded(row),
     )  # fmt: skip
     name = _CLUSTERS.get(row["hw"], row["hw"])
     machine = Cluster.preset(f"{name}:1").devices
@@ -200,7 +249,26 @@ def _point(row: dict[str, Any]) -> Point:
     return Point(
         row["id"], row["set"], model, cluster.first(row["gpus"]), way, held["seq"], row["gbs"],
         row["step_s"] or row["derived_step_s"], row["mem_gb"] and row["mem_gb"] * 1e9, row["mem_kind"] or "",
+        row["status"].startswith(("OOM", "over")), row["set"] in _BLOCKING,
     )  # fmt: skip
+
+
+def _framework(row: dict[str, Any]) -> str:
+    return row["framework"] or _OF_SETS.get(row["set"], "Megatron-LM")
+
+
+def _adds_up_in_16_bits(row: dict[str, Any]) -> bool:
+    framework = _framework(row)
+    if framework.startswith("Megatron-DeepSpeed") and row["set"] == "bloom-a100":
+        line = row["ref"].rpartition("line ")[2]
+        return not line.isdecimal() or int(line) < _WIDE_FROM
+    return framework.startswith(_NARROW_GRADIENTS)
+
+
+def _offloaded(row: dict[str, Any]) -> int:
+    if row["zero"] != 3 or not _framework(row).startswith("Megatron-Bridge"):
+        return 0
+    return _OFFLOADED.get((row["model"]["name"], row["hw"], _PRECISIONS.get(row["precision"], row["precision"])), 0)
 
 
 def _experts(held: dict[str, Any]) -> dict[str, Any]:
@@ -236,7 +304,7 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
         by_platform[point.platform].append(point)
     sample = [
         [
-            (point.stages(CONSTANTS), point.step_s or math.nan)
+            (point, point.stages(CONSTANTS), point.step_s or math.nan)
             for point in sorted(held, key=lambda point: sha256(point.id.encode()).digest())[
                 : None if platform == EXPERTS else _MOST_OF_A_PLATFORM
             ]
@@ -248,8 +316,12 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
         means = []
         for held in sample:
             errors = [
-                abs(math.log(Stages(replace(one.site, constants=constants), one.micro_batches).bound_s / step_s))
-                for one, step_s in held
+                abs(
+                    math.log(
+                        Stages(replace(one.site, constants=at.under(constants)), one.micro_batches).bound_s / step_s
+                    )
+                )
+                for at, one, step_s in held
             ]
             means.append(sum(errors) / len(errors))
         return sum(means) / len(means)
@@ -618,7 +690,7 @@ def _memory(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
         "",
         (
             "Of the fullest GPU. No constant was fitted to it; a flat reserve is 3 GB. Papers that count tensors"
-            " alone are compared without it."
+            " alone are compared without it, and without what the loss and the optimizer hold for a while."
         ),
         "",
         "| point | what was measured | measured | predicted | ratio |",
@@ -629,7 +701,7 @@ def _memory(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
         if point.memory_bytes:
             alone = point.platform == "memory-model"
             found = max(
-                sum(size for name, size in stage.memory_bytes if not (alone and name in {"reserve", "logits"}))
+                sum(size for name, size in stage.memory_bytes if not (alone and name in _PASSING))
                 for stage in prices[point.id].stages
             )
             ratios.append(found / point.memory_bytes)
@@ -639,18 +711,40 @@ def _memory(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
             )
     low = min(ratios) - 1
     said = f"{len(ratios)} points: mean error {_percent(Errors(tuple(ratios)).mean)}, from {100 * low:.0f} % to"
-    return [*lines, "", f"{said} +{100 * (max(ratios) - 1):.0f} %.", "", _that_ran(points, prices), ""]
+    return [*lines, "", f"{said} +{100 * (max(ratios) - 1):.0f} %.", "", *_that_ran(points, prices)]
 
 
-def _that_ran(points: Sequence[Point], prices: dict[str, Price]) -> str:
-    """How many recipes of models with experts, all of which ran, are priced as too large."""
-    recipes = {point.recipe: prices[point.id] for point in points if point.platform == EXPERTS}
-    short = [price.missing_bytes / price.capacity_bytes for price in recipes.values() if not price.fits]
-    return (
-        f"Of {len(recipes)} recipes for models with experts, all of which ran, {len(short)} are priced as too large, by"
-        f" up to {_percent(max(short))} of a GPU's memory: what they compute anew in part, and in how many bits they"
-        " sum gradients, is not published."
-    )
+def _that_ran(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
+    """How many ways that ran are said to fit, and which are not; and those that are published as too large."""
+    lines = [
+        "### Ways that ran",
+        "",
+        (
+            "All of these were measured, so each fits. Where a release doesn't say in how many bits gradients add up,"
+            " or how many layers' values wait in the host's memory, its recipes do."
+        ),
+        "",
+        "| platform | ran | said to fit | |",
+        "|---|---|---|---|",
+    ]
+    for platform, said in PLATFORMS.items():
+        ran = [prices[point.id] for point in points if point.platform == platform and point.step_s]
+        lines.append(f"| {said} | {len(ran)} | {sum(one.fits for one in ran)} | {_percent(_fitting(ran))} |")
+    every = [point for point in points if point.step_s]
+    lines.append(f"| **all** | {len(every)} | | {_percent(_fitting([prices[point.id] for point in every]))} |")
+    short = [
+        f"`{point.id}` lacks {one.missing_bytes / 1e9:.1f} GB of {one.capacity_bytes / 1e9:.0f}"
+        for point in every
+        if not (one := prices[point.id]).fits
+    ]
+    large = [point for point in points if point.is_too_large]
+    refused = sum(not prices[point.id].fits for point in large)
+    lines += ["", f"Refused are: {'; '.join(short)}."] if short else []
+    return [*lines, "", f"Of {len(large)} ways published as too large, {refused} are refused.", ""]
+
+
+def _fitting(prices: Sequence[Price]) -> float:
+    return sum(one.fits for one in prices) / len(prices)
 
 
 def _left(left: Counter[str]) -> list[str]:

@@ -257,7 +257,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                  "vpp": 1, "first_layers": 1, "last_layers": None, "cp": 1, "ep": 1, "zero": 1, "micro_batch_size": 1,
                  "schedule": "1f1b",
                  "recompute": "full", "recompute_layers": 1, "sequence_parallel": False, "precision": "bf16",
-                 "flash": True, "fused": True, "overlap": True, "devices": 8, "platform": FITTED.platform},
+                 "flash": True, "fused": True, "overlap": True, "fused_loss": True, "fused_update": True,
+                 "narrow_gradients": False, "offload_layers": 0, "devices": 8, "platform": FITTED.platform},
             ),
             "compare": (hpgo.compare, {"chosen": PRICE, "other": PRICE}),
             "draw_way": (

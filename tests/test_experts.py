@@ -67,7 +67,7 @@ def test_operations_are_those_of_the_parameters_that_a_token_meets(model) -> Non
 
 
 def test_attention_of_latent_heads_has_queries_and_values_of_other_widths() -> None:
-    found = layer_times(site(DEEPSEEK, Way()), anew=False).forward_s["attention"] * 1e12
+    found = layer_times(site(DEEPSEEK, Way()))[0].forward_s["attention"] * 1e12
     assert found == pytest.approx(2048**2 * 16 * (96 + 64))
 
 
@@ -75,7 +75,7 @@ def test_attention_of_latent_heads_has_queries_and_values_of_other_widths() -> N
 @pytest.mark.parametrize("expert", [2, 4, 8])
 def test_rows_go_to_their_experts_and_back_in_both_passes(tensor: int, expert: int) -> None:
     way = Way(tensor=tensor, sequence=tensor > 1, data=8, expert=expert, micro_batch_size=2)
-    times = layer_times(site(MIXTRAL, way, SLOW_LINKS).of(EXPERTS), anew=False)
+    times = layer_times(site(MIXTRAL, way, SLOW_LINKS).of(EXPERTS))[0]
     once_s = 2 * 2 * 2048 / tensor * 2 * 1024 * (expert - 1) / expert / 1e9
     assert times.forward_s["expert exchange"] == pytest.approx(2 * once_s)
     assert times.backward_s["expert exchange"] == pytest.approx(2 * once_s)
@@ -84,7 +84,7 @@ def test_rows_go_to_their_experts_and_back_in_both_passes(tensor: int, expert: i
 def test_a_token_goes_to_each_machine_once_and_to_no_more_than_its_groups_are_on() -> None:
     def exchange_s(**changes: object) -> float:
         one = site(replace(DEEPSEEK, **changes), Way(data=64, expert=16), replace(SLOW_LINKS, machine=2))
-        return layer_times(one.of(EXPERTS), anew=False).forward_s["expert exchange"]
+        return layer_times(one.of(EXPERTS))[0].forward_s["expert exchange"]
 
     machines, each = 8, 2 * 1024 * 2048
     anywhere = machines * (1 - (1 - 1 / machines) ** 4)
@@ -97,7 +97,7 @@ def test_a_token_goes_to_each_machine_once_and_to_no_more_than_its_groups_are_on
 def test_few_rows_fill_tiles_badly() -> None:
     def experts_s(batch: int) -> float:
         one = replace(site(DEEPSEEK, Way(micro_batch_size=batch), seq=64), constants=replace(IDEAL, tile=128))
-        return layer_times(one.of(EXPERTS), anew=False).forward_s["experts"]
+        return layer_times(one.of(EXPERTS))[0].forward_s["experts"]
 
     # 64 tokens are 16 rows for each expert, of 128 that a tile has.
     assert experts_s(1) == experts_s(8)
@@ -126,7 +126,7 @@ def test_inputs_of_products_in_fewer_bits_are_kept_in_these() -> None:
 def test_a_window_leaves_out_the_pairs_behind_it(window: int) -> None:
     seq = 4096
     one = replace(MIXTRAL, window=window, window_layers=(1, 3))
-    times = [layer_times(site(one, Way(), seq=seq).of(one.kind(layer)), anew=False) for layer in (0, 1)]
+    times = [layer_times(site(one, Way(), seq=seq).of(one.kind(layer)))[0] for layer in (0, 1)]
     seen = [time.forward_s["attention"] * 1e12 / (4 * 1024) for time in times]
     counted = sum(min(window, at + 0.5) for at in range(seq))
     assert seen[0] == pytest.approx(seq * seq / 2)

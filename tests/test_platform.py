@@ -108,10 +108,10 @@ def test_prices_and_plans_on_a_platform_are_those_of_slower_terms(tmp_path) -> N
 def test_every_constant_with_a_rate_or_a_time_follows_its_factor() -> None:
     """A platform twice as slow in all takes twice as long, but for what is a datasheet's."""
     scaled = {name for shares_and_seconds in (COMPUTING, EXCHANGE) for names in shares_and_seconds for name in names}
-    ratios = {"tile", "attention_backward", "misaligned", "elements_unfused", "host_backward", "hidden"} | {
-        "grouped",
-        "routed",
-    }
+    ratios = {
+        "tile", "idle", "attention_backward", "misaligned", "elements_unfused", "host_backward", "launch_hidden",
+        "hidden", "grouped", "routed",
+    }  # fmt: skip
     sizes = {name for name in Constants.__dataclass_fields__ if name.endswith("_bytes")}
     assert scaled | ratios | sizes >= set(Constants.__dataclass_fields__)
     assert not scaled & (ratios | sizes)

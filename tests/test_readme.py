@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -61,6 +62,8 @@ def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
         if "://" in target:
+            parts = urlsplit(target)
+            assert (parts.scheme, "." in parts.netloc) == ("https", True), f"{page.name} links to {target}"
             continue
         found = page.parent / target if target else page
         assert found.exists(), f"{page.name} links to {target}"

@@ -91,6 +91,18 @@ def test_every_page_of_the_documentation_is_in_the_index() -> None:
     }
 
 
+def test_words_of_the_glossary_are_used_where_it_says() -> None:
+    glossary = (ROOT / "docs/glossary.md").read_text(encoding="utf-8").replace(r"\|", "")
+    rows = re.findall(r"^\| (\w.*?) \| .*? \| .*?\| (\[.*?) \|$", glossary, re.MULTILINE)
+    assert len(rows) > 80
+    for words, places in rows:
+        for place in re.findall(r"\]\(([\w-]+\.md)", places):
+            text = (ROOT / "docs" / place).read_text(encoding="utf-8").lower()
+            assert any(re.sub("s?$", "", word.lower()) in text for word in re.split(r", | \(`|`\)", words) if word), (
+                f"{place} has none of {words}"
+            )
+
+
 def test_all_that_pages_link_to_or_load_is_on_the_site(site: Path, pages: dict[Path, str]) -> None:
     ids = {page: {unquote(name) for name in _IDS.findall(text)} for page, text in pages.items()}
     for page, text in pages.items():

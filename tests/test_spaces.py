@@ -160,7 +160,7 @@ def test_less_headroom_is_the_first_that_helps() -> None:
 
 def test_then_what_was_fixed_or_excluded() -> None:
     fixed = shortage(transformer="llama-3-8b", cluster=H100, fix={"zero": 0, "tp": 1, "pp": 1, "cp": 1})
-    assert fixed.hint == "ways fit without its `--fix`: leave tp open"
+    assert fixed.hint == "ways fit without its `--fix`: leave zero open"
     left = shortage(transformer="llama-3-8b", cluster=H100, exclude=["tp", "pp", "zero"])
     assert left.hint == "ways fit without its `--exclude`: leave tp open"
 

@@ -49,11 +49,20 @@ def test_megatron_is_told_the_model_and_the_way() -> None:
         ({"fused": False}, ["--no-rope-fusion", "--no-bias-swiglu-fusion"]),
         ({"precision": "fp16"}, ["--fp16"]),
         ({"cp": 2}, ["--context-parallel-size 2", "--cp-comm-type p2p"]),
+        ({}, ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"]),
+        ({"narrow_gradients": True}, ["--grad-reduce-in-bf16"]),
     ],
 )
 def test_megatron_is_told_what_is_computed_how(way: dict[str, Any], says: list[str]) -> None:
     lines = main(made(tp=8, pp=4, **way), "megatron").splitlines()
     assert set(says) <= set(lines)
+
+
+def test_values_that_wait_in_the_hosts_memory_are_said_or_refused() -> None:
+    plan = made("llama-3-8b", tp=2, devices=16, offload_layers=9)
+    assert {"--cpu-offloading", "--cpu-offloading-num-layers 9"} <= set(main(plan, "megatron").splitlines())
+    with pytest.raises(hpgo.ArgumentError, match="DeepSpeed keeps what passes leave on GPUs here"):
+        export.files(made("llama-3-8b", devices=16, zero=3, offload_layers=9), "deepspeed")
 
 
 def test_torchtitan_is_told_the_same_in_both_forms() -> None:
@@ -119,6 +128,7 @@ def test_deepspeed_is_told_batches_and_what_replicas_share() -> None:
             {"tp": 8, "pp": 4, "vpp": 2, "schedule": "zb_v"},
             "compiles no layers whose backward passes are",
         ),
+        ("torchtitan", {"tp": 8, "zero": 3, "narrow_gradients": True}, "torchtitan adds gradients up in 32 bits here"),
         ("deepspeed", {"tp": 8, "pp": 4}, "DeepSpeed has no tensor parallelism here, and tp is 8"),
         ("megatron", {"tp": 8, "zero": 3}, "Megatron-LM shares what replicas hold as zero 0 or 1, not 3"),
         ("vllm", {"tp": 8, "pp": 4}, "no way of training a transformer is exported for vLLM"),

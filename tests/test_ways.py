@@ -100,6 +100,37 @@ def test_zero_3_keeps_16_bytes_of_a_share_and_gathers_two_layers() -> None:
     assert state == pytest.approx(LLAMA.parameters * 16 / 64 + words)
 
 
+def test_gradients_that_add_up_in_16_bits_are_widened_when_passes_are_done() -> None:
+    """20 bytes a parameter, or 4 + 16/d (Megatron-LM, user guide, distributed optimizer), beside no activations."""
+    for zero, d, each in ((0, 1, 20), (1, 8, 4 + 16 / 8)):
+        one = site(LLAMA, Way(data=d, zero=zero, narrow_gradients=True))
+        busy, idle = (stage_memory(one, Stages(one, 1).part(0, count)) for count in (64, 0))
+        assert busy["update"] == 0
+        held = sum(size for name, size in idle.items() if name != "reserve")
+        assert held == pytest.approx(parameters(one, Stages(one, 1).part(0, 0)) * each)
+
+
+def test_a_loss_of_one_kernel_keeps_logits_and_their_gradient_in_16_bits() -> None:
+    one, several = (site(LLAMA, Way(tensor=2, fused_loss=fused)) for fused in (True, False))
+    part = Stages(one, 1).part(0, 1)
+    assert stage_memory(one, part)["logits"] == 4 * 2048 * LLAMA.vocab / 2
+    assert stage_memory(several, part)["logits"] == 14 * 2048 * LLAMA.vocab / 2
+
+
+def test_values_that_wait_in_the_hosts_memory_take_none_of_a_gpu_and_time_that_passes_do_not_hide() -> None:
+    asked = {"global_batch_size": 16, "seq": 8192, "zero": 3}
+    here, there = (
+        hpgo.price("llama-3-8b", hpgo.Cluster.preset("h100:1"), **asked, offload_layers=layers) for layers in (0, 20)
+    )
+    saved = dict(here.stages[0].memory_bytes)["activations"] - dict(there.stages[0].memory_bytes)["activations"]
+    assert saved == pytest.approx(18 / 32 * dict(here.stages[0].memory_bytes)["activations"])  # two are at hand
+    assert there.step_s > here.step_s
+    assert "offload 20 layers" in there.way.named()
+    for other in ({"pp": 2, "zero": 1}, {"recompute": "full"}):
+        with pytest.raises(hpgo.ArgumentError, match="offload_layers is 20"):
+            hpgo.price("llama-3-8b", hpgo.Cluster.preset("h100:1"), **asked | other, offload_layers=20)
+
+
 # --- Laws -------------------------------------------------------------------------------------------------------------
 
 

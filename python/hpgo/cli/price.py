@@ -62,6 +62,13 @@ _SECTIONS = {
 @click.option("--no-flash", is_flag=True, help="Attention is several kernels, which keep scores.")
 @click.option("--no-fused", is_flag=True, help="Operations on single values are not fused.")
 @click.option("--no-overlap", is_flag=True, help="Gradients are summed after the backward passes only.")
+@click.option("--no-fused-loss", is_flag=True, help="The loss is several kernels, in 32 bits.")
+@click.option("--no-fused-update", is_flag=True, help="Adam is several kernels.")
+@click.option("--narrow-gradients", is_flag=True, help="Gradients add up in 16 bits.")
+@click.option(
+    "--offload-layers", type=click.IntRange(min=0), default=0, metavar="N",
+    help="Layers whose values wait in the host's memory.  [0]",
+)  # fmt: skip
 @click.option("--adapter", "adapter_gbit_s", type=float, metavar="GBIT/S", help="Rate of a preset's network adapters.")
 @click.option("--platform", type=FILE, metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.")
 @click.option("--picture", type=STILL, metavar="FILE", help="The way on its cluster: .svg, .png, .pdf or .html.")
@@ -83,6 +90,8 @@ def command(
     no_flash: bool,
     no_fused: bool,
     no_overlap: bool,
+    no_fused_loss: bool,
+    no_fused_update: bool,
     adapter_gbit_s: float | None,
     platform: str | None,
     picture: str | None,
@@ -119,6 +128,8 @@ def command(
             flash=not no_flash,
             fused=not no_fused,
             overlap=not no_overlap,
+            fused_loss=not no_fused_loss,
+            fused_update=not no_fused_update,
             platform=measured,
             **options,
         )

@@ -158,7 +158,7 @@ def _memory(job: WayJob) -> dict[str, int | str | bool]:
             "recompute-method": "uniform" if some is None else "block",
             "recompute-num-layers": some or 1,
         }
-    return told
+    return told | {"cpu-offloading": way.offload_layers > 0, "cpu-offloading-num-layers": way.offload_layers or False}
 
 
 def _precision(job: WayJob) -> dict[str, int | str | bool]:
@@ -166,7 +166,10 @@ def _precision(job: WayJob) -> dict[str, int | str | bool]:
     told: dict[str, int | str | bool] = {
         "bf16": way.precision != "fp16",
         "fp16": way.precision == "fp16",
-        "accumulate-allreduce-grads-in-fp32": way.precision != "fp16",
+        "accumulate-allreduce-grads-in-fp32": way.precision != "fp16" and not way.narrow_gradients,
+        "grad-reduce-in-bf16": way.narrow_gradients and way.precision != "fp16",
+        "cross-entropy-loss-fusion": way.fused_loss,
+        "cross-entropy-fusion-impl": "te" if way.fused_loss else False,
         "attention-backend": "auto" if way.flash else "unfused",
     }
     if way.precision == "fp8":

@@ -57,6 +57,7 @@ def toml(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
             "]",
         ]
     lines += ["", "[compile]", f"enable = {str(way.fused).lower()}"]
+    lines += ['components = ["model"]'] if way.fused and not way.fused_loss else []
     lines += ["", "[activation_checkpoint]", f'mode = "{way.recompute}"']
     return {place.main or "job.toml": "\n".join(lines) + "\n"} | _beside(job)
 
@@ -78,6 +79,8 @@ def python(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
         settings["parallelism.pipeline_parallel_schedule"] = _schedule(job)
         settings["parallelism.pipeline_parallel_microbatch_size"] = way.micro_batch_size
     settings["config.compile.enable"] = way.fused
+    if way.fused and not way.fused_loss:
+        settings["config.compile.components"] = ["model"]
     assigned = [f"    {key} = {in_python(value)}" for key, value in settings.items()]
     piped = way.pipeline > 1
     if piped:

@@ -24,6 +24,11 @@ class Preset:
     source: str
 
 
+# Datasheets count a GPU's memory in GiB, and call them GB; the driver keeps a little of them. Of Blackwell it is what
+# nvidia-smi gives as a GPU's total. Of earlier devices it is the datasheet's number in GB, so many times a billion, by
+# which plans have been made: that leaves some 5 GB alone on a GPU of 80.
+_MIB = 2**20
+
 # What one hop adds in NCCL's cost model (src/graph/tuning.cc, hwLat: ring, Simple protocol).
 _NVLINK_S = 3.4e-6
 _NETWORK_S = 9.6e-6
@@ -107,27 +112,28 @@ PRESETS: dict[str, Preset] = {
     ),
     "b200": _dgx(
         "B200-180GB",
-        180e9,  # NVIDIA DGX B200 user guide: 1,440 GB in eight GPUs
+        183_359 * _MIB,  # nvidia-smi; NVIDIA DGX B200 user guide: 1,440 GB in eight GPUs
         nvlink=900e9,  # the same: NVSwitch 14.4 TB/s, 1.8 TB/s a GPU in both directions
         adapter=50e9,  # the same: 8 × ConnectX-7, 400 Gbit/s InfiniBand
         source="DGX B200 user guide",
     ),
     "b300": _dgx(
         "B300-288GB",
-        288e9,  # NVIDIA HGX B300 datasheet: 2.3 TB in eight GPUs
+        275_040 * _MIB,  # nvidia-smi; NVIDIA HGX B300 datasheet: 2.3 TB in eight GPUs
         nvlink=900e9,  # the same: NVSwitch 14.4 TB/s
         adapter=100e9,  # NVIDIA DGX B300 user guide: 8 × ConnectX-8, 800 Gbit/s
         source="HGX B300 datasheet, DGX B300 user guide",
     ),
     "gb200": _rack(
         "GB200-186GB",
-        186e9,  # NVIDIA GB200 NVL72 datasheet: 13.4 TB in 72 GPUs; NVLink 130 TB/s in both directions
+        189_471
+        * _MIB,  # nvidia-smi; NVIDIA GB200 NVL72 datasheet: 13.4 TB in 72 GPUs; NVLink 130 TB/s in both directions
         adapter=50e9,  # the same: a ConnectX-7 of 400 Gbit/s for each GPU
         source="GB200 NVL72 datasheet",
     ),
     "gb300": _rack(
         "GB300-288GB",
-        288e9,  # NVIDIA GB300 NVL72 datasheet
+        284_208 * _MIB,  # nvidia-smi; NVIDIA GB300 NVL72 datasheet: 288 GB
         adapter=100e9,  # the same: a ConnectX-8 of 800 Gbit/s for each GPU
         source="GB300 NVL72 datasheet",
     ),

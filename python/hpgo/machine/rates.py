@@ -26,6 +26,10 @@ class Rates:
     """By what it computes in, a key of `WIDTHS`."""
     bytes_per_s: float
     source: str
+    processors: int
+    """Streaming multiprocessors."""
+    host_bytes_per_s: float
+    """To the host's memory, in one direction: PCIe of the datasheet's generation with 16 lanes, or NVLink-C2C."""
     narrow_flop_per_s: Mapping[str, float] = field(default_factory=dict)
     """Of products in fewer bits than values are kept in, `fp8` or `fp4`."""
     reached: Mapping[str, float] = field(default_factory=dict)
@@ -40,16 +44,25 @@ _HOPPER = {"float32": 67e12, "tf32": 494.5e12, "float16": 989.5e12, "bfloat16": 
 _BLACKWELL = {"float32": 80e12, "tf32": 1100e12, "float16": 2250e12, "bfloat16": 2250e12}
 _GRACE_BLACKWELL = {"float32": 80e12, "tf32": 1250e12, "float16": 2500e12, "bfloat16": 2500e12}
 _HOPPER_FP8 = {"fp8": 1979e12}
+# Under large products clocks fall until power is at its limit, and power goes with their square, or a little more.
+_LESS, _MORE = (5 / 7) ** 0.5, (14 / 12) ** 0.5
+_PCIE_3, _PCIE_4, _PCIE_5, _C2C = 16e9, 32e9, 64e9, 450e9
 
 RATES: dict[str, Rates] = {
     # Without tensor cores for anything but float16.
-    "v100": Rates({"float32": 15.7e12, "float16": 125e12}, 900e9, "NVIDIA V100 datasheet, SXM2"),
-    "a100": Rates(_A100, 2039e9, "NVIDIA A100 datasheet, SXM 80 GB", {}, {"bf16": 0.869, "attention": 0.6}),
-    "a100-40": Rates(_A100, 1555e9, "NVIDIA A100 datasheet, SXM 40 GB", {}, {"bf16": 0.869, "attention": 0.6}),
+    "v100": Rates({"float32": 15.7e12, "float16": 125e12}, 900e9, "NVIDIA V100 datasheet, SXM2", 80, _PCIE_3),
+    "a100": Rates(
+        _A100, 2039e9, "NVIDIA A100 datasheet, SXM 80 GB", 108, _PCIE_4, {}, {"bf16": 0.869, "attention": 0.6}
+    ),
+    "a100-40": Rates(
+        _A100, 1555e9, "NVIDIA A100 datasheet, SXM 40 GB", 108, _PCIE_4, {}, {"bf16": 0.869, "attention": 0.6}
+    ),
     "h100": Rates(
         _HOPPER,
         3350e9,
         "NVIDIA H100 datasheet, SXM",
+        132,
+        _PCIE_5,
         _HOPPER_FP8,
         {"bf16": 0.803, "fp8": 0.709, "attention": 0.35},
     ),
@@ -57,14 +70,18 @@ RATES: dict[str, Rates] = {
         _HOPPER,
         2400e9,
         "torchtitan's report of December 2024: HBM2e, 500 W; peaks as H100 SXM",
+        132,
+        _PCIE_5,
         _HOPPER_FP8,
         # Of what the H100 reaches with 700 W.
-        {"bf16": 0.803 * 5 / 7, "fp8": 0.709 * 5 / 7, "attention": 0.35 * 5 / 7},
+        {"bf16": 0.803 * _LESS, "fp8": 0.709 * _LESS, "attention": 0.35 * _LESS},
     ),
     "h200": Rates(
         _HOPPER,
         4800e9,
         "NVIDIA H200 datasheet, SXM",
+        132,
+        _PCIE_5,
         _HOPPER_FP8,
         {"bf16": 0.803, "fp8": 0.734, "attention": 0.35},
     ),
@@ -72,6 +89,8 @@ RATES: dict[str, Rates] = {
         _BLACKWELL,
         8000e9,
         "NVIDIA Blackwell architecture brief, HGX B200",
+        148,
+        _PCIE_5,
         {"fp8": 4500e12, "fp4": 9000e12},
         {"bf16": 0.776, "fp8": 0.763},
     ),
@@ -79,6 +98,8 @@ RATES: dict[str, Rates] = {
         _BLACKWELL,
         8000e9,
         "NVIDIA HGX B300 datasheet",
+        148,
+        _PCIE_5,
         {"fp8": 4500e12, "fp4": 12600e12},
         {"bf16": 0.786, "fp8": 0.745},
     ),
@@ -86,6 +107,8 @@ RATES: dict[str, Rates] = {
         _GRACE_BLACKWELL,
         8000e9,
         "NVIDIA GB200 NVL72 datasheet",
+        152,
+        _C2C,
         {"fp8": 5000e12, "fp4": 10000e12},
         {"bf16": 0.729, "fp8": 0.723},
     ),
@@ -93,7 +116,12 @@ RATES: dict[str, Rates] = {
         _GRACE_BLACKWELL,
         8000e9,
         "NVIDIA GB300 NVL72 datasheet",
+        152,
+        _C2C,
         {"fp8": 5000e12, "fp4": 15000e12},
+        # Of what the GB200 reaches with 1,200 W, where it has 1,400; that is taken to be the limit of fp4, too, whose
+        # peak alone is half as large again.
+        {"bf16": 0.729 * _MORE, "fp8": 0.723 * _MORE, "fp4": 0.723 * _MORE * 2 / 3},
     ),
 }
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "interleaved_zb", "zb_v")
 PRECISIONS = ("bf16", "fp16", "fp8", "fp4")
+_ROUNDING = 1e-12
+"""Of a step, what sums in another order may differ by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,10 @@ def price(
     flash: bool = True,
     fused: bool = True,
     overlap: bool = True,
+    fused_loss: bool = True,
+    fused_update: bool = True,
+    narrow_gradients: bool = False,
+    offload_layers: int = 0,
     devices: int | None = None,
     platform: Platform | None = None,
 ) -> Price:
@@ -178,6 +184,10 @@ def price(
         flash: whether attention is one kernel.
         fused: whether operations on single values are fused.
         overlap: whether sums and gathers run beside passes.
+        fused_loss: whether the loss is one kernel, which keeps logits in 16 bits alone.
+        fused_update: whether Adam is one kernel.
+        narrow_gradients: whether gradients add up in 16 bits, where they are not in 16 anyway.
+        offload_layers: how many layers' values wait in the host's memory for the backward pass.
         devices: GPUs to use, the first of the cluster; None is all. Degrees of data parallelism follow.
         platform: factors from steps that were measured there (`hpgo.Platform.read`); None is none.
 
@@ -198,7 +208,9 @@ def price(
     choice("recomputation", recompute, RECOMPUTE)
     choice("schedule", schedule, SCHEDULES)
     choice("precision", precision, PRECISIONS)
-    for name, flag in (("flash", flash), ("fused", fused), ("overlap", overlap)):
+    flags = {"flash": flash, "fused": fused, "overlap": overlap}
+    flags |= {"fused_loss": fused_loss, "fused_update": fused_update, "narrow_gradients": narrow_gradients}
+    for name, flag in flags.items():
         check_flag(name, flag)
     if sequence_parallel is not None:
         check_flag("sequence_parallel", sequence_parallel)
@@ -222,6 +234,10 @@ def price(
         flash=flash,
         fused=fused,
         overlap=overlap,
+        fused_loss=fused_loss,
+        fused_update=fused_update,
+        narrow_gradients=narrow_gradients,
+        offload_layers=whole("offload_layers", offload_layers, least=0),
     )
     return price_on(model, cluster, way, platform, global_batch_size=global_batch_size, seq=seq)
 
@@ -379,7 +395,8 @@ def _seconds(stages: Stages, step_s: float) -> tuple[tuple[str, float], ...]:
     mine = stages.of_rank(rank)
     spent["gradients"] = sum(one.sync_s for one in mine)
     spent["optimizer"] = sum(one.optimizer_s for one in mine)
-    spent["bubble"] = max(0.0, step_s - sum(spent.values()))
+    idle_s = step_s - sum(spent.values())
+    spent["bubble"] = idle_s if idle_s > _ROUNDING * step_s else 0.0
     return tuple((name, seconds) for name, seconds in spent.items() if seconds)
 
 

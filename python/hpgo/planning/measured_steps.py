@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PLATFORM_SPREAD = 0.11
 """Standard deviation of platforms' logarithms of measured over predicted steps: docs/accuracy.md, *one step known*."""
-STEP_SPREAD = 0.13
+STEP_SPREAD = 0.11
 """The same of steps around their platform's."""
 _KNOWN_BEFORE = 4
 """Steps that published platforms count for in a platform's own spread, which few steps of its own hardly tell."""
@@ -50,9 +50,10 @@ _LEAST_APART = 0.02
 _CLOSE = 1e-12
 """Of a factor's logarithm: closer is rounding."""
 _VERSION_KEY, _VERSION = "hpgo_steps", 1
-_FLAGS = ("sequence_parallel", "flash", "fused", "overlap")
+_FLAGS = ("sequence_parallel", "flash", "fused", "overlap", "fused_loss", "fused_update", "narrow_gradients")
 _COUNTS = (
-    "tp", "pp", "vpp", "first_layers", "last_layers", "cp", "ep", "micro_batch_size", "recompute_layers", "devices",
+    "tp", "pp", "vpp", "first_layers", "last_layers", "cp", "ep", "micro_batch_size", "recompute_layers",
+    "offload_layers", "devices",
 )  # fmt: skip
 _WORDS = ("schedule", "recompute", "precision")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hpgo.ways.memory import COLUMNS, STATE, Part
+from hpgo.ways.memory import COLUMNS, LATER, STATE, Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -102,7 +102,7 @@ class Lines:
         return self._moving(_part(head=True)) - self.always_bytes
 
     def _moving(self, part: Part) -> float:
-        return _bytes((name for name in COLUMNS if name not in STATE), self.rows.site, part)
+        return _bytes((name for name in COLUMNS if name not in (*STATE, *LATER)), self.rows.site, part)
 
 
 class States(NamedTuple):

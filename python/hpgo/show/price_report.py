@@ -45,6 +45,8 @@ def lines(price: Price, width: int = WIDTH) -> list[str]:
     who = f"{printable(price.model)} on {printable(price.cluster)}, {counted(price.gpus, 'GPU')}"
     runs = f"{counted(price.micro_batches, 'micro-batch')} on each of {counted(way.data, 'replica')}"
     share = f"MFU {100 * price.utilisation:.1f} % of {price.peak_flop_per_s / 1e12:g} TFLOP/s"
+    memory = [dict(stage.memory_bytes) for stage in price.stages]
+    columns = [name for name in memory[0] if any(held[name] for held in memory)]
     return [
         who,
         *textwrap.wrap(way.named(), width),
@@ -65,9 +67,14 @@ def lines(price: Price, width: int = WIDTH) -> list[str]:
         ),
         "",
         *plain(
-            ["rank", "layers", *(name for name, _ in price.stages[0].memory_bytes), "all"],
+            ["rank", "layers", *columns, "all"],
             [
-                (where, _layers(stage), *(_size(size) for _, size in stage.memory_bytes), _size(stage.peak_bytes))
+                (
+                    where,
+                    _layers(stage),
+                    *(_size(dict(stage.memory_bytes)[name]) for name in columns),
+                    _size(stage.peak_bytes),
+                )
                 for where, stage in _rows(price)
             ],
             width,

@@ -72,8 +72,8 @@ def experts(site: Site) -> Pass:
     each = routed_rows(site) / mine
 
     def grouped_s(width: float, terms: float) -> float:
-        alone_s = site.product_s(each, width, terms) - constants.kernel_s
-        return mine * alone_s / constants.grouped + constants.kernel_s
+        all_s = site.product_s(each, width, terms, count=mine) - constants.kernel_s
+        return all_s / constants.grouped + constants.kernel_s
 
     forward_s = grouped_s(site.inner * model.expert_ffn, model.hidden) + grouped_s(model.hidden, model.expert_ffn)
     return Pass(forward_s, 2 * forward_s, weights_s=forward_s)

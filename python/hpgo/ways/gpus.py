@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from hpgo.base.errors import ClusterError
@@ -43,6 +44,10 @@ class Gpus:
     adapter_bytes_per_s: float
     """Of a GPU's share of its machine's network."""
     adapter_latency_s: float
+    processors: int = 1
+    """Which compute a tile of a product each."""
+    host_bytes_per_s: float = inf
+    """To the host's memory."""
 
     @classmethod
     def of(cls, cluster: Cluster, precision: Precision) -> Gpus:
@@ -93,6 +98,8 @@ class Gpus:
             inside=cluster.intra,
             adapter_bytes_per_s=cluster.inter.collective_bytes_per_s / first.count,
             adapter_latency_s=cluster.inter.latency_s,
+            processors=rates.processors,
+            host_bytes_per_s=rates.host_bytes_per_s,
         )
 
     def ring(self, ranks: int, stride: int) -> Ring:

@@ -40,6 +40,10 @@ class Rules(Record):
     """What backward passes may compute anew."""
     recompute_layers: bool = False
     """Whether that may be some layers of each stage and not others."""
+    narrow_gradients: bool = False
+    """Whether gradients may add up in 16 bits."""
+    offloads: bool = False
+    """Whether layers' values may wait in the host's memory."""
     overlaps_piped: bool = True
     """Whether gradients are summed while backward passes of a pipeline run."""
     sums_each_pass: bool = False
@@ -83,6 +87,10 @@ class Rules(Record):
             return f"computes anew {_either(self.recompute)}, not {way.recompute}"
         if way.recompute_layers is not None and not self.recompute_layers:
             return f"computes anew all layers or none, not {way.recompute_layers} of each stage"
+        if way.narrow_gradients and not self.narrow_gradients:
+            return "adds gradients up in 32 bits here, not in 16"
+        if way.offload_layers and not self.offloads:
+            return f"keeps what passes leave on GPUs here, not that of {way.offload_layers} layers in the host's memory"
         if way.precision not in self.precisions:
             return f"computes in {_either(self.precisions)} here, not in {way.precision}"
         return None
@@ -124,6 +132,8 @@ MEGATRON = Rules(
     uneven=True,
     recompute=("none", "selective", "full"),
     recompute_layers=True,
+    narrow_gradients=True,
+    offloads=True,
 )
 """Its FSDP, which shares more, excludes much else, and is not looked for."""
 TORCHTITAN = Rules(

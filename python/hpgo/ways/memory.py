@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpgo.ways.experts import expert_weights, kept_by_experts
-from hpgo.ways.site import VALUE
+from hpgo.ways.site import NARROW, VALUE
 from hpgo.ways.times import layer_weights
 from hpgo.ways.way import MOST_ZERO
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 _MASTER = 12
 """Bytes a parameter of Adam's state: two moments and a copy of the weights in 32 bits."""
-_NARROW = {"fp8": 1.0, "fp4": 0.5}
-"""Bytes of an input of a product that is computed in fewer bits: it is kept as it went in (Transformer Engine)."""
-_KEPT_LOGITS = 14
-"""Bytes a logit at the loss: in 16 and 32 bits, the softmax, and its gradient in both."""
+_WIDENED, _BETWEEN = 4, 8
+"""Bytes a parameter of what is made for Adam, for a while: a gradient in 32 bits where they add up in 16, and where it
+is several kernels the square root of a moment and the denominator."""
+_KEPT_LOGITS, _FUSED_LOGITS = 14, 4
+"""Bytes a logit at the loss: in 16 and 32 bits, the softmax, and its gradient in both; or, of one kernel, in 16 bits
+and its gradient in as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +88,22 @@ def gradients(site: Site, part: Part) -> float:
     """In the bytes that they are summed in; shared from stage 2 on, where no pipeline keeps them to add up."""
     way = site.way
     held = (shared_parameters if way.zero >= 2 and way.pipeline == 1 else parameters)(site, part)
-    return held * (site.gradient_bytes if way.zero < MOST_ZERO else 2 * VALUE)
+    return held * (VALUE if site.sums_narrow else 2 * VALUE)
 
 
 def optimizer(site: Site, part: Part) -> float:
     """Two moments and 32-bit weights; shared from stage 1 on."""
     state = _MASTER if site.way.zero < MOST_ZERO else _MASTER - 4
     return state * (shared_parameters if site.way.zero >= 1 else parameters)(site, part)
+
+
+def update(site: Site, part: Part) -> float:
+    """What Adam needs besides, made when all passes are done: what of it outgrows these passes' values."""
+    each = (_WIDENED if site.sums_narrow else 0) + (0 if site.way.fused_update else _BETWEEN)
+    if each == 0:
+        return 0.0
+    made = each * (shared_parameters if site.way.zero >= 1 else parameters)(site, part)
+    return max(0.0, made - activations(site, part) - logits(site, part))
 
 
 def kept_bytes(site: Site, *, anew: bool, cast: bool = True) -> float:
@@ -103,7 +114,7 @@ def kept_bytes(site: Site, *, anew: bool, cast: bool = True) -> float:
     model, way, tokens = site.model, site.way, site.tokens
     if anew:
         return VALUE * tokens * model.hidden / site.between
-    each = _NARROW.get(way.precision, VALUE) if cast else VALUE
+    each = NARROW.get(way.precision, VALUE) if cast else VALUE
     # Inputs of two norms and of two products; and, in stacks that still have dropout, its masks.
     outside = (2 * VALUE + 2 * each + (0 if way.flash else 2)) * tokens * model.hidden / site.between
     outside += 2 * VALUE * tokens * site.narrow / site.between + kept_by_experts(site, each)
@@ -130,7 +141,8 @@ def activations(site: Site, part: Part) -> float:
 
 def logits(site: Site, part: Part) -> float:
     """At the loss, of one micro-batch."""
-    return _KEPT_LOGITS * site.tokens * site.model.vocab / site.way.tensor if part.head else 0.0
+    each = _FUSED_LOGITS if site.way.fused_loss else _KEPT_LOGITS
+    return each * site.tokens * site.model.vocab / site.way.tensor if part.head else 0.0
 
 
 def reserve(site: Site, part: Part) -> float:
@@ -145,10 +157,13 @@ COLUMNS: dict[str, Callable[[Site, Part], float]] = {
     "optimizer": optimizer,
     "activations": activations,
     "logits": logits,
+    "update": update,
     "reserve": reserve,
 }
 STATE = ("weights", "gradients", "optimizer")
-"""Columns of parameters; the others depend on what a way has in common with all others of its shape."""
+LATER = ("update",)
+"""Columns of parameters, and those that need room when passes are done, so less where these hold more; the others
+depend on what a way has in common with all others of its shape."""
 
 
 def stage_memory(site: Site, part: Part) -> dict[str, float]:

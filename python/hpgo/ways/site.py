@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 VALUE = 2
 """Bytes of a value between layers, and of a weight that is computed with."""
+NARROW = {"fp8": 1.0, "fp4": 0.5}
+"""Bytes of an input of a product that is computed in fewer bits: it is kept as it went in (Transformer Engine)."""
 
 
 def pairs_seen(kind: Kind, seq: int) -> float:
@@ -114,15 +116,25 @@ class Site:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of one value in what is summed: 32 bits, but for float16, which is scaled instead."""
-        return 2 if self.way.precision == "fp16" or self.way.zero == MOST_ZERO else 4
+        """Of one value in what is summed: 32 bits, but for float16, which is scaled instead, or where asked for 16."""
+        return 2 if self.sums_narrow or self.way.zero == MOST_ZERO else 4
 
-    def product_s(self, rows: float, width: float, terms: float, *, wide: bool = False) -> float:
-        """Seconds of a product whose result is `rows` times `width`, each a sum of so many terms."""
-        constants, tile = self.constants, self.constants.tile
+    @property
+    def sums_narrow(self) -> bool:
+        """Whether gradients add up in 16 bits."""
+        return self.way.narrow_gradients or self.way.precision == "fp16"
+
+    def product_s(self, rows: float, width: float, terms: float, *, wide: bool = False, count: float = 1) -> float:
+        """Seconds of a product whose result is `rows` times `width`, each a sum of so many terms; or of `count` in one.
+
+        Its processors compute whole tiles, a wave of as many as there are processors at a time, and the last wave may
+        leave some of them idle.
+        """
+        constants, short, long = self.constants, self.constants.tile, 2 * self.constants.tile
         rate = (self.gpus.wide_flop_per_s if wide else self.gpus.products_flop_per_s) * constants.products
-        whole_tiles = -(-rows // tile) * -(-width // tile) * tile * tile
-        return 2 * whole_tiles * terms / rate + constants.kernel_s
+        tiles = count * min(-(-rows // short) * -(-width // long), -(-rows // long) * -(-width // short))
+        tiles += constants.idle * (-(-tiles // self.gpus.processors) * self.gpus.processors - tiles)
+        return 2 * tiles * short * long * terms / rate + constants.kernel_s
 
     def moved_s(self, moved_bytes: float) -> float:
         """Seconds of reading and writing so many bytes of memory."""

@@ -10,15 +10,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from hpgo.ways.memory import Part, expert_parameters, parameters, shared_parameters
+from hpgo.ways.memory import Part, expert_parameters, kept_bytes, parameters, shared_parameters
 from hpgo.ways.site import VALUE
-from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times
+from hpgo.ways.times import EMBEDDING, HEAD, Times, end_times, layer_times
 from hpgo.ways.way import cut
 
 if TYPE_CHECKING:
     from hpgo.model.transformer import Kind, Transformer
     from hpgo.ways.site import Site
-    from hpgo.ways.times import Times
+
+OFFLOADING = "offloading"
+_UNFUSED_BYTES = 48
+"""Read and written besides where Adam is several kernels: each of two moments thrice, the root and the quotient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,16 @@ class Rows:
         """Of the embedding."""
         return end_times(self.site, EMBEDDING) if self.like is None else self.like.embedding
 
+    def offloading(self, kind: Kind) -> Times:
+        """Of a layer whose values wait in the host's memory: what passes do not hide of their way there and back."""
+        site, passes = self.site.of(kind), self.layer[kind, False]
+        moved_s = kept_bytes(site, anew=False) / (site.gpus.host_bytes_per_s * site.constants.links)
+        hidden = site.constants.hidden
+        return Times(
+            {OFFLOADING: max(0.0, moved_s - hidden * passes.total_forward_s)},
+            {OFFLOADING: max(0.0, moved_s - hidden * passes.total_backward_s)},
+        )
+
     @cached_property
     def kept_s(self) -> float:
         """Of a micro-batch in the whole model, none of it computed anew."""
@@ -160,6 +173,8 @@ class Stages:
         rows, held = self.rows, self.held(stage)
         parts = [(count, rows.layer[kind, True]) for kind, count in Counter(held[:anew]).items()]
         parts += [(count, rows.layer[kind, False]) for kind, count in Counter(held[anew:]).items()]
+        away = held[: self.site.way.offload_layers]
+        parts += [(count, rows.offloading(kind)) for kind, count in Counter(away).items()]
         parts += [(1, rows.embedding)] if stage == 0 else []
         parts += [(1, rows.head)] if stage == len(self.counts) - 1 else []
         return parts
@@ -197,7 +212,7 @@ class Stages:
             backward_s,
             sum(count * times.weights_s for count, times in parts),
             self._sync_s(at, part, forward_s, backward_s),
-            site.moved_s(site.constants.optimizer_bytes * mine),
+            site.moved_s((site.constants.optimizer_bytes + (0.0 if way.fused_update else _UNFUSED_BYTES)) * mine),
         )
 
     def part(self, at: int, in_flight: int) -> Part:
@@ -205,7 +220,9 @@ class Stages:
         count, anew = self.counts[at], self.recomputed(at)
         last = len(self.counts) - 1
         again = (True,) * anew + (False,) * (count - anew)
-        return Part(self.held(at), at == 0, at == last, (in_flight,) * count, again)
+        # Of layers whose values wait elsewhere two have room: the one that is computed, and the next.
+        away = max(0, min(count, self.site.way.offload_layers) - 2)
+        return Part(self.held(at), at == 0, at == last, (0,) * away + (in_flight,) * (count - away), again)
 
     def _sync_s(self, at: int, part: Part, forward_s: float, backward_s: float) -> float:
         site = self.site

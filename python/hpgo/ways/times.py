@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hpgo.ways.experts import Pass, expert_exchange, expert_weights, experts, routing
-from hpgo.ways.site import VALUE, pairs_seen
+from hpgo.ways.site import NARROW, VALUE, pairs_seen
+from hpgo.ways.way import MOST_ZERO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,6 +92,18 @@ def elements(site: Site) -> Pass:
     return Pass(forward_s, 1.5 * forward_s)
 
 
+def casts(site: Site) -> Pass:
+    """Inputs of products that are computed in fewer bits: read in 16, and written by rows and by columns."""
+    each, share, tokens = NARROW.get(site.way.precision), site.way.tensor, site.tokens
+    if each is None:
+        return Pass(0.0, 0.0)
+    h, moved = site.model.hidden, VALUE + 2 * each
+    inputs = 2 * h / site.between + (site.mixed + site.ffn) / share
+    # Backward, gradients of what products gave.
+    outputs = 2 * h + (site.queries + site.keys + site.values + site.inner * site.ffn) / share
+    return Pass(site.moved_s(moved * tokens * inputs), site.moved_s(moved * tokens * outputs))
+
+
 def tensor_exchange(site: Site) -> Pass:
     """Two sums of 2·T·h bytes over those that share matrices, forward and backward; two halves each, with sequences."""
     once_s = 2 * site.gather_s(site.tensor_ring, VALUE * site.tokens * site.model.hidden)
@@ -131,10 +144,11 @@ def weights_gather(site: Site) -> Pass:
 
 
 def accumulation(site: Site) -> Pass:
-    """A 16-bit gradient added to a sum in 32 bits, behind each backward pass."""
-    if site.gradient_bytes == VALUE:
+    """A 16-bit gradient added to the sum of those before it, behind each backward pass."""
+    if site.way.zero == MOST_ZERO:
         return Pass(0.0, 0.0)
-    added_s = site.moved_s(site.constants.accumulation_bytes * layer_weights(site))
+    each = 3 * VALUE if site.sums_narrow else site.constants.accumulation_bytes
+    added_s = site.moved_s(each * layer_weights(site))
     return Pass(0.0, added_s, 0.0, weights_s=added_s)
 
 
@@ -142,8 +156,11 @@ def head(site: Site) -> Pass:
     """The product with the vocabulary, and the loss over all its words."""
     words = site.model.vocab / site.way.tensor
     product_s = site.product_s(site.tokens, words, site.model.hidden, wide=True)
-    # Forward: 16 bits written, read and written in 32, read three times; backward: read and written in 32 and 16.
     loss = site.tokens * words
+    if site.way.fused_loss:
+        # Written by the product, read and written once by the loss, its gradient read by both products.
+        return Pass(product_s + site.moved_s(6 * loss), 2 * product_s + site.moved_s(4 * loss), weights_s=product_s)
+    # Forward: 16 bits written, read and written in 32, read three times; backward: read and written in 32 and 16.
     return Pass(product_s + site.moved_s(22 * loss), 2 * product_s + site.moved_s(14 * loss), weights_s=product_s)
 
 
@@ -170,6 +187,7 @@ LAYER: dict[str, Callable[[Site], Pass]] = {
     "matrices": matrices,
     "attention": attention,
     "elements": elements,
+    "casts": casts,
     "experts": experts,
     "routing": routing,
     "expert exchange": expert_exchange,
@@ -191,7 +209,7 @@ def layer_times(site: Site) -> tuple[Times, Times]:
     floor_s = constants.host_s + (4 * constants.host_exchange_s if site.way.tensor > 1 else 0.0)
     floor_s += constants.host_experts_s if site.kind.experts else 0.0
     forward_s = {name: one.forward_s for name, one in passes.items()}
-    forward_s[HOST] = max(0.0, floor_s - sum(forward_s.values()))
+    forward_s[HOST] = floor_s - constants.launch_hidden * min(floor_s, sum(forward_s.values()))
     kept_s = {name: one.backward_s for name, one in passes.items()}
     anew_s = {name: one.backward_s + one.again_s for name, one in passes.items()}
     if site.way.recompute == "selective":
@@ -199,7 +217,7 @@ def layer_times(site: Site) -> tuple[Times, Times]:
         kept_s["attention"] += 0.0 if site.way.flash else passes["attention"].again_s
     for backward_s, again in ((kept_s, 0.0), (anew_s, 1.0)):
         behind_s = floor_s * (constants.host_backward + again)
-        backward_s[HOST] = max(0.0, behind_s - sum(backward_s.values()))
+        backward_s[HOST] = behind_s - constants.launch_hidden * min(behind_s, sum(backward_s.values()))
     weights_s = sum(one.weights_s for one in passes.values())
     return Times(forward_s, kept_s, weights_s), Times(forward_s, anew_s, weights_s)
 

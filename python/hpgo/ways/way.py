@@ -70,8 +70,16 @@ class Way:
     """Whether attention is one kernel, which keeps no scores (Dao et al., arXiv 2205.14135)."""
     fused: bool = True
     """Whether operations on single values are fused: by a compiler, or by kernels made for it."""
+    fused_loss: bool = True
+    """Whether the loss is one kernel, which keeps logits and their gradient in 16 bits."""
+    fused_update: bool = True
+    """Whether Adam is one kernel, which makes no tensors in between."""
     overlap: bool = True
     """Whether gradients are summed while backward passes run, and weights gathered while others compute."""
+    narrow_gradients: bool = False
+    """Whether gradients are added up, and summed over replicas, in 16 bits."""
+    offload_layers: int = 0
+    """How many layers' values wait in the host's memory from the forward pass to the backward pass."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -81,6 +89,12 @@ class Way:
         if self.recompute_layers is not None:
             whole("recompute_layers", self.recompute_layers)
         whole("zero", self.zero, least=0, most=MOST_ZERO)
+        whole("offload_layers", self.offload_layers, least=0)
+        if self.offload_layers and (self.pipeline > 1 or self.recompute == "full"):
+            raise ArgumentError(
+                f"offload_layers is {self.offload_layers}, beside a pipeline or layers computed anew",
+                "values wait in the host's memory where there is neither: take one of them back",
+            )
         for end in ("first_layers", "last_layers"):
             if getattr(self, end) is not None:
                 whole(end, getattr(self, end))
@@ -181,6 +195,7 @@ class Way:
             "recompute": self.recompute if gathered or self.recompute == "selective" else "none",
             "recompute_layers": None,
             "zero": MOST_ZERO if gathered else 0,
+            "offload_layers": 0,
         }
         # Searches ask for thousands, most of which are shapes.
         return self if all(getattr(self, name) == value for name, value in left.items()) else replace(self, **left)
@@ -208,6 +223,7 @@ class Way:
         if self.recompute != "none":
             layers = "" if self.recompute_layers is None else f" of {counted(self.recompute_layers, 'layer')}"
             said.append(f"recompute {self.recompute}{layers}")
+        said += [f"offload {counted(self.offload_layers, 'layer')}"] if self.offload_layers else []
         return ", ".join([*said, f"micro-batch {self.micro_batch_size}"])
 
     def named_pipeline(self) -> str:
