@@ -195,6 +195,10 @@ def test_axe_finds_nothing(browser, served, scheme) -> None:
         page.locator("#step svg" if items else "#empty").wait_for()
         page.wait_for_timeout(700)  # the optimum has come
         assert found(page) == []
+        if items:
+            page.locator(".layer").nth(3).focus()
+            assert page.locator("#tip").is_visible()
+            assert found(page) == []
     page.close()
 
 
