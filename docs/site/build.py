@@ -8,6 +8,7 @@ Pages stay plain Markdown that a code host shows; links that lead out of docs/ a
 
 from __future__ import annotations
 
+import importlib
 import os
 import posixpath
 import re
@@ -169,10 +170,18 @@ def reference() -> dict[str, str | bytes]:
     """A page for each topic, with the docstrings of its names."""
     return {
         _topic_path(title): "\n\n".join(
-            [f"# {title}", *(f"::: {name}" for name in sorted(names, key=_functions_first))]
+            [f"# {title}", _about(title), *(f"::: {name}" for name in sorted(names, key=_functions_first))]
         )
         for title, names in public().items()
     }
+
+
+def _about(title: str) -> str:
+    """What the package behind a page says of itself, unless it has an entry there, or is all that is left."""
+    packages = [
+        name for name, page in TOPICS.items() if page == title and name not in (*hpgo._MODULES, "base", "_core")
+    ]
+    return (importlib.import_module(f"hpgo.{packages[0]}").__doc__ or "").strip() if packages else ""
 
 
 def _functions_first(name: str) -> tuple[bool, str]:
