@@ -248,7 +248,7 @@ def test_prose_of_a_report_follows_the_terminal_up_to_120_columns():
     ("words", "endings"),
     [
         (["plan", "absent.yaml", "-c", "dapple-a", "-b", 64, "-o", "x.doc"], ".tex or .md"),
-        (["plan", "absent.yaml", "-c", "dapple-a", "-b", "64,128", "--plot", "x.doc"], ".png or .pdf"),
+        (["plan", "absent.yaml", "-c", "dapple-a", "-b", "64,128", "--plot", "x.doc"], ".pdf or .html"),
         (["evaluate", "absent.yaml", "-o", "x.doc"], ".tex or .md"),
         (["price", "absent.json", "-c", "h100", "-b", 8, "--seq", 512, "-o", "x.doc"], ".json or .txt"),
         (["price", "absent.json", "-c", "h100", "-b", 8, "--seq", 512, "--picture", "x.doc"], ".pdf or .html"),

@@ -19,7 +19,7 @@ from hpgo.cli.command import Command
 from hpgo.cli.questions import SECONDS, SECTIONS, Counts, as_options, of_profile, question, settings
 from hpgo.cli.terminal import say, searching, table, width
 from hpgo.cli.transformers import check_no_transformer, missing, of_transformers, show_ways
-from hpgo.cli.values import CURVES, PICTURES, PLAN_OUT
+from hpgo.cli.values import PICTURES, PLAN_OUT, STILL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -125,7 +125,7 @@ _SECTIONS = {title: names.format("devices launcher max_stages ") for title, name
     metavar="NAME=FILE",
     help="Also write a plan that the report compares: `data parallelism`, or a schedule of `auto`. Repeatable.",
 )
-@click.option("--plot", type=CURVES, metavar="FILE", help="Draw the throughput of several plans: .svg, .png or .pdf.")
+@click.option("--plot", type=STILL, metavar="FILE", help="Draw several plans: .svg, .png, .pdf or .html.")
 @of_transformers
 @click.pass_context
 def command(

@@ -20,9 +20,9 @@ _DEGREE = click.IntRange(min=1)
 
 _SECTIONS = {
     "What is trained": "cluster devices global_batch_size micro_batch_size seq precision",
-    "How it is shared": "tp pp vpp first_layers last_layers cp ep zero",
-    "How it is computed": "recompute recompute_layers no_sequence_parallel no_flash no_fused no_overlap"
-    " adapter_gbit_s platform",
+    "How it is shared": "tp pp vpp first_layers last_layers schedule cp ep zero",
+    "How it is computed": "recompute recompute_layers no_sequence_parallel no_flash no_fused no_fused_loss"
+    " no_fused_update narrow_gradients offload_layers no_overlap adapter_gbit_s platform",
     "What is written": "outputs picture as_json",
 }
 

@@ -120,7 +120,6 @@ PROFILE_OUT = File(".yaml", ".yml", ".json", ".txt")
 """That `hpgo.write_profile` writes."""
 STILL = File(".svg", ".png", ".pdf", ".html")
 """A picture that does not move."""
-CURVES = File(".svg", ".png", ".pdf")
 TIMELINE_OUT = File(".timeline.json", ".npz")
 PICTURE = File(".svg", ".png", ".pdf", ".html", ".json", ".txt", ".tex")
 """A picture of a timeline."""
