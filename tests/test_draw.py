@@ -33,7 +33,7 @@ from hpgo.draw import density, palette
 from hpgo.draw.axis import number_text, ticks
 from hpgo.draw.density import Intervals, shares
 from hpgo.draw.options import Options
-from hpgo.draw.scene import Boxes, scene
+from hpgo.draw.scene import Boxes, Steps, scene
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,6 +127,39 @@ def test_the_legend_says_what_bars_on_boxes_are(names: tuple[str, ...], meaning:
         picture = drawn(timelines, ending)
         assert meaning in picture
         assert ("bar on top: " in picture) == bool(meaning)
+
+
+def test_a_plans_picture_says_what_runs_where_in_every_format() -> None:
+    best = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    one = best.timeline()
+    rows = ["stage 0 (8 × V100-16GB, tokens … encoder-28)", "stage 1 (8 × V100-16GB, encoder-29 … pooler)"]
+    heading = f"bert-48 on dapple-a: eager_1f1b, a step of {format_seconds(best.step_s)}"
+    shown = texts(tree(one))
+    assert {heading, *rows} <= set(shown)
+    assert f"bubble {100 * best.bubble:.1f} %" in " ".join(shown), "the figure of the report"
+    assert all(name in drawn(one, ".html") for name in (heading, *rows))
+    assert heading in drawn(one, ".txt")
+    named = {e["args"]["name"] for e in events_of(one) if e["ph"] == "M" and e["name"] == "process_name"}
+    assert named == set(rows)
+    assert hpgo.Timeline.from_json(one.to_json()).row_names == one.row_names == tuple(rows)
+
+
+def test_memory_curves_of_a_picture_have_one_scale() -> None:
+    order = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    two = [hpgo.simulate(order, memory=hpgo.StageBytes(activation_bytes=size)) for size in (1e9, 4e9)]
+    heights = []
+    for one in two:
+        picture = scene([one, two[1]], Options(memory=True))
+        steps = next(item for item in picture.items if isinstance(item, Steps) and item.style == "memory")
+        heights.append(steps.base - float(steps.tops.min()))
+    assert heights[0] == pytest.approx(heights[1] / 4)
+
+
+def test_entries_of_a_legend_stand_in_columns() -> None:
+    root = tree(timeline("zb_v", latency_s=0.3, memory=True), memory=True, critical_path=True, width_px=700)
+    groups = [group for group in root.findall(f"{SVG}g") if group.get("class") == "t-legend"]
+    places = {element.get("x") for group in groups for element in group.iter(f"{SVG}text")}
+    assert 1 < len(places) <= 4
 
 
 def test_boxes_stand_at_their_times_on_the_axis() -> None:
