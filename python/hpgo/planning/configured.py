@@ -393,10 +393,15 @@ def _seconds(stages: Stages, step_s: float) -> tuple[tuple[str, float], ...]:
                 for name, each_s in seconds.items():
                     spent[name] = spent.get(name, 0.0) + count * each_s * stages.micro_batches
     mine = stages.of_rank(rank)
-    spent["gradients"] = sum(one.sync_s for one in mine)
-    spent["optimizer"] = sum(one.optimizer_s for one in mine)
-    idle_s = step_s - sum(spent.values())
-    spent["bubble"] = idle_s if idle_s > _ROUNDING * step_s else 0.0
+    # A stage that ends before the rank's others updates beside their passes, which is not spent twice.
+    left_s = step_s - sum(spent.values())
+    for name, needed_s in (
+        ("gradients", sum(one.sync_s for one in mine)),
+        ("optimizer", sum(one.optimizer_s for one in mine)),
+    ):
+        spent[name] = min(needed_s, max(0.0, left_s))
+        left_s -= spent[name]
+    spent["bubble"] = left_s if left_s > _ROUNDING * step_s else 0.0
     return tuple((name, seconds) for name, seconds in spent.items() if seconds)
 
 
