@@ -54,6 +54,11 @@ def _template() -> str:
     return filled(html, {"STYLE": style, "SCRIPT": script})
 
 
+@cache
+def _about() -> str:
+    return "".join(f"<li><b>{family.name}</b>: {escape(family.summary)}</li>" for family in schedules())
+
+
 def _mistake(error: HpgoError) -> dict[str, str]:
     field = _blamed(error)
     way = f' <a class="to" href="#{field}">Go to {escape(LABELS[field])}</a>' if field else ""
@@ -178,13 +183,12 @@ class _Form:
             f"{self._wrong('schedule')}>{family.name}</label>"
             for family in schedules()
         )
-        about = "".join(f"<li><b>{family.name}</b>: {escape(family.summary)}</li>" for family in schedules())
         own = self._planned.get("schedule")
         note = self._note("schedule", f"None chosen is the plan's own, {own}." if own else "")
         return (
             f'<fieldset id="schedule" tabindex="-1"><legend>{LABELS["schedule"]}</legend>'
             f'<div id="schedules">{boxes}</div>{note}<details class="about"><summary>What they are</summary>'
-            f"<ul>{about}</ul></details></fieldset>"
+            f"<ul>{_about()}</ul></details></fieldset>"
         )
 
     def _text(self, name: str, placeholder: str = "") -> str:
