@@ -318,7 +318,7 @@ def _folded(plan: Plan) -> str:
         f"stages {_numbers(run)}: {counted(len(stage.layers), 'layer')} × {stage.replicas}"
         for run, stage in zip(runs, stages, strict=True)
     ]
-    return f"{', '.join(said)}; memory is that of the fullest" if said else ""
+    return f"{', '.join(said)}; times are the longest, memory that of the fullest" if said else ""
 
 
 def _measured(plan: Plan) -> str:
