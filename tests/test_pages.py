@@ -27,11 +27,13 @@ _OPERATORS = {"|", "||", "&&", "&", ";", ">", ">>", "<"}
 
 
 def lines(page: Path) -> Iterator[str]:
-    """Each line of a page that is for a shell."""
+    """Each line of a page that is for a shell, but for those that are shown to be refused."""
     for language, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
-        for line in text.replace("\\\n", " ").splitlines():
-            if language == "sh" or line.startswith("$ "):
-                yield line.removeprefix("$ ")
+        shown = text.replace("\\\n", " ").splitlines()
+        for line, below in zip(shown, [*shown[1:], ""], strict=True):
+            refused = below.startswith(("error:", "Usage:"))
+            if not refused and (language == "sh" or line.startswith("$ ")):
+                yield line.removeprefix("$ ").replace("2>&1", "")
 
 
 def asked(line: str) -> Iterator[tuple[str, ...]]:
@@ -45,7 +47,7 @@ def asked(line: str) -> Iterator[tuple[str, ...]]:
             continue
         for at, one in enumerate(command):
             program = one.rpartition("/")[2]
-            if program in PROGRAMS and (at == 0 or command[at - 1] == "-m"):
+            if program in PROGRAMS and command[at + 1 :] and (at == 0 or command[at - 1] == "-m"):
                 yield program, *command[at + 1 :]
         command = []
 
