@@ -90,7 +90,7 @@ def test_torchtitan_is_told_orders_with_split_backward_passes(name: str, vpp: in
     old, new = tomllib.loads(main(plan, "torchtitan@0.2")), assigned(main(plan, "torchtitan@0.3"))
     assert old["parallelism"]["pipeline_parallel_schedule"] == theirs
     assert new["parallelism.pipeline_parallel_schedule"] == theirs
-    assert old["compile"] == {"enable": False}
+    assert old["compile"] == {"enable": True, "components": ["loss"]}
     assert len(new["PARTS"]) == len(old["parallelism"]["module_fqns_per_model_part"]) == 4 * vpp
     order = export.files(plan, "torchtitan")["order.csv"]
     pytest.importorskip("torch.distributed.pipelining", reason="PyTorch reads the order")

@@ -16,6 +16,7 @@ from hpgo.ways.way import MOST_ZERO
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
     from hpgo.planning.way_plans import WayPlan
+    from hpgo.ways.way import Way
 
 _FLAVOURS: dict[tuple[int, ...], str] = {
     (32, 4096, 32, 8, 14336, 128256): "8B",
@@ -56,8 +57,9 @@ def toml(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
             *(f"  [{', '.join(map(in_toml, part))}]," for part in parts_of(job.counts, "output")),
             "]",
         ]
-    lines += ["", "[compile]", f"enable = {str(way.fused).lower()}"]
-    lines += ['components = ["model"]'] if way.fused and not way.fused_loss else []
+    compiled = _compiled(way)
+    lines += ["", "[compile]", f"enable = {str(bool(compiled)).lower()}"]
+    lines += [f"components = [{in_toml(compiled[0])}]"] if len(compiled) == 1 else []
     lines += ["", "[activation_checkpoint]", f'mode = "{way.recompute}"']
     return {place.main or "job.toml": "\n".join(lines) + "\n"} | _beside(job)
 
@@ -78,9 +80,10 @@ def python(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
         settings["training.disable_cuda_graphs"] = True
         settings["parallelism.pipeline_parallel_schedule"] = _schedule(job)
         settings["parallelism.pipeline_parallel_microbatch_size"] = way.micro_batch_size
-    settings["config.compile.enable"] = way.fused
-    if way.fused and not way.fused_loss:
-        settings["config.compile.components"] = ["model"]
+    compiled = _compiled(way)
+    settings["config.compile.enable"] = bool(compiled)
+    if len(compiled) == 1:
+        settings["config.compile.components"] = compiled
     assigned = [f"    {key} = {in_python(value)}" for key, value in settings.items()]
     piped = way.pipeline > 1
     if piped:
@@ -155,6 +158,11 @@ def _notes(job: WayJob) -> list[str]:
     if job.way.pipeline > 1:
         notes.append("pipeline_parallel_schedule_csv is looked for from where the job is started")
     return notes
+
+
+def _compiled(way: Way) -> list[str]:
+    """What torchtitan compiles: layers, the loss, or both."""
+    return [name for name, fused in (("model", way.fused), ("loss", way.fused_loss)) if fused]
 
 
 def _split(job: WayJob) -> list[str]:
