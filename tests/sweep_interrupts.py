@@ -58,12 +58,11 @@ COMMANDS = {
     "calibrate": "calibrate small.json measured.timeline.json -o corrected.yaml --cluster-output corrected-here.yaml",
     "variants": "variants staggered --workload vgg-19:flat,squared,width=8,image=32,batch=64",
 }
-ENDLESS = {"serve": 0.5}  # until about then: it waits behind that
 MOST_S = 4.0  # of processor time, into commands that take longer ...
 MOST_WITH_TORCH_S = 12.0  # ... and into those that load torch first
 WITH_TORCH = {"profile", "measure-links", "run", "run, emulated", "variants"}
 LEAVING_S = 10.0  # for which processes that were told to end may take
-PATIENCE_S = 600.0
+IDLE_S = 5.0  # without a moment of processor time: a command that waits, as `serve` does, comes no further
 HEAD = """| command | into it, at most | moments | interrupted | done all the same | longest to the end |
 |---|---:|---:|---:|---:|---:|"""
 
@@ -118,12 +117,14 @@ def ran(words: str, moment_s: float, folder: Path) -> tuple[int, str, float, flo
     reader = threading.Thread(target=lambda: said.append(process.stderr.read()))  # type: ignore[union-attr]
     reader.start()
     began_s = at_s = used_s(process.pid)
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + IDLE_S
     while at_s - began_s < moment_s and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.001)
-        at_s = used_s(process.pid)
-        if time.monotonic() > until_s:
-            process.kill()
+        before_s, at_s = at_s, used_s(process.pid)
+        if at_s > before_s:
+            until_s = time.monotonic() + IDLE_S
+        elif time.monotonic() > until_s:
+            break
     os.killpg(process.pid, signal.SIGINT)  # it is there until we wait for it
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -149,7 +150,7 @@ def swept(name: str, moments: int, prepared: Path) -> Outcomes:
     """What a command does at so many moments, evenly from its beginning to its end."""
     words = COMMANDS[name]
     most_s = MOST_WITH_TORCH_S if name in WITH_TORCH else MOST_S
-    whole_s = ENDLESS.get(name) or ran_in_copy(words, most_s, prepared)[0][2]
+    whole_s = ran_in_copy(words, most_s, prepared)[0][2]
     outcomes = Outcomes(whole_s)
     for moment in range(moments):
         moment_s = whole_s * (moment + 0.5) / moments

@@ -80,10 +80,12 @@ def command(
     bound = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{bound.getsockname()[1]}/"
+    pages = {f"{address}plan?plan={name}": plan.title for name, plan in shelf.given.items()}
+    for page, title in pages.items():
+        click.echo(f"{title} is at {page}", err=True)
     click.echo(f"hpgo is at {address} (Ctrl-C stops it)", err=True)
     if opens:
-        first = next(iter(shelf.given), None)
-        webbrowser.open(f"{address}plan?plan={first}" if first else address)
+        webbrowser.open(next(iter(pages), address))
     # Whoever listens on every address has chosen to be reached by any name.
     names = ["*"] if host in {"0.0.0.0", "::"} else ["localhost", "127.0.0.1", "[::1]", shown]  # noqa: S104
     serve(bound, shelf, names, Limits(int(memory), time_limit), workers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpgo.base.wording import counted
 from hpgo.programs.stages import groups_of
 
 if TYPE_CHECKING:
@@ -101,6 +102,6 @@ def advice(stages: Sequence[Stage], micro_batches: int, step_s: float, *, idle: 
     """
     work, *others = parts(stages, micro_batches, step_s)
     if idle and work.seconds >= 0.9 * step_s:
-        return f"a larger global batch, for the {idle} idle devices, or faster ones"
+        return f"a larger global batch, for {counted(idle, 'idle device')}, or faster ones"
     longest = max(others, key=lambda part: part.seconds)
     return (longest if longest.seconds >= 0.1 * step_s else work).remedy
