@@ -255,6 +255,17 @@ def test_ctrl_c_ends_all_ranks_at_once(whom: str, folder: Path) -> None:
     assert time.monotonic() - begin_s < 10
 
 
+def test_a_run_goes_on_when_the_reader_of_its_output_has_left(folder: Path) -> None:
+    process = start(folder, "two.json", *WORKLOAD, "--steps", "20", "--losses", "unread.jsonl")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    code, _, err = finish(process)
+    assert (code, err) == (0, "")
+    assert len((folder / "unread.jsonl").read_text().splitlines()) == 20
+
+
 def test_ranks_end_with_the_command_that_started_them(folder: Path) -> None:
     process = start(folder, "two.json", *WORKLOAD, "--steps", "1000000")
     assert process.stdout is not None

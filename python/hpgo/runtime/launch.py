@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -28,6 +29,8 @@ from hpgo.runtime.watch import BEAT_S, LEAVE_S, Judge, Limits, LostRankError, Ve
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.context import ForkProcess
+
+    from _typeshed import ReadableBuffer
 
 _WATCH = "hpgo/watch"
 _LOOK = "what it wrote before may say why; where memory is short, systems end processes with SIGKILL"
@@ -123,6 +126,7 @@ def _rank(  # noqa: PLR0917 -- as multiprocessing calls it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
     os.environ.update(place)
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Lasting(1, "w", closefd=False)), line_buffering=True)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     rank, size = int(place["RANK"]), int(place["WORLD_SIZE"])
@@ -149,6 +153,16 @@ def _rank(  # noqa: PLR0917 -- as multiprocessing calls it
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of communication libraries may still wait for ranks that are gone
+
+
+class _Lasting(io.FileIO):
+    """A stream whose reader may leave, as `| head` does: a run goes on without it."""
+
+    def write(self, given: ReadableBuffer, /) -> int:
+        try:
+            return super().write(given)
+        except BrokenPipeError:
+            return memoryview(given).nbytes
 
 
 def _end_with_parent(alive: int) -> None:
