@@ -491,7 +491,7 @@ def test_report_shows_every_stage_and_what_sets_the_pace():
         assert "proven optimal" in text
     assert "sets the pace" in explain(plan)
     assert svg(plan) == svg(plan)
-    assert svg(plan).count('class="held"') == len(plan.stages)
+    assert svg(plan).count('class="memory"') == len(plan.stages) + 1  # and one in the legend
     facts = json.loads(plan.to_json())
     assert facts["gap"] == 0
     assert facts["stages"][0]["utilisation"] <= 1

@@ -46,7 +46,7 @@ def text(timelines: Sequence[Timeline], options: Options) -> str:
     end_s = drawn_span_s(timelines)
     columns = _columns(timelines, end_s, options.columns - gutter - 1)
     titled = options.title or (title(timelines, labels) if any(timeline.title for timeline in timelines) else "")
-    lines = [*textwrap.wrap(titled, options.columns), ""] if titled else []
+    lines = [*(textwrap.wrap(titled, options.columns) or [""]), ""] if titled else []
     for timeline, label in zip(timelines, labels, strict=True):
         lines.append(f"{label}: {summary(timeline)}")
         lines += _rows(timeline, columns, end_s, named[id(timeline)], gutter)
