@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import MOST_GPUS, check_text, number, whole
+from hpgo.base.checks import MOST_GPUS, check_is, check_text, number, whole
 from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.records import Record, check_fields
@@ -356,6 +357,20 @@ class Cluster(Record):
             latency = _written(link.latency_s, format_seconds, parse_seconds)
             lines.append(f"{key}: {{bandwidth: {bandwidth}, collective: {collective}, latency: {latency}}}")
         return "\n".join(lines) + "\n"
+
+
+def cluster_of(given: Cluster | str | os.PathLike[str]) -> Cluster:
+    """`given`, or the cluster that `Cluster.read` finds under this name.
+
+    Raises ClusterError for a name that says nothing; ArgumentError for what is neither.
+
+    >>> cluster_of("dapple-a:1").devices
+    8
+    """
+    if isinstance(given, str | PathLike):
+        return Cluster.read(given)
+    check_is("cluster", given, Cluster, "name one, like `dapple-a`, or a file, or make one with `hpgo.Cluster.of`")
+    return given
 
 
 def _with_adapters(inter: tuple[float, float, float], gbit_s: float) -> Link:

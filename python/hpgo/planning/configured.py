@@ -12,7 +12,7 @@ from hpgo.base.checks import check_flag, check_is, choice, number, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import shorten
-from hpgo.machine.cluster import Cluster
+from hpgo.machine.cluster import Cluster, cluster_of
 from hpgo.model.estimate import ESTIMATED
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.profile import Layer, Profile
@@ -131,7 +131,7 @@ class Price(Record):
 
 def price(
     transformer: Transformer | str | os.PathLike[str],
-    cluster: Cluster,
+    cluster: Cluster | str | os.PathLike[str],
     *,
     global_batch_size: int,
     seq: int,
@@ -203,7 +203,7 @@ def price(
     (2, True, True)
     """
     model = transformer_of(transformer)
-    check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say")
+    cluster = cluster_of(cluster)
     global_batch_size, seq = whole("global_batch_size", global_batch_size), whole("seq", seq)
     choice("recomputation", recompute, RECOMPUTE)
     choice("schedule", schedule, SCHEDULES)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import check_is, listed, number, whole
+from hpgo.base.checks import listed, number, whole
 from hpgo.base.errors import InfeasibleError
-from hpgo.machine.cluster import Cluster
+from hpgo.machine.cluster import Cluster, cluster_of
 from hpgo.planning.grid import choose_way
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MOST_POINTS = 100
 
 def way_front(
     transformer: Transformer | str | os.PathLike[str],
-    cluster: Cluster,
+    cluster: Cluster | str | os.PathLike[str],
     *,
     global_batch_size: int,
     seq: int,
@@ -61,7 +61,7 @@ def way_front(
     >>> [later.step_s > earlier.step_s for earlier, later in zip(found, found[1:])]
     [True, True]
     """
-    check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say")
+    cluster = cluster_of(cluster)
     points = whole("points", points, most=MOST_POINTS)
     headroom_bytes = number("headroom_bytes", headroom_bytes)
     exclude = listed("exclude", exclude, hint="give a list: ['cp', 'zero=3']")

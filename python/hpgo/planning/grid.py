@@ -13,11 +13,11 @@ from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import check_is, choice, number, whole
+from hpgo.base.checks import choice, number, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import shorten
-from hpgo.machine.cluster import Cluster
+from hpgo.machine.cluster import Cluster, cluster_of
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
 from hpgo.planning.configured import PRECISIONS, Price, constants_of, fullest_bytes, price_of, simulated_s, with_error
@@ -95,7 +95,7 @@ class WayChoice(Record):
 
 def choose_way(
     transformer: Transformer | str | os.PathLike[str],
-    cluster: Cluster,
+    cluster: Cluster | str | os.PathLike[str],
     *,
     global_batch_size: int,
     seq: int,
@@ -141,7 +141,7 @@ def choose_way(
     (True, 8, True)
     """
     model = transformer_of(transformer)
-    check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say")
+    cluster = cluster_of(cluster)
     global_batch_size, seq = whole("global_batch_size", global_batch_size), whole("seq", seq)
     choice("precision", precision, PRECISIONS)
     row, rules = of_ways(launcher)

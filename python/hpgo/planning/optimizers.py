@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+OptimizerName = Literal["adam-fp32", "adam-bf16", "adam-bf16-fp32-gradients", "sgd", "sgd-momentum"]
+"""The names of `OPTIMIZERS`, for type checkers and editors."""
 
 
 @dataclass(frozen=True, slots=True)

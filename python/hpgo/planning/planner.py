@@ -16,6 +16,7 @@ from hpgo.planning.search import plan_of, price, search, with_alternatives
 from hpgo.planning.ties import least_memory, with_leaner
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Sequence
 
     from hpgo.machine.cluster import Cluster
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def plan(
-    profile: Profile,
-    cluster: Cluster,
+    profile: Profile | str | os.PathLike[str],
+    cluster: Cluster | str | os.PathLike[str],
     *,
     global_batch_size: int,
     launcher: str | None = None,
@@ -39,8 +40,8 @@ def plan(
     """The plan with the shortest simulated step, with a proven bound on how much shorter any other could be.
 
     Args:
-        profile: what each layer costs.
-        cluster: what is connected to what.
+        profile: what each layer costs: a `hpgo.Profile`, or the name of a built-in model or of a file.
+        cluster: what is connected to what: a `hpgo.Cluster`, or the name of a known one, as `h100:16`, or of a file.
         global_batch_size: samples in a step, over all devices and micro-batches.
         launcher: search only what this launcher runs, under its own schedule: `megatron`, `torchtitan`, `deepspeed` or
             `torch`, with a version as in `torchtitan@0.2` or the latest. `Plan.restriction` says what that costs.
@@ -68,18 +69,19 @@ def plan(
         equal_shares=False: give replicas of a stage as many samples each (True), or let shares differ by one sample
             (False); the largest share counts.
         overlap=True: let gradient synchronisation start before the backward pass has ended, layer by layer.
-        memory=None: what a device holds besides activations, a `hpgo.MemoryModel`; None is Adam.
+        memory=None: what a device holds besides activations: a `hpgo.MemoryModel`, or the name of one, as `adam-bf16`;
+            None is Adam.
         count_loading=False: count the time of layers that load data (`Profile.loading`) as part of the step; else a
             loader is taken to work ahead.
 
-    Raises ArgumentError or ClusterError for input that makes no sense; InfeasibleError if no plan fits the devices'
-    memory, with the stage and device that lack it, how much, and what would help; HpgoError if the deadline, and
-    KeyboardInterrupt if Ctrl-C, came before there was any plan.
+    Raises ArgumentError, ProfileError or ClusterError for input that makes no sense; InfeasibleError if no plan fits
+    the devices' memory, with the stage and device that lack it, how much, and what would help; HpgoError if the
+    deadline, and KeyboardInterrupt if Ctrl-C, came before there was any plan.
 
     Method: docs/planner.md; after DAPPLE (Fan et al., PPoPP 2021) for stages, warm-up windows and uneven replication.
 
     >>> import hpgo
-    >>> best = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    >>> best = hpgo.plan("bert-48", "dapple-a", global_batch_size=64)
     >>> [(len(stage.layers), stage.replicas) for stage in best.stages], round(best.gap, 9)
     ([(32, 8), (21, 8)], 0.0)
     """
@@ -136,8 +138,8 @@ def _best(
 
 
 def evaluate(
-    profile: Profile,
-    cluster: Cluster,
+    profile: Profile | str | os.PathLike[str],
+    cluster: Cluster | str | os.PathLike[str],
     stages: Sequence[tuple[Iterable[str] | int, Sequence[int]]],
     *,
     global_batch_size: int,
@@ -146,8 +148,8 @@ def evaluate(
     """Prices a plan that you give, as `plan` would: the same model, the same report, no search.
 
     Args:
-        profile: what each layer costs.
-        cluster: what is connected to what.
+        profile: what each layer costs, as for `plan`.
+        cluster: what is connected to what, as for `plan`.
         stages: for each stage its layers and its devices. Layers are ids, or a number of layers: the next so many in
             the profile's order. Schedules with several stages on a device name the same devices for each of these.
         global_batch_size: samples in a step.
@@ -180,7 +182,13 @@ def evaluate(
     return reprice(run_on(price(replace(question, schedule="1f1b"), rows), question.schedule))
 
 
-def exhaustive(profile: Profile, cluster: Cluster, *, global_batch_size: int, **options: Unpack[Options]) -> Plan:
+def exhaustive(
+    profile: Profile | str | os.PathLike[str],
+    cluster: Cluster | str | os.PathLike[str],
+    *,
+    global_batch_size: int,
+    **options: Unpack[Options],
+) -> Plan:
     """The best of all plans, each of them simulated: at most 12 layers in a row on 8 devices. Arguments as for `plan`.
 
     Raises ArgumentError if the question is larger than that; InfeasibleError if no plan fits.

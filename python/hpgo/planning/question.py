@@ -11,12 +11,16 @@ from hpgo.base.errors import ArgumentError
 from hpgo.base.renamed import renamed
 from hpgo.base.units import format_bytes, parse_bytes
 from hpgo.base.wording import counted, near, shown
-from hpgo.machine.cluster import Cluster
-from hpgo.model.profile import Profile
+from hpgo.machine.cluster import Cluster, cluster_of
+from hpgo.model.formats import profile_of
 from hpgo.planning.optimizers import OPTIMIZERS
 from hpgo.programs.blocks import Blocks
 
 if TYPE_CHECKING:
+    import os
+
+    from hpgo.model.profile import Profile
+    from hpgo.planning.optimizers import OptimizerName
     from hpgo.programs.launchers import Launcher
     from hpgo.programs.names import PlannedSchedule
 
@@ -46,14 +50,17 @@ class MemoryModel:
     """Of each device, for the framework's own use."""
 
     @classmethod
-    def preset(cls, name: str, *, shard_optimizer: bool = False, reserved_bytes: float = 0.0) -> MemoryModel:
-        """The model of one of `hpgo.planning.optimizers.OPTIMIZERS`. Raises ArgumentError if there is none.
+    def preset(cls, name: str, *, shard_optimizer: bool = False, reserved_bytes: str | float = 0.0) -> MemoryModel:
+        """The model of one of `hpgo.planning.optimizers.OPTIMIZERS`; `reserved_bytes` takes a unit, as in "2 GB".
+
+        Raises ArgumentError if there is none of that name, and for a size that makes no sense.
 
         >>> MemoryModel.preset("adam-bf16").optimizer_per_weight
         6.0
         """
         kept = OPTIMIZERS[choice("optimizer", name, OPTIMIZERS)]
-        return cls(kept.gradients / kept.weights, kept.state / kept.weights, shard_optimizer, reserved_bytes)
+        reserved = parse_bytes(reserved_bytes) if isinstance(reserved_bytes, str) else reserved_bytes
+        return cls(kept.gradients / kept.weights, kept.state / kept.weights, shard_optimizer, reserved)
 
     @property
     def optimizer(self) -> str | None:
@@ -80,7 +87,7 @@ class Options(TypedDict, total=False):
     uneven: bool
     """What `equal_shares` was: its opposite."""
     overlap: bool
-    memory: MemoryModel | None
+    memory: MemoryModel | OptimizerName | None
     count_loading: bool
 
 
@@ -119,8 +126,8 @@ class Question:
     @classmethod
     def of(
         cls,
-        profile: Profile,
-        cluster: Cluster,
+        profile: Profile | str | os.PathLike[str],
+        cluster: Cluster | str | os.PathLike[str],
         *,
         global_batch_size: int,
         schedule: str = DEFAULT_SCHEDULE,
@@ -129,7 +136,7 @@ class Question:
         recompute: bool | str = False,
         equal_shares: bool = False,
         overlap: bool = True,
-        memory: MemoryModel | None = None,
+        memory: MemoryModel | str | None = None,
         count_loading: bool = False,
         **unknown: object,
     ) -> Question:
@@ -141,8 +148,7 @@ class Question:
             equal_shares = _not_uneven(unknown.pop("uneven"))
         for name in unknown:
             raise TypeError(f"there is no argument {shown(name)}: {near(name, Options.__annotations__)}")
-        check_is("profile", profile, Profile, "make one, with `hpgo.read_profile` say")
-        check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say")
+        profile, cluster = profile_of(profile), cluster_of(cluster)
         check_gpus(profile, cluster)
         global_batch_size = whole("global_batch_size", global_batch_size, most=NO_LIMIT - 1)
         smallest = profile.batch_sizes[0]
@@ -166,7 +172,7 @@ class Question:
             schedule=schedule,
             equal_shares=equal_shares,
             overlap=overlap,
-            memory=_checked(MemoryModel() if memory is None else memory, cluster),
+            memory=_checked(memory, cluster),
             loading_s=0.0 if count_loading else max((layer.forward_s[0] for layer in profile.loading), default=0.0),
             measured=profile,
             count_loading=count_loading,
@@ -225,8 +231,9 @@ def _micro_batch_sizes(
     return tuple(sizes)
 
 
-def _checked(memory: MemoryModel, cluster: Cluster) -> MemoryModel:
-    check_is("memory", memory, MemoryModel, "make a `hpgo.MemoryModel`")
+def _checked(given: MemoryModel | str | None, cluster: Cluster) -> MemoryModel:
+    memory = MemoryModel.preset(given) if isinstance(given, str) else MemoryModel() if given is None else given
+    check_is("memory", memory, MemoryModel, "name an optimizer, like `adam-bf16`, or make a `hpgo.MemoryModel`")
     check_flag("shard_optimizer", memory.shard_optimizer)
     if isinstance(memory.reserved_bytes, str):
         memory = replace(memory, reserved_bytes=parse_bytes(memory.reserved_bytes))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import MOST_GPUS, listed, number, whole
+from hpgo.base.checks import MOST_GPUS, check_is, listed, number, whole
 from hpgo.base.documents import hinted, read_text, write_text
 from hpgo.base.documents import parse as parse_document
 from hpgo.base.errors import ArgumentError, ProfileError
@@ -164,6 +165,20 @@ def _named(path: Path, what: str, batch_size: int | None) -> tuple[str, int]:
             f"{path} is {what}, which does not say how many samples its times are for", _batch_size_hint(path)
         )
     return name, size
+
+
+def profile_of(given: Profile | str | os.PathLike[str]) -> Profile:
+    """`given`, or the profile that `read_profile` finds under this name.
+
+    Raises ProfileError for a name or a file that says nothing; ArgumentError for what is neither.
+
+    >>> len(profile_of("bert-48").layers)
+    53
+    """
+    if isinstance(given, str | PathLike):
+        return read_profile(given)
+    check_is("profile", given, Profile, "name a model, like `bert-48`, or a file, or make one with `hpgo.Profile`")
+    return given
 
 
 def write_profile(profile: Profile, path: str | os.PathLike[str], *, batch_size: int | None = None) -> None:
