@@ -366,6 +366,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             ),
             "Stage.halves_s": (PLAN.stages[0].halves_s, {"recompute": False}),
             "Restriction.costs": (plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1).costs, {"step_s": 1.0}),
+            **{f"{type(one).__name__}.to_frame": (lambda one=one: framed(one), {})
+               for one in (CLUSTER, PROFILE, PLAN, CHAIN, ORDERS, TIMELINE)},
             "Plan.orders": (PLAN.orders, {"schedule": "gpipe"}),
             "Plan.program": (PLAN.program, {"schedule": "gpipe"}),
             "Plan.timeline": (PLAN.timeline, {}),
@@ -449,6 +451,12 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "HPGO.Conductor.plan": (conductor.plan, {"cluster": CLUSTER, **PLANNED}),
         }
     )  # fmt: skip
+
+
+def framed(record: Any) -> None:
+    """Its frame, where there is a library for frames."""
+    with suppress(hpgo.HpgoError):
+        record.to_frame()
 
 
 def blocks_plan() -> hpgo.Plan:

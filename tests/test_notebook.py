@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+import base64
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, get_args
+from xml.etree import ElementTree
 
 import pytest
+from timelines import timeline
 
 import hpgo
 from hpgo.planning.optimizers import OPTIMIZERS, OptimizerName
@@ -13,6 +21,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PLAN = hpgo.plan("bert-48", "dapple-a", global_batch_size=64)
+PROFILE = hpgo.read_profile("bert-48")
+CHAIN = hpgo.partition(
+    PROFILE, hpgo.Cluster.of(nodes=4, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=100, memory="80 GB")
+)
+RECORDS: dict[str, Any] = {
+    "Plan": PLAN,
+    "Profile": PROFILE,
+    "Cluster": hpgo.Cluster.preset("dapple-a"),
+    "Timeline": PLAN.timeline(),
+    "ChainPlan": CHAIN,
+    "Schedule": hpgo.schedule("zb_v", ranks=4, micro_batches=8),
+}
+DRAWN = {"Plan", "Timeline", "ChainPlan", "Schedule"}
+NASTY = "</td><script>alert(1)</script> \"' onload=alert(1) &amp; \x1b[31m\n\u202e"
 
 # --- Names ------------------------------------------------------------------------------------------------------------
 
@@ -56,3 +78,163 @@ def test_a_name_that_says_nothing_is_refused_with_the_nearest_that_does(
     with pytest.raises(kind) as raised:
         hpgo.plan(profile, cluster, global_batch_size=64, **options)  # type: ignore[arg-type]
     assert said in raised.value.hint
+
+
+# --- HTML and one line ------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Elements, words and pictures of a piece of HTML."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.words, self.open, self.pictures = "", [], []
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag == "img":
+            self.pictures.append(dict(attrs))
+        else:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+TAGS = {"div", "p", "b", "code", "img", "table", "thead", "tbody", "tr", "th", "td"}
+ATTRIBUTES = {"style", "colspan", "scope", "alt", "src"}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_notebook_shows_tables_that_take_its_colours_and_pictures_that_bring_their_own(kind: str) -> None:
+    html = RECORDS[kind]._repr_html_()
+    page = Page(html)
+    assert not page.open
+    assert page.tags <= TAGS
+    assert page.attributes <= ATTRIBUTES
+    assert not re.search(r"color|background|#[0-9a-f]{3}", re.sub(r'src="[^"]*"', "", html))
+    assert len(page.pictures) == (kind in DRAWN)
+    for picture in page.pictures:
+        assert picture["alt"]
+        head, _, data = picture["src"].partition(",")
+        assert head == "data:image/svg+xml;base64"
+        svg = base64.b64decode(data).decode()
+        assert ElementTree.fromstring(svg).tag.endswith("svg")
+        assert "prefers-color-scheme:dark" in svg
+
+
+def test_a_plan_in_a_notebook_says_what_its_report_says() -> None:
+    words = " ".join(Page(PLAN._repr_html_()).words.split())
+    for said in ("a step of 64 samples takes 837 ms", "encoder-29 … pooler", "6.57 GB", "proven optimal", "16 devices"):
+        assert said in words
+        assert said in " ".join(str(PLAN).split())
+
+
+def test_a_long_profile_shows_its_ends() -> None:
+    layers = 500
+    long = hpgo.Profile.chain(
+        "long", batch_size=1, forward_s=[1] * layers, backward_s=[2] * layers, activation_bytes=[8] * layers,
+        parameter_bytes=[4] * layers,
+    )  # fmt: skip
+    page = Page(long._repr_html_())
+    assert "… 460 more rows …" in page.words
+    assert "layer29" in page.words
+    assert "layer30" not in page.words
+    assert "layer499" in page.words
+
+
+def test_a_step_of_millions_of_actions_says_how_to_draw_it() -> None:
+    words = Page(replace(timeline("1f1b", ranks=2, micro_batches=2), iterations=1_000_000)._repr_html_()).words
+    assert "timeline.save('step.html')" in words
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        replace(PLAN, profile=NASTY, cluster=NASTY, notes=(NASTY,)),
+        replace(PROFILE, name=NASTY, source=NASTY),
+        replace(RECORDS["Cluster"], name=NASTY, source=NASTY),
+        replace(RECORDS["Timeline"], schedule=NASTY, title=NASTY),
+        replace(CHAIN, model=NASTY),
+        replace(RECORDS["Schedule"], name=NASTY),
+    ],
+    ids=lambda record: type(record).__name__,
+)
+def test_names_are_only_shown(record: Any) -> None:
+    page = Page(record._repr_html_())
+    assert page.tags <= TAGS
+    assert page.attributes <= ATTRIBUTES
+    assert "</td><script>alert(1)</script> \"' onload=alert(1) &amp;" in page.words
+    assert repr(record).isprintable()
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_record_is_one_short_line(kind: str) -> None:
+    record = RECORDS[kind]
+    assert repr(record).startswith(f"<{kind} ")
+    name = next(field for field in ("profile", "name", "model", "schedule") if hasattr(record, field))
+    for one in (record, replace(record, **{name: "x" * 1000})):
+        assert len(repr(one)) < 120
+        assert repr(one).isprintable()
+
+
+# --- Frames -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["a stand-in", "polars", "pandas"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What makes frames; the stand-in keeps columns as they are given."""
+    for name in ("polars", "pandas"):
+        if name != request.param:
+            monkeypatch.setitem(sys.modules, name, None)
+    if request.param == "a stand-in":
+        module = ModuleType("polars")
+        module.DataFrame = dict  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "polars", module)
+    else:
+        pytest.importorskip(request.param)
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "column", "first"),
+    [
+        ("Plan", 2, "forward_s", PLAN.stages[0].forward_s),
+        ("Profile", 53, "layer", "tokens"),
+        ("Cluster", 2, "devices", 8),
+        ("Timeline", 16, "kind", "F"),
+        ("ChainPlan", 4, "last", CHAIN.stages[0].last),
+        ("Schedule", 192, "stage", 0),
+    ],
+)
+@pytest.mark.usefixtures("library")
+def test_a_frame_has_a_row_for_each_part(kind: str, rows: int, column: str, first: object) -> None:
+    frame = RECORDS[kind].to_frame()
+    assert {len(frame[name]) for name in frame} == {rows} if isinstance(frame, dict) else len(frame) == rows
+    assert frame[column][0] == first
+
+
+@pytest.mark.usefixtures("library")
+def test_whole_numbers_and_others_make_one_column() -> None:
+    mixed = hpgo.Profile.chain(
+        "mixed", batch_size=1, forward_s=[1, 0.5], backward_s=[2, 1], activation_bytes=[8, 8.5], parameter_bytes=[4, 4]
+    )
+    frame = mixed.to_frame()
+    assert list(frame["forward_s"]) == [1.0, 0.5]
+    assert list(frame["activation_bytes"]) == [8.0, 8.5]
+
+
+def test_without_a_library_for_frames_the_error_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("polars", "pandas"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(hpgo.HpgoError, match="neither is installed") as raised:
+        PLAN.to_frame()
+    assert "pip install pandas" in raised.value.hint

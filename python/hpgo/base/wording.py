@@ -151,6 +151,15 @@ def shorten(text: str, most: int = 40) -> str:
     return printable(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
+def brief(kind: str, text: str) -> str:
+    """The `repr` of a record: one line of less than 120 characters.
+
+    >>> brief("Cluster", "mine"), len(brief("Plan", "of a model " * 50))
+    ('<Cluster mine>', 119)
+    """
+    return f"<{kind} {shorten(text, most=116 - len(kind))}>"
+
+
 def printable(text: str) -> str:
     r"""`text` on one line, without what would steer a terminal, break a document of XML or be half a character.
 

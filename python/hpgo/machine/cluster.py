@@ -25,7 +25,7 @@ from hpgo.base.units import (
     parse_bytes_per_s,
     parse_seconds,
 )
-from hpgo.base.wording import as_whole, near, printable, shorten, shown
+from hpgo.base.wording import as_whole, brief, counted, near, printable, shorten, shown
 
 if TYPE_CHECKING:
     import os
@@ -118,6 +118,25 @@ class Cluster(Record):
     def devices(self) -> int:
         """Devices of all machines."""
         return sum(machine.count for machine in self.machines)
+
+    def to_frame(self) -> Any:
+        """A row a machine, as a frame of polars or pandas.
+
+        Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
+        """
+        from hpgo.show import notebook  # it reads what it shows
+
+        return notebook.cluster_frame(self)
+
+    def _repr_html_(self) -> str:
+        from hpgo.show import notebook
+
+        return notebook.of_cluster(self)
+
+    def __repr__(self) -> str:
+        types = ", ".join(dict.fromkeys(machine.device.name for machine in self.machines))
+        of = f"{counted(self.devices, 'device')} on {counted(len(self.machines), 'machine')}"
+        return brief("Cluster", f"{shorten(self.name)}: {of}, {types}")
 
     @classmethod
     def of(

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import MOST_GPUS, check_text, listed, number, whole
 from hpgo.base.errors import ProfileError
-from hpgo.base.wording import as_float, near, shorten, shown
+from hpgo.base.units import format_bytes
+from hpgo.base.wording import as_float, brief, counted, near, shorten, shown
 
 if TYPE_CHECKING:
     import networkx
@@ -304,6 +305,27 @@ class Profile:
             )
         )
         return cls(name, (batch_size,), tuple(layers), tuple(pairwise(ids)), source)
+
+    def to_frame(self) -> Any:
+        """A row a layer and batch size, as a frame of polars or pandas.
+
+        Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
+        """
+        from hpgo.show import notebook  # it reads what it shows
+
+        return notebook.profile_frame(self)
+
+    def _repr_html_(self) -> str:
+        from hpgo.show import notebook
+
+        return notebook.of_profile(self)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(map(str, self.batch_sizes))
+        weights = f"{format_bytes(self.parameter_bytes)} of weights"
+        return brief(
+            "Profile", f"{shorten(self.name)}: {counted(len(self.layers), 'layer')}, {weights}, batches of {sizes}"
+        )
 
     @property
     def parameter_bytes(self) -> float:

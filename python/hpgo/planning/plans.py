@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_flag, number
 from hpgo.base.documents import read_text, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
-from hpgo.base.wording import shown
+from hpgo.base.units import format_seconds
+from hpgo.base.wording import brief, counted, shorten, shown
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile, SharedWeight
 from hpgo.planning import limits
@@ -448,6 +449,28 @@ class Plan(Record):
         from hpgo.show.report import table  # it reads plans
 
         return table(self)
+
+    def to_frame(self) -> Any:
+        """A row a stage, as a frame of polars or pandas: its fields, and those of its memory.
+
+        Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
+        """
+        from hpgo.show import notebook  # it reads what it shows
+
+        return notebook.plan_frame(self)
+
+    def _repr_html_(self) -> str:
+        from hpgo.show import notebook
+
+        return notebook.of_plan(self)
+
+    def __repr__(self) -> str:
+        gap = "" if self.gap is None else f", gap {100 * self.gap:.2g} %"
+        return brief(
+            "Plan",
+            f"{shorten(self.profile, 24)} on {shorten(self.cluster, 24)}: {counted(len(self.stages), 'stage')} on"
+            f" {counted(self.devices, 'device')}, {self.schedule}, step {format_seconds(self.step_s)}{gap}",
+        )
 
 
 def _ratio(value: float, base: float) -> float:

@@ -20,7 +20,7 @@ from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path
 from hpgo.base.records import Record, check_fields
 from hpgo.base.room import check_room
 from hpgo.base.signals import uninterrupted
-from hpgo.base.wording import as_float, counted, near, printable, shown
+from hpgo.base.wording import as_float, brief, counted, near, printable, shown
 
 if TYPE_CHECKING:
     import os
@@ -249,8 +249,22 @@ class Schedule(Record):
             f"{counted(self.total_micro_batches, 'micro-batch')}, {counted(len(self.actions), 'action')}"
         )
 
+    def to_frame(self) -> Any:
+        """A row an action, as a frame of polars or pandas: rank by rank, each in its order.
+
+        Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
+        """
+        from hpgo.show import notebook  # it reads what it shows
+
+        return notebook.schedule_frame(self)
+
+    def _repr_html_(self) -> str:
+        from hpgo.show import notebook
+
+        return notebook.of_schedule(self)
+
     def __repr__(self) -> str:
-        return f"<Schedule {self}>"
+        return brief("Schedule", str(self))
 
 
 @dataclass(frozen=True, slots=True)

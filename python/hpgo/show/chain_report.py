@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 
 def table(plan: ChainPlan) -> str:
     """The plan as text, a line a stage, with what limits it."""
-    widest = max(hop.bits for hop in plan.hops)
+    return "\n".join([*plain(*rows(plan)), "", *summary(plan)])
+
+
+def rows(plan: ChainPlan) -> tuple[list[str], list[tuple[object, ...]]]:
+    """Columns and rows of the table, a row a stage."""
+    widest = max((hop.bits for hop in plan.hops), default=0)
     columns = ["stage", "hosts", "type", "layers", "compute", "transfer", "memory", "of host", "busy", "slack"]
-    rows = []
+    found: list[tuple[object, ...]] = []
     for number, stage in enumerate(plan.stages, 1):
         hop = plan.hops[number]
         bits = f" {hop.bits} bit" if hop.bits != widest else ""
-        rows.append(
+        found.append(
             (
                 number,
                 ", ".join(stage.hosts),
@@ -35,7 +40,7 @@ def table(plan: ChainPlan) -> str:
                 format_seconds(plan.slack_s(stage)),
             )
         )
-    return "\n".join([*plain(columns, rows), "", *summary(plan)])
+    return columns, found
 
 
 def summary(plan: ChainPlan) -> list[str]:

@@ -13,6 +13,8 @@ from hpgo.base.quoting import in_whole_letters
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
 from hpgo.base.room import check_room
+from hpgo.base.units import format_seconds
+from hpgo.base.wording import brief, counted, shorten
 from hpgo.programs.orders import KINDS
 from hpgo.timing import stored
 from hpgo.timing.measures import CAUSES, Measures
@@ -244,6 +246,24 @@ class Timeline(Record):
         """`Timeline.read`, as it was called."""
         renamed("Timeline.load", "Timeline.read")
         return cls.read(path)
+
+    def to_frame(self) -> Any:
+        """A row an action, as a frame of polars or pandas, sorted by rank, then by start.
+
+        Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
+        """
+        from hpgo.show import notebook  # it reads what it shows
+
+        return notebook.timeline_frame(self)
+
+    def _repr_html_(self) -> str:
+        from hpgo.show import notebook
+
+        return notebook.of_timeline(self)
+
+    def __repr__(self) -> str:
+        of = f"{counted(self.ranks, 'rank')}, {counted(self.micro_batches, 'micro-batch')}"
+        return brief("Timeline", f"{shorten(self.schedule)}: {of}, {format_seconds(self.makespan_s)}")
 
     def _document(self, *, with_actions: bool = True) -> dict[str, Any]:
         facts = {name: getattr(self, name) for name in stored.FIELDS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_is, check_text, whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
@@ -13,6 +13,8 @@ from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_yaml
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
+from hpgo.base.units import format_seconds
+from hpgo.base.wording import brief, counted, shorten
 from hpgo.programs.costs import Costs
 from hpgo.programs.program import program
 from hpgo.programs.stages import Crossing
@@ -264,6 +266,24 @@ class ChainPlan(Record):
     def read(cls, path: str | os.PathLike[str]) -> ChainPlan:
         """Reads a plan that `save` wrote. Raises ArgumentError naming the file."""
         return cls.from_json(read_text(path, ArgumentError), source=str(path))
+
+    def to_frame(self) -> Any:
+        """A row a stage, as a frame of polars or pandas, with what it sends on.
+
+        Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
+        """
+        from hpgo.show import notebook  # it reads what it shows
+
+        return notebook.chain_frame(self)
+
+    def _repr_html_(self) -> str:
+        from hpgo.show import notebook
+
+        return notebook.of_chain(self)
+
+    def __repr__(self) -> str:
+        pace = f"a batch of {self.batch_size} every {format_seconds(self.interval_s)}"
+        return brief("ChainPlan", f"{shorten(self.model)}: {counted(len(self.stages), 'stage')}, {pace}")
 
     def _where(self, number: int) -> str:
         if number == 0:

@@ -1,0 +1,295 @@
+"""Records in notebooks: the HTML of `_repr_html_`, and the columns of `to_frame`.
+
+An answer is a line, a picture and tables. Tables have no colours of their own, so that they are as light or dark as the
+notebook. Pictures are images with a paper of their own: the styles of an SVG that stands in a page hold for all of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from base64 import b64encode
+from dataclasses import asdict
+from functools import partial
+from html import escape
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.errors import HpgoError
+from hpgo.base.tables import cells_of, numeric
+from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
+from hpgo.base.wording import counted, printable
+from hpgo.programs.orders import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hpgo.machine.cluster import Cluster
+    from hpgo.model.profile import Profile
+    from hpgo.planning.chain.plans import ChainPlan
+    from hpgo.planning.plans import Plan
+    from hpgo.programs.orders import Schedule
+    from hpgo.timing.timeline import Timeline
+
+_FRAMES = ("polars", "pandas")
+_MEASURES = ("_s", "_bytes", "speed")  # how names of columns end that hold any numbers
+_WIDTH_PX = 960
+_MOST_BOXES = 4_000  # of a picture; notebooks keep what they show, so that more would make them slow to open
+_MOST_ACTIONS = 1_000_000  # from which on a picture takes seconds
+_HEAD, _TAIL = 30, 10  # rows of a long table that are shown
+
+
+# --- HTML -------------------------------------------------------------------------------------------------------------
+
+
+def of_plan(plan: Plan) -> str:
+    """The report of `print(plan)`, with the picture of the step."""
+    from hpgo.show import report
+
+    return _answer(
+        report.headline(plan),
+        _drawn(plan.timeline, len(plan.stages) * plan.micro_batches, "plan.timeline()"),
+        *(_table(columns, rows) for columns, rows in report.sections(plan)),
+        _facts(report.summary(plan)),
+    )
+
+
+def of_profile(profile: Profile) -> str:
+    """A row a layer, with the times of its largest batch."""
+    size = profile.batch_sizes[-1]
+    facts = (
+        f"{counted(len(profile.layers), 'layer')}, {format_bytes(profile.parameter_bytes)} of weights, "
+        f"measured with {' and '.join(map(str, profile.batch_sizes))} samples a batch"
+    )
+    rows = [
+        (
+            layer.id, layer.name, format_seconds(layer.forward_s[-1]), format_seconds(layer.backward_s[-1]),
+            format_bytes(layer.activation_bytes[-1]), format_bytes(layer.parameter_bytes),
+        )
+        for layer in profile.layers
+    ]  # fmt: skip
+    columns = ["layer", "name", f"forward of {size}", f"backward of {size}", f"output of {size}", "weights"]
+    known = [("from", profile.source), ("device", profile.device), ("computed in", profile.dtype)]
+    return _answer(f"{profile.name}: {facts}", _table(columns, rows), _facts(pair for pair in known if pair[1]))
+
+
+def of_cluster(cluster: Cluster) -> str:
+    """A row for machines alike, and one for each kind of link."""
+    machines = [
+        (
+            len(list(alike)), machine.count, machine.device.name, format_bytes(machine.device.memory_bytes),
+            f"{machine.device.speed:g} ×", machine.name or "-",
+        )
+        for machine, alike in groupby(cluster.machines)
+    ]  # fmt: skip
+    links = [
+        (where, format_bytes_per_s(link.bytes_per_s), format_bytes_per_s(link.collective_bytes_per_s),
+         format_seconds(link.latency_s))
+        for where, link in (("inside a machine", cluster.intra), ("between machines", cluster.inter))
+    ]  # fmt: skip
+    return _answer(
+        f"{cluster.name}: {counted(cluster.devices, 'device')} on {counted(len(cluster.machines), 'machine')}",
+        _table(["machines", "devices each", "type", "memory", "speed", "name"], machines),
+        _table(["link", "of one port", "in a ring", "latency"], links),
+        _facts([("from", cluster.source)] if cluster.source else []),
+    )
+
+
+def of_timeline(timeline: Timeline) -> str:
+    """The picture, and a row a rank."""
+    actions = timeline.stages * timeline.micro_batches * timeline.iterations
+    what = timeline.title or timeline.schedule
+    headline = f"{what}: {format_seconds(timeline.makespan_s)}"
+    picture = _drawn(lambda: timeline, actions, "timeline")
+    if actions > _MOST_ACTIONS:  # its measures take as long
+        return _answer(headline, picture)
+    measures = timeline.measures
+    names = timeline.row_names or [f"{timeline.row} {rank}" for rank in range(timeline.ranks)]
+    peaks = measures.peak_memory_bytes
+    rows = [
+        (
+            name, format_seconds(busy_s), _percent(1 - busy_s / timeline.makespan_s if timeline.makespan_s else 0.0),
+            in_flight, *([format_bytes(peaks[rank])] if peaks else []),
+        )
+        for rank, (name, busy_s, in_flight) in enumerate(
+            zip(names, measures.busy_s, measures.peak_in_flight, strict=True)
+        )
+    ]  # fmt: skip
+    columns = [timeline.row, "busy", "idle", "activations held", *(["peak memory"] if peaks else [])]
+    return _answer(f"{headline}, bubble {_percent(measures.idle_over_total)}", picture, _table(columns, rows))
+
+
+def of_chain(plan: ChainPlan) -> str:
+    """The report of `hpgo partition`, with its picture."""
+    from hpgo.show import chain_picture, chain_report
+
+    return _answer(
+        f"{plan.model}: a batch of {plan.batch_size} every {format_seconds(plan.interval_s)}",
+        _image(chain_picture.svg(plan), "stages against the pace") if plan.stages else "",
+        _table(*chain_report.rows(plan)),
+        _facts((name, fact.strip()) for name, _, fact in (line.partition("  ") for line in chain_report.summary(plan))),
+    )
+
+
+def of_schedule(schedule: Schedule) -> str:
+    """The picture of a run in which a backward pass takes twice as long as a forward pass."""
+    from hpgo.timing.simulation import simulate
+
+    return _answer(str(schedule), _drawn(partial(simulate, schedule), len(schedule.actions), "hpgo.simulate(schedule)"))
+
+
+def _answer(headline: str, *parts: str) -> str:
+    return "\n".join(["<div>", f"<p><b>{_text(headline)}</b></p>", *filter(None, parts), "</div>"])
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Numbers stand to the right; of a long table its ends are shown."""
+    left_out = len(rows) - _HEAD - _TAIL
+    cells = cells_of(rows if left_out <= 1 else [*rows[:_HEAD], *rows[-_TAIL:]])
+    sides = ["right" if right else "left" for right in numeric(cells, len(columns))]
+    lines = [_row("td", row, sides) for row in cells]
+    if left_out > 1:
+        more = f'<tr><td colspan="{len(columns)}" style="text-align: left">… {left_out} more rows …</td></tr>'
+        lines.insert(_HEAD, more)
+    return "\n".join(
+        ["<table>", f"<thead>{_row('th', columns, sides)}</thead>", "<tbody>", *lines, "</tbody>", "</table>"]
+    )
+
+
+def _row(cell: str, texts: Sequence[str], sides: Sequence[str]) -> str:
+    pairs = zip(texts, sides, strict=True)
+    cells = (f'<{cell} style="text-align: {side}">{_text(text)}</{cell}>' for text, side in pairs)
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _facts(pairs: Iterable[tuple[str, str]]) -> str:
+    rows = [
+        f'<tr><th scope="row" style="text-align: left">{_text(name)}</th>'
+        f'<td style="text-align: left">{_text(fact)}</td></tr>'
+        for name, fact in pairs
+    ]
+    return "\n".join(["<table>", "<tbody>", *rows, "</tbody>", "</table>"]) if rows else ""
+
+
+def _drawn(timeline: Callable[[], Timeline], actions: int, how: str) -> str:
+    """The picture of a timeline, or where to get one that is too large, or can't be made, here."""
+    from hpgo import draw
+
+    if actions > _MOST_ACTIONS:
+        return f"<p>It is too large for a picture here: <code>{_text(how)}.save('step.html')</code> draws it.</p>"
+    try:
+        made = timeline()
+        picture = draw.render(made, ".svg", width_px=_WIDTH_PX, max_boxes=_MOST_BOXES).decode()
+    except HpgoError as error:
+        return f"<p>There is no picture: {_text(str(error))}</p>"
+    return _image(picture, f"{counted(made.ranks, made.row)} over time")
+
+
+def _image(svg: str, what: str) -> str:
+    source = b64encode(svg.encode()).decode()
+    return f'<img alt="{_text(what)}" src="data:image/svg+xml;base64,{source}" style="max-width: 100%">'
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+# --- Frames -----------------------------------------------------------------------------------------------------------
+
+
+def plan_frame(plan: Plan) -> Any:
+    """A row a stage."""
+    return _frame(
+        {
+            "stage": at, "layers": list(stage.layers), "devices": list(stage.devices), "replicas": stage.replicas,
+            "share": stage.share, "in_flight": stage.in_flight, "forward_s": stage.forward_s,
+            "backward_s": stage.backward_s, "transfer_s": stage.transfer_s, "sync_s": stage.sync_s,
+            "sync_tail_s": stage.sync_tail_s, **asdict(stage.memory), "capacity_bytes": stage.capacity_bytes,
+        }
+        for at, stage in enumerate(plan.stages)
+    )  # fmt: skip
+
+
+def profile_frame(profile: Profile) -> Any:
+    """A row a layer and batch size."""
+    return _frame(
+        {
+            "layer": layer.id, "name": layer.name, "batch_size": size, "forward_s": layer.forward_s[at],
+            "backward_s": layer.backward_s[at], "activation_bytes": layer.activation_bytes[at],
+            "saved_bytes": None if layer.saved_bytes is None else layer.saved_bytes[at],
+            "parameter_bytes": layer.parameter_bytes,
+        }
+        for layer in profile.layers
+        for at, size in enumerate(profile.batch_sizes)
+    )  # fmt: skip
+
+
+def cluster_frame(cluster: Cluster) -> Any:
+    """A row a machine."""
+    return _frame(
+        {
+            "machine": at, "name": machine.name, "devices": machine.count, "device": machine.device.name,
+            "memory_bytes": machine.device.memory_bytes, "speed": machine.device.speed,
+        }
+        for at, machine in enumerate(cluster.machines)
+    )  # fmt: skip
+
+
+def chain_frame(plan: ChainPlan) -> Any:
+    """A row a stage, numbered from 1 as its layers are."""
+    return _frame(
+        {"stage": at, **asdict(stage), "hosts": list(stage.hosts), "sent_bytes": hop.bytes, "transfer_s": hop.seconds}
+        for at, (stage, hop) in enumerate(zip(plan.stages, plan.hops[1:], strict=False), 1)
+    )
+
+
+def timeline_frame(timeline: Timeline) -> Any:
+    """A row an action."""
+    names = ("stage", "micro_batch", "backward_stage", "backward_micro_batch", "start_s", "end_s", "slack_s")
+    return _frame_of(
+        {"rank": timeline.rank, "kind": _letters(timeline.kind)} | {name: getattr(timeline, name) for name in names}
+    )
+
+
+def schedule_frame(schedule: Schedule) -> Any:
+    """A row an action, in the order of its rank."""
+    import numpy as np
+
+    names = ("stage", "micro_batch", "backward_stage", "backward_micro_batch")
+    counts = np.diff(schedule.rank_starts)
+    columns = {name: schedule.actions[:, at] for at, name in enumerate(names, 1)}
+    rank = np.repeat(np.arange(schedule.ranks), counts)
+    return _frame_of({"rank": rank, "kind": _letters(schedule.actions[:, 0])} | columns)
+
+
+def _letters(kinds: Any) -> list[str]:
+    return [KINDS[kind] for kind in kinds.tolist()]
+
+
+def _frame(rows: Iterable[dict[str, Any]]) -> Any:
+    listed = list(rows)
+    columns = {name: [row[name] for row in listed] for name in (listed[0] if listed else ())}
+    return _frame_of({name: _floats(kept) if name.endswith(_MEASURES) else kept for name, kept in columns.items()})
+
+
+def _floats(column: list[Any]) -> list[float | None]:
+    """Whole numbers among others would make polars refuse the column."""
+    return [None if value is None else float(value) for value in column]
+
+
+def _frame_of(columns: dict[str, Any]) -> Any:
+    """A frame of the library that is in use already, or else of one that is installed."""
+    for name in sorted(_FRAMES, key=lambda name: name not in sys.modules):
+        try:
+            library = importlib.import_module(name)
+        except ImportError:
+            continue
+        return library.DataFrame(columns)
+    raise HpgoError(
+        "a frame is one of polars or pandas, and neither is installed",
+        "`pip install polars`, or `pip install pandas`; the record's own fields hold the same",
+    )
