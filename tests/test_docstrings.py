@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 
 import pytest
@@ -23,3 +24,9 @@ def test_examples_in_docstrings_hold(name: str, tmp_path: object, monkeypatch: p
     monkeypatch.chdir(str(tmp_path))
     module = importlib.import_module(name)
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).failed == 0
+
+
+def test_every_public_class_has_an_example() -> None:
+    classes = [kind for name in hpgo.__all__ if inspect.isclass(kind := getattr(hpgo, name))]
+    texts = {kind: [kind.__doc__, *(getattr(kept, "__doc__", "") for kept in vars(kind).values())] for kind in classes}
+    assert [kind.__name__ for kind, said in texts.items() if not any(">>>" in (text or "") for text in said)] == []

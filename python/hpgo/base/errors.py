@@ -31,27 +31,81 @@ class HpgoError(Exception):
 
 
 class ProfileError(HpgoError, ValueError):
-    """A layer profile can't be read or makes no sense."""
+    """A layer profile can't be read or makes no sense.
+
+    >>> import hpgo
+    >>> try:
+    ...     hpgo.read_profile("bert-84")
+    ... except hpgo.ProfileError as error:
+    ...     print(error)
+    ...     print(error.hint)
+    `bert-84` is no built-in model and no file
+    did you mean `bert-48`?
+    """
 
 
 class ClusterError(HpgoError, ValueError):
-    """A cluster description can't be read or makes no sense."""
+    """A cluster description can't be read or makes no sense.
+
+    >>> import hpgo
+    >>> try:
+    ...     hpgo.Cluster.preset("dapple-aa")
+    ... except hpgo.ClusterError as error:
+    ...     print(error)
+    ...     print(error.hint)
+    there is no cluster `dapple-aa`
+    did you mean `dapple-a`?
+    """
 
 
 class ArgumentError(HpgoError, ValueError):
-    """An argument is out of its range or contradicts another."""
+    """An argument is out of its range or contradicts another.
+
+    >>> import hpgo
+    >>> try:
+    ...     hpgo.plan("bert-48", "dapple-a", global_batch_size=0)
+    ... except hpgo.ArgumentError as error:
+    ...     print(error)
+    ...     print(error.hint)
+    global_batch_size is 0
+    give a whole number from 1 to 2147483647
+    """
 
 
 class ScheduleError(HpgoError, ValueError):
-    """A schedule is unknown, incomplete, out of order, or deadlocked."""
+    """A schedule is unknown, incomplete, out of order, or deadlocked.
+
+    >>> import hpgo
+    >>> try:
+    ...     hpgo.schedule("zbv", ranks=2, micro_batches=4)
+    ... except hpgo.ScheduleError as error:
+    ...     print(error)
+    ...     print(error.hint)
+    there is no schedule `zbv`
+    did you mean `zb_v`? `hpgo schedules` lists them all
+    """
 
 
 class InfeasibleError(HpgoError):
-    """The question is well-formed but nothing satisfies it: too little memory, say."""
+    """The question is well-formed but nothing satisfies it: too little memory, say.
+
+    >>> import hpgo
+    >>> small = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1, memory="1 GB")
+    >>> try:
+    ...     hpgo.plan("vgg-19", small, global_batch_size=32)
+    ... except hpgo.InfeasibleError as error:
+    ...     print(error.hint)
+    use devices with more memory
+    """
 
 
 class RunError(HpgoError, RuntimeError):
-    """A run of a plan can't start, or can't go on."""
+    """A run of a plan can't start, or can't go on.
+
+    >>> raise RunError("rank 3 has ended", "start the run again: it goes on from its last checkpoint")
+    Traceback (most recent call last):
+    hpgo.RunError: rank 3 has ended
+    """
 
 
 class FileError(HpgoError, OSError):

@@ -31,7 +31,14 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Record):
-    """Two ways of training one model on the same GPUs with one batch, by what they spend time and memory on."""
+    """Two ways of training one model on the same GPUs with one batch, by what they spend time and memory on.
+
+    >>> import hpgo
+    >>> one, other = (hpgo.price("llama-3-8b", "h100:1", global_batch_size=8, seq=4096, tp=tp) for tp in (2, 8))
+    >>> compared = hpgo.compare(one, other)
+    >>> compared.longer_s > 0, compared.apart
+    (True, True)
+    """
 
     chosen: Price
     other: Price

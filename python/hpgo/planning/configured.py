@@ -59,7 +59,13 @@ class StagePrice(Record):
 
 @dataclass(frozen=True, slots=True)
 class Price(Record):
-    """A way of training a transformer, and what it costs by the terms of docs/cost-terms.md. Nothing is measured."""
+    """A way of training a transformer, and what it costs by the terms of docs/cost-terms.md. Nothing is measured.
+
+    >>> import hpgo
+    >>> price = hpgo.price("llama-3-8b", "h100:1", global_batch_size=8, seq=4096, tp=2)
+    >>> price.way.data, price.fits, max(price.seconds, key=lambda term: term[1])[0]
+    (4, True, 'matrices')
+    """
 
     model: str
     cluster: str

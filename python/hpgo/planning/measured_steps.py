@@ -102,7 +102,14 @@ class MeasuredStep(Record):
 
 @dataclass(frozen=True, slots=True)
 class PlatformFit(Record):
-    """A platform, and what it was made of."""
+    """A platform, and what it was made of.
+
+    >>> import hpgo
+    >>> price = hpgo.price("llama-3-8b", "h100:1", global_batch_size=8, seq=4096, tp=2)
+    >>> step = hpgo.MeasuredStep.of("llama-3-8b", hpgo.Cluster.preset("h100:1"), price, 1.1 * price.step_s)
+    >>> hpgo.fit_platform([step]).note
+    'one factor: 3 steps at least tell computing and exchange apart'
+    """
 
     platform: Platform
     steps: tuple[MeasuredStep, ...]

@@ -84,7 +84,13 @@ class Alternative(Record):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChoice(Record):
-    """What a schedule would give for a question."""
+    """What a schedule would give for a question.
+
+    >>> import hpgo
+    >>> plan = hpgo.plan("bert-48", "dapple-a", global_batch_size=64, micro_batch_size=16, schedule="auto")
+    >>> plan.schedules[0].name == plan.schedule, plan.schedules[0].step_s == plan.step_s
+    (True, True)
+    """
 
     name: str
     step_s: float | None

@@ -19,6 +19,11 @@ class StageBytes:
     """What each stage keeps in memory: one number for all stages, or one for each.
 
     Activation, stash and output are those of one micro-batch.
+
+    >>> import hpgo
+    >>> held = hpgo.Costs(memory=hpgo.StageBytes(weights_bytes=4e9, activation_bytes=1e9))
+    >>> hpgo.simulate(hpgo.schedule("1f1b", ranks=2, micro_batches=4), costs=held).measures.peak_memory_bytes
+    (6000000000.0, 5000000000.0)
     """
 
     weights_bytes: ArrayLike = 0.0
@@ -41,7 +46,13 @@ class StageBytes:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds and bytes of the stages of a program; `hpgo.simulate` says what shape each may have."""
+    """Seconds and bytes of the stages of a program; `hpgo.simulate` says what shape each may have.
+
+    >>> import hpgo
+    >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    >>> hpgo.simulate(orders, costs=hpgo.Costs(forward_s=1.0, backward_s=2.0, transfer_s=0.5)).makespan_s
+    17.0
+    """
 
     forward_s: ArrayLike = 1.0
     backward_s: ArrayLike | None = None

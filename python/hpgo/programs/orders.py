@@ -299,7 +299,12 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Seconds of one micro-batch on each stage, for schedules that are fitted to them."""
+    """Seconds of one micro-batch on each stage, for schedules that are fitted to them.
+
+    >>> measured = Durations((1.0, 2.0), (1.0, 2.0), (1.0, 2.0), transfer_s=0.1)
+    >>> print(schedule("zb", ranks=2, micro_batches=4, durations=measured))
+    zb: 2 ranks, 2 stages, 4 micro-batches, 24 actions
+    """
 
     forward_s: tuple[float, ...]
     input_gradient_s: tuple[float, ...]

@@ -102,6 +102,11 @@ class RankProgram(Record):
 
     Any replication gives the gradient of one device if each rank adds up `loss_weight` × the loss of its rows, and
     gradients are summed as `sums` says: every sample then counts once, with one weight.
+
+    >>> import hpgo
+    >>> mine = hpgo.plan("bert-48", "dapple-a", global_batch_size=64).for_rank(9)
+    >>> mine.machine, mine.local_rank, len(mine.actions)
+    (1, 1, 8)
     """
 
     rank: int

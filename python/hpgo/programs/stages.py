@@ -44,7 +44,13 @@ class Memory(Record):
 
 @dataclass(frozen=True, slots=True)
 class Stage(Record):
-    """Layers in a row on devices that split each micro-batch among them. Times are seconds."""
+    """Layers in a row on devices that split each micro-batch among them. Times are seconds.
+
+    >>> import hpgo
+    >>> stage = hpgo.plan("bert-48", "dapple-a", global_batch_size=64).stages[0]
+    >>> len(stage.layers), stage.replicas, stage.memory.total_bytes
+    (32, 8, 6567291904.0)
+    """
 
     layers: tuple[str, ...]
     """Layer ids, in topological order."""
@@ -149,6 +155,10 @@ class Crossing(Record):
     """What one layer gives to later stages, where a cut lies between it and a layer that reads it.
 
     What a stage further on reads crosses every cut on its way: each stage between passes it on.
+
+    >>> import hpgo
+    >>> hpgo.plan("vgg-19", "dapple-c", global_batch_size=2048).crossings
+    ((Crossing(layer='pool-5', bytes=48000000.0),),)
     """
 
     layer: str

@@ -33,7 +33,16 @@ _DERIVED_OF_STAGES = ("utilisation", "slack_s")
 
 @dataclass(frozen=True, slots=True)
 class ChainStage(Record):
-    """Consecutive layers on one host, or on several of one type that take turns. Times are for one batch."""
+    """Consecutive layers on one host, or on several of one type that take turns. Times are for one batch.
+
+    >>> import hpgo
+    >>> toy = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1, 2], backward_s=[0, 0],
+    ...                          activation_bytes=[8, 8], parameter_bytes=[4, 4])
+    >>> pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
+    >>> last = hpgo.partition(toy, pair).stages[-1]
+    >>> last.hosts, last.first, last.compute_s
+    (('machine1',), 2, 2.0)
+    """
 
     hosts: tuple[str, ...]
     device_type: str
@@ -53,7 +62,15 @@ class ChainStage(Record):
 
 @dataclass(frozen=True, slots=True)
 class ChainHop(Record):
-    """What moves into the first stage, between two stages, or out of the last. Times are for one batch."""
+    """What moves into the first stage, between two stages, or out of the last. Times are for one batch.
+
+    >>> import hpgo
+    >>> toy = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1, 2], backward_s=[0, 0],
+    ...                          activation_bytes=[8, 8], parameter_bytes=[4, 4])
+    >>> pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
+    >>> hpgo.partition(toy, pair).hops[1].bytes  # from the first stage to the second
+    8.0
+    """
 
     bits: int
     """Of each value."""
