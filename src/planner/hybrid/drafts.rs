@@ -1,6 +1,6 @@
 //! Good plans of any placement before anything is proved: by pattern, and what annealing makes of them.
 
-use super::anneal::{Annealing, CROWD};
+use super::anneal::{Annealing, CROWD, is_slow};
 use super::patterns::{self, Patterns};
 use super::price::Candidate;
 use super::settings::Settings;
@@ -36,9 +36,6 @@ pub(super) const SPARK: Heat = Heat { of_cut_and_device: 2_000, most: 10_000_000
 /// A hundredth of a second on two threads, up to a tenth.
 pub(super) const BRIEF: Heat =
     Heat { of_cut_and_device: 10_000, most: 20_000_000, patience: 0, all: 10, is_wide: true };
-/// A twentieth of a second, up to half of one, where little is open.
-pub(super) const MEDIUM: Heat =
-    Heat { of_cut_and_device: 50_000, most: 100_000_000, patience: 1, all: 10, is_wide: true };
 /// A quarter of a second, up to one.
 pub(super) const LONG: Heat =
     Heat { of_cut_and_device: 100_000, most: 200_000_000, patience: 3, all: 10, is_wide: true };
@@ -103,12 +100,12 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Moves cuts of patterns until that helps no more.
+    /// Moves cuts of patterns until that helps no more, where annealing would take long for it.
     fn settle(&mut self, tasks: &[&Task<'_>], line: &[u32]) -> Result<()> {
         let Some(annealing) = Annealing::new(tasks, line) else { return Ok(()) };
         let mut drawn = std::mem::take(&mut self.drawn);
         let mut outcome = Ok(());
-        if !self.is_settled {
+        if !self.is_settled && drawn.first().is_some_and(|plan| is_slow(plan, LONG.most)) {
             self.is_settled = true;
             self.annealed_work += annealing.settle(&mut drawn, self.control);
             outcome = self.meet(tasks, drawn.iter());
@@ -157,7 +154,7 @@ impl Search<'_> {
         for sketch in sketches {
             plans.extend(self.with_windows(&sketch.candidate(tasks[sketch.task]))?);
         }
-        self.simulate(plans, ACTIONS.min(self.effort.actions))
+        self.simulate(plans, ACTIONS)
     }
 
     /// A plan whose stages run ahead as far as memory allows, and the same plan with as little of that as keeps them busy,

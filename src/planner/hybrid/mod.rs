@@ -66,8 +66,6 @@ const REACH: [f64; 8] = [1.01, 1.03, 1.07, 1.15, 1.3, 1.6, 2.5, f64::INFINITY];
 const NEAR: f64 = 1.01;
 /// A first plan above the bound by this factor is worth some annealing before anything is searched.
 const CLOSE: f64 = 1.03;
-/// A plan above the bound by this factor is worth much of it.
-const FAR: f64 = 1.06;
 /// Labels of a cut that go on while plans are looked for: at first, and once there is one.
 const NARROW: [usize; 2] = [50, 2_000];
 /// The same for a plan that is only there to compare.
@@ -136,7 +134,7 @@ const SHORT: Effort = Effort {
     windows: 2,
     behind: 1,
     improved: 100,
-    actions: 1_000_000,
+    actions: 5_000_000,
 };
 
 /// For the bound over all placements.
@@ -217,7 +215,7 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
         search.pass(search.step_s(), NARROW[0])?;
         search.prove()?;
         if !search.is_near() {
-            search.draft(Some(search.heat()))?;
+            search.draft(Some(drafts::LONG))?;
             search.bound_all(TABLES.within(search.left()));
         }
         search.effort = WHOLE.within(search.work + search.left());
@@ -227,7 +225,7 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
         }
         search.bound_all(RELAXED.within(QUICK.work));
         if !search.is_near() {
-            search.draft(Some(search.heat()))?;
+            search.draft(Some(drafts::LONG))?;
             search.bound_all(RELAXED.within(search.left()));
         }
         search.effort = COMPACT.within(search.left());
@@ -336,7 +334,7 @@ impl<'a> Search<'a> {
             let (task, links) = (&size.suffixes.task, size.suffixes.links(true));
             let (least_s, work) = least_step_s(task, links, step_s, control);
             size.bound_s = least_s.min(step_s);
-            (size.of_all.bound_s, size.of_all.first) = (size.bound_s, work);
+            size.of_all.bound_s = size.bound_s;
             work
         });
         self.relaxed_work += bounded.sum::<u64>();
@@ -402,11 +400,6 @@ impl<'a> Search<'a> {
     /// Why the search ended, if better plans may be left.
     fn stopped(&self) -> Option<Stopped> {
         (!self.is_proved()).then(|| self.control.stopped().unwrap_or(Stopped::Effort))
-    }
-
-    /// How long a better plan is worth looking for.
-    fn heat(&self) -> drafts::Heat {
-        if self.step_s() > FAR * self.lower_bound_s() { drafts::LONG } else { drafts::MEDIUM }
     }
 
     /// Whether there is no better plan worth looking for.
