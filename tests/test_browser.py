@@ -741,7 +741,7 @@ def test_every_format_is_exported(server, ending: str) -> None:
         ("forward_times=0", "numbers of seconds above zero"),
         ("forward_times=nan", "numbers of seconds above zero"),
         ("p2p_time=-1", "numbers of seconds, zero or more"),
-        ("forward_times=,", "give seconds: one number"),
+        ("forward_times=,", "give seconds, or a unit as in 4ms: one number"),
         ("p2p_time=fast", "`Latency of a message` holds `fast`"),
         ("comm=stram", "did you mean `stream`"),
         ("schedule=1f1f", "did you mean `1f1b`"),

@@ -33,8 +33,8 @@ class Rates:
     narrow_flop_per_s: Mapping[str, float] = field(default_factory=dict)
     """Of products in fewer bits than values are kept in, `fp8` or `fp4`."""
     reached: Mapping[str, float] = field(default_factory=dict)
-    """Shares of these peaks that the best products reach, `bf16` (and `fp16`) or `fp8`, and `attention` that is one
-    kernel, of the peak in bfloat16. Products: Bekman, *Machine Learning Engineering*, table of maximum achievable
+    """Shares of these peaks that the best products reach, `bf16` (and `fp16`), `fp8` or `fp4`, and `attention` that is
+    one kernel, of the peak in bfloat16. Products: Bekman, *Machine Learning Engineering*, table of maximum achievable
     matmul FLOPS; attention: FlashAttention-2, whose kernels most published steps were measured with, on an A100 (Dao,
     arXiv 2307.08691) and on an H100 (Shah et al., arXiv 2407.08608, who then double it)."""
 
