@@ -31,7 +31,7 @@ def test_a_built_in_profile_on_other_devices_says_so_unless_their_speed_is_given
     (note,) = on("h100").notes
     assert "`bert-48` was measured on V100s" in note
     assert "`H100-80GB`" in note
-    assert "profile your own" in note
+    assert "measure yours with `hpgo profile`" in note
     assert on(sped_up("h100", 6.0)).notes == ()
     nameless = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10)
     assert not any("measured on" in note for note in on(nameless).notes)
@@ -126,5 +126,5 @@ def test_pictures_show_the_bubble_of_the_report(profile: str, cluster: str, batc
     assert f"don't compute for {shown} of the step" in " ".join(table(plan).split())
     for ending in (".svg", ".txt", ".tex"):
         picture = hpgo.draw.render(timeline, ending).decode().replace("\\", "")
-        assert f"idle {shown}" in picture
+        assert f"bubble {shown}" in picture
         assert "share of devices" in picture

@@ -59,11 +59,11 @@ SHOWN = [(page.name, *words) for page in PAGES for line in lines(page) for words
 def test_a_command_on_a_page_is_one_that_is_taken(shown: tuple[str, ...]) -> None:
     _, program, *words = shown
     command = PROGRAMS[program]
-    context = click.Context(command, info_name=program)
+    context = command.context_class(command, info_name=program)
     while isinstance(command, click.Group):
         name, found, words = command.resolve_command(context, words)
         assert found is not None
-        command, context = found, click.Context(found, info_name=name, parent=context)
+        command, context = found, found.context_class(found, info_name=name, parent=context)
     command.make_context(context.info_name, words)
 
 

@@ -33,7 +33,8 @@ class _Context(click.Context):
     formatter_class = _Formatter
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
-        super().__init__(*args, **keywords)
+        # Here, not at the root: click keeps the help option of whoever asked first, and a command may be called alone.
+        super().__init__(*args, **{"help_option_names": ["-h", "--help"]} | keywords)
         if self.color is None and os.environ.get("NO_COLOR"):
             self.color = False
 

@@ -93,7 +93,7 @@ class _Commands(Group):
         write_columns(formatter, rows)
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.command(cls=_Commands, invoke_without_command=True)
 @click.version_option(None, "-V", "--version", package_name="hpgo")
 @click.pass_context
 def group(ctx: click.Context) -> None:
