@@ -191,7 +191,7 @@ def test_every_launcher_gets_the_blocks_the_batch_and_the_grid_of_the_plan(
             assert joined_parts == names
     assert job["activation_checkpoint"]["mode"] == ("full" if recompute else "none")
     assert ("FullAC.Config()" in export.torchtitan(plan, "0.3")) == recompute
-    assert values["BLOCKS"] == sum(counts)
+    assert values["SHAPE"] == {"layers": sum(counts)}
 
     values = assigned(export.deepspeed(plan))
     sizes = [len(stage.layers) for stage in plan.stages]

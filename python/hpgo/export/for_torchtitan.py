@@ -14,7 +14,7 @@ from hpgo.base.quoting import in_python, in_toml
 from hpgo.export.jobs import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hpgo.export.targets import Place, Target
 
@@ -65,16 +65,42 @@ def python(given: object, target: Target, place: Place) -> dict[str, str]:
         settings["training.disable_cuda_graphs"] = True
         settings["parallelism.pipeline_parallel_schedule"] = _shape(job)
         settings["parallelism.pipeline_parallel_microbatch_size"] = job.share
+    shape = {"layers": sum(job.block_counts)}
+    parts = parts_of(job.block_counts, "lm_head") if job.ranks > 1 else []
+    full = job.program.recompute
+    text = module("a plan", job.header(CLIPPING), shape=shape, settings=settings, parts=parts, place=place, full=full)
+    return {place.main or "planned.py": text} | _beside(job)
+
+
+def module(
+    what: str,
+    comments: Sequence[str],
+    *,
+    shape: Mapping[str, int],
+    settings: Mapping[str, object],
+    parts: Sequence[Sequence[str]],
+    place: Place,
+    full: bool,
+) -> str:
+    """A Python module that sets what `what` decides, for a model of this `shape`: numbers by their names in its config.
+
+    `parts` are the modules of each stage, none without a pipeline; `full` is whether layers are computed anew.
+    """
     assigned = [f"    {key} = {in_python(value)}" for key, value in settings.items()]
-    if job.ranks > 1:
+    piped: list[str] = []
+    if parts:
         assigned += [
             "    parallelism.pipeline_parallel_schedule_csv = str(ORDER)",
             "    parallelism.module_fqns_per_model_part = [list(part) for part in PARTS]",
         ]
-    parts = [f"    {in_python(part)}," for part in parts_of(job.block_counts, "lm_head")]
-    policy = "FullAC.Config()" if job.program.recompute else "None"
+        piped = [
+            f"ORDER = Path(__file__).resolve().with_name({in_python(place.name(ORDER))})",
+            "PARTS = [",
+            *(f"    {in_python(list(part))}," for part in parts),
+            "]",
+        ]
     lines = [
-        '"""What a plan decides in torchtitan\'s configuration.',
+        f'"""What {what} decides in torchtitan\'s configuration.',
         "",
         "In a module of yours, say my_configs.py, for `--module my_configs --config mine`:",
         "",
@@ -84,28 +110,27 @@ def python(given: object, target: Target, place: Place) -> dict[str, str]:
         "        return planned(llama3_8b())",
         '"""',
         "",
-        *(f"# {line}" for line in job.header(CLIPPING)),
+        *(f"# {line}" for line in comments),
         "",
         "from dataclasses import replace",
-        "from pathlib import Path",
+        *(["from pathlib import Path"] if parts else []),
         "",
-        "from torchtitan.distributed.activation_checkpoint import FullAC" if job.program.recompute else "",
-        "",
-        f"BLOCKS = {sum(job.block_counts)}",
-        f"ORDER = Path(__file__).resolve().with_name({in_python(place.name(ORDER))})" if job.ranks > 1 else "",
-        *(["PARTS = [", *parts, "]"] if job.ranks > 1 else []),
+        *(["from torchtitan.distributed.activation_checkpoint import FullAC", ""] if full else []),
+        f"SHAPE = {in_python(dict(shape))}",
+        *piped,
         "",
         "",
         "def planned(config):",
         '    """The same configuration, parallelised as planned."""',
-        "    found = len(config.model_spec.model.layers)",
-        "    if found != BLOCKS:",
-        '        raise ValueError(f"the plan is for {BLOCKS} blocks, but the model has {found}")',
+        "    model = config.model_spec.model",
+        '    found = {name: len(model.layers) if name == "layers" else getattr(model, name) for name in SHAPE}',
+        "    if found != SHAPE:",
+        '        raise ValueError(f"this is planned for a model of {SHAPE}, but this one has {found}")',
         "    training, parallelism = config.training, config.parallelism",
         *assigned,
-        f"    return replace(config, activation_checkpoint={policy})  # checks it anew",
+        f"    return replace(config, activation_checkpoint={'FullAC.Config()' if full else 'None'})  # checks it anew",
     ]
-    return {place.main or "planned.py": tidy(lines)} | _beside(job)
+    return "\n".join(lines) + "\n"
 
 
 def _beside(job: Job) -> dict[str, str]:
@@ -171,11 +196,3 @@ def parts_of(counts: Sequence[int], head: str) -> list[list[str]]:
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", head]
     return parts
-
-
-def tidy(lines: list[str]) -> str:
-    """Lines, with at most two empty ones in a row."""
-    text = "\n".join(lines) + "\n"
-    while "\n\n\n\n" in text:
-        text = text.replace("\n\n\n\n", "\n\n\n")
-    return text

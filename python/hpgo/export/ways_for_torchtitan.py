@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo.base.errors import ArgumentError
-from hpgo.base.quoting import in_python, in_toml
-from hpgo.export.for_torchtitan import CLIPPING, ORDER, parts_of, tidy
+from hpgo.base.quoting import in_toml
+from hpgo.export.for_torchtitan import CLIPPING, ORDER, module, parts_of
 from hpgo.export.ways import WayJob
 from hpgo.ways.way import MOST_ZERO
 
@@ -84,49 +84,12 @@ def python(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
     settings["config.compile.enable"] = bool(compiled)
     if len(compiled) == 1:
         settings["config.compile.components"] = compiled
-    assigned = [f"    {key} = {in_python(value)}" for key, value in settings.items()]
-    piped = way.pipeline > 1
-    if piped:
-        assigned += [
-            "    parallelism.pipeline_parallel_schedule_csv = str(ORDER)",
-            "    parallelism.module_fqns_per_model_part = [list(part) for part in PARTS]",
-        ]
-    parts = [f"    {in_python(part)}," for part in parts_of(job.counts, "lm_head")]
+    shape = dict(zip(("layers", "dim", "vocab_size"), _planned_shape(job), strict=True))
+    parts = parts_of(job.counts, "lm_head") if way.pipeline > 1 else []
+    comments = job.header(CLIPPING, *_split(job))
     full = way.recompute == "full"
-    lines = [
-        '"""What a way of training decides in torchtitan\'s configuration.',
-        "",
-        "In a module of yours, say my_configs.py, for `--module my_configs --config mine`:",
-        "",
-        "    from torchtitan.models.llama3.config_registry import llama3_8b",
-        "",
-        "    def mine():",
-        "        return planned(llama3_8b())",
-        '"""',
-        "",
-        *(f"# {line}" for line in job.header(CLIPPING, *_split(job))),
-        "",
-        "from dataclasses import replace",
-        "from pathlib import Path" if piped else "",
-        "",
-        "from torchtitan.distributed.activation_checkpoint import FullAC" if full else "",
-        "",
-        f"SHAPE = {in_python(dict(zip(('layers', 'dim', 'vocab_size'), _planned_shape(job), strict=True)))}",
-        f"ORDER = Path(__file__).resolve().with_name({in_python(place.name(ORDER))})" if piped else "",
-        *(["PARTS = [", *parts, "]"] if piped else []),
-        "",
-        "",
-        "def planned(config):",
-        '    """The same configuration, parallelised as planned."""',
-        "    model = config.model_spec.model",
-        '    found = {"layers": len(model.layers), "dim": model.dim, "vocab_size": model.vocab_size}',
-        "    if found != SHAPE:",
-        '        raise ValueError(f"the way is for a model of {SHAPE}, but this one has {found}")',
-        "    training, parallelism = config.training, config.parallelism",
-        *assigned,
-        f"    return replace(config, activation_checkpoint={'FullAC.Config()' if full else 'None'})  # checks it anew",
-    ]
-    return {place.main or "planned.py": tidy(lines)} | _beside(job)
+    text = module("a way of training", comments, shape=shape, settings=settings, parts=parts, place=place, full=full)
+    return {place.main or "planned.py": text} | _beside(job)
 
 
 def _checked(plan: WayPlan, target: Target, place: Place) -> WayJob:
