@@ -27,7 +27,7 @@ from hpgo.base.errors import HpgoError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.transformer import Latent, Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
-from hpgo.planning.configured import Price, price_way, stages_of
+from hpgo.planning.configured import Price, StagePrice, price_way, stages_of
 from hpgo.ways.constants import CONSTANTS, Constants
 from hpgo.ways.steps import Stages
 from hpgo.ways.way import Way
@@ -86,6 +86,9 @@ Engine's (scripts/performance/utils/overrides.py)."""
 _NARROW_GRADIENTS = ("Megatron-Bridge", "InternEvo")
 """`grad_reduce_in_fp32 = False` in scripts/performance/configs, of all models; InternEvo's hybrid_zero_optim.py makes
 wide ones for the update."""
+_FLAT_UPDATE = ("bloom-a100", "internevo-a100", "internevo-mem")
+"""deepspeed/runtime/zero/stage_1_and_2.py and fp16/fused_optimizer.py; InternEvo's hybrid_zero_optim.py. vTrain's steps
+were measured where such copies would have had no room, so by Megatron's own optimizer."""
 _UNFUSED_UPDATE = ("InternEvo",)
 """Of its report: one flat tensor, updated by PyTorch 1.13, which has no fused Adam."""
 _BLOCKING = ("bloom-a100",)
@@ -107,6 +110,8 @@ _START: dict[str, Any] = {
 }  # fmt: skip
 """Where fits begin: what one would guess."""
 _START_EXPERTS: dict[str, Any] = {"grouped": 0.8, "routed": 1.5, "host_experts_s": 1e-3}
+_OF_TORCH = "GiB"
+"""What PyTorch's allocator counts of itself, which torchtitan prints: nothing of CUDA's context, or of NCCL's."""
 _PASSING = {"reserve", "logits", "update"}
 _GOAL, _GOAL_KNOWN = 0.2, 0.12
 """Mean errors below which prices of models with experts are worth what those of others are."""
@@ -241,6 +246,7 @@ def _point(row: dict[str, Any]) -> Point:
         overlap=not _framework(row).startswith(_NO_OVERLAP),
         fused_loss=not _framework(row).startswith(_UNFUSED_LOSS),
         fused_update=not _framework(row).startswith(_UNFUSED_UPDATE),
+        flat_update=row["set"] in _FLAT_UPDATE,
         narrow_gradients=_adds_up_in_16_bits(row), offload_layers=_offloaded(row),
     )  # fmt: skip
     name = _CLUSTERS.get(row["hw"], row["hw"])
@@ -689,8 +695,10 @@ def _memory(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
         "## Memory",
         "",
         (
-            "Of the fullest GPU. No constant was fitted to it; a flat reserve is 3 GB. Papers that count tensors"
-            " alone are compared without it, and without what the loss and the optimizer hold for a while."
+            "Of the fullest GPU. No constant was fitted to it; a flat reserve is 3 GB. `nvidia-smi` also counts what"
+            " PyTorch's allocator keeps of values that are gone, and would give back before memory runs out:"
+            " `cached_bytes` of a price. That allocator's own count is compared without the reserve, and papers that"
+            " count tensors alone also without what the loss and the optimizer hold for a while."
         ),
         "",
         "| point | what was measured | measured | predicted | ratio |",
@@ -699,11 +707,7 @@ def _memory(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
     ratios = []
     for point in points:
         if point.memory_bytes:
-            alone = point.platform == "memory-model"
-            found = max(
-                sum(size for name, size in stage.memory_bytes if not (alone and name in _PASSING))
-                for stage in prices[point.id].stages
-            )
+            found = max(_as_measured(point, stage) for stage in prices[point.id].stages)
             ratios.append(found / point.memory_bytes)
             lines.append(
                 f"| {point.id} | {point.memory_kind} | {point.memory_bytes / 1e9:.1f} GB | {found / 1e9:.1f} GB |"
@@ -712,6 +716,14 @@ def _memory(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
     low = min(ratios) - 1
     said = f"{len(ratios)} points: mean error {_percent(Errors(tuple(ratios)).mean)}, from {100 * low:.0f} % to"
     return [*lines, "", f"{said} +{100 * (max(ratios) - 1):.0f} %.", "", *_that_ran(points, prices)]
+
+
+def _as_measured(point: Point, stage: StagePrice) -> float:
+    """Bytes of what was measured."""
+    if point.platform == "memory-model":
+        return sum(size for name, size in stage.memory_bytes if name not in _PASSING)
+    outside = dict(stage.memory_bytes)["reserve"] if point.memory_kind.startswith(_OF_TORCH) else 0.0
+    return stage.peak_bytes + stage.cached_bytes - outside
 
 
 def _that_ran(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:

@@ -25,7 +25,7 @@ from hpgo.planning.configured import (
 )  # fmt: skip
 from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.gpus import Gpus
-from hpgo.ways.memory import kept_bytes, parameters, stage_memory
+from hpgo.ways.memory import cached_bytes, kept_bytes, parameters, stage_memory
 from hpgo.ways.site import Site
 from hpgo.ways.steps import Rows, Stages
 from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times
@@ -108,6 +108,29 @@ def test_gradients_that_add_up_in_16_bits_are_widened_when_passes_are_done() -> 
         assert busy["update"] == 0
         held = sum(size for name, size in idle.items() if name != "reserve")
         assert held == pytest.approx(parameters(one, Stages(one, 1).part(0, 0)) * each)
+
+
+@pytest.mark.parametrize(("zero", "d"), [(0, 1), (1, 1), (1, 8)])
+def test_a_flat_update_copies_gradients_together_and_what_passes_left_is_too_small_for_it(zero: int, d: int) -> None:
+    """8 bytes a parameter for 4: DeepSpeed's fused_optimizer.py, and stage_1_and_2.py with a bucket of 1 GB."""
+    one = site(LLAMA, Way(data=d, zero=zero, precision="fp16", flat_update=True))
+    mine = parameters(one, Stages(one, 1).part(0, 1)) / d
+    made = 8 * mine + (1e9 if zero else 0)
+    for count in (0, 1, 64):
+        part = Stages(one, 1).part(0, count)
+        held = stage_memory(one, part)
+        left = held["activations"] + held["logits"]
+        assert held["update"] == pytest.approx(max(0, made - left))
+        assert cached_bytes(one, part) == pytest.approx(min(made, left))
+
+
+def test_replicas_that_share_16_bit_weights_keep_16_bytes_of_their_part_as_those_in_32() -> None:
+    for narrow in (False, True):
+        one = site(LLAMA, Way(data=64, zero=3, narrow_gradients=narrow))
+        held = stage_memory(one, Stages(one, 1).part(0, 1))
+        gathered = 2 * LLAMA.vocab * LLAMA.hidden * 2
+        state = held["weights"] + held["gradients"] + held["optimizer"] - gathered
+        assert state == pytest.approx(16 * LLAMA.parameters / 64)
 
 
 def test_a_loss_of_one_kernel_keeps_logits_and_their_gradient_in_16_bits() -> None:

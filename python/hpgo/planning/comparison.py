@@ -23,7 +23,8 @@ NAMES = {
     "micro_batch_size": "micro_batch_size", "zero": "zero", "recompute": "recompute",
     "recompute_layers": "recompute_layers", "sequence_parallel": "sequence", "precision": "precision",
     "flash": "flash", "fused": "fused", "overlap": "overlap",
-    "fused_loss": "fused_loss", "fused_update": "fused_update", "narrow_gradients": "narrow_gradients",
+    "fused_loss": "fused_loss", "fused_update": "fused_update", "flat_update": "flat_update",
+    "narrow_gradients": "narrow_gradients",
     "offload_layers": "offload_layers",
 }  # fmt: skip
 """What a way's fields are called where they are asked for; the degree of data parallelism follows from them."""

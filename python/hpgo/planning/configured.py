@@ -21,7 +21,7 @@ from hpgo.programs.orders import KINDS, Schedule
 from hpgo.programs.orders import schedule as build
 from hpgo.ways.constants import CONSTANTS, Constants
 from hpgo.ways.gpus import Gpus
-from hpgo.ways.memory import Part, kept_bytes, parameters, stage_memory
+from hpgo.ways.memory import Part, cached_bytes, kept_bytes, parameters, stage_memory
 from hpgo.ways.site import VALUE, Site, pairs_seen
 from hpgo.ways.steps import Stages
 from hpgo.ways.way import Passes, Precision, Recompute, Way, check_batch, check_degrees, data_degree
@@ -50,6 +50,8 @@ class StagePrice(Record):
     forward_s: float
     """Of one micro-batch, all of its stages."""
     backward_s: float
+    cached_bytes: float = 0.0
+    """What PyTorch's allocator keeps beside these, and gives back before memory runs out; `nvidia-smi` counts it."""
 
     @property
     def peak_bytes(self) -> float:
@@ -160,6 +162,7 @@ def price(
     overlap: bool = True,
     fused_loss: bool = True,
     fused_update: bool = True,
+    flat_update: bool = False,
     narrow_gradients: bool = False,
     offload_layers: int = 0,
     devices: int | None = None,
@@ -192,6 +195,7 @@ def price(
         overlap: whether sums and gathers run beside passes.
         fused_loss: whether the loss is one kernel, which keeps logits in 16 bits alone.
         fused_update: whether Adam is one kernel.
+        flat_update: whether 16-bit gradients are copied into one flat tensor for it, as DeepSpeed does.
         narrow_gradients: whether gradients add up in 16 bits, where they are not in 16 anyway.
         offload_layers: how many layers' values wait in the host's memory for the backward pass.
         devices: GPUs to use, the first of the cluster; None is all. Degrees of data parallelism follow.
@@ -215,7 +219,8 @@ def price(
     choice("schedule", schedule, SCHEDULES)
     choice("precision", precision, PRECISIONS)
     flags = {"flash": flash, "fused": fused, "overlap": overlap}
-    flags |= {"fused_loss": fused_loss, "fused_update": fused_update, "narrow_gradients": narrow_gradients}
+    flags |= {"fused_loss": fused_loss, "fused_update": fused_update, "flat_update": flat_update}
+    flags |= {"narrow_gradients": narrow_gradients}
     for name, flag in flags.items():
         check_flag(name, flag)
     if sequence_parallel is not None:
@@ -242,6 +247,7 @@ def price(
         overlap=overlap,
         fused_loss=fused_loss,
         fused_update=fused_update,
+        flat_update=flat_update,
         narrow_gradients=narrow_gradients,
         offload_layers=whole("offload_layers", offload_layers, least=0),
     )
@@ -310,11 +316,12 @@ def price_of(stages: Stages, cluster: str, step_s: float, *, global_batch_size: 
         stages=tuple(
             StagePrice(
                 tuple((one.layers.start, one.layers.stop) for one in stages.of_rank(rank)),
-                tuple(stage_memory(site, _part(stages, rank)).items()),
+                tuple(stage_memory(site, part).items()),
                 sum(one.forward_s for one in stages.of_rank(rank)),
                 sum(one.backward_s for one in stages.of_rank(rank)),
+                cached_bytes(site, part),
             )
-            for rank in range(pipeline)
+            for rank, part in enumerate(_part(stages, rank) for rank in range(pipeline))
         ),
         capacity_bytes=site.gpus.memory_bytes,
         flop=model_flop(model, seq, global_batch_size),

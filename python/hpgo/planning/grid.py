@@ -152,7 +152,8 @@ def choose_way(
         cluster = cluster.first(devices)
     gpus = Gpus.of(cluster, precision)
     space.check(model, gpus, global_batch_size=global_batch_size, seq=seq, precision=precision)
-    site = Site(model, Way(precision=precision), gpus, constants_of(cluster, platform), seq)
+    way = Way(precision=precision, flat_update=rules.flat_update)
+    site = Site(model, way, gpus, constants_of(cluster, platform), seq)
     search = _Search(list(families(site, global_batch_size, space)), gpus.memory_bytes - headroom_bytes, top)
     if not search.families:
         held = space.said

@@ -25,6 +25,8 @@ UNCERTIFIED = (
 )
 _SMALL = 5e-4
 """Of a step: what takes less stands in no table."""
+_SEEN_BYTES = 5e7
+"""Less is 0.0 GB."""
 
 
 def lines(price: Price, width: int = WIDTH) -> list[str]:
@@ -55,6 +57,7 @@ def lines(price: Price, width: int = WIDTH) -> list[str]:
         f"step    {format_seconds(price.step_s)} ± {100 * price.error:.0f} %, {_worth(price)}",
         f"tokens  {price.tokens_per_s_per_gpu:,.0f}/s/GPU; {share}",
         f"memory  {format_bytes(peak)} of {format_bytes(price.capacity_bytes)}: {fits}",
+        *_cached(price, width),
         "",
         *plain(
             ["where the step goes", "time", "share"],
@@ -136,6 +139,14 @@ def _whence(price: Price) -> str:
     """Where the error is from."""
     known = price.measured_steps
     return f"where {known} {'was' if known == 1 else 'were'} measured" if known else "against published ones"
+
+
+def _cached(price: Price, width: int) -> list[str]:
+    """What a user sees beside what is needed."""
+    if price.fullest.cached_bytes < _SEEN_BYTES:
+        return []
+    said = f"{format_bytes(price.fullest.cached_bytes)} more as `nvidia-smi` counts: free, but not given back"
+    return textwrap.wrap(said, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
 def _worth(price: Price) -> str:

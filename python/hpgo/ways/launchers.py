@@ -42,6 +42,8 @@ class Rules(Record):
     """Whether that may be some layers of each stage and not others."""
     narrow_gradients: bool = False
     """Whether gradients may add up in 16 bits."""
+    flat_update: bool = False
+    """Whether its optimizers copy 16-bit gradients into one flat tensor."""
     offloads: bool = False
     """Whether layers' values may wait in the host's memory."""
     overlaps_piped: bool = True
@@ -154,6 +156,7 @@ DEEPSPEED = Rules(
     tensor=False,
     context=False,
     interleaves=False,
+    flat_update=True,
     overlaps_piped=False,
 )
 """Its engines split what a user's own layers compute by nothing but samples and stages."""

@@ -26,6 +26,9 @@ _MASTER = 12
 _WIDENED, _BETWEEN = 4, 8
 """Bytes a parameter of what is made for Adam, for a while: a gradient in 32 bits where they add up in 16, and where it
 is several kernels the square root of a moment and the denominator."""
+_FLAT, _BUCKET = 4, 1e9
+"""Bytes a parameter where such gradients are copied together: twice in 16 bits, of a replica's share, once as they are
+summed and once for the update; or once in 32, where replicas share nothing. And of what they are summed through."""
 _KEPT_LOGITS, _FUSED_LOGITS = 14, 4
 """Bytes a logit at the loss: in 16 and 32 bits, the softmax, and its gradient in both; or, of one kernel, in 16 bits
 and its gradient in as many."""
@@ -73,7 +76,7 @@ def shared_parameters(site: Site, part: Part) -> float:
 
 
 def weights(site: Site, part: Part) -> float:
-    """In 16 bits; in 32 where replicas share them, with two layers that are gathered, or all under a pipeline."""
+    """In 16 bits; where replicas share them in as many as gradients add up in, with two layers, or all, gathered."""
     held = parameters(site, part) * VALUE
     if site.way.zero < MOST_ZERO:
         return held
@@ -81,7 +84,7 @@ def weights(site: Site, part: Part) -> float:
     if site.way.gathers:
         largest = max(layer_weights(site.of(kind)) for kind in {site.kind, *part.kinds})
         gathered = min(gathered, 2 * max(largest, site.model.vocab * site.model.hidden / site.way.tensor) * VALUE)
-    return 2 * VALUE * shared_parameters(site, part) + gathered
+    return (VALUE if site.way.narrow_gradients else 2 * VALUE) * shared_parameters(site, part) + gathered
 
 
 def gradients(site: Site, part: Part) -> float:
@@ -92,18 +95,36 @@ def gradients(site: Site, part: Part) -> float:
 
 
 def optimizer(site: Site, part: Part) -> float:
-    """Two moments and 32-bit weights; shared from stage 1 on."""
-    state = _MASTER if site.way.zero < MOST_ZERO else _MASTER - 4
+    """Two moments and 32-bit weights, unless weights are in 32 bits anyway; shared from stage 1 on."""
+    state = _MASTER if site.way.zero < MOST_ZERO or site.way.narrow_gradients else _MASTER - 4
     return state * (shared_parameters if site.way.zero >= 1 else parameters)(site, part)
 
 
 def update(site: Site, part: Part) -> float:
     """What Adam needs besides, made when all passes are done: what of it outgrows these passes' values."""
-    each = (_WIDENED if site.sums_narrow else 0) + (0 if site.way.fused_update else _BETWEEN)
+    made = _made(site, part)
+    return max(0.0, made - activations(site, part) - logits(site, part)) if made else 0.0
+
+
+def cached_bytes(site: Site, part: Part) -> float:
+    """What PyTorch's allocator keeps of these values then: they were many, and what the update makes is large.
+
+    It gives back what is free before memory runs out, so that a way fits without. `nvidia-smi` counts it.
+    """
+    made = _made(site, part)
+    return min(made, activations(site, part) + logits(site, part)) if made else 0.0
+
+
+def _made(site: Site, part: Part) -> float:
+    """Bytes that the update makes."""
+    way, each = site.way, 0 if site.way.fused_update else _BETWEEN
+    flat = way.flat_update and way.zero < MOST_ZERO
+    if site.sums_narrow:
+        each += _WIDENED + (_FLAT if flat else 0)
     if each == 0:
         return 0.0
-    made = each * (shared_parameters if site.way.zero >= 1 else parameters)(site, part)
-    return max(0.0, made - activations(site, part) - logits(site, part))
+    through = min(_BUCKET, VALUE * parameters(site, part)) if flat and way.zero else 0.0
+    return each * (shared_parameters if way.zero >= 1 else parameters)(site, part) + through
 
 
 def kept_bytes(site: Site, *, anew: bool, cast: bool = True) -> float:

@@ -74,6 +74,8 @@ class Way:
     """Whether the loss is one kernel, which keeps logits and their gradient in 16 bits."""
     fused_update: bool = True
     """Whether Adam is one kernel, which makes no tensors in between."""
+    flat_update: bool = False
+    """Whether 16-bit gradients are copied into one flat tensor for the update, as DeepSpeed's optimizers have it."""
     overlap: bool = True
     """Whether gradients are summed while backward passes run, and weights gathered while others compute."""
     narrow_gradients: bool = False
