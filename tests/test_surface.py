@@ -2,27 +2,82 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import pickle
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
 import hpgo
+from hpgo.draw.options import Chosen, Options
+from hpgo.export.targets import TargetName
+from hpgo.machine.rates import RATES, WIDTHS, ComputeType, DeviceName
+from hpgo.model.formats.pipeedge import BYTES_OF_DTYPE, MEGA, Units, ValueType
 from hpgo.planning.chunked import CHUNKED
+from hpgo.planning.optimizers import OPTIMIZERS, OptimizerName
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.rerun import RUN_ON_PLANS
-from hpgo.programs.names import Communication, PlannedSchedule, ScheduleName
+from hpgo.programs.launchers import TABLE as LAUNCHERS
+from hpgo.programs.names import (
+    Communication,
+    PlannedSchedule,
+    ScheduleName,
+    ServingLauncher,
+    TrainingLauncher,
+    WayLauncher,
+)
 from hpgo.timing.simulation import COMMUNICATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+ROOMS = (hpgo.draw, hpgo.export, hpgo.launch)
+
 
 def test_words_in_types_are_those_that_run() -> None:
     assert sorted(get_args(ScheduleName)) == sorted(family.name for family in hpgo.schedules())
     assert sorted(get_args(PlannedSchedule)) == sorted([*SCHEDULES, *RUN_ON_PLANS, *CHUNKED, "auto"])
     assert list(get_args(Communication)) == list(COMMUNICATION)
+    assert set(get_args(OptimizerName)) == set(OPTIMIZERS)
+    assert list(get_args(DeviceName)) == list(RATES)
+    assert list(get_args(ComputeType)) == list(WIDTHS)
+    assert list(get_args(ValueType)) == list(BYTES_OF_DTYPE)
+    assert list(get_args(Units)) == list(MEGA)
+    assert list(get_args(hpgo.draw.TextEnding)) == [end for end in hpgo.draw.ENDINGS if end not in {".png", ".pdf"}]
+    assert list(get_args(hpgo.launch.TargetName)) == list(hpgo.launch.TARGETS)
+    assert Chosen.__annotations__.keys() == {field.name for field in dataclasses.fields(Options)}
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        (TrainingLauncher, [row for row in LAUNCHERS if row.trains]),
+        (WayLauncher, [row for row in LAUNCHERS if row.ways is not None]),
+        (ServingLauncher, [row for row in LAUNCHERS if not row.trains]),
+        (TargetName, hpgo.export.TARGETS),
+    ],
+)
+def test_words_for_launchers_are_names_with_each_version_that_was_tried(words: Any, rows: Any) -> None:
+    versions = {f"{row.name}@{row.version}" for row in rows if row.version}
+    assert set(get_args(words)) == {row.name for row in rows} | versions
+
+
+def test_no_argument_that_takes_a_word_is_typed_as_any_text() -> None:
+    """Of public functions; a name that anybody may give, or a file, is text."""
+    free = {"text", "source", "name", "title", "path", "folder", "image", "runtime", "script", "python"}
+    free |= {"model", "version", "resource", "message", "hint"}
+    ours = {name: getattr(hpgo, name) for name in hpgo.__all__}
+    ours |= {f"{room.__name__}.{name}": getattr(room, name) for room in ROOMS for name in room.__all__}
+    plain = {
+        f"{where}({name})"
+        for where, function in ours.items()
+        if inspect.isfunction(function)
+        for name, one in inspect.signature(function).parameters.items()
+        if one.annotation in {"str", "str | None"} and name not in free
+    }
+    assert not plain
 
 
 ORDERS = hpgo.schedule("1f1b", ranks=2, micro_batches=2)

@@ -6,13 +6,15 @@ import math
 from itertools import islice
 from numbers import Real
 from types import UnionType  # noqa: TC003
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import as_float, as_whole, exactly, near, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+_Word = TypeVar("_Word", bound=str)
 
 MOST = 2**32 - 1
 """What counts may be at most: the native side keeps them in 32 bits."""
@@ -102,7 +104,7 @@ def check_is(what: str, value: object, kind: type | UnionType, hint: str, *, or_
         raise ArgumentError(f"{what} is {shown(value)}", hint)
 
 
-def choice(kind: str, value: object, known: Iterable[str], error: type[HpgoError] = ArgumentError) -> str:
+def choice(kind: str, value: object, known: Iterable[_Word], error: type[HpgoError] = ArgumentError) -> _Word:
     """`value`, if it is one of the names `known`; raises `error`, with the nearest of them, if there is no such `kind`.
 
     >>> choice("objective", "latncy", ["throughput", "latency"])

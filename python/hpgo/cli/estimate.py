@@ -15,6 +15,7 @@ from hpgo.cli.values import PROFILE_OUT, TRANSFORMER
 from hpgo.machine.rates import RATES, WIDTHS
 
 if TYPE_CHECKING:
+    from hpgo.machine.rates import DeviceName
     from hpgo.model.profile import Profile
 
 
@@ -68,7 +69,7 @@ class _Dim(click.ParamType):  # type: ignore[type-arg]  # not generic before cli
 def command(
     *,
     model: str,
-    device: str,
+    device: DeviceName,
     outputs: tuple[str, ...],
     batch_size: tuple[int, ...] | None,
     dims: tuple[tuple[str, int], ...],

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from hpgo.cli.command import Command
 from hpgo.cli.values import FILE, Known
 from hpgo.export.targets import NAMES, TARGETS, find
+
+if TYPE_CHECKING:
+    from hpgo.export.targets import TargetName
 
 _TRIED = ", ".join(f"{target.name}@{target.version}" if target.version else target.name for target in TARGETS)
 
@@ -23,7 +28,7 @@ _TRIED = ", ".join(f"{target.name}@{target.version}" if target.version else targ
     help=f"Who shall run it: {', '.join(NAMES)}.",
 )
 @click.option("-o", "--output", type=FILE, metavar="FILE|FOLDER/", help="Write it there instead of printing it.")
-def command(plan: str, target: str, output: str | None) -> None:
+def command(plan: str, target: TargetName, output: str | None) -> None:
     """Write PLAN.json, from `hpgo plan -o`, as configuration of a launcher.
 
     Ways of training a transformer, from `hpgo plan MODEL --seq … -o`, go to megatron, torchtitan and deepspeed.
@@ -59,7 +64,7 @@ def command(plan: str, target: str, output: str | None) -> None:
         click.echo(f"it needs {names} too: `-o FOLDER/` writes all", err=True)
 
 
-def _known(target: str) -> str:
+def _known(target: TargetName) -> str:
     from hpgo.base.errors import ArgumentError
 
     try:

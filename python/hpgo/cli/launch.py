@@ -13,7 +13,7 @@ from hpgo.cli.command import Command
 from hpgo.cli.values import CLUSTER, FILE
 
 if TYPE_CHECKING:
-    from hpgo.launch import Job
+    from hpgo.launch import Job, TargetName
 
 # hpgo.launch.TARGETS, which `--help` need not load
 _TARGETS = ("local", "torchrun", "slurm", "kubeflow", "pytorchjob", "ray", "ssh-hosts")
@@ -60,7 +60,7 @@ def command(
     *,
     plan: str,
     arguments: tuple[str, ...],
-    target: str,
+    target: TargetName,
     script: str,
     output: str | None,
     as_json: bool,
@@ -124,7 +124,7 @@ def _hosts(path: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def _document(job: Job, target: str, text: str) -> str:
+def _document(job: Job, target: TargetName, text: str) -> str:
     machines = [
         {"ranks": node.ranks, "type": node.kind, "name": node.name, "first_rank": first}
         for node, first in zip(job.nodes, job.first_ranks, strict=True)

@@ -15,8 +15,9 @@ from hpgo.cli.terminal import say, searching
 from hpgo.cli.values import CLUSTER, FILE, PROFILE, File
 
 if TYPE_CHECKING:
-    from hpgo.planning.chain.files import Units
+    from hpgo.model.formats.pipeedge import Units
     from hpgo.planning.chain.plans import ChainPlan
+    from hpgo.programs.names import ServingLauncher
 
 
 _SECTIONS = {
@@ -87,7 +88,7 @@ def command(
     dev_file: str,
     profile: str | None,
     cluster: str | None,
-    launcher: str | None,
+    launcher: ServingLauncher | None,
     count_loading: bool,
     interpolate: bool,
     units: Units,
@@ -128,16 +129,7 @@ def command(
     with searching(label, format_seconds if in_seconds else "{:g}".format) as given["progress"]:
         plan: ChainPlan
         if profile is not None and cluster is not None:
-            from hpgo.machine.cluster import Cluster
-            from hpgo.model.formats import read_profile
-
-            plan = partition(
-                read_profile(profile),
-                Cluster.read(cluster),
-                launcher=launcher,
-                count_loading=count_loading,
-                **given,
-            )
+            plan = partition(profile, cluster, launcher=launcher, count_loading=count_loading, **given)
         else:
             plan = partition_files(
                 models_file,

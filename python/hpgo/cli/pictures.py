@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from hpgo.cli.values import SCHEDULE
+from hpgo.draw.options import Theme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ def picture_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--critical-path", is_flag=True, help="Mark the critical path."),
         click.option("--bubbles/--no-bubbles", default=True, help="Shade idle time by its cause."),
         click.option(
-            "--theme", type=click.Choice(["auto", "light", "dark"]), default="auto", show_default=True,
+            "--theme", type=click.Choice(get_args(Theme)), default="auto", show_default=True,
             help="auto follows the reader's setting where the format can.",
         ),
     ]  # fmt: skip

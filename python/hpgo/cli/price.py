@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -11,6 +11,7 @@ from hpgo.cli.command import Command
 from hpgo.cli.questions import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import CLUSTER, FILE, PROFILE_OUT, STILL, TRANSFORMER
+from hpgo.ways.way import Passes, Precision, Recompute
 
 if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
@@ -38,7 +39,7 @@ _SECTIONS = {
 @click.option("--first-layers", type=_DEGREE, metavar="N", help="On the pipeline's first group.  [as between]")
 @click.option("--last-layers", type=_DEGREE, metavar="N", help="On its last one.  [as between]")
 @click.option(
-    "--schedule", type=click.Choice(["1f1b", "interleaved_zb", "zb_v"]), default="1f1b", show_default=True,
+    "--schedule", type=click.Choice(get_args(Passes)), default="1f1b", show_default=True,
     help="Order of passes; the others need --vpp.",
 )  # fmt: skip
 @click.option("--cp", type=_DEGREE, default=1, metavar="N", help="GPUs that share each sequence.  [1]")
@@ -50,12 +51,12 @@ _SECTIONS = {
 )  # fmt: skip
 @click.option("--micro-batch-size", type=_DEGREE, default=1, metavar="N", help="Sequences at once.  [1]")
 @click.option(
-    "--recompute", type=click.Choice(["none", "selective", "full"]), default="none", show_default=True,
+    "--recompute", type=click.Choice(get_args(Recompute)), default="none", show_default=True,
     help="Backward passes compute anew: nothing, attention's scores, or layers.",
 )  # fmt: skip
 @click.option("--recompute-layers", type=_DEGREE, metavar="N", help="How many of each stage, of `full`.  [all]")
 @click.option(
-    "--precision", type=click.Choice(["bf16", "fp16", "fp8", "fp4"]), default="bf16", show_default=True,
+    "--precision", type=click.Choice(get_args(Precision)), default="bf16", show_default=True,
     help="Of products.",
 )  # fmt: skip
 @click.option("--no-sequence-parallel", is_flag=True, help="What lies between matrices is not shared.")

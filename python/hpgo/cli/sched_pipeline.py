@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from hpgo.base.wording import above
 from hpgo.cli.main import run
 from hpgo.cli.terminal import say
+
+if TYPE_CHECKING:
+    from hpgo.model.formats.pipeedge import ValueType
 
 
 class _UsageError(click.UsageError):
@@ -41,7 +44,7 @@ class _Command(click.Command):
 )
 def command(
     *,
-    dtype: str,
+    dtype: ValueType,
     batch_size: int,
     buffers_in: int,
     buffers_out: int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
@@ -14,6 +14,7 @@ from hpgo.base.wording import shorten
 from hpgo.cli.questions import as_options
 from hpgo.cli.terminal import width
 from hpgo.cli.values import FILE, STILL
+from hpgo.ways.way import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +52,7 @@ def of_transformers(command: _Command) -> _Command:
             help="Tokens of a step, instead of sequences.",
         ),
         click.option(
-            "--precision", type=click.Choice(["bf16", "fp16", "fp8", "fp4"]), default="bf16",
+            "--precision", type=click.Choice(get_args(Precision)), default="bf16",
             help="Of its products.  [bf16]",
         ),
         click.option(

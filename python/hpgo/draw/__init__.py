@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, Unpack, cast, get_args
 
 from hpgo.base.checks import check_is, listed
 from hpgo.base.errors import ArgumentError
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from hpgo.draw.options import Chosen
     from hpgo.timing.timeline import Timeline
 
-ENDINGS = {
+TextEnding = Literal[".svg", ".html", ".json", ".txt", ".tex"]
+"""Of pictures that `render` makes: those of `ENDINGS` that need no matplotlib."""
+ENDINGS: dict[str, str] = {
     ".svg": "vector picture, text kept",
     ".png": "pixels (needs matplotlib)",
     ".pdf": "vector picture for print (needs matplotlib)",
@@ -28,7 +31,7 @@ ENDINGS = {
 }
 
 
-def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: Any) -> Path:
+def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: Unpack[Chosen]) -> Path:
     """Draws one timeline, or several on one time axis, into a file and returns its path.
 
     The ending chooses the format (`hpgo.draw.ENDINGS`); the keywords are those of `hpgo.draw.options.Options`.
@@ -58,21 +61,29 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
         chosen = options_of(options, len(drawn))
         raster.write(scene.scene(drawn, chosen), chosen, path)
     else:
-        picture = render(drawn, ending, **options)
+        picture = render(drawn, cast("TextEnding", ending), **options)
         with writing(path, HpgoError) as file:
             file.write(picture)
     return path
 
 
-def render(timelines: Timeline | Sequence[Timeline], ending: str, **options: Any) -> bytes:
-    """The picture that `save` would write for one of `ENDINGS` but PNG and PDF, as bytes."""
+def render(timelines: Timeline | Sequence[Timeline], ending: TextEnding, **options: Unpack[Chosen]) -> bytes:
+    """The picture that `save` would write for one of `ENDINGS` but PNG and PDF, as bytes.
+
+    Raises ArgumentError for another ending, and what `save` raises.
+
+    >>> import hpgo
+    >>> step = hpgo.simulate(hpgo.schedule("gpipe", ranks=2, micro_batches=2))
+    >>> render(step, ".txt", columns=40).decode().splitlines()[1]
+    'rank 0 |F0-F1-.........B0====B1====|'
+    """
     from hpgo.draw.options import options_of
     from hpgo.timing.timeline import check_picture
 
     drawn = _several(timelines)
     chosen = options_of(options, len(drawn))
-    if not isinstance(ending, str):
-        raise ArgumentError(f"the ending is {shown(ending)}", f"choose one of {', '.join(ENDINGS)}")
+    if ending not in get_args(TextEnding):
+        raise _no_text_ending(ending)
     check_picture(drawn, ending)
     if ending == ".html":
         from hpgo.draw.html import html
@@ -92,11 +103,18 @@ def render(timelines: Timeline | Sequence[Timeline], ending: str, **options: Any
         from hpgo.draw.svg import svg
 
         return svg(scene(drawn, chosen), chosen).encode()
-    if ending == ".tex":
-        from hpgo.draw.tikz import tikz
+    from hpgo.draw.tikz import tikz
 
-        return tikz(scene(drawn, chosen), chosen).encode()
-    raise ArgumentError(f"{shown(ending)} is not a text format", "use `save` for .png and .pdf")
+    return tikz(scene(drawn, chosen), chosen).encode()
+
+
+def _no_text_ending(ending: object) -> ArgumentError:
+    if isinstance(ending, str) and ending in ENDINGS:
+        return ArgumentError(f"`{ending}` is not text", "`hpgo.draw.save` writes .png and .pdf into a file")
+    known = list(get_args(TextEnding))
+    dotted = f".{ending.lower().lstrip('.')}" if isinstance(ending, str) else ""
+    hint = f"with its dot: `{dotted}`" if dotted in known else f"choose one of {', '.join(known)}"
+    return ArgumentError(f"the ending is {shown(ending)}", hint)
 
 
 def _several(timelines: Timeline | Sequence[Timeline]) -> list[Timeline]:

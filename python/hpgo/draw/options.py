@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from hpgo.base.checks import check_is, listed
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record
 from hpgo.base.wording import near, printable, shown
 
-_CHOICES = {"transfers": ("none", "arrows", "lanes"), "theme": ("auto", "light", "dark")}
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+Transfers = Literal["none", "arrows", "lanes"]
+Theme = Literal["auto", "light", "dark"]
+_CHOICES: dict[str, tuple[str, ...]] = {"transfers": get_args(Transfers), "theme": get_args(Theme)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,7 @@ class Options(Record):
     labels: tuple[str, ...] = ()
     """A name for each timeline, for example `("planned", "measured")`; schedule names otherwise."""
     title: str = ""
-    transfers: str = "none"
+    transfers: Transfers = "none"
     """`none`, `arrows` from sender to receiver, or `lanes` below each rank that show when it sends."""
     memory: bool = False
     """A memory curve below each rank, with the cap where one is known."""
@@ -35,7 +40,7 @@ class Options(Record):
     them."""
     hatch: bool = False
     """Strong patterns, as SVG has them in print; faint ones otherwise, and none in TikZ."""
-    theme: str = "auto"
+    theme: Theme = "auto"
     """`auto` follows the reader's setting in SVG and HTML and is light elsewhere; or `light`, `dark`."""
     width_px: int = 1200
     columns: int = 120
@@ -44,7 +49,25 @@ class Options(Record):
     """With more actions than this the picture shows shares of time instead of boxes, and says so."""
 
 
-def options_of(chosen: dict[str, Any], timelines: int) -> Options:
+class Chosen(TypedDict, total=False):
+    """The fields of `Options`, as keywords of `save` and `render`."""
+
+    labels: Iterable[str] | None
+    title: str | None
+    transfers: Transfers
+    memory: bool
+    critical_path: bool
+    bubbles: bool
+    table: bool
+    linked: bool
+    hatch: bool
+    theme: Theme
+    width_px: int
+    columns: int
+    max_boxes: int
+
+
+def options_of(chosen: Mapping[str, Any], timelines: int) -> Options:
     """The options in `chosen`, checked against each other and the number of timelines.
 
     Raises ArgumentError for an unknown name, a value outside its choices, or a wrong number of labels.
@@ -58,10 +81,10 @@ def options_of(chosen: dict[str, Any], timelines: int) -> Options:
         "labels": () if labels is None else tuple(listed("the labels", labels, hint="give a list of names")),
         "title": _shown_title(chosen.get("title")),
     }
-    options = Options(**(chosen | words))
     for name, choices in _CHOICES.items():
-        if getattr(options, name) not in choices:
-            raise ArgumentError(f"{name} is {shown(getattr(options, name))}", f"choose {', '.join(choices)}")
+        if name in chosen and chosen[name] not in choices:
+            raise ArgumentError(f"{name} is {shown(chosen[name])}", f"choose {', '.join(choices)}")
+    options = Options(**{**chosen, **words})
     if options.labels and len(options.labels) != timelines:
         raise ArgumentError(
             f"{len(options.labels)} labels for {timelines} timelines", "give one label for each timeline, or none"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-    from hpgo.draw.options import Options
+    from hpgo.draw.options import Options, Theme
     from hpgo.draw.scene import Scene
 
 ENDINGS = (".svg", ".png", ".pdf", ".html")
@@ -32,7 +32,7 @@ def check(path: str | os.PathLike[str]) -> Path:
     return found
 
 
-def save(scene: Scene, path: str | os.PathLike[str], *, theme: str = "auto") -> Path:
+def save(scene: Scene, path: str | os.PathLike[str], *, theme: Theme = "auto") -> Path:
     """Writes the scene and returns its path.
 
     Raises ArgumentError for another ending or theme, HpgoError where matplotlib is missing or nothing can be written.

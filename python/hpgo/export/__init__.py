@@ -19,13 +19,14 @@ from hpgo.export.targets import NAMES, TARGETS, Place, Target, find
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpgo.export.targets import TargetName
     from hpgo.planning.plans import Plan
     from hpgo.programs.program import Program
 
 __all__ = ["NAMES", "TARGETS", "Place", "Target", "deepspeed", "files", "find", "megatron", "save", "torchtitan"]
 
 
-def files(plan: object, target: str, *, path: str | os.PathLike[str] = "") -> dict[str, str]:
+def files(plan: object, target: TargetName, *, path: str | os.PathLike[str] = "") -> dict[str, str]:
     """What `target`, `NAME` or `NAME@VERSION`, needs to run `plan`: texts by file name, the main file first.
 
     `path` is where the main file will lie. If it ends with a slash, the files keep their own names in that folder; else
@@ -44,7 +45,7 @@ def files(plan: object, target: str, *, path: str | os.PathLike[str] = "") -> di
     return find(target).write(plan, Place(folder, main))
 
 
-def save(plan: object, target: str, path: str | os.PathLike[str]) -> list[Path]:
+def save(plan: object, target: TargetName, path: str | os.PathLike[str]) -> list[Path]:
     """Writes `files` and returns their paths.
 
     If `path` is a folder, or ends with a slash, they go into it under their own names; else the main file is `path` and
@@ -116,5 +117,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'hpgo.export' has no attribute {name!r}")
 
 
-def _main(plan: object, target: str) -> str:
+def _main(plan: object, target: Any) -> str:
     return next(iter(files(plan, target).values()))

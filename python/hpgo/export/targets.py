@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.checks import check_is, check_text
 from hpgo.base.errors import ArgumentError
@@ -117,11 +117,18 @@ TARGETS: tuple[Target, ...] = (
 )  # fmt: skip
 """All targets, older versions first."""
 
+TargetName = Literal[
+    "torch", "torch@2.15", "torchtitan", "torchtitan@0.2", "torchtitan@0.3", "megatron", "megatron@0.16",
+    "megatron-bridge", "megatron-bridge@0.6", "nemo", "nemo@2.5", "verl", "verl@0.9", "ms-swift", "ms-swift@4.5",
+    "deepspeed", "deepspeed@0.19", "vllm", "vllm@0.33", "sglang", "sglang@0.5", "llama.cpp",
+    "accelerate", "accelerate@1.15",
+]  # fmt: skip
+"""For type checkers and editors; patches of these versions, as in `torchtitan@0.2.2`, are taken, too."""
 NAMES = tuple(dict.fromkeys(target.name for target in TARGETS))
 """Of all targets, whatever their versions."""
 
 
-def find(name: str) -> Target:
+def find(name: TargetName) -> Target:
     """The row for `NAME` or `NAME@VERSION`; the latest version if none is named.
 
     Raises ArgumentError for a target that is unknown, or a version that nobody has run.

@@ -6,7 +6,7 @@ hpgo.launch.slurm(job)  # text; hpgo.launch.save(job, "slurm", "job.sh") writes 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import choice
 from hpgo.base.documents import write_text
@@ -28,7 +28,9 @@ __all__ = [
     "torchrun",
 ]  # fmt: skip
 
-TARGETS: dict[str, Callable[..., str]] = {
+TargetName = Literal["local", "torchrun", "slurm", "kubeflow", "pytorchjob", "ray", "ssh-hosts"]
+"""The names of `TARGETS`, for type checkers and editors."""
+TARGETS: dict[TargetName, Callable[..., str]] = {
     "local": local,
     "torchrun": torchrun,
     "slurm": slurm,
@@ -40,7 +42,7 @@ TARGETS: dict[str, Callable[..., str]] = {
 """What a job can be written for; each takes the job and keywords of its own."""
 
 
-def text(job: Job, target: str, **options: Any) -> str:
+def text(job: Job, target: TargetName, **options: Any) -> str:
     """What starts `job` on one of `TARGETS`, with the target's own `options`.
 
     Raises ArgumentError for a target that there isn't, for options that it doesn't have or lacks, and for a job that it
@@ -66,7 +68,7 @@ def text(job: Job, target: str, **options: Any) -> str:
     return TARGETS[target](job, **options)
 
 
-def save(job: Job, target: str, path: str | os.PathLike[str], **options: Any) -> None:
+def save(job: Job, target: TargetName, path: str | os.PathLike[str], **options: Any) -> None:
     """Writes what `text` returns. Raises ArgumentError, also if the file can't be written."""
     made = text(job, target, **options)
     if target == "ray" and as_path(path, ArgumentError).name == "ray.py":

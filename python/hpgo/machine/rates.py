@@ -6,7 +6,7 @@ Operations are those of dense matrices; what a datasheet gives for sparse ones i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.errors import ClusterError
 from hpgo.base.wording import shorten
@@ -14,7 +14,11 @@ from hpgo.base.wording import shorten
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-WIDTHS = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
+DeviceName = Literal["v100", "a100", "a100-40", "h100", "h100-96", "h200", "b200", "b300", "gb200", "gb300"]
+"""The names of `RATES`, for type checkers and editors."""
+ComputeType = Literal["float32", "tf32", "float16", "bfloat16"]
+"""What devices compute in: the names of `WIDTHS`."""
+WIDTHS: dict[str, int] = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a value, by what a device computes in; tf32 is float32 on tensor cores, rounded on the way in."""
 
 

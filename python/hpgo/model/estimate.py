@@ -8,7 +8,7 @@ them. docs/profiles.md compares such estimates with measurements.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from hpgo.base.checks import choice, listed, number, whole
 from hpgo.base.errors import ArgumentError, ProfileError
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Container, Iterable, Mapping, Sequence
 
+    from hpgo.machine.rates import ComputeType, DeviceName
     from hpgo.model.operations import Network, Operation
 
-GRAINS = ("block", "op")
+Grain = Literal["block", "op"]
+"""What a layer is."""
 EFFICIENCY = 0.5
 """Of a device's peaks, where nobody says another."""
 ESTIMATED = "estimated for "
@@ -40,10 +42,10 @@ _MOST = 2**20
 def estimate(
     source: str | os.PathLike[str] | Transformer,
     *,
-    device: str,
-    dtype: str | None = None,
+    device: DeviceName,
+    dtype: ComputeType | None = None,
     batch_sizes: int | Sequence[int] | None = None,
-    by: str = "block",
+    by: Grain = "block",
     dims: Mapping[str, int] | None = None,
     efficiency: float = EFFICIENCY,
 ) -> Profile:
@@ -71,7 +73,7 @@ def estimate(
     hpgo.ArgumentError: there is no device `a1000`
     """
     rates = RATES[choice("device", device, RATES)]
-    choice("grain", by, GRAINS)
+    choice("grain", by, get_args(Grain))
     if dtype is not None:
         choice("dtype", dtype, WIDTHS)
     efficiency = number("efficiency", efficiency, above=0, most=1)

@@ -110,7 +110,7 @@ def _bounded(body: bytes, what: str) -> bytes:
     return body
 
 
-def _rendered(drawn: Sequence[Timeline], ending: str, options: dict[str, Any]) -> bytes:
+def _rendered(drawn: Sequence[Timeline], ending: Any, options: dict[str, Any]) -> bytes:
     from hpgo.draw import render, save
 
     if ending not in {".png", ".pdf"}:

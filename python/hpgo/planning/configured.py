@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import lcm
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from hpgo.base.checks import check_flag, check_is, choice, number, whole
 from hpgo.base.errors import ArgumentError
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
     from hpgo.ways.times import Times
 
-RECOMPUTE = ("none", "selective", "full")
-SCHEDULES = ("1f1b", "interleaved_zb", "zb_v")
-PRECISIONS = ("bf16", "fp16", "fp8", "fp4")
 _ROUNDING = 1e-12
 """Of a step, what sums in another order may differ by."""
 
@@ -215,9 +212,9 @@ def price(
     model = transformer_of(transformer)
     cluster = cluster_of(cluster)
     global_batch_size, seq = whole("global_batch_size", global_batch_size), whole("seq", seq)
-    choice("recomputation", recompute, RECOMPUTE)
-    choice("schedule", schedule, SCHEDULES)
-    choice("precision", precision, PRECISIONS)
+    choice("recomputation", recompute, get_args(Recompute))
+    choice("schedule", schedule, get_args(Passes))
+    choice("precision", precision, get_args(Precision))
     flags = {"flash": flash, "fused": fused, "overlap": overlap}
     flags |= {"fused_loss": fused_loss, "fused_update": fused_update, "flat_update": flat_update}
     flags |= {"narrow_gradients": narrow_gradients}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
     from hpgo.planning.configured import Price
     from hpgo.planning.platform import Platform
+    from hpgo.programs.names import WayLauncher
     from hpgo.ways.way import Precision
 
 _LESS = 0.01
@@ -31,7 +32,7 @@ def way_front(
     seq: int,
     precision: Precision = "bf16",
     devices: int | None = None,
-    launcher: str = "megatron",
+    launcher: WayLauncher = "megatron",
     fix: dict[str, int | str] | None = None,
     exclude: Iterable[str] = (),
     headroom_bytes: float = 0.0,

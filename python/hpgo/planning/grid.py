@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, nsmallest
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from hpgo.base.checks import choice, number, whole
 from hpgo.base.errors import ArgumentError
@@ -20,7 +20,7 @@ from hpgo.base.wording import shorten
 from hpgo.machine.cluster import Cluster, cluster_of
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
-from hpgo.planning.configured import PRECISIONS, Price, constants_of, fullest_bytes, price_of, simulated_s, with_error
+from hpgo.planning.configured import Price, constants_of, fullest_bytes, price_of, simulated_s, with_error
 from hpgo.planning.families import Family, families, fewest_anew, leanest
 from hpgo.planning.way_bounds import ALL, NONE, SLACK, Candidate
 from hpgo.programs.launchers import of_ways
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from hpgo.planning.platform import Platform
     from hpgo.planning.way_plans import WayPlan
+    from hpgo.programs.names import WayLauncher
     from hpgo.ways.steps import Stages
 
 MOST_SHOWN = 1000
@@ -101,7 +102,7 @@ def choose_way(
     seq: int,
     precision: Precision = "bf16",
     devices: int | None = None,
-    launcher: str = "megatron",
+    launcher: WayLauncher = "megatron",
     fix: dict[str, int | str] | None = None,
     exclude: Iterable[str] = (),
     headroom_bytes: float = 0.0,
@@ -143,7 +144,7 @@ def choose_way(
     model = transformer_of(transformer)
     cluster = cluster_of(cluster)
     global_batch_size, seq = whole("global_batch_size", global_batch_size), whole("seq", seq)
-    choice("precision", precision, PRECISIONS)
+    choice("precision", precision, get_args(Precision))
     row, rules = of_ways(launcher)
     space = Space.of(rules, row.title, fix=fix, exclude=exclude)
     headroom_bytes = number("headroom_bytes", headroom_bytes)

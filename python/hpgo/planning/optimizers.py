@@ -29,7 +29,7 @@ class Optimizer:
         return f"{self.weights} + {self.gradients} + {self.state}"
 
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[OptimizerName, Optimizer] = {
     "adam-fp32": Optimizer(4, 4, 8, "Adam in 32 bits: two moments"),
     "adam-bf16": Optimizer(
         2,

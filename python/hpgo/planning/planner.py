@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
     from hpgo.planning.question import Options
+    from hpgo.programs.names import TrainingLauncher
 
 
 def plan(
@@ -30,7 +31,7 @@ def plan(
     cluster: Cluster | str | os.PathLike[str],
     *,
     global_batch_size: int,
-    launcher: str | None = None,
+    launcher: TrainingLauncher | None = None,
     max_stages: int | None = None,
     tie: float | None = None,
     deadline_s: float | None = None,

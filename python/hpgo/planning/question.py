@@ -50,7 +50,9 @@ class MemoryModel:
     """Of each device, for the framework's own use."""
 
     @classmethod
-    def preset(cls, name: str, *, shard_optimizer: bool = False, reserved_bytes: str | float = 0.0) -> MemoryModel:
+    def preset(
+        cls, name: OptimizerName, *, shard_optimizer: bool = False, reserved_bytes: str | float = 0.0
+    ) -> MemoryModel:
         """The model of one of `hpgo.planning.optimizers.OPTIMIZERS`; `reserved_bytes` takes a unit, as in "2 GB".
 
         Raises ArgumentError if there is none of that name, and for a size that makes no sense.
@@ -63,7 +65,7 @@ class MemoryModel:
         return cls(kept.gradients / kept.weights, kept.state / kept.weights, shard_optimizer, reserved)
 
     @property
-    def optimizer(self) -> str | None:
+    def optimizer(self) -> OptimizerName | None:
         """The preset that keeps as many bytes; None if none does.
 
         >>> MemoryModel().optimizer
@@ -136,7 +138,7 @@ class Question:
         recompute: bool | str = False,
         equal_shares: bool = False,
         overlap: bool = True,
-        memory: MemoryModel | str | None = None,
+        memory: MemoryModel | OptimizerName | None = None,
         count_loading: bool = False,
         **unknown: object,
     ) -> Question:
@@ -231,7 +233,7 @@ def _micro_batch_sizes(
     return tuple(sizes)
 
 
-def _checked(given: MemoryModel | str | None, cluster: Cluster) -> MemoryModel:
+def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> MemoryModel:
     memory = MemoryModel.preset(given) if isinstance(given, str) else MemoryModel() if given is None else given
     check_is("memory", memory, MemoryModel, "name an optimizer, like `adam-bf16`, or make a `hpgo.MemoryModel`")
     check_flag("shard_optimizer", memory.shard_optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from hpgo.base.checks import choice
 from hpgo.base.errors import ArgumentError, ScheduleError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def orders_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
     """The order of each group of devices, one rank a group."""
     asked = plan.schedule if schedule is None else schedule
-    name = cast("ScheduleName", choice("schedule", asked, (family.name for family in schedules()), ScheduleError))
+    name = choice("schedule", asked, (family.name for family in schedules()), ScheduleError)
     ranks, micro_batches = len(plan.groups), plan.micro_batches
     planned = name == plan.schedule
     in_flight = [stage.in_flight for stage in plan.stages]

@@ -23,6 +23,8 @@ from hpgo.programs.launchers import Launcher, of_ways
 if TYPE_CHECKING:
     import os
 
+    from hpgo.programs.names import WayLauncher
+
 _VERSION = 1
 _AGAIN = "make it again: `hpgo plan MODEL --seq … -o FILE`"
 
@@ -99,7 +101,7 @@ class WayPlan(Record):
         transformer: Transformer | str | os.PathLike[str],
         cluster: Cluster,
         *,
-        launcher: str = "megatron",
+        launcher: WayLauncher = "megatron",
     ) -> WayPlan:
         """The plan of a `hpgo.price` of `transformer` on `cluster`. Raises ArgumentError if they don't go together."""
         check_is("price", price, Price, "make one, with `hpgo.price`")

@@ -8,11 +8,13 @@ made of others, as the stages of a ResNet do, those are the blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+Grain = Literal["block", "module", "op", "quarter"]
+"""What a layer is; `quarter`, of a block, in built-in transformers alone."""
 GRAINS = ("block", "module", "op")
 """What a layer may be."""
 QUARTER = "quarter"

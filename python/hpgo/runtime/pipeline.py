@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from hpgo.runtime.torch_backend import TorchEngine
     from hpgo.timing.timeline import Timeline
 
+Backend = Literal["hpgo", "torch"]
+"""What passes tensors on."""
 _TINY = 1e-6  # as torch has it, so that a gradient of nothing is not divided by
 
 
@@ -104,7 +106,7 @@ class Pipeline:
         autocast: torch.dtype | None = None,
         device: torch.device | str | None = None,
         timeout_s: float = 600.0,
-        backend: str = "hpgo",
+        backend: Backend = "hpgo",
         find_nan: bool = False,
         silence_s: float = 5.0,
         grace_s: float = 30.0,
@@ -143,7 +145,7 @@ class Pipeline:
             raise ArgumentError("`quantize` is for inference, and this trains", "leave it out, or set `inference`")
         self.bits = bits_behind(plan, self.program.schedule.chain_length, quantize) if inference else ()
         """In which numbers travel behind each stage but the last, in inference; 0 as they are."""
-        self._backend = choice("back-end", backend, ("hpgo", "torch"))
+        self._backend = choice("back-end", backend, get_args(Backend))
         if inference and (optimizer is not None or clip_norm is not None or self._backend == "torch"):
             raise ArgumentError(
                 "`optimizer`, `clip_norm` and the back-end `torch` are for training, and `inference` is set",

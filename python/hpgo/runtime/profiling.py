@@ -13,7 +13,7 @@ import time
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -27,7 +27,7 @@ from hpgo.base.wording import counted, shown
 from hpgo.model.profile import Layer, Profile, SharedWeight
 from hpgo.runtime.cuts import parameter_of
 from hpgo.runtime.devices import check_types, device_named
-from hpgo.runtime.grouping import GRAINS, QUARTER
+from hpgo.runtime.grouping import Grain
 from hpgo.runtime.heap import keep_freed
 from hpgo.runtime.layer_times import Bench, Figures, Whole
 from hpgo.runtime.workload import Workload
@@ -74,7 +74,7 @@ def measure(
     workload: Workload | str,
     *,
     batch_sizes: Collection[int] = (1,),
-    by: str = "block",
+    by: Grain = "block",
     dtype: torch.dtype | None = None,
     autocast: torch.dtype | None = None,
     inference: bool = False,
@@ -113,7 +113,7 @@ def measure(
         raise ArgumentError("there is no batch size to measure at", "give one, such as batch_sizes=[8]")
     ranks = whole("ranks", ranks, most=2**10)
     seconds = number("seconds", seconds)
-    check_is("by", by, str, f"give one of {', '.join((*GRAINS, QUARTER))}")
+    check_is("by", by, str, f"give one of {', '.join(get_args(Grain))}")
     check_types(dtype, autocast)
     if progress is not None and not callable(progress):
         raise ArgumentError(f"progress is {shown(progress)}", "give a function of a fraction and a remark")

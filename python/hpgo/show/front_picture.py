@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from hpgo.draw.options import Theme
+
 _MARGIN, _LEFT, _TOP, _WIDE, _TALL, _WIDTH = 16.0, 84.0, 92.0, 880.0, 300.0, 1040.0
 _SIDE = 9.0
 
 
-def draw_front(prices: Sequence[Price], path: str | os.PathLike[str], *, theme: str = "auto") -> Path:
+def draw_front(prices: Sequence[Price], path: str | os.PathLike[str], *, theme: Theme = "auto") -> Path:
     """Draws what `hpgo.way_front` gives into a file that ends in .svg, .png, .pdf or .html.
 
     Raises ArgumentError for no prices and for another ending; HpgoError where matplotlib is missing, which PNG and PDF

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from hpgo.draw.options import Theme
     from hpgo.ways.way import Way
 
 _MARGIN, _WIDTH, _TOP = 16.0, 1040.0, 76.0
@@ -64,7 +65,7 @@ def place(way: Way, gpu: int) -> Place:
     return Place(tensor, context, data, rank, gpu // getattr(way, "expert", 1))
 
 
-def draw_way(price: Price, cluster: Cluster, path: str | os.PathLike[str], *, theme: str = "auto") -> Path:
+def draw_way(price: Price, cluster: Cluster, path: str | os.PathLike[str], *, theme: Theme = "auto") -> Path:
     """Draws a way on the cluster that it was priced on into a file that ends in .svg, .png, .pdf or .html.
 
     Raises ArgumentError for a cluster with fewer GPUs, for more than 32,768 of them, and for another ending; HpgoError

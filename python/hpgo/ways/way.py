@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
 
 Recompute = Literal["none", "selective", "full"]
+"""What backward passes compute anew."""
 Precision = Literal["bf16", "fp16", "fp8", "fp4"]
+"""Of products."""
 Passes = Literal["1f1b", "interleaved_zb", "zb_v"]
+"""In which order passes run."""
 MOST_ZERO = 3
 
 

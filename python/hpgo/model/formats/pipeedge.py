@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.documents import Section, hinted, parse_yaml, read_text
 from hpgo.base.errors import ArgumentError, ClusterError, HpgoError, ProfileError
@@ -22,12 +22,18 @@ if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
     from hpgo.model.profile import Profile
 
-BYTES_OF_DTYPE = {
+ValueType = Literal[
+    "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2",
+    "torch.complex64", "torch.int64", "torch.int32", "torch.int16", "torch.int8", "torch.uint8", "torch.bool",
+]  # fmt: skip
+Units = Literal["pipeedge", "si"]
+
+BYTES_OF_DTYPE: dict[str, int] = {
     "torch.float64": 8, "torch.float32": 4, "torch.float16": 2, "torch.bfloat16": 2,
     "torch.float8_e4m3fn": 1, "torch.float8_e5m2": 1, "torch.complex64": 8,
     "torch.int64": 8, "torch.int32": 4, "torch.int16": 2, "torch.int8": 1, "torch.uint8": 1, "torch.bool": 1,
 }  # fmt: skip
-MEGA = {"pipeedge": 2.0**20, "si": 1e6}
+MEGA: dict[str, float] = {"pipeedge": 2.0**20, "si": 1e6}
 """What `MB` and `Mbps` count: PipeEdge means binary megas in both."""
 
 

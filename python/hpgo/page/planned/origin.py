@@ -79,8 +79,9 @@ def origin(question: tuple[object, ...], files: tuple[tuple[str, File], ...]) ->
     layers = read(held[str(model)]) if model in held else _built_in(str(model))
     whole = read(held[str(cluster)]) if cluster in held else Cluster.preset(str(cluster))
     assert isinstance(whole, Cluster)  # noqa: S101 -- likewise
+    name: Any = str(optimizer) if optimizer else "adam-fp32"
     memory = MemoryModel.preset(
-        str(optimizer) if optimizer else "adam-fp32",
+        name,
         shard_optimizer=bool(shard),
         reserved_bytes=float(str(reserve_bytes)),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from hpgo.base.errors import ArgumentError
@@ -43,8 +42,7 @@ def old_calls(of_files: Callable[..., Any] | None = None) -> Callable[[Callable[
 
 
 def _is_of_files(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    is_path = bool(args) and isinstance(args[0], str | os.PathLike)
-    return is_path or len(args) > 2 or "model" in kwargs or any(name in kwargs for name in _FILES)
+    return len(args) > 2 or "model" in kwargs or any(name in kwargs for name in _FILES)
 
 
 def _translated(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hpgo.base.errors import ArgumentError, ClusterError, InfeasibleError
 from hpgo.base.wording import near, shorten, shown
@@ -13,9 +13,9 @@ from hpgo.planning.chain.records import Group, Hop, Task
 if TYPE_CHECKING:
     import os
 
-    Path = str | os.PathLike[str]
+    from hpgo.model.formats.pipeedge import Units, ValueType
 
-Units = Literal["pipeedge", "si"]
+    Path = str | os.PathLike[str]
 
 
 def task_of_files(
@@ -25,7 +25,7 @@ def task_of_files(
     *,
     name: str,
     batch_size: int,
-    dtype: str,
+    dtype: ValueType,
     interpolate: bool,
     units: Units,
     ignore_unknown_types: bool,

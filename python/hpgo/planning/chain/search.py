@@ -6,15 +6,14 @@ import time
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 from hpgo import _core
-from hpgo.base.checks import check_flag, check_is, check_progress, check_text, choice, listed, number, whole
+from hpgo.base.checks import check_flag, check_progress, check_text, choice, listed, number, whole
 from hpgo.base.errors import ArgumentError, ClusterError, InfeasibleError
 from hpgo.base.files import as_path
 from hpgo.base.wording import near, shown
-from hpgo.machine.cluster import Cluster
-from hpgo.model.formats import pipeedge
-from hpgo.model.profile import Profile
+from hpgo.machine.cluster import cluster_of
+from hpgo.model.formats import pipeedge, profile_of
 from hpgo.planning.chain.before import old_calls
-from hpgo.planning.chain.files import Units, task_of_files
+from hpgo.planning.chain.files import task_of_files
 from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage
 from hpgo.planning.chain.profiles import task_of_profile
 from hpgo.planning.chain.records import Chain, Group, HostType, Task
@@ -25,6 +24,11 @@ from hpgo.programs.launchers import launcher as find_launcher
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
+
+    from hpgo.machine.cluster import Cluster
+    from hpgo.model.formats.pipeedge import Units, ValueType
+    from hpgo.model.profile import Profile
+    from hpgo.programs.names import ServingLauncher
 
     Path = str | os.PathLike[str]
 
@@ -58,7 +62,7 @@ def partition_files(
     interpolate: bool = False,
     units: Units = "pipeedge",
     ignore_unknown_types: bool = False,
-    dtype: str = "torch.float32",
+    dtype: ValueType = "torch.float32",
     **options: Unpack[Options],
 ) -> ChainPlan:
     """The best way to spread `model` over the hosts that PipeEdge's three files describe (docs/partition.md).
@@ -89,20 +93,20 @@ def partition_files(
 
 @old_calls(partition_files)
 def partition(
-    profile: Profile,
-    cluster: Cluster,
+    profile: Profile | Path,
+    cluster: Cluster | Path,
     *,
-    launcher: str | None = None,
+    launcher: ServingLauncher | None = None,
     batch_size: int | None = None,
     count_loading: bool = False,
-    dtype: str = "torch.float32",
+    dtype: ValueType = "torch.float32",
     **options: Unpack[Options],
 ) -> ChainPlan:
     """The best way to spread a model over a row of uneven devices (docs/partition.md explains everything).
 
     Args:
-        profile: the model; its forward times count.
-        cluster: machines of one or several types of device.
+        profile: the model, whose forward times count: a `hpgo.Profile`, or the name of a built-in one or of a file.
+        cluster: machines of one or several types of device: a `hpgo.Cluster`, or the name of a known one or of a file.
         launcher: `vllm`, `sglang`, `llama.cpp` or `accelerate`: cut between the model's blocks only, and give each
             stage one at least.
         batch_size: samples in a batch, the profile's largest unless given.
@@ -123,15 +127,15 @@ def partition(
             progress=None: called about ten times a second with the best value so far, infinite before there is one, and
                 the bound.
 
-    Raises ArgumentError and ClusterError for input that makes no sense; InfeasibleError, which says what is short.
+    Raises ArgumentError, ProfileError and ClusterError for input that makes no sense; InfeasibleError, which says what
+    is short.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.of(nodes=4, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=100)
-    >>> [(stage.first, stage.last) for stage in partition(hpgo.read_profile("bert-48"), cluster).stages]
+    >>> [(stage.first, stage.last) for stage in hpgo.partition("bert-48", cluster).stages]
     [(1, 16), (17, 28), (29, 40), (41, 53)]
     """
-    check_is("profile", profile, Profile, "make one, with `hpgo.read_profile` say")
-    check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say")
+    profile, cluster = profile_of(profile), cluster_of(cluster)
     check_flag("count_loading", count_loading)
     check_gpus(profile, cluster)
     size = whole("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
