@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.planning import limits
-from hpgo.show import report
+from hpgo.show import chain_report, price_report, report, run_report
 
 ROOT = Path(__file__).parent.parent
 
@@ -262,6 +262,44 @@ def test_a_folded_row_holds_the_longest_times_and_the_fullest_memory_of_its_stag
     held = [group.memory.total_bytes for group in long.groups[1:23]]
     assert min(held) < max(held)
     assert memory[1][::6] == ("1–22", f"{max(held) / 1e6:.3g} MB")
+
+
+def test_hosts_alike_share_a_row_with_their_longest_times_and_fullest_memory() -> None:
+    plan = hpgo.partition("bert-48", "dapple-c:8")
+    columns, rows = chain_report.rows(plan)
+    assert [row[:4] for row in rows] == [
+        (1, "machine0", "V100-16GB", "1-10"),
+        ("2–7", "machine1 … machine6", "V100-16GB", "11-46, 6 each"),
+        (8, "machine7", "V100-16GB", "47-53"),
+    ]
+    middle = plan.stages[1:7]
+    said = dict(zip(columns, rows[1], strict=True))
+    assert said["compute"] == f"{1e3 * max(stage.compute_s for stage in middle):.4g} ms"
+    assert said["memory"] == f"{max(stage.memory_bytes for stage in middle) / 1e6:.0f} MB"
+    assert "alike       stages 2–7 share a row: times are the longest, memory that of the fullest" in (
+        chain_report.table(plan).splitlines()
+    )
+
+
+def test_ranks_alike_share_a_row_that_says_how_many_micro_batches_they_hold() -> None:
+    order = hpgo.schedule("1f1b", ranks=64, micro_batches=128)
+    held = hpgo.StageBytes(activation_bytes=1e9)
+    columns, rows = run_report.ranks(hpgo.simulate(order, memory=held))
+    assert columns == ["rank", "busy", "idle / total", "in flight", "peak memory"]
+    assert [(row[0], row[3], row[4]) for row in rows] == [("0–63", "64–1", "64–1 GB")]
+    slow = [2.0 if rank == 3 else 1.0 for rank in range(8)]
+    _, uneven = run_report.ranks(hpgo.simulate(hpgo.schedule("1f1b", ranks=8, micro_batches=8), forward_s=slow))
+    assert [(row[0], row[3]) for row in uneven] == [("0–2", "8–6"), ("3", "5"), ("4–7", "4–1")]
+
+
+def test_ranks_of_a_way_that_hold_the_same_share_a_row_with_the_fullest_s_memory() -> None:
+    price = hpgo.price("llama-3.1-405b", "h100:16", global_batch_size=32, seq=8192, tp=8, pp=16)
+    lines = price_report.lines(price)
+    start = next(at for at, line in enumerate(lines) if line.startswith("rank"))
+    rows = [line.split() for line in lines[start + 1 : lines.index("", start)]]
+    assert [row[:2] for row in rows] == [["0", "7"], ["1–14", "8"], ["15", "7"]]
+    assert rows[1][-1] == f"{max(stage.peak_bytes for stage in price.stages[1:15]) / 1e9:.1f}"
+    assert "of ranks in one row it is that of the fullest" in " ".join(lines)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hpgo.timing.setup import Setup
     from hpgo.timing.timeline import Timeline
 
+_MOST_ROWS = 64  # more ranks that differ are not listed one by one
+
 
 @click.command(cls=Listing, sections=SECTIONS)
 @setup_options
@@ -155,9 +157,10 @@ def _print(timelines: Sequence[Timeline], *, alone: bool) -> None:
         return
     click.echo(f"{run_report.headline(timelines[0])}\n")
     table(*run_report.measures(timelines[0]))
-    if timelines[0].ranks <= run_report.MOST_RANKS:
+    rows = run_report.ranks(timelines[0])
+    if len(rows[1]) <= _MOST_ROWS:
         click.echo()
-        table(*run_report.ranks(timelines[0]))
+        table(*rows)
 
 
 def _sweep(names: Sequence[ScheduleName], setup: Setup, outputs: Sequence[str], *, as_json: bool) -> None:

@@ -8,8 +8,11 @@ from hpgo.base.tables import plain
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import above, printable
 from hpgo.model.formats.pipeedge import MEGA
+from hpgo.show.folding import alike, numbers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage
 
 
@@ -19,28 +22,49 @@ def table(plan: ChainPlan) -> str:
 
 
 def rows(plan: ChainPlan) -> tuple[list[str], list[tuple[object, ...]]]:
-    """Columns and rows of the table, a row a stage."""
-    widest = max((hop.bits for hop in plan.hops), default=0)
+    """Columns and rows of the table, a row a stage, or for stages alike."""
     columns = ["stage", "hosts", "type", "layers", "compute", "transfer", "memory", "of host", "busy", "slack"]
-    found: list[tuple[object, ...]] = []
-    for number, stage in enumerate(plan.stages, 1):
-        hop = plan.hops[number]
-        bits = f" {hop.bits} bit" if hop.bits != widest else ""
-        found.append(
-            (
-                number,
-                ", ".join(stage.hosts),
-                stage.device_type,
-                f"{stage.first}-{stage.last}",
-                format_seconds(stage.compute_s),
-                format_seconds(hop.seconds) + bits if hop.seconds else "-",
-                megabytes(stage.memory_bytes, plan.units),
-                megabytes(stage.host_memory_bytes, plan.units),
-                f"{100 * plan.utilisation(stage):.0f} %",
-                format_seconds(plan.slack_s(stage)),
-            )
-        )
-    return columns, found
+    return columns, [_row(plan, run) for run in _runs(plan)]
+
+
+def _runs(plan: ChainPlan) -> list[range]:
+    """Stages by their place, those alike together."""
+    kinds = {name: float(place) for place, name in enumerate(sorted({stage.device_type for stage in plan.stages}))}
+
+    def figures(place: int) -> tuple[float | None, ...]:
+        stage, hop = plan.stages[place], plan.hops[place + 1]
+        layers = stage.last - stage.first + 1
+        spent_s = stage.compute_s, stage.interval_s, hop.seconds or None
+        sizes = stage.memory_bytes, stage.host_memory_bytes
+        return (kinds[stage.device_type], len(stage.hosts), layers, hop.bits, *spent_s, *sizes)
+
+    return alike(range(len(plan.stages)), figures)
+
+
+def _folded(runs: Sequence[range]) -> str:
+    stages = ", ".join(str(numbers(run, first=1)) for run in runs)
+    return f"stages {stages} share a row: times are the longest, memory that of the fullest"
+
+
+def _row(plan: ChainPlan, run: range) -> tuple[object, ...]:
+    """Of stages alike the longest times, and the memory of the fullest."""
+    stages, hops = [plan.stages[place] for place in run], [plan.hops[place + 1] for place in run]
+    hosts = [host for stage in stages for host in stage.hosts]
+    first, transfer_s = stages[0], max(hop.seconds for hop in hops)
+    bits = f" {hops[0].bits} bit" if hops[0].bits != max(hop.bits for hop in plan.hops) else ""
+    each = f", {first.last - first.first + 1} each" if len(run) > 1 else ""
+    return (
+        numbers(run, first=1),
+        ", ".join(hosts) if len(run) == 1 else f"{hosts[0]} … {hosts[-1]}",
+        first.device_type,
+        f"{first.first}-{stages[-1].last}{each}",
+        format_seconds(max(stage.compute_s for stage in stages)),
+        format_seconds(transfer_s) + bits if transfer_s else "-",
+        megabytes(max(stage.memory_bytes for stage in stages), plan.units),
+        megabytes(first.host_memory_bytes, plan.units),
+        f"{100 * max(plan.utilisation(stage) for stage in stages):.0f} %",
+        format_seconds(min(plan.slack_s(stage) for stage in stages)),
+    )
 
 
 def summary(plan: ChainPlan) -> list[str]:
@@ -60,6 +84,7 @@ def summary(plan: ChainPlan) -> list[str]:
         f"latency     {format_seconds(plan.latency_s)} for one batch through the empty pipeline",
         f"objective   {meaning[plan.objective]}, {proof}",
         f"hosts       {sum(len(stage.hosts) for stage in plan.stages)} used, {len(plan.unused)} not",
+        *([f"alike       {_folded(shared)}"] if (shared := [run for run in _runs(plan) if len(run) > 1]) else []),
         *([f"left out    {loading}"] if plan.loading_s else []),
         f"units       {mega}",
     ]

@@ -9,6 +9,8 @@ from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import counted, printable
 from hpgo.planning.way_plans import facts
+from hpgo.show.folding import alike, numbers
+from hpgo.ways.memory import LATER
 
 if TYPE_CHECKING:
     from hpgo.planning.configured import Price, StagePrice
@@ -19,10 +21,13 @@ _UNITS = (
     "Memory is in GB, of each GPU. MFU counts what the model asks for: nothing that is computed anew, and no scores"
     " that are masked."
 )
+_SHARED = "; of ranks in one row it is that of the fullest"
 UNCERTIFIED = (
     "Layers hold experts: this is no certificate. Prices of such models are further from published steps than their"
     " goal allows, and tokens are taken to be spread evenly."
 )
+_VARYING = ("activations", *LATER)
+"""Of memory, what also depends on where in the pipeline a rank is."""
 _SMALL = 5e-4
 """Of a step: what takes less stands in no table."""
 _SEEN_BYTES = 5e7
@@ -49,6 +54,8 @@ def lines(price: Price, width: int = WIDTH) -> list[str]:
     share = f"MFU {100 * price.utilisation:.1f} % of {price.peak_flop_per_s / 1e12:g} TFLOP/s"
     memory = [dict(stage.memory_bytes) for stage in price.stages]
     columns = [name for name in memory[0] if any(held[name] for held in memory)]
+    ranks = _rows(price)
+    units = _UNITS.replace("GPU.", f"GPU{_SHARED}.", 1) if len(ranks) < len(price.stages) else _UNITS
     return [
         who,
         *textwrap.wrap(way.named(), width),
@@ -78,12 +85,12 @@ def lines(price: Price, width: int = WIDTH) -> list[str]:
                     *(_size(dict(stage.memory_bytes)[name]) for name in columns),
                     _size(stage.peak_bytes),
                 )
-                for where, stage in _rows(price)
+                for where, stage in ranks
             ],
             width,
         ),
         "",
-        *textwrap.wrap(_UNITS, width),
+        *textwrap.wrap(units, width),
         *(["", *textwrap.wrap(UNCERTIFIED, width)] if price.has_experts else []),
     ]
 
@@ -169,16 +176,17 @@ def _size(size_bytes: float) -> str:
     return f"{size_bytes / 1e9:.1f}"
 
 
-def _layers(stage: StagePrice) -> str:
+def _layers(stage: StagePrice) -> int:
     """How many layers a rank has."""
-    return str(sum(stop - start for start, stop in stage.layers))
+    return sum(stop - start for start, stop in stage.layers)
 
 
-def _rows(price: Price) -> list[tuple[str, StagePrice]]:
-    """Ranks of the pipeline; of many the first, the last, the middle one and the fullest."""
+def _rows(price: Price) -> list[tuple[object, StagePrice]]:
+    """Ranks of the pipeline; of those alike, which differ in values that wait for their backward pass, the fullest."""
     stages = price.stages
-    if len(stages) <= 8:  # a screen
-        return [(str(rank), stage) for rank, stage in enumerate(stages)]
-    fullest = max(range(len(stages)), key=lambda rank: stages[rank].peak_bytes)
-    shown = sorted({0, 1, fullest, len(stages) // 2, len(stages) - 2, len(stages) - 1})
-    return [(str(rank), stages[rank]) for rank in shown]
+
+    def kept(rank: int) -> tuple[float, ...]:
+        return (_layers(stages[rank]), *(size for name, size in stages[rank].memory_bytes if name not in _VARYING))
+
+    runs = alike(range(len(stages)), kept)
+    return [(numbers(run), max((stages[rank] for rank in run), key=lambda one: one.peak_bytes)) for run in runs]

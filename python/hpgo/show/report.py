@@ -22,6 +22,7 @@ from hpgo.model.profile import Profile
 from hpgo.planning import limits
 from hpgo.planning.optimizers import OPTIMIZERS
 from hpgo.planning.question import SCHEDULES
+from hpgo.show.folding import alike, numbers, ranged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 _SEEN = 0.01  # of a spread; times that differ less are taken at their word
-_FOLDED = 3  # stages alike from which on they share a row
-_NEAR = 0.02  # of figures of stages alike
 _ALIKE = 4  # groups of devices from which on only some are named
 _SCHEDULES = {
     "1f1b": "1F1B",
@@ -119,13 +118,13 @@ def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
     return [
         (
             ["stage", "layers", "count", *who, "samples", "in flight"],
-            [_who(plan, run) for run in _alike(range(len(plan.stages)), partial(_shape_of, plan))],
+            [_who(plan, run) for run in alike(range(len(plan.stages)), partial(_shape_of, plan))],
         ),
         (
             ["stage", "forward", "backward", "send on", "sync gradients", "sync after last backward"],
             [
-                (_numbers(run), *("-" if longest is None else _seconds(longest) for longest in _longest(plan, run)))
-                for run in _alike(range(len(plan.stages)), partial(_times, plan))
+                (numbers(run), *("-" if longest is None else _seconds(longest) for longest in _longest(plan, run)))
+                for run in alike(range(len(plan.stages)), partial(_times, plan))
             ],
         ),
         (
@@ -133,29 +132,10 @@ def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
                 "group" if several else "stage", "weights", "gradients", "optimizer", "activations", "buffers",
                 "total", "of", "free",
             ],
-            [_held(plan.groups, run) for run in _alike(range(len(plan.groups)), partial(_kept, plan))],
+            [_held(plan.groups, run) for run in alike(range(len(plan.groups)), partial(_kept, plan))],
         ),
         *([_compared(plan)] if plan.schedules else []),
     ]  # fmt: skip
-
-
-def _alike(places: range, of: Callable[[int], tuple[float | None, ...]]) -> list[range]:
-    """Neighbours whose figures differ by rounding and little more, where there are three or more; others alone."""
-    runs: list[range] = []
-    for place in places:
-        first = runs[-1].start if runs else place
-        if place > first and all(_is_near(one, other) for one, other in zip(of(first), of(place), strict=True)):
-            runs[-1] = range(first, place + 1)
-        else:
-            runs.append(range(place, place + 1))
-    folded = [[run] if len(run) >= _FOLDED else [range(place, place + 1) for place in run] for run in runs]
-    return [run for parts in folded for run in parts]
-
-
-def _is_near(one: float | None, other: float | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return abs(one - other) <= _NEAR * max(one, other)
 
 
 def _shape_of(plan: Plan, index: int) -> tuple[float, ...]:
@@ -199,12 +179,12 @@ def _who(plan: Plan, run: range) -> tuple[object, ...]:
     devices = device_ranges(device for stage in stages for device in stage.devices)
     each = " each" if len(run) > 1 else ""
     return (
-        _numbers(run),
+        numbers(run),
         _ends(first.layers[0], last.layers[-1], alone=len(run) == len(first.layers) == 1),
         f"{len(first.layers)}{each}",
-        *((_ranged(min(groups), max(groups)), devices) if plan.chunks > 1 else (devices, f"{first.replicas}{each}")),
+        *((ranged(min(groups), max(groups)), devices) if plan.chunks > 1 else (devices, f"{first.replicas}{each}")),
         _samples(plan.micro_batch_size, first),
-        _ranged(first.in_flight, last.in_flight),
+        ranged(first.in_flight, last.in_flight),
     )
 
 
@@ -222,15 +202,7 @@ def _held(groups: Sequence[Group], run: range) -> tuple[object, ...]:
         group.capacity_bytes,
     )
     free = f"{100 * group.headroom_bytes / group.capacity_bytes:.0f} %" if group.capacity_bytes > 0 else "none"
-    return (_numbers(run), *map(_bytes, sizes), free)
-
-
-def _numbers(run: range) -> object:
-    return run.start if len(run) == 1 else f"{run.start}–{run.stop - 1}"
-
-
-def _ranged(first: int, last: int) -> object:
-    return first if first == last else f"{first}–{last}"
+    return (numbers(run), *map(_bytes, sizes), free)
 
 
 def _keeps_its_output(plan: Plan, stage: int) -> bool:
@@ -287,7 +259,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         f" {plan.speed_up:.4g} × one device with memory enough"
     )
     return [
-        *([("alike", alike)] if (alike := _folded(plan)) else []),
+        *([("alike", folded)] if (folded := _folded(plan)) else []),
         ("schedule", schedule),
         ("throughput", throughput),
         ("bubble", f"devices don't compute for {100 * plan.bubble:.1f} % of the step"),
@@ -312,10 +284,10 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
 
 def _folded(plan: Plan) -> str:
     """Which stages share rows, in words; empty if none do."""
-    runs = [run for run in _alike(range(len(plan.stages)), partial(_shape_of, plan)) if len(run) > 1]
+    runs = [run for run in alike(range(len(plan.stages)), partial(_shape_of, plan)) if len(run) > 1]
     stages = [plan.stages[run.start] for run in runs]
     said = [
-        f"stages {_numbers(run)}: {counted(len(stage.layers), 'layer')} × {stage.replicas}"
+        f"stages {numbers(run)}: {counted(len(stage.layers), 'layer')} × {stage.replicas}"
         for run, stage in zip(runs, stages, strict=True)
     ]
     return f"{', '.join(said)}; times are the longest, memory that of the fullest" if said else ""
@@ -468,10 +440,10 @@ def device_ranges(devices: Iterable[int]) -> str:
     texts = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     said: list[str] = []
     while runs:
-        alike = 1
-        while alike < len(runs) and runs[alike] == [device + alike * (runs[1][0] - runs[0][0]) for device in runs[0]]:
-            alike += 1
-        count = alike if alike >= _ALIKE else 1
+        same = 1
+        while same < len(runs) and runs[same] == [device + same * (runs[1][0] - runs[0][0]) for device in runs[0]]:
+            same += 1
+        count = same if same >= _ALIKE else 1
         said.append(texts[0] if count == 1 else f"{texts[0]},{texts[1]}…{texts[count - 1]}")
         runs, texts = runs[count:], texts[count:]
     return ",".join(said)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import printable
+from hpgo.show.folding import alike, numbers, ranged, steps
 from hpgo.timing.measures import CAUSES
 
 if TYPE_CHECKING:
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
     Table = tuple[list[str], list[list[str]]]
-
-MOST_RANKS = 64
-"""More are not listed one by one."""
 
 
 def headline(timeline: Timeline) -> str:
@@ -52,17 +50,28 @@ def measures(timeline: Timeline) -> Table:
 
 
 def ranks(timeline: Timeline) -> Table:
-    """Each rank with its time and memory."""
+    """Each rank with its time and memory; one row for ranks that are as busy and hold evenly more or less."""
     found = timeline.measures
+    in_flight, peaks = found.peak_in_flight, found.peak_memory_bytes
     columns = ["rank", "busy", "idle / total", "in flight" if timeline.chunks == 1 else "chunks in flight"]
-    columns += [] if found.peak_memory_bytes is None else ["peak memory"]
+    columns += [] if peaks is None else ["peak memory"]
+    on = steps(in_flight)
     rows = []
-    for rank, busy_s in enumerate(found.busy_s):
-        idle = _percent(1 - busy_s / timeline.makespan_s)
-        row = [str(rank), format_seconds(busy_s), idle, str(found.peak_in_flight[rank])]
-        row += [] if found.peak_memory_bytes is None else [format_bytes(found.peak_memory_bytes[rank])]
+    for run in alike(range(timeline.ranks), lambda rank: (found.busy_s[rank], on[rank])):
+        busy_s = max(found.busy_s[rank] for rank in run)
+        row = [str(numbers(run)), format_seconds(busy_s), _percent(1 - busy_s / timeline.makespan_s)]
+        row += [str(ranged(in_flight[run.start], in_flight[run.stop - 1]))]
+        row += [] if peaks is None else [_sizes(peaks[run.start : run.stop])]
         rows.append(row)
     return columns, rows
+
+
+def _sizes(peaks: Sequence[float]) -> str:
+    """From the first of these to the last, or of the fullest where that is neither."""
+    first, last = format_bytes(peaks[0]), format_bytes(peaks[-1])
+    number, _, unit = first.partition(" ")
+    ends = (f"{number}–{last}" if last.endswith(f" {unit}") else f"{first} – {last}") if first != last else first
+    return ends if max(peaks) in {peaks[0], peaks[-1]} else f"up to {format_bytes(max(peaks))}"
 
 
 def comparison(timelines: Sequence[Timeline]) -> Table:
