@@ -9,7 +9,7 @@ import click
 
 from hpgo.cli.command import Command
 from hpgo.cli.pictures import picture_options, timelines_in
-from hpgo.cli.values import FILE, PICTURE
+from hpgo.cli.values import FILE, PICTURE, written
 
 if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
@@ -17,16 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("inputs", type=FILE, nargs=-1, required=True, metavar="TIMELINE_OR_PLAN...")
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    multiple=True,
-    required=True,
-    type=PICTURE,
-    metavar="FILE",
-    help="Picture to write; its ending chooses the format. May be given several times.",
-)
+@written(PICTURE, "Picture to write; its ending chooses the format. May be given several times.", required=True)
 @picture_options
 @click.option("--hatch", is_flag=True, help="Draw strong patterns, as in print.")
 @click.option(

@@ -11,7 +11,7 @@ from hpgo.base.units import format_bytes, format_seconds
 from hpgo.cli.command import Command
 from hpgo.cli.questions import Counts
 from hpgo.cli.terminal import say, table
-from hpgo.cli.values import PROFILE_OUT, TRANSFORMER
+from hpgo.cli.values import PROFILE_OUT, TRANSFORMER, written
 from hpgo.machine.rates import RATES, WIDTHS
 
 if TYPE_CHECKING:
@@ -37,15 +37,7 @@ class _Dim(click.ParamType):  # type: ignore[type-arg]  # not generic before cli
 @click.command(cls=Command)
 @click.argument("model", type=TRANSFORMER)
 @click.option("--device", type=click.Choice(tuple(RATES)), required=True, help="Where it would run.")
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    type=PROFILE_OUT,
-    multiple=True,
-    metavar="FILE",
-    help="The profile: .yaml, .json, or PipeDream's .txt. Repeatable.",
-)
+@written(PROFILE_OUT, "The profile: .yaml, .json, or PipeDream's .txt. Repeatable.")
 @click.option(
     "--dtype",
     type=click.Choice(tuple(WIDTHS)),

@@ -19,7 +19,7 @@ from hpgo.cli.command import Command
 from hpgo.cli.questions import SECONDS, SECTIONS, Counts, as_options, of_profile, question, settings
 from hpgo.cli.terminal import say, searching, table, width
 from hpgo.cli.transformers import check_no_transformer, missing, of_transformers, show_ways
-from hpgo.cli.values import PICTURES, PLAN_OUT, STILL
+from hpgo.cli.values import PICTURES, PLAN_OUT, STILL, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,9 +75,9 @@ class Share(click.ParamType):  # type: ignore[type-arg]
 def saving(command: _Command) -> _Command:
     """Adds the options that say how a plan is saved."""
     options = (
-        click.option(
-            "-o", "--output", "outputs", type=PLAN_OUT, multiple=True, metavar="FILE",
-            help="Also write the plan (.json), its step as a picture (.svg .png .pdf .html .tex), or its report (.md)."
+        written(
+            PLAN_OUT,
+            "Also write the plan (.json), its step as a picture (.svg .png .pdf .html .tex), or its report (.md)."
             " Repeatable.",
         ),
         click.option(

@@ -10,7 +10,7 @@ from hpgo.base.documents import json_text
 from hpgo.cli.command import Command
 from hpgo.cli.questions import as_options
 from hpgo.cli.terminal import say, width
-from hpgo.cli.values import CLUSTER, FILE, PROFILE_OUT, STILL, TRANSFORMER
+from hpgo.cli.values import CLUSTER, FILE, PROFILE_OUT, STILL, TRANSFORMER, written
 from hpgo.ways.way import Passes, Precision, Recompute
 
 if TYPE_CHECKING:
@@ -74,15 +74,7 @@ _SECTIONS = {
 @click.option("--adapter", "adapter_gbit_s", type=float, metavar="GBIT/S", help="Rate of a preset's network adapters.")
 @click.option("--platform", type=FILE, metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.")
 @click.option("--picture", type=STILL, metavar="FILE", help="The way on its cluster: .svg, .png, .pdf or .html.")
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    type=PROFILE_OUT,
-    multiple=True,
-    metavar="FILE",
-    help="Its layers, on groups of GPUs, as a profile for `hpgo plan`. Repeatable.",
-)
+@written(PROFILE_OUT, "Its layers, on groups of GPUs, as a profile for `hpgo plan`. Repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(
     *,

@@ -14,7 +14,7 @@ from hpgo.cli.command import Command
 from hpgo.cli.pipeedge import Files, check_folder, check_words, device, read_all, timings
 from hpgo.cli.questions import BYTES, DEVICE_BYTES, RATE, SECONDS, Counts
 from hpgo.cli.terminal import progress, say, table
-from hpgo.cli.values import FILE, PROFILE_OUT, WORKLOAD
+from hpgo.cli.values import FILE, PROFILE_OUT, WORKLOAD, written
 from hpgo.model.formats.pipeedge import Timing
 
 if TYPE_CHECKING:
@@ -37,15 +37,7 @@ _SECTIONS = {
 
 @click.command(cls=Command, sections=_SECTIONS)
 @click.argument("workload", type=WORKLOAD, metavar="[NAME|MODULE:FUNCTION|CONFIG.json]", required=False)
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    type=PROFILE_OUT,
-    multiple=True,
-    metavar="FILE",
-    help="The profile: .yaml, .json, or PipeDream's .txt. Repeatable.",
-)
+@written(PROFILE_OUT, "The profile: .yaml, .json, or PipeDream's .txt. Repeatable.")
 @click.option(
     "--by", type=click.Choice(["block", "module", "op", "quarter"]), default="block", show_default=True,
     help="What a layer is, in models that torch exports; `quarter`: of a built-in transformer's block.",

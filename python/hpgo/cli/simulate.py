@@ -12,7 +12,7 @@ import click
 
 from hpgo.base.errors import ArgumentError
 from hpgo.cli.setups import SECTIONS, Listing, option, read, setup_options
-from hpgo.cli.values import FILE, RUN_OUT, SCHEDULES
+from hpgo.cli.values import FILE, RUN_OUT, SCHEDULES, written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,14 +33,9 @@ _MOST_ROWS = 64  # more ranks that differ are not listed one by one
 @click.option(
     "--sweep", type=click.Choice(["micro-batches"]), help="Step time and memory against micro-batches, up to -b."
 )
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    type=RUN_OUT,
-    multiple=True,
-    metavar="FILE",
-    help="Picture (.png .svg .pdf .html .json .txt .tex) or data (.npz .timeline.json). Repeatable; without it, a"
+@written(
+    RUN_OUT,
+    "Picture (.png .svg .pdf .html .json .txt .tex) or data (.npz .timeline.json). Repeatable; without it, a"
     " picture named after the schedule is written here.",
 )
 @click.option("--no-visualization", is_flag=True, help="No picture.")

@@ -5,7 +5,7 @@ Each kind of value completes itself in a shell.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,6 +15,8 @@ from hpgo.base.wording import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 
 class File(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
@@ -128,3 +130,10 @@ RUN_OUT = File(".svg", ".png", ".pdf", ".html", ".json", ".txt", ".tex", ".npz")
 PICTURES = (".svg", ".png", ".pdf", ".html", ".tex")
 """What a plan's step is drawn as; its .json is the plan itself."""
 PLAN_OUT = File(".json", *PICTURES, ".md", bare=True)
+
+
+def written(kind: File, said: str, *, required: bool = False) -> Callable[[_Command], _Command]:
+    """The option `-o FILE`, which may be given several times; `said` is its line of help."""
+    return click.option(
+        "-o", "--output", "outputs", type=kind, multiple=True, required=required, metavar="FILE", help=said
+    )
