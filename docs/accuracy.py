@@ -29,6 +29,7 @@ from hpgo.model.transformer import Latent, Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
 from hpgo.planning.configured import Price, StagePrice, price_way, stages_of
 from hpgo.ways.constants import CONSTANTS, Constants
+from hpgo.ways.mechanisms import family, mechanisms
 from hpgo.ways.steps import Stages
 from hpgo.ways.way import Way
 
@@ -408,6 +409,7 @@ def page(points: Sequence[Point], left: Counter[str], kept: dict[str, dict[str, 
             *_HEAD,
             *_summary(steps, ratio, kept),
             *_orders(steps, prices),
+            *_mechanisms(steps),
             *_constants(kept),
             *_memory(points, prices),
             *_left(left),
@@ -608,7 +610,7 @@ def _by_device(apart: dict[str, list[tuple[Point, float]]]) -> dict[str, tuple[i
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for platform, held in apart.items():
         for point, one in held:
-            ratios[point.cluster.machines[0].device.name.partition("-")[0]][platform].append(one)
+            ratios[family(point.cluster.machines[0].device.name)][platform].append(one)
     found = {}
     for device, by in sorted(ratios.items()):
         errors = [Errors(tuple(held)).mean for held in by.values()]
@@ -666,6 +668,34 @@ def _orders(steps: Sequence[Point], prices: dict[str, Price]) -> list[str]:
                 f"| {said} | {apart} | {_percent(right / apart)} | {len(several)} |"
                 f" {_percent(sum(regrets) / len(regrets))} | {_percent(max(regrets))} |"
             )
+    return [*lines, ""]
+
+
+def measured(steps: Iterable[Point]) -> dict[str, Counter[str]]:
+    """How many steps on each device have measured which mechanism; stacks that are no longer run don't count."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for point in steps:
+        if point.platform not in UNFITTED:
+            found[family(point.cluster.machines[0].device.name)].update(mechanisms(point.way))
+    return found
+
+
+def _mechanisms(steps: Sequence[Point]) -> list[str]:
+    counts = sorted(measured(steps).items())
+    names = list(dict.fromkeys(name for point in steps for name in mechanisms(point.way)))
+    lines = [
+        "## What was measured",
+        "",
+        (
+            "How many of these steps were measured with what. Reports mark ways that rely on something else, and plans"
+            " prefer others within the error ([llm.md](llm.md#what-nobody-has-measured))."
+        ),
+        "",
+        f"| | {' | '.join(device for device, _ in counts)} |",
+        "|---|" + "---|" * len(counts),
+    ]
+    rows = [(name, [held[name] for _, held in counts]) for name in sorted(names)]
+    lines += [f"| {name} | {' | '.join(str(one or '–') for one in row)} |" for name, row in rows if any(row)]
     return [*lines, ""]
 
 

@@ -13,6 +13,7 @@ import pytest
 from hpgo.planning.measured_steps import PLATFORM_SPREAD, STEP_SPREAD
 from hpgo.planning.platform import ERROR_WITH_EXPERTS, ERRORS, USUAL_ERROR
 from hpgo.ways.constants import CONSTANTS
+from hpgo.ways.mechanisms import MEASURED
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -75,6 +76,13 @@ def test_releases_of_a_recipe_are_of_one_half(accuracy: ModuleType) -> None:
         halves.setdefault(point.recipe, set()).add(point.is_fitted)
     assert len(points) > 1300
     assert all(len(half) == 1 for half in halves.values())
+
+
+def test_what_was_measured_is_what_published_steps_rely_on(accuracy: ModuleType) -> None:
+    counts = accuracy.measured([point for point in accuracy.read()[0] if point.step_s])
+    assert {device: set(held) for device, held in counts.items()} == {
+        name: set(held) for name, held in MEASURED.items()
+    }
 
 
 def test_a_fit_is_no_worse_than_where_it_begins(accuracy: ModuleType) -> None:

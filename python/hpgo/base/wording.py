@@ -8,7 +8,7 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 
 def near(wanted: str, known: Iterable[str]) -> str:
@@ -80,6 +80,16 @@ def counted(number: int, thing: str) -> str:
     """
     ending = "" if number == 1 else "es" if thing.endswith("ch") else "s"
     return f"{number} {thing}{ending}"
+
+
+def in_a_row(words: Collection[object], joint: str = "and") -> str:
+    """The words with commas between them, and `joint` before the last.
+
+    >>> in_a_row(["tp", "cp", "pp"]), in_a_row([0, 1], "or"), in_a_row(["tp"])
+    ('tp, cp and pp', '0 or 1', 'tp')
+    """
+    *before, last = [*map(str, words)] or [""]
+    return f"{', '.join(before)} {joint} {last}" if before else last
 
 
 def above(gap: float) -> str:

@@ -139,7 +139,7 @@ def show_ways(ctx: click.Context) -> None:
     finally:  # what was found is shown, even if it can't be saved
         if asked["as_json"]:
             kept = {"ways": found.ways, "simulated": found.simulated, "launcher": found.launcher}
-            kept["alike"] = len(found.alike)
+            kept |= {"alike": len(found.alike), "best": found.prices.index(found.best) + 1}
             click.echo(json_text(kept | {"prices": [document(one) for one in found.prices]}))
         else:
             click.echo("\n".join([*lines(found.best, width()), "", *listed(found, width())]))

@@ -21,6 +21,7 @@ from hpgo.programs.orders import KINDS, Schedule
 from hpgo.programs.orders import schedule as build
 from hpgo.ways.constants import CONSTANTS, Constants
 from hpgo.ways.gpus import Gpus
+from hpgo.ways.mechanisms import unmeasured
 from hpgo.ways.memory import Part, cached_bytes, kept_bytes, parameters, stage_memory
 from hpgo.ways.site import VALUE, Site, pairs_seen
 from hpgo.ways.steps import Stages
@@ -92,6 +93,9 @@ class Price(Record):
     """Mean share by which such steps are off what is measured: the platform's, or published ones' on such a device."""
     measured_steps: int = 0
     """How many steps the platform was measured by; 0 where none was."""
+    unmeasured: tuple[str, ...] = ()
+    """What it relies on that no published step on such a device has measured, nor a step of the platform's: what that
+    takes stands on terms alone."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -276,10 +280,11 @@ def constants_of(cluster: Cluster, platform: Platform | None) -> Constants:
 
 def with_error(price: Price, cluster: Cluster, platform: Platform | None) -> Price:
     """A price with the error of steps on its platform; those of models with experts are foretold no better there."""
+    left = unmeasured(price.way, cluster.machines[0].device.name, () if platform is None else platform.mechanisms)
     if platform is None:
-        return replace(price, error=usual_error(cluster, has_experts=price.has_experts))
+        return replace(price, error=usual_error(cluster, has_experts=price.has_experts), unmeasured=left)
     error = max(platform.error, ERROR_WITH_EXPERTS) if price.has_experts else platform.error
-    return replace(price, error=error, measured_steps=platform.steps)
+    return replace(price, error=error, measured_steps=platform.steps, unmeasured=left)
 
 
 def price_way(

@@ -58,6 +58,12 @@ class Family:
         return self.bound_s if self.pipeline == 1 else float(self._bounds.steps_s.min())
 
     @property
+    def common(self) -> Way:
+        """What all of them have at least, as a way that nobody runs."""
+        shape, passes = self.lines.rows.site.way, self.cuts.schedule
+        return shape if passes == "1f1b" else replace(shape, pipeline=self.pipeline, chunks=2, schedule=passes)
+
+    @property
     def count(self) -> int:
         """How many they are."""
         cuts = self.cuts

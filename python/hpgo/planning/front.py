@@ -70,17 +70,17 @@ def way_front(
     found: list[Price] = []
     while len(found) < points:
         try:
-            best = choose_way(
+            quickest = choose_way(
                 transformer, cluster, global_batch_size=global_batch_size, seq=seq, precision=precision,
                 devices=devices, launcher=launcher, fix=fix, exclude=exclude, headroom_bytes=headroom_bytes,
                 platform=platform, top=1,
-            ).best  # fmt: skip
+            ).prices[0]  # fmt: skip
         except InfeasibleError:
             if found:
                 break
             raise
-        if found and best.step_s <= found[-1].step_s:
+        if found and quickest.step_s <= found[-1].step_s:
             found.pop()  # as quick, with less
-        found.append(best)
-        headroom_bytes = capacity - best.fullest.peak_bytes * (1 - _LESS)
+        found.append(quickest)
+        headroom_bytes = capacity - quickest.fullest.peak_bytes * (1 - _LESS)
     return tuple(found)

@@ -25,13 +25,14 @@ from hpgo.planning.families import Family, families, fewest_anew, leanest
 from hpgo.planning.way_bounds import ALL, NONE, SLACK, Candidate
 from hpgo.programs.launchers import of_ways
 from hpgo.ways.gpus import Gpus
+from hpgo.ways.mechanisms import unmeasured
 from hpgo.ways.site import Site
 from hpgo.ways.space import Space
 from hpgo.ways.way import Precision, Way
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from hpgo.planning.platform import Platform
     from hpgo.planning.way_plans import WayPlan
@@ -43,10 +44,16 @@ MOST_SHOWN = 1000
 
 @dataclass(frozen=True, slots=True)
 class WayChoice(Record):
-    """The quickest ways of a grid that fit, and how many there were."""
+    """The quickest ways of a grid that fit, and how many there were.
+
+    >>> import hpgo
+    >>> found = hpgo.choose_way("llama-3-8b", "h100:1", global_batch_size=8, seq=8192, launcher="torchtitan")
+    >>> found.best.unmeasured, found.best.step_s <= found.prices[0].step_s * (1 + found.best.error)
+    ((), True)
+    """
 
     prices: tuple[Price, ...]
-    """The quickest first."""
+    """The quickest first; and behind as many as were asked for `best`, if it is none of them."""
     ways: int
     """Of the grid: all whose degrees divide."""
     bounded: int
@@ -69,15 +76,19 @@ class WayChoice(Record):
     @property
     def alike(self) -> tuple[Price, ...]:
         """Those that are within the error of the quickest, which is the first of them."""
-        return tuple(one for one in self.prices if one.step_s <= self.best.step_s * (1 + self.best.error))
+        quickest = self.prices[0]
+        return tuple(one for one in self.prices if one.step_s <= _alike_s(quickest.step_s, quickest.error))
 
     @property
     def best(self) -> Price:
-        """The quickest."""
-        return self.prices[0]
+        """Of those within the error of the quickest the one that relies on the fewest mechanisms that nobody measured.
 
-    def plan(self, place: int = 1) -> WayPlan:
-        """The way in this place, the quickest in the first, with all that running it asks for.
+        Of equal ones it is the quickest. No way of the grid is better in that sense.
+        """
+        return min(self.alike, key=lambda one: (len(one.unmeasured), one.step_s))
+
+    def plan(self, place: int | None = None) -> WayPlan:
+        """The best way, or that in a place, the quickest in the first, with all that running it asks for.
 
         Raises ArgumentError if fewer were found.
 
@@ -88,10 +99,16 @@ class WayChoice(Record):
         """
         from hpgo.planning.way_plans import WayPlan  # which others do without
 
-        place = whole("place", place, most=len(self.prices), hint=f"{len(self.prices)} were asked for or found")
-        return WayPlan(
-            price=self.prices[place - 1], transformer=self.transformer, cluster=self.cluster, launcher=self.launcher
-        )
+        chosen = self.best
+        if place is not None:
+            hint = f"{len(self.prices)} were asked for or found"
+            chosen = self.prices[whole("place", place, most=len(self.prices), hint=hint) - 1]
+        return WayPlan(price=chosen, transformer=self.transformer, cluster=self.cluster, launcher=self.launcher)
+
+
+def _alike_s(quickest_s: float, error: float) -> float:
+    """The longest step that terms don't tell from the quickest."""
+    return quickest_s * (1 + error)
 
 
 def choose_way(
@@ -133,6 +150,9 @@ def choose_way(
     lets replicas share; no layers computed anew, all, or, where the launcher can, as few of each stage as fit. All GPUs
     are used. Of ways that differ in how many layers the first and the last rank have, the list has the quickest.
 
+    Where the quickest relies on what no published step on such devices has measured, and a way that relies on less of
+    that is within the error, the latter is the best (`WayChoice.best`).
+
     Raises InfeasibleError if none fits, with what is short and what would help; ArgumentError for what is fixed and
     does not divide, or is nothing that the launcher runs; and what `hpgo.price` raises.
 
@@ -170,11 +190,18 @@ def choose_way(
         found = leanest(search.families)
         assert found is not None, "there was a way"  # noqa: S101
         raise nothing_fits(found, cluster, space, global_batch_size, headroom_bytes=headroom_bytes)
-    prices = (
-        price_of(one, cluster.name, step_s, global_batch_size=global_batch_size) for step_s, one in search.quickest
-    )
+
+    def priced(step_s: float, one: Stages) -> Price:
+        found = price_of(one, cluster.name, step_s, global_batch_size=global_batch_size)
+        return with_error(found, cluster, platform)
+
+    def left(way: Way) -> int:
+        return len(unmeasured(way, cluster.machines[0].device.name, () if platform is None else platform.mechanisms))
+
+    prices = [priced(*one) for one in search.quickest]
+    prices += [priced(*one) for one in search.known(_alike_s(prices[0].step_s, prices[0].error), left)]
     return WayChoice(
-        prices=tuple(with_error(one, cluster, platform) for one in prices),
+        prices=tuple(prices),
         ways=sum(family.count for family in search.families),
         bounded=search.bounded,
         simulated=search.simulated,
@@ -222,25 +249,48 @@ class _Search:
         """Until no bound is below the last one that is listed."""
         self._waiting = [(family.bound_s, (at,), family) for at, family in enumerate(self.families)]
         heapify(self._waiting)
-        while self._waiting:
-            bound_s, at, one = heappop(self._waiting)
-            if bound_s >= self._enough_s:
-                break
-            if isinstance(one, Family) and bound_s < one.least_s:
-                heappush(self._waiting, (one.least_s, at, one))
-            elif isinstance(one, Family):
-                self._wait(_Few(one, one.candidates(self.room_bytes)), at[0])
-            elif isinstance(one, _Few):
-                found = one.found[one.next]
-                one.next += 1
-                self._wait(one, at[0])
-                self._bound(one.family, found, at[0])
-            else:
-                self._look(one, bound_s)
+        while self._waiting and self._waiting[0][0] < self._enough_s:
+            self._next()
+
+    def known(self, most_s: float, unknown: Callable[[Way], int]) -> list[tuple[float, Stages]]:
+        """The way with the least that is `unknown` of those that take no more than `most_s`, if it is not listed.
+
+        Of equal ones it is the quickest. What a family's ways have in common is unknown of each of them.
+        """
+        listed = self.quickest
+        best = min((unknown(one.site.way), step_s) for step_s, one in self.best.values() if step_s <= most_s)
+        if best[0]:
+            common = {at: unknown(family.common) for at, family in enumerate(self.families)}
+            least = min(common.values())
+            while self._waiting and (bound_s := self._waiting[0][0]) <= most_s and best > (least, bound_s):
+                _, at, one = self._waiting[0]
+                has = unknown(one.stages.site.way) if isinstance(one, _Way) else common[at[0]]
+                if (has, bound_s) >= best:
+                    heappop(self._waiting)
+                elif (found := self._next()) is not None and found[0] <= most_s:
+                    best = min(best, (unknown(found[1].site.way), found[0]))
+        chosen = min(self.best.values(), key=lambda one: (one[0] > most_s, unknown(one[1].site.way), one[0]))
+        return [] if any(chosen is one for one in listed) else [chosen]
+
+    def _next(self) -> tuple[float, Stages] | None:
+        """Looks at what has the least bound; the way and its step, if it was one."""
+        bound_s, at, one = heappop(self._waiting)
+        if isinstance(one, Family) and bound_s < one.least_s:
+            heappush(self._waiting, (one.least_s, at, one))
+        elif isinstance(one, Family):
+            self._wait(_Few(one, one.candidates(self.room_bytes)), at[0])
+        elif isinstance(one, _Few):
+            found = one.found[one.next]
+            one.next += 1
+            self._wait(one, at[0])
+            self._bound(one.family, found, at[0])
+        else:
+            return self._look(one, bound_s)
+        return None
 
     def _wait(self, few: _Few, family: int) -> None:
-        if few.next < len(few.found) and (bound_s := few.found[few.next].bound_s) < self._enough_s:
-            heappush(self._waiting, (bound_s, (family, few.next), few))
+        if few.next < len(few.found):
+            heappush(self._waiting, (few.found[few.next].bound_s, (family, few.next), few))
 
     def _bound(self, family: Family, one: Candidate, at: int) -> None:
         """Whether a way fits, and what it takes at least."""
@@ -261,15 +311,16 @@ class _Search:
             place = at, cut.fullest, int(one.anew == ALL), one.cut, one.zero, int(one.anew > 0)
             heappush(self._waiting, (found.bound_s * (1 - SLACK), place, _Way(found, kind)))
 
-    def _look(self, one: _Way, bound_s: float) -> None:
+    def _look(self, one: _Way, bound_s: float) -> tuple[float, Stages] | None:
         if one.kind in self.best and bound_s >= self.best[one.kind][0]:
-            return
+            return None
         self.simulated += 1
-        step_s = simulated_s(one.stages)
-        if one.kind not in self.best or step_s < self.best[one.kind][0]:
-            self.best[one.kind] = step_s, one.stages
+        found = simulated_s(one.stages), one.stages
+        if one.kind not in self.best or found[0] < self.best[one.kind][0]:
+            self.best[one.kind] = found
             if len(self.best) >= self.top:
                 self._enough_s = self.quickest[-1][0]
+        return found
 
     @property
     def quickest(self) -> list[tuple[float, Stages]]:

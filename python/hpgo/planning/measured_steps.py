@@ -27,6 +27,7 @@ from hpgo.model.transformer import Transformer
 from hpgo.planning.configured import Price, price, price_way
 from hpgo.planning.platform import Platform
 from hpgo.ways.constants import CONSTANTS
+from hpgo.ways.mechanisms import mechanisms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -196,6 +197,7 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
         spread=spread,
         trust=trust,
         error=sqrt(2 / pi) * left,
+        mechanisms=tuple(dict.fromkeys(name for one in held for name in mechanisms(one.predicted.way))),
     )
     return PlatformFit(platform, tuple(held), tuple(_foretold_s(one, *platform.factors) for one in held), note)
 

@@ -12,6 +12,7 @@ from hpgo.base.files import as_path
 from hpgo.base.quoting import in_yaml
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import printable, shown
+from hpgo.ways.mechanisms import family
 
 if TYPE_CHECKING:
     import os
@@ -54,6 +55,8 @@ class Platform(Record):
     """How far the factors are followed, as their exponent: so much of them is the platform's, not of single steps."""
     error: float
     """Mean share by which a step is expected to be off what is foretold with all this."""
+    mechanisms: tuple[str, ...] = ()
+    """What these steps relied on, as `Price.unmeasured` calls it."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -81,7 +84,7 @@ class Platform(Record):
                 top.fail(f"`{_KEY}` is missing, so it is no platform")
             if version != _VERSION:
                 top.fail(f"`{_KEY}` is {shown(version)}", f"this hpgo reads version {_VERSION}")
-            return record(cls, top)
+            return record(cls, top, optional={"mechanisms"})
 
     def yaml(self) -> str:
         """The platform as a file.
@@ -105,5 +108,5 @@ def usual_error(cluster: Cluster, *, has_experts: bool = False) -> float:
     >>> usual_error(Cluster.preset("a100:1")) == ERRORS["A100"], usual_error(Cluster.preset("v100:1")) == USUAL_ERROR
     (True, True)
     """
-    found = ERRORS.get(cluster.machines[0].device.name.partition("-")[0], USUAL_ERROR)
+    found = ERRORS.get(family(cluster.machines[0].device.name), USUAL_ERROR)
     return max(found, ERROR_WITH_EXPERTS) if has_experts else found

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
+from hpgo.base.wording import in_a_row
 from hpgo.planning.comparison import differences
+from hpgo.show.price_report import untold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,6 +84,8 @@ def verdict(found: Comparison, forbidden: str = "") -> str:
         )
     if not found.apart:
         said.append(f"That is within {100 * chosen.error:.0f} %, the error of such steps: the terms don't tell.")
+    if other.unmeasured:
+        said.append(f"{untold(other)}.")
     return " ".join(said)
 
 
@@ -94,6 +98,8 @@ def around(chosen: Price, tried: Sequence[tuple[str, Price | str]], width: int =
             continue
         peak = one.fullest.peak_bytes
         fits = "fits" if one.fits else f"{format_bytes(one.missing_bytes)} too much"
+        if untried := [name for name in one.unmeasured if name not in chosen.unmeasured]:
+            fits += f"; {in_a_row(untried)} unmeasured"
         share = f"{100 * (one.step_s / chosen.step_s - 1):+.1f} %"
         rows.append((differences(chosen.way, one.way), format_seconds(one.step_s), share, format_bytes(peak), fits))
     found = plain(["what is next to it", "step", "longer", "memory", ""], rows, width)
@@ -111,6 +117,7 @@ def document(found: Comparison, forbidden: str = "") -> dict[str, object]:
         "apart": found.apart,
         "fits": found.other.fits,
         "missing_bytes": found.other.missing_bytes,
+        "unmeasured": list(found.other.unmeasured),
         "forbidden": forbidden,
         "seconds": {name: {"chosen": here, "other": there} for name, here, there in found.seconds},
         "memory_bytes": {name: {"chosen": here, "other": there} for name, here, there in found.memory_bytes},

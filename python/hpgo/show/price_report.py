@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import counted, printable
+from hpgo.base.wording import counted, in_a_row, printable
 from hpgo.planning.way_plans import facts
 from hpgo.show.folding import alike, numbers
+from hpgo.ways.mechanisms import EVERYWHERE
 from hpgo.ways.memory import LATER
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from hpgo.planning.configured import Price, StagePrice
     from hpgo.planning.grid import WayChoice
 
@@ -91,19 +94,28 @@ def lines(price: Price, width: int = WIDTH) -> list[str]:
         ),
         "",
         *textwrap.wrap(units, width),
+        *(["", *textwrap.wrap(f"{untold(price)}.", width)] if price.unmeasured else []),
         *(["", *textwrap.wrap(UNCERTIFIED, width)] if price.has_experts else []),
     ]
 
 
+def untold(price: Price, names: Collection[str] | None = None) -> str:
+    """What of a way nobody has measured, or that nobody has measured `names`, in words that end a sentence."""
+    names = price.unmeasured if names is None else names
+    where = "" if EVERYWHERE.isdisjoint(names) else " on such a device"
+    whose = ", nor one of the platform's," if price.measured_steps else ""
+    return f"No published step{where}{whose} has measured {in_a_row(names)}: what that takes stands on terms alone"
+
+
 def listed(choice: WayChoice, width: int = WIDTH) -> list[str]:
     """The quickest ways, one a line, which of them are as good, and how many there were."""
-    best, alike = choice.best, choice.alike
+    quickest, alike = choice.prices[0], choice.alike
     rows = [
         (
             place,
             format_seconds(one.step_s),
-            f"+{100 * (one.step_s / best.step_s - 1):.1f} %",
-            "≈" if one in alike else "",
+            f"+{100 * (one.step_s / quickest.step_s - 1):.1f} %",
+            ("≈" if one in alike else " ") + ("?" if one.unmeasured else ""),
             f"{one.fullest.peak_bytes / 1e9:.1f} GB",
             one.way.named(),
         )
@@ -115,22 +127,37 @@ def listed(choice: WayChoice, width: int = WIDTH) -> list[str]:
     )
     rests = ["", *textwrap.wrap(UNCERTIFIED, width)] if choice.best.has_experts else []
     table = plain(["", "step", "longer", "", "memory", "way"], rows)
-    return [*table, "", *_alike(choice, width), *textwrap.wrap(said, width), *rests]
+    return [*table, "", *_alike(choice, width), *_untold(choice, width), *textwrap.wrap(said, width), *rests]
 
 
 def _alike(choice: WayChoice, width: int) -> list[str]:
     """Which of the list the terms don't tell apart, and what differs."""
-    best, others = choice.best, choice.alike[1:]
-    error = f"{100 * best.error:.0f} %, the error of such steps {_whence(best)}"
+    quickest, others = choice.prices[0], choice.alike[1:]
+    error = f"{100 * quickest.error:.0f} %, the error of such steps {_whence(quickest)}"
     if not others:
         return [*textwrap.wrap(f"No other of these is within {error}.", width), ""]
     ways = [one.way for one in choice.alike]
     names = [name for name, fields in _DEGREES.items() if any(len({getattr(w, f) for w in ways}) > 1 for f in fields)]
     said = (
         f"≈: within {error}. Which of these {len(choice.alike)} is quicker, the terms don't tell; they differ in"
-        f" {', '.join(names[:-1]) + ' and ' if names[1:] else ''}{''.join(names[-1:])}. Take the one that you know how"
-        " to run."
+        f" {in_a_row(names)}. Take the one that you know how to run."
     )
+    return [*textwrap.wrap(said, width), ""]
+
+
+def _untold(choice: WayChoice, width: int) -> list[str]:
+    """What of the list nobody has measured, and what follows from it."""
+    names = list(dict.fromkeys(name for one in choice.prices for name in one.unmeasured))
+    if not names:
+        return []
+    best, quickest = choice.best, choice.prices[0]
+    said = f"?: {untold(best, names)}."
+    if best is not quickest:
+        said += (
+            f" The plan is {choice.prices.index(best) + 1}, which relies on"
+            f" {'less of that' if best.unmeasured else 'none of that'} and is within the error of 1. `--fix` takes what"
+            " it is told, `--exclude` leaves out."
+        )
     return [*textwrap.wrap(said, width), ""]
 
 

@@ -6,13 +6,10 @@ What degrees have to divide, `hpgo.ways.way` says for all launchers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from hpgo.base.records import Record
+from hpgo.base.wording import in_a_row
 from hpgo.ways.way import MOST_ZERO, Passes, Precision, Recompute, Way
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +64,7 @@ class Rules(Record):
                 f" zero {way.zero}"
             )
         beside = " beside a pipeline" if way.pipeline > 1 and self.zeros != self.zeros_piped else ""
-        return f"shares what replicas hold{beside} as zero {_either(known)}, not {way.zero}"
+        return f"shares what replicas hold{beside} as zero {in_a_row(known, 'or')}, not {way.zero}"
 
     def broken_degrees(self, way: Way) -> str | None:
         """As `broken`, of all but what replicas share."""
@@ -80,13 +77,13 @@ class Rules(Record):
         if way.chunks > 1 and not self.interleaves:
             return f"has one stage on each GPU, and vpp is {way.chunks}"
         if way.schedule not in self.schedules:
-            return f"runs passes as {_either(self.schedules)}, not as {way.schedule}"
+            return f"runs passes as {in_a_row(self.schedules, 'or')}, not as {way.schedule}"
         if way.splits and way.fused:
             return f"compiles no layers whose backward passes are split, as {way.schedule} has them, and the way does"
         if (way.first_layers, way.last_layers) != (None, None) and not self.uneven:
             return f"has as many layers on each rank, and not {way.named_pipeline()}"
         if way.recompute not in self.recompute:
-            return f"computes anew {_either(self.recompute)}, not {way.recompute}"
+            return f"computes anew {in_a_row(self.recompute, 'or')}, not {way.recompute}"
         if way.recompute_layers is not None and not self.recompute_layers:
             return f"computes anew all layers or none, not {way.recompute_layers} of each stage"
         if way.narrow_gradients and not self.narrow_gradients:
@@ -94,7 +91,7 @@ class Rules(Record):
         if way.offload_layers and not self.offloads:
             return f"keeps what passes leave on GPUs here, not that of {way.offload_layers} layers in the host's memory"
         if way.precision not in self.precisions:
-            return f"computes in {_either(self.precisions)} here, not in {way.precision}"
+            return f"computes in {in_a_row(self.precisions, 'or')} here, not in {way.precision}"
         return None
 
     def zeros_of(self, way: Way, *, micro_batches: int, experts: bool = False) -> tuple[int, ...]:
@@ -120,10 +117,6 @@ class Rules(Record):
         overlap = way.overlap and (self.overlaps_piped or way.pipeline == 1)
         fused = way.fused and not way.splits
         return way if (overlap, fused) == (way.overlap, way.fused) else replace(way, overlap=overlap, fused=fused)
-
-
-def _either(known: Sequence[object]) -> str:
-    return " or ".join([", ".join(map(str, known[:-1])), str(known[-1])] if len(known) > 1 else map(str, known))
 
 
 MEGATRON = Rules(

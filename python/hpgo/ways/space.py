@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.checks import listed, whole
 from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
-from hpgo.base.wording import near, shorten, shown
+from hpgo.base.wording import in_a_row, near, shorten, shown
 from hpgo.ways.way import MOST_ZERO, Way, check_batch, check_degrees, nearest
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Space:
             _shown(name) + ("" if values is None else f" {' and '.join(map(str, sorted(values, key=str)))}")
             for name, values in self.excluded.items()
         ]
-        parts = [f"{word} {_listed(said)}" for word, said in (("with", fixed), ("without", left)) if said]
+        parts = [f"{word} {in_a_row(said)}" for word, said in (("with", fixed), ("without", left)) if said]
         return " " + ", ".join(parts) if parts else ""
 
     def without(self, name: str) -> Space:
@@ -163,10 +163,6 @@ class Space:
 
 def _around(count: int, each: int) -> list[int]:
     return [at * each for at in (count // each, count // each + 1) if at]
-
-
-def _listed(said: list[str]) -> str:
-    return " and ".join([", ".join(said[:-1]), said[-1]] if said[1:] else said)
 
 
 def _shown(name: str) -> str:

@@ -1,0 +1,87 @@
+"""Mechanisms that a way of training relies on, and which of them a published step has measured, by device.
+
+A price adds up terms. Those of a mechanism that a step was measured with were held against a machine; what others take
+stands on terms alone, which are most hopeful where nobody has looked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from hpgo.ways.way import Way
+
+
+def mechanisms(way: Way) -> tuple[str, ...]:
+    """What `way` relies on, as options call it. How layers lie on ranks, and how many are computed anew, is none.
+
+    >>> from hpgo.ways.way import Way
+    >>> mechanisms(Way(tensor=2, sequence=True, pipeline=4, data=2, zero=1))
+    ('tp', 'sp', 'pp', 'zero 1', 'bf16')
+    """
+    piped = way.pipeline > 1
+    # Beside a pipeline, weights that are shared stay gathered for the step, and gradients whole.
+    zero = f"zero {min(way.zero, 2)} beside pp" if piped and way.zero > 1 else f"zero {way.zero}"
+    held = (
+        ("tp", way.tensor > 1),
+        ("sp", way.sequence),
+        ("cp", way.context > 1),
+        ("ep", way.expert > 1),
+        ("pp", piped),
+        ("vpp", way.chunks > 1),
+        (f"schedule {way.schedule}", way.splits),
+        (zero, way.zero > 0),
+        (f"recompute {way.recompute}", way.recompute != "none"),
+        (way.precision, True),
+        ("narrow gradients", way.narrow_gradients),
+        ("offloading", way.offload_layers > 0),
+    )
+    return tuple(name for name, has in held if has)
+
+
+MEASURED: dict[str, tuple[str, ...]] = {
+    "A100": (
+        "tp", "sp", "pp", "vpp", "zero 1", "zero 3", "recompute selective", "recompute full", "bf16", "fp16",
+        "narrow gradients",
+    ),
+    "B200": ("tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "bf16", "fp8", "narrow gradients"),
+    "B300": ("ep", "pp", "vpp", "zero 1", "bf16", "fp8", "narrow gradients"),
+    "GB200": (
+        "tp", "sp", "ep", "pp", "vpp", "zero 1", "zero 3", "bf16", "fp8", "fp4", "narrow gradients", "offloading",
+    ),
+    "GB300": (
+        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 3", "bf16", "fp8", "fp4", "narrow gradients", "offloading",
+    ),
+    "H100": (
+        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 2", "zero 3", "zero 2 beside pp", "recompute full", "bf16",
+        "fp8", "narrow gradients",
+    ),
+}  # fmt: skip
+"""Those of published steps, by device: docs/accuracy.md, *what was measured*."""
+EVERYWHERE = frozenset(name for held in MEASURED.values() for name in held)
+"""Those that were measured on any device."""
+
+
+def family(device: str) -> str:
+    """Which devices one is of, as published steps count them.
+
+    >>> family("A100-80GB")
+    'A100'
+    """
+    return device.partition("-")[0]
+
+
+def unmeasured(way: Way, device: str, besides: Collection[str] = ()) -> tuple[str, ...]:
+    """What `way` relies on that no published step on such a `device` has measured; `besides` was measured, too.
+
+    On devices that no step is published of it is what none has measured anywhere.
+
+    >>> from hpgo.ways.way import Way
+    >>> way = Way(context=2, pipeline=2, chunks=2, schedule="zb_v")
+    >>> unmeasured(way, "H100-80GB"), unmeasured(way, "A100-80GB"), unmeasured(way, "A100-80GB", ["cp"])
+    (('schedule zb_v',), ('cp', 'schedule zb_v'), ('schedule zb_v',))
+    """
+    known = MEASURED.get(family(device), EVERYWHERE)
+    return tuple(name for name in mechanisms(way) if name not in known and name not in besides)

@@ -1,0 +1,118 @@
+"""What nobody has measured is marked, and chosen only where nothing else is within the error."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_spaces import ASKED, TINY
+
+import hpgo
+from hpgo.cli.main import group
+from hpgo.ways.mechanisms import EVERYWHERE, MEASURED, mechanisms
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+A100, H100 = hpgo.Cluster.preset("a100:1"), hpgo.Cluster.preset("h100:1")
+KNOWN = ("tp", "sp", "cp", "pp", "vpp", "schedule zb_v", "zero 2", "zero 3", "zero 2 beside pp", "recompute full")
+
+
+@given(known=st.sets(st.sampled_from(KNOWN)), top=st.sampled_from([1, 3]), error=st.sampled_from([0.02, 0.15, 0.6]))
+@settings(max_examples=10, deadline=None)
+def test_of_ways_within_the_error_the_best_relies_on_the_least_that_nobody_measured(
+    known: set[str], top: int, error: float
+) -> None:
+    cluster = H100.first(2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MEASURED, "H100", tuple(known))
+        patch.setattr("hpgo.planning.configured.usual_error", lambda cluster, has_experts: error)
+        every = hpgo.choose_way(TINY, cluster, **ASKED, launcher="torchtitan", top=1000).prices
+        found = hpgo.choose_way(TINY, cluster, **ASKED, launcher="torchtitan", top=top)
+    assert len(every) < 1000
+    assert all(set(one.unmeasured) == set(mechanisms(one.way)) - known for one in every)
+    alike = [one for one in every if one.step_s <= every[0].step_s * (1 + error)]
+    wanted = min((len(one.unmeasured), one.step_s) for one in alike)
+    assert (len(found.best.unmeasured), found.best.step_s) == wanted
+    assert [one.step_s for one in found.prices[:top]] == [one.step_s for one in every[:top]]
+    assert len(found.prices) <= top + 1
+    assert found.plan().price == found.best
+    assert found.plan(1).price == found.prices[0]
+
+
+def test_what_everything_relies_on_decides_nothing() -> None:
+    """No published step on H100 computes in float16, so that all ways do what nobody measured; and yet not all else."""
+    found = hpgo.choose_way(TINY, H100.first(4), **ASKED, precision="fp16")
+    assert "fp16" not in MEASURED["H100"]
+    assert found.best.unmeasured == ("fp16",)
+
+
+def test_what_is_fixed_is_taken_and_marked() -> None:
+    ask = {"global_batch_size": 8, "seq": 8192}
+    free = hpgo.choose_way("llama-3-8b", A100, **ask)
+    assert free.best.unmeasured == ()
+    assert any("cp" in one.unmeasured for one in free.alike)
+    assert hpgo.choose_way("llama-3-8b", A100, **ask, fix={"cp": 2}).best.unmeasured == ("cp",)
+
+
+def test_devices_that_no_step_is_published_of_are_taken_for_all() -> None:
+    ask = {"global_batch_size": 8, "seq": 8192, "tp": 2, "cp": 2}
+    assert "H200" not in MEASURED
+    assert hpgo.price("llama-3-8b", "h200:1", **ask).unmeasured == ()
+    folded = hpgo.price("llama-3-8b", "h200:1", **ask, pp=2, vpp=2, schedule="zb_v", zero=2)
+    assert folded.unmeasured == ("schedule zb_v",)
+    assert "schedule zb_v" not in EVERYWHERE
+
+
+def test_a_step_of_ones_own_counts(tmp_path: Path) -> None:
+    ask = {"global_batch_size": 32, "seq": 8192, "tp": 2, "cp": 2}
+    one = hpgo.price("llama-3-8b", A100, **ask)
+    assert one.unmeasured == ("cp",)
+    fit = hpgo.fit_platform([hpgo.MeasuredStep.of("llama-3-8b", A100, one, 1.1 * one.step_s)])
+    fit.platform.save(tmp_path / "platform.yaml")
+    platform = hpgo.Platform.read(tmp_path / "platform.yaml")
+    assert platform == fit.platform
+    assert hpgo.price("llama-3-8b", A100, **ask, platform=platform).unmeasured == ()
+    # Files of the version before say nothing of it.
+    text = (tmp_path / "platform.yaml").read_text(encoding="utf-8")
+    kept = [line for line in text.splitlines() if not line.startswith("mechanisms")]
+    (tmp_path / "platform.yaml").write_text("\n".join(kept), encoding="utf-8")
+    assert hpgo.price("llama-3-8b", A100, **ask, platform=hpgo.Platform.read(tmp_path / "platform.yaml")).unmeasured
+
+
+def said_of(*words: object) -> str:
+    """What a command prints, its lines joined."""
+    done = CliRunner().invoke(group, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return " ".join(done.stdout.split())
+
+
+def test_reports_name_it() -> None:
+    ask = ["price", "llama-3-8b", "-b", 8, "--seq", 8192]
+    told = "No published step on such a device has measured cp: what that takes stands on terms alone."
+    assert told in said_of(*ask, "-c", "a100:1", "--tp", 4, "--cp", 2)
+    folded = ["--tp", 2, "--pp", 4, "--vpp", 2, "--zero", 0, "--schedule", "zb_v"]
+    assert "No published step has measured schedule zb_v:" in said_of(*ask, "-c", "h100:1", *folded)
+    assert "No published step" not in said_of(*ask, "-c", "h100:1", "--tp", 2)
+
+
+def test_the_list_says_which_is_taken_and_explain_marks_what_is_next_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "way.json"
+    words = ["plan", "llama-3-70b", "-c", "a100:8", "-b", 128, "--seq", 8192, "--for", "torchtitan", "--top", 2]
+    said = said_of(*words, "-o", path)
+    assert "?: No published step on such a device has measured cp" in said
+    assert "The plan is 3, which relies on none of that and is within the error of 1." in said
+    assert said.startswith(f"llama-3-70b on a100:8, 64 GPUs {hpgo.WayPlan.read(path).price.way.named()}")
+    found = json.loads(said_of(*words, "--json"))
+    assert (found["best"], len(found["prices"])) == (3, 3)
+    assert found["prices"][2]["unmeasured"] == []
+    assert "cp" in found["prices"][0]["unmeasured"]
+    against = ["explain", path, "--against", "cp=2,tp=4"]
+    assert "has measured cp" in said_of(*against)
+    assert json.loads(said_of(*against, "--json"))["unmeasured"] == ["cp"]
+    said_of("plan", "llama-3-8b", "-c", "a100:1", "-b", 8, "--seq", 8192, "-o", path)
+    assert "fits; cp unmeasured" in said_of("explain", path)
