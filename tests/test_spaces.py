@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -34,7 +35,7 @@ def runs(launcher: str, price: hpgo.Price) -> bool:
     return way.tensor * way.context * way.chunks == 1 and way.zero in (known if several else {0})
 
 
-def all_that_is_run(launcher: str, cluster: hpgo.Cluster) -> list[hpgo.Price]:
+def all_that_is_run(launcher: str, model: hpgo.Transformer, cluster: hpgo.Cluster) -> list[hpgo.Price]:
     """Everything that `hpgo.price` accepts and the launcher runs, asked one by one; ranks have as many layers."""
     found = []
     for tp, cp, pp, vpp, size, zero, (schedule, anew) in product(
@@ -45,7 +46,7 @@ def all_that_is_run(launcher: str, cluster: hpgo.Cluster) -> list[hpgo.Price]:
             continue
         try:
             one = hpgo.price(
-                TINY, cluster, **ASKED, tp=tp, cp=cp, pp=pp, vpp=vpp, zero=zero, micro_batch_size=size, recompute=anew,
+                model, cluster, **ASKED, tp=tp, cp=cp, pp=pp, vpp=vpp, zero=zero, micro_batch_size=size, recompute=anew,
                 schedule=schedule, fused=schedule == "1f1b", overlap=launcher == "megatron" or pp == 1,
             )  # fmt: skip
         except hpgo.ArgumentError:
@@ -55,16 +56,16 @@ def all_that_is_run(launcher: str, cluster: hpgo.Cluster) -> list[hpgo.Price]:
     return found
 
 
-@pytest.mark.parametrize("launcher", ["megatron", "torchtitan", "deepspeed"])
-def test_the_best_way_of_a_launcher_is_that_of_trying_all_that_it_runs(launcher: str) -> None:
-    cluster = H100.first(4)
-    every = all_that_is_run(launcher, cluster)
+@pytest.mark.parametrize(("launcher", "tied"), [("megatron", False), ("torchtitan", True), ("deepspeed", False)])
+def test_the_best_way_of_a_launcher_is_that_of_trying_all_that_it_runs(launcher: str, tied: bool) -> None:
+    model, cluster = replace(TINY, tied=tied), H100.first(4)
+    every = all_that_is_run(launcher, model, cluster)
     fitting = [one for one in every if one.fits]
     if launcher == "megatron":  # which runs uneven ranks, too, and computes some of a stage's layers anew
-        even, every_one = every, every_way(TINY, cluster, ASKED["global_batch_size"], ASKED["seq"])
+        even, every_one = every, every_way(model, cluster, ASKED["global_batch_size"], ASKED["seq"])
         every, fitting = list(every_one.values()), listed(every_one, 80e9)
         assert {(one.step_s, one.stages) for one in even} <= {(one.step_s, one.stages) for one in every}
-    found = hpgo.choose_way(TINY, cluster, **ASKED, launcher=launcher, top=1000)
+    found = hpgo.choose_way(model, cluster, **ASKED, launcher=launcher, top=1000)
     assert found.ways == len(every)
     steps = sorted(one.step_s for one in fitting)
     assert [one.step_s for one in found.prices] == pytest.approx(steps[:1000])
@@ -102,6 +103,8 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
     ("asked", "says", "hint"),
     [
         ({"launcher": "megatorn"}, "there is no launcher `megatorn`", "did you mean `megatron`?"),
+        ({"launcher": "foo"}, "there is no launcher `foo`", "known: megatron, torchtitan, deepspeed"),
+        ({"launcher": 3}, "there is no launcher 3", "known: megatron, torchtitan, deepspeed"),
         ({"launcher": "torch"}, "no way of training a transformer is exported for PyTorch", "megatron"),
         ({"launcher": "vllm"}, "no way of training a transformer is exported for vLLM", "megatron"),
         ({"fix": {"tpp": 2}}, "there is no degree `tpp`", "did you mean `tp`?"),

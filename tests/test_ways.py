@@ -6,6 +6,7 @@ import re
 from dataclasses import fields, replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -25,7 +26,7 @@ from hpgo.planning.configured import (
 )  # fmt: skip
 from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.gpus import Gpus
-from hpgo.ways.memory import cached_bytes, kept_bytes, parameters, stage_memory
+from hpgo.ways.memory import STATE, cached_bytes, kept_bytes, parameters, stage_memory
 from hpgo.ways.site import Site
 from hpgo.ways.steps import Rows, Stages
 from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times
@@ -168,6 +169,26 @@ def test_parameters_of_all_gpus_are_the_models(model, tensor: int, pipeline: int
     copies = (tensor - 1) * (norms + model.positions * model.hidden)
     copies += model.vocab * model.hidden if model.tied and pipeline > 1 else 0
     assert everywhere - copies == pytest.approx(model.parameters, rel=1e-12)
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_a_v_has_a_matrix_once_that_is_embedding_and_head(zero: int) -> None:
+    """One GPU has both ends, so that nothing is held twice, and nothing summed between them."""
+    ask: dict[str, Any] = {"global_batch_size": 16, "seq": 2048, "pp": 4, "vpp": 2, "zero": zero}
+    on = hpgo.Cluster.preset("h100:1")
+    tied, apart = (
+        hpgo.price(replace(LLAMA, tied=tied), on, schedule="zb_v", fused=False, **ask) for tied in (True, False)
+    )
+    words = LLAMA.vocab * LLAMA.hidden
+    held = [sum(dict(one.stages[0].memory_bytes)[name] for name in STATE) for one in (tied, apart)]
+    each = 18 if zero == 0 else 6 + 12 / 2
+    assert held[1] - held[0] == pytest.approx(words * each)
+    assert tied.stages[1:] == apart.stages[1:]
+    assert tied.step_s <= apart.step_s
+    looped = hpgo.price(replace(LLAMA, tied=True), on, **ask)
+    whole = hpgo.price(LLAMA, on, **ask)
+    assert looped.stages == whole.stages  # 1F1B has an end on each of two
+    assert looped.step_s > whole.step_s
 
 
 def test_memory_falls_as_degrees_rise() -> None:

@@ -99,7 +99,6 @@ class Family:
         cut = self.cuts.found[one.cut]
         way = replace(
             self._way(cut.chunks, self.zeros[one.zero]),
-            schedule=self.cuts.schedule,
             first_layers=cut.first_layers,
             last_layers=cut.last_layers,
             recompute="full" if one.anew == ALL else "none",
@@ -108,8 +107,9 @@ class Family:
 
     def _way(self, chunks: int, zero: int) -> Way:
         return replace(
-            self.lines.rows.site.way, pipeline=self.pipeline, chunks=chunks, data=self.data, zero=zero, recompute="none"
-        )
+            self.lines.rows.site.way, pipeline=self.pipeline, chunks=chunks, schedule=self.cuts.schedule,
+            data=self.data, zero=zero, recompute="none",
+        )  # fmt: skip
 
     @cached_property
     def _alone(self) -> list[tuple[Candidate, float]]:
@@ -127,9 +127,11 @@ class Family:
         edges_s = [sum(transfer(site, data=data, chunked=chunked)) for chunked in (False, True)]
         states = []
         for zero in self.zeros:
-            degrees = site.way.tensor, data * site.way.context, site.way.expert, zero
+            # Where one rank has both ends, it has a matrix once that is both embedding and head.
+            degrees = site.way.tensor, data * site.way.context, site.way.expert, zero, int(self.cuts.folded)
             if degrees not in self.states:
-                self.states[degrees] = States.of(replace(site, way=self._way(1, zero)), self.lines.kinds)
+                way = self._way(self.cuts.found[0].chunks, zero)
+                self.states[degrees] = States.of(replace(site, way=way), self.lines.kinds)
             states.append(self.states[degrees])
         return Bounds(self.lines, self.cuts, self.micro_batches, (edges_s[0], edges_s[1]), tuple(states))
 

@@ -168,9 +168,11 @@ def of_ways(name: str) -> tuple[Launcher, Rules]:
     >>> of_ways("megatron")[1].zeros
     (0, 1)
     """
-    row = launcher(name)
+    able = [one for one in TABLE if one.ways is not None]
+    is_known = isinstance(name, str) and name.partition("@")[0] in NAMES
+    row = row_of(TABLE if is_known else able, name, "launcher")
     if row.ways is None:
-        known = dict.fromkeys(one.name for one in TABLE if one.ways is not None)
+        known = dict.fromkeys(one.name for one in able)
         raise ArgumentError(
             f"no way of training a transformer is exported for {row.title}", f"known: {', '.join(known)}"
         )

@@ -55,12 +55,11 @@ def parameters(site: Site, part: Part) -> float:
     """Of a stage on one GPU, before replicas share any."""
     model, share = site.model, site.way.tensor
     words = model.vocab * model.hidden / share
-    alone = site.way.pipeline == 1 and model.tied
     held = sum(count * layer_weights(site.of(kind)) for kind, count in Counter(part.kinds).items())
     if part.embedding:
         held += words + model.positions * model.hidden
     if part.head:
-        held += model.norm_parameters + (0.0 if alone else words)
+        held += model.norm_parameters + (words if not model.tied or site.holds_words_twice else 0.0)
     return held
 
 

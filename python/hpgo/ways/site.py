@@ -49,6 +49,11 @@ class Site:
         return self if kind == self.kind else replace(self, kind=kind)
 
     @property
+    def holds_words_twice(self) -> bool:
+        """Whether a matrix that is both embedding and head is held by two ranks, which sum its gradient."""
+        return self.model.tied and self.way.pipeline > 1 and not self.way.folded
+
+    @property
     def tokens(self) -> int:
         """Of a micro-batch, those that a GPU's matrices meet."""
         return self.way.micro_batch_size * self.seq // self.way.context

@@ -240,7 +240,7 @@ class Stages:
                 summed_s = max(summed_s / layers, summed_s - constants.hidden * backward_s)
                 gathered_s = max(gathered_s / layers, gathered_s - constants.hidden * forward_s)
             left_s = summed_s + gathered_s
-        if site.model.tied and way.pipeline > 1 and at in {0, len(self.counts) - 1}:
+        if site.holds_words_twice and at in {0, len(self.counts) - 1}:
             words = site.model.vocab * site.model.hidden / way.tensor
             left_s += 2 * site.gather_s(
                 site.gpus.ring(2, way.group * way.data * (way.pipeline - 1)), words * site.gradient_bytes

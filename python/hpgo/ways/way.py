@@ -141,6 +141,11 @@ class Way:
         """Whether backward passes are split into gradients of inputs and of weights."""
         return self.schedule != "1f1b"
 
+    @property
+    def folded(self) -> bool:
+        """Whether the pipeline's first rank has its last stage, too, and so the embedding and the head."""
+        return self.schedule == "zb_v"
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Which of the pipeline's stages a rank has, in their order. Raises ArgumentError if there is no such rank.
 
@@ -148,7 +153,7 @@ class Way:
         ((1, 5), (1, 6))
         """
         rank = whole("the rank", rank, least=0, most=self.pipeline - 1)
-        if self.schedule == "zb_v":
+        if self.folded:
             return rank, 2 * self.pipeline - 1 - rank
         return tuple(range(rank, self.stages, self.pipeline))
 
