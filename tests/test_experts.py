@@ -19,13 +19,14 @@ from hpgo.export.targets import Place, find
 from hpgo.machine.cluster import Link
 from hpgo.model.formats.transformers import of_document
 from hpgo.model.transformer import Kind, Latent
+from hpgo.model.transformer_presets import TRANSFORMERS
 from hpgo.planning.configured import model_flop, price_way, profile_of
 from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.memory import expert_parameters, kept_bytes, parameters, stage_memory
 from hpgo.ways.site import Site
 from hpgo.ways.steps import Stages
-from hpgo.ways.times import layer_times
+from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times
 from hpgo.ways.way import Way, stage_layers
 
 MIXTRAL = hpgo.Transformer(
@@ -493,3 +494,98 @@ def test_configurations_of_experts_that_make_no_model_are_refused(change, says: 
     with pytest.raises(hpgo.ProfileError) as caught:
         of_document({key: value for key, value in held.items() if value is not ...})
     assert says in caught.value.message
+
+
+# --- Layers that predict further tokens -------------------------------------------------------------------------------
+
+FURTHER = replace(DEEPSEEK, further_tokens=1, name="small-further")
+
+
+def test_deepseek_v3_has_as_many_parameters_as_published_with_and_without_further_tokens() -> None:
+    """671 billion, and with a layer for a further token, whose embedding and head are copies there, 685."""
+    preset = TRANSFORMERS["deepseek-v3"]
+    model = replace(preset, further_tokens=1)
+    assert model.parameters == preset.parameters == pytest.approx(671e9, rel=1e-3)
+    assert model.parameters + model.further_parameters + 2 * model.vocab * model.hidden == pytest.approx(
+        685e9, rel=1e-3
+    )
+
+
+def test_a_config_says_how_many_further_tokens() -> None:
+    held = {
+        "model_type": "deepseek_v3", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 1000, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "kv_lora_rank": 32, "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    assert of_document(held).further_tokens == 0
+    assert of_document(held | {"num_nextn_predict_layers": 1}).further_tokens == 1
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_a_layer_for_a_further_token_is_the_last_one_with_a_matrix_an_embedding_and_a_head_more(tensor: int) -> None:
+    one = site(FURTHER, Way(tensor=tensor, sequence=tensor > 1))
+    last, further = (layer_times(one.of(kind))[0] for kind in (FURTHER.kind(12), FURTHER.further_kind))
+    head, embedding = (end_times(one, terms) for terms in (HEAD, EMBEDDING))
+    joining_s = 2 * one.tokens * FURTHER.joining_parameters / tensor / 1e12
+    ends_s = [head.total_forward_s + embedding.total_forward_s, head.total_backward_s + embedding.total_backward_s]
+    assert further.total_forward_s - last.total_forward_s == pytest.approx(joining_s + ends_s[0])
+    assert further.total_backward_s - last.total_backward_s == pytest.approx(2 * joining_s + ends_s[1])
+    assert further.weights_s - last.weights_s == pytest.approx(joining_s + head.weights_s + embedding.weights_s)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("pipeline", [1, 4])
+def test_parameters_of_all_gpus_are_those_of_further_tokens_too(pipeline: int, tied: bool) -> None:
+    model = replace(FURTHER, tied=tied)
+    stages = Stages(site(model, Way(pipeline=pipeline)), pipeline)
+    held = sum(parameters(stages.site, stages.part(at, 1)) for at in range(pipeline))
+    copies = model.vocab * model.hidden if pipeline > 1 else 0  # the last stage has the embedding, too
+    assert held == model.parameters + model.further_parameters + copies
+
+
+def test_further_tokens_are_on_the_last_stage_and_computed_anew_with_all_layers_alone() -> None:
+    def last(model: hpgo.Transformer, **how: object) -> hpgo.StagePrice:
+        on = hpgo.Cluster.preset("h100:1")
+        return hpgo.price(model, on, global_batch_size=16, seq=4096, pp=2, first_layers=7, **how).stages[1]
+
+    without, beside = last(DEEPSEEK), last(FURTHER)
+    assert beside.layers == without.layers
+    assert beside.forward_s > without.forward_s
+    assert dict(beside.memory_bytes)["logits"] == 2 * dict(without.memory_bytes)["logits"]
+    more = []
+    for how in ({}, {"recompute": "full", "recompute_layers": 6}, {"recompute": "full"}):
+        kept = [dict(last(model, **how).memory_bytes)["activations"] for model in (FURTHER, DEEPSEEK)]
+        more.append(kept[0] - kept[1])
+    assert more[0] == pytest.approx(more[1])
+    assert more[2] < more[0]
+
+
+def test_megatron_is_told_of_further_tokens_and_others_refuse_them() -> None:
+    on = hpgo.Cluster.preset("h100:1")
+    one = hpgo.price(FURTHER, on, global_batch_size=16, seq=4096, pp=2, ep=2, first_layers=8)
+    plan = hpgo.WayPlan.of(one, FURTHER, on)
+    assert hpgo.WayPlan.from_json(plan.to_json()) == plan
+    words = shlex.split(hpgo.export.files(plan, "megatron")["arguments.txt"], comments=True)
+    assert words[words.index("--mtp-num-layers") + 1] == "1"
+    assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*8|t*5mL"
+    ask = {"global_batch_size": 16, "seq": 4096}
+    for launcher in ("torchtitan", "deepspeed"):
+        with pytest.raises(hpgo.ArgumentError, match="predicts no further tokens here") as caught:
+            hpgo.choose_way(FURTHER, on, **ask, launcher=launcher)
+        assert "num_nextn_predict_layers" in caught.value.hint
+    dense = hpgo.Transformer(
+        name="dense", layers=4, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn=1024, vocab=32000, further_tokens=1
+    )
+    alone = hpgo.WayPlan.of(hpgo.price(dense, on.first(1), **ask, zero=0), dense, on.first(1))
+    for target in ("torchtitan", "deepspeed"):
+        with pytest.raises(hpgo.ArgumentError, match="predicts no further tokens here"):
+            hpgo.export.files(alone, target)
+
+
+def test_layers_for_further_tokens_are_in_a_profile_of_groups() -> None:
+    on = hpgo.Cluster.preset("h100:1")
+    one = hpgo.price(FURTHER, on, global_batch_size=16, seq=4096, pp=2, first_layers=7)
+    profile = profile_of(one, FURTHER, on)
+    assert [row.id for row in profile.layers[-3:]] == ["layers.12", "further.0", "head"]
+    each = [sum(row.forward_s[0] for row in part) for part in (profile.layers[:8], profile.layers[8:])]
+    assert each == pytest.approx([stage.forward_s for stage in one.stages])

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 models = st.builds(
-    lambda layers, kv, shared, wide, experts: hpgo.Transformer(
+    lambda layers, kv, shared, wide, experts, further: hpgo.Transformer(
         layers=layers, hidden=1024, heads=kv * shared, kv_heads=kv, head_dim=64, ffn=1024 * wide, vocab=32000,
         experts=experts, experts_per_token=min(experts, 2), expert_ffn=512 * wide if experts else 0,
-        dense_layers=(0,) if experts and layers > 1 else (),
+        dense_layers=(0,) if experts and layers > 1 else (), further_tokens=further,
     ),
     st.integers(1, 5), st.sampled_from([1, 2, 4]), st.integers(1, 2), st.integers(1, 40), st.sampled_from([0, 0, 4]),
+    st.sampled_from([0, 0, 1]),
 )  # fmt: skip
 
 

@@ -22,13 +22,13 @@ from hpgo.ways.steps import Stages
 from hpgo.ways.way import Way
 
 models = st.builds(
-    lambda layers, experts, tied, seen: hpgo.Transformer(
+    lambda layers, experts, tied, seen, further: hpgo.Transformer(
         layers=layers, hidden=1024, heads=8, kv_heads=4, head_dim=64, ffn=3072, vocab=32000, tied=tied,
         experts=experts, experts_per_token=min(experts, 2), expert_ffn=512 if experts else 0,
         dense_layers=(0,) if experts and layers > 1 else (), window=512 if seen else 0,
-        window_layers=tuple(range(0, layers, 2)) if seen else (),
+        window_layers=tuple(range(0, layers, 2)) if seen else (), further_tokens=further,
     ),
-    st.integers(2, 9), st.sampled_from([0, 0, 4]), st.booleans(), st.booleans(),
+    st.integers(2, 9), st.sampled_from([0, 0, 4]), st.booleans(), st.booleans(), st.sampled_from([0, 0, 1, 2]),
 )  # fmt: skip
 
 

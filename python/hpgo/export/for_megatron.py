@@ -67,13 +67,13 @@ def settings(job: Job) -> dict[str, int | str | bool]:
     return chosen
 
 
-def layout(counts: Sequence[int]) -> str:
-    """Stages with so many blocks each, in Megatron's words.
+def layout(counts: Sequence[int], further: int = 0) -> str:
+    """Stages with so many blocks each, in Megatron's words; the last one has those that predict `further` tokens.
 
-    >>> layout([3, 0, 4])
-    'Et*3||t*4L'
+    >>> layout([3, 0, 4]), layout([3, 0], further=1)
+    ('Et*3||t*4L', 'Et*3|mL')
     """
-    return f"E{'|'.join(f't*{count}' if count else '' for count in counts)}L"
+    return f"E{'|'.join(f't*{count}' if count else '' for count in counts)}{'m' * further}L"
 
 
 def _value(value: int | str | bool) -> str:

@@ -16,6 +16,7 @@ from hpgo.base.units import format_bytes
 from hpgo.base.wording import counted, shorten
 from hpgo.planning.configured import orders_of
 from hpgo.programs.launchers import Launcher, of_ways
+from hpgo.ways.launchers import FEWER_TOKENS
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
@@ -47,6 +48,8 @@ class WayJob:
                 f"the way does not fit: {price.way.named()} lacks {format_bytes(price.missing_bytes)} of a GPU",
                 "plan again: `hpgo plan` makes plans that fit",
             )
+        if why := rules.lacking(plan.transformer):
+            raise ArgumentError(f"{row.title} {why}", FEWER_TOKENS)
         if why := rules.broken(price.way, micro_batches=price.micro_batches, experts=bool(plan.transformer.experts)):
             raise ArgumentError(f"{row.title} {why}", f"plan for it: `hpgo plan … --seq … --for {row.name}`")
         return cls(target, place, row, plan)

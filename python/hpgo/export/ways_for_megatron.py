@@ -59,6 +59,7 @@ def _model(job: WayJob) -> dict[str, int | str | bool]:
         "max-position-embeddings": model.positions or job.plan.price.seq,
         "vocab-size": model.vocab,
         "untie-embeddings-and-output-weights": not model.tied,
+        "mtp-num-layers": model.further_tokens or False,
     }
 
 
@@ -132,7 +133,7 @@ def _parallel(job: WayJob) -> dict[str, int | str | bool]:
     if way.context > 1:
         told["cp-comm-type"] = "p2p"
     if way.pipeline > 1:
-        told["pipeline-model-parallel-layout"] = layout(job.counts)
+        told["pipeline-model-parallel-layout"] = layout(job.counts, job.model.further_tokens)
     return told
 
 
@@ -202,6 +203,8 @@ def _notes(job: WayJob) -> list[str]:
         notes.append(f"there are {model.positions} learned positions, and sequences of {seq} tokens")
     if (model.attention_bias == "all") != model.ffn_bias:
         notes.append("matrices add vectors in attention or in feed-forward networks alone, which no argument says")
+    if model.further_tokens:
+        notes.append("how much losses of further tokens count is for you to say: --mtp-loss-scaling-factor")
     if model.experts:
         notes += [
             "experts are priced as having equally many tokens: how a router scores and balances is for you to say",

@@ -52,6 +52,8 @@ class Kind(NamedTuple):
     """Whether it holds experts in place of a dense feed-forward network."""
     window: int = 0
     """Tokens that it looks back at; 0 is the whole sequence."""
+    further: bool = False
+    """Whether it stands behind all others and predicts a token beyond the next."""
 
 
 PLAIN = Kind()
@@ -116,6 +118,10 @@ class Transformer:
     """Tokens that a layer with a window looks back at."""
     window_layers: tuple[int, ...] = ()
     """Layers with a window, counted from 0; all others look back at the whole sequence."""
+    further_tokens: int = 0
+    """Tokens beyond the next that training predicts, too, each by a layer more: like the last one, and from its result
+    and the embedding of the token before (DeepSeek-V3, arXiv 2412.19437, 2.2). `parameters` leave them out, as
+    published counts do."""
     longest: int = 0
     """Tokens of the longest sequence that it is made for; 0 if nobody says."""
 
@@ -166,12 +172,19 @@ class Transformer:
     def kind(self, layer: int) -> Kind:
         """What a layer, counted from 0, is. Raises ArgumentError if there is no such layer.
 
+        Those that predict further tokens are told by `further_kind`.
+
         >>> Transformer(
         ...     layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, ffn=16, vocab=10, window=4, window_layers=(1,)
         ... ).kind(1)
-        Kind(experts=False, window=4)
+        Kind(experts=False, window=4, further=False)
         """
         return Kind(self.holds_experts(layer), self.window if layer in self.window_layers else 0)
+
+    @property
+    def further_kind(self) -> Kind:
+        """What the layers are that predict further tokens."""
+        return self.kind(self.layers - 1)._replace(further=True)
 
     @classmethod
     def read(cls, source: str | os.PathLike[str]) -> Transformer:
@@ -234,9 +247,18 @@ class Transformer:
         """All of one layer of a kind. Raises ArgumentError for what is none."""
         check_is("the kind of a layer", kind, Kind, "take it from `kind`")
         common = self.attention_parameters + self.norms_per_layer * self.norm_parameters
+        common += self.joining_parameters + 3 * self.norm_parameters if kind.further else 0
         if not kind.experts:
             return common + self.ffn_parameters(self.ffn)
         return common + self.router_parameters + self._shared_parameters + self.experts * self.expert_parameters
+
+    @property
+    def joining_parameters(self) -> int:
+        """Of the matrix that joins a token's embedding to what was made of those before it, to predict a further one.
+
+        Beside it such a layer has three norms, of both and of its result.
+        """
+        return 2 * self.hidden * self.hidden
 
     @property
     def expert_parameters(self) -> int:
@@ -274,8 +296,19 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """All, each once."""
+        """All, each once, but those of `further_parameters`."""
         return sum(self.parameters_by_part().values())
+
+    @property
+    def further_parameters(self) -> int:
+        """Of the layers that predict further tokens; their embedding and head are the model's.
+
+        >>> from dataclasses import replace
+        >>> from hpgo.model.transformer_presets import TRANSFORMERS
+        >>> round(replace(TRANSFORMERS["deepseek-v3"], further_tokens=1).further_parameters / 1e9, 1)
+        11.6
+        """
+        return self.further_tokens * self.kind_parameters(self.further_kind)
 
     @property
     def active_parameters(self) -> int:

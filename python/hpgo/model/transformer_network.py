@@ -57,6 +57,11 @@ class TransformerShape:
         tokens, longest = dims["tokens"], self._transformer.positions
         if longest and tokens > longest:
             raise ArgumentError(f"{self.file} has places for {longest:,} tokens, not {tokens:,}", "ask for fewer")
+        if self._transformer.further_tokens:
+            raise ArgumentError(
+                f"{self.file} has layers that predict further tokens, whose operations are not counted here",
+                "leave them out: further_tokens 0, which is num_nextn_predict_layers in a config.json",
+            )
         build = _Builder(batch_size, tokens, width or WIDTHS[DTYPE])
         return Network(tuple(build.whole(self._transformer)), build.tensors, build.roots, DTYPE)
 

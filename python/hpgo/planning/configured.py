@@ -24,7 +24,7 @@ from hpgo.ways.gpus import Gpus
 from hpgo.ways.mechanisms import unmeasured
 from hpgo.ways.memory import Part, cached_bytes, kept_bytes, parameters, stage_memory
 from hpgo.ways.site import VALUE, Site, pairs_seen
-from hpgo.ways.steps import Stages
+from hpgo.ways.steps import Stages, kinds_of
 from hpgo.ways.way import Passes, Precision, Recompute, Way, check_batch, check_degrees, data_degree
 
 if TYPE_CHECKING:
@@ -476,8 +476,12 @@ def model_flop(model: Transformer, seq: int, global_batch_size: int) -> float:
     """What a step asks for, forward and backward, as `Price.flop` counts it."""
     products = model.active_parameters - (0 if model.tied else model.vocab * model.hidden)
     products -= model.positions * model.hidden
+    if model.further_tokens:  # each has a head of its own
+        kind = model.further_kind
+        idle = (model.experts - model.experts_per_token) * model.expert_parameters if kind.experts else 0
+        products += model.further_parameters + model.further_tokens * (model.vocab * model.hidden - idle)
     widths = model.heads * (model.head_dim + model.value_dim)
-    seen = sum(pairs_seen(model.kind(layer), seq) for layer in range(model.layers))
+    seen = sum(pairs_seen(kind, seq) for kind in kinds_of(model))
     return (6.0 * products + 6 * seq * widths * seen) * global_batch_size * seq
 
 
@@ -520,12 +524,12 @@ def profile_of(
     rows = [layer("embedding", stages.rows.embedding, replace(nothing, embedding=True), 0.0, sent)]
     for at, held in enumerate(stages.ranges):
         anew = stages.recomputed(at)
-        for place, at_layer in enumerate(held):
+        for place, kind in enumerate(stages.held(at)):
             again = place < anew
-            kind = stages.rows.kinds[at_layer]
             one = Part((kind,), embedding=False, head=False, in_flight=(1,), anew=(again,))
             held_bytes = kept_bytes(site.of(kind), anew=again)
-            rows.append(layer(f"layers.{at_layer}", stages.rows.layer[kind, again], one, held_bytes, sent))
+            named = f"further.{place - len(held)}" if kind.further else f"layers.{held.start + place}"
+            rows.append(layer(named, stages.rows.layer[kind, again], one, held_bytes, sent))
     rows.append(layer("head", stages.rows.head, replace(nothing, head=True), sent, 4.0))
     ids = [row.id for row in rows]
     return Profile(

@@ -239,6 +239,8 @@ class Bounds:
         # ... and takes no less than this of the time that all of them would.
         share = (layers / most)[:, None] * np.where(has, lines.seconds[:, 1] - lines.seconds[:, 0], np.inf).min(axis=2)
         share[~has.any(axis=2)] = 0.0
-        first_s = self._first_s[at, :, 0] + share * cuts.first[at].sum(axis=2)
-        ranks_s = self._ranks_s[at, :, 0] + share * cuts.layers[at].sum(axis=2)
+        # Those for further tokens are computed anew with all, or not at all.
+        counted = np.array([not kind.further for kind in lines.kinds])
+        first_s = self._first_s[at, :, 0] + share * cuts.first[at][:, :, counted].sum(axis=2)
+        ranks_s = self._ranks_s[at, :, 0] + share * cuts.layers[at][:, :, counted].sum(axis=2)
         return self._passes_s(first_s, ranks_s), at, zero, layers.astype(int)

@@ -52,7 +52,7 @@ class Cuts:
     found: tuple[Cut, ...]
     """By layers of the fullest rank, the fewest first."""
     kinds: tuple[Kind, ...]
-    """Of every layer."""
+    """Of every layer, and of those that predict further tokens, which are on the last stage."""
     schedule: Passes = "1f1b"
 
     @classmethod
@@ -61,7 +61,8 @@ class Cuts:
         uneven: bool = True, laid_out: bool = False,
     ) -> Cuts:  # fmt: skip
         """Those with so many stages on each rank; `uneven` ones have fewer layers on the first and the last rank."""
-        found = [one for count in chunks for one in cuts(len(kinds), pipeline, count, uneven=uneven, laid_out=laid_out)]
+        layers = sum(not kind.further for kind in kinds)
+        found = [one for count in chunks for one in cuts(layers, pipeline, count, uneven=uneven, laid_out=laid_out)]
         return cls(pipeline, tuple(sorted(found, key=lambda one: one.fullest)), kinds, schedule)
 
     @cached_property
@@ -93,6 +94,7 @@ class Cuts:
             alike = [at for at, one in enumerate(self.found) if one.chunks == each]
             starts = np.zeros((len(alike), each * self.pipeline + 1), dtype=int)
             np.cumsum([self.found[at].counts for at in alike], axis=1, out=starts[:, 1:])
+            starts[:, -1] = len(self.kinds)
             found[alike, : each * self.pipeline] = np.diff(behind[starts], axis=1)
         by_rank: Array = found.reshape(len(self.found), chunks, self.pipeline, len(different))
         if self.folded:

@@ -109,13 +109,13 @@ def untold(price: Price, names: Collection[str] | None = None) -> str:
 
 def listed(choice: WayChoice, width: int = WIDTH) -> list[str]:
     """The quickest ways, one a line, which of them are as good, and how many there were."""
-    quickest, alike = choice.prices[0], choice.alike
+    quickest, near = choice.prices[0], choice.alike
     rows = [
         (
             place,
             format_seconds(one.step_s),
             f"+{100 * (one.step_s / quickest.step_s - 1):.1f} %",
-            ("≈" if one in alike else " ") + ("?" if one.unmeasured else ""),
+            ("≈" if one in near else " ") + ("?" if one.unmeasured else ""),
             f"{one.fullest.peak_bytes / 1e9:.1f} GB",
             one.way.named(),
         )

@@ -6,10 +6,19 @@ What degrees have to divide, `hpgo.ways.way` says for all launchers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hpgo.base.records import Record
-from hpgo.base.wording import in_a_row
+from hpgo.base.wording import counted, in_a_row
 from hpgo.ways.way import MOST_ZERO, Passes, Precision, Recompute, Way
+
+if TYPE_CHECKING:
+    from hpgo.model.transformer import Transformer
+
+FEWER_TOKENS = (
+    "plan with `--for megatron`; or do without: further_tokens, num_nextn_predict_layers in a config.json, is 0 then"
+)
+"""The way out of what is lacking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +50,22 @@ class Rules(Record):
     """Whether gradients may add up in 16 bits."""
     flat_update: bool = False
     """Whether its optimizers copy 16-bit gradients into one flat tensor."""
+    further_tokens: bool = False
+    """Whether it has layers that predict further tokens."""
     offloads: bool = False
     """Whether layers' values may wait in the host's memory."""
     overlaps_piped: bool = True
     """Whether gradients are summed while backward passes of a pipeline run."""
     sums_each_pass: bool = False
     """Whether they are summed in each pass where there is no pipeline, which is priced with ZeRO stage 3 alone."""
+
+    def lacking(self, model: Transformer) -> str | None:
+        """Why the launcher runs no way of `model`, in words that go on after its name; None if it runs some."""
+        if not model.further_tokens or self.further_tokens:
+            return None
+        return (
+            f"predicts no further tokens here, and `{model.name}` has {counted(model.further_tokens, 'layer')} for them"
+        )
 
     def broken(self, way: Way, *, micro_batches: int, experts: bool = False) -> str | None:
         """Why the launcher does not run `way`, in words that go on after its name; None if it does.
@@ -128,6 +147,7 @@ MEGATRON = Rules(
     recompute=("none", "selective", "full"),
     recompute_layers=True,
     narrow_gradients=True,
+    further_tokens=True,
     offloads=True,
 )
 """Its FSDP, which shares more, excludes much else, and is not looked for."""

@@ -59,7 +59,7 @@ def parameters(site: Site, part: Part) -> float:
     if part.embedding:
         held += words + model.positions * model.hidden
     if part.head:
-        held += model.norm_parameters + (words if not model.tied or site.holds_words_twice else 0.0)
+        held += model.norm_parameters + words * ((not model.tied) + site.holds_words_twice)
     return held
 
 
@@ -133,10 +133,13 @@ def kept_bytes(site: Site, *, anew: bool, cast: bool = True) -> float:
     """
     model, way, tokens = site.model, site.way, site.tokens
     if anew:
-        return VALUE * tokens * model.hidden / site.between
+        # A layer for a further token keeps the token's embedding, too, and what its last norm reads.
+        return (3 if site.kind.further else 1) * VALUE * tokens * model.hidden / site.between
     each = NARROW.get(way.precision, VALUE) if cast else VALUE
     # Inputs of two norms and of two products; and, in stacks that still have dropout, its masks.
     outside = (2 * VALUE + 2 * each + (0 if way.flash else 2)) * tokens * model.hidden / site.between
+    if site.kind.further:  # both inputs of what joins them, before and behind their norms, and that of the last norm
+        outside += (3 * VALUE + 2 * each) * tokens * model.hidden / site.between
     outside += 2 * VALUE * tokens * site.narrow / site.between + kept_by_experts(site, each)
     # Attention keeps its result in 16 bits, so that the product behind it keeps another in fewer.
     kept = site.queries + site.keys + site.values + site.mixed + site.inner * site.ffn
@@ -160,8 +163,8 @@ def activations(site: Site, part: Part) -> float:
 
 
 def logits(site: Site, part: Part) -> float:
-    """At the loss, of one micro-batch."""
-    each = _FUSED_LOGITS if site.way.fused_loss else _KEPT_LOGITS
+    """At the loss, of one micro-batch, and at those of further tokens."""
+    each = (_FUSED_LOGITS if site.way.fused_loss else _KEPT_LOGITS) * (1 + site.model.further_tokens)
     return each * site.tokens * site.model.vocab / site.way.tensor if part.head else 0.0
 
 

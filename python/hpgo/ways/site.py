@@ -50,8 +50,8 @@ class Site:
 
     @property
     def holds_words_twice(self) -> bool:
-        """Whether a matrix that is both embedding and head is held by two ranks, which sum its gradient."""
-        return self.model.tied and self.way.pipeline > 1 and not self.way.folded
+        """Whether the embedding is held by two ranks, which sum its gradient: it is the head, or predicts further."""
+        return (self.model.tied or self.model.further_tokens > 0) and self.way.pipeline > 1 and not self.way.folded
 
     @property
     def tokens(self) -> int:

@@ -54,8 +54,8 @@ def transfer(site: Site, *, data: int, chunked: bool) -> tuple[float, float]:
 
 @lru_cache(maxsize=64)
 def kinds_of(model: Transformer) -> tuple[Kind, ...]:
-    """Of every layer."""
-    return tuple(map(model.kind, range(model.layers)))
+    """Of every layer, and of those behind them that predict further tokens."""
+    return (*map(model.kind, range(model.layers)), *(model.further_kind,) * model.further_tokens)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Rows:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """Of every layer."""
+        """As `kinds_of`."""
         return kinds_of(self.site.model)
 
     @cached_property
@@ -156,16 +156,18 @@ class Stages:
         return tuple(found)
 
     def held(self, stage: int) -> tuple[Kind, ...]:
-        """Kinds of a stage's layers."""
+        """Kinds of a stage's layers; the last one has those that predict further tokens."""
         layers = self.ranges[stage]
-        return self.rows.kinds[layers.start : layers.stop]
+        return self.rows.kinds[layers.start : None if stage == len(self.counts) - 1 else layers.stop]
 
     def recomputed(self, stage: int) -> int:
         """How many layers of a stage are computed anew."""
         way = self.site.way
         if way.recompute != "full":
             return 0
-        return min(self.counts[stage], self.counts[stage] if way.recompute_layers is None else way.recompute_layers)
+        if way.recompute_layers is None:
+            return len(self.held(stage))
+        return min(self.counts[stage], way.recompute_layers)
 
     def parts_of(self, stage: int) -> list[tuple[int, Times]]:
         """What a stage is made of: how many of which layers, the embedding and the head."""
@@ -217,12 +219,13 @@ class Stages:
 
     def part(self, at: int, in_flight: int) -> Part:
         """A stage as memory sees it."""
-        count, anew = self.counts[at], self.recomputed(at)
+        held, anew = self.held(at), self.recomputed(at)
+        count = len(held)
         last = len(self.counts) - 1
         again = (True,) * anew + (False,) * (count - anew)
         # Of layers whose values wait elsewhere two have room: the one that is computed, and the next.
         away = max(0, min(count, self.site.way.offload_layers) - 2)
-        return Part(self.held(at), at == 0, at == last, (0,) * away + (in_flight,) * (count - away), again)
+        return Part(held, at == 0, at == last, (0,) * away + (in_flight,) * (count - away), again)
 
     def _sync_s(self, at: int, part: Part, forward_s: float, backward_s: float) -> float:
         site = self.site

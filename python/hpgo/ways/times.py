@@ -171,10 +171,30 @@ def embedding(site: Site) -> Pass:
     return Pass(site.moved_s(moved) + exchange_s, site.moved_s(2 * moved), weights_s=site.moved_s(2 * moved))
 
 
+def further_token(site: Site) -> Pass:
+    """A token's embedding joined to what was made of those before it, and a head and a loss for the further token."""
+    if not site.kind.further:
+        return Pass(0.0, 0.0)
+    tokens, h = site.tokens, site.model.hidden
+    product_s = site.product_s(tokens, h / site.way.tensor, 2 * h)
+    # Three norms read and write each value, and so does putting two of them side by side.
+    moved_s = site.moved_s((12 + 8) * tokens * h / site.between)
+    exchange_s = 2 * site.gather_s(site.tensor_ring, VALUE * tokens * h)
+    again_s = product_s + moved_s + exchange_s
+    ends = embedding(site), head(site)
+    return Pass(
+        again_s + sum(one.forward_s for one in ends),
+        2 * product_s + 1.5 * moved_s + exchange_s + sum(one.backward_s for one in ends),
+        again_s,
+        weights_s=product_s + sum(one.weights_s for one in ends),
+    )
+
+
 def layer_weights(site: Site) -> float:
     """Parameters of a layer on one GPU: matrices in parts; norms and the like whole; of experts its own."""
     model = site.model
-    whole = model.norms_per_layer * model.norm_parameters + model.latent_parameters
+    norms = model.norms_per_layer + (3 if site.kind.further else 0)
+    whole = norms * model.norm_parameters + model.latent_parameters
     all_experts = 0
     if site.kind.experts:
         whole += model.router_parameters
@@ -195,6 +215,7 @@ LAYER: dict[str, Callable[[Site], Pass]] = {
     "context exchange": context_exchange,
     "weights gathered": weights_gather,
     "accumulation": accumulation,
+    "further tokens": further_token,
 }
 HEAD: dict[str, Callable[[Site], Pass]] = {"head": head}
 EMBEDDING: dict[str, Callable[[Site], Pass]] = {"embedding": embedding}

@@ -268,9 +268,8 @@ def _gpt_neox(top: Section) -> dict[str, Any]:
 
 
 def _deepseek(top: Section) -> dict[str, Any]:
-    # `head_dim` is the turned part's there. Layers that predict further tokens are left out, as in published counts.
+    # `head_dim` is the turned part's there.
     fields = _common(top) | {"head_dim": top.whole("qk_nope_head_dim") + top.whole("qk_rope_head_dim")}
-    top.get("num_nextn_predict_layers", None)
     if _is_set(top, "attention_bias") or _is_set(top, "mlp_bias"):
         top.fail("`attention_bias` and `mlp_bias` are not known of models with latent attention", "they are false")
     fields["kv_heads"] = fields["heads"]
@@ -286,6 +285,7 @@ def _deepseek(top: Section) -> dict[str, Any]:
     first = _or(top, "first_k_dense_replace", 0)
     return fields | {
         "latent": latent,
+        "further_tokens": _or(top, "num_nextn_predict_layers", 0),
         "experts": top.whole("n_routed_experts", least=1),
         "experts_per_token": top.whole("num_experts_per_tok", least=1),
         "expert_ffn": width,
