@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from typing import TYPE_CHECKING
 
@@ -62,53 +61,45 @@ def test_eight_million_actions(benchmark, ending: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(64, 1_024), (256, 1_954), (1_024, 4_096)])
-def test_opening_in_the_browser(benchmark, ranks: int, micro_batches: int, tmp_path: Path) -> None:
+def test_opening_in_the_browser(benchmark, browser, ranks: int, micro_batches: int, tmp_path: Path) -> None:
     """From the address to the first picture; the note has the median frame of twenty pans over everything."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright")
     page = hpgo.draw.save(run(ranks, micro_batches), tmp_path / "x.html").as_uri()
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1280, "height": 760})
+    tab = browser.new_page(viewport={"width": 1280, "height": 760})
 
-        def opened() -> None:
-            tab.goto(page)
-            tab.locator("#status", has_text="in view").wait_for(timeout=120_000)
+    def opened() -> None:
+        tab.goto(page)
+        tab.locator("#status", has_text="in view").wait_for(timeout=120_000)
 
-        benchmark.pedantic(opened, rounds=3)
-        frames = []
-        for key in ["+"] + ["ArrowRight", "ArrowLeft"] * 10:
-            tab.keyboard.press(key)
-            tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-            frames.append(tab.evaluate("window.hpgo.frame_ms"))
-        benchmark.extra_info["frame_ms"] = sorted(frames)[len(frames) // 2]
-        browser.close()
+    benchmark.pedantic(opened, rounds=3)
+    frames = []
+    for key in ["+"] + ["ArrowRight", "ArrowLeft"] * 10:
+        tab.keyboard.press(key)
+        tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        frames.append(tab.evaluate("window.hpgo.frame_ms"))
+    benchmark.extra_info["frame_ms"] = sorted(frames)[len(frames) // 2]
+    tab.close()
 
 
 @pytest.mark.parametrize("size", ["num_stages=4&num_batches=8", "num_stages=64&num_batches=1024"])
-def test_opening_the_page_of_schedules(benchmark, size: str) -> None:
+def test_opening_the_page_of_schedules(benchmark, tab, size: str) -> None:
     """From the address of `hpgo serve` to the picture in its page; the note has what an edit takes to the same."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright")
     served = Served()
     address = f"http://{served.host}/?{size}&p2p_time="
     latencies = iter(range(1, 1000))
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1400, "height": 900})
-        painted = tab.frame_locator("#picture").locator("#status", has_text="in view")
+    painted = tab.frame_locator("#picture").locator("#status", has_text="in view")
 
-        def opened() -> None:
-            tab.goto(f"{address}{next(latencies) / 1000}")
-            painted.wait_for(timeout=120_000)
+    def opened() -> None:
+        tab.goto(f"{address}{next(latencies) / 1000}")
+        painted.wait_for(timeout=120_000)
 
-        benchmark.pedantic(opened, rounds=7, warmup_rounds=1)
-        edits = []
-        for _ in range(7):
-            began_s = time.perf_counter()
-            tab.get_by_label("Latency of a message").fill(str(next(latencies) / 1000))
-            tab.locator("#words.busy").wait_for()
-            tab.locator("#words:not(.busy)").wait_for()
-            tab.locator("#view:not(.busy)").wait_for()
-            edits.append(time.perf_counter() - began_s)
-        benchmark.extra_info["edit_s"] = sorted(edits)[len(edits) // 2]
-        browser.close()
+    benchmark.pedantic(opened, rounds=7, warmup_rounds=1)
+    edits = []
+    for _ in range(7):
+        began_s = time.perf_counter()
+        tab.get_by_label("Latency of a message").fill(str(next(latencies) / 1000))
+        tab.locator("#words.busy").wait_for()
+        tab.locator("#words:not(.busy)").wait_for()
+        tab.locator("#view:not(.busy)").wait_for()
+        edits.append(time.perf_counter() - began_s)
+    benchmark.extra_info["edit_s"] = sorted(edits)[len(edits) // 2]
     served.stop()

@@ -7,8 +7,6 @@ before, as the server keeps answers.
 
 from __future__ import annotations
 
-import os
-import shutil
 from http.client import HTTPConnection
 from itertools import count
 from typing import TYPE_CHECKING
@@ -21,8 +19,6 @@ import hpgo
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-playwright = pytest.importorskip("playwright.sync_api", reason="no playwright")
-CHROMIUM = os.environ.get("HPGO_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 _EDIT = """async (cut) => {
   const before = window.hpgoPlan.facts;
   const moved = new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true, cancelable: true });
@@ -45,6 +41,13 @@ def sixteen_stages() -> hpgo.Plan:
     return hpgo.evaluate(hpgo.read_profile("bert-48"), cluster, rows, global_batch_size=4096, micro_batch_size=64)
 
 
+def forty_eight_stages() -> hpgo.Plan:
+    """On 48 of 64 devices, one for each stage: 128 micro-batches."""
+    rows = [(1 + (at < 5), [at]) for at in range(48)]
+    cluster = hpgo.Cluster.preset("h100:8")
+    return hpgo.evaluate(hpgo.read_profile("bert-48"), cluster, rows, global_batch_size=512, micro_batch_size=4)
+
+
 class Question:
     """A server, and plans that it has not seen."""
 
@@ -64,26 +67,11 @@ class Question:
         self._server.stop()
 
 
-@pytest.fixture(scope="module", params=[two_stages, sixteen_stages])
+@pytest.fixture(scope="module", params=[two_stages, sixteen_stages, forty_eight_stages])
 def question(request) -> Iterator[Question]:
     asked = Question(request.param())
     yield asked
     asked.stop()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-@pytest.fixture
-def tab(browser):
-    page = browser.new_page(viewport={"width": 1400, "height": 900})
-    yield page
-    page.close()
 
 
 @pytest.mark.parametrize("seen", [".layer", "#step svg"])

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = Path(os.environ.get("HPGO_REFERENCE", ROOT / "../shared/reference"))
@@ -46,6 +46,45 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return hpgo_
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless chromium; one a file, as its loop of asyncio is no other file's."""
+    from browsing import launched
+
+    with launched() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def _desk(browser: Any) -> Any:
+    from browsing import DESK, watched
+
+    return watched(browser.new_page(**DESK))
+
+
+@pytest.fixture(scope="module")
+def _handheld(browser: Any) -> Any:
+    from browsing import PHONE, watched
+
+    return watched(browser.new_page(**PHONE))
+
+
+@pytest.fixture
+def tab(_desk: Any) -> Iterator[Any]:
+    """A page at no address; the test fails if a script fails, or anything is fetched that isn't there."""
+    from browsing import lent
+
+    yield from lent(_desk)
+
+
+@pytest.fixture
+def phone(_handheld: Any) -> Iterator[Any]:
+    """The same, on a telephone."""
+    from browsing import lent
+
+    yield from lent(_handheld)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

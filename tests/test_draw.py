@@ -349,6 +349,8 @@ def test_distances_of_colours_are_the_published_ones(one, other, published: floa
 _BOXES = ["F", "B", "I", "W", *(f"idle-{cause}" for cause in palette.CAUSE_NAMES), "sync"]
 _OVER_THEM = ["chunk", "memory", "lane-activation", "lane-gradient", "activation", "gradient", "critical"]
 _STAGES = [f"stage-{at}" for at in range(len(palette.STAGE_COLOURS))]
+_HELD = ["weights", "gradients", "optimizer", "activations", "buffers"]
+_SHARES = ["F", "B", "sync", "waits"]
 _FRAMES = ["frame-tensor", "frame-context", "frame-expert"]
 _CURVES = [f"mark-{at}" for at in range(palette.CURVES)]
 
@@ -368,7 +370,7 @@ def apart(names: list[str], theme: int, sight: str) -> dict[str, float]:
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 @pytest.mark.parametrize("sight", _SIGHTS)
 def test_all_colours_that_can_touch_are_apart_in_every_sight(sight: str, theme: int) -> None:
-    for names in ([*_BOXES, *_OVER_THEM], _STAGES, _CURVES):
+    for names in ([*_BOXES, *_OVER_THEM], _STAGES, _HELD, _SHARES, _CURVES):
         near = {pair: round(distance, 1) for pair, distance in apart(names, theme, sight).items() if distance < 10}
         assert not near
 
@@ -382,7 +384,7 @@ def test_frames_are_apart_from_the_cells_that_they_frame(sight: str) -> None:
 
 
 def test_in_grey_boxes_that_touch_differ_by_pattern_or_edge() -> None:
-    for names in (_BOXES, _STAGES):
+    for names in (_BOXES, _STAGES, _HELD, _SHARES):
         marks = {(palette.look(name).hatch, palette.look(name).stroke not in {None, palette.PAPER}) for name in names}
         assert len(marks) == len(names)
     dashes = {palette.look(f"curve-{at}").dash_px for at in range(palette.CURVES)}

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hpgo
 from hpgo.page.planned.address import Asked, asked_of, changes_of, drawn_size, stages_text
 from hpgo.page.planned.facts import facts
 from hpgo.page.planned.origin import asked_plan, origin
+from hpgo.page.planned.regroup import regrouped
+from hpgo.programs.names import PlannedSchedule
 
 FIELDS = list(Asked.__slots__)
 QUESTION = (("model", "bert-48"), ("cluster", "dapple-a"), ("batch", "64"))
-numbers = st.lists(st.integers(0, 999), min_size=1, max_size=12)
+numbers = st.lists(st.integers(0, 999), min_size=1, max_size=8)
 
 
-@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other processes may have the processors
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=4))
 def test_stages_are_read_as_they_were_written(rows) -> None:
     asked = asked_of([*QUESTION, ("stages", stages_text(rows))])
     assert asked.stages == tuple((tuple(layers), tuple(devices)) for layers, devices in rows)
@@ -27,6 +31,7 @@ def test_stages_are_read_as_they_were_written(rows) -> None:
 words = st.one_of(st.text(max_size=20), st.from_regex(r"[0-9@+,-]{0,20}", fullmatch=True))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(st.sampled_from(["stages", "batch", "devices", "reserve", "shard", "recompute", *FIELDS]), words)
@@ -61,6 +66,32 @@ def test_the_address_of_a_plan_prices_it_again(schedule: str) -> None:
     again = asked_plan(asked_of([*QUESTION, *changes.items()]), found)
     assert again.step_s == pytest.approx(plan.step_s, rel=1e-9)
     assert facts(again, found)["changes"] == changes
+
+
+@pytest.mark.parametrize("name", [name for name in get_args(PlannedSchedule) if name != "auto"])
+@pytest.mark.parametrize(
+    ("stages", "micro_batch"), [("0-31@0-7,32-52@8-15", "16"), ("0-14@0-3,15-30@4-7,31-45@8-11,46-52@12-15", "8")]
+)
+def test_every_schedule_runs_the_stages_that_are_cut_for_it(name: str, stages: str, micro_batch: str) -> None:
+    found = origin(asked_of(QUESTION).question, ())
+    asked = [*QUESTION, ("stages", stages), ("micro_batch", micro_batch), ("schedule", name)]
+    before = asked_of(asked).stages
+    plan = asked_plan(asked_of([*asked, ("regroup", "1")]), found)
+    assert [group.devices for group in plan.groups] == [devices for _, devices in before]
+    assert [layer for stage in plan.stages for layer in stage.layers] == [one.id for one in found.profile.layers]
+    times_s = [layer.forward_s[0] + layer.backward_s[0] for layer in found.profile.layers]
+    for group, (layers, _) in zip(plan.groups, before, strict=True):
+        now = [found.places[layer] for stage in group.stages for layer in plan.stages[stage].layers]
+        off_s = sum(times_s[at] for at in now) - sum(times_s[at] for at in layers)
+        assert abs(off_s) <= plan.chunks * max(times_s)
+
+
+def test_a_schedule_that_runs_more_stages_than_there_are_layers_says_so() -> None:
+    one_each = [([f"layer-{at}"], [at]) for at in range(16)]
+    with pytest.raises(
+        hpgo.ArgumentError, match="`interleaved` runs 32 stages on 16 groups of devices, but there are 16"
+    ):
+        regrouped(one_each, "interleaved", 64, {f"layer-{at}": 1.0 for at in range(16)})
 
 
 def test_a_branching_models_layers_are_named_in_the_order_of_the_plan() -> None:

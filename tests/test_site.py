@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -142,18 +140,10 @@ def test_a_link_to_nowhere_ends_the_build(fault: str, tmp_path: Path, capfd: pyt
     assert "gone" in capfd.readouterr().err
 
 
-def test_the_search_finds_pages_that_lie_on_disk(site: Path) -> None:
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'hpgo[browser]'")
-    chromium = os.environ.get("HPGO_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if not chromium:
-        pytest.skip("no chromium: apt-get install chromium, or set HPGO_CHROMIUM")
-    with api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        tab = browser.new_page()
-        asked: list[str] = []
-        tab.on("request", lambda request: asked.append(request.url))
-        tab.goto((site / "reference/planning.html").as_uri())
-        tab.fill(".md-search__input", "gallery")
-        tab.wait_for_selector(".md-search-result__link[href*='gallery.html']", state="attached")
-        browser.close()
+def test_the_search_finds_pages_that_lie_on_disk(site: Path, tab) -> None:
+    asked: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto((site / "reference/planning.html").as_uri())
+    tab.fill(".md-search__input", "gallery")
+    tab.wait_for_selector(".md-search-result__link[href*='gallery.html']", state="attached")
     assert {urlsplit(address).scheme for address in asked} <= {"file", "data", "blob"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
@@ -213,7 +213,12 @@ def record(
     return section.build(kind, **known, **values)
 
 
-_types: Callable[[type], dict[str, Any]] = cache(get_type_hints)
+def _declared(kind: type) -> dict[str, Any]:
+    types = get_type_hints(kind)
+    return {field.name: types[field.name] for field in fields(kind) if field.init}
+
+
+_types: Callable[[type], dict[str, Any]] = cache(_declared)
 
 
 def _value(kind: Any, section: Section, key: str, optional: Container[str]) -> object:

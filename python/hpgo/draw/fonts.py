@@ -46,11 +46,17 @@ def text_px(text: str, size_px: float, *, bold: bool = False) -> float:
 
 
 def fitted(text: str, size_px: float, room_px: float, *, bold: bool = False) -> str:
-    """`text`, cut and ended by `…` where it would take more than `room_px`.
+    """`text`, or as much of it as takes no more than `room_px`.
 
-    >>> fitted("stage 0 (8 × V100, encoder 0–28)", 11, 120)
-    'stage 0 (8 × V100,…'
+    What stands in parentheses goes first, from its end; what then is too long is cut and ended by `…`.
+
+    >>> [fitted("stage 0 (8 × V100, encoder 0–28)", 11, room_px) for room_px in (120, 60, 30)]
+    ['stage 0 (8 × V100)', 'stage 0', 'sta…']
     """
+    while text_px(text, size_px, bold=bold) > room_px and text.endswith(")"):
+        name, _, said = text[:-1].partition(" (")
+        said, _, _ = said.rpartition(", ")
+        text = f"{name} ({said})" if said else name
     if text_px(text, size_px, bold=bold) <= room_px:
         return text
     while text and text_px(f"{text}…", size_px, bold=bold) > room_px:

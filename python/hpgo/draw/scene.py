@@ -195,8 +195,9 @@ def scene(timelines: Sequence[Timeline], options: Options) -> Scene:
     """Lays out one or several timelines on one time axis."""
     end_s = drawn_span_s(timelines)
     labels = names(timelines, options.labels)
-    named_px = max(text_px(name, 11) for one in timelines for name in _row_names(one))
-    left_px = _MARGIN_PX + min(named_px, _WIDEST_NAME * options.width_px) + 8
+    widest_px = _WIDEST_NAME * options.width_px
+    named_px = max(text_px(fitted(name, 11, widest_px), 11) for one in timelines for name in _row_names(one))
+    left_px = _MARGIN_PX + named_px + 8
     right_px = _MARGIN_PX + (96 if options.memory else 60)
     plot_px = options.width_px - left_px - right_px
     top_bytes = memory_top_bytes(timelines) if options.memory else 0.0

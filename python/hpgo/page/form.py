@@ -136,7 +136,7 @@ class _Form:
             [
                 self._schedules(),
                 "<fieldset><legend>Pipeline</legend>",
-                self._select("plan", [("", "none"), *self._titles.items()], _OWN if self._planned else ""),
+                self._select("plan", [("", "none"), *self._titles.items()], *self._of_plan()),
                 self._field("file", 'type="file" accept=".json,application/json"', named=False),
                 _PLANS,
                 self._count("num_stages"),
@@ -168,6 +168,13 @@ class _Form:
                 "</fieldset>",
             ]
         )
+
+    def _of_plan(self) -> tuple[str, str]:
+        """What is said beside a plan that is chosen, and where it is to be seen."""
+        if not self._planned:
+            return "", ""
+        where = urlencode({"plan": self._value("plan")})
+        return _OWN, f' <a href="/plan?{escape(where)}">See and change it on the plan\'s page</a>'
 
     def _mode(self) -> str:
         return COMMUNICATION.get(self._value("comm"), "")
@@ -207,7 +214,7 @@ class _Form:
             f"{self._wrong(name)}>{self._note(name)}</div>"
         )
 
-    def _select(self, name: str, choices: Sequence[tuple[str, str]], hint: str = "") -> str:
+    def _select(self, name: str, choices: Sequence[tuple[str, str]], hint: str = "", link: str = "") -> str:
         now = self._value(name)
         options = "".join(
             f'<option value="{escape(value)}"{" selected" if value == now else ""}>{escape(text)}</option>'
@@ -215,7 +222,7 @@ class _Form:
         )
         return (
             f'<div class="field"><label for="{name}">{LABELS[name]}</label><select id="{name}" name="{name}"'
-            f"{self._wrong(name)}>{options}</select>{self._note(name, hint)}</div>"
+            f"{self._wrong(name)}>{options}</select>{self._note(name, hint, link)}</div>"
         )
 
     def _check(self, name: str) -> str:
@@ -229,10 +236,10 @@ class _Form:
         invalid = ' aria-invalid="true"' if _blamed(self._error) == name else ""
         return f'{invalid} aria-describedby="{name}-note"'
 
-    def _note(self, name: str, hint: str = "") -> str:
-        """What is wrong with a field, or else what is to be known of it."""
+    def _note(self, name: str, hint: str = "", link: str = "") -> str:
+        """What is wrong with a field, or else what is to be known of it, with a link in HTML."""
         if self._error is None or _blamed(self._error) != name:
-            return f'<p class="note" id="{name}-note">{escape(hint)}</p>'
+            return f'<p class="note" id="{name}-note">{escape(hint)}{link}</p>'
         text = f"{self._error.message}; {self._error.hint}" if self._error.hint else self._error.message
         return f'<p class="note wrong" id="{name}-note">{escape(text)}</p>'
 

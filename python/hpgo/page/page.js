@@ -69,7 +69,9 @@ function picture(fresh, style) {
   const next = document.createElement("iframe");
   for (const name of ["src", "title"]) next.setAttribute(name, fresh.getAttribute(name));
   next.className = "coming";
-  next.addEventListener("load", () => { now?.remove(); next.className = ""; next.id = "picture"; view.classList.remove("busy"); });
+  next.addEventListener("load", () => {
+    next.contentWindow.hpgo?.restore(now?.contentWindow?.hpgo?.kept() ?? null); // an edit keeps what is looked at
+    now?.remove(); next.className = ""; next.id = "picture"; view.classList.remove("busy"); });
   view.classList.add("busy");
   view.style.cssText = style;
   view.append(next);

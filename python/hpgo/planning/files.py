@@ -143,7 +143,8 @@ def _as_floats(value: Any) -> Any:
 
 def _facts(record: object, left_out: tuple[str, ...]) -> dict[str, object]:
     """Fields of a dataclass as what JSON can hold."""
-    values = {field.name: getattr(record, field.name) for field in fields(record) if field.name not in left_out}  # type: ignore[arg-type]
+    own = (field.name for field in fields(record) if field.init and field.name not in left_out)  # type: ignore[arg-type]
+    values = {name: getattr(record, name) for name in own}
     return {name: _plain(value) for name, value in values.items()}
 
 

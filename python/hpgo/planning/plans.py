@@ -6,7 +6,7 @@ A `Plan` is plain numbers, without native or framework objects, so it can be pic
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_flag, number
@@ -221,9 +221,12 @@ class Plan(Record):
     notes: tuple[str, ...] = ()
     """What to know about the numbers that its price stands on: a profile measured on other devices, or with far smaller
     batches."""
+    _groups: tuple[Group, ...] = field(default=(), init=False, repr=False, compare=False)
+    """Made once: reports, pictures and checks ask for them again and again."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "_groups", groups_of(self.stages))
         for index, stage in enumerate(self.stages):
             if not (stage.layers and stage.devices and stage.share):
                 raise ArgumentError(f"stage {index} of a plan has no layers, devices or samples", _AGAIN)
@@ -266,7 +269,7 @@ class Plan(Record):
         >>> [group.stages for group in plan.groups]
         [(0, 3), (1, 2)]
         """
-        return groups_of(self.stages)
+        return self._groups
 
     @property
     def gap(self) -> float | None:

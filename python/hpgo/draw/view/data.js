@@ -58,6 +58,7 @@ async function open() {
   }
   state.ready = true;
   fit();
+  restore(waiting);
 }
 
 // For each rank and class, the share of each of a few thousand equal columns: what zoomed-out frames read instead of

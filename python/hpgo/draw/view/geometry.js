@@ -6,16 +6,20 @@ function fitGutter() {
   if (guttered === width) return;
   guttered = width;
   context.font = "11px Arial, sans-serif";
-  const wide = timelines.reduce((most, t) => (t.names.length ? t.names : [nameOf(t, t.ranks - 1)]).reduce((px, name) => Math.max(px, context.measureText(name).width), most), 46);
-  GUTTER = Math.ceil(Math.min(wide + 18, Math.max(64, width * 0.3)));
+  const most = Math.max(64, width * 0.3) - 18;
+  const wide = timelines.reduce((so_far, t) => (t.names.length ? t.names : [nameOf(t, t.ranks - 1)]).reduce((px, name) => Math.max(px, context.measureText(fitted(name, most)).width), so_far), 46);
+  GUTTER = Math.ceil(wide + 18);
 }
 const cut = new Map();
 function fitted(text, px) {
   const key = `${px} ${text}`;
   if (!cut.has(key)) {
-    let shown = text;
-    while (shown.length > 1 && context.measureText(shown === text ? shown : `${shown}…`).width > px) shown = shown.slice(0, -1);
-    cut.set(key, shown === text ? text : `${shown.trimEnd()}…`);
+    const fits = (words) => context.measureText(words).width <= px;
+    let whole = text; // what stands in parentheses goes first, from its end
+    while (!fits(whole) && /\)$/.test(whole)) whole = whole.includes(", ", whole.indexOf(" (")) ? whole.replace(/, [^,]*\)$/, ")") : whole.slice(0, whole.indexOf(" ("));
+    let shown = whole;
+    while (shown.length > 1 && !fits(shown === whole ? shown : `${shown}…`)) shown = shown.slice(0, -1);
+    cut.set(key, shown === whole ? whole : `${shown.trimEnd()}…`);
   }
   return cut.get(key);
 }
@@ -59,4 +63,23 @@ function fitRowPx() {
   return Math.min(show.memory ? 140 : 80, Math.max(show.memory ? CURVE_ROW_PX : 0.02, (height - AXIS - timelines.length * (HEAD + PANEL_GAP)) / Math.max(ranks, 1)));
 }
 function fit() { fitGutter(); view.t0 = 0; view.t1 = META.end_s || 1; view.top = 0; view.rowPx = fitRowPx(); redraw(); }
+// What the reader has looked at closely and switched, for a picture that takes this one's place.
+function kept() {
+  if (!state.ready) return waiting;
+  const isWhole = view.t0 <= 0 && view.t1 >= (META.end_s || 1);
+  return {
+    times: isWhole ? null : [view.t0, view.t1], rows: view.rowPx / fitRowPx(), top: view.top,
+    switched: Object.fromEntries(Object.entries(show).filter(([name, value]) => value !== META.show[name])),
+  };
+}
+let waiting = null;
+function restore(what) {
+  waiting = what;
+  if (!what || !state.ready) return;
+  for (const [name, value] of Object.entries(what.switched)) if (!byId(name).disabled) show[name] = value;
+  view.rowPx = what.rows > 1.001 ? Math.min(120, what.rows * fitRowPx()) : fitRowPx();
+  view.top = what.top;
+  if (what.times && what.times[0] < (META.end_s || 1)) [view.t0, view.t1] = what.times;
+  chosen();
+}
 function redraw() { if (state.ready && !dirty) { dirty = true; requestAnimationFrame(() => { dirty = false; draw(); }); } }

@@ -17,7 +17,7 @@ let GUTTER = 60, guttered = 0; // wide enough for the rows' names
 let width = 0, height = 0, ratio = 1, timelines = [], hover = null, dirty = false, dark = false;
 
 // What the page's tests and the curious read.
-const state = window.hpgo = { ready: false, modes: [], visible: 0, frame_ms: 0, hover: null, show, view, zoomTo, place, arrows: 0 };
+const state = window.hpgo = { ready: false, modes: [], visible: 0, frame_ms: 0, hover: null, show, view, zoomTo, place, arrows: 0, kept, restore };
 
 // Where on the canvas a rank and a time of a timeline are.
 function place(number, rank, time_s) { return [xOf(time_s), panels()[number].top + rank * view.rowPx + strips().box / 2]; }

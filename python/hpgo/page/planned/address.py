@@ -52,6 +52,8 @@ class Asked:
     micro_batch: int | None = None
     schedule: str = ""
     recompute: bool | str | None = None
+    regroup: bool = False
+    """Whether stages are cut anew where the schedule runs others on each group of devices."""
     width_px: int = 1200
     """Of the timeline's picture."""
 
@@ -213,5 +215,6 @@ _READERS: dict[str, tuple[str, Any]] = {
     "micro_batch": ("micro_batch", _count),
     "schedule": ("schedule", _text),
     "recompute": ("recompute", _recompute),
+    "regroup": ("regroup", _flag),
     "width": ("width_px", _width),
 }

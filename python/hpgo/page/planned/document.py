@@ -6,8 +6,10 @@ import json
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import quote
 
 from hpgo.base.quoting import filled
+from hpgo.draw import palette
 from hpgo.machine.presets import PRESETS
 from hpgo.model.builtin import MODELS
 from hpgo.planning.optimizers import OPTIMIZERS
@@ -20,6 +22,8 @@ _SCRIPTS = (
     "make", "state", "light", "layers", "cuts", "cluster", "memory", "time", "timeline", "words", "alternatives",
     "controls", "ask", "search", "sweep", "start",
 )  # fmt: skip
+_FILLS = ("F", "B", "sync", "waits", "weights", "gradients", "optimizer", "activations", "buffers")
+"""Marks of the pictures that the page paints too, beside stages."""
 
 
 def alone(plan: Plan) -> bytes:
@@ -47,10 +51,42 @@ def _template() -> str:
     here = resources.files("hpgo.page.planned")
     view = here.joinpath("view")
     parts = {
-        "STYLE": view.joinpath("style.css").read_text(encoding="utf-8"),
-        "SCRIPT": "\n".join(view.joinpath(f"{part}.js").read_text(encoding="utf-8") for part in _SCRIPTS),
+        "STYLE": view.joinpath("style.css").read_text(encoding="utf-8") + _fills(),
+        "SCRIPT": "\n".join(
+            [
+                f"const STAGE_FILLS = {len(palette.STAGE_COLOURS)};",
+                *(view.joinpath(f"{part}.js").read_text(encoding="utf-8") for part in _SCRIPTS),
+            ]
+        ),
     }
     return filled(view.joinpath("page.html").read_text(encoding="utf-8"), parts)
+
+
+def _fills() -> str:
+    """Colours and patterns of the pictures, as classes of the page: `is-F`, `is-stage-0`, `is-weights` and so on."""
+    light: list[str] = []
+    dark: list[str] = []
+    strong: list[str] = []
+    stages = [f"stage-{at}" for at in range(len(palette.STAGE_COLOURS))]
+    for name in (*_FILLS, *stages):
+        look = palette.look(name)
+        assert look.fill is not None  # noqa: S101 -- boxes have one
+        for rules, colour in zip((light, dark), look.fill, strict=True):
+            rules.append(f".is-{name}{{--c:{colour};--hatch:{_tile(look.hatch, colour, palette.HATCH_OPACITY)}}}")
+        strong.append(f".is-{name}{{--hatch:{_tile(look.hatch, look.fill[0], palette.PRINT_OPACITY)}}}")
+    return "\n".join([*light, "@media (prefers-color-scheme: dark){", *dark, "}", "@media print{", *strong, "}"])
+
+
+def _tile(hatch: str, colour: str, opacity: float) -> str:
+    """One tile of a pattern as an image of CSS; `none` where there is none."""
+    if not hatch:
+        return "none"
+    side, ink = f"{palette.HATCH_PX:g}", palette.ink_on(colour)
+    drawn = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{side}' height='{side}'><path d='{palette.HATCHES[hatch]}'"
+        f" fill='none' stroke='{ink}' stroke-width='{palette.HATCH_LINE_PX:g}' opacity='{opacity:g}'/></svg>"
+    )
+    return f'url("data:image/svg+xml,{quote(drawn)}")'
 
 
 def _choices() -> dict[str, list[str]]:

@@ -11,7 +11,6 @@ from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
 from hpgo.base.wording import above, counted, printable
-from hpgo.draw import palette
 from hpgo.model.batches import at_batch
 from hpgo.model.profile import Profile
 from hpgo.page.planned.address import changes_of, stages_text
@@ -68,11 +67,6 @@ def facts(plan: Plan, found: Origin | None) -> dict[str, Any]:
                 for columns, rows in report.sections(plan)
             ],
             "summary": [[name, printable(fact)] for name, fact in report.summary(plan)],
-        },
-        "colours": {
-            "stages": list(palette.STAGE_COLOURS),
-            "forward": palette.KIND_COLOURS["F"],
-            "backward": palette.KIND_COLOURS["B"],
         },
     }  # fmt: skip
 

@@ -13,6 +13,7 @@ from hpgo.base.wording import shorten
 from hpgo.machine.cluster import Cluster
 from hpgo.model.builtin import MODELS
 from hpgo.model.formats import read_profile
+from hpgo.page.planned.regroup import regrouped
 from hpgo.planning.files import known_source
 from hpgo.planning.planner import evaluate
 from hpgo.planning.plans import Plan
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Profile
     from hpgo.page.planned.address import Asked
     from hpgo.page.planned.jobs import File
+    from hpgo.page.planned.regroup import Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +134,12 @@ def asked_plan(asked: Asked, found: Origin) -> Plan:
         return plan
     ids = [layer.id for layer in found.profile.layers]
     if asked.stages:
-        stages = [
-            ([_layer(ids, at, place) for place in layers], devices) for at, (layers, devices) in enumerate(asked.stages)
+        stages: Stages = [
+            ([_layer(ids, at, place) for place in layers], list(devices))
+            for at, (layers, devices) in enumerate(asked.stages)
         ]
     elif plan is not None:
-        stages = [(list(stage.layers), stage.devices) for stage in plan.stages]
+        stages = [(list(stage.layers), list(stage.devices)) for stage in plan.stages]
     else:
         raise ArgumentError("the address names no stages", "search for a plan, or name `stages`")
     kept = (
@@ -144,6 +147,10 @@ def asked_plan(asked: Asked, found: Origin) -> Plan:
         if plan is None
         else {"schedule": plan.schedule, "micro_batch_size": plan.micro_batch_size, "recompute": plan.recompute}
     )
+    if asked.regroup and asked.schedule not in {"", "auto"}:
+        size = asked.micro_batch or (plan.micro_batch_size if plan else 1)
+        times_s = {layer.id: layer.forward_s[0] + layer.backward_s[0] for layer in found.profile.layers}
+        stages = regrouped(stages, asked.schedule, max(1, found.batch // size), times_s)
     changed = evaluate(
         found.profile,
         found.cluster,

@@ -1,5 +1,7 @@
 // Stages on the cluster: each device has the colour of its stage, and links say what crosses them.
 const placed = { machines: "", devices: [] };
+// Whether devices are being given to the chosen stage, and which was the last.
+const giving = { on: false, last: null };
 
 painted((facts) => {
   // Devices stay from one change to the next: there may be thousands, and few change.
@@ -14,13 +16,45 @@ painted((facts) => {
     const now = stages.join(" ");
     if (button.dataset.stages === now) return;
     button.dataset.stages = now;
-    button.classList.toggle("idle", !stages.length);
-    button.style.setProperty("--c", stages.length ? colourOf(stages[0]) : "transparent");
+    button.className = stages.length ? `device ${fillOf(stages[0])}` : "device idle";
     button.setAttribute("aria-label", `device ${number}: ${stages.length ? `stage ${stages.join(", ")}` : "idle"}`);
     button.textContent = stages.length ? stages.join("·") : "–";
   });
   paintLinks(facts);
+  paintGiving();
 });
+
+function choosing(on) {
+  Object.assign(giving, { on, last: null });
+  paintStageBar(state.facts);
+  paintGiving();
+  if (on) byId("cluster-card").scrollIntoView({ block: "nearest" });
+}
+
+function paintGiving() {
+  const own = new Set(giving.on ? state.stages[state.selected].devices : []);
+  byId("machines").classList.toggle("giving", giving.on);
+  placed.devices.forEach((button, number) => (giving.on ? button.setAttribute("aria-pressed", own.has(number)) : button.removeAttribute("aria-pressed")));
+  byId("giving").hidden = !giving.on;
+  byId("giving").replaceChildren(...(giving.on ? [
+    `Click devices, or press Enter on them, to give them to stage ${state.selected} or to take them away; with Shift, all from the last one on.`,
+    make("button", { type: "button", "data-key": "chosen", onclick: () => { choosing(false); document.querySelector("[data-key=choose]").focus(); } }, "Done"),
+  ] : []));
+}
+
+// Gives a device to the chosen stage, or takes it away; or all from the last one on.
+function give(device, many) {
+  const own = state.stages[state.selected].devices;
+  const from = many && giving.last !== null ? giving.last : device;
+  const some = Array.from({ length: Math.abs(device - from) + 1 }, (_, at) => Math.min(device, from) + at);
+  giving.last = device;
+  const stages = placedOn(state.selected, own.includes(device) ? own.filter((one) => !some.includes(one)) : [...own, ...some]);
+  const empty = stages.findIndex((stage) => !stage.devices.length);
+  if (empty >= 0) return wrong(byId("giving"), { message: `stage ${empty} would have no device`, hint: "give it another one before" });
+  return change({ stages: stagesText(stages) }, byId("giving"));
+}
+
+addEventListener("keydown", (event) => { if (event.key === "Escape" && giving.on && !cutting()) choosing(false); });
 
 function deviceWords(number) {
   const { facts } = state;
@@ -39,7 +73,11 @@ function buildMachines(facts) {
     make("p", {}, size > 13 ? `${machine.name}: ${machine.count} × ${machine.device}` : machine.name.replace("machine ", "")),
     make("div", { class: "devices" }, ...placed.devices.slice(machine.first, machine.first + machine.count))));
   const box = make("div", { id: "machines", class: `machines${size === 13 ? " small" : ""}`, role: "group", "aria-label": "Devices", style: { "--size": `${size}px` } }, ...machines);
-  byId("placed").replaceChildren(box, make("div", { id: "sent" }));
+  box.addEventListener("click", (event) => {
+    const button = event.target.closest(".device");
+    if (button && giving.on) give(Number(button.dataset.device), event.shiftKey);
+  });
+  byId("placed").replaceChildren(make("p", { id: "giving", hidden: true }), box, make("div", { id: "sent" }));
   roving(box, ".device");
 }
 

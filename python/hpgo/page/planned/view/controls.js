@@ -12,7 +12,8 @@ function liveControls() {
 async function changedControl(event) {
   if (!state.facts) return;
   const control = event.target;
-  const done = await change({ [control.name]: control.value }, control);
+  // A schedule may run other stages on the same devices.
+  const done = await change({ [control.name]: control.value, regroup: control.name === "schedule" ? "1" : "" }, control);
   const beside = byId("wrong");
   if (!done && beside && state.facts) {
     beside.append(make("button", { type: "button", "data-key": "search-instead", onclick: () => find() }, "Find a plan for it"));

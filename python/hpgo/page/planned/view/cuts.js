@@ -8,10 +8,13 @@ painted((facts) => {
   paintStageBar(facts);
 });
 
+// Between stages that leave no room for its knob, a cut is a line alone.
+const isTight = (cut) => Math.min(state.edges[cut + 1] - state.edges[cut], state.edges[cut + 2] - state.edges[cut + 1]) * byId("row").clientWidth < 40;
+
 function handle(edge, cut) {
   const [left, right] = [state.stages[cut], state.stages[cut + 1]];
   return make("div", {
-    class: `cut${drag && drag.cut === cut ? " dragging" : ""}`, role: "slider", tabindex: 0, "data-key": `cut-${cut}`, "aria-label": `cut between stages ${cut} and ${cut + 1}`,
+    class: `cut${drag && drag.cut === cut ? " dragging" : ""}${isTight(cut) ? " tight" : ""}`, role: "slider", tabindex: 0, "data-key": `cut-${cut}`, "aria-label": `cut between stages ${cut} and ${cut + 1}`,
     "aria-orientation": "horizontal", "aria-valuemin": 1, "aria-valuemax": left.layers.length + right.layers.length - 1, "aria-valuenow": left.layers.length,
     "aria-valuetext": `${several(left.layers.length, "layer")} before, ${right.layers.length} behind`, style: { left: `${100 * edge}%` },
     onpointerdown: (event) => begin(event, cut),
@@ -100,16 +103,15 @@ function withReplica(stage) {
   const offered = idle.length ? idle : from.flatMap((other) => other.devices);
   if (!offered.length) return null;
   const near = (device) => Math.min(...own.map((mine) => Math.abs(mine - device)));
-  const taken = offered.reduce((best, device) => (near(device) < near(best) ? device : best));
-  return stagesText(state.stages.map((other) => {
-    const devices = `${other.devices}` === `${own}` ? [...own, taken].sort((a, b) => a - b) : other.devices.filter((device) => device !== taken);
-    return { layers: other.layers, devices };
-  }));
+  return stagesText(placedOn(stage, [...own, offered.reduce((best, device) => (near(device) < near(best) ? device : best))]));
 }
 
-function withoutReplica(stage) {
-  const own = state.stages[stage].devices;
-  return stagesText(state.stages.map((other) => (`${other.devices}` === `${own}` ? { layers: other.layers, devices: own.slice(0, -1) } : other)));
+// The stages with `stage`, and those that share its devices, on these, which no other has then.
+function placedOn(stage, devices) {
+  const own = `${state.stages[stage].devices}`;
+  const taken = new Set(devices);
+  const rising = [...taken].sort((a, b) => a - b);
+  return state.stages.map((other) => ({ layers: other.layers, devices: `${other.devices}` === own ? rising : other.devices.filter((device) => !taken.has(device)) }));
 }
 
 function split(stage) {
@@ -132,7 +134,7 @@ function paintStageBar(facts) {
   const kept = bar.querySelector(".wrong");
   const at = state.selected;
   const stage = state.stages[at];
-  const chip = make("span", { class: "chip", style: { "--c": colourOf(at) } }, `stage ${at}`);
+  const chip = make("span", { class: `chip ${fillOf(at)}` }, `stage ${at}`);
   const what = make("span", {}, `${several(stage.layers.length, "layer")} on ${several(stage.devices.length, "device")}`);
   if (isFixed()) {
     bar.replaceChildren(chip, what, make("span", { class: "note" }, state.offline ? "" : facts.controls.why_fixed));
@@ -147,9 +149,10 @@ function paintStageBar(facts) {
   bar.replaceChildren(
     chip, what,
     make("span", { class: "step" }, "replicas",
-      edit("fewer", "−", stage.devices.length > 1 ? withoutReplica(at) : null, "One replica fewer"),
+      edit("fewer", "−", stage.devices.length > 1 ? stagesText(placedOn(at, stage.devices.slice(0, -1))) : null, "One replica fewer"),
       make("span", { class: "count", id: "replicas" }, `${stage.devices.length}`),
       edit("more", "+", withReplica(at), "One replica more")),
+    make("button", { type: "button", "data-key": "choose", "aria-pressed": `${giving.on}`, title: "Say which devices this stage runs on", onclick: () => choosing(!giving.on) }, "Choose devices"),
     edit("split", "Split", lone || shared ? null : split(at), "Split this stage in two"),
     edit("join", "Join with next", last || shared ? null : joined(at), "Join this stage with the next one"),
     ...(kept ? [kept] : []),

@@ -1,5 +1,5 @@
 // What a device of each group holds, against its cap.
-const legend = (names) => make("p", { class: "legend" }, ...names.map(([kind, name]) => make("span", {}, make("i", { class: kind }), name)));
+const legend = (names) => make("p", { class: "legend" }, ...names.map(([kind, name]) => make("span", {}, make("i", { class: kind === "line" ? kind : `fill is-${kind}` }), name)));
 
 function strips(into, label, rows, after) {
   const box = make("div", { class: "strips", role: "group", "aria-label": label }, ...rows);
@@ -18,7 +18,7 @@ painted((facts) => {
     },
     make("span", { class: "name" }, groupName(group)),
     make("span", { class: "stack" },
-      ...group.terms.map((term) => make("i", { class: `${term.name}${term.bytes ? "" : " nothing"}`, style: { width: `${(100 * term.bytes) / most}%` } })),
+      ...group.terms.map((term) => make("i", { class: `fill is-${term.name}${term.bytes ? "" : " nothing"}`, style: { width: `${(100 * term.bytes) / most}%` } })),
       make("span", { class: "cap", style: { left: `calc(${(100 * group.capacity_bytes) / most}% - 2px)` } })),
     make("span", { class: `amount${group.fits ? "" : " bad"}` }, group.fits ? `${group.total} of ${group.capacity}` : group.free));
     return lights(strip, () => ({ title: `${groupName(group)}: devices ${group.name}`, rows: [...group.terms.map((term) => [term.name, term.text]), ["all", `${group.total} of ${group.capacity}`], ["free", group.free]] }));

@@ -30,8 +30,6 @@ function show(facts) {
   byId("plan").hidden = false;
   byId("empty").hidden = true;
   byId("columns").classList.remove("empty");
-  document.documentElement.style.setProperty("--forward", facts.colours.forward);
-  document.documentElement.style.setProperty("--backward", facts.colours.backward);
   unlight();
   for (const painter of state.painters) painter(facts);
   if (key) {
@@ -40,7 +38,8 @@ function show(facts) {
   }
 }
 
-const colourOf = (stage) => state.facts.colours.stages[stage % state.facts.colours.stages.length];
+// Colour and pattern of a stage; a number tells those apart that share them.
+const fillOf = (stage) => `fill is-stage-${stage % STAGE_FILLS}`;
 
 // Prices what an address asks for. Only the last of several that follow each other is shown.
 let asking = null;

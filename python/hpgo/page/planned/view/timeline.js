@@ -42,9 +42,13 @@ function draw(text) {
   stepOf.at = -1;
 }
 
+// An edit keeps what is looked at.
 function open(text) {
   stepOf.host = null;
-  byId("timeline").replaceChildren(make("iframe", { title: "The step, to zoom and pan in", srcdoc: text }));
+  const before = byId("timeline").querySelector("iframe");
+  const kept = before?.contentWindow?.hpgo?.kept() ?? null;
+  const picture = make("iframe", { title: "The step, to zoom and pan in", srcdoc: text, onload: () => picture.contentWindow.hpgo?.restore(kept) });
+  byId("timeline").replaceChildren(picture);
 }
 
 byId("zoom").addEventListener("click", () => {
