@@ -1,12 +1,13 @@
 // The simulated step, as the server draws it, lit from outside; or the picture to zoom and pan in.
-const stepOf = { host: null, shadow: null, request: null, timer: 0, zoomed: false };
+const stepOf = { host: null, shadow: null, request: null, timer: 0, zoomed: false, letters: 0 };
 const LIGHTING = "text,path{pointer-events:none}svg{display:block;width:100%;height:auto}.lit rect[data-stage]:not(.on){opacity:.22}.lit rect[data-rank].on{stroke:#2f66b3;stroke-width:2}.lit .near{stroke:currentColor;stroke-width:1.6}rect[data-stage]{cursor:pointer}";
 
 painted(() => {
   clearTimeout(stepOf.timer);
   if (stepOf.request) stepOf.request.abort();
   if (state.offline) return held.timeline ? draw(held.timeline) : refuse({ message: held.untimed, hint: "" });
-  stepOf.timer = setTimeout(fetched, stepOf.host ? 120 : 0);
+  // A large picture holds the page up while it is built, so it waits until the reader pauses.
+  stepOf.timer = setTimeout(fetched, !stepOf.host ? 0 : stepOf.letters > 200_000 ? 600 : 120);
 });
 
 async function fetched() {
@@ -28,17 +29,17 @@ function refuse(error) {
 }
 
 function draw(text) {
-  const svg = document.importNode(new DOMParser().parseFromString(text, "image/svg+xml").documentElement, true);
-  const described = svg.querySelector("desc") ? svg.querySelector("desc").textContent : "";
   if (!stepOf.host) {
     stepOf.host = make("div", { id: "step", tabindex: 0, role: "group", "data-key": "step" });
     stepOf.shadow = stepOf.host.attachShadow({ mode: "open" });
     listen(stepOf.host);
     byId("timeline").replaceChildren(stepOf.host);
   }
-  stepOf.host.setAttribute("aria-label", `Timeline. ${described} Arrow keys go from action to action.`);
+  stepOf.shadow.innerHTML = `<style>${LIGHTING}</style>${text}`;
+  stepOf.letters = text.length;
+  const svg = stepOf.shadow.querySelector("svg");
+  stepOf.host.setAttribute("aria-label", `Timeline. ${svg.querySelector("desc")?.textContent ?? ""} Arrow keys go from action to action.`);
   if (state.offline) svg.style.minWidth = "640px"; // it was drawn for a wide page
-  stepOf.shadow.replaceChildren(make("style", {}, LIGHTING), svg);
   stepOf.at = -1;
 }
 
