@@ -82,7 +82,7 @@ def render(timelines: Timeline | Sequence[Timeline], ending: TextEnding, **optio
 
     drawn = _several(timelines)
     chosen = options_of(options, len(drawn))
-    if ending not in get_args(TextEnding):
+    if not isinstance(ending, str) or ending not in get_args(TextEnding):
         raise _no_text_ending(ending)
     check_picture(drawn, ending)
     if ending == ".html":

@@ -82,8 +82,9 @@ def options_of(chosen: Mapping[str, Any], timelines: int) -> Options:
         "title": _shown_title(chosen.get("title")),
     }
     for name, choices in _CHOICES.items():
-        if name in chosen and chosen[name] not in choices:
-            raise ArgumentError(f"{name} is {shown(chosen[name])}", f"choose {', '.join(choices)}")
+        given = chosen.get(name, choices[0])
+        if not isinstance(given, str) or given not in choices:
+            raise ArgumentError(f"{name} is {shown(given)}", f"choose {', '.join(choices)}")
     options = Options(**{**chosen, **words})
     if options.labels and len(options.labels) != timelines:
         raise ArgumentError(
