@@ -28,7 +28,7 @@ from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.memory import STATE, cached_bytes, kept_bytes, parameters, stage_memory
 from hpgo.ways.site import Site
-from hpgo.ways.steps import Rows, Stages
+from hpgo.ways.steps import Rows, Stages, transfer
 from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times
 from hpgo.ways.way import Way, check_batch, check_degrees, stage_layers
 
@@ -153,6 +153,23 @@ def test_values_that_wait_in_the_hosts_memory_take_none_of_a_gpu_and_time_that_p
     for other in ({"pp": 2, "zero": 1}, {"recompute": "full"}):
         with pytest.raises(hpgo.ArgumentError, match="offload_layers is 20"):
             hpgo.price("llama-3-8b", hpgo.Cluster.preset("h100:1"), **asked | other, offload_layers=20)
+
+
+@pytest.mark.parametrize("machines", [1, 2, 4])
+def test_a_sum_over_two_machines_sends_everything_once_where_a_ring_sends_it_almost_twice(machines: int) -> None:
+    one = replace(site(LLAMA, Way()), gpus=Gpus.of(hpgo.Cluster.preset("a100:4", adapter_gbit_s=100), "bf16"))
+    ring = one.gpus.ring(8 * machines, 1)
+    around_s = 2 * one.gather_s(ring, 1e9)
+    spared_s = (2 * 15 / 16 - 1) * 1e9 / (8 * one.gpus.adapter_bytes_per_s * one.constants.adapters)
+    assert one.sum_s(ring, 1e9) == pytest.approx(around_s - (spared_s if machines == 2 else 0.0))
+
+
+def test_those_that_share_matrices_send_a_part_each_to_the_next_stage() -> None:
+    busy = {t: transfer(site(LLAMA, Way(tensor=t, pipeline=2)), data=1) for t in (1, 8)}
+    assert busy[8][0] == pytest.approx(busy[1][0] / 8)
+    shared = transfer(site(LLAMA, Way(tensor=8, sequence=True, pipeline=2)), data=1)
+    assert shared[0] == busy[8][0]
+    assert shared[1] < busy[8][1]  # which gather what they sent in parts
 
 
 # --- Laws -------------------------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ class Family:
     @cached_property
     def _bounds(self) -> Bounds:
         site, data = self.lines.rows.site, self.data
-        edges_s = [sum(transfer(site, data=data, chunked=chunked)) for chunked in (False, True)]
+        edge_s = sum(transfer(site, data=data))
         states = []
         for zero in self.zeros:
             # Where one rank has both ends, it has a matrix once that is both embedding and head.
@@ -133,7 +133,7 @@ class Family:
                 way = self._way(self.cuts.found[0].chunks, zero)
                 self.states[degrees] = States.of(replace(site, way=way), self.lines.kinds)
             states.append(self.states[degrees])
-        return Bounds(self.lines, self.cuts, self.micro_batches, (edges_s[0], edges_s[1]), tuple(states))
+        return Bounds(self.lines, self.cuts, self.micro_batches, edge_s, tuple(states))
 
 
 def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Family]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ERRORS = {"A100": 0.14, "H100": 0.15}
 """Mean share by which steps on a device were off what was measured, by constants that were fitted without the platform:
 docs/accuracy.md, *by device*. Those that two platforms at least were measured on."""
-USUAL_ERROR = 0.13
+USUAL_ERROR = 0.12
 """The same of all platforms there, for other devices."""
 ERROR_WITH_EXPERTS = 0.17
 """The same of models with experts, left out one by one: docs/accuracy.md, *models with experts*."""

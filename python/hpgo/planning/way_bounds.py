@@ -130,8 +130,8 @@ class Bounds:
     lines: Lines
     cuts: Cuts
     micro_batches: int
-    edges_s: tuple[float, float]
-    """Between stages: where ranks have one each, and where they have several."""
+    edge_s: float
+    """Between stages."""
     states: tuple[States, ...]
     """By ZeRO stage."""
 
@@ -139,8 +139,7 @@ class Bounds:
     def _first_s(self) -> Array:
         """By cut, rank and whether all is computed anew: a micro-batch in the rank's first stage, there and back."""
         cuts = self.cuts
-        edge_s = self.edges_s[0] + cuts.chunked * (self.edges_s[1] - self.edges_s[0])
-        found: Array = cuts.first @ self.lines.seconds + 2 * edge_s[:, None, None]
+        found: Array = cuts.first @ self.lines.seconds + 2 * self.edge_s
         found[:, 0] += self.lines.rows.embedding.total_s
         return found
 
@@ -164,7 +163,7 @@ class Bounds:
         for found in (first_s, ranks_s):
             found[:, 0] += _halves(one.embedding)
         ranks_s[:, self._last] += _halves(one.head)
-        path_s = first_s[:, :, :2] + self.edges_s[1]
+        path_s = first_s[:, :, :2] + self.edge_s
         before_s = np.cumsum(path_s, axis=1) - path_s
         there_s, back_s = before_s[:, :, 0], before_s[:, :, 1]
         ended_s = there_s + self.micro_batches * ranks_s[:, :, :2].sum(axis=2) + back_s + first_s[:, :1, 2]

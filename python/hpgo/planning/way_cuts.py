@@ -76,11 +76,6 @@ class Cuts:
         return np.array([one.most for one in self.found], dtype=float)
 
     @cached_property
-    def chunked(self) -> Array:
-        """Of each cut, whether a rank has several stages."""
-        return np.array([one.chunks > 1 for one in self.found], dtype=float)
-
-    @cached_property
     def _stages(self) -> Array:
         """Layers by cut, stage of a rank, rank and kind."""
         different = tuple(dict.fromkeys(self.kinds))

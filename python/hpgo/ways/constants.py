@@ -23,7 +23,7 @@ class Constants:
     """Fitted. Share of the best measured rate that products of a transformer's sizes reach, tile by tile."""
     tile: int = 128
     """Counted: products are computed in tiles of so many results by twice as many, whole ones (cuBLAS's largest)."""
-    idle: float = 0.364
+    idle: float = 0.417
     """Fitted. Share of the last wave's idle processors that nothing else fills."""
     kernel_s: float = 5e-06
     """Fitted. Of each product, what it takes besides: launch, first loads, and last tiles that leave GPUs idle."""
@@ -31,13 +31,13 @@ class Constants:
     """Fitted. Share of the rate of attention as one kernel that it reaches over a model's heads."""
     attention_backward: float = 2.5
     """Counted: products of its backward pass for one of the forward, scores computed anew (Dao, arXiv 2307.08691)."""
-    scores: float = 0.571
+    scores: float = 0.476
     """Fitted. Share of the best rate that products of scores reach where attention is several kernels."""
     misaligned: float = 0.25
     """Fitted. Share of that which is left where a head is no multiple of 8 wide, which tensor cores want."""
-    memory: float = 0.876
+    memory: float = 0.92
     """Fitted. Share of the memory's rate that operations on single values reach."""
-    elements_unfused: float = 2.85
+    elements_unfused: float = 2.99
     """Fitted. How often such values are read and written in stacks without fused kernels, for once in fused ones."""
     links: float = 0.85
     """Fitted. Share of the links inside a machine that sums and gathers reach."""
@@ -57,7 +57,7 @@ class Constants:
     """Fitted. Share of a pass that can hide what is gathered or summed meanwhile, where that is overlapped."""
     grouped: float = 0.63
     """Fitted. Share of the rate of products that those of experts reach, which take their rows in groups."""
-    routed: float = 1.5
+    routed: float = 1.64
     """Fitted. How often rows of experts are read and written, for once as counted."""
     routed_adapters: float = 0.86
     """Counted: share of network adapters that rows reach on their way to experts, 43 of 50 GB/s (DeepEP, 16 GPUs)."""

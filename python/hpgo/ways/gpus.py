@@ -113,7 +113,7 @@ class Gpus:
             rate = min(rate, together * self.adapter_bytes_per_s)
             # Small messages go by trees, of which a long ring is no slower for large ones.
             latency_s += self.adapter_latency_s * (machines - 1).bit_length()
-        return Ring(ranks, rate, latency_s, across=machines > 1)
+        return Ring(ranks, rate, latency_s, machines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,5 +123,9 @@ class Ring:
     ranks: int
     bytes_per_s: float
     latency_s: float
-    across: bool
-    """Whether it leaves a machine."""
+    machines: int
+
+    @property
+    def across(self) -> bool:
+        """Whether it leaves a machine."""
+        return self.machines > 1

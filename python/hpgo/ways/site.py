@@ -145,6 +145,19 @@ class Site:
         """Seconds of reading and writing so many bytes of memory."""
         return moved_bytes / (self.gpus.memory_bytes_per_s * self.constants.memory)
 
+    def sum_s(self, ring: Ring, whole_bytes: float) -> float:
+        """Seconds in which each GPU of a ring gets the sum of all `whole_bytes`: a scatter of sums, and a gather.
+
+        Between two machines it goes by trees, in which each of them sends everything but once (Sanders et al., 2009).
+        """
+        around_s = 2 * self.gather_s(ring, whole_bytes)
+        if ring.machines != 2:
+            return around_s
+        share = 2 * (ring.ranks - 1) / ring.ranks
+        moved_s = whole_bytes / (ring.bytes_per_s * self.constants.adapters)
+        inside_s = share * whole_bytes / (self.gpus.inside.collective_bytes_per_s * self.constants.links)
+        return around_s - share * moved_s + max(moved_s, min(inside_s, share * moved_s))
+
     def gather_s(self, ring: Ring, whole_bytes: float) -> float:
         """Seconds in which each GPU of a ring gets all of `whole_bytes`, or the sum of its part of them.
 

@@ -38,18 +38,16 @@ class Stage:
     optimizer_s: float
 
 
-def transfer(site: Site, *, data: int, chunked: bool) -> tuple[float, float]:
+def transfer(site: Site, *, data: int) -> tuple[float, float]:
     """Between ranks of a pipeline: seconds that values occupy a link, and those until they are there besides."""
     way = site.way
-    # Those that share matrices send a part each where they hold one, or where interleaving makes it worth while.
-    parts = way.tensor if way.sequence or chunked else 1
     ring = site.gpus.ring(2, way.group * data)
     share = site.constants.adapters if ring.across else site.constants.links
     together = site.gpus.adapter_bytes_per_s if ring.across else ring.bytes_per_s
-    return (
-        VALUE * site.tokens * site.model.hidden / parts / (together * share),
-        ring.latency_s + site.constants.exchange_s,
-    )
+    moved = VALUE * site.tokens * site.model.hidden
+    # Those that share matrices send a part each, and gather all where they don't share what lies between.
+    gathered_s = 0.0 if way.sequence else site.gather_s(site.tensor_ring, moved)
+    return moved / way.tensor / (together * share), ring.latency_s + site.constants.exchange_s + gathered_s
 
 
 @lru_cache(maxsize=64)
@@ -185,7 +183,7 @@ class Stages:
     def transfer(self) -> tuple[float, float]:
         """As `transfer`, of its boundaries."""
         way = self.site.way
-        return transfer(self.site, data=way.data, chunked=way.chunks > 1) if way.pipeline > 1 else (0.0, 0.0)
+        return transfer(self.site, data=way.data) if way.pipeline > 1 else (0.0, 0.0)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -234,9 +232,11 @@ class Stages:
         if not way.gathers:
             alone = expert_parameters(site, part)
             rings = [(site.data_ring, parameters(site, part) - alone)] + [(site.expert_ring, alone)] * (alone > 0)
-            back_bytes = VALUE if way.zero else site.gradient_bytes
-            summed_s = sum(site.gather_s(ring, held * site.gradient_bytes) for ring, held in rings)
-            gathered_s = sum(site.gather_s(ring, held * back_bytes) for ring, held in rings)
+            if way.zero:
+                summed_s = sum(site.gather_s(ring, held * site.gradient_bytes) for ring, held in rings)
+                gathered_s = sum(site.gather_s(ring, held * VALUE) for ring, held in rings)
+            else:
+                summed_s = gathered_s = sum(site.sum_s(ring, held * site.gradient_bytes) for ring, held in rings) / 2
             if way.overlap:
                 # The first layer's gradient is there last, and nothing hides its sum.
                 layers = max(1, self.counts[at])
@@ -245,7 +245,7 @@ class Stages:
             left_s = summed_s + gathered_s
         if site.holds_words_twice and at in {0, len(self.counts) - 1}:
             words = site.model.vocab * site.model.hidden / way.tensor
-            left_s += 2 * site.gather_s(
+            left_s += site.sum_s(
                 site.gpus.ring(2, way.group * way.data * (way.pipeline - 1)), words * site.gradient_bytes
             )
         return left_s

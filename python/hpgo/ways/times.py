@@ -106,7 +106,9 @@ def casts(site: Site) -> Pass:
 
 def tensor_exchange(site: Site) -> Pass:
     """Two sums of 2·T·h bytes over those that share matrices, forward and backward; two halves each, with sequences."""
-    once_s = 2 * site.gather_s(site.tensor_ring, VALUE * site.tokens * site.model.hidden)
+    moved = VALUE * site.tokens * site.model.hidden
+    apart = site.way.sequence  # a scatter of sums and a gather, each for itself
+    once_s = 2 * site.gather_s(site.tensor_ring, moved) if apart else site.sum_s(site.tensor_ring, moved)
     return Pass(2 * once_s, 2 * once_s)
 
 
