@@ -113,7 +113,8 @@ def the_same(case: Case) -> bool:
 
 def any_model(chance: random.Random) -> dict[str, Any]:
     """Any shape: the model is the user's."""
-    return {
+    experts = {"experts": 4, "experts_per_token": 1, "expert_ffn": 64} if chance.random() < 0.2 else {}
+    return experts | {
         "hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": chance.choice([128, 256]), "vocab": 100,
         "gated": chance.random() < 0.5,
     }  # fmt: skip

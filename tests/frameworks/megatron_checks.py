@@ -10,6 +10,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -17,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 import torch.distributed
@@ -192,10 +194,18 @@ def parsed(case: Case) -> bool:
 
 
 def some_model(chance: random.Random) -> dict[str, Any]:
-    """Llamas, Qwens and GPT-2s."""
+    """Llamas, Qwens and GPT-2s; also with experts, in all layers or but the first, and with a further token."""
     kv_heads = chance.choice([4, 8])
     plain = chance.random() < 0.3
-    return {
+    experts: dict[str, Any] = {"further_tokens": chance.choice([0, 0, 0, 1])}
+    if not plain and chance.random() < 0.4:
+        grouped = chance.random() < 0.3
+        experts |= {
+            "experts": 8, "experts_per_token": chance.choice([1, 2]), "expert_ffn": chance.choice([64, 128]),
+            "shared_ffn": chance.choice([0, 64]), "dense_layers": chance.choice([(), (0,)]),
+            "expert_groups": 4 if grouped else 1, "groups_per_token": 2 if grouped else 1,
+        }  # fmt: skip
+    return experts | {
         "hidden": 128, "heads": 8, "kv_heads": 8 if plain else kv_heads, "head_dim": chance.choice([16, 32]),
         "ffn": chance.choice([256, 512]), "vocab": 1024, "gated": not plain, "tied": chance.random() < 0.5,
         "centred_norms": plain, "positions": 128 if plain else 0, "ffn_bias": plain,
@@ -214,19 +224,31 @@ def same_core(case: WayCase) -> bool:
         "num_layers", "hidden_size", "num_attention_heads", "kv_channels", "num_query_groups", "ffn_hidden_size",
         "normalization", "qk_layernorm", "tensor_model_parallel_size", "sequence_parallel", "context_parallel_size",
         "pipeline_model_parallel_size", "pipeline_model_parallel_layout", "recompute_granularity", "recompute_method",
-        "recompute_num_layers", "bf16", "fp16",
+        "recompute_num_layers", "bf16", "fp16", "moe_ffn_hidden_size", "moe_router_topk", "moe_router_num_groups",
+        "moe_router_group_topk", "moe_shared_expert_intermediate_size", "moe_token_dispatcher_type",
+        "moe_router_pre_softmax", "expert_model_parallel_size", "expert_tensor_parallel_size", "mtp_num_layers",
     )  # fmt: skip
-    config = TransformerConfig(
-        pipeline_dtype=torch.bfloat16,
-        params_dtype=torch.bfloat16,
-        gated_linear_unit="swiglu" in told,
-        add_bias_linear="disable_bias_linear" not in told,
-        add_qkv_bias="add_qkv_bias" in told,
-        fp8=told.get("fp8_format"),
-        fp8_recipe=told.get("fp8_recipe", "delayed"),
-        use_cpu_initialization=True,
-        **{name: told[name] for name in names if name in told},
-    )
+    if "num_experts" in told:
+        told["num_moe_experts"] = told["num_experts"]
+        names += ("num_moe_experts",)
+    if pattern := told.get("moe_layer_freq"):
+        told["moe_layer_freq"] = [
+            int(kind) for kind, of in re.findall(r"\[(\d)\]\*(\d+)", pattern) for _ in range(int(of))
+        ]
+        names += ("moe_layer_freq",)
+    # Experts in 8 bits ask which Transformer Engine there is, and there is none.
+    with mock.patch("megatron.core.transformer.transformer_config.is_te_min_version", return_value=True):
+        config = TransformerConfig(
+            pipeline_dtype=torch.bfloat16,
+            params_dtype=torch.bfloat16,
+            gated_linear_unit="swiglu" in told,
+            add_bias_linear="disable_bias_linear" not in told,
+            add_qkv_bias="add_qkv_bias" in told,
+            fp8=told.get("fp8_format"),
+            fp8_recipe=told.get("fp8_recipe", "delayed"),
+            use_cpu_initialization=True,
+            **{name: told[name] for name in names if name in told},
+        )
     compare_way(case, config)
     assert (told["global_batch_size"], told["micro_batch_size"]) == (case.global_batch_size, case.micro_batch_size)
     assert (told["seq_length"], told["vocab_size"]) == (case.seq, case.model.vocab)
@@ -239,6 +261,18 @@ def compare_way(case: WayCase, config: TransformerConfig) -> None:
     """The model's shape, degrees, stages, recomputation and precision."""
     model = case.model
     assert (config.num_layers, config.hidden_size, config.ffn_hidden_size) == (model.layers, model.hidden, model.ffn)
+    assert (config.num_moe_experts or 0, config.mtp_num_layers or 0) == (model.experts, model.further_tokens)
+    if model.experts:
+        assert (config.moe_ffn_hidden_size, config.moe_router_topk) == (model.expert_ffn, model.experts_per_token)
+        assert (config.moe_shared_expert_intermediate_size or 0) == model.shared_ffn
+        assert (config.moe_router_num_groups or 1, config.moe_router_group_topk or 1) == (
+            model.expert_groups, model.groups_per_token,
+        )  # fmt: skip
+        assert (config.expert_model_parallel_size, config.expert_tensor_parallel_size) == (case.ep, 1)
+        freq, every = config.moe_layer_freq, range(model.layers)
+        assert [bool(freq[at]) if isinstance(freq, list) else True for at in every] == [
+            at not in model.dense_layers for at in every
+        ]
     heads = (config.num_attention_heads, config.num_query_groups, config.kv_channels)
     assert heads == (model.heads, model.kv_heads, model.head_dim)
     assert config.gated_linear_unit == model.gated
@@ -257,6 +291,7 @@ def compare_way(case: WayCase, config: TransformerConfig) -> None:
         assert kinds.count(LayerType.decoder) == count
         assert (LayerType.embedding in kinds) == (stage == 0)
         assert (LayerType.loss in kinds) == (stage == len(case.counts) - 1)
+        assert kinds.count(LayerType.mtp) == (model.further_tokens if stage == len(case.counts) - 1 else 0)
     assert config.recompute_granularity == (None if case.recompute == "none" else case.recompute)
     if case.recompute == "full":
         how = ("uniform", 1) if case.recompute_layers is None else ("block", case.recompute_layers)

@@ -26,8 +26,11 @@ class WayCase:
     model: hpgo.Transformer
     tp: int
     cp: int
+    ep: int
     pp: int
     vpp: int
+    first_layers: int | None
+    last_layers: int | None
     dp: int
     zero: int
     micro_batch_size: int
@@ -50,13 +53,27 @@ class WayCase:
 
     @property
     def counts(self) -> list[int]:
-        """Layers of each stage: as many, or one less at both ends."""
-        stages = self.pp * self.vpp
-        each, rest = divmod(self.model.layers, stages)
-        if rest == 0:
-            return [each] * stages
-        each = (self.model.layers + 2) // stages
-        return [each - 1, *[each] * (stages - 2), each - 1]
+        """Layers of each stage: as at the ends and evenly between, as many, one less at both ends, or what is left."""
+        stages, layers = self.pp * self.vpp, self.model.layers
+        if self.is_uneven:
+            given = [count for count in (self.first_layers, self.last_layers) if count is not None]
+            each = (layers - sum(given)) // (self.pp - len(given)) if self.pp > len(given) else 0
+            ranks = [each] * self.pp
+            ranks[0] = each if self.first_layers is None else self.first_layers
+            ranks[-1] = each if self.last_layers is None else self.last_layers
+            return [count // self.vpp for count in ranks] * self.vpp
+        if layers % stages == 0:
+            return [layers // stages] * stages
+        if (layers + 2) % stages == 0:
+            each = (layers + 2) // stages
+            return [each - 1, *[each] * (stages - 2), each - 1]
+        each = -(-layers // stages)  # models with experts
+        return [max(0, min(each, layers - each * at)) for at in range(stages)]
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the first or the last rank was asked to have other numbers of layers than those between."""
+        return (self.first_layers, self.last_layers) != (None, None)
 
 
 def ways(
@@ -69,11 +86,15 @@ def ways(
     while made < number:
         one = hpgo.Transformer(**{"layers": chance.randint(1, 12), "name": "toy", **model(chance)})
         tp, cp, pp = chance.choice([1, 1, 2, 4]), chance.choice([1, 1, 1, 2]), chance.choice([1, 1, 2, 3, 4])
+        uneven = pp > 1 and chance.random() < 0.25
         asked: dict[str, Any] = {
             "tp": tp,
             "cp": cp,
+            "ep": chance.choice([1, 2, 4]) if one.experts else 1,
             "pp": pp,
             "vpp": chance.choice([1, 2, 3]) if pp > 1 else 1,
+            "first_layers": chance.choice([None, 1, 2, 3, 4]) if uneven else None,
+            "last_layers": chance.choice([None, 1, 2, 3, 4]) if uneven else None,
             "zero": chance.choice([0, 1, 2, 3, *often * 4]),
             "micro_batch_size": chance.choice([1, 1, 2, 3]),
             "recompute": chance.choice(["none"] * 4 + ["full"] * 4 + ["selective"]),
@@ -95,7 +116,8 @@ def ways(
 def refused_by(launcher: str, case: WayCase) -> list[str]:
     """Why the launcher must refuse the way; none if it must not."""
     reasons = []
-    shared, piped = case.dp * case.cp > 1, case.pp > 1
+    piped, replicas = case.pp > 1, case.dp * case.cp
+    shared = replicas > 1 or (case.model.experts > 0 and case.tp * replicas > case.ep)
     known = {
         "megatron": {0, 1},
         "torchtitan": {2} if piped or case.micro_batches == 1 else set(),
@@ -110,6 +132,10 @@ def refused_by(launcher: str, case: WayCase) -> list[str]:
         reasons.append("precision")
     if launcher == "deepspeed" and max(case.tp, case.cp, case.vpp) > 1:
         reasons.append("degrees")
+    if launcher != "megatron" and (case.is_uneven or case.ep > 1):
+        reasons.append("ends, or experts")
+    if launcher != "megatron" and case.model.further_tokens:
+        reasons.append("further tokens")
     return reasons
 
 

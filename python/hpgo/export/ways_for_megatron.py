@@ -102,6 +102,7 @@ def _experts(job: WayJob) -> dict[str, int | str | bool]:
         "moe-layer-freq": _pattern(map(model.holds_experts, range(model.layers))) if model.dense_layers else False,
         "moe-ffn-hidden-size": model.expert_ffn,
         "moe-router-topk": model.experts_per_token,
+        "moe-router-pre-softmax": model.experts_per_token == 1,  # over one expert it would be 1
         "moe-router-num-groups": model.expert_groups if grouped else False,
         "moe-router-group-topk": model.groups_per_token if grouped else False,
         "moe-shared-expert-intermediate-size": model.shared_ffn or False,
