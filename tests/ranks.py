@@ -15,8 +15,10 @@ FORK = multiprocessing.get_context("fork")
 def run_ranks(world: int, run: Callable[..., None], *given: Any) -> NoReturn:
     """Calls `run` as each rank, with its number first, and ends with the worst of their exit codes.
 
-    Torch is imported once so; nothing may have run yet.
+    Torch is imported once so, with what it loads when something first runs on meta; nothing may have run yet.
     """
+    import torch._dynamo  # noqa: F401
+
     ranks = [FORK.Process(target=run, args=(rank, *given)) for rank in range(world)]
     for one in ranks:
         one.start()

@@ -70,6 +70,38 @@ def test_every_cut_gives_the_whole_models_loss_and_gradients(name: str) -> None:
         cut_models.check_close(found, gradients)
 
 
+class Bent(nn.Module):
+    """A linear layer and a function of its choice; `inplace` on what it is given."""
+
+    def __init__(self, bend: object, *, inplace: bool = False) -> None:
+        super().__init__()
+        self.linear, self.bend, self.inplace = nn.Linear(4, 4), bend, inplace
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        made = self.bend(self.linear(given.add_(1) if self.inplace else given))
+        assert isinstance(made, torch.Tensor)
+        return made
+
+
+def bent() -> hpgo.runtime.Workload:
+    """Layers whose settings differ in what is no plain value, change what they are given, and hand it on as it is."""
+    layers = [
+        Bent(torch.tanh), Bent(torch.tanh), Bent(torch.tanh, inplace=True), Bent(torch.tanh, inplace=True),
+        Bent(torch.Tensor.detach), nn.Identity(), nn.Identity(), Bent(torch.tanh), Bent(torch.Tensor.double),
+        nn.Linear(4, 1, dtype=torch.float64),
+    ]  # fmt: skip
+    return hpgo.runtime.Workload(layers, torch.zeros(2, 4), torch.zeros(2, 1), nn.functional.mse_loss)
+
+
+@pytest.mark.parametrize("name", [*SMALL, "bent"])
+def test_layers_alike_are_seen_to_make_what_each_would_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = hpgo.runtime.Workload.read(SMALL[name]) if name in SMALL else bent()
+    seen = workload.look(None)
+    monkeypatch.setattr("hpgo.runtime.cuts.likeness", lambda _: None)
+    made = hpgo.runtime.Workload.read(SMALL[name]) if name in SMALL else bent()
+    assert seen == made.look(None)
+
+
 @pytest.mark.parametrize("name", sorted(PROFILES.keys() & MODELS.keys()))
 def test_published_models_have_the_layers_and_edges_of_their_profiles(name: str) -> None:
     workload, profile = hpgo.runtime.Workload.read(name), hpgo.read_profile(name)

@@ -1,12 +1,14 @@
 """Cuts a network between layers: what crosses each cut, and the part between two of them.
 
 Every layer is run on meta tensors with batches of two sizes, which shows what counts samples, what has gradients and
-what is changed in place. A value that is read behind several cuts passes through each part between.
+what is changed in place; of layers that are sure to do the same, one. A value that is read behind several cuts passes
+through each part between.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,10 +17,11 @@ from torch import nn
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import near, shorten
 from hpgo.runtime import dropout, halves, norms
+from hpgo.runtime.likeness import likeness
 from hpgo.runtime.parts import Call, Part, Value, check_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from torch import Tensor
 
@@ -57,7 +60,8 @@ def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) 
         dropout.install(layer, module, seed=0)
         norms.install(module)
         modules[layer] = (module if dtype is None else module.to(dtype)).train()
-    runs = [_run(network, modules, inputs, dtype, rows) for rows in _TRIED]
+    alike = {layer: likeness(module) for layer, module in modules.items()}
+    runs = [_run(network, modules, inputs, dtype, rows, alike=alike) for rows in _TRIED]
     return {layer: _made(layer, runs[0][layer], runs[1][layer]) for layer in network.nodes}
 
 
@@ -69,8 +73,15 @@ class _Seen:
 
 
 def _run(
-    network: Network, modules: dict[str, nn.Module], inputs: Sequence[Tensor], dtype: torch.dtype | None, rows: int
+    network: Network,
+    modules: dict[str, nn.Module],
+    inputs: Sequence[Tensor],
+    dtype: torch.dtype | None,
+    rows: int,
+    *,
+    alike: dict[str, Any],
 ) -> dict[str, _Seen]:
+    known: dict[Any, _Seen] = {}
     held: dict[str, Any] = {}
     for at, tensor in enumerate(inputs):
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
@@ -86,6 +97,11 @@ def _run(
                     "give the workload an example of each input; they are counted from 0",
                 )
             arguments.append(held[feed])
+        like = None if alike[layer] is None else (alike[layer], _shapes(arguments))
+        if like in known:
+            seen[layer] = replace(known[like], made=_again(known[like].made))
+            _hold(held, layer, seen[layer].made)
+            continue
         flat = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
         versions = [tensor._version for tensor in flat]
         shapes: dict[str, tuple[int, ...]] = {}
@@ -99,16 +115,48 @@ def _run(
             hook.remove()
         changed = [tensor for tensor, version in zip(flat, versions, strict=True) if tensor._version != version]
         mutates = tuple(at for at, argument in enumerate(arguments) if any(argument is tensor for tensor in changed))
-        held[layer] = made
-        if isinstance(made, (tuple, list)):
-            held |= {f"{layer}:{number}": tensor for number, tensor in enumerate(made)}
-        for tensor in made if isinstance(made, (tuple, list)) else (made,):
+        _hold(held, layer, made)
+        for tensor in _several(made):
             if not isinstance(tensor, torch.Tensor):
                 raise ArgumentError(
                     f"layer `{layer}` returns a {type(tensor).__name__}", "layers return a tensor, or a tuple of them"
                 )
         seen[layer] = _Seen(made, mutates, shapes)
+        if like is not None and not _share(chain(*map(_several, arguments)), _several(made)):
+            known[like] = seen[layer]
     return seen
+
+
+def _several(made: Any) -> Sequence[Any]:
+    return made if isinstance(made, (tuple, list)) else (made,)
+
+
+def _hold(held: dict[str, Any], layer: str, made: Any) -> None:
+    """Keeps what a layer made by the names that feeds call it."""
+    held[layer] = made
+    if isinstance(made, (tuple, list)):
+        held |= {f"{layer}:{number}": tensor for number, tensor in enumerate(made)}
+
+
+def _shapes(given: Any) -> Any:
+    """What layers that are alike must be given alike."""
+    if isinstance(given, torch.Tensor):
+        return tuple(given.shape), given.stride(), given.dtype, given.requires_grad
+    return type(given), *map(_shapes, given)
+
+
+def _again(made: Any) -> Any:
+    """Other tensors like these."""
+    if isinstance(made, torch.Tensor):
+        fresh = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
+        return fresh.requires_grad_().clone() if made.requires_grad else fresh
+    return type(made)(map(_again, made))
+
+
+def _share(given: Iterable[Tensor], made: Sequence[Tensor]) -> bool:
+    """Whether a tensor that a layer made lies in the memory of one that it was given, or of another that it made."""
+    places = [tensor.untyped_storage()._cdata for tensor in made]
+    return len(set(places)) < len(places) or any(tensor.untyped_storage()._cdata in places for tensor in given)
 
 
 def _noting(shapes: dict[str, tuple[int, ...]], name: str) -> Any:

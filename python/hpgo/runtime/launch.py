@@ -50,6 +50,8 @@ def run_here(
     Raises what the first rank raised that was not only told of another's end; RunError for one that was lost, and
     Preempted if SIGTERM has ended them. All processes have ended then, also after Ctrl-C.
     """
+    import torch._dynamo  # noqa: F401 -- seconds, which every rank would take when it first looks at tensors on meta
+
     limits = limits or Limits()
     stages = [None if stages_of is None else stages_of(rank) for rank in range(world_size)]
     context = multiprocessing.get_context("fork")

@@ -23,6 +23,7 @@ from hpgo.base.errors import HpgoError, RunError
 from hpgo.runtime import halves
 from hpgo.runtime.clocks import Stamps
 from hpgo.runtime.cuts import ready
+from hpgo.runtime.likeness import described
 from hpgo.runtime.loader import repeated
 from hpgo.runtime.meeting import first_line
 from hpgo.runtime.passes import running
@@ -498,7 +499,7 @@ class Bench:
             for feed in node.feeds
             for name in self._names(feed)
         ]
-        text = repr((given, node.id == self._last, node.everywhere, *_described(self._network.make_on_meta(node.id))))
+        text = repr((given, node.id == self._last, node.everywhere, *described(self._network.make_on_meta(node.id))))
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def _cast(self, tensor: Tensor) -> Tensor:
@@ -533,22 +534,6 @@ def plausible(tensor: Tensor, name: str = "") -> Tensor:
             part = tensor.view(-1)[at : at + len(few)]
             part.copy_(few[: len(part)])
         return tensor
-
-
-def _described(module: nn.Module) -> Iterator[Any]:
-    """What a module computes, as far as its settings and the shapes of its weights tell."""
-    settings = getattr(module, "settings", None)
-    if settings is not None:
-        yield settings()
-    else:
-        yield type(module).__qualname__
-        for name, value in sorted(vars(module).items()):
-            if isinstance(value, (bool, int, float, str, tuple)) and not name.startswith("_") and name != "place":
-                yield name, value
-    for tensor in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
-        yield tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
-    for child in module.children():
-        yield from _described(child)
 
 
 def _is_sure(segment: Sequence[_Layer]) -> bool:

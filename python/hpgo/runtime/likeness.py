@@ -1,0 +1,74 @@
+"""Which modules compute the same on tensors of the same shapes, as far as their settings tell."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_TORCHS = frozenset(vars(nn.Module()))
+"""What each module has: tensors and children, which are described by themselves, and hooks."""
+
+
+def described(module: nn.Module) -> Iterator[Any]:
+    """What a module computes, as text can tell: its settings of plain types, and the shapes of its weights."""
+    yield from _described(module, plain=True)
+
+
+def likeness(module: nn.Module) -> tuple[Any, ...] | None:
+    """Equal for modules that are sure to compute the same: settings that are no plain values must be the same objects.
+
+    None for a module with hooks, which may do anything.
+
+    >>> likeness(nn.Linear(2, 3)) == likeness(nn.Linear(2, 3)) != likeness(nn.Linear(2, 4))
+    True
+    """
+    if any(one._forward_hooks or one._forward_pre_hooks for one in module.modules()):
+        return None
+    return tuple(_described(module, plain=False))
+
+
+def _described(module: nn.Module, *, plain: bool) -> Iterator[Any]:
+    settings = getattr(module, "settings", None)
+    if settings is not None:
+        yield repr(settings())
+    else:
+        yield type(module).__qualname__ if plain else type(module)
+        for name, value in sorted(vars(module).items()):
+            if name == "place" or (name in _TORCHS and name != "training"):
+                continue
+            if not plain:
+                yield name, _hashable(value)
+            elif isinstance(value, (*_PLAIN, tuple)) and value is not None and not name.startswith("_"):
+                yield name, value
+    for tensor in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
+        yield tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
+    for child in module.children():
+        yield from _described(child, plain=plain)
+
+
+def _hashable(value: Any) -> Any:
+    """Equal for equal plain values and lists of them; for all else the thing itself, which is kept so."""
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, (list, tuple)):
+        return type(value), *map(_hashable, value)
+    return _Itself(value)
+
+
+class _Itself:
+    """Equal to another of the same object alone, whatever that says of equality."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
