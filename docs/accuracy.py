@@ -500,9 +500,9 @@ _VTRAIN = "Three ways at tp 4 and 8 took 1.3 to 1.9 times as long as they are pr
 _REGRET = "In one question of three: tp 4 with two stages is chosen where tp 8 without a pipeline was quicker."
 _BLOOM = "Four of the five are 6 to 7 % apart."
 _MEMORY = (
-    "A run of BLOOM with micro-batches of 2, which took more than its like with 4; then torchtitan's 70B and 405B (14 to"
-    " 29 %): no terms are there yet for gathered inputs of matrices and partial sums, for a loss that GPUs share, and for"
-    " FSDP's sums in 32 bits."
+    "A run of BLOOM with micro-batches of 2, which took more than its like with 4; then torchtitan's 70B and 405B (14"
+    " to 29 %): no terms are there yet for gathered inputs of matrices and partial sums, for a loss that GPUs share,"
+    " and for FSDP's sums in 32 bits."
 )
 
 
