@@ -53,7 +53,7 @@ test-slow: build
 # What is published: it must build from the sdist alone, and carry the old import name.
 wheel: $(BIN)/.installed
 	rm -rf target/dist
-	$(BIN)/maturin sdist --quiet --out target/dist
+	$(BIN)/maturin sdist --out target/dist
 	$(PYTHON) -m venv --clear target/dist/venv
 	cd target/dist && venv/bin/pip wheel --quiet --disable-pip-version-check --constraint ../../constraints.txt --no-deps *.tar.gz
 	target/dist/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt target/dist/*-abi3-*.whl
