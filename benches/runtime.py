@@ -1,6 +1,6 @@
 """How near two processes come to their bound, what an action costs beside its computing, and what saving costs.
 
-    python benches/runtime.py [STEPS]
+    python benches/runtime.py [STEPS [ROWS WIDTH]]
     python benches/runtime.py saving [TIMES]
     python benches/runtime.py inference [TIMES [ROWS WIDTH]]
 
@@ -109,13 +109,13 @@ def alone(model: nn.Sequential, rows: int) -> Callable[[torch.Tensor], object]:
     return step
 
 
-def run(rank: int, meet: str, steps: int) -> None:
+def run(rank: int, meet: str, steps: int, block_rows: int = 256, block_width: int = 256) -> None:
     """Both ranks; rank 0 prints."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
     for name, kind, width, count, rows, micro_batches in (
-        ("10 blocks, M = 8", Block, 256, BLOCKS, 256, 8),
-        ("10 blocks, M = 32", Block, 256, BLOCKS, 256, 32),
+        ("10 blocks, M = 8", Block, block_width, BLOCKS, block_rows, 8),
+        ("10 blocks, M = 32", Block, block_width, BLOCKS, block_rows, 32),
         ("10 thin layers, M = 32", thin, 512, BLOCKS, 256, 32),
         ("4 KiB messages, M = 64", thin, 64, 2, 16, 64),
     ):

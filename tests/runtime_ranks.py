@@ -31,12 +31,11 @@ def keep(made: list[torch.Tensor], _part: Any, _given: Any, outputs: tuple[torch
     made.append(outputs[0].detach())
 
 
-def run(rank: int, world: int, folder: Path) -> None:
-    torch.set_num_threads(1)
+def run(rank: int, world: int, folder: Path, workloads: dict[str, Workload]) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     for number, case in enumerate(json.loads((folder / "cases.json").read_text())):
         program = hpgo.Program.from_json(json.dumps(case["program"]))
-        workload = Workload.read(case["workload"])
+        workload = workloads[case["workload"]]
         given = {"clip_norm": case.get("clip_norm"), "optimizer": optimizer(case)}
         given |= {name: case[name] for name in ("backend",) if name in case}
         with Pipeline(program, workload, dtype=torch.float64, **given) as pipeline:
@@ -69,4 +68,10 @@ if __name__ == "__main__":
     world, folder = int(sys.argv[1]), Path(sys.argv[2])
     if "backend" in (folder / "cases.json").read_text():
         import hpgo.runtime.torch_backend  # takes seconds, too
-    run_ranks(world, run, world, folder)
+    torch.set_num_threads(1)
+    # All that ranks would find out by themselves, each for each case, is found out once.
+    names = {case["workload"] for case in json.loads((folder / "cases.json").read_text())}
+    workloads = {name: Workload.read(name) for name in sorted(names)}
+    for workload in workloads.values():
+        workload.look(torch.float64)
+    run_ranks(world, run, world, folder, workloads)

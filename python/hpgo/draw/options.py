@@ -77,8 +77,9 @@ def options_of(chosen: Mapping[str, Any], timelines: int) -> Options:
         if name not in names:
             raise ArgumentError(f"unknown picture option `{name}`", near(name, names))
     labels = chosen.get("labels")
+    given_labels = () if labels is None else listed("the labels", labels, hint="give a list of names")
     words = {
-        "labels": () if labels is None else tuple(listed("the labels", labels, hint="give a list of names")),
+        "labels": tuple(printable(one) if isinstance(one, str) else one for one in given_labels),
         "title": _shown_title(chosen.get("title")),
     }
     for name, choices in _CHOICES.items():
