@@ -23,6 +23,7 @@ from torch import nn  # noqa: E402
 
 import hpgo.runtime  # noqa: E402
 from hpgo.model.builtin import MODELS as PROFILES  # noqa: E402
+from hpgo.runtime.likeness import likeness  # noqa: E402
 from hpgo.runtime.models import MODELS  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
 
@@ -100,6 +101,14 @@ def test_layers_alike_are_seen_to_make_what_each_would_by_itself(name: str, monk
     monkeypatch.setattr("hpgo.runtime.cuts.likeness", lambda _: None)
     made = hpgo.runtime.Workload.read(SMALL[name]) if name in SMALL else bent()
     assert seen == made.look(None)
+
+
+def test_modules_that_call_their_weights_otherwise_are_not_alike() -> None:
+    one, other = nn.Module(), nn.Module()
+    one.scale, other.shift = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    assert likeness(one) != likeness(other)
+    other.scale, other.shift = other.shift, None
+    assert likeness(one) == likeness(other)
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES.keys() & MODELS.keys()))

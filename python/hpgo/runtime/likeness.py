@@ -46,9 +46,11 @@ def _described(module: nn.Module, *, plain: bool) -> Iterator[Any]:
                 yield name, _hashable(value)
             elif isinstance(value, (*_PLAIN, tuple)) and value is not None and not name.startswith("_"):
                 yield name, value
-    for tensor in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
-        yield tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
-    for child in module.children():
+    # Operations of a graph are the same whatever their tensors are called; other modules look for theirs by name.
+    for name, tensor in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
+        yield "" if settings else name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
+    for name, child in module.named_children():
+        yield "" if settings else name
         yield from _described(child, plain=plain)
 
 
