@@ -128,6 +128,11 @@ def test_deepspeed_is_told_batches_and_what_replicas_share() -> None:
             {"tp": 8, "pp": 4, "vpp": 2, "schedule": "zb_v"},
             "compiles no layers whose backward passes are",
         ),
+        (
+            "torchtitan",
+            {"tp": 8, "pp": 4, "vpp": 2, "schedule": "zb_v", "fused": False, "recompute": "full"},
+            "computes a layer anew for each of its weights where backward passes are split, as zb_v has them",
+        ),
         ("torchtitan", {"tp": 8, "zero": 3, "narrow_gradients": True}, "torchtitan adds gradients up in 32 bits here"),
         ("deepspeed", {"tp": 8, "pp": 4}, "DeepSpeed has no tensor parallelism here, and tp is 8"),
         ("megatron", {"tp": 8, "zero": 3}, "Megatron-LM shares what replicas hold as zero 0 or 1, not 3"),

@@ -270,7 +270,7 @@ ways = st.builds(
         precision=precision,
     ) if split is None or pipeline == 1 else Way(
         tensor=tensor, sequence=sequence and tensor > 1, context=context, pipeline=pipeline, schedule=split,
-        chunks=2 if split == "zb_v" else max(2, chunks), data=data, micro_batch_size=size, zero=zero,
+        chunks=2 if split == "zb_v" else max(2, chunks), data=data, micro_batch_size=size, recompute=anew, zero=zero,
         precision=precision,
     ),
     st.sampled_from([1, 2, 4, 8]), st.booleans(), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4, 13]),
@@ -353,6 +353,35 @@ def test_with_split_backward_passes_as_many_are_in_flight_as_in_the_orders(
         assert most in seen
 
 
+@pytest.mark.parametrize(("schedule", "chunks"), [("interleaved_zb", 2), ("zb_v", 2)])
+@pytest.mark.parametrize("layers", [None, 1, 3])
+def test_what_is_computed_anew_waits_for_gradients_of_weights(schedule: str, chunks: int, layers: int | None) -> None:
+    """As the simulator holds it: of each micro-batch a stage's inputs from F on, all else from I to the end of W."""
+    cluster = hpgo.Cluster.preset("h100:4")
+    ask = {"global_batch_size": 12, "seq": 4096, "tp": 8, "pp": 4, "vpp": chunks, "schedule": schedule}
+    one = hpgo.price(LLAMA, cluster, recompute="full", recompute_layers=layers, **ask)
+    kept = hpgo.price(LLAMA, cluster, **ask)
+    each = LLAMA.layers // one.way.stages
+    anew = each if layers is None else layers
+    all_of = Site(LLAMA, one.way, Gpus.of(cluster, "bf16"), CONSTANTS, 4096)
+    inputs, everything = kept_bytes(all_of, anew=True), kept_bytes(all_of, anew=False)
+    timeline = hpgo.simulate(
+        orders_of(one.way, 12),
+        memory=hpgo.StageBytes(
+            activation_bytes=anew * inputs + (each - anew) * everything, recomputed_bytes=anew * (everything - inputs)
+        ),
+    )
+    assert [dict(rank.memory_bytes)["activations"] for rank in one.stages] == pytest.approx(
+        timeline.measures.peak_memory_bytes
+    )
+    # The repeated forward is part of gradients of inputs, which others wait for, and those of weights take no longer.
+    whole, split = Rows.of(all_of).layer[PLAIN, True], Rows.of(all_of).layer[PLAIN, False]
+    assert whole.weights_s == split.weights_s
+    again_s = sum(rank.backward_s for rank in one.stages) - sum(rank.backward_s for rank in kept.stages)
+    assert again_s == pytest.approx(anew * one.way.stages * (whole.total_backward_s - split.total_backward_s))
+    assert one.step_s > kept.step_s
+
+
 def test_split_backward_passes_fill_the_bubble_and_take_as_much() -> None:
     ask = {"global_batch_size": 16, "seq": 8192, "tp": 8, "pp": 8, "vpp": 2, "zero": 2, "overlap": False}
     cluster = hpgo.Cluster.preset("h100:8")
@@ -374,7 +403,6 @@ def test_split_backward_passes_fill_the_bubble_and_take_as_much() -> None:
         ({"schedule": "zb_v"}, "zb_v has two stages on each GPU, not 1"),
         ({"schedule": "interleaved_zb"}, "interleaved_zb has several stages on each GPU, not 1"),
         ({"schedule": "zb_v", "chunks": 3}, "zb_v has two stages on each GPU, not 3"),
-        ({"schedule": "zb_v", "chunks": 2, "recompute": "full"}, "what both halves compute anew is not priced"),
         ({"schedule": "zb_v", "chunks": 2, "last_layers": 2}, "the first GPU of a V has the last stage, too"),
         ({"schedule": "gpipe"}, "schedule of a Way is"),
     ],

@@ -22,7 +22,7 @@ from hpgo.programs.orders import schedule as build
 from hpgo.ways.constants import CONSTANTS, Constants
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.mechanisms import unmeasured
-from hpgo.ways.memory import Part, cached_bytes, kept_bytes, parameters, stage_memory
+from hpgo.ways.memory import Part, activations, cached_bytes, kept_bytes, parameters, stage_memory
 from hpgo.ways.site import VALUE, Site, pairs_seen
 from hpgo.ways.steps import Stages, kinds_of
 from hpgo.ways.way import Passes, Precision, Recompute, Way, check_batch, check_degrees, data_degree
@@ -431,8 +431,7 @@ def in_flight(way: Way, rank: int, micro_batches: int) -> tuple[int, ...]:
     ((3,), (7, 4))
     """
     if way.splits:
-        # As many micro-batches as make two rounds have as many in flight as any.
-        return _counted(way.schedule, way.pipeline, way.chunks, min(micro_batches, 2 * way.pipeline))[rank]
+        return max((held for held, _ in _moments(way, rank, micro_batches)), key=sum)
     if way.chunks == 1:
         return (min(way.pipeline - rank, micro_batches),)
     started = min(2 * (way.pipeline - rank - 1) + (way.chunks - 1) * way.pipeline + 1, way.chunks * micro_batches)
@@ -441,34 +440,58 @@ def in_flight(way: Way, rank: int, micro_batches: int) -> tuple[int, ...]:
     return tuple(rounds * way.pipeline + more for more in over)
 
 
+Moment = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of each stage of a rank, micro-batches in flight, and those of them that wait for their gradients of weights."""
+
+
+def _moments(way: Way, rank: int, micro_batches: int) -> tuple[Moment, ...]:
+    """All moments of a rank that splits backward passes, in their order, each once."""
+    # As many micro-batches as make two rounds have as many in flight as any.
+    return _counted(way.schedule, way.pipeline, way.chunks, min(micro_batches, 2 * way.pipeline))[rank]
+
+
 @lru_cache(maxsize=4096)
-def _counted(schedule: Passes, pipeline: int, chunks: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
-    """For each rank, micro-batches in flight through each of its stages when it holds most of them, the first time."""
+def _counted(schedule: Passes, pipeline: int, chunks: int, micro_batches: int) -> tuple[tuple[Moment, ...], ...]:
     way = Way(pipeline=pipeline, chunks=chunks, schedule=schedule)
     orders = orders_of(way, micro_batches)
-    begins, ends, found = KINDS.index("F"), KINDS.index("W"), []
+    found = []
     for rank, (start, stop) in enumerate(pairwise(orders.rank_starts)):
         held = dict.fromkeys(way.stages_of(rank), 0)
-        most = tuple(held.values())
+        waiting = dict(held)
+        seen: dict[Moment, None] = {(tuple(held.values()), tuple(held.values())): None}
         for kind, stage, *_ in orders.actions[start:stop].tolist():
-            held[stage] += (kind == begins) - (kind == ends)
-            if sum(held.values()) > sum(most):
-                most = tuple(held.values())
-        found.append(most)
+            held[stage] += KINDS[kind] == "F"
+            waiting[stage] += KINDS[kind] == "I"
+            seen[tuple(held.values()), tuple(waiting.values())] = None
+            if KINDS[kind] == "W":
+                held[stage] -= 1
+                waiting[stage] -= 1
+        found.append(tuple(seen))
     return tuple(found)
 
 
 def _part(stages: Stages, rank: int) -> Part:
-    """All that a rank has, as memory sees it."""
+    """All that a rank has, as memory sees it, at the moment when it holds most."""
     way = stages.site.way
+    if way.splits and way.recompute == "full":
+        parts = (_together(stages, rank, *moment) for moment in _moments(way, rank, stages.micro_batches))
+        return max(parts, key=lambda part: activations(stages.site, part))
     held = in_flight(way, rank, stages.micro_batches)
-    parts = [stages.part(at, held[turn]) for turn, at in enumerate(way.stages_of(rank))]
+    return _together(stages, rank, held, (0,) * len(held))
+
+
+def _together(stages: Stages, rank: int, held: tuple[int, ...], waiting: tuple[int, ...]) -> Part:
+    """A rank's stages in one, with so many micro-batches in flight through each, and waiting."""
+    parts = [
+        stages.part(at, held[turn], waiting[turn]) for turn, at in enumerate(stages.site.way.stages_of(rank))
+    ]  # fmt: skip
     return Part(
         tuple(kind for part in parts for kind in part.kinds),
         any(part.embedding for part in parts),
         any(part.head for part in parts),
         tuple(count for part in parts for count in part.in_flight),
         tuple(anew for part in parts for anew in part.anew),
+        tuple(count for part in parts for count in part.waiting),
     )
 
 

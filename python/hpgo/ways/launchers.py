@@ -99,6 +99,11 @@ class Rules(Record):
             return f"runs passes as {in_a_row(self.schedules, 'or')}, not as {way.schedule}"
         if way.splits and way.fused:
             return f"compiles no layers whose backward passes are split, as {way.schedule} has them, and the way does"
+        if way.splits and way.recompute == "full":
+            return (
+                f"computes a layer anew for each of its weights where backward passes are split, as {way.schedule} has"
+                " them, which is not priced"
+            )
         if (way.first_layers, way.last_layers) != (None, None) and not self.uneven:
             return f"has as many layers on each rank, and not {way.named_pipeline()}"
         if way.recompute not in self.recompute:

@@ -46,9 +46,13 @@ class Part:
     """For each of its layers, how many micro-batches are between its forward and its backward at most."""
     anew: tuple[bool, ...]
     """For each of its layers, whether its forward is computed anew."""
+    waiting: tuple[int, ...] = ()
+    """For each of its layers, how many micro-batches keep what was computed anew until gradients of weights are there,
+    where backward passes are split; none says that none does."""
 
     def __post_init__(self) -> None:
         assert len(self.kinds) == len(self.in_flight) == len(self.anew)  # noqa: S101 -- made here only
+        assert len(self.waiting) in {0, len(self.kinds)}  # noqa: S101
 
 
 def parameters(site: Site, part: Part) -> float:
@@ -152,14 +156,22 @@ def kept_bytes(site: Site, *, anew: bool, cast: bool = True) -> float:
 
 
 def activations(site: Site, part: Part) -> float:
-    """Of all micro-batches in flight; and, where layers are computed anew, of the one that is, nothing of it cast."""
+    """Of all micro-batches in flight; and, where layers are computed anew, of the one that is, nothing of it cast.
+
+    Where backward passes are split, what is computed anew for gradients of inputs stays until those of weights are
+    there, of each micro-batch that waits for that.
+    """
     each = {
         (kind, anew): kept_bytes(site.of(kind), anew=anew) for kind, anew in {*zip(part.kinds, part.anew, strict=True)}
     }
     layers = zip(part.kinds, part.anew, part.in_flight, strict=True)
     held = sum(count * each[kind, anew] for kind, anew, count in layers)
     again = {kind for kind, anew in zip(part.kinds, part.anew, strict=True) if anew}
-    return held + max((kept_bytes(site.of(kind), anew=False, cast=False) for kind in again), default=0.0)
+    if not (again and part.waiting):
+        return held + max((kept_bytes(site.of(kind), anew=False, cast=False) for kind in again), default=0.0)
+    besides = {kind: kept_bytes(site.of(kind), anew=False) - each[kind, True] for kind in again}
+    layers = zip(part.kinds, part.anew, part.waiting, strict=True)
+    return held + sum(count * besides[kind] for kind, anew, count in layers if anew)
 
 
 def logits(site: Site, part: Part) -> float:

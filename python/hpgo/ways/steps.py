@@ -215,15 +215,16 @@ class Stages:
             site.moved_s((site.constants.optimizer_bytes + (0.0 if way.fused_update else _UNFUSED_BYTES)) * mine),
         )
 
-    def part(self, at: int, in_flight: int) -> Part:
-        """A stage as memory sees it."""
+    def part(self, at: int, in_flight: int, waiting: int = 0) -> Part:
+        """A stage as memory sees it: `Part` says what so many micro-batches are, of each of its layers."""
         held, anew = self.held(at), self.recomputed(at)
         count = len(held)
         last = len(self.counts) - 1
         again = (True,) * anew + (False,) * (count - anew)
         # Of layers whose values wait elsewhere two have room: the one that is computed, and the next.
         away = max(0, min(count, self.site.way.offload_layers) - 2)
-        return Part(held, at == 0, at == last, (0,) * away + (in_flight,) * (count - away), again)
+        flying = (0,) * away + (in_flight,) * (count - away)
+        return Part(held, at == 0, at == last, flying, again, (waiting,) * count if self.site.way.splits else ())
 
     def _sync_s(self, at: int, part: Part, forward_s: float, backward_s: float) -> float:
         site = self.site

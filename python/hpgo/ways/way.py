@@ -126,11 +126,6 @@ class Way:
                 f"{self.schedule} has {several} on each GPU, not {self.chunks}",
                 "interleave two, with vpp 2",
             )
-        if self.recompute != "none":
-            raise ArgumentError(
-                f"{self.schedule} splits backward passes, and what both halves compute anew is not priced",
-                "take recompute none, or 1f1b",
-            )
         if self.schedule == "zb_v" and (self.first_layers, self.last_layers) != (None, None):
             raise ArgumentError(
                 "the first GPU of a V has the last stage, too", "leave first_layers and last_layers out"
