@@ -467,7 +467,7 @@ def test_a_question_without_an_answer_says_so_beside_its_field(tab, served) -> N
 
 
 def test_a_search_shows_bound_and_gap_and_stops_with_the_best_so_far(tab, served) -> None:
-    hard = {"model": "amoebanet-36", "cluster": "h100:8", "batch": "3072", "recompute": "auto"}
+    hard = {"model": "amoebanet-36", "cluster": "dapple-b:128", "batch": "12288", "recompute": "auto"}
     tab.goto(f"http://{served.host}/plan?{urlencode(hard | {'schedule': 'auto'})}")
     tab.locator("#progress p", has_text="best ").wait_for()
     tab.locator("#halt").click()

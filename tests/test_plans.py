@@ -236,6 +236,26 @@ def test_a_deadline_returns_early_with_an_honest_gap_and_progress_until_then() -
     assert early.lower_bound_s >= bounds[-1] / ROUNDING
 
 
+def test_progress_goes_on_through_all_schedules_and_ends_with_the_step_of_the_plan() -> None:
+    heard: list[tuple[float, float]] = []
+    question = {"global_batch_size": 64, "recompute": "auto", "schedule": "auto"}
+    best = hpgo.plan("amoebanet-36", "dapple-c:4", progress=lambda *now: heard.append(now), **question)
+    steps, bounds = zip(*heard, strict=True)
+    assert list(steps) == sorted(steps, reverse=True), "only better plans"
+    assert steps[-1] == pytest.approx(best.step_s, rel=1e-9)
+    assert len(steps) > len(best.schedules), "told at least after each of them"
+    assert bounds[-1] == 0.0, "what bounds one schedule bounds no other"
+
+    def interrupt(best_s: float, bound_s: float) -> None:
+        if len(heard) == len(steps) // 2:
+            raise KeyboardInterrupt
+        heard.append((best_s, bound_s))
+
+    heard.clear()
+    early = hpgo.plan("amoebanet-36", "dapple-c:4", progress=interrupt, **question)
+    assert (early.stopped, early.fits) == ("interrupt", True)
+
+
 def test_no_later_plan_undercuts_an_earlier_bound() -> None:
     profile, cluster = hpgo.read_profile("vgg-16"), hpgo.Cluster.preset("dapple-a")
     whole = hpgo.plan(profile, cluster, global_batch_size=4096)

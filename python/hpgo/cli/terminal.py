@@ -133,9 +133,10 @@ def searching(label: str, shown: Callable[[float], str]) -> Iterator[Callable[[f
             if best == float("inf"):
                 draw(0.0, "no plan yet; Ctrl-C gives up")
             else:
-                gap = f", gap {100 * (best / bound - 1):.2g} %" if bound > best / 2 else ""
                 step, least = (shown(float(f"{value:.3g}")) for value in (best, bound))
-                draw(bound / best if best else 1.0, f"best {step}, bound {least}{gap}; Ctrl-C takes it")
+                gap = f", gap {100 * (best / bound - 1):.2g} %" if bound > best / 2 else ""
+                proven = f", bound {least}{gap}" if bound > 0 else ""
+                draw(bound / best if best else 1.0, f"best {step}{proven}; Ctrl-C takes it")
 
         yield tell
 

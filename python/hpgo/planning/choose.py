@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     _Name = TypeVar("_Name", bound=str)
 
 _STOPPED = "not tried, as the search was stopped"
+_ROUNDING = 1 + 1e-9
 
 
 def check(name: object) -> None:
@@ -90,7 +91,7 @@ def best(
         plans = iter(spare)
     runs: list[Plan] = []
     try:
-        for run in _runs(plans, name, clock):
+        for run in _runs(plans, name, clock, progress or _silence):
             runs.append(run)  # noqa: PERF402 -- those before Ctrl-C stay
     except KeyboardInterrupt:
         if not any(run.fits for run in runs):
@@ -98,6 +99,10 @@ def best(
         clock.stopped = "interrupt"
     winner = _found(*shortest(runs, name), clock)
     return replace(winner, cuts=cuts, placements=placements)
+
+
+def _silence(best_s: float, bound_s: float) -> None:
+    """What is told of a search to nobody."""
 
 
 def _found(plan: Plan | None, said: ScheduleChoice, clock: Clock) -> Plan:
@@ -123,9 +128,18 @@ def best_of_all(
     """
     clock = Clock.of(deadline_s)
     tries: list[Try] = []
+
+    def shortest_s() -> float:
+        return min((plan.step_s for plan, _ in tries if plan is not None), default=float("inf"))
+
+    def tell(best_s: float, bound_s: float) -> None:
+        if progress is not None:  # the bound of a schedule bounds no other
+            progress(min(best_s, shortest_s()), 0.0 if tries else bound_s)
+
     try:
-        for tried in _tries(question, clock=clock, progress=progress):
-            tries.append(tried)  # noqa: PERF402 -- those before Ctrl-C stay
+        for tried in _tries(question, clock=clock, progress=tell):
+            tries.append(tried)
+            tell(float("inf"), 0.0)
     except KeyboardInterrupt:
         if not any(plan for plan, _ in tries):
             raise
@@ -152,14 +166,14 @@ def _tries(
     question: Question,
     *,
     clock: Clock,
-    progress: Callable[[float, float], object] | None,
+    progress: Callable[[float, float], object],
 ) -> Iterator[Try]:
     """The best plan of each schedule, and what to say of it; raises InfeasibleError if no schedule fits."""
     name, *others = _known(question, ("eager_1f1b", "1f1b", "gpipe"))
     try:
         first = clock.search(replace(question, schedule=name), progress)
     except InfeasibleError as error:
-        yield from _frugal_tries(question, clock, error)
+        yield from _frugal_tries(question, clock, progress, error)
         return
     yield first, choice(first, first.limit)
     found = [first]
@@ -177,16 +191,18 @@ def _tries(
     run_on_plans = _known(question, RUN_ON_PLANS)
     cuts = list(candidates(flushed, found, clock)) if run_on_plans else []
     for name in run_on_plans:
-        yield shortest(list(_runs(cuts, name, clock)), name)
-    yield from _chunked(question, clock)
+        yield shortest(list(_runs(cuts, name, clock, progress)), name)
+    yield from _chunked(question, clock, progress)
 
 
-def _frugal_tries(question: Question, clock: Clock, error: InfeasibleError) -> Iterator[Try]:
+def _frugal_tries(
+    question: Question, clock: Clock, progress: Callable[[float, float], object], error: InfeasibleError
+) -> Iterator[Try]:
     """As `_tries` where 1F1B fits nowhere, nor GPipe, which holds more: `error` says why."""
     flushed = replace(question, schedule="1f1b")
     cuts = list(sparest(flushed, clock))
-    tries = [shortest(list(_runs(cuts, name, clock)), name) for name in _known(question, FRUGAL)]
-    tries += _chunked(question, clock)
+    tries = [shortest(list(_runs(cuts, name, clock, progress)), name) for name in _known(question, FRUGAL)]
+    tries += _chunked(question, clock, progress)
     if not any(plan for plan, _ in tries):
         raise error
     yield from tries
@@ -194,10 +210,10 @@ def _frugal_tries(question: Question, clock: Clock, error: InfeasibleError) -> I
         yield None, unknown(name, error.message)
     for name in _known(question, RUN_ON_PLANS):
         if name not in FRUGAL:
-            yield shortest(list(_runs(cuts, name, clock)), name)
+            yield shortest(list(_runs(cuts, name, clock, progress)), name)
 
 
-def _chunked(question: Question, clock: Clock) -> Iterator[Try]:
+def _chunked(question: Question, clock: Clock, progress: Callable[[float, float], object]) -> Iterator[Try]:
     """The best plan of each schedule with several stages a device."""
     near_size = None
     for name in _known(question, CHUNKED):
@@ -205,15 +221,24 @@ def _chunked(question: Question, clock: Clock) -> Iterator[Try]:
             return
         near_size = near_size or chunked.near(question, clock)
         try:
-            yield chunked.best_of(question, name, clock, near_size=near_size)
+            yield chunked.best_of(question, name, clock, progress=progress, near_size=near_size)
         except HpgoError as error:
             yield None, unknown(name, error.message)
 
 
-def _runs(plans: Iterable[Plan], name: str, clock: Clock) -> Iterator[Plan]:
-    """`plans` run by `name`, at least one of them, however late it is."""
-    ran = False
+def _runs(plans: Iterable[Plan], name: str, clock: Clock, progress: Callable[[float, float], object]) -> Iterator[Plan]:
+    """`plans` run by `name`, at least one of them, however late it is; none that can only be longer."""
+    ran, shortest_s = False, float("inf")
     for plan in plans:
-        if small(plan) and not (ran and clock.over()):
-            yield run_on(plan, name)
+        if small(plan) and _computing_s(plan) < shortest_s * _ROUNDING and not (ran and clock.over()):
+            run = run_on(plan, name)
+            yield run
             ran = True
+            if run.fits:
+                shortest_s = min(shortest_s, run.step_s)
+                progress(shortest_s, 0.0)
+
+
+def _computing_s(plan: Plan) -> float:
+    """What the busiest stage computes in a step: no order of its passes makes one shorter."""
+    return plan.micro_batches * max(stage.forward_s + stage.backward_s for stage in plan.stages)
