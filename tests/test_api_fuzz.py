@@ -258,7 +258,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                  "schedule": "1f1b",
                  "recompute": "full", "recompute_layers": 1, "sequence_parallel": False, "precision": "bf16",
                  "flash": True, "fused": True, "overlap": True, "fused_loss": True, "fused_update": True,
-                 "flat_update": False, "narrow_gradients": False, "offload_layers": 0, "devices": 8,
+                 "flat_update": False, "dtensor": False, "narrow_gradients": False, "offload_layers": 0, "devices": 8,
                  "platform": FITTED.platform},
             ),
             "compare": (hpgo.compare, {"chosen": PRICE, "other": PRICE}),

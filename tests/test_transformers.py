@@ -114,7 +114,7 @@ LLAMA = {
     ("change", "message"),
     [
         ({"hidden_size": None}, "`hidden_size` must be a whole number from 1"),
-        ({"hidden_size": ...}, "`hidden_size` is missing"),
+        ({"hidden_size": ..., "hidden_act": "silu"}, "`hidden_size` is missing"),
         ({"num_key_value_heads": 3}, "4 heads, which don't part evenly into 3"),
         ({"model_type": "mamba"}, "models of type `mamba` are not known"),
         ({"model_type": ...}, "neither `model_type`"),
@@ -132,6 +132,7 @@ def test_configurations_that_say_too_little_or_something_new_are_refused(tmp_pat
     assert message in caught.value.message
     assert str(file) in caught.value.message
     assert caught.value.hint
+    assert "did you mean" not in caught.value.hint, "what else is there is right"
 
 
 def test_a_plan_of_a_bare_shape_says_how_to_get_its_times() -> None:

@@ -26,10 +26,10 @@ from hpgo.planning.configured import (
 )  # fmt: skip
 from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.gpus import Gpus
-from hpgo.ways.memory import STATE, cached_bytes, kept_bytes, parameters, stage_memory
+from hpgo.ways.memory import STATE, Part, cached_bytes, kept_bytes, parameters, stage_memory
 from hpgo.ways.site import Site
 from hpgo.ways.steps import Rows, Stages, transfer
-from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times
+from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times, layer_weights
 from hpgo.ways.way import Way, check_batch, check_degrees, stage_layers
 
 GPT = hpgo.Transformer(
@@ -132,6 +132,30 @@ def test_replicas_that_share_16_bit_weights_keep_16_bytes_of_their_part_as_those
         gathered = 2 * LLAMA.vocab * LLAMA.hidden * 2
         state = held["weights"] + held["gradients"] + held["optimizer"] - gathered
         assert state == pytest.approx(16 * LLAMA.parameters / 64)
+
+
+def test_dtensor_keeps_inputs_gathered_and_fsdp2_lays_out_a_layers_gradient_once_more() -> None:
+    """As autograd saved them of a layer under torchtitan's plan, compiled or not: not gathered anew as by Megatron."""
+    tokens, h, t = 2048, LLAMA.hidden, 8
+    for sequence in (True, False):
+        way = Way(tensor=t, sequence=sequence, data=4, zero=2)
+        usual, theirs = (site(LLAMA, replace(way, dtensor=dtensor)) for dtensor in (False, True))
+        more = kept_bytes(theirs, anew=False) - kept_bytes(usual, anew=False)
+        assert more == pytest.approx(4 * tokens * h * (1 - 1 / t) if sequence else 0)
+        assert kept_bytes(theirs, anew=True) == kept_bytes(usual, anew=True)
+        held, before = (stage_memory(one, Stages(one, 1).part(0, 1)) for one in (theirs, usual))
+        assert held["logits"] - before["logits"] == pytest.approx(more / 2)
+        assert held["sums"] == 4 * layer_weights(theirs)
+        assert before["sums"] == stage_memory(site(LLAMA, Way(data=4, zero=1, dtensor=True)), Part(
+            (PLAIN,), embedding=False, head=False, in_flight=(1,), anew=(False,)
+        ))["sums"] == 0  # fmt: skip
+
+
+def test_a_loss_over_parts_of_the_vocabulary_ends_with_four_values_a_logit() -> None:
+    """x, its exponential, the gradient, their sum: `_nll_loss_and_log_softmax_backward` of PyTorch's loss.py."""
+    for t, each in ((1, 14), (2, 16)):
+        one = site(LLAMA, Way(tensor=t, fused_loss=False, dtensor=True))
+        assert stage_memory(one, Stages(one, 1).part(0, 1))["logits"] == each * 2048 * LLAMA.vocab / t
 
 
 def test_a_loss_of_one_kernel_keeps_logits_and_their_gradient_in_16_bits() -> None:

@@ -93,10 +93,11 @@ def parse(text: str, file: str, error: type[HpgoError]) -> object:
 class Section:
     """One mapping of a document: hands out values by key, checked, and refuses keys that nobody asked for."""
 
-    def __init__(self, value: object, where: str, error: type[HpgoError]) -> None:
-        """`where` names the mapping in messages: the file, then the path of keys."""
+    def __init__(self, value: object, where: str, error: type[HpgoError], *, whence: str = "") -> None:
+        """`where` names the mapping in messages: the file, then the path of keys; `whence` hints at missing ones."""
         self.where = where
         self._error = error
+        self._whence = whence
         if not isinstance(value, dict):
             self.fail(f"must be a mapping of keys, got {shown(value)}")
         self._values: dict[str, Any] = value
@@ -111,7 +112,8 @@ class Section:
         if key in self._values:
             return self._values[key]
         if default is ...:
-            self.fail(f"`{key}` is missing", similar(key, self.unread()))
+            # Those not asked for yet have names of their own, most of which are right.
+            self.fail(f"`{key}` is missing", similar(key, self.unread(), least=0.8) or self._whence)
         return default
 
     def text(self, key: str, default: str = ...) -> str:  # type: ignore[assignment]

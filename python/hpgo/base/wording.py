@@ -25,8 +25,8 @@ def near(wanted: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(map(shorten, names[:12]))}{', …' if len(names) > 12 else ''}" if names else ""
 
 
-def similar(wanted: str, known: Iterable[str]) -> str:
-    """The nearest of `known` as a hint, if one is near; one slip of a finger is nearer than all else.
+def similar(wanted: str, known: Iterable[str], *, least: float = 0.6) -> str:
+    """The nearest of `known` as a hint, if one has `least` of its letters; a slip of a finger is nearer than all else.
 
     >>> similar("vgg19", ["vgg-16", "vgg-19"]), similar("x", ["vgg-16", "vgg-19"])
     ('did you mean `vgg-19`?', '')
@@ -40,7 +40,9 @@ def similar(wanted: str, known: Iterable[str]) -> str:
     short = [name for name in islice(known, 5000) if len(name) <= 100]
     typed = wanted[:100]
     slips = [name for name in short if _is_one_slip(typed.casefold(), name.casefold())]
-    matches = difflib.get_close_matches(typed, slips, n=1, cutoff=0.0) or difflib.get_close_matches(typed, short, n=1)
+    matches = difflib.get_close_matches(typed, slips, n=1, cutoff=0.0) or difflib.get_close_matches(
+        typed, short, n=1, cutoff=least
+    )
     return f"did you mean `{shorten(matches[0])}`?" if matches else ""
 
 

@@ -23,7 +23,7 @@ _SECTIONS = {
     "What is trained": "cluster devices global_batch_size micro_batch_size seq precision",
     "How it is shared": "tp pp vpp first_layers last_layers schedule cp ep zero",
     "How it is computed": "recompute recompute_layers no_sequence_parallel no_flash no_fused no_fused_loss"
-    " no_fused_update flat_update narrow_gradients offload_layers no_overlap adapter_gbit_s platform",
+    " no_fused_update flat_update dtensor narrow_gradients offload_layers no_overlap adapter_gbit_s platform",
     "What is written": "outputs picture as_json",
 }
 
@@ -66,6 +66,7 @@ _SECTIONS = {
 @click.option("--no-fused-loss", is_flag=True, help="The loss is several kernels, in 32 bits.")
 @click.option("--no-fused-update", is_flag=True, help="Adam is several kernels.")
 @click.option("--flat-update", is_flag=True, help="Its 16-bit gradients are copied into one tensor, as by DeepSpeed.")
+@click.option("--dtensor", is_flag=True, help="PyTorch's DTensor and FSDP2 share it, as in torchtitan.")
 @click.option("--narrow-gradients", is_flag=True, help="Gradients add up in 16 bits.")
 @click.option(
     "--offload-layers", type=click.IntRange(min=0), default=0, metavar="N",

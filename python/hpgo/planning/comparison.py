@@ -24,6 +24,7 @@ NAMES = {
     "recompute_layers": "recompute_layers", "sequence_parallel": "sequence", "precision": "precision",
     "flash": "flash", "fused": "fused", "overlap": "overlap",
     "fused_loss": "fused_loss", "fused_update": "fused_update", "flat_update": "flat_update",
+    "dtensor": "dtensor",
     "narrow_gradients": "narrow_gradients",
     "offload_layers": "offload_layers",
 }  # fmt: skip

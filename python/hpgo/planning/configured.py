@@ -164,6 +164,7 @@ def price(
     fused_loss: bool = True,
     fused_update: bool = True,
     flat_update: bool = False,
+    dtensor: bool = False,
     narrow_gradients: bool = False,
     offload_layers: int = 0,
     devices: int | None = None,
@@ -197,6 +198,7 @@ def price(
         fused_loss: whether the loss is one kernel, which keeps logits in 16 bits alone.
         fused_update: whether Adam is one kernel.
         flat_update: whether 16-bit gradients are copied into one flat tensor for it, as DeepSpeed does.
+        dtensor: whether PyTorch's DTensor and FSDP2 share matrices and what replicas hold, as in torchtitan.
         narrow_gradients: whether gradients add up in 16 bits, where they are not in 16 anyway.
         offload_layers: how many layers' values wait in the host's memory for the backward pass.
         devices: GPUs to use, the first of the cluster; None is all. Degrees of data parallelism follow.
@@ -221,7 +223,7 @@ def price(
     choice("precision", precision, get_args(Precision))
     flags = {"flash": flash, "fused": fused, "overlap": overlap}
     flags |= {"fused_loss": fused_loss, "fused_update": fused_update, "flat_update": flat_update}
-    flags |= {"narrow_gradients": narrow_gradients}
+    flags |= {"dtensor": dtensor, "narrow_gradients": narrow_gradients}
     for name, flag in flags.items():
         check_flag(name, flag)
     if sequence_parallel is not None:
@@ -249,6 +251,7 @@ def price(
         fused_loss=fused_loss,
         fused_update=fused_update,
         flat_update=flat_update,
+        dtensor=dtensor,
         narrow_gradients=narrow_gradients,
         offload_layers=whole("offload_layers", offload_layers, least=0),
     )

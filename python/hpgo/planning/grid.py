@@ -173,7 +173,7 @@ def choose_way(
         cluster = cluster.first(devices)
     gpus = Gpus.of(cluster, precision)
     space.check(model, gpus, global_batch_size=global_batch_size, seq=seq, precision=precision)
-    way = Way(precision=precision, flat_update=rules.flat_update)
+    way = Way(precision=precision, flat_update=rules.flat_update, dtensor=rules.dtensor)
     site = Site(model, way, gpus, constants_of(cluster, platform), seq)
     search = _Search(list(families(site, global_batch_size, space)), gpus.memory_bytes - headroom_bytes, top)
     if not search.families:

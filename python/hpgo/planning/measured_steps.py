@@ -52,7 +52,8 @@ _CLOSE = 1e-12
 """Of a factor's logarithm: closer is rounding."""
 _VERSION_KEY, _VERSION = "hpgo_steps", 1
 _FLAGS = (
-    "sequence_parallel", "flash", "fused", "overlap", "fused_loss", "fused_update", "flat_update", "narrow_gradients",
+    "sequence_parallel", "flash", "fused", "overlap", "fused_loss", "fused_update", "flat_update", "dtensor",
+    "narrow_gradients",
 )  # fmt: skip
 _COUNTS = (
     "tp", "pp", "vpp", "first_layers", "last_layers", "cp", "ep", "micro_batch_size", "recompute_layers",

@@ -39,7 +39,8 @@ def nothing_fits(
     )
 
     def least_bytes(within: Space, on: Cluster) -> float:
-        way = Way(precision=least.site.way.precision, flat_update=within.rules.flat_update)
+        rules = within.rules
+        way = Way(precision=least.site.way.precision, flat_update=rules.flat_update, dtensor=rules.dtensor)
         site = replace(least.site, gpus=Gpus.of(on, way.precision), way=way)
         # Larger micro-batches hold no less, so that they need not be looked at.
         found = families(site, global_batch_size, _smallest(within))

@@ -50,6 +50,8 @@ class Rules(Record):
     """Whether gradients may add up in 16 bits."""
     flat_update: bool = False
     """Whether its optimizers copy 16-bit gradients into one flat tensor."""
+    dtensor: bool = False
+    """Whether it shares matrices and replicas by PyTorch's DTensor and FSDP2."""
     further_tokens: bool = False
     """Whether it has layers that predict further tokens."""
     offloads: bool = False
@@ -161,6 +163,7 @@ TORCHTITAN = Rules(
     zeros_piped=(2,),
     precisions=("bf16",),
     schedules=("1f1b", "interleaved_zb", "zb_v"),
+    dtensor=True,
     overlaps_piped=False,
     sums_each_pass=True,
 )

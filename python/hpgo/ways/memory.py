@@ -29,9 +29,10 @@ is several kernels the square root of a moment and the denominator."""
 _FLAT, _BUCKET = 4, 1e9
 """Bytes a parameter where such gradients are copied together: twice in 16 bits, of a replica's share, once as they are
 summed and once for the update; or once in 32, where replicas share nothing. And of what they are summed through."""
-_KEPT_LOGITS, _FUSED_LOGITS = 14, 4
+_KEPT_LOGITS, _FUSED_LOGITS, _SHARED_LOGITS = 14, 4, 16
 """Bytes a logit at the loss: in 16 and 32 bits, the softmax, and its gradient in both; or, of one kernel, in 16 bits
-and its gradient in as many."""
+and its gradient in as many; or of DTensor's loss over parts of the vocabulary four in 32 bits as its backward ends: the
+softmax's logarithm, its exponential, the gradient of the words asked for, and the sum of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,8 @@ def kept_bytes(site: Site, *, anew: bool, cast: bool = True) -> float:
         return (3 if site.kind.further else 1) * VALUE * tokens * model.hidden / site.between
     each = NARROW.get(way.precision, VALUE) if cast else VALUE
     # Inputs of two norms and of two products; and, in stacks that still have dropout, its masks.
-    outside = (2 * VALUE + 2 * each + (0 if way.flash else 2)) * tokens * model.hidden / site.between
+    outside = (2 * VALUE + (0 if way.flash else 2)) * tokens * model.hidden / site.between
+    outside += 2 * each * tokens * model.hidden / (1 if way.dtensor else site.between)
     if site.kind.further:  # both inputs of what joins them, before and behind their norms, and that of the last norm
         outside += (3 * VALUE + 2 * each) * tokens * model.hidden / site.between
     outside += 2 * VALUE * tokens * site.narrow / site.between + kept_by_experts(site, each)
@@ -176,8 +178,22 @@ def activations(site: Site, part: Part) -> float:
 
 def logits(site: Site, part: Part) -> float:
     """At the loss, of one micro-batch, and at those of further tokens."""
-    each = (_FUSED_LOGITS if site.way.fused_loss else _KEPT_LOGITS) * (1 + site.model.further_tokens)
-    return each * site.tokens * site.model.vocab / site.way.tensor if part.head else 0.0
+    if not part.head:
+        return 0.0
+    way, model = site.way, site.model
+    several = _SHARED_LOGITS if way.dtensor and way.tensor > 1 else _KEPT_LOGITS
+    each = _FUSED_LOGITS if way.fused_loss else several
+    gathered = VALUE * site.tokens * model.hidden * (1 - 1 / site.between) if way.dtensor else 0.0
+    return (1 + model.further_tokens) * (each * site.tokens * model.vocab / way.tensor + gathered)
+
+
+def sums(site: Site, part: Part) -> float:
+    """Where FSDP2 lays out a layer's gradient once more, in the bytes that it is summed in."""
+    way = site.way
+    if not (way.dtensor and way.zero >= 2 and way.shards > 1):
+        return 0.0
+    largest = max((layer_weights(site.of(kind)) for kind in {*part.kinds}), default=0.0)
+    return largest * (VALUE if way.narrow_gradients else 2 * VALUE)
 
 
 def reserve(site: Site, part: Part) -> float:
@@ -193,12 +209,13 @@ COLUMNS: dict[str, Callable[[Site, Part], float]] = {
     "activations": activations,
     "logits": logits,
     "update": update,
+    "sums": sums,
     "reserve": reserve,
 }
 STATE = ("weights", "gradients", "optimizer")
-LATER = ("update",)
-"""Columns of parameters, and those that need room when passes are done, so less where these hold more; the others
-depend on what a way has in common with all others of its shape."""
+LATER = ("update", "sums")
+"""Columns of parameters, and those that need room when passes are done or end; the others depend on what a way has in
+common with all others of its shape."""
 
 
 def stage_memory(site: Site, part: Part) -> dict[str, float]:

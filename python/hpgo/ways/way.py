@@ -79,6 +79,9 @@ class Way:
     """Whether Adam is one kernel, which makes no tensors in between."""
     flat_update: bool = False
     """Whether 16-bit gradients are copied into one flat tensor for the update, as DeepSpeed's optimizers have it."""
+    dtensor: bool = False
+    """Whether PyTorch's DTensor shares matrices and its FSDP2 what replicas hold, as torchtitan has it: inputs of
+    products stay gathered, and are not gathered anew, and a layer's gradient is laid out once more for its sum."""
     overlap: bool = True
     """Whether gradients are summed while backward passes run, and weights gathered while others compute."""
     narrow_gradients: bool = False

@@ -100,7 +100,8 @@ def of_document(document: object, *, name: str = "transformer", file: str = "tex
     ...     "num_attention_heads": 4, "vocab_size": 1000}).kv_heads
     4
     """
-    top = Section(document, file, ProfileError)
+    whence = f"take all of the config.json that the model came with, or describe it with `{VERSION_KEY}: 1`"
+    top = Section(document, file, ProfileError, whence=whence)
     if VERSION_KEY in top:
         version = top.get(VERSION_KEY)
         if isinstance(version, bool) or version != VERSION:
