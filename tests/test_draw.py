@@ -178,6 +178,28 @@ def test_boxes_stand_at_their_times_on_the_axis() -> None:
     assert np.allclose(found, list(expected), atol=0.05)
 
 
+def test_a_linked_picture_has_one_shape_for_each_kind_and_stage_with_the_same_boxes() -> None:
+    one = timeline("zb_v", ranks=2, micro_batches=3)
+    boxes = sorted(
+        tuple(float(rect.get(name, "nan")) for name in ("x", "y", "width", "height"))
+        for group in tree(one).findall(f"{SVG}g")
+        if group.get("class") in {"F", "I", "W"}
+        for rect in group.iter(f"{SVG}rect")
+    )
+    found, marks = [], []
+    for group in tree(one, linked=True).findall(f"{SVG}g"):
+        if group.get("class") in {"F", "I", "W"}:
+            for path in group.iter(f"{SVG}path"):
+                shapes = re.findall(r"M(.+?) (.+?)h(.+?)v(.+?)h-(.+?)z", path.get("d", ""))
+                found += [tuple(map(float, shape[:4])) for shape in shapes]
+                assert all(there == back for _, _, there, _, back in shapes)
+                if stage := path.get("data-stage"):
+                    marks.append((group.get("class"), stage, path.get("data-batches")))
+                    assert len(shapes) == 3
+    assert sorted(found) == boxes
+    assert marks == [(kind, str(stage), "0 1 2") for kind in "FIW" for stage in range(4)]
+
+
 def test_the_legend_names_what_is_there_and_nothing_else() -> None:
     plain = texts(tree(timeline("1f1b")))
     assert "forward" in plain

@@ -101,7 +101,8 @@ def test_a_plan_shows_its_layers_stages_devices_memory_time_and_words(seen, plan
     assert tab.locator("#memory .amount").all_inner_texts() == ["6.57 GB of 16 GB", "4.15 GB of 16 GB"]
     assert plan.limit in tab.locator("#time").inner_text()
     assert "eager 1F1B, 4 micro-batches of 16 samples" in tab.locator("#words").inner_text()
-    assert tab.locator("#step rect[data-stage]").count() == 16  # forward and backward of 4 micro-batches in 2 stages
+    drawn = tab.locator("#step [data-stage]").evaluate_all("all => all.map((one) => one.dataset.batches)")
+    assert drawn == ["0 1 2 3"] * 4  # forward and backward in 2 stages
     assert value(tab, "step") == seconds(plan.step_s)
 
 
@@ -140,7 +141,7 @@ def lit(tab) -> dict[str, list[str]]:
         "stages": tab.locator(".band.on").evaluate_all("all => all.map((one) => one.dataset.stages)"),
         "devices": tab.locator(".device.on").evaluate_all("all => all.map((one) => one.dataset.device)"),
         "actions": sorted(
-            set(tab.locator("#step rect[data-stage].on").evaluate_all("all => all.map((one) => one.dataset.stage)"))
+            set(tab.locator("#step [data-stage].on").evaluate_all("all => all.map((one) => one.dataset.stage)"))
         ),
     }
 
@@ -165,12 +166,27 @@ def test_pointing_at_a_layer_stage_device_or_bar_lights_it_everywhere(seen, sele
     assert tab.locator("#tip").is_hidden()
 
 
+def at_action(tab, stage: int, batch: int) -> tuple[float, float]:
+    """Where on the screen the forward pass of a micro-batch is, by the picture itself."""
+    x, y = tab.locator(f"#step .F [data-stage='{stage}']").evaluate(
+        """(path, batch) => {
+          const at = path.dataset.batches.split(" ").indexOf(`${batch}`);
+          const box = path.getAttribute("d").split("z")[at];
+          const [, x, y, width, height] = box.match(/M(.+) (.+)h(.+)v(.+)h/).map(Number);
+          const { x: left, y: top } = new DOMPoint(x + width / 2, y + height / 3).matrixTransform(path.getScreenCTM());
+          return [left, top];
+        }""",
+        batch,
+    )
+    return x, y
+
+
 def test_pointing_at_an_action_lights_its_stage_and_its_micro_batch(seen) -> None:
     tab = seen
-    tab.locator("#step rect[data-stage='1'][data-batch='2']").first.hover()
+    tab.mouse.move(*at_action(tab, stage=1, batch=2))
     assert lit(tab) | {"actions": ["1"]} == SECOND
     assert "of micro-batch 2" in tab.locator("#tip").inner_text()
-    near = tab.locator("#step rect.near").evaluate_all("all => all.map((one) => one.dataset.batch)")
+    near = tab.locator("#step .near").evaluate_all("all => all.map((one) => one.dataset.batch)")
     assert near == ["2"] * 4
     tab.locator("#step").focus()
     tab.keyboard.press("ArrowRight")

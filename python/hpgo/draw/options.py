@@ -36,8 +36,8 @@ class Options(Record):
     table: bool = True
     """The table of differences, where there are several timelines."""
     linked: bool = False
-    """Boxes of an SVG say in `data-stage`, `data-batch` and `data-rank` what they stand for, so that a page can light
-    them."""
+    """An SVG has one shape for all boxes of a kind and a stage, which says in `data-stage`, `data-batches` and
+    `data-rank` what they stand for, so that a page can light them."""
     hatch: bool = False
     """Strong patterns, as SVG has them in print; faint ones otherwise, and none in TikZ."""
     theme: Theme = "auto"

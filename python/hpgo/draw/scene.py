@@ -71,8 +71,12 @@ class Boxes:
     height: Floats
     tips: Sequence[str] = ()
     """What each is, where a reader can point at it; or nothing."""
-    marks: Sequence[Mapping[str, int]] = ()
-    """Numbers of what each stands for, by which a page that holds the picture finds it; or nothing."""
+    mark: Mapping[str, str] = field(default_factory=dict)
+    """What they stand for, by which a page that holds the picture finds them; or nothing."""
+
+    def where(self, chosen: NDArray[np.bool_], mark: Mapping[str, str]) -> Boxes:
+        """Some of them, with a mark of their own."""
+        return Boxes(self.style, self.x[chosen], self.y[chosen], self.width[chosen], self.height[chosen], mark=mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +310,8 @@ def _row_marks(canvas: _Canvas, rows: _Rows) -> None:
     """A box behind each row that says whose it is."""
     row = np.arange(rows.count)
     bars = _Bars(np.zeros(rows.count), np.full(rows.count, canvas.end_s), rows.y(row * rows.per_row), rows.box_px)
-    marks = [{"rank": int(rank)} for rank in row * rows.per_row]
-    canvas.items.append(replace(canvas.boxes("row", bars), marks=marks))
+    boxes = canvas.boxes("row", bars)
+    canvas.items += [boxes.where(row == at, {"rank": f"{at * rows.per_row}"}) for at in range(rows.count)]
 
 
 def _crowding(canvas: _Canvas, timeline: Timeline) -> str:
@@ -355,9 +359,12 @@ def _kind_boxes(
     canvas.legend[kind] = palette.KIND_NAMES[kind]
     boxes = canvas.parted(kind, bars)
     if canvas.options.linked:
-        pairs = zip(stage.tolist(), micro_batch.tolist(), strict=True)
-        boxes = replace(boxes, marks=[{"stage": at, "batch": number} for at, number in pairs])
-    canvas.items.append(boxes)
+        for at in np.unique(stage).tolist():
+            own = stage == at
+            batches = " ".join(map(str, micro_batch[own].tolist()))
+            canvas.items.append(boxes.where(own, {"stage": f"{at}", "batches": batches}))
+    else:
+        canvas.items.append(boxes)
     later = covered > 0
     has_bars = bool(later.any())
     bar_px = min(_BAR_PX, bars.height_px / 4)

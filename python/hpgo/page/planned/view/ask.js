@@ -65,7 +65,11 @@ function asked() {
 }
 
 state.titles = {};
-painted(() => { if (!state.offline) fill(state.question); });
+painted((facts) => {
+  const now = JSON.stringify([state.question, facts.model, facts.controls.batch]);
+  if (!state.offline && now !== state.filled) fill(state.question); // or what a reader is writing would be lost
+  state.filled = now;
+});
 
 // A file says by itself what it is: a plan opens, a profile or a cluster takes its place in the form.
 async function load(file) {

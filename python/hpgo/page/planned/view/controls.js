@@ -24,8 +24,10 @@ painted((facts) => {
   for (const [name, , choices] of LIVE) {
     const control = byId(name);
     const value = `${facts.controls[name]}`;
-    control.replaceChildren(...choices(facts).map(([choice, text]) => make("option", { value: choice }, text)));
-    if (![...control.options].some((option) => option.value === value)) control.append(make("option", { value }, value));
+    const offered = choices(facts);
+    if (!offered.some(([choice]) => choice === value)) offered.push([value, value]);
+    if (JSON.stringify(offered) !== control.offered) control.replaceChildren(...offered.map(([choice, text]) => make("option", { value: choice }, text)));
+    control.offered = JSON.stringify(offered);
     control.value = value;
     control.disabled = isFixed();
   }

@@ -9,7 +9,7 @@ painted((facts) => {
 });
 
 // Between stages that leave no room for its knob, a cut is a line alone.
-const isTight = (cut) => Math.min(state.edges[cut + 1] - state.edges[cut], state.edges[cut + 2] - state.edges[cut + 1]) * byId("row").clientWidth < 40;
+const isTight = (cut) => Math.min(state.edges[cut + 1] - state.edges[cut], state.edges[cut + 2] - state.edges[cut + 1]) * state.wide_px < 40;
 
 function handle(edge, cut) {
   const [left, right] = [state.stages[cut], state.stages[cut + 1]];

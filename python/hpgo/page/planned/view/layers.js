@@ -41,8 +41,8 @@ painted((facts) => {
 
   const row = byId("row") ?? byId("layers").appendChild(make("div", { id: "row", role: "group", "aria-label": "Layers" }));
   const bands = byId("bands") ?? byId("layers").appendChild(make("div", { id: "bands", role: "group", "aria-label": "Stages" }));
+  const wide = (state.wide_px = row.clientWidth); // asked before anything changes, when the browser knows it
   row.replaceChildren(...blocks);
-  const wide = row.clientWidth;
   bands.replaceChildren(...state.stages.map((stage, at) => {
     const [from, to] = [state.edges[at], state.edges[at + 1]];
     const replicas = stage.devices.length;

@@ -18,7 +18,8 @@ function light(target, words) {
 
 function unlight() {
   document.body.classList.remove("lit");
-  for (const one of document.querySelectorAll(".on, .self")) one.classList.remove("on", "self");
+  for (const one of document.querySelectorAll(".on")) one.classList.remove("on");
+  lit.self?.classList.remove("self");
   lit.stages = new Set();
   lit.self = null;
   lightTimeline(null);

@@ -1,13 +1,13 @@
 // The simulated step, as the server draws it, lit from outside; or the picture to zoom and pan in.
-const stepOf = { host: null, shadow: null, request: null, timer: 0, zoomed: false, letters: 0 };
-const LIGHTING = "text,path{pointer-events:none}svg{display:block;width:100%;height:auto}.lit rect[data-stage]:not(.on){opacity:.22}.lit rect[data-rank].on{stroke:#2f66b3;stroke-width:2}.lit .near{stroke:currentColor;stroke-width:1.6}rect[data-stage]{cursor:pointer}";
+const stepOf = { host: null, shadow: null, request: null, timer: 0, zoomed: false, actions: null, at: -1 };
+const LIGHTING = "svg{display:block;width:100%;height:auto}svg *{pointer-events:none}[data-stage],[data-rank]{pointer-events:auto}[data-stage]{cursor:pointer}.lit [data-stage]:not(.on){fill-opacity:.22}.lit [data-rank].on{stroke:#2f66b3;stroke-width:2}.near{stroke:currentColor;stroke-width:1.6}";
 
 painted(() => {
   clearTimeout(stepOf.timer);
   if (stepOf.request) stepOf.request.abort();
   if (state.offline) return held.timeline ? draw(held.timeline) : refuse({ message: held.untimed, hint: "" });
-  // A large picture holds the page up while it is built, so it waits until the reader pauses.
-  stepOf.timer = setTimeout(fetched, !stepOf.host ? 0 : stepOf.letters > 200_000 ? 600 : 120);
+  // The price comes first: the picture waits until the reader pauses.
+  stepOf.timer = setTimeout(fetched, stepOf.host ? 120 : 0);
 });
 
 async function fetched() {
@@ -36,11 +36,11 @@ function draw(text) {
     byId("timeline").replaceChildren(stepOf.host);
   }
   stepOf.shadow.innerHTML = `<style>${LIGHTING}</style>${text}`;
-  stepOf.letters = text.length;
   const svg = stepOf.shadow.querySelector("svg");
+  svg.append(make("svg:g", { id: "near" }));
   stepOf.host.setAttribute("aria-label", `Timeline. ${svg.querySelector("desc")?.textContent ?? ""} Arrow keys go from action to action.`);
   if (state.offline) svg.style.minWidth = "640px"; // it was drawn for a wide page
-  stepOf.at = -1;
+  Object.assign(stepOf, { actions: null, at: -1 });
 }
 
 // An edit keeps what is looked at.
@@ -70,14 +70,34 @@ byId("compare").addEventListener("click", async () => {
 });
 
 const KINDS = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
-const actions = () => [...stepOf.shadow.querySelectorAll("rect[data-stage]")];
+
+// Each action of the picture, in which a stage's boxes of one kind are one path, when they are first asked for.
+const actions = () => (stepOf.actions ??= [...stepOf.shadow.querySelectorAll("[data-stage]")].flatMap((path) => {
+  const batches = path.dataset.batches.split(" ");
+  const corners = [...path.getAttribute("d").matchAll(/M([^ ]+) ([^h]+)h([^v]+)v([^h]+)/g)];
+  return corners.map(([, ...numbers], at) => {
+    const [x, y, width, height] = numbers.map(Number);
+    return { path, stage: path.dataset.stage, batch: batches[at], kind: path.parentNode.getAttribute("class"), x, y, width, height };
+  });
+}));
+
+// An action's own box, which is there while its micro-batch is lit.
+const boxOf = (action) => (action.box ??= make("svg:rect", {
+  class: `${action.kind} near`, "data-stages": action.stage, "data-batch": action.batch, x: action.x, y: action.y, width: action.width, height: action.height,
+}));
+
+function actionAt(path, event) {
+  const { x, y } = new DOMPoint(event.clientX, event.clientY).matrixTransform(path.getScreenCTM().inverse());
+  return actions().find((one) => one.path === path && x >= one.x && x <= one.x + one.width && y >= one.y && y <= one.y + one.height);
+}
 
 function listen(host) {
   const over = (event) => {
-    const rect = event.composedPath()[0];
-    if (rect.dataset && rect.dataset.stage !== undefined) lightAction(rect);
-    else if (rect.dataset && rect.dataset.rank !== undefined) lightRow(Number(rect.dataset.rank));
-    else if (!event.composedPath().includes(lit.self)) unlight();
+    const on = event.composedPath()[0];
+    const action = on.dataset?.stage === undefined ? null : actionAt(on, event);
+    if (action) lightAction(action);
+    else if (on.dataset?.rank !== undefined) lightRow(on);
+    else unlight();
   };
   host.addEventListener("pointermove", over);
   host.addEventListener("click", over);
@@ -88,34 +108,31 @@ function listen(host) {
     if (!all.length || !event.key.startsWith("Arrow")) return;
     event.preventDefault();
     const from = all[stepOf.at];
-    const along = (rect) => Number(rect.getAttribute("x"));
-    const row = (rect) => Number(rect.getAttribute("y"));
     let to = all[0];
     if (from) {
       const forward = event.key === "ArrowRight" || event.key === "ArrowDown" ? 1 : -1;
       const same = event.key === "ArrowRight" || event.key === "ArrowLeft";
-      const there = same ? all.filter((rect) => row(rect) === row(from) && forward * (along(rect) - along(from)) > 0) : all.filter((rect) => forward * (row(rect) - row(from)) > 0);
-      const far = (rect) => (same ? Math.abs(along(rect) - along(from)) : 1e5 * Math.abs(row(rect) - row(from)) + Math.abs(along(rect) - along(from)));
+      const there = all.filter((one) => (same ? one.y === from.y && forward * (one.x - from.x) > 0 : forward * (one.y - from.y) > 0));
+      const far = (one) => (same ? 0 : 1e5 * Math.abs(one.y - from.y)) + Math.abs(one.x - from.x);
       if (!there.length) return;
-      to = there.reduce((best, rect) => (far(rect) < far(best) ? rect : best));
+      to = there.reduce((best, one) => (far(one) < far(best) ? one : best));
     }
     stepOf.at = all.indexOf(to);
     lightAction(to);
   });
 }
 
-function lightAction(rect) {
-  const { stage, batch } = rect.dataset;
-  rect.dataset.stages = stage;
-  const kind = KINDS[(rect.parentNode.getAttribute("class") ?? rect.parentNode.parentNode.getAttribute("class") ?? "F")[0]] ?? "";
-  light(rect, { title: `${kind} of micro-batch ${batch}`, rows: [["stage", stage], ...state.facts.stages[stage].said.slice(1, 2)] });
+function lightAction(action) {
+  if (boxOf(action) === lit.self) return;
+  const { stage, batch } = action;
+  const kind = KINDS[action.kind] ?? "";
+  light(boxOf(action), { title: `${kind} of micro-batch ${batch}`, rows: [["stage", stage], ...state.facts.stages[stage].said.slice(1, 2)] });
   say(`${kind} of micro-batch ${batch}, stage ${stage}`);
 }
 
-function lightRow(rank) {
-  const group = state.facts.groups[rank];
-  if (!group) return;
-  const row = stepOf.shadow.querySelector(`rect[data-rank="${rank}"]`);
+function lightRow(row) {
+  const group = state.facts.groups[row.dataset.rank];
+  if (!group || row === lit.self) return;
   row.dataset.stages = group.stages.join(" ");
   light(row, { title: groupName(group), rows: group.stages.length === 1 ? state.facts.stages[group.stages[0]].said : [["devices", group.name]] });
 }
@@ -124,14 +141,10 @@ function lightTimeline(stages, batch) {
   if (!stepOf.host) return;
   const svg = stepOf.shadow.querySelector("svg");
   svg.classList.toggle("lit", stages !== null);
-  for (const rect of stepOf.shadow.querySelectorAll(".on, .near, .self")) rect.classList.remove("on", "near", "self");
-  if (!stages) return;
-  for (const rect of actions()) {
-    rect.classList.toggle("on", stages.has(rect.dataset.stage));
-    if (batch !== undefined && rect.dataset.batch === batch) rect.classList.add("on", "near");
+  for (const path of svg.querySelectorAll("[data-stage]")) path.classList.toggle("on", stages !== null && stages.has(path.dataset.stage));
+  for (const path of svg.querySelectorAll("[data-rank]")) {
+    const group = state.facts.groups[path.dataset.rank];
+    path.classList.toggle("on", stages !== null && group !== undefined && group.stages.some((stage) => stages.has(`${stage}`)));
   }
-  for (const rect of stepOf.shadow.querySelectorAll("rect[data-rank]")) {
-    const group = state.facts.groups[rect.dataset.rank];
-    rect.classList.toggle("on", group !== undefined && group.stages.some((stage) => stages.has(`${stage}`)));
-  }
+  svg.querySelector("#near").replaceChildren(...(batch === undefined ? [] : actions().filter((one) => one.batch === batch).map(boxOf)));
 }
