@@ -18,8 +18,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from fault_models import PHASES
-from fault_runs import Ended, Runs
 from test_faults import MOST_S, RUN, SOON, here, write_plan
+from warm_runs import Ended, Runs
 
 WAYS = ("kill -9", "SIGSTOP", "exception", "sys.exit(0)")
 TIMES = {"start": 1, "forward": 48, "all-reduce": 4, "save": 4}

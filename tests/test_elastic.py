@@ -22,9 +22,9 @@ pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
 
 import elastic_models
 from elastic_runs import RUN, Machines, undisturbed
-from fault_runs import Runs
 from test_faults import here
 from torch.distributed import TCPStore
+from warm_runs import Runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

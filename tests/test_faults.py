@@ -23,8 +23,8 @@ import hpgo
 pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
 
 from fault_models import LAYERS
-from fault_runs import Runs
 from test_run import finish, start
+from warm_runs import Runs
 
 from hpgo.runtime.progress import ALL, SAVE, Report
 from hpgo.runtime.watch import Judge, Limits

@@ -26,9 +26,9 @@ from hpgo.timing.flow import Flow, predicted_flow, room_of
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
 
-import fault_runs  # noqa: E402 -- what needs torch, where there is one
 import inference_ranks  # noqa: E402
 import runtime_models  # noqa: E402
+import warm_runs  # noqa: E402 -- what needs torch, where there is one
 
 from hpgo.runtime import Pipeline, Workload  # noqa: E402
 from hpgo.runtime.quantised import BITS, ENDS_BYTES, pack, packed_bytes, unpack  # noqa: E402
@@ -473,7 +473,7 @@ def build():
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fault_runs.Runs]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[warm_runs.Runs]:
     folder = tmp_path_factory.mktemp("inference")
     (folder / "mine.py").write_text(MODEL)
     profile = hpgo.Profile.chain(
@@ -491,7 +491,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fault_runs.Runs]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{before}")
         patch.setenv("OMP_NUM_THREADS", "1")
-        made = fault_runs.Runs(folder)
+        made = warm_runs.Runs(folder)
         yield made
         made.close()
 
@@ -508,7 +508,7 @@ def accuracy_of_the_whole(folder: Path) -> float:
     return sum(at == target for at, (_, target) in zip(found, data, strict=True)) / 30
 
 
-def test_the_command_infers_by_a_plan_of_partition(runs: fault_runs.Runs) -> None:
+def test_the_command_infers_by_a_plan_of_partition(runs: warm_runs.Runs) -> None:
     words = ("two.json", "--inference", "--workload", "mine:build", "--data", "mine:data", "--seed", "2", "-q", "16")
     runs.start(*words, "--json", "--timeline", "measured.npz")
     ended = runs.finish()
@@ -530,7 +530,7 @@ def test_the_command_infers_by_a_plan_of_partition(runs: fault_runs.Runs) -> Non
     assert document["accuracy"] == accuracy_of_the_whole(runs.folder)
 
 
-def test_the_command_infers_on_hosts_that_take_turns(runs: fault_runs.Runs) -> None:
+def test_the_command_infers_on_hosts_that_take_turns(runs: warm_runs.Runs) -> None:
     plan = hpgo.ChainPlan.read(runs.folder / "shared.json")
     assert sorted(len(stage.hosts) for stage in plan.stages) == [1, 2]
     runs.start("shared.json", "--inference", "--workload", "mine:build", "--data", "mine:data", "--seed", "2", "--json")
@@ -543,7 +543,7 @@ def test_the_command_infers_on_hosts_that_take_turns(runs: fault_runs.Runs) -> N
     assert document["accuracy"] == accuracy_of_the_whole(runs.folder)
 
 
-def test_the_command_holds_a_rate_and_says_accuracy_beside_it(runs: fault_runs.Runs) -> None:
+def test_the_command_holds_a_rate_and_says_accuracy_beside_it(runs: warm_runs.Runs) -> None:
     runs.start("two.json", "--inference", "--workload", "mine:build", "--data", "mine:data", "--hold-rate", "0.5")
     ended = runs.finish()
     assert (ended.code, ended.left, ended.errors) == (0, [], [])
@@ -558,7 +558,7 @@ FAULTS = (*ENDLESS, "--silence", "2s")
 
 
 @pytest.mark.parametrize("fault", ["kill -9", "SIGSTOP", "exception", "sys.exit(0)"])
-def test_a_lost_rank_is_named_once_and_all_end(fault: str, runs: fault_runs.Runs) -> None:
+def test_a_lost_rank_is_named_once_and_all_end(fault: str, runs: warm_runs.Runs) -> None:
     runs.start("three.json", *FAULTS, PHASE="forward", RANK_LOST="1", FAULT=fault, WHEN="21", PACE="0.002")
     ended = runs.finish()
     assert ended.code == 1
@@ -571,14 +571,14 @@ def test_a_lost_rank_is_named_once_and_all_end(fault: str, runs: fault_runs.Runs
 
 
 @pytest.mark.parametrize("rank", ["0", "1", "2"])
-def test_a_host_that_takes_turns_and_is_lost_ends_all(rank: str, runs: fault_runs.Runs) -> None:
+def test_a_host_that_takes_turns_and_is_lost_ends_all(rank: str, runs: warm_runs.Runs) -> None:
     runs.start("shared.json", *FAULTS, PHASE="forward", RANK_LOST=rank, FAULT="kill -9", WHEN="21", PACE="0.002")
     ended = runs.finish()
     assert (ended.code, ended.left, len(ended.errors)) == (1, [], 1), ended.err
     assert re.match(rf"error: rank {rank} of stage [01] on ", ended.errors[0])
 
 
-def test_sigterm_lets_out_what_has_entered_where_hosts_take_turns(runs: fault_runs.Runs) -> None:
+def test_sigterm_lets_out_what_has_entered_where_hosts_take_turns(runs: warm_runs.Runs) -> None:
     for rank in (0, 2):
         runs.start("shared.json", *FAULTS, PACE="0.005")
         runs.wait_for("micro-batch ")
@@ -590,7 +590,7 @@ def test_sigterm_lets_out_what_has_entered_where_hosts_take_turns(runs: fault_ru
 @pytest.mark.parametrize(
     ("number", "code", "word"), [(signal.SIGTERM, 143, "preempted: "), (signal.SIGINT, 130, "int")]
 )
-def test_signals_end_a_stream(number: int, code: int, word: str, runs: fault_runs.Runs) -> None:
+def test_signals_end_a_stream(number: int, code: int, word: str, runs: warm_runs.Runs) -> None:
     runs.start("three.json", *FAULTS, PACE="0.005")
     runs.wait_for("micro-batch ")
     runs.signal(number)
@@ -600,7 +600,7 @@ def test_signals_end_a_stream(number: int, code: int, word: str, runs: fault_run
     assert ended.after_s < 5
 
 
-def test_sigterm_to_one_rank_lets_out_what_has_entered_and_ends_all(runs: fault_runs.Runs) -> None:
+def test_sigterm_to_one_rank_lets_out_what_has_entered_and_ends_all(runs: warm_runs.Runs) -> None:
     runs.start("three.json", *FAULTS, PACE="0.005")
     runs.wait_for("micro-batch ")
     runs.signal(signal.SIGTERM, 1)
@@ -617,7 +617,7 @@ def test_sigterm_to_one_rank_lets_out_what_has_entered_and_ends_all(runs: fault_
         (["two.json", "--inference", "--checkpoint", "absent", "--resume"], "there is no checkpoint in absent"),
     ],
 )
-def test_plans_of_the_other_kind_are_told(words: list[str], said: str, runs: fault_runs.Runs) -> None:
+def test_plans_of_the_other_kind_are_told(words: list[str], said: str, runs: warm_runs.Runs) -> None:
     put("1f1b", 1).save(runs.folder / "trains.json")
     runs.start(*words, "--workload", "mine:build")
     ended = runs.finish()
@@ -645,7 +645,7 @@ def test_options_that_do_not_go_together_are_told(words: list[str], said: str) -
     assert said in result.output
 
 
-def test_a_rank_that_raises_ends_all_under_torchrun(runs: fault_runs.Runs) -> None:
+def test_a_rank_that_raises_ends_all_under_torchrun(runs: warm_runs.Runs) -> None:
     how = {"PHASE": "forward", "RANK_LOST": "1", "FAULT": "exception", "WHEN": "9"}
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hpgo", "run", "two.json",

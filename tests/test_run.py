@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -22,6 +23,11 @@ from hpgo.base.units import format_seconds
 from hpgo.cli.main import group
 
 pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+
+from warm_runs import Runs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
 HOST = socket.gethostname()
@@ -77,6 +83,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> Iterator[Runs]:
+    """Starts `hpgo run` where nothing depends on how Python was started."""
+    made = Runs(folder)
+    yield made
+    made.close()
+
+
+def ended(runs: Runs, *words: str, **variables: str) -> tuple[int, str, str]:
+    """Exit code of a run and what it printed; nothing of its session may be left."""
+    runs.start(*words, **variables)
+    end = runs.finish()
+    assert not end.left
+    return end.code, end.out, end.err
+
+
 def start(folder: Path, *words: str, launcher: int = 0, **variables: str) -> subprocess.Popen[str]:
     """Starts `hpgo run`, or under torchrun with so many ranks, in a session of its own."""
     before = ["-m", "torch.distributed.run", "--nproc-per-node", str(launcher)] if launcher else []
@@ -100,11 +122,12 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 WORKLOAD = ("--workload", "mine:build")
 
 
-def test_plans_of_one_workload_give_the_same_losses_here_and_under_torchrun(folder: Path) -> None:
+def test_plans_of_one_workload_give_the_same_losses_here_and_under_torchrun(folder: Path, runs: Runs) -> None:
     found: list[Any] = []
     for file, launcher in (("one", 0), ("three-one", 0), ("three-one", 4)):
         words = (f"{file}.json", *WORKLOAD, "--steps", "3", "--dtype", "float64", "--json", "--clip-norm", "0.5")
-        code, out, err = finish(start(folder, *words, "--optimizer", "adamw:lr=0.1", launcher=launcher))
+        words += ("--optimizer", "adamw:lr=0.1")
+        code, out, err = finish(start(folder, *words, launcher=launcher)) if launcher else ended(runs, *words)
         assert code == 0, err
         found.append(json.loads(out))
     for document in found:
@@ -120,12 +143,12 @@ def test_plans_of_one_workload_give_the_same_losses_here_and_under_torchrun(fold
     assert all(0 < document["bubble"]["measured"] < 1 for document in found)
 
 
-def test_a_measured_timeline_stands_beside_the_predicted_one(folder: Path) -> None:
+def test_a_measured_timeline_stands_beside_the_predicted_one(folder: Path, runs: Runs) -> None:
     costs = hpgo.Costs(forward_s=(0.002, 0.004), transfer_s=0.001, gradient_sync_s=(0.003, 0.0))
     program = dataclasses.replace(hpgo.Program.read(folder / "three-one.json"), costs=costs)
     program.save(folder / "priced.json")
     words = ("priced.json", *WORKLOAD, "--steps", "3", "--timeline", "measured.timeline.json")
-    code, out, err = finish(start(folder, *words))
+    code, out, err = ended(runs, *words)
     assert code == 0, err
     measured, predicted = hpgo.Timeline.read(folder / "measured.timeline.json"), hpgo.simulate(program)
     texts = measured.action_texts()
@@ -157,7 +180,7 @@ def test_a_measured_timeline_stands_beside_the_predicted_one(folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("how", "launcher", "words"),
+    ("how", "launcher", "said"),
     [
         ("nan", 0, "the loss of step 2 is nan"),
         (
@@ -168,20 +191,22 @@ def test_a_measured_timeline_stands_beside_the_predicted_one(folder: Path) -> No
                 " infinite"
             ),
         ),
-        ("raise", 4, f"rank 3 of stage 1 on {HOST}, step 1, {ACTION}: ValueError: boom"),
+        ("raise", 0, f"rank 3 of stage 1 on {HOST}, step 1, {ACTION}: ValueError: boom"),
         ("leave", 4, f"rank 3 of stage 1 on {HOST}, step 1, {ACTION}: left before the run had ended, with exit code 0"),
     ],
 )
 def test_what_goes_wrong_in_one_rank_is_said_once_and_ends_all(
-    how: str, launcher: int, words: str, folder: Path
+    how: str, launcher: int, said: str, folder: Path, runs: Runs
 ) -> None:
     how, *options = how.split()
-    code, _, err = finish(start(folder, "three-one.json", *WORKLOAD, *options, launcher=launcher, HOW=how))
+    words = ("three-one.json", *WORKLOAD, *options)
+    under = partial(start, folder, launcher=launcher)
+    code, _, err = finish(under(*words, HOW=how)) if launcher else ended(runs, *words, HOW=how)
     assert code == 1
-    assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {words}"]
+    assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {said}"]
 
 
-def test_torchs_pipelining_measures_and_tells_as_the_engine_does(folder: Path) -> None:
+def test_torchs_pipelining_measures_and_tells_as_the_engine_does(folder: Path, runs: Runs) -> None:
     orders = hpgo.schedule("zb_h1", ranks=2, micro_batches=4)
     program = hpgo.program(
         orders, [(LAYERS[:3], [0, 1]), (LAYERS[3:], [2, 3])], micro_batch_size=7, global_batch_size=28
@@ -190,7 +215,7 @@ def test_torchs_pipelining_measures_and_tells_as_the_engine_does(folder: Path) -
     words = ("even.json", *WORKLOAD, "--steps", "3", "--dtype", "float64", "--json", "--timeline", "torch.npz")
     losses = []
     for backend in ("hpgo", "torch"):
-        code, out, err = finish(start(folder, *words, "--backend", backend))
+        code, out, err = ended(runs, *words, "--backend", backend)
         assert (code, err) == (0, "")
         losses.append(json.loads(out)["losses"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-12)
@@ -199,11 +224,11 @@ def test_torchs_pipelining_measures_and_tells_as_the_engine_does(folder: Path) -
         ran = [text for text, at in zip(measured.action_texts(), measured.rank, strict=True) if at == rank]
         assert ran == [f"{one.stage}{one.kind}{one.micro_batch}" for one in program.for_rank(rank).actions]
         assert (measured.start_s[measured.rank == rank][1:] >= measured.end_s[measured.rank == rank][:-1]).all()
-    code, _, err = finish(start(folder, "even.json", *WORKLOAD, "--backend", "torch", "--timeout", "8", HOW="sleep"))
+    code, _, err = ended(runs, "even.json", *WORKLOAD, "--backend", "torch", "--timeout", "8", HOW="sleep")
     assert code == 1
     assert err.startswith("error: rank 3 of stage 1 on ")
     assert "the forward pass of micro-batch 1 through stage 1: the run has stood still for 8 s" in err
-    code, _, err = finish(start(folder, "even.json", *WORKLOAD, "--backend", "torch", HOW="raise"))
+    code, _, err = ended(runs, "even.json", *WORKLOAD, "--backend", "torch", HOW="raise")
     assert code == 1
     assert err.splitlines()[0] == f"error: rank 3 of stage 1 on {HOST}, step 1, {ACTION}: ValueError: boom"
     assert len(err.splitlines()) == 2, err
@@ -302,10 +327,10 @@ def test_wrong_words_are_told_before_anything_starts(words: list[str], said: str
     assert result.exception.hint
 
 
-def test_a_saved_run_goes_on_under_another_plan(folder: Path) -> None:
+def test_a_saved_run_goes_on_under_another_plan(folder: Path, runs: Runs) -> None:
     def losses(file: str, steps: int, *words: str) -> tuple[int, list[float]]:
         given = (f"{file}.json", *WORKLOAD, "--steps", str(steps), "--dtype", "float64", "--optimizer", "adamw:lr=0.1")
-        code, out, err = finish(start(folder, *given, "--json", *words))
+        code, out, err = ended(runs, *given, "--json", *words)
         assert (code, err) == (0, "")
         document = json.loads(out)
         return document["steps_before"], document["losses"]
@@ -317,10 +342,10 @@ def test_a_saved_run_goes_on_under_another_plan(folder: Path) -> None:
     assert losses("three-one", 5, *saves) == (3, pytest.approx(whole[3:5], rel=1e-10))
 
 
-def test_a_run_goes_through_its_data_epoch_after_epoch_and_goes_on_where_it_stood(folder: Path) -> None:
+def test_a_run_goes_through_its_data_epoch_after_epoch_and_goes_on_where_it_stood(folder: Path, runs: Runs) -> None:
     def losses(file: str, *words: str) -> list[float]:
         given = (*WORKLOAD, "--data", "mine:data", "--dtype", "float64", "--optimizer", "sgd:lr=0", "--json")
-        code, out, err = finish(start(folder, f"{file}.json", *given, *words))
+        code, out, err = ended(runs, f"{file}.json", *given, *words)
         assert (code, err) == (0, "")
         return list(json.loads(out)["losses"])
 
@@ -331,17 +356,17 @@ def test_a_run_goes_through_its_data_epoch_after_epoch_and_goes_on_where_it_stoo
     assert losses("one", "--steps", "5", *saves) == pytest.approx(whole[3:], rel=1e-10)
 
 
-def test_data_that_is_none_is_told_once(folder: Path) -> None:
+def test_data_that_is_none_is_told_once(runs: Runs) -> None:
     for data, said in (
         ("mine:absent", "the data `mine:absent`: module 'mine' has no attribute 'absent'"),
         ("mine:few", "the data set has 27 samples, fewer than a global batch of 28"),
     ):
-        code, _, err = finish(start(folder, "two.json", *WORKLOAD, "--data", data))
+        code, _, err = ended(runs, "two.json", *WORKLOAD, "--data", data)
         assert code == 1
         assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {said}"]
 
 
-def test_what_a_resumed_run_lacks_is_told(folder: Path) -> None:
+def test_what_a_resumed_run_lacks_is_told(runs: Runs) -> None:
     saves = ("--checkpoint", "told", "--resume")
     for words, code, said in (
         ((*saves, "--steps", "2"), 0, "no checkpoint in told yet\nstep 1 "),
@@ -351,8 +376,8 @@ def test_what_a_resumed_run_lacks_is_told(folder: Path) -> None:
         ((*saves, "--steps", "3", "--json"), 0, '"steps_before": 3'),
         (("--checkpoint", "told", "--steps", "5"), 1, "error: `told` holds step 3 of another run, and this one has"),
     ):
-        ended, out, err = finish(start(folder, "one.json", *WORKLOAD, *words))
-        assert ended == code, err
+        code_there, out, err = ended(runs, "one.json", *WORKLOAD, *words)
+        assert code_there == code, err
         assert said in (out if code == 0 else err)
     for words, said in ((["--every", "2"], "`--every` needs"), (["--resume"], "`--resume` needs")):
         result = CliRunner().invoke(group, ["run", "one.json", *WORKLOAD, *words])

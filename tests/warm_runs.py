@@ -1,4 +1,4 @@
-"""`hpgo run` again and again, in processes that fork after torch was loaded once: for tests that lose ranks of runs."""
+"""`hpgo run` again and again, in processes that fork after torch was loaded once, which is most of a small run."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._server = subprocess.Popen(
-            [sys.executable, HERE / "fault_runs.py", folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+            [sys.executable, HERE / "warm_runs.py", folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
 
     def start(self, *words: str, **variables: str) -> int:
         """Begins a run; returns its process, which leads a group of its own."""
