@@ -62,7 +62,7 @@ MOST_S = 4.0  # of processor time, into commands that take longer ...
 MOST_WITH_TORCH_S = 12.0  # ... and into those that load torch first
 WITH_TORCH = {"profile", "measure-links", "run", "run, emulated", "variants"}
 LEAVING_S = 10.0  # for which processes that were told to end may take
-IDLE_S = 5.0  # without a moment of processor time: a command that waits, as `serve` does, comes no further
+IDLE_S, TICKS_S = 5.0, 0.05  # in the former less than the latter: a command waits, as `serve` does, and stays there
 HEAD = """| command | into it, at most | moments | interrupted | done all the same | longest to the end |
 |---|---:|---:|---:|---:|---:|"""
 
@@ -116,13 +116,13 @@ def ran(words: str, moment_s: float, folder: Path) -> tuple[int, str, float, flo
     said: list[bytes] = []
     reader = threading.Thread(target=lambda: said.append(process.stderr.read()))  # type: ignore[union-attr]
     reader.start()
-    began_s = at_s = used_s(process.pid)
+    began_s = at_s = stood_s = used_s(process.pid)
     until_s = time.monotonic() + IDLE_S
     while at_s - began_s < moment_s and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.001)
-        before_s, at_s = at_s, used_s(process.pid)
-        if at_s > before_s:
-            until_s = time.monotonic() + IDLE_S
+        at_s = used_s(process.pid)
+        if at_s > stood_s + TICKS_S:
+            stood_s, until_s = at_s, time.monotonic() + IDLE_S
         elif time.monotonic() > until_s:
             break
     os.killpg(process.pid, signal.SIGINT)  # it is there until we wait for it
