@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpgo.planning.measured_steps import PLATFORM_SPREAD, STEP_SPREAD
-from hpgo.planning.platform import ERROR_WITH_EXPERTS, ERRORS, USUAL_ERROR
+from hpgo.planning.platform import ERROR_WITH_EXPERTS, ERRORS, MEMORY_ERROR, USUAL_ERROR
 from hpgo.ways.constants import CONSTANTS
 from hpgo.ways.mechanisms import MEASURED
 
@@ -47,6 +47,8 @@ def test_errors_and_spreads_are_those_of_the_page() -> None:
     mean = next(line for line in page.splitlines() if line.startswith("| **mean of platforms"))
     left_out = re.findall(r"([\d.]+) %", mean)[2]
     assert round(float(left_out) / 100, 2) == USUAL_ERROR
+    memory = next(line for line in page.splitlines() if line.startswith("| memory, mean error |"))
+    assert round(float(re.findall(r"([\d.]+) %", memory)[0]) / 100, 2) == MEMORY_ERROR
     experts = next(line for line in page.splitlines() if line.startswith("| **all** |"))
     assert round(float(re.findall(r"([\d.]+) %", experts)[3]) / 100, 2) == ERROR_WITH_EXPERTS
     spreads = re.findall(r"a standard deviation of ([\d.]+) .* and these means one of ([\d.]+) around 0", page)

@@ -31,6 +31,17 @@ def test_the_report_says_gpus_degrees_and_where_time_and_memory_go() -> None:
     assert done.stderr == ""
 
 
+def test_a_way_with_less_room_than_memory_is_off_says_how_to_leave_more() -> None:
+    question = ("plan", "llama-3-8b", "--cluster", "h100:1", "--global-batch-size", 16, "--seq", 8192)
+    full = " ".join(asked(*question).stdout.split())
+    assert (
+        "± 5 % of 80 GB: 152.7 MB to spare which is less than such figures are off; `hpgo plan --headroom 4GB`" in full
+    )
+    roomy = asked(*question, "--headroom", "4GB").stdout
+    assert "GB to spare" in roomy
+    assert "headroom" not in roomy
+
+
 def test_json_has_what_the_library_gives() -> None:
     found = json.loads(asked(*RECIPE, "--json").stdout)
     one = hpgo.price("llama-3-70b", hpgo.Cluster.preset("h100:8"), global_batch_size=128, seq=8192, tp=8, pp=4, vpp=5)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from typing import TYPE_CHECKING
 
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import counted, in_a_row, printable
+from hpgo.planning.platform import MEMORY_ERROR
 from hpgo.planning.way_plans import facts
 from hpgo.show.folding import alike, numbers
 from hpgo.ways.mechanisms import EVERYWHERE
@@ -66,7 +68,8 @@ def lines(price: Price, width: int = WIDTH) -> list[str]:
         "",
         f"step    {format_seconds(price.step_s)} ± {100 * price.error:.0f} %, {_worth(price)}",
         f"tokens  {price.tokens_per_s_per_gpu:,.0f}/s/GPU; {share}",
-        f"memory  {format_bytes(peak)} of {format_bytes(price.capacity_bytes)}: {fits}",
+        f"memory  {format_bytes(peak)} ± {100 * MEMORY_ERROR:.0f} % of {format_bytes(price.capacity_bytes)}: {fits}",
+        *_close(price, width),
         *_cached(price, width),
         "",
         *plain(
@@ -175,12 +178,27 @@ def _whence(price: Price) -> str:
     return f"where {known} {'was' if known == 1 else 'were'} measured" if known else "against published ones"
 
 
+def _close(price: Price, width: int) -> list[str]:
+    """A warning where less is left than memory is off on average, and how to leave more."""
+    error_bytes = MEMORY_ERROR * price.fullest.peak_bytes
+    if not 0 <= price.capacity_bytes - price.fullest.peak_bytes < error_bytes:
+        return []
+    size = f"{math.ceil(error_bytes / 1e9)}GB"
+    return _below(f"which is less than such figures are off; `hpgo plan --headroom {size}` keeps it free", width)
+
+
+def _below(said: str, width: int) -> list[str]:
+    """Lines under the row on memory."""
+    return textwrap.wrap(said, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
+
+
 def _cached(price: Price, width: int) -> list[str]:
     """What a user sees beside what is needed."""
     if price.fullest.cached_bytes < _SEEN_BYTES:
         return []
-    said = f"{format_bytes(price.fullest.cached_bytes)} more as `nvidia-smi` counts: free, but not given back"
-    return textwrap.wrap(said, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return _below(
+        f"{format_bytes(price.fullest.cached_bytes)} more as `nvidia-smi` counts: free, but not given back", width
+    )
 
 
 def _worth(price: Price) -> str:
