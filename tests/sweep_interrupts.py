@@ -180,6 +180,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="a name in the table")
     parser.add_argument("--write", type=Path, help="a page with `<!-- interrupts -->` around its table")
     asked = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or commands ignore it in a background job
     folder = Path(tempfile.mkdtemp())
     rows: dict[str, str] = {}
     is_well = True
