@@ -8,12 +8,13 @@ BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALONE := tests/test_serve.py
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: build torch clippy lint test test-slow wheel bench docs site reproduce accuracy frameworks fuzz soak interrupts faults elastic chaos emulation variants emulated truth ci clean
+.PHONY: build torch clippy lint test crate package test-slow wheel bench docs site reproduce accuracy frameworks fuzz soak interrupts faults elastic chaos emulation variants emulated truth ci clean
 
 # What is downloaded comes beside what is compiled, and the tests last: it ends by saying what was skipped and why.
 ci:
 	$(MAKE) --jobs 2 torch clippy
-	$(MAKE) lint wheel test CHOSEN=
+	$(MAKE) --jobs 2 --output-sync lint wheel crate
+	$(MAKE) package CHOSEN=
 
 # Tools and dependencies, pinned by constraints.txt.
 $(BIN)/.installed: pyproject.toml constraints.txt
@@ -42,8 +43,12 @@ lint: build clippy
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest hpgo._core
 
-test: build
+test: crate package
+
+crate: build
 	cargo test
+
+package: build
 	$(BIN)/pytest $(CHOSEN) $(ALONE)
 	$(BIN)/pytest $(BESIDE) --ignore $(ALONE) $(CHOSEN)
 
