@@ -48,6 +48,7 @@ def all_that_is_run(launcher: str, model: hpgo.Transformer, cluster: hpgo.Cluste
             one = hpgo.price(
                 model, cluster, **ASKED, tp=tp, cp=cp, pp=pp, vpp=vpp, zero=zero, micro_batch_size=size, recompute=anew,
                 schedule=schedule, fused=schedule == "1f1b", overlap=launcher == "megatron" or pp == 1,
+                dtensor=launcher == "torchtitan",
             )  # fmt: skip
         except hpgo.ArgumentError:
             continue

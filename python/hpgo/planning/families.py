@@ -170,7 +170,7 @@ def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Famil
                 placed = rules.as_run(
                     replace(shape, expert=expert, pipeline=pipeline, data=data, chunks=chunked, schedule=schedule)
                 )
-                # What both halves of a split backward pass compute anew is not priced.
+                # No launcher computes layers anew once beside split backward passes.
                 again = [anew for anew in recomputed if not (anew and splits)]
                 for size in sizes:
                     micro_batches = global_batch_size // data // size
