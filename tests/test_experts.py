@@ -580,6 +580,10 @@ def test_megatron_is_told_of_further_tokens_and_others_refuse_them() -> None:
     for target in ("torchtitan", "deepspeed"):
         with pytest.raises(hpgo.ArgumentError, match="predicts no further tokens here"):
             hpgo.export.files(alone, target)
+    learned = replace(dense, positions=4096)  # Megatron-LM's validate_args knows rotary positions and none
+    with pytest.raises(hpgo.ArgumentError, match="predicts no further tokens of models that learn positions") as caught:
+        hpgo.choose_way(learned, on, **ask)
+    assert "do without" in caught.value.hint
 
 
 def test_layers_for_further_tokens_are_in_a_profile_of_groups() -> None:

@@ -112,6 +112,7 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
         ({"fix": {"tp": 0}}, "tp is 0", ""),
         ({"fix": {"zero": 4}}, "zero is 4", ""),
         ({"fix": {"recompute": "some"}}, "recompute is `some`", "selective"),
+        ({"fix": {"recompute": "selective"}}, "attention as one kernel", "take none, which is the same then, or full"),
         ({"fix": {"tp": 3}}, "tp 3 does not divide the 8 GPUs of a machine", "2 and 4"),
         ({"fix": {"tp": 16}}, "tp 16 does not divide the 8 GPUs of a machine", "the nearest that does is 8"),
         ({"fix": {"tp": 8}}, "tp 8 does not divide the 4 heads with keys", "the nearest that does is 4"),

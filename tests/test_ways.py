@@ -484,6 +484,12 @@ def test_a_group_that_leaves_its_machine_shares_adapters() -> None:
         ({"tp": 3}, "tp 3 does not divide the 32 heads", "the nearest that do are 2 and 4"),
         ({"tp": 16}, "tp 16 does not divide the 8 heads with keys", "the nearest that does is 8"),
         ({"tp": 8, "devices": 12}, "tp 8 x cp 1 x pp 1 is 8 GPUs, which does not divide 12", "take 8 or 16 GPUs"),
+        ({"tp": 4, "pp": 4, "devices": 8}, "tp 4 x cp 1 x pp 4 is 16 GPUs", "another pp: the nearest that does is 2"),
+        (
+            {"recompute": "full", "recompute_layers": 33, "devices": 8},
+            "33 layers of each stage are to be computed anew, and none has more than 32",
+            "leave recompute_layers out",
+        ),
         ({"pp": 5, "devices": 15}, "pp 5 does not divide the 32 layers", "the nearest that do are 4 and 8"),
         ({"pp": 4, "vpp": 3}, "pp 4 with 3 stages each does not divide", "lower the number"),
         ({"micro_batch_size": 3}, "dp 16 with micro-batches of 3 does not divide a global batch of 64", "2 and 4"),

@@ -77,22 +77,27 @@ class WayCase:
 
 
 def ways(
-    number: int, model: Callable[[random.Random], dict[str, Any]], *, often: tuple[int, ...] = (0, 1, 2, 3)
+    number: int,
+    model: Callable[[random.Random], dict[str, Any]],
+    *,
+    often: tuple[int, ...] = (0, 1, 2, 3),
+    simple: float = 0.0,
 ) -> Iterator[WayCase]:
     """So many that can be priced, of models that `model` gives fields of; what replicas share is mostly one of those
-    that are given `often`."""
+    that are given `often`, and a share of ways is `simple`: nothing but replicas and even stages, one on each GPU."""
     chance = random.Random(1)
     made = 0
     while made < number:
         one = hpgo.Transformer(**{"layers": chance.randint(1, 12), "name": "toy", **model(chance)})
-        tp, cp, pp = chance.choice([1, 1, 2, 4]), chance.choice([1, 1, 1, 2]), chance.choice([1, 1, 2, 3, 4])
-        uneven = pp > 1 and chance.random() < 0.25
+        pp, alone = chance.choice([1, 1, 2, 3, 4]), chance.random() < simple
+        tp, cp = (1, 1) if alone else (chance.choice([1, 1, 2, 4]), chance.choice([1, 1, 1, 2]))
+        uneven = pp > 1 and not alone and chance.random() < 0.25
         asked: dict[str, Any] = {
             "tp": tp,
             "cp": cp,
             "ep": chance.choice([1, 2, 4]) if one.experts else 1,
             "pp": pp,
-            "vpp": chance.choice([1, 2, 3]) if pp > 1 else 1,
+            "vpp": chance.choice([1, 2, 3]) if pp > 1 and not alone else 1,
             "first_layers": chance.choice([None, 1, 2, 3, 4]) if uneven else None,
             "last_layers": chance.choice([None, 1, 2, 3, 4]) if uneven else None,
             "zero": chance.choice([0, 1, 2, 3, *often * 4]),
@@ -134,7 +139,7 @@ def refused_by(launcher: str, case: WayCase) -> list[str]:
         reasons.append("degrees")
     if launcher != "megatron" and (case.is_uneven or case.ep > 1):
         reasons.append("ends, or experts")
-    if launcher != "megatron" and case.model.further_tokens:
+    if case.model.further_tokens and (launcher != "megatron" or case.model.positions):
         reasons.append("further tokens")
     return reasons
 

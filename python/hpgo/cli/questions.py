@@ -22,7 +22,7 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 _ARGUMENTS = re.compile(
     r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|batch_size|max_stages|deadline_s"
-    r"|recompute(?! (?:full|selective|none)\b)"
+    r"|recompute(?!,| (?:full|selective|none)\b)"
     r"|layer_counts|boundary_bytes|reserved_bytes|headroom_bytes|gradients_per_weight|optimizer_per_weight)\b=?"
 )
 # arguments of `hpgo.read_profile` -> options

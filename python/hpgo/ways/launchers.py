@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
 
 FEWER_TOKENS = (
-    "plan with `--for megatron`; or do without: further_tokens, num_nextn_predict_layers in a config.json, is 0 then"
+    "do without: further_tokens, num_nextn_predict_layers in a config.json, is 0 then; if positions are not learned,"
+    " `--for megatron` has them"
 )
 """The way out of what is lacking."""
 
@@ -63,11 +64,14 @@ class Rules(Record):
 
     def lacking(self, model: Transformer) -> str | None:
         """Why the launcher runs no way of `model`, in words that go on after its name; None if it runs some."""
-        if not model.further_tokens or self.further_tokens:
+        if not model.further_tokens:
             return None
-        return (
-            f"predicts no further tokens here, and `{model.name}` has {counted(model.further_tokens, 'layer')} for them"
-        )
+        if not self.further_tokens:
+            layers = counted(model.further_tokens, "layer")
+            return f"predicts no further tokens here, and `{model.name}` has {layers} for them"
+        if model.positions:
+            return f"predicts no further tokens of models that learn positions, and `{model.name}` does both"
+        return None
 
     def broken(self, way: Way, *, micro_batches: int, experts: bool = False) -> str | None:
         """Why the launcher does not run `way`, in words that go on after its name; None if it does.

@@ -126,6 +126,12 @@ class Space:
             pipeline=piped, chunks=degree["vpp"], precision=precision, recompute=given.get("recompute", "none"),  # type: ignore[arg-type]  # it was looked at
             schedule=passes,  # type: ignore[arg-type]  # it was, too
         )  # fmt: skip
+        if given.get("recompute") == "selective":
+            raise ArgumentError(
+                "recompute selective is of attention's scores, and attention as one kernel, which ways are looked for"
+                " with, keeps none",
+                "take none, which is the same then, or full; `hpgo price --no-flash` knows attention that keeps them",
+            )
         if why := rules.broken_degrees(rules.as_run(way)):
             raise ArgumentError(
                 f"{self.title} {why}", "leave that open, or plan for another launcher with `--for`: megatron runs most"

@@ -338,7 +338,14 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
             nearest(way.context, fitting) if fitting else "choose a length that is a power of two",
         )
     laid_out, ends = bool(model.experts), (way.first_layers, way.last_layers)
-    if cut(model.layers, way.pipeline, way.chunks, ends, laid_out=laid_out) is None:
+    counts = cut(model.layers, way.pipeline, way.chunks, ends, laid_out=laid_out)
+    if counts is not None and way.recompute_layers is not None and way.recompute_layers > max(counts):
+        raise ArgumentError(
+            f"{counted(way.recompute_layers, 'layer')} of each stage are to be computed anew, and none has more than"
+            f" {max(counts)}",
+            "leave recompute_layers out: that is all of them",
+        )
+    if counts is None:
         if ends != (None, None):
             raise ArgumentError(
                 f"{way.named_pipeline()} does not part the {model.layers} layers {model_said}",
@@ -391,9 +398,12 @@ def data_degree(way: Way, gpus: int) -> int:
     each = way.group * way.pipeline
     if gpus % each:
         below, beyond = gpus // each * each, (gpus // each + 1) * each
+        others = "other degrees"
+        if gpus % way.group == 0:
+            others = f"another pp: {nearest(way.pipeline, divisors(gpus // way.group))}"
         raise ArgumentError(
             f"tp {way.tensor} x cp {way.context} x pp {way.pipeline} is {each} GPUs, which does not divide {gpus}",
-            f"take {' or '.join(str(count) for count in (below, beyond) if count)} GPUs, or other degrees",
+            f"take {' or '.join(str(count) for count in (below, beyond) if count)} GPUs, or {others}",
         )
     if (stage := gpus // way.pipeline) % way.expert:
         raise ArgumentError(
