@@ -236,9 +236,10 @@ def test_a_deadline_returns_early_with_an_honest_gap_and_progress_until_then() -
     assert early.lower_bound_s >= bounds[-1] / ROUNDING
 
 
-def test_progress_goes_on_through_all_schedules_and_ends_with_the_step_of_the_plan() -> None:
+@pytest.mark.parametrize("schedule", ["auto", "zb"])
+def test_progress_goes_on_through_all_that_is_tried_and_ends_with_the_step_of_the_plan(schedule: str) -> None:
     heard: list[tuple[float, float]] = []
-    question = {"global_batch_size": 64, "recompute": "auto", "schedule": "auto"}
+    question = {"global_batch_size": 64, "recompute": "auto", "schedule": schedule}
     best = hpgo.plan("amoebanet-36", "dapple-c:4", progress=lambda *now: heard.append(now), **question)
     steps, bounds = zip(*heard, strict=True)
     assert list(steps) == sorted(steps, reverse=True), "only better plans"

@@ -131,7 +131,7 @@ def searching(label: str, shown: Callable[[float], str]) -> Iterator[Callable[[f
                     return
                 draw = stack.enter_context(progress(label))
             if best == float("inf"):
-                draw(0.0, "no plan yet; Ctrl-C gives up")
+                draw(0.0, "no plan yet; Ctrl-C ends the search")
             else:
                 step, least = (shown(float(f"{value:.3g}")) for value in (best, bound))
                 gap = f", gap {100 * (best / bound - 1):.2g} %" if bound > best / 2 else ""

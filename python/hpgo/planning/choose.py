@@ -75,13 +75,14 @@ def best(
     """
     name = question.schedule
     clock = Clock.of(deadline_s)
+    tell = progress or _silence
     if name in CHUNKED:
         plan, said = chunked.best_of(question, name, clock, progress=progress)
         return _found(plan, said, clock)
     flushed = replace(question, schedule="1f1b")
     cuts, placements = "all", "all"
     try:
-        first = clock.search(flushed, progress)
+        first = clock.search(flushed, lambda *_: tell(float("inf"), 0.0))  # its steps are of another schedule
         plans = candidates(flushed, [first], clock)
         cuts, placements = first.cuts, first.placements
     except InfeasibleError:
@@ -91,7 +92,7 @@ def best(
         plans = iter(spare)
     runs: list[Plan] = []
     try:
-        for run in _runs(plans, name, clock, progress or _silence):
+        for run in _runs(plans, name, clock, tell):
             runs.append(run)  # noqa: PERF402 -- those before Ctrl-C stay
     except KeyboardInterrupt:
         if not any(run.fits for run in runs):
