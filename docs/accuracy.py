@@ -523,13 +523,14 @@ _MEMORY = (
 def _goals(platforms: dict[str, Row], orders: dict[str, Order], memory: Errors) -> list[str]:
     """What is aimed at, whether it is met, and what is known of why not."""
     mean, _, alone, known = _means(platforms)
-    megatron, vtrain = (platforms[name].every.mean for name in ("megatron-a100", "vtrain-multi"))
+    megatron, vtrain = (platforms[name].every for name in ("megatron-a100", "vtrain-multi"))
     rows = (
         ("mean error of platforms", mean, 0.10, ""),
         ("mean error of a platform left out", alone, 0.15, ""),
         ("… with one of its steps known", known, 0.08, _ONE_KNOWN),
-        ("Megatron-LM on A100, mean error", megatron, 0.05, _MEGATRON),
-        ("vTrain's 64 to 512 A100, mean error", vtrain, 0.10, _VTRAIN),
+        ("Megatron-LM on A100, mean error", megatron.mean, 0.05, _MEGATRON),
+        ("… worst", megatron.worst, 0.15, ""),
+        ("vTrain's 64 to 512 A100, mean error", vtrain.mean, 0.10, _VTRAIN),
         ("… worst regret", orders["vtrain-multi"].worst_regret, 0.03, _REGRET),
         ("… pairs in the wrong order", 1 - orders["vtrain-multi"].right_share, 0.10, ""),
         ("BLOOM's pairs in the wrong order", 1 - orders["bloom-a100"].right_share, 0.10, _BLOOM),
