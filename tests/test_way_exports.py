@@ -78,6 +78,9 @@ def test_torchtitan_is_told_the_same_in_both_forms() -> None:
     assert new["SHAPE"] == {"layers": 32, "dim": 4096, "vocab_size": 128256}
     order = export.files(plan, "torchtitan")["order.csv"]
     assert len(order.splitlines()) == 2
+    counted = made("llama-3-8b", tp=2, pp=2, vpp=2, zero=2, overlap=False, dtensor=True, micro_batch_size=2, devices=16)
+    for one, more in ((plan, True), (counted, False)):
+        assert ("torchtitan holds more than was priced" in main(one, "torchtitan")) == more
 
 
 @pytest.mark.parametrize(

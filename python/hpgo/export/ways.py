@@ -96,6 +96,8 @@ class WayJob:
                 f"{self.launcher.title} sums gradients behind the last backward pass of a stage, and the price has them"
                 " summed meanwhile"
             )
+        if runs is not None and runs.dtensor and not way.dtensor:
+            said.append(f"{self.launcher.title} holds more than was priced: `hpgo price --dtensor` counts it")
         if model.window and model.window < price.seq:
             layers = counted(len(model.window_layers), "layer")
             said.append(f"priced with a window of {model.window} tokens in {layers}: the model has to have it")
