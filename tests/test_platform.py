@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import replace
 from math import exp, log
@@ -155,6 +156,19 @@ def test_yaml_json_and_csv_hold_the_same_steps(tmp_path) -> None:
     assert found[0] == found[1] == found[2]
     assert [one.measured_s for one in found[0]] == [4.4, 3.1]
     assert found[0][1].predicted.way.recompute == "full"
+
+
+def test_a_step_may_say_every_argument_of_a_price(tmp_path) -> None:
+    usual = {
+        name: one.default for name, one in inspect.signature(hpgo.price).parameters.items()
+        if one.default not in (None, inspect.Parameter.empty)
+    }  # fmt: skip
+    said = {"model": "llama-3-8b", "cluster": "h100:1", "global_batch_size": 32, "seq": 8192, "seconds": 4.4}
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps({"hpgo_steps": 1, "steps": [said | usual, said]}), encoding="utf-8")
+    one, other = read_steps(path)
+    assert len(usual) > 15
+    assert one == other
 
 
 def test_the_command_writes_a_platform_that_plans_read(tmp_path, run) -> None:

@@ -57,8 +57,9 @@ _FLAGS = (
 )  # fmt: skip
 _COUNTS = (
     "tp", "pp", "vpp", "first_layers", "last_layers", "cp", "ep", "micro_batch_size", "recompute_layers",
-    "offload_layers", "devices",
+    "devices",
 )  # fmt: skip
+_FROM_NONE = ("zero", "offload_layers")
 _WORDS = ("schedule", "recompute", "precision")
 
 
@@ -351,7 +352,7 @@ def _step(row: Section) -> MeasuredStep:
     given: dict[str, Any] = {"global_batch_size": row.whole("global_batch_size", least=1)}
     given["seq"] = row.whole("seq", least=1)
     given |= {name: row.whole(name, least=1) for name in _COUNTS if name in row}
-    given |= {"zero": row.whole("zero")} if "zero" in row else {}
+    given |= {name: row.whole(name) for name in _FROM_NONE if name in row}
     given |= {name: row.flag(name) for name in _FLAGS if name in row}
     given |= {name: row.text(name) for name in _WORDS if name in row}
     model, name = row.text("model"), row.text("cluster")
