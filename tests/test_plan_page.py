@@ -188,10 +188,22 @@ def test_pointing_at_an_action_lights_its_stage_and_its_micro_batch(seen) -> Non
     assert "of micro-batch 2" in tab.locator("#tip").inner_text()
     near = tab.locator("#step .near").evaluate_all("all => all.map((one) => one.dataset.batch)")
     assert near == ["2"] * 4
+    assert tab.locator("#step #near ~ .number").count() == 2  # numbers of boxes stay above what is lit
     tab.locator("#step").focus()
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowDown")
     assert lit(tab) | {"actions": ["1"]} == SECOND
+
+
+def test_pointing_at_idle_time_lights_the_row_and_pales_that_of_others(seen) -> None:
+    tab = seen
+    idle = tab.locator("#step .idle-fill [data-rank='1']").bounding_box()
+    tab.mouse.move(idle["x"] + idle["width"] / 2, idle["y"] + idle["height"] / 2)
+    assert lit(tab) == SECOND
+    opacities = tab.locator("#step :is(.idle-fill, .idle-drain, .idle-dependency) [data-rank]").evaluate_all(
+        "all => all.map((one) => [one.dataset.rank, getComputedStyle(one).fillOpacity])"
+    )
+    assert {(rank, opacity == "1") for rank, opacity in opacities} == {("0", False), ("1", True)}
 
 
 def test_a_tap_on_a_phone_shows_what_pointing_shows(phone, served) -> None:

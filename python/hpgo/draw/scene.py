@@ -7,6 +7,7 @@ axis they share, the legend of what is really there, the comparison table, and n
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +152,8 @@ class _Canvas:
     px_per_s: float
     end_s: float
     memory_top_bytes: float
+    top: float = math.inf
+    """Of the first row."""
     items: list[Item] = field(default_factory=list)
     legend: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -213,10 +216,9 @@ def scene(timelines: Sequence[Timeline], options: Options) -> Scene:
             canvas.word("title", _MARGIN_PX, y + 16, line)
             y += 22
         y += 4
-    top = y
     for timeline, label in zip(timelines, labels, strict=True):
         y = _panel(canvas, timeline, label, y, headed=len(timelines) > 1 or bool(options.title or not timeline.title))
-    y = _axis(canvas, top + 26, y)
+    y = _axis(canvas, canvas.top, y)
     y = _legend(canvas, y + 30, barred(timelines))
     with_table = options.table and len(timelines) > 1
     if with_table:
@@ -258,6 +260,7 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float, *, headed:
         # Arrows need room to be seen between the rows.
         gap_px=1.0 if box_px <= 10 else 14.0 if options.transfers == "arrows" and not has_curve else 3.0,
     )
+    canvas.top = min(canvas.top, rows.top)
     _rank_labels(canvas, timeline, rows)
     if options.linked:
         _row_marks(canvas, rows)
@@ -329,9 +332,13 @@ def _crowding(canvas: _Canvas, timeline: Timeline) -> str:
 def _boxes(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
     if canvas.options.bubbles:
         for cause, chosen in _by(CAUSES, timeline.idle_cause):
-            y = rows.y(timeline.idle_rank[chosen])
-            idle = _Bars(timeline.idle_start_s[chosen], timeline.idle_end_s[chosen], y, rows.box_px)
-            canvas.items.append(canvas.boxes(f"idle-{cause}", idle))
+            ranks = timeline.idle_rank[chosen]
+            idle = _Bars(timeline.idle_start_s[chosen], timeline.idle_end_s[chosen], rows.y(ranks), rows.box_px)
+            boxes = canvas.boxes(f"idle-{cause}", idle)
+            if canvas.options.linked:
+                canvas.items += [boxes.where(ranks == rank, {"rank": f"{rank}"}) for rank in np.unique(ranks).tolist()]
+            else:
+                canvas.items.append(boxes)
             canvas.legend[f"idle-{cause}"] = palette.CAUSE_NAMES[cause]
     covered = bar_of_stage(timeline)
     for kind, chosen in _by(KINDS, timeline.kind):

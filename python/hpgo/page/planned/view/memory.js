@@ -2,7 +2,8 @@
 const legend = (names) => make("p", { class: "legend" }, ...names.map(([kind, name]) => make("span", {}, make("i", { class: kind === "line" ? kind : `fill is-${kind}` }), name)));
 
 function strips(into, label, rows, after) {
-  const box = make("div", { class: "strips", role: "group", "aria-label": label }, ...rows);
+  const longest = Math.max(...rows.map((row) => row.querySelector(".amount").textContent.length));
+  const box = make("div", { class: "strips", role: "group", "aria-label": label, style: { "--amount": `${longest}ch` } }, ...rows);
   into.replaceChildren(box, ...after);
   roving(box, ".strip");
 }

@@ -1,6 +1,6 @@
 // The simulated step, as the server draws it, lit from outside; or the picture to zoom and pan in.
 const stepOf = { host: null, shadow: null, request: null, timer: 0, zoomed: false, actions: null, at: -1 };
-const LIGHTING = "svg{display:block;width:100%;height:auto}svg *{pointer-events:none}[data-stage],[data-rank]{pointer-events:auto}[data-stage]{cursor:pointer}.lit [data-stage]:not(.on){fill-opacity:.22}.lit [data-rank].on{stroke:#2f66b3;stroke-width:2}.near{stroke:currentColor;stroke-width:1.6}";
+const LIGHTING = "svg{display:block;width:100%;height:auto}svg *{pointer-events:none}[data-stage],[data-rank]{pointer-events:auto}[data-stage]{cursor:pointer}.lit :is([data-stage],[data-rank]):not(.on){fill-opacity:.22}.lit .row .on{stroke:#2f66b3;stroke-width:2}.near{stroke:currentColor;stroke-width:1.6}";
 
 painted(() => {
   clearTimeout(stepOf.timer);
@@ -37,7 +37,7 @@ function draw(text) {
   }
   stepOf.shadow.innerHTML = `<style>${LIGHTING}</style>${text}`;
   const svg = stepOf.shadow.querySelector("svg");
-  svg.append(make("svg:g", { id: "near" }));
+  svg.append(make("svg:g", { id: "near" }), ...svg.querySelectorAll(".chunk, .number")); // which stay above what is lit
   stepOf.host.setAttribute("aria-label", `Timeline. ${svg.querySelector("desc")?.textContent ?? ""} Arrow keys go from action to action.`);
   if (state.offline) svg.style.minWidth = "640px"; // it was drawn for a wide page
   Object.assign(stepOf, { actions: null, at: -1 });
@@ -96,7 +96,7 @@ function listen(host) {
     const on = event.composedPath()[0];
     const action = on.dataset?.stage === undefined ? null : actionAt(on, event);
     if (action) lightAction(action);
-    else if (on.dataset?.rank !== undefined) lightRow(on);
+    else if (on.dataset?.rank !== undefined) lightRow(on.dataset.rank);
     else unlight();
   };
   host.addEventListener("pointermove", over);
@@ -130,8 +130,9 @@ function lightAction(action) {
   say(`${kind} of micro-batch ${batch}, stage ${stage}`);
 }
 
-function lightRow(row) {
-  const group = state.facts.groups[row.dataset.rank];
+function lightRow(rank) {
+  const row = stepOf.shadow.querySelector(`.row [data-rank="${rank}"]`);
+  const group = state.facts.groups[rank];
   if (!group || row === lit.self) return;
   row.dataset.stages = group.stages.join(" ");
   light(row, { title: groupName(group), rows: group.stages.length === 1 ? state.facts.stages[group.stages[0]].said : [["devices", group.name]] });

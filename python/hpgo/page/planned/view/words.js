@@ -9,6 +9,6 @@ function table(columns, rows, texts = []) {
 painted((facts) => {
   byId("words").replaceChildren(
     make("dl", {}, ...facts.report.summary.flatMap(([name, fact]) => [make("dt", {}, name), make("dd", {}, fact)])),
-    ...facts.report.tables.map(({ columns, rows }) => table(columns, rows)),
+    ...facts.report.tables.map(({ columns, rows }) => table(columns, rows, [columns.indexOf("layers")])),
   );
 });
