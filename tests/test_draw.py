@@ -561,6 +561,37 @@ def test_a_flow_arrow_leads_from_each_send_to_its_receive() -> None:
     assert all((e["pid"], e["tid"], e["ts"]) in slices for e in starts.values())
 
 
+_FIELDS = {"X": {"name", "cat", "ts", "dur", "tid"}, "M": {"name", "args"}, "C": {"name", "ts", "args"}}
+_FIELDS |= {"s": {"name", "cat", "id", "ts", "tid"}, "f": {"name", "cat", "id", "ts", "tid", "bp"}}
+
+
+@pytest.mark.parametrize("name", ["gpipe", "zb_v", "dualpipe_v"])
+def test_a_trace_keeps_the_rules_of_the_format_in_whole_nanoseconds_too(name: str) -> None:
+    """Perfetto cuts times off at nanoseconds, in some versions reads no exponents, and drops slices that overlap."""
+    one = timeline(name, ranks=4, micro_batches=16, unit_s=0.7e-3 / 3, latency_s=1e-4, memory=True)
+    text = drawn([one, timeline("1f1b", ranks=2)], ".json")
+    assert not re.search(r'"(ts|dur)":[^,}]*e', text)
+    lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    threads: dict[int, set[str]] = {}
+    for event in json.loads(text)["traceEvents"]:
+        assert _FIELDS[event["ph"]] | {"pid"} <= set(event)
+        if event["ph"] == "X":
+            start, length = int(event["ts"] * 1000), int(event["dur"] * 1000)
+            lanes.setdefault((event["pid"], event["tid"]), []).append((start, start + length))
+        elif event["ph"] == "C":
+            assert all(isinstance(value, float) for value in event["args"].values())
+        elif event["ph"] == "M" and "tid" in event:
+            threads.setdefault(event["tid"], set()).add(event["args"]["name"])
+        elif event["ph"] in "sf":  # an arrow is tied to the slice of its lane that is under way
+            starts, ends = zip(*lanes[event["pid"], event["tid"]], strict=True)
+            at = int(event["ts"] * 1000)
+            assert any(start <= at <= end + 1 for start, end in zip(starts, ends, strict=True))
+    assert all(len(names) == 1 for names in threads.values())
+    for slices in lanes.values():
+        slices.sort()
+        assert all(end <= start for (_, end), (start, _) in pairwise(slices))
+
+
 def test_memory_is_a_counter() -> None:
     one = timeline("1f1b", ranks=2, memory=True)
     counted = [e["args"]["bytes"] for e in events_of(one) if e["ph"] == "C" and e["pid"] == 0]
