@@ -151,6 +151,23 @@ def test_each_ending_and_theme_is_written_and_the_same_again(tmp_path, ending: s
     assert hpgo.draw_front([one], tmp_path / f"front{ending}").read_bytes().startswith(begins)
 
 
+def test_cells_stand_apart_in_pixels_too_whatever_their_pattern(tmp_path) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    one = hpgo.price("llama-3-8b", CLUSTER, tp=4, pp=8, **ASKED)
+    pixels = image.imread(hpgo.draw_way(one, CLUSTER, tmp_path / "way.png", theme="light"))
+    scene = way_picture.scene(one, CLUSTER)
+    scale = pixels.shape[1] / scene.width_px
+    stages = [item for item in scene.items if isinstance(item, Boxes) and item.style.startswith("stage-")]
+    assert len(stages) >= 8
+    for item in stages[:8]:
+        edge, within = (round(scale * x) for x in (item.x[1], item.x[1] + item.width[1] / 2))
+        rows = slice(round(scale * (item.y[1] + 6)), round(scale * (item.y[1] + item.height[1] - 6)))
+        between = pixels[rows, edge - 2 : edge + 3, :3].min(axis=2).max(axis=1)
+        inside = pixels[rows, within - 2 : within + 3, :3].min(axis=2).max(axis=1)
+        assert between.min() > inside.min(), item.style
+        assert between.min() > 0.75, item.style
+
+
 def test_dark_and_light_follow_the_reader_unless_one_is_asked_for(tmp_path) -> None:
     one = hpgo.price("llama-3-8b", CLUSTER, tp=2, pp=4, **ASKED)
     auto, dark = (

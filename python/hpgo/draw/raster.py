@@ -114,12 +114,15 @@ def _shape(axes: Axes, item: Boxes | Steps, theme: int, order: int, options: Opt
     codes[:, 0], codes[:, -1] = Outline.MOVETO, Outline.CLOSEPOLY
     edge: Any = look.stroke[theme] if look.stroke else "none"
     width = look.stroke_px * _POINTS_PER_PX
+    outline_of = Outline(corners.reshape(-1, 2), codes.ravel())
     if look.hatch and look.fill:
+        if look.stroke:
+            axes.add_artist(PathPatch(outline_of, fill=False, edgecolor=edge, linewidth=width, zorder=order + 0.5))
         # Hatches take the colour of the edge.
         opacity = palette.PRINT_OPACITY if options.hatch else palette.HATCH_OPACITY
         edge, width = (palette.ink_on(look.fill[theme]), opacity), 0.0
     patch = PathPatch(
-        Outline(corners.reshape(-1, 2), codes.ravel()),
+        outline_of,
         facecolor=look.fill[theme] if look.fill else "none",
         edgecolor=edge,
         linewidth=width,
