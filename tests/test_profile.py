@@ -407,6 +407,7 @@ def test_a_model_that_export_refuses_is_told_once_with_the_line_and_the_way_out(
     assert "mine.py, `if made.sum() > 0:`" in told
     assert "line 7 of" in told
     assert "as a list of modules" in told
+    assert [line.partition(":")[0] for line in told.splitlines()] == ["error", "hint"]
     run("profile", "mine:listed", "--time-limit", "0s")
 
 

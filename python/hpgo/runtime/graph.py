@@ -9,7 +9,11 @@ of rows.
 
 from __future__ import annotations
 
+import io
+import logging
+import sys
 import traceback
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +28,7 @@ from hpgo.runtime.grouping import Place, grouped
 from hpgo.runtime.modules import Given, Network, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -50,7 +54,10 @@ def _export(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
     was_training = model.training
     model.train()
     try:
-        program = torch.export.export(model, examples, dynamic_shapes=tuple({0: batch} for _ in examples), strict=False)
+        with _told_once():
+            program = torch.export.export(
+                model, examples, dynamic_shapes=tuple({0: batch} for _ in examples), strict=False
+            )
     except Exception as error:  # whatever torch or the user's own module raises
         _check_example(model, inputs)
         raise ArgumentError(
@@ -64,6 +71,19 @@ def _export(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
     user = [node for node in program.graph.nodes if node.op == "placeholder"][-len(examples) :]
     symbol = user[0].meta["val"].shape[0]
     return program, symbol.node.expr if isinstance(symbol, torch.SymInt) else None
+
+
+@contextmanager
+def _told_once() -> Iterator[None]:
+    """Within it, torch writes nothing to stderr beside an exception, which would be its logs and its whole graph."""
+    disabled, said = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.ERROR)
+    try:
+        with redirect_stderr(said):
+            yield
+        sys.stderr.write(said.getvalue())
+    finally:
+        logging.disable(disabled)
 
 
 def _check_example(model: nn.Module, inputs: Sequence[Tensor]) -> None:
