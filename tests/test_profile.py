@@ -415,7 +415,7 @@ LACKS = """
 import json, resource, sys
 import hpgo, hpgo.runtime, torch
 layers, room = json.loads(sys.argv[1])
-inner = [torch.nn.Linear(4096, 4096, device="meta") for _ in range(layers)]
+inner = [torch.nn.Sequential(torch.nn.Linear(4096, 4096, device="meta"), torch.nn.ReLU()) for _ in range(layers)]
 work = hpgo.runtime.Workload(inner, torch.zeros(2, 4096), torch.zeros(2, 4096), torch.nn.functional.mse_loss)
 hpgo.runtime.profile("mlp:layers=2,width=8", seconds=0)  # loads all that there is to load
 held = int(open("/proc/self/statm").read().split()[0]) * 4096

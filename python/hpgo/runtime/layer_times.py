@@ -369,7 +369,7 @@ class Bench:
         def keep(tensor: Tensor) -> Tensor:
             if _address(tensor) not in own:
                 kept[_address(tensor)] = tensor.untyped_storage().nbytes()
-            return tensor
+            return tensor.detach()  # a graph that is given its own output to keep is never freed
 
         with self._running(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             taken = self._arguments(one, is_whole=False)
