@@ -63,6 +63,7 @@ MOST_WITH_TORCH_S = 12.0  # ... and into those that load torch first
 WITH_TORCH = {"profile", "measure-links", "run", "run, emulated", "variants"}
 LEAVING_S = 10.0  # for which processes that were told to end may take
 IDLE_S, TICKS_S = 5.0, 0.05  # in the former less than the latter: a command waits, as `serve` does, and stays there
+_SCHEDULED = 2  # of a process, as `clock_getcpuclockid` names its clock
 HEAD = """| command | into it, at most | moments | interrupted | done all the same | longest to the end |
 |---|---:|---:|---:|---:|---:|"""
 
@@ -79,16 +80,14 @@ class Outcomes:
 
 
 def used_s(pid: int) -> float:
-    """Processor time of a process, its threads, and all that it has started."""
-    spent_s = 0.0
+    """Processor time of a process, its threads, those that have ended too, and all that it has started."""
     try:
         ended = (Path(f"/proc/{pid}/stat").read_text(encoding="ascii")).rpartition(")")[2].split()[13:15]
-        spent_s += sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")
+        spent_s = sum(map(int, ended)) / os.sysconf("SC_CLK_TCK") + time.clock_gettime(~pid << 3 | _SCHEDULED)
     except OSError:  # it has just ended
-        return spent_s
+        return 0.0
     for thread in Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(OSError):
-            spent_s += int((thread / "schedstat").read_text(encoding="ascii").split()[0]) / 1e9
             spent_s += sum(used_s(int(child)) for child in (thread / "children").read_text(encoding="ascii").split())
     return spent_s
 
