@@ -19,7 +19,7 @@ def profiles(draw: st.DrawFn) -> hpgo.Profile:
     return hpgo.Profile("one layer", tuple(sizes), (layer,), ())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(profile=profiles(), batch_size=st.integers(1, 200))
 def test_a_stage_costs_natively_what_the_line_between_its_measures_says(profile: hpgo.Profile, batch_size: int) -> None:
     options = {"global_batch_size": batch_size, "micro_batch_size": batch_size, "min_micro_batch_size": 1}

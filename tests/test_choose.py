@@ -94,7 +94,7 @@ def test_the_planned_step_and_memory_are_the_simulated_ones(name: str) -> None:
     assert timeline.measures.peak_memory_bytes == pytest.approx([stage.memory.total_bytes for stage in plan.stages])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     forward_s=st.lists(st.floats(0.2, 2.0), min_size=2, max_size=6),
     batch=st.sampled_from([4, 8, 12]),

@@ -73,7 +73,7 @@ def brute_force(name: str, profile: hpgo.Profile, machines: hpgo.Cluster, batch:
     return best
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(questions(most=7), st.sampled_from([name for name in CHUNKED if name != "dualpipe_v"]))
 def test_the_plan_is_the_best_of_all_cuts_and_none_goes_below_the_bound(
     question: tuple[hpgo.Profile, float, float], name: str
@@ -103,7 +103,7 @@ def balanced(seconds: list[float], stages: int) -> tuple[int, ...]:
     return min(cuts(len(seconds), stages), key=longest)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(questions(), st.sampled_from(list(CHUNKED)), st.booleans())
 def test_a_plan_is_never_worse_than_balanced_cuts_on_equal_groups(
     question: tuple[hpgo.Profile, float, float], name: str, recompute: bool
@@ -169,7 +169,7 @@ def test_a_launcher_with_equal_replicas_gets_equal_groups() -> None:
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(questions(), st.sampled_from(list(CHUNKED)), st.booleans())
 def test_groups_hold_what_the_simulation_says_and_no_more_than_they_have(
     question: tuple[hpgo.Profile, float, float], name: str, recompute: bool

@@ -175,7 +175,7 @@ def clusters() -> st.SearchStrategy[Cluster]:
     return st.builds(Cluster, words, machines, links(), links(), words)
 
 
-FILES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FILES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @FILES

@@ -43,7 +43,7 @@ def priced(*, ends=None, layers=None, **way) -> hpgo.Price | None:
 
 
 @given(here=ways, there=ways)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_differences_of_terms_add_up_to_that_of_the_steps_and_of_the_fullest_gpus(here, there) -> None:
     one, two = priced(**here), priced(**there)
     if one is None or two is None:
@@ -58,7 +58,7 @@ def test_differences_of_terms_add_up_to_that_of_the_steps_and_of_the_fullest_gpu
 
 
 @given(here=ways, there=ways)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_differs_makes_one_way_of_the_other(here, there) -> None:
     one, two = priced(**here), priced(**there)
     if one is None or two is None:

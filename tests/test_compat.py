@@ -251,7 +251,7 @@ def test_a_thousand_devices_get_an_answer(seps):
     assert stages[-1][3][-1] == 1023
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(1, 9), min_size=2, max_size=9).map(lambda layers: [float(layer) for layer in layers]),
     st.integers(3, 6),
@@ -291,7 +291,7 @@ def speedup_by_hand(conductor, bottleneck_s, stages):
     return sums[-1] / (length_s + max(late_s))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 1e9), st.floats(0, 1e9)), min_size=2, max_size=6),
     st.sampled_from([[2], [3], [1, 2, 3], [2, 4], [3, 4], [2, 4, 5]]),
@@ -320,7 +320,7 @@ def test_no_split_in_two_scores_better_than_the_one_found(layers, seps, global_b
     assert asked.res[-1].speedup == pytest.approx(max(scores), rel=1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.floats(0.01, 10), min_size=1, max_size=12),
     st.lists(st.integers(1, 5), min_size=1, max_size=4).map(lambda sizes: list(itertools.accumulate(sizes))),

@@ -469,7 +469,7 @@ def busy_ranks(draw):
     return ranks, Intervals(np.array(rank, int), np.array(start), np.array(end)), np.array(weight)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(busy_ranks(), st.integers(1, 9), st.integers(1, 3), st.sampled_from([1, 2, 2**20]))
 def test_shares_are_what_adding_up_overlaps_gives(busy, columns: int, per_row: int, at_once: int) -> None:
     ranks, intervals, weight = busy

@@ -135,7 +135,7 @@ def test_products_cost_two_operations_for_each_term_of_each_value(
     efficiency=st.floats(0.01, 1),
     sizes=st.sets(st.integers(1, 10**5), min_size=1, max_size=3),
 )
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_efficiency_divides_times_a_type_scales_bytes_and_neither_changes_layers(
     tmp_path: Path, dtype: str, efficiency: float, sizes: set[int]
 ) -> None:
@@ -381,7 +381,7 @@ def test_without_the_package_the_way_to_it_is_told(tmp_path: Path, monkeypatch: 
 
 
 @given(at=st.integers(0, 400), value=st.binary(min_size=0, max_size=4))
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_gives_a_profile_or_an_error_that_can_be_printed(tmp_path: Path, at: int, value: bytes) -> None:
     data = MLP.SerializeToString()
     path = tmp_path / "damaged.onnx"

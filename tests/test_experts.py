@@ -202,7 +202,7 @@ ways = st.builds(
 
 
 @given(model=st.sampled_from([MIXTRAL, DEEPSEEK]), way=ways, rounds=st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_step_is_quicker_than_its_bound_and_shares_add_up(model, way: Way, rounds: int) -> None:
     if stage_layers(model.layers, way.stages, laid_out=True) is None:
         return
@@ -268,7 +268,7 @@ models = st.builds(
 
 
 @given(model=models, gpus=st.sampled_from([1, 2, 4]), batch=st.sampled_from([2, 4]), top=st.integers(1, 5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, top: int) -> None:
     cluster = hpgo.Cluster.preset("h100").first(gpus)
     every = every_way(model, cluster, batch, 1024)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import hpgo
@@ -128,7 +128,7 @@ def uneven() -> hpgo.Plan:
 # --- What is written is what was planned ------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
     st.integers(1, 3),
@@ -581,7 +581,7 @@ NASTY = [
 UNNUMBERED = st.text(min_size=1, max_size=20).filter(lambda text: not any(map(str.isdecimal, text)))
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(st.sampled_from(NASTY) | UNNUMBERED, st.text(max_size=20), st.text(max_size=20))
 @example(NASTY[0], NASTY[1], NASTY[2])
 @example(NASTY[3], NASTY[4], NASTY[5])

@@ -578,7 +578,7 @@ def mutated(document: Any) -> st.SearchStrategy[str]:
     return changes.map(apply)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @given(text=mutated(PIPER) | mutated(DNN) | mutated(traced(2, kernel=9)))
 def test_reading_any_file_of_another_tool_gives_a_profile_or_a_named_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "fuzz.json"

@@ -354,7 +354,7 @@ def mutated(document: Any) -> st.SearchStrategy[Any]:
     return changes.map(apply)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(
     times=mutated(TIMES), memory=st.just(MEMORY) | mutated(MEMORY), one=mutated(metis(1)), kept=st.none() | st.just(8)
 )

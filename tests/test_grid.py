@@ -92,7 +92,7 @@ def listed(every: dict[tuple, hpgo.Price], room_bytes: float) -> list[hpgo.Price
     top=st.integers(1, 8),
     share=st.floats(0.1, 1.0),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, top: int, share: float) -> None:
     cluster = hpgo.Cluster.preset("h100").first(gpus)
     every = every_way(model, cluster, batch, 1024)

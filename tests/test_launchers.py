@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hpgo
@@ -135,7 +135,6 @@ def test_each_row_of_the_table_names_schedules_that_there_are() -> None:
         assert launcher(f"{row.name}@{row.version}" if row.version else row.name) == row
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from([row for row in TABLE if row.trains]),
     st.sampled_from(["1f1b", "eager_1f1b", "gpipe", "zb"]),

@@ -23,7 +23,7 @@ KNOWN = ("tp", "sp", "cp", "pp", "vpp", "schedule zb_v", "zero 2", "zero 3", "ze
 
 
 @given(known=st.sets(st.sampled_from(KNOWN)), top=st.sampled_from([1, 3]), error=st.sampled_from([0.02, 0.15, 0.6]))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_of_ways_within_the_error_the_best_relies_on_the_least_that_nobody_measured(
     known: set[str], top: int, error: float
 ) -> None:

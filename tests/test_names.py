@@ -51,7 +51,7 @@ NASTY = [
     "_hidden",
 ]
 names = st.text(st.characters(), min_size=1, max_size=20) | st.sampled_from(NASTY)
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def named(name: str) -> list[hpgo.Timeline]:

@@ -29,8 +29,8 @@ from hpgo.show.chain_picture import svg
 from hpgo.show.chain_report import explain, table
 
 MEGA = 2**20
-FEW = settings(max_examples=150, deadline=None)
-MANY = settings(max_examples=700, deadline=None)
+FEW = settings(max_examples=150)
+MANY = settings(max_examples=700)
 
 
 @dataclass

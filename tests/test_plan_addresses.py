@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hpgo
@@ -21,7 +21,6 @@ QUESTION = (("model", "bert-48"), ("cluster", "dapple-a"), ("batch", "64"))
 numbers = st.lists(st.integers(0, 999), min_size=1, max_size=8)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other processes may have the processors
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=4))
 def test_stages_are_read_as_they_were_written(rows) -> None:
     asked = asked_of([*QUESTION, ("stages", stages_text(rows))])
@@ -31,7 +30,6 @@ def test_stages_are_read_as_they_were_written(rows) -> None:
 words = st.one_of(st.text(max_size=20), st.from_regex(r"[0-9@+,-]{0,20}", fullmatch=True))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(st.sampled_from(["stages", "batch", "devices", "reserve", "shard", "recompute", *FIELDS]), words)

@@ -111,7 +111,7 @@ def questions(draw: st.DrawFn) -> tuple[hpgo.Profile, hpgo.Cluster, dict[str, An
     return draw(profiles()), draw(clusters()), options
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(questions())
 def test_a_plan_from_a_file_has_its_price_to_the_last_digit_and_so_have_its_alternatives(
     question: tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]],
@@ -202,7 +202,7 @@ def test_windows_are_those_of_the_file_and_are_not_chosen_again(plan: hpgo.Plan)
 # --- What crosses cuts ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(questions())
 def test_what_crosses_a_cut_is_what_its_transfer_was_priced_with(
     question: tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]],

@@ -427,7 +427,7 @@ def test_one_huge_layer_lacks_about_what_it_holds() -> None:
         hpgo.plan(profile, pair(), global_batch_size=64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from([2e7, 4e7, 8e7, 1e9]), min_size=1, max_size=6),
     st.sampled_from([1, 2, 4, 7, 8]),
@@ -780,7 +780,7 @@ def _questions(draw: st.DrawFn) -> tuple[hpgo.Profile, hpgo.Cluster, dict[str, A
     return profile, cluster, options
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_questions())
 def test_no_plan_of_all_beats_the_bound_or_the_plan_by_more_than_its_gap(
     question: tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]],

@@ -38,7 +38,7 @@ def measured(computing: float, exchange: float, ways=WAYS) -> list[hpgo.Measured
 
 
 @given(factor=st.floats(0.5, 2.0), count=st.integers(1, 5))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_platform_that_is_slower_in_all_is_found_from_any_number_of_steps(factor: float, count: int) -> None:
     found = hpgo.fit_platform(measured(factor, factor, WAYS[:count])).platform
     assert found.computing == found.exchange == pytest.approx(factor, rel=1e-9)
@@ -46,7 +46,7 @@ def test_a_platform_that_is_slower_in_all_is_found_from_any_number_of_steps(fact
 
 
 @given(computing=st.floats(0.7, 1.5), apart=st.sampled_from([0.5, 0.7, 1.5, 2.0]))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_a_platform_whose_exchange_differs_is_found_from_steps_that_exchange_more_and_less(
     computing: float, apart: float
 ) -> None:

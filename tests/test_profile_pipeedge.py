@@ -212,7 +212,7 @@ figures = st.one_of(st.integers(), st.floats(0, 1e9), st.lists(st.floats(0, 1), 
 @example({"1": [[]]}, ["1"], 0, False)  # a list that begins below its key's first letter
 @example({"a": {"b": [0.5, 1]}}, ["a", "b"], [0.25] * 30, False)
 @example({"1": {}, "11": None}, ["1", "1"], 0, True)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_value_is_put_where_it_belongs_into_any_document(
     document: dict[str, Any], path: list[str], value: Any, flow: bool | None
 ) -> None:

@@ -325,7 +325,7 @@ def profiles(*, plain: bool = False) -> st.SearchStrategy[hpgo.Profile]:
     return st.lists(st.integers(1, 2**32 - 1), min_size=1, max_size=most, unique=True).map(sorted).flatmap(of_sizes)
 
 
-IN_A_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @IN_A_FOLDER
@@ -336,7 +336,6 @@ def test_any_profile_survives_the_native_format(tmp_path, profile, ending):
     assert hpgo.read_profile(path) == profile
 
 
-@settings(deadline=None)
 @given(profile=profiles(plain=True))
 def test_any_plain_profile_survives_pipedream_text(profile):
     again = pipedream.parse(
@@ -345,7 +344,6 @@ def test_any_plain_profile_survives_pipedream_text(profile):
     assert again == profile
 
 
-@settings(deadline=None)
 @given(profile=profiles())
 def test_any_profile_can_be_written_as_pipedream_text(profile):
     for batch_size in profile.batch_sizes:

@@ -140,7 +140,7 @@ def programs(draw: st.DrawFn) -> hpgo.Program:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs())
 def test_every_message_has_one_sender_and_one_receiver_and_rows_arrive_once(program: hpgo.Program) -> None:
     ranks = [program.for_rank(rank) for rank in range(program.world_size)]
@@ -166,7 +166,7 @@ def test_every_message_has_one_sender_and_one_receiver_and_rows_arrive_once(prog
     assert max(sent.values(), default=1) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs())
 def test_every_rank_runs_its_schedule_ranks_actions_in_order(program: hpgo.Program) -> None:
     for rank in range(program.world_size):
@@ -182,7 +182,7 @@ def test_every_rank_runs_its_schedule_ranks_actions_in_order(program: hpgo.Progr
         assert [f"{action.stage}{action.kind}{action.micro_batch}" for action in mine.actions] == halves
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs())
 def test_gradient_sums_reach_every_copy_of_every_layer(program: hpgo.Program) -> None:
     holders: dict[str, set[int]] = {}
@@ -197,7 +197,7 @@ def test_gradient_sums_reach_every_copy_of_every_layer(program: hpgo.Program) ->
     assert {layer: set(one.ranks) for one in program.sums for layer in one.layers} == holders
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs())
 def test_programs_survive_json_and_pickling(program: hpgo.Program) -> None:
     text = program.to_json()

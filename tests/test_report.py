@@ -53,7 +53,7 @@ def plans(draw: st.DrawFn) -> hpgo.Plan:
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(plans())
 def test_the_parts_of_a_step_add_up_to_it_and_none_is_negative(plan: hpgo.Plan) -> None:
     parts = limits.parts(plan.stages, plan.micro_batches, plan.step_s)
@@ -61,7 +61,7 @@ def test_the_parts_of_a_step_add_up_to_it_and_none_is_negative(plan: hpgo.Plan) 
     assert min(part.seconds for part in parts) >= -1e-12
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(plans())
 def test_every_report_fits_eighty_columns_and_has_each_stage_in_a_row_of_each_table(plan: hpgo.Plan) -> None:
     lines = report.table(plan).splitlines()
@@ -71,7 +71,7 @@ def test_every_report_fits_eighty_columns_and_has_each_stage_in_a_row_of_each_ta
     assert covered == 3 * [*range(len(plan.stages))]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(plans())
 def test_json_keeps_the_whole_plan_and_obeys_the_published_schema(plan: hpgo.Plan) -> None:
     text = plan.to_json()
@@ -207,7 +207,7 @@ def test_devices_are_written_as_ranges(devices: list[int], text: str) -> None:
     assert report.device_ranges(devices) == text
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_damaged_plan_is_an_error_or_a_plan_that_prints(bert: hpgo.Plan, data: st.DataObject) -> None:
     document = json.loads(bert.to_json())

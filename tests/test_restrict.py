@@ -91,7 +91,7 @@ def every_plan(
                             )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(questions(), st.sampled_from(["megatron", "deepspeed", "torchtitan@0.2"]))
 def test_no_plan_that_a_launcher_runs_beats_its_bound_and_a_proof_is_one(
     question: tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]], name: str
@@ -112,7 +112,7 @@ def test_no_plan_that_a_launcher_runs_beats_its_bound_and_a_proof_is_one(
     assert found.gap or found.step_s <= min(steps) * ROUNDING
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(questions(), st.sampled_from(TRAINERS))
 def test_a_plan_for_a_launcher_is_what_it_runs_no_shorter_than_any_and_its_exporter_takes_it(
     question: tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]], name: str

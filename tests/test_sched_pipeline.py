@@ -172,7 +172,7 @@ def every_schedule(files: Files) -> Iterator[list[tuple[str, int, int]]]:
 @given(
     st.fixed_dictionaries({name: st.integers(0, 2) for name in ("slow", "fast", "wide")}), st.sampled_from([0, 2, 9])
 )
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_schedule_of_all_beats_the_one_printed(tmp_path, sched_pipeline, hosts, buffers):
     args = [*toy_files(tmp_path, hosts), "-i", str(buffers), "-o", str(buffers)]
     result = sched_pipeline(tmp_path, *args)

@@ -79,7 +79,7 @@ def test_the_table_is_there_for_machines() -> None:
     group_size=st.none() | st.integers(0, 9),
     cap=st.none() | st.integers(0, 9),
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_any_request_gives_a_valid_schedule_or_an_error_with_a_way_out(
     name: str, ranks: int, micro_batches: int, chunks: int | None, group_size: int | None, cap: int | None
 ) -> None:
@@ -132,7 +132,7 @@ def test_numbers_that_make_no_sense_are_named(arguments: dict[str, object], mess
         hpgo.schedule("zb", **arguments)  # type: ignore[arg-type]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), ranks=st.integers(1, 5), micro_batches=st.integers(1, 8))
 def test_orders_fitted_to_any_durations_can_be_run(data: st.DataObject, ranks: int, micro_batches: int) -> None:
     family = data.draw(st.sampled_from([family for family in hpgo.schedules() if "durations" in family.options]))
@@ -292,14 +292,12 @@ LAYOUTS = st.lists(st.text("Etm", min_size=1, max_size=6), min_size=1, max_size=
 
 
 @given(LAYOUTS)
-@settings(deadline=None)
 def test_layouts_go_out_and_in_again(stages: tuple[str, ...]) -> None:
     layout = hpgo.Layout(stages)
     assert hpgo.Layout.from_text(str(layout)) == layout
 
 
 @given(st.text("EtmL|()*,0123 x", max_size=20))
-@settings(deadline=None)
 def test_any_layout_text_is_read_or_refused(text: str) -> None:
     try:
         layout = hpgo.Layout.from_text(text)

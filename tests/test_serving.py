@@ -85,7 +85,7 @@ def test_vllm_and_sglang_get_the_blocks_of_each_stage_and_the_sizes(engine: str,
     assert "CUDA_VISIBLE_DEVICES" not in main(plan, engine)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=9))
 def test_llama_cpp_lays_each_block_on_the_device_of_its_stage(counts: list[int]) -> None:
     import numpy as np

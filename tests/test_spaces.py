@@ -80,7 +80,7 @@ FIELDS = {"tp": "tensor", "cp": "context", "pp": "pipeline", "vpp": "chunks", "d
 
 
 @given(st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(data: st.DataObject) -> None:
     name, other = data.draw(st.permutations(sorted(FIXED)))[:2]
     value, left = data.draw(st.sampled_from(FIXED[name])), data.draw(st.sampled_from(FIXED[other]))

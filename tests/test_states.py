@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import networkx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toys import chain
 
@@ -55,7 +55,6 @@ def branching_profiles(draw):
 
 
 @given(branching_profiles())
-@settings(deadline=None)
 def test_cuts_are_the_antichains_of_the_graph_and_carry_what_is_read_behind_them(profile):
     graph = networkx.DiGraph(profile.edges)
     graph.add_nodes_from(layer.id for layer in profile.layers)

@@ -44,7 +44,7 @@ def partly(family: Family, one: Candidate, layers: int) -> Stages:
 
 
 @given(model=models, gpus=st.sampled_from([2, 3, 4, 8]), batch=st.sampled_from([1, 4, 12]), megatron=st.booleans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_no_way_takes_or_holds_less_than_its_family_knows(model, gpus: int, batch: int, megatron: bool) -> None:
     for family in grid(model, gpus, batch, MEGATRON if megatron else TORCHTITAN):
         held = {(one.cut, one.zero, one.anew): least for least, one in family.leanest()}
@@ -62,7 +62,7 @@ def test_no_way_takes_or_holds_less_than_its_family_knows(model, gpus: int, batc
 
 
 @given(model=models, gpus=st.sampled_from([2, 4]), batch=st.sampled_from([2, 8]), share=st.floats(0.0, 1.0))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_what_computes_some_layers_anew_computes_no_fewer_and_takes_no_less_than_its_family_knows(
     model, gpus: int, batch: int, share: float
 ) -> None:

@@ -106,7 +106,7 @@ def test_every_gpu_is_a_cell_of_its_own_in_the_colour_of_its_rank(cluster: str, 
     data=st.integers(1, 4),
     pipeline=st.integers(1, 4),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_places_are_all_different_and_groups_have_their_size(tensor, context, data, pipeline) -> None:
     way = Way(tensor=tensor, context=context, data=data, pipeline=pipeline)
     places = [place(way, gpu) for gpu in range(way.gpus)]

@@ -32,7 +32,7 @@ def plan() -> hpgo.WayPlan:
     zero=st.integers(0, 3), gpus=st.sampled_from([32, 64]), recompute=st.sampled_from(["none", "selective", "full"]),
     precision=st.sampled_from(["bf16", "fp16", "fp8"]), last=st.sampled_from([None, 2]),
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_file_reads_back_as_the_same_way_at_the_same_price(
     gpus: int, vpp: int, pp: int, last: int | None, **asked: Any
 ) -> None:

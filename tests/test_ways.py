@@ -305,7 +305,7 @@ ways = st.builds(
 
 
 @given(way=ways, rounds=st.integers(1, 4))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_no_step_is_quicker_than_its_bound_and_shares_add_up(way: Way, rounds: int) -> None:
     assume(stage_layers(LLAMA.layers, way.stages) is not None)
     cluster = hpgo.Cluster.preset(f"h100:{-(-way.gpus // 8)}").first(way.gpus)
@@ -333,7 +333,7 @@ def test_a_shape_has_all_that_a_layer_takes(way: Way, flags: tuple[bool, bool, b
 
 
 @given(way=ways, rounds=st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_fullest_gpu_is_that_of_all(way: Way, rounds: int) -> None:
     assume(stage_layers(LLAMA.layers, way.stages) is not None)
     cluster = hpgo.Cluster.preset(f"h100:{-(-way.gpus // 8)}").first(way.gpus)
