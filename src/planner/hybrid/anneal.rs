@@ -482,11 +482,6 @@ impl<'a> Annealing<'a> {
     }
 }
 
-/// Whether so much work is too little for even a small crowd to get anywhere, as on a cluster of many machines.
-pub(super) fn is_slow(plan: &Sketch, effort: u64) -> bool {
-    effort / step_cost(plan) < LEAST_STEPS * LEAST_CROWD as u64
-}
-
 /// What one step of a plan takes, in nanoseconds or so.
 fn step_cost(plan: &Sketch) -> u64 {
     let (stages, machines) = (plan.stages() as u64, plan.free.len() as u64);

@@ -25,30 +25,47 @@ pub(super) struct Known {
     open_s: Option<f64>,
     /// Whether the last of them took little.
     is_tabled_soon: bool,
+    /// What a first bound took.
+    pub first: u64,
     /// How far above the bound the next pass looks, if one has.
     rise_s: Option<f64>,
+    /// The highest threshold of a pass that went to its end, and what its labels took.
+    ended: Option<(f64, u64)>,
     /// How many passes took too much.
     failed: u32,
     /// The least threshold of one, if any did.
     failed_s: Option<f64>,
+    /// The least allowance that was too little for a pass, or for another one.
+    too_little: Option<u64>,
 }
 
 /// Passes over one size that may take too much before it is left as it is.
 const MOST_FAILED: u32 = 6;
-/// No threshold is tried that is nearer, as a share, to one that took too much.
+/// What took too much is tried again with so many times the allowance.
+const MORE: f64 = 1.5;
+/// No threshold is tried that is nearer, as a share, to one that took too much, or would by what passes took so far.
 const CLOSE: f64 = 5e-3;
+const SOON_TOO_MUCH: f64 = 2e-3;
+/// Of what a pass may take, how much the next one is to take by what the last two took.
+const LIKELY: f64 = 0.8;
+/// What labels take counts as no less than one in so many parts of that.
+const NOTABLE: u64 = 5_000;
 /// How far towards a threshold that took too much the next one lies.
 const NEARER: f64 = 0.4;
 
 /// Tables go on until they say so nearly, as a part of the threshold, where they begin to leave plans.
 const TABLED: f64 = 0.01;
 /// They take little if so many times that is less than the allowance.
-const SOON: u64 = 20;
+const SOON: u64 = 8;
+/// About how much more they take than a first bound.
+const DEEPER: u64 = 30;
 /// How far above that the first pass looks; each next one twice as far as the one before if that took so small a part of
-/// what a pass may take, and half as far if it took so large a part.
+/// what a pass may take.
 const FIRST_RISE: f64 = 0.02;
 const LITTLE: f64 = 0.02;
-const MUCH: f64 = 0.1;
+
+/// Sizes with the lowest bounds whose bounds are raised at a time.
+const AT_ONCE: usize = 2;
 
 /// What raising the bounds took.
 #[derive(Debug, Clone, Copy, Default)]
@@ -69,13 +86,18 @@ pub(super) fn raise(
     spent.work += (unknown)
         .map(|(suffixes, known)| {
             let (first_s, work) = prefixes::least_step_s(&suffixes.task, suffixes.links(true), step_s, control);
-            known.bound_s = known.bound_s.max(first_s.min(step_s));
+            (known.bound_s, known.first) = (known.bound_s.max(first_s.min(step_s)), work);
             work
         })
         .sum::<u64>();
-    // What took too much of another allowance may not take too much of this one.
-    for (_, known) in sizes.iter_mut().filter(|(_, known)| known.failed > 0) {
-        **known = Known { bound_s: known.bound_s, open_s: known.open_s, ..Known::default() };
+    // With much more than before, what took too much may not.
+    let count = sizes.iter().filter(|(_, known)| !known.is_done || known.too_little.is_some()).count() as u64;
+    let allowed = effort.shared_out(0, 0, count).work_of_pass;
+    for (_, known) in sizes.iter_mut() {
+        if known.too_little.is_some_and(|then| allowed as f64 > MORE * then as f64) {
+            let Known { bound_s, open_s, is_tabled_soon, first, .. } = **known;
+            **known = Known { bound_s, open_s, is_tabled_soon, first, ..Known::default() };
+        }
     }
     // Beyond the bound of a size that goes no further, no other one matters.
     let mut most_s = step_s;
@@ -93,11 +115,17 @@ pub(super) fn raise(
         let is_open = |known: &Known| !known.is_done && known.bound_s < limit_s;
         let count = sizes.iter().filter(|(_, known)| is_open(known)).count() as u64;
         let effort = effort.shared_out(spent.labels, spent.work, count);
-        let open = sizes.par_iter_mut().filter(|(_, known)| is_open(known));
+        let mut bounds: Vec<f64> =
+            sizes.iter().filter(|(_, known)| is_open(known)).map(|(_, known)| known.bound_s).collect();
+        bounds.sort_by(f64::total_cmp);
+        let lowest_s = bounds.get(AT_ONCE - 1).copied().unwrap_or(f64::INFINITY);
+        let open = sizes.par_iter_mut().filter(|(_, known)| is_open(known) && known.bound_s <= lowest_s);
         let found: Vec<Spent> = open
             .map(|(suffixes, known)| {
                 let open_s = known.open_s.unwrap_or(f64::INFINITY);
-                if most_s.is_finite() && open_s > known.bound_s + TABLED * limit_s {
+                // Where tables take little, so do the first passes, which come as near.
+                let is_tabled = known.is_tabled_soon && known.open_s.is_some();
+                if most_s.is_finite() && !is_tabled && open_s > known.bound_s + TABLED * limit_s {
                     tabled(suffixes, known, (limit_s, most_s), effort, control)
                 } else {
                     passed(suffixes, known, limit_s, effort, control)
@@ -120,7 +148,8 @@ fn tabled(
     effort: Effort,
     control: &Control,
 ) -> Spent {
-    let most_s = if known.is_tabled_soon { most_s } else { limit_s };
+    let is_soon = known.is_tabled_soon || (known.open_s.is_none() && SOON * DEEPER * known.first < effort.work);
+    let most_s = if is_soon { most_s } else { limit_s };
     // Halfway to where plans are left, or as far as anybody asks.
     let limit_s = known.open_s.map_or(most_s, |open_s| most_s.min(known.bound_s.midpoint(open_s)));
     let (least_s, work) = prefixes::tabled_s(&suffixes.task, suffixes.links(true), limit_s, control);
@@ -134,6 +163,7 @@ fn tabled(
 
 /// What one pass says of one size.
 fn passed(suffixes: &mut Suffixes<'_>, known: &mut Known, limit_s: f64, effort: Effort, control: &Control) -> Spent {
+    let allowed = effort.work_of_pass;
     let rise_s = known.rise_s.unwrap_or(FIRST_RISE * known.bound_s);
     let limit_s = limit_s.min(known.bound_s + rise_s);
     let nearer_s = known.failed_s.map(|failed_s| known.bound_s + NEARER * (failed_s - known.bound_s));
@@ -142,27 +172,33 @@ fn passed(suffixes: &mut Suffixes<'_>, known: &mut Known, limit_s: f64, effort: 
         known.is_done = true;
         return Spent::default();
     };
-    let PassResult { shortest_s, bound_s, labels, work, .. } = found;
+    let PassResult { shortest_s, bound_s, labels, work, tables, .. } = found;
     known.bound_s = known.bound_s.max(shortest_s.min(bound_s).min(limit_s));
     if bound_s < shortest_s.min(limit_s) {
         known.failed += 1;
         known.failed_s = Some(limit_s);
         known.is_done = known.failed >= MOST_FAILED;
+        known.too_little = known.too_little.min(Some(allowed)).or(Some(allowed));
     } else {
         let is_close = known.failed_s.is_some_and(|failed_s| failed_s < (1.0 + CLOSE) * known.bound_s);
-        known.is_done = shortest_s < limit_s || is_close;
         // The higher a threshold, the more a pass takes, and soon much more.
-        let part = work as f64 / effort.work_of_pass as f64;
-        known.rise_s = Some(
-            rise_s
-                * if part < LITTLE {
-                    2.0
-                } else if part < MUCH {
-                    1.0
-                } else {
-                    0.5
-                },
-        );
+        let part = work as f64 / allowed as f64;
+        let wanted_s = if part < LITTLE { 2.0 * rise_s } else { rise_s };
+        // What labels take grows by about the same factor from each threshold to one as far above.
+        let now = (limit_s, (work - tables).max(allowed / NOTABLE));
+        let likely_s = known.ended.replace(now).map_or(f64::INFINITY, |(before_s, before)| {
+            let grown = (now.1 as f64 / before as f64).ln();
+            let left = (LIKELY * allowed.saturating_sub(tables).max(1) as f64 / now.1 as f64).ln().max(0.0);
+            if grown > 0.0 { left * (limit_s - before_s) / grown } else { f64::INFINITY }
+        });
+        known.rise_s = Some(wanted_s.min(likely_s));
+        let is_much = is_close || likely_s < SOON_TOO_MUCH * known.bound_s;
+        known.is_done = shortest_s < limit_s || is_much;
+        if shortest_s < limit_s {
+            known.too_little = None; // that is all there is to know
+        } else if is_much {
+            known.too_little = known.too_little.min(Some(allowed)).or(Some(allowed));
+        }
     }
     Spent { labels, work }
 }

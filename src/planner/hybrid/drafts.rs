@@ -1,6 +1,6 @@
 //! Good plans of any placement before anything is proved: by pattern, and what annealing makes of them.
 
-use super::anneal::{Annealing, CROWD, is_slow};
+use super::anneal::{Annealing, CROWD};
 use super::patterns::{self, Patterns};
 use super::price::Candidate;
 use super::settings::Settings;
@@ -100,12 +100,12 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Moves cuts of patterns until that helps no more, where annealing would take long for it.
+    /// Moves cuts of patterns until that helps no more.
     fn settle(&mut self, tasks: &[&Task<'_>], line: &[u32]) -> Result<()> {
         let Some(annealing) = Annealing::new(tasks, line) else { return Ok(()) };
         let mut drawn = std::mem::take(&mut self.drawn);
         let mut outcome = Ok(());
-        if !self.is_settled && drawn.first().is_some_and(|plan| is_slow(plan, LONG.most)) {
+        if !self.is_settled {
             self.is_settled = true;
             self.annealed_work += annealing.settle(&mut drawn, self.control);
             outcome = self.meet(tasks, drawn.iter());
@@ -154,7 +154,7 @@ impl Search<'_> {
         for sketch in sketches {
             plans.extend(self.with_windows(&sketch.candidate(tasks[sketch.task]))?);
         }
-        self.simulate(plans, ACTIONS)
+        self.simulate(plans, ACTIONS.min(self.effort.actions))
     }
 
     /// A plan whose stages run ahead as far as memory allows, and the same plan with as little of that as keeps them busy,

@@ -12,6 +12,9 @@ const FEW_WINDOWS: usize = 200;
 /// Of more, those with short paths that are kept for each window of each stage.
 const PROMISING: usize = 16;
 
+/// Parts of stages on a machine each, in all plans together that are looked at to improve one.
+const MOST_PARTS: usize = 3_000_000;
+
 /// A plan, and how far its stages shall run ahead.
 type Neighbour = (Candidate, Vec<u32>);
 
@@ -113,15 +116,18 @@ fn climb(
     neighbours: impl Fn(&Pricer<'_>, &Candidate, &Ranges) -> Vec<Neighbour>,
 ) -> (f64, Candidate) {
     let (limit, until) = (pricer.simulated + effort.improved, pricer.actions + effort.actions);
+    let mut parts_left = MOST_PARTS;
     let mut best = start;
     loop {
         let mut better: Option<(f64, Candidate)> = None;
         let Ok(known) = pricer.stages(&best.1) else { return best };
         let Some(ranges) = pricer.ranges_of(&known, best.1.micro_batch) else { return best };
         for (plan, wanted) in neighbours(pricer, &best.1, &ranges) {
-            if pricer.simulated >= limit || pricer.actions >= until || control.should_stop() {
+            let is_much = pricer.simulated >= limit || pricer.actions >= until || parts_left == 0;
+            if is_much || control.should_stop() {
                 break;
             }
+            parts_left = parts_left.saturating_sub(plan.stages.iter().map(|stage| stage.footprint.len()).sum());
             let Ok(prices) = pricer.stages_but(&plan, (&best.1, &known)) else { continue };
             let ranges = pricer.ranges_of(&prices, plan.micro_batch);
             let Some(windows) = ranges.and_then(|ranges| nearest(&ranges, &wanted)) else { continue };

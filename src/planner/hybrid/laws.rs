@@ -8,7 +8,7 @@ use super::clock::Clock;
 use super::exhaustive::exhaustive;
 use super::kinds::Units;
 use super::paths::{Middle, PathStage, Paths};
-use super::prefixes::{ALONE, Detail, Least, Prefixes, SUMS};
+use super::prefixes::{ALONE, Detail, Least, Prefixes, SUMS, least_step_s};
 use super::price::{Candidate, Pricer, StageChoice, path_stage};
 use super::settings::{Settings, WarmUp};
 use super::smaller::sums_s;
@@ -320,6 +320,24 @@ proptest! {
     }
 
     #[test]
+    fn no_share_of_the_work_among_devices_of_use_is_above_the_best_of_all_plans(
+        question in few_layers_on_many_devices(), above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)]
+    ) {
+        let Question { graph, cluster, settings, .. } = question;
+        let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("a chain"));
+        let control = Control::default();
+        for &micro_batch in &settings.micro_batch_sizes {
+            let settings = Settings { micro_batch_sizes: vec![micro_batch], ..settings.clone() };
+            let Ok((plan, best, _)) = exhaustive(&model, &cluster, &settings, &control) else { continue };
+            for task in Task::all(&model, &cluster, &settings) {
+                let links = super::links::Links::new(&task, false);
+                let (bound_s, _) = least_step_s(&task, &links, above * best.step_s, &control);
+                prop_assert!(at_most(bound_s, best.step_s), "{bound_s} s, {} s by {plan:?}", best.step_s);
+            }
+        }
+    }
+
+    #[test]
     fn a_smaller_stage_and_what_runs_behind_it_leave_as_much_to_sum(question in branching(), overlap in any::<bool>()) {
         let model = Model::new(&question.graph, &States::of(&question.graph, DEFAULT_BOUND).expect("no cycle"));
         if model.is_chain {
@@ -351,6 +369,20 @@ fn branching() -> impl Strategy<Value = Question> {
         question.cluster.machines.truncate(if count > 4 { 2 } else { 3 });
         question.settings.global_batch = 6;
         question.settings.micro_batch_sizes = vec![2, 3, 6];
+        question
+    })
+}
+
+/// Few layers with few samples on machines that differ, so that they can't use all devices.
+fn few_layers_on_many_devices() -> impl Strategy<Value = Question> {
+    let speeds = prop::collection::vec(prop_oneof![Just(1.0), 0.3..3.0], 3);
+    (questions(), 1_usize..4, 1_u32..4, speeds).prop_map(|(mut question, layers, replicas, speeds)| {
+        question.graph.layers.truncate(layers);
+        question.graph.edges.retain(|&(_, to)| to < layers);
+        let machine = |(index, speed): (u32, f64)| Machine { devices: 1 + index, memory_bytes: 1e9, speed };
+        question.cluster.machines = (0..).zip(speeds).map(machine).collect();
+        question.settings.micro_batch_sizes = vec![1, 2, 3];
+        question.settings.most_replicas = replicas;
         question
     })
 }

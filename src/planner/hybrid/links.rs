@@ -169,12 +169,16 @@ impl Links {
     pub(super) fn any_spread(&self, one: Spread) -> Option<Rate> {
         let nearest = self.nearest.get_or_init(|| {
             let all: Vec<Spread> = self.groups.iter().flat_map(|&span| self.spreads(span)).collect();
-            (all.iter())
-                .filter_map(|&one| {
-                    let rates = all.iter().map(|&other| self.both_spread(one, other));
-                    rates.reduce(least).map(|rate| (one, rate))
-                })
-                .collect()
+            let mut nearest: Vec<Option<Rate>> = vec![None; all.len()];
+            for (at, &one) in all.iter().enumerate() {
+                for (beside, &other) in all[..=at].iter().enumerate() {
+                    let rate = self.both_spread(one, other); // the same in both directions
+                    for end in [at, beside] {
+                        nearest[end] = Some(nearest[end].map_or(rate, |known| least(known, rate)));
+                    }
+                }
+            }
+            all.into_iter().zip(nearest).filter_map(|(one, rate)| rate.map(|rate| (one, rate))).collect()
         });
         let meets = |a: Span, b: Span| a.0 <= b.1 && b.0 <= a.1;
         (nearest.iter())

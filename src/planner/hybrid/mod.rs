@@ -134,7 +134,7 @@ const SHORT: Effort = Effort {
     windows: 2,
     behind: 1,
     improved: 100,
-    actions: 5_000_000,
+    actions: 1_000_000,
 };
 
 /// For the bound over all placements.
@@ -334,7 +334,7 @@ impl<'a> Search<'a> {
             let (task, links) = (&size.suffixes.task, size.suffixes.links(true));
             let (least_s, work) = least_step_s(task, links, step_s, control);
             size.bound_s = least_s.min(step_s);
-            size.of_all.bound_s = size.bound_s;
+            (size.of_all.bound_s, size.of_all.first) = (size.bound_s, work);
             work
         });
         self.relaxed_work += bounded.sum::<u64>();
@@ -499,6 +499,14 @@ impl<'a> Search<'a> {
     }
 
     fn answer(mut self) -> Result<Answer> {
+        if let Some((step_s, plan)) = &mut self.best {
+            let ordered = self.pricer.in_order(plan);
+            // Sums of the same times in another order may differ.
+            let ordered_s = self.pricer.price(&ordered)?.step_s;
+            if ordered_s <= *step_s {
+                (*step_s, *plan) = (ordered_s, ordered);
+            }
+        }
         let lower_bound_s = self.lower_bound_s();
         let compact_bound_s = (!self.is_exact()).then(|| self.searched_bound_s());
         let stopped = self.stopped();

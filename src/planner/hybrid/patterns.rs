@@ -35,6 +35,11 @@ const MOST_CUTS: usize = 400;
 /// Of more machines than this, block widths are 1, 8 and all, the first machines a half and a quarter, numbers of stages
 /// powers of two and three times those.
 const MANY_MACHINES: usize = 64;
+/// Plans whose first or last stage is parted in two, and parts of its devices that the first of the two gets.
+const PARTED: usize = 16;
+const PARTS: [(u32, u32); 5] = [(1, 4), (1, 3), (1, 2), (2, 3), (3, 4)];
+/// How much longer such a plan may be before its cuts have moved.
+const ABOUT: f64 = 1.1;
 /// Halvings of the limit.
 const HALVINGS: u32 = 14;
 /// Differences of the limit that are left as they are, as a share.
@@ -106,6 +111,15 @@ struct Shape {
     stages: Vec<Footing>,
     /// To the next stage.
     rates: Vec<Rate>,
+}
+
+impl Shape {
+    fn of(sketch: &mut Sketch, judge: &mut Judge<'_>) -> Self {
+        Self {
+            stages: (0..sketch.stages()).map(|stage| judge.footing(sketch, stage)).collect(),
+            rates: (1..sketch.stages()).map(|stage| judge.rate(sketch, stage - 1)).collect(),
+        }
+    }
 }
 
 /// A plan of a pattern.
@@ -188,7 +202,54 @@ impl<'a> Patterns<'a> {
             })
             .collect();
         plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let parted: Vec<Option<(f64, Sketch)>> = (plans.par_iter().take(PARTED))
+            .map_init(
+                || Judge::new(self.tasks, self.cluster, FEW_SYNCS),
+                |judge, (_, path_s, plan)| {
+                    if control.should_stop() { None } else { self.parted(plan, ABOUT * path_s, judge) }
+                },
+            )
+            .collect();
+        plans.extend(parted.into_iter().flatten().map(|(path_s, plan)| (0, path_s, plan)));
+        plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         plans.into_iter().map(|(.., plan)| plan).collect()
+    }
+
+    /// The best of the plans that have two stages in place of the first or last one of a plan, if any is short enough.
+    fn parted(&self, plan: &Sketch, limit_s: f64, judge: &mut Judge<'_>) -> Option<(f64, Sketch)> {
+        let (task, machines) = (self.tasks[plan.task], self.cluster.machines.len());
+        if plan.stages() as u64 >= u64::from(task.settings.most_stages) || plan.stages() + 1 >= self.line.len() {
+            return None;
+        }
+        let mut best: Option<(f64, Sketch)> = None;
+        for at in [0, plan.stages() - 1] {
+            let devices: u32 = plan.row(at).iter().sum();
+            let parts = PARTS.into_iter().flat_map(|(part, of)| [devices * part / of, (devices * part).div_ceil(of)]);
+            for few in parts {
+                let is_allowed = |replicas: u32| replicas > 0 && task.share[replicas as usize].is_some();
+                if !is_allowed(few) || !is_allowed(devices.saturating_sub(few)) {
+                    continue;
+                }
+                let (mut one, mut other, mut left) = (vec![0; machines], plan.row(at).to_vec(), few);
+                for (one, other) in one.iter_mut().zip(&mut other) {
+                    *one = left.min(*other);
+                    *other -= *one;
+                    left -= *one;
+                }
+                let rows = (0..plan.stages())
+                    .flat_map(|stage| if stage == at { vec![&one[..], &other[..]] } else { vec![plan.row(stage)] });
+                let counts: Vec<u32> = rows.flatten().copied().collect();
+                let mut sketch = Sketch::new(self.cluster, plan.task, vec![0; plan.stages() + 2], counts);
+                let limit_s = best.as_ref().map_or(limit_s, |(path_s, _)| *path_s);
+                let Some(cuts) = self.best_cuts(&Shape::of(&mut sketch, judge), task, limit_s) else { continue };
+                sketch.recut(plan.task, cuts);
+                let judged = judge.judge(&mut sketch, limit_s);
+                if judged.overflow == 0.0 && judged.path_s < limit_s {
+                    best = Some((judged.path_s, sketch));
+                }
+            }
+        }
+        best
     }
 
     /// Plans of all patterns with this list of devices and so many stages, with their tasks.
@@ -240,10 +301,7 @@ impl<'a> Patterns<'a> {
             }
             let Some(counts) = self.counts(pattern) else { continue };
             let mut sketch = Sketch::new(self.cluster, tasks[0], vec![0; stages + 1], counts);
-            let shape = Shape {
-                stages: (0..stages).map(|stage| judge.footing(&mut sketch, stage)).collect(),
-                rates: (1..stages).map(|stage| judge.rate(&mut sketch, stage - 1)).collect(),
-            };
+            let shape = Shape::of(&mut sketch, judge);
             for task in tasks {
                 let Some(cuts) = self.best_cuts(&shape, self.tasks[task], limit_s) else { continue };
                 sketch.recut(task, cuts);
@@ -477,14 +535,8 @@ fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
     let mut listings = Vec::new();
     for order in orders {
         let all = order.len();
-        let mut widths: Vec<usize> =
-            std::iter::successors(Some(1), |width| Some(width * 2)).take_while(|&width| width < all).collect();
-        if all > MANY_MACHINES {
-            widths.retain(|&width| width == 1 || width == 8);
-        }
-        widths.push(all);
-        for width in widths {
-            let listing = listed(cluster, &order, width);
+        for blocks in chops(all) {
+            let listing = listed(cluster, &order, &blocks);
             let mut names: Vec<Option<u32>> = vec![None; machines.len()];
             let mut named = vec![0; classes.len()];
             let renamed = (listing.iter())
@@ -505,11 +557,36 @@ fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
     listings
 }
 
+/// Widths of the blocks that so many machines are chopped into: of equal ones, and of ever wider ones.
+fn chops(all: usize) -> Vec<Vec<usize>> {
+    let doubling = |first: usize| std::iter::successors(Some(first), |width| Some(width * 2));
+    let equal =
+        doubling(1).take_while(|&width| width < all).filter(|&width| all <= MANY_MACHINES || width == 1 || width == 8);
+    let mut chops: Vec<Vec<usize>> = equal.chain([all]).map(|width| vec![width; all.div_ceil(width)]).collect();
+    let mut left = all;
+    let mut widening = Vec::new();
+    for width in doubling(1) {
+        if left < 2 * width {
+            break;
+        }
+        widening.push(width);
+        left -= width;
+    }
+    widening.push(left);
+    if all > 2 {
+        chops.extend([vec![1, all - 1], widening]);
+    }
+    chops
+}
+
 /// The machine of each device: blocks of so many machines one after the other, inside each one device of each machine in
 /// turn.
-fn listed(cluster: &Cluster, order: &[u32], width: usize) -> Vec<u32> {
+fn listed(cluster: &Cluster, order: &[u32], blocks: &[usize]) -> Vec<u32> {
     let mut listing = Vec::new();
-    for block in order.chunks(width) {
+    let mut order = order;
+    for &width in blocks {
+        let (block, rest) = order.split_at(width.min(order.len()));
+        order = rest;
         let devices = |machine: u32| cluster.machines[machine as usize].devices;
         let most = block.iter().map(|&machine| devices(machine)).max().unwrap_or(0);
         for turn in 0..most {

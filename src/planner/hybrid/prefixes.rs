@@ -1138,9 +1138,21 @@ pub(super) fn tabled_s(task: &Task<'_>, links: &Links, threshold_s: f64, control
 ///
 /// Steps of `threshold_s` and more don't count; nor does the micro-batch on its way if time is up.
 pub(super) fn least_step_s(task: &Task<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
+    // As many devices as are of use, the fastest.
+    let mut machines: Vec<(f64, u32)> = task.cluster.machines.iter().map(|m| (m.speed, m.devices)).collect();
+    machines.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let (mut speed, mut devices) = (0.0, task.most_devices());
+    for (each, of_machine) in machines {
+        let some = devices.min(of_machine);
+        speed += f64::from(some) * each;
+        devices -= some;
+    }
+    let work_s: f64 = least_work_s(task).iter().sum();
+    let busy_s = f64::from(task.micro_batches) * work_s / speed;
+    if busy_s >= threshold_s {
+        return (busy_s, 0);
+    }
     let (alone_s, spent) = Prefixes::new(task, links, threshold_s, 0, control)
         .map_or((0.0, 0), |prefixes| (prefixes.whole_s(), prefixes.work));
-    let speed: f64 = task.cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
-    let work_s: f64 = least_work_s(task).iter().sum();
-    (alone_s.max(f64::from(task.micro_batches) * work_s / speed), spent)
+    (alone_s.max(busy_s), spent)
 }

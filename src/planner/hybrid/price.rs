@@ -1,9 +1,12 @@
 //! Prices a whole plan: every stage's seconds and bytes, then the simulated step.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use super::clock::Clock;
 use super::paths::{PathStage, Paths};
 use super::settings::Settings;
-use crate::cost::network::{Cluster, Rate};
+use crate::cost::network::{Cluster, Machine, Rate};
 use crate::cost::{self, Memory, Model, Totals};
 use crate::error::{Error, Result};
 use crate::schedule::one_f_one_b;
@@ -69,6 +72,11 @@ impl Candidate {
         self.stages.iter_mut().zip(windows).for_each(|(stage, &window)| stage.window = window);
         self
     }
+}
+
+/// What tells a machine from others.
+fn kind(machine: &Machine) -> (u32, u64, u64) {
+    (machine.devices, machine.memory_bytes.to_bits(), machine.speed.to_bits())
 }
 
 /// What a stage costs in a plan.
@@ -355,21 +363,48 @@ impl<'a> Pricer<'a> {
 
     /// For each machine the first one of its kind on which every stage of a plan has as many devices.
     pub(super) fn alike(&self, plan: &Candidate) -> Vec<u32> {
-        let machines = &self.cluster.machines;
-        let mut held: Vec<Vec<(usize, u32)>> = vec![Vec::new(); machines.len()];
+        let mut first = rustc_hash::FxHashMap::default();
+        (0..)
+            .zip(self.cluster.machines.iter().zip(self.held(plan)))
+            .map(|(number, (machine, held))| *first.entry((kind(machine), held)).or_insert(number))
+            .collect()
+    }
+
+    /// The same plan with machines that differ in nothing in the order of the stages that they take part in.
+    pub(super) fn in_order(&self, plan: &Candidate) -> Candidate {
+        let (machines, held) = (&self.cluster.machines, self.held(plan));
+        // Those of the first stage first, and of them those that give it most; idle ones last.
+        let begins = |machine: &usize| -> Vec<(usize, Reverse<u32>)> {
+            let stages = held[*machine].iter().map(|&(stage, count)| (stage, Reverse(count)));
+            stages.chain([(usize::MAX, Reverse(0))]).collect()
+        };
+        let mut of_kind: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+        for (number, machine) in machines.iter().enumerate() {
+            of_kind.entry(kind(machine)).or_default().push(number);
+        }
+        let mut renamed = vec![0; machines.len()];
+        for numbers in of_kind.values() {
+            let mut sorted = numbers.clone();
+            sorted.sort_by_cached_key(begins);
+            sorted.into_iter().zip(numbers).for_each(|(old, &new)| renamed[old] = new as u32);
+        }
+        let mut plan = plan.clone();
+        for stage in &mut plan.stages {
+            stage.footprint.iter_mut().for_each(|(machine, _)| *machine = renamed[*machine as usize]);
+            stage.footprint.sort_unstable();
+        }
+        plan
+    }
+
+    /// Stages of a plan on each machine, with their devices there.
+    fn held(&self, plan: &Candidate) -> Vec<Vec<(usize, u32)>> {
+        let mut held = vec![Vec::new(); self.cluster.machines.len()];
         for (index, stage) in plan.stages.iter().enumerate() {
             for &(machine, count) in &stage.footprint {
                 held[machine as usize].push((index, count));
             }
         }
-        let mut first = rustc_hash::FxHashMap::default();
-        (0..)
-            .zip(machines.iter().zip(held))
-            .map(|(number, (machine, held))| {
-                let kind = (machine.devices, machine.memory_bytes.to_bits(), machine.speed.to_bits());
-                *first.entry((kind, held)).or_insert(number)
-            })
-            .collect()
+        held
     }
 
     /// Whether layers of the model share weights.

@@ -51,8 +51,9 @@ pub(super) struct PassResult {
     pub bound_s: f64,
     /// Labels made.
     pub labels: u64,
-    /// What it took, in nanoseconds or so.
+    /// What it took, in nanoseconds or so, and how much of that making tables did.
     pub work: u64,
+    pub tables: u64,
 }
 
 /// All suffixes for one micro-batch size.
@@ -234,13 +235,14 @@ impl<S: Placing> Pass<'_, '_, S> {
     fn run(mut self, beam: usize, effort: Effort, control: &Control) -> (PassResult, Labels) {
         let last = self.task.model.cuts() - 1;
         let (nothing, endless_s) = (Vec::new(), f64::INFINITY);
-        let mut found = PassResult { plans: nothing, shortest_s: endless_s, bound_s: endless_s, labels: 0, work: 0 };
+        let mut found =
+            PassResult { plans: nothing, shortest_s: endless_s, bound_s: endless_s, labels: 0, work: 0, tables: 0 };
         let mut labels = Labels::new(last + 1, self.task.micro_batches);
         let tables = Prefixes::new(self.task, self.space.links(), self.threshold_s, effort.behind, control);
         let Some(prefixes) = tables else {
             return (PassResult { bound_s: 0.0, ..found }, labels);
         };
-        found.work = prefixes.work;
+        (found.work, found.tables) = (prefixes.work, prefixes.work);
         let root_bound_s = prefixes.bound_s(&Paths::default(), last, prefixes.place(self.space.free_units(0), None, 0));
         if root_bound_s < self.threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
