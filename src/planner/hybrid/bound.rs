@@ -25,8 +25,6 @@ pub(super) struct Known {
     open_s: Option<f64>,
     /// Whether the last of them took little.
     is_tabled_soon: bool,
-    /// What a first bound took.
-    pub first: u64,
     /// How far above the bound the next pass looks, if one has.
     rise_s: Option<f64>,
     /// The highest threshold of a pass that went to its end, and what its labels took.
@@ -56,9 +54,7 @@ const NEARER: f64 = 0.4;
 /// Tables go on until they say so nearly, as a part of the threshold, where they begin to leave plans.
 const TABLED: f64 = 0.01;
 /// They take little if so many times that is less than the allowance.
-const SOON: u64 = 8;
-/// About how much more they take than a first bound.
-const DEEPER: u64 = 30;
+const SOON: u64 = 20;
 /// How far above that the first pass looks; each next one twice as far as the one before if that took so small a part of
 /// what a pass may take.
 const FIRST_RISE: f64 = 0.02;
@@ -86,7 +82,7 @@ pub(super) fn raise(
     spent.work += (unknown)
         .map(|(suffixes, known)| {
             let (first_s, work) = prefixes::least_step_s(&suffixes.task, suffixes.links(true), step_s, control);
-            (known.bound_s, known.first) = (known.bound_s.max(first_s.min(step_s)), work);
+            known.bound_s = known.bound_s.max(first_s.min(step_s));
             work
         })
         .sum::<u64>();
@@ -95,8 +91,8 @@ pub(super) fn raise(
     let allowed = effort.shared_out(0, 0, count).work_of_pass;
     for (_, known) in sizes.iter_mut() {
         if known.too_little.is_some_and(|then| allowed as f64 > MORE * then as f64) {
-            let Known { bound_s, open_s, is_tabled_soon, first, .. } = **known;
-            **known = Known { bound_s, open_s, is_tabled_soon, first, ..Known::default() };
+            let Known { bound_s, open_s, is_tabled_soon, .. } = **known;
+            **known = Known { bound_s, open_s, is_tabled_soon, ..Known::default() };
         }
     }
     // Beyond the bound of a size that goes no further, no other one matters.
@@ -123,9 +119,7 @@ pub(super) fn raise(
         let found: Vec<Spent> = open
             .map(|(suffixes, known)| {
                 let open_s = known.open_s.unwrap_or(f64::INFINITY);
-                // Where tables take little, so do the first passes, which come as near.
-                let is_tabled = known.is_tabled_soon && known.open_s.is_some();
-                if most_s.is_finite() && !is_tabled && open_s > known.bound_s + TABLED * limit_s {
+                if most_s.is_finite() && open_s > known.bound_s + TABLED * limit_s {
                     tabled(suffixes, known, (limit_s, most_s), effort, control)
                 } else {
                     passed(suffixes, known, limit_s, effort, control)
@@ -148,8 +142,7 @@ fn tabled(
     effort: Effort,
     control: &Control,
 ) -> Spent {
-    let is_soon = known.is_tabled_soon || (known.open_s.is_none() && SOON * DEEPER * known.first < effort.work);
-    let most_s = if is_soon { most_s } else { limit_s };
+    let most_s = if known.is_tabled_soon { most_s } else { limit_s };
     // Halfway to where plans are left, or as far as anybody asks.
     let limit_s = known.open_s.map_or(most_s, |open_s| most_s.min(known.bound_s.midpoint(open_s)));
     let (least_s, work) = prefixes::tabled_s(&suffixes.task, suffixes.links(true), limit_s, control);

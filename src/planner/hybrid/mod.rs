@@ -334,7 +334,7 @@ impl<'a> Search<'a> {
             let (task, links) = (&size.suffixes.task, size.suffixes.links(true));
             let (least_s, work) = least_step_s(task, links, step_s, control);
             size.bound_s = least_s.min(step_s);
-            (size.of_all.bound_s, size.of_all.first) = (size.bound_s, work);
+            size.of_all.bound_s = size.bound_s;
             work
         });
         self.relaxed_work += bounded.sum::<u64>();
