@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +19,6 @@ from hpgo.show.links_picture import svg
 pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
 
 from hpgo.runtime.links import fitted
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Each of four ranks says what it measured; they are told to be on two machines.
 SCRIPT = """
@@ -113,9 +111,26 @@ def test_ranks_of_two_machines_measure_both_kinds_and_say_the_same(tmp_path: Pat
 def test_a_rank_that_is_lost_ends_all(tmp_path: Path) -> None:
     (tmp_path / "ends.py").write_text(ENDS)
     begin_s = time.monotonic()
-    done = run(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node", "3", "ends.py", code=1)
+    run(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node", "3", "ends.py", code=1)
     assert time.monotonic() - begin_s < 60
-    assert done.stdout.count("error: measuring links on") <= 2
+
+
+def test_a_rank_that_is_killed_is_named_once_and_ends_all(tmp_path: Path) -> None:
+    words = ("-m", "hpgo", "measure-links", "--ranks", "3", "--time-limit", "100s", "-o", "never.yaml")
+    command = subprocess.Popen([sys.executable, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    ranks: list[str] = []
+    while len(ranks) < 3:
+        time.sleep(0.05)
+        ranks = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
+    os.kill(int(ranks[1]), signal.SIGKILL)
+    _, said = command.communicate(timeout=60)
+    assert command.returncode == 1
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, said
+    assert "error: rank 1 on " in errors[0]
+    assert "ended by SIGKILL" in errors[0]
+    assert not (tmp_path / "never.yaml").exists()
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
 def test_the_picture_has_a_square_for_each_way_and_a_border_between_machines() -> None:
