@@ -99,7 +99,7 @@ def test_layers_and_bytes_are_those_that_a_run_has(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_saved_bytes_are_what_stays_alive_until_the_backward_pass(name: str) -> None:
     workload = hpgo.runtime.Workload.read(SMALL[name])
-    profile = measured(workload, batch_sizes=[4])
+    found = hpgo.runtime.measure(workload, batch_sizes=[4], seconds=0)
     (part,) = workload.parts([workload.layers])
     part.train()
     inputs = repeated(workload.example_inputs, (range(4),)).tensors
@@ -109,9 +109,38 @@ def test_saved_bytes_are_what_stays_alive_until_the_backward_pass(name: str) -> 
         outputs = part(*inputs, rows=4)
         kept = alive.bytes - before
     given, returned = (sum(one.untyped_storage().nbytes() for one in tensors) for tensors in (inputs, outputs))
-    said = sum(layer.saved_bytes[0] for layer in profile.layers if layer.saved_bytes is not None)
+    said = sum(layer.saved_bytes[0] for layer in found.profile.layers if layer.saved_bytes is not None)
     # Whether or not a layer saves them, what is given and what is returned is held by whoever runs it.
     assert (kept - returned) / 1.05 <= said <= 1.05 * (kept + given)
+    checked = found.wholes[4]
+    assert checked.kept_bytes == pytest.approx((kept - returned, kept + given), rel=0.05)
+    assert checked.peak_bytes is not None
+    assert checked.peak_bytes >= kept
+    assert not any("holds" in note for note in found.notes)
+
+
+def test_memory_that_autograd_does_not_tell_of_is_noticed() -> None:
+    class Hidden(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+            ctx.hidden = given.repeat(1, 1000)
+            return given.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0]
+
+    class Holds(nn.Module):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return Hidden.apply(given)  # type: ignore[no-any-return, no-untyped-call]
+
+    layers = [nn.Linear(4, 4), Holds(), nn.Linear(4, 4)]
+    workload = hpgo.runtime.Workload(layers, torch.zeros(2, 4), torch.zeros(2, 4), nn.functional.mse_loss)
+    found = hpgo.runtime.measure(workload, batch_sizes=[2], seconds=0)
+    kept_bytes = found.wholes[2].kept_bytes
+    assert kept_bytes is not None
+    assert kept_bytes[0] >= 2 * 4 * 1000 * 4
+    assert any("batch of 2, the model as a whole holds 32" in note for note in found.notes)
 
 
 def test_inference_has_no_halves() -> None:
@@ -214,7 +243,7 @@ def test_layers_that_take_longer_one_by_one_add_up_to_the_model_as_a_whole() -> 
     found = hpgo.runtime.measure(workload, batch_sizes=[2], seconds=20)
     whole = found.wholes[2]
     assert whole.sum_s > 1.5 * whole.whole_s
-    assert any("more one by one" in note for note in found.notes)
+    assert any("more one by one" in note and "most of all `1` (" in note for note in found.notes)
     added_s = sum(layer.forward_s[0] + layer.backward_s[0] for layer in found.profile.layers)
     assert added_s == pytest.approx(whole.whole_s, rel=0.25)
 

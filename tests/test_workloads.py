@@ -448,13 +448,19 @@ def test_plans_of_other_models_are_refused_with_the_first_difference(stages: obj
         ("absent_module:build", "can't be imported", "built in are"),
         ("mine:absent", "has no attribute 'absent'", "a function of that module"),
         ("mine:raises", "raises ZeroDivisionError", "takes no arguments"),
+        ("mine:large", "alloc", "make large layers within `torch.device('meta')`"),
         ("mine:returns", "returns 7", "return a hpgo.runtime.Workload"),
     ],
 )
 def test_names_that_mean_no_workload_are_refused(
     text: str, message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine.py").write_text("def raises(): 1 / 0\n\ndef returns(): return 7\n")
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\n"
+        "def raises(): 1 / 0\n\n"
+        "def large(): return torch.nn.Linear(2**22, 2**22)\n\n"
+        "def returns(): return 7\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     with pytest.raises(hpgo.ArgumentError, match=message) as raised:

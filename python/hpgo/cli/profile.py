@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +190,7 @@ def _print(found: Measurement, *, as_json: bool) -> None:
 def _print_json(found: Measurement) -> None:
     from hpgo.model.formats.native import document
 
-    wholes = {str(rows): {"whole_s": one.whole_s, "sum_s": one.sum_s} for rows, one in found.wholes.items()}
+    wholes = {str(rows): asdict(one) for rows, one in found.wholes.items()}
     click.echo(
         json_text(
             {"profile": document(found.profile), "spread": found.spreads, "whole": wholes, "notes": list(found.notes)}
@@ -235,4 +236,6 @@ def _total(found: Measurement, profile: Profile, at: int, size: int) -> str:
     )
     whole = found.wholes.get(size)
     beside = "" if whole is None else f"; as one model {format_seconds(whole.whole_s)}"
+    if whole is not None and whole.peak_bytes is not None:
+        beside += f" and {format_bytes(whole.peak_bytes)} of activations"
     return f"batch of {size}: forward {format_seconds(forward)}, backward {format_seconds(backward)}{beside}"

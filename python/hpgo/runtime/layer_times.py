@@ -26,6 +26,7 @@ from hpgo.runtime.cuts import ready
 from hpgo.runtime.likeness import described
 from hpgo.runtime.loader import repeated
 from hpgo.runtime.meeting import first_line
+from hpgo.runtime.memory import Growth, lacks_memory
 from hpgo.runtime.passes import running
 
 if TYPE_CHECKING:
@@ -78,6 +79,17 @@ class Whole:
     whole_s: float
     sum_s: float
     """What the layers took by themselves."""
+    forward_s: float
+    """Of `whole_s`, the forward passes of the layers."""
+    forwards_s: float
+    """Of `sum_s`, the same."""
+    furthest: tuple[str, float, float]
+    """The layer whose forward pass differs most: its id, how long it took in the model, and by itself."""
+    kept_bytes: tuple[int, int] | None
+    """What tensors hold behind the forward pass besides weights: without what the model is given and returns, and with
+    it. None for inference."""
+    peak_bytes: int | None
+    """What they hold at most meanwhile, and in the backward pass."""
 
 
 @dataclass(slots=True)
@@ -97,6 +109,8 @@ class _Layer:
     taken: list[Tensor] = field(default_factory=list)
     spans_ns: list[tuple[int, int]] = field(default_factory=list)
     """Forward and backward, of each time that it ran."""
+    in_whole_ns: list[int] = field(default_factory=list)
+    """Forward, of each time that it ran in the model as a whole."""
     halves_ns: list[tuple[int, int]] = field(default_factory=list)
     """The backward pass in its halves, of each time that it was split."""
 
@@ -137,11 +151,16 @@ class Bench:
             value.name for made in self._looks.values() for value in made.values if value.has_gradient
         }
         self._last = next(reversed(self._network.nodes))
+        self._output_names = [name for output in self._network.outputs for name in self._names(output)]
         self._stamps = Stamps(device)
         self._held: dict[str, Tensor] = {
             f"input:{at}": self._cast(tensor).to(device)
             for at, tensor in enumerate(repeated(workload.example_inputs, (range(rows),)).tensors)
         }
+        self._last_reader = {
+            name: node.id for node in self._network.nodes.values() for feed in node.feeds for name in self._names(feed)
+        } | dict.fromkeys((*self._held, *self._output_names), "")
+        """Of each value; none of what the model is given or returns."""
         self._targets = tuple(one.to(device) for one in repeated(workload.example_targets, (range(rows),)).tensors)
         self.figures: dict[str, Figures] = {}
         """Of each layer, the hidden ones too, once `run` has ended."""
@@ -221,13 +240,18 @@ class Bench:
         """Runs the layers of a segment until their times are sure, and lets them go."""
         ends, is_all = segment[-1].node.id == self._last, len(segment) == len(self._network.nodes)
         wholes_ns: list[int] = []
+        held: tuple[tuple[int, int], int] | tuple[None, None] = None, None
         while True:
-            self._forward(segment)
+            taken = self._forward(segment)
+            for one, begin_ns, end_ns in zip(segment, *self._in_ns(taken, each=2), strict=True):
+                one.spans_ns.append((end_ns - begin_ns, 0))
             if not self._is_inference:
                 self._backward(segment, ends=ends)
             count = len(segment[0].spans_ns) - 1
             if count < _BESIDES:
                 if is_all:
+                    if count == 0 and not self._is_inference:
+                        held = self._hold(segment)
                     wholes_ns.append(self._run_whole(segment))
                 if not self._is_inference:
                     self._forward(segment, way="split")
@@ -239,7 +263,7 @@ class Bench:
         scale = 1.0
         if is_all:
             layers_ns = [sum(map(sum, spans)) for spans in zip(*(one.spans_ns for one in segment), strict=True)]
-            self.whole = Whole(median(wholes_ns[1:]) / 1e9, median(layers_ns[1:]) / 1e9)
+            self.whole = _whole(segment, wholes_ns, layers_ns, *held)
             scale = _scale(wholes_ns[1:], layers_ns[1:])
         for alike in dict.fromkeys(one.likeness for one in segment):
             self._found[alike] = self._figures([one for one in segment if one.likeness == alike], scale)
@@ -270,18 +294,39 @@ class Bench:
             returns=one.returns,
         )
 
-    def _forward(self, segment: Sequence[_Layer], *, way: str = "alone") -> None:
-        """Runs layers forward: each on leaves of its own, for whole passes or `split` ones, or all as one graph."""
+    def _forward(self, segment: Sequence[_Layer], *, way: str = "alone") -> list[Any]:
+        """Runs layers forward: each on leaves of its own, for whole passes or `split` ones, or all as one graph.
+
+        Returns stamps around the pass of each.
+        """
+        taken: list[Any] = []
         with self._running():
             for one in segment:
-                taken = self._arguments(one, is_whole=way == "whole")
-                begin = self._stamps.take()
-                made = self._call(one.node, one.split if way == "split" else one.module, taken)
-                end = self._stamps.take()
+                arguments = self._arguments(one, is_whole=way == "whole")
+                taken.append(self._stamps.take())
+                made = self._call(one.node, one.split if way == "split" else one.module, arguments)
+                taken.append(self._stamps.take())
                 self._keep(one, made)
-                if way == "alone":
-                    (begin_ns, end_ns) = self._stamps.in_ns([begin, end])
-                    one.spans_ns.append((end_ns - begin_ns, 0))
+                if way == "whole":
+                    self._drop(one)
+        return taken
+
+    def _drop(self, one: _Layer) -> None:
+        """Lets go of what no layer behind this one reads, as runs do."""
+        one.made, one.taken = [], []
+        for feed in (one.node.id, *one.node.feeds):
+            for name in self._names(feed):
+                if self._last_reader.get(name, one.node.id) == one.node.id:
+                    self._held.pop(name, None)
+
+    def _in_ns(self, taken: Sequence[Any], *, each: int) -> list[list[int]]:
+        """The first of each so many stamps in nanoseconds, then the second of each, and so on.
+
+        They are asked for when all layers have been given to the device: a GPU that waited for the processor before
+        each of them would be timed with the waiting, which runs don't have.
+        """
+        stamps_ns = self._stamps.in_ns(taken)
+        return [stamps_ns[at::each] for at in range(each)]
 
     def _arguments(self, one: _Layer, *, is_whole: bool) -> list[Any]:
         """What a layer reads; what it changes in place is copied first."""
@@ -299,10 +344,10 @@ class Bench:
     def _backward(self, segment: Sequence[_Layer], *, ends: bool, is_split: bool = False) -> None:
         """Runs layers backward, perhaps in halves, the last one from the loss if it ends the model."""
         gradients: dict[str, Tensor] = {}
+        taken = self._loss(gradients) if ends else [self._stamps.take()] * 3
         for one in reversed(segment):
             names = self._names(one.node.id)
             roots = [(name, made) for name, made in zip(names, one.made, strict=True) if made.requires_grad]
-            loss_ns = self._loss(gradients) if ends and one is segment[-1] else (0, 0)
             given = [gradients.pop(name, None) for name, _ in roots]
             given = [
                 torch.full_like(made, 1e-3) if gradient is None else gradient.to(made.dtype)
@@ -310,56 +355,83 @@ class Bench:
             ]
             if self._copies * sum(map(_bytes, one.module.parameters())) > self._memory_bytes:
                 one.module.zero_grad(set_to_none=True)  # there is no room to add to them
-            first_ns = second_ns = 0
-            if roots:
-                with self._naming(f"the backward pass of layer `{one.node.id}`"):
-                    first_ns, second_ns = self._pass(one, [made for _, made in roots], given, is_split=is_split)
-            if is_split:
-                one.halves_ns.append((loss_ns[1] + first_ns, second_ns))
-            else:
-                one.spans_ns[-1] = one.spans_ns[-1][0] + loss_ns[0], loss_ns[1] + first_ns
+            with self._naming(f"the backward pass of layer `{one.node.id}`"):
+                taken += self._pass(one, [made for _, made in roots], given, is_split=is_split)
             read = dict.fromkeys(name for feed in one.node.feeds for name in self._names(feed))
             for name, leaf in zip(read, one.taken, strict=True):
                 if leaf.grad is not None:
                     gradients[name] = leaf.grad if name not in gradients else gradients[name] + leaf.grad
+        loss_ns, *passes_ns = (
+            (middle_ns - begin_ns, end_ns - middle_ns)
+            for begin_ns, middle_ns, end_ns in zip(*self._in_ns(taken, each=3), strict=True)
+        )
+        for one, (first_ns, second_ns) in zip(reversed(segment), passes_ns, strict=True):
+            forward_ns, backward_ns = loss_ns if one is segment[-1] else (0, 0)
+            if is_split:
+                one.halves_ns.append((backward_ns + first_ns, second_ns))
+            else:
+                one.spans_ns[-1] = one.spans_ns[-1][0] + forward_ns, backward_ns + first_ns
 
     def _pass(
         self, one: _Layer, roots: Sequence[Tensor], gradients: Sequence[Tensor], *, is_split: bool
-    ) -> tuple[int, int]:
-        """Runs a layer backward; returns the nanoseconds of the pass, and of what it left to the queue."""
+    ) -> tuple[Any, Any, Any]:
+        """Runs a layer backward; returns stamps around the pass, and behind what it left to the queue."""
         begin = self._stamps.take()
+        if not roots:
+            return begin, begin, begin
         with one.queue.filling(0) if is_split else nullcontext():
             torch.autograd.backward(roots, gradients)
         middle = self._stamps.take()
         if is_split:
             one.queue.run(0)
-        begin_ns, middle_ns, end_ns = self._stamps.in_ns([begin, middle, self._stamps.take()])
-        return middle_ns - begin_ns, end_ns - middle_ns
+        return begin, middle, self._stamps.take()
 
-    def _loss(self, gradients: dict[str, Tensor]) -> tuple[int, int]:
-        """Puts the loss's gradients into `gradients`; returns the nanoseconds that it took forward and backward."""
-        names = [name for output in self._network.outputs for name in self._names(output)]
+    def _loss(self, gradients: dict[str, Tensor]) -> list[Any]:
+        """Puts the loss's gradients into `gradients`; returns stamps around its pass forward, and behind the other."""
+        names = self._output_names
         outputs = [self._held[name].detach().requires_grad_(self._held[name].is_floating_point()) for name in names]
         with self._naming("the loss"), self._running():
             begin = self._stamps.take()
             loss = self._workload.loss_of(tuple(outputs), self._targets) / self._rows
             middle = self._stamps.take()
             loss.backward()
-            begin_ns, middle_ns, end_ns = self._stamps.in_ns([begin, middle, self._stamps.take()])
+            end = self._stamps.take()
         gradients |= {name: one.grad for name, one in zip(names, outputs, strict=True) if one.grad is not None}
-        return middle_ns - begin_ns, end_ns - middle_ns
+        return [begin, middle, end]
 
     def _run_whole(self, segment: Sequence[_Layer]) -> int:
         """Runs the layers as one graph; returns the nanoseconds of its pass forward and backward."""
-        names = [name for output in self._network.outputs for name in self._names(output)]
-        begin = self._stamps.take()
-        self._forward(segment, way="whole")
+        taken = [self._stamps.take(), *self._forward(segment, way="whole")]
         if not self._is_inference:
-            with self._naming("the model as a whole"), self._running():
-                loss = self._workload.loss_of(tuple(self._held[name] for name in names), self._targets) / self._rows
-                loss.backward()
-        begin_ns, end_ns = self._stamps.in_ns([begin, self._stamps.take()])
+            self._whole_backward()
+        begin_ns, *spans_ns, end_ns = self._stamps.in_ns([*taken, self._stamps.take()])
+        for one, from_ns, to_ns in zip(segment, spans_ns[::2], spans_ns[1::2], strict=True):
+            one.in_whole_ns.append(to_ns - from_ns)
         return end_ns - begin_ns
+
+    def _whole_backward(self) -> None:
+        with self._naming("the model as a whole"), self._running():
+            outputs = tuple(self._held[name] for name in self._output_names)
+            loss = self._workload.loss_of(outputs, self._targets) / self._rows
+            loss.backward()
+
+    def _hold(self, segment: Sequence[_Layer]) -> tuple[tuple[int, int], int]:
+        """Runs the layers as one graph, slowly; returns `kept_bytes` and `peak_bytes` of it."""
+        for one in segment:
+            one.made, one.taken = [], []
+        self._held = {name: tensor for name, tensor in self._held.items() if name.startswith("input:")}
+        given_bytes = sum(tensor.untyped_storage().nbytes() for tensor in self._held.values())
+        modules = [one.module for one in segment]
+        weights = [tensor for module in modules for tensor in chain(module.parameters(), module.buffers())]
+        gradients = [tensor.grad for tensor in weights if tensor.grad is not None]
+        held = [*weights, *gradients, *self._held.values(), *self._targets]
+        with Growth(self._device, held) as growth:
+            self._forward(segment, way="whole")
+            grown_bytes = growth.bytes
+            self._whole_backward()
+        returned = {_address(self._held[name]): self._held[name] for name in self._output_names}
+        returned_bytes = sum(tensor.untyped_storage().nbytes() for tensor in returned.values())
+        return (grown_bytes - returned_bytes, given_bytes + grown_bytes), given_bytes + growth.peak_bytes
 
     def _look_at(self, one: _Layer) -> int:
         """Runs a layer once to see what its backward pass needs; returns the bytes of it."""
@@ -403,9 +475,8 @@ class Bench:
         except HpgoError:
             raise
         except Exception as failure:
-            lacks = isinstance(failure, MemoryError) or "memory" in str(failure).lower()
             said = f"{what} can't run on a batch of {self._rows}: {type(failure).__name__}: {first_line(failure)}"
-            if lacks:
+            if lacks_memory(failure):
                 raise _LacksMemoryError(said, "try a smaller `--batch-size`, or `--dtype bfloat16`") from failure
             raise RunError(said, "does the model run on its example?") from failure
 
@@ -534,6 +605,29 @@ def plausible(tensor: Tensor, name: str = "") -> Tensor:
             part = tensor.view(-1)[at : at + len(few)]
             part.copy_(few[: len(part)])
         return tensor
+
+
+def _whole(
+    segment: Sequence[_Layer],
+    wholes_ns: Sequence[int],
+    layers_ns: Sequence[int],
+    kept_bytes: tuple[int, int] | None,
+    peak_bytes: int | None,
+) -> Whole:
+    """What is known of the model as a whole; the first of all runs warmed up."""
+    forward_s = {
+        one.node.id: (median(one.in_whole_ns[1:]) / 1e9, median(forward_ns for forward_ns, _ in one.spans_ns[1:]) / 1e9)
+        for one in segment
+    }
+    return Whole(
+        whole_s=median(wholes_ns[1:]) / 1e9,
+        sum_s=median(layers_ns[1:]) / 1e9,
+        forward_s=sum(within for within, _ in forward_s.values()),
+        forwards_s=sum(alone for _, alone in forward_s.values()),
+        furthest=max(((layer, *both) for layer, both in forward_s.items()), key=lambda one: abs(one[1] - one[2])),
+        kept_bytes=kept_bytes,
+        peak_bytes=peak_bytes,
+    )
 
 
 def _is_sure(segment: Sequence[_Layer]) -> bool:

@@ -77,7 +77,7 @@ def lost(where: str) -> Iterator[None]:
 def first_line(failure: BaseException) -> str:
     """What an exception says first, without the place in C++ that torch may put before it, and advice behind it."""
     line = str(failure).strip().partition("\n")[0]
-    return re.sub(r"^\[[^]]*\.cc:[0-9]+\] ", "", line).partition(". This is typically")[0]
+    return re.sub(r"^\[[^]]*\.c(c|pp):[0-9]+\] ", "", line).partition(". This is typically")[0]
 
 
 def is_launched() -> bool:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from typing import Self
 
     from torch import Tensor
 
@@ -102,6 +103,54 @@ class Peak:
         """In a step: the optimizer comes next."""
         if self._alive is not None:
             self._of_passes = self._alive.peak_bytes
+
+
+class Growth:
+    """How much more memory the tensors of a process hold than before.
+
+    >>> here = torch.zeros(100)
+    >>> with Growth(torch.device("cpu"), [here]) as growth:
+    ...     large = here.view(10, 10).repeat(2, 1)
+    ...     now_bytes = growth.bytes
+    ...     both = torch.cat([large, large])
+    >>> now_bytes, growth.peak_bytes
+    (800, 2400)
+    """
+
+    def __init__(self, device: torch.device, held: Iterable[Tensor]) -> None:
+        """`held` are the tensors that are there before and stay; a GPU's allocator knows them by itself."""
+        self._device = device
+        self._alive = Alive(held)
+        self._before_bytes = self._alive.bytes
+        self.peak_bytes = 0
+        """At most, once it has ended."""
+
+    @property
+    def bytes(self) -> int:
+        """Now."""
+        now_bytes = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else self._alive.bytes
+        return now_bytes - self._before_bytes
+
+    def __enter__(self) -> Self:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._before_bytes = torch.cuda.memory_allocated(self._device)
+        else:
+            self._alive.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._device.type == "cuda":
+            peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        else:
+            self._alive.__exit__(*raised)
+            peak_bytes = self._alive.peak_bytes
+        self.peak_bytes = peak_bytes - self._before_bytes
+
+
+def lacks_memory(failure: Exception) -> bool:
+    """Whether Python or torch raises it because there is none left."""
+    return isinstance(failure, MemoryError) or "memory" in str(failure).lower()
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

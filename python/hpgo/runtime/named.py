@@ -11,6 +11,8 @@ import torch
 
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import shorten
+from hpgo.runtime.meeting import first_line
+from hpgo.runtime.memory import lacks_memory
 
 
 def made_by(text: str, what: str, *, seed: int, wanted: str, others: str = "") -> Any:
@@ -39,7 +41,8 @@ def made_by(text: str, what: str, *, seed: int, wanted: str, others: str = "") -
     except HpgoError:
         raise
     except Exception as error:
-        raise ArgumentError(
-            f"the {what} `{shorten(text)}` raises {type(error).__name__}: {error}",
-            f"`{function}` takes no arguments and returns {wanted}",
-        ) from error
+        hint = f"`{function}` takes no arguments and returns {wanted}"
+        if lacks_memory(error):
+            hint = "make large layers within `torch.device('meta')`: they get weights one by one, where they are needed"
+        said = f"the {what} `{shorten(text)}` raises {type(error).__name__}: {first_line(error)}"
+        raise ArgumentError(said, hint) from error

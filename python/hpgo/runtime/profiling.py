@@ -23,6 +23,7 @@ from hpgo.base.documents import parse, read_text, write_text
 from hpgo.base.errors import ArgumentError, FileError, RunError
 from hpgo.base.files import as_path, refused
 from hpgo.base.room import free_bytes
+from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import counted, shown
 from hpgo.model.profile import Layer, Profile, SharedWeight
 from hpgo.runtime.cuts import parameter_of
@@ -294,12 +295,8 @@ def _notes(
     for rows, bench in zip(sizes, benches, strict=True):
         if bench.lacked is not None:
             yield f"there was no memory to measure layers together, and they ran one by one: {bench.lacked}"
-        if bench.whole is not None and abs(bench.whole.sum_s / bench.whole.whole_s - 1) > _APART:
-            ratio = bench.whole.sum_s / bench.whole.whole_s
-            yield (
-                f"for a batch of {rows}, the layers take {100 * abs(ratio - 1):.0f} % "
-                f"{'more' if ratio > 1 else 'less'} one by one than the model as a whole"
-            )
+        if bench.whole is not None:
+            yield from _apart(rows, bench.whole, sum(bench.saved_bytes().values()))
     if noise > _NOISE:
         yield f"others used {100 * noise:.0f} % of this machine's processors meanwhile: times are too long"
     for holders in workload.ties:
@@ -307,6 +304,30 @@ def _notes(
             f"{' and '.join(f'`{name}` of `{layer}`' for layer, name in holders)} are one weight: stages that part "
             f"them hold a copy each{'' if inference else ', and sum its gradients together'}"
         )
+
+
+def _apart(rows: int, whole: Whole, saved_bytes: int) -> Iterator[str]:
+    """Where the layers by themselves and the model as a whole differ, which holds `saved_bytes` by the profile."""
+    more_s = whole.sum_s - whole.whole_s
+    if abs(more_s) > _APART * whole.whole_s:
+        layer, within_s, alone_s = whole.furthest
+        share = (whole.forwards_s - whole.forward_s) / more_s
+        where = (
+            f"mostly forward, most of all `{layer}` ({format_seconds(alone_s)}, in it {format_seconds(within_s)})"
+            if share > 1 / 2
+            else "mostly in backward passes"
+        )
+        yield (
+            f"for a batch of {rows}, the layers take {100 * abs(more_s) / whole.whole_s:.0f} % "
+            f"{'more' if more_s > 0 else 'less'} one by one than the model as a whole: {where}"
+        )
+    if whole.kept_bytes is not None:
+        least_bytes, most_bytes = whole.kept_bytes
+        if saved_bytes < (1 - _APART) * least_bytes or saved_bytes > (1 + _APART) * most_bytes:
+            yield (
+                f"for a batch of {rows}, the model as a whole holds {format_bytes(least_bytes)} after its forward "
+                f"pass, and its layers one by one {format_bytes(saved_bytes)}"
+            )
 
 
 class _Kept:
