@@ -23,6 +23,9 @@ _RATES = (
     | {f"{prefix}bit/s": factor / 8 for prefix, factor in _PREFIXES.items()}
     | {f"{prefix}b{per}": factor / 8 for prefix, factor in _DECIMAL.items() for per in ("ps", "/s")}
 )
+# What sizes and times are said in, the largest first.
+_SAID_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_SAID_BYTES = {f"{prefix}B": factor for prefix, factor in reversed(_DECIMAL.items())}
 
 _LONGEST = 100
 _NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*")
@@ -61,7 +64,7 @@ def format_seconds(seconds: float) -> str:
     >>> format_seconds(0.0123456), format_seconds(5e-6), format_seconds(0)
     ('12.35 ms', '5 us', '0 s')
     """
-    return _format(seconds, {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0})
+    return _format(seconds, _SAID_SECONDS)
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -70,7 +73,7 @@ def format_bytes(size_bytes: float) -> str:
     >>> format_bytes(16e9), format_bytes(2**30)
     ('16 GB', '1.074 GB')
     """
-    return _format(size_bytes, {f"{prefix}B": factor for prefix, factor in _DECIMAL.items()})
+    return _format(size_bytes, _SAID_BYTES)
 
 
 def format_bytes_per_s(bytes_per_s: float) -> str:
@@ -105,9 +108,8 @@ def _parse(value: object, what: str, factors: dict[str, float], example: str) ->
 
 
 def _format(value: float, factors: dict[str, float]) -> str:
-    """`value` in the largest of `factors` (ascending) that leaves at least 1."""
+    """`value` in the largest of `factors` (descending) that leaves at least 1; nothing in the unit itself."""
     rounded = float(f"{value:.4g}")
-    unit = next((unit for unit, factor in reversed(factors.items()) if abs(rounded) >= factor), next(iter(factors)))
-    if rounded == 0:
-        unit = next(unit for unit, factor in factors.items() if factor == 1)
+    size = abs(rounded) or 1.0
+    unit = next((unit for unit, factor in factors.items() if size >= factor), next(reversed(factors)))
     return f"{rounded / factors[unit]:.4g} {unit}"

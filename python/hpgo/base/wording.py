@@ -178,4 +178,4 @@ def printable(text: str) -> str:
     >>> printable("red\x1b[31m\nhint: none")
     'red [31m hint: none'
     """
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)

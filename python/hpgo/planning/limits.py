@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpgo.base.wording import counted
-from hpgo.programs.stages import groups_of
+from hpgo.programs.stages import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.programs.stages import Group, Stage
+    from hpgo.programs.stages import Stage
 
 _NOTABLE = 0.005  # of a step: half a percent is below what any profile knows
 
@@ -32,10 +32,10 @@ class Part:
 
 def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[Part]:
     """Where the time of a step goes, seen from the busiest stage or link; the seconds add up to the step."""
-    groups = groups_of(stages)
+    groups = grouped(stages)
     alone = len(groups) == len(stages)
     work_s, at = max(
-        (sum(stages[own].forward_s + stages[own].backward_s for own in group.stages) * micro_batches, -group.stages[0])
+        (sum(stages[own].forward_s + stages[own].backward_s for own in group) * micro_batches, -group[0])
         for group in groups
     )
     link_s, link = _busiest_link(stages, groups, micro_batches)
@@ -69,9 +69,9 @@ def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[Pa
     ]
 
 
-def _busiest_link(stages: Sequence[Stage], groups: Sequence[Group], micro_batches: int) -> tuple[float, int]:
+def _busiest_link(stages: Sequence[Stage], groups: list[list[int]], micro_batches: int) -> tuple[float, int]:
     """Seconds for which the busiest link between two groups carries messages; minus the first stage before it."""
-    rank_of = {stage: rank for rank, group in enumerate(groups) for stage in group.stages}
+    rank_of = {stage: rank for rank, group in enumerate(groups) for stage in group}
     busy: dict[tuple[int, int], tuple[float, int]] = {}
     for index, stage in enumerate(stages[:-1]):
         link = rank_of[index], rank_of[index + 1]

@@ -129,13 +129,23 @@ class Group(Record):
 
 def groups_of(stages: Sequence[Stage]) -> tuple[Group, ...]:
     """The groups of devices that run `stages`, in the order of their first ones."""
+    return tuple(
+        Group(
+            stages[own[0]].devices,
+            tuple(own),
+            _together([stages[at].memory for at in own]),
+            stages[own[0]].capacity_bytes,
+        )
+        for own in grouped(stages)
+    )
+
+
+def grouped(stages: Sequence[Stage]) -> list[list[int]]:
+    """Numbers of the stages that each group of devices runs, in the order of their first ones."""
     numbers: dict[tuple[int, ...], list[int]] = {}
     for number, stage in enumerate(stages):
         numbers.setdefault(stage.devices, []).append(number)
-    return tuple(
-        Group(devices, tuple(own), _together([stages[at].memory for at in own]), stages[own[0]].capacity_bytes)
-        for devices, own in numbers.items()
-    )
+    return list(numbers.values())
 
 
 def _together(parts: list[Memory]) -> Memory:

@@ -1,5 +1,5 @@
 // Other plans that were looked at, and what they would give. The optimum's are shown beside a plan that was changed.
-painted(() => paintAlternatives());
+paintedAfter(() => paintAlternatives());
 
 function paintAlternatives() {
   const from = state.facts.alternatives.length || !best.facts ? state.facts : best.facts;
@@ -10,7 +10,7 @@ function paintAlternatives() {
       : make("span", {});
     return make("li", {}, make("span", {}, make("b", {}, row.name), figures ? `: ${figures}` : ""), take, make("span", { class: "note" }, row.is_this && from === state.facts ? "is this plan" : row.why));
   });
-  byId("alternatives").replaceChildren(rows.length
+  put(byId("alternatives"), rows.length
     ? make("ul", { tabindex: rows.length > 4 ? 0 : null, "aria-label": "Alternatives" }, ...rows)
     : make("p", {}, state.offline ? "The plan was saved without any." : "A search compares the plan with others: find the best plan."));
 }

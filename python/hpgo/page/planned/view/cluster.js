@@ -3,7 +3,7 @@ const placed = { machines: "", devices: [] };
 // Whether devices are being given to the chosen stage, and which was the last.
 const giving = { on: false, last: null };
 
-painted((facts) => {
+paintedAfter((facts) => {
   // Devices stay from one change to the next: there may be thousands, and few change.
   const machines = JSON.stringify(facts.machines);
   if (machines !== placed.machines) buildMachines(facts);
@@ -36,10 +36,10 @@ function paintGiving() {
   byId("machines").classList.toggle("giving", giving.on);
   placed.devices.forEach((button, number) => (giving.on ? button.setAttribute("aria-pressed", own.has(number)) : button.removeAttribute("aria-pressed")));
   byId("giving").hidden = !giving.on;
-  byId("giving").replaceChildren(...(giving.on ? [
+  put(byId("giving"), giving.on ? [
     `Click devices, or press Enter on them, to give them to stage ${state.selected} or to take them away; with Shift, all from the last one on.`,
     make("button", { type: "button", "data-key": "chosen", onclick: () => { choosing(false); document.querySelector("[data-key=choose]").focus(); } }, "Done"),
-  ] : []));
+  ] : []);
 }
 
 // Gives a device to the chosen stage, or takes it away; or all from the last one on.
@@ -67,8 +67,8 @@ function deviceWords(number) {
 function buildMachines(facts) {
   const count = facts.machines.reduce((sum, machine) => sum + machine.count, 0);
   const size = count <= 32 ? 34 : count <= 144 ? 25 : 13;
-  placed.devices = Array.from({ length: count }, (_, number) => lights(
-    make("button", { type: "button", class: "device", "data-key": `device-${number}`, "data-device": number, "data-stages": "none" }), () => deviceWords(number)));
+  placed.devices = alike(Array.from({ length: count }, (_, number) => lights(
+    make("button", { type: "button", class: "device", "data-key": `device-${number}`, "data-device": number, "data-stages": "none" }), () => deviceWords(number))));
   const machines = facts.machines.map((machine) => make("div", { class: "machine" },
     make("p", {}, size > 13 ? `${machine.name}: ${machine.count} × ${machine.device}` : machine.name.replace("machine ", "")),
     make("div", { class: "devices" }, ...placed.devices.slice(machine.first, machine.first + machine.count))));
@@ -86,8 +86,9 @@ function paintLinks(facts) {
     make("span", {}, `stage ${link.from} → ${link.to}`),
     make("span", { class: "meter", title: `busy for ${percent(link.busy)} of the step` }, make("i", { style: { width: `${100 * Math.min(1, link.busy)}%` } })),
     make("span", {}, `${[link.bytes, link.time].filter(Boolean).join(" in ")} ${link.rate ? `at ${link.rate}, ` : ""}${link.between_machines ? "between machines" : "in a machine"}`)));
-  byId("sent").replaceChildren(...[
+  put(
+    byId("sent"),
     facts.rates.length ? make("p", { class: "rates" }, "Links: ", facts.rates.map(([where, rate]) => `${rate} ${where}`).join("; "), ".") : null,
     links.length ? make("ul", { class: "links", tabindex: links.length > 7 ? 0 : null, "aria-label": "What stages send on, each micro-batch" }, ...links) : null,
-  ].filter(Boolean));
+  );
 }

@@ -2,11 +2,7 @@
 let drag = null;
 const cutting = () => drag !== null;
 
-painted((facts) => {
-  const row = byId("row");
-  if (!isFixed()) row.append(...state.edges.slice(1, -1).map((edge, cut) => handle(edge, cut)));
-  paintStageBar(facts);
-});
+painted(paintStageBar);
 
 // Between stages that leave no room for its knob, a cut is a line alone.
 const isTight = (cut) => Math.min(state.edges[cut + 1] - state.edges[cut], state.edges[cut + 2] - state.edges[cut + 1]) * state.wide_px < 40;
@@ -137,7 +133,7 @@ function paintStageBar(facts) {
   const chip = make("span", { class: `chip ${fillOf(at)}` }, `stage ${at}`);
   const what = make("span", {}, `${several(stage.layers.length, "layer")} on ${several(stage.devices.length, "device")}`);
   if (isFixed()) {
-    bar.replaceChildren(chip, what, make("span", { class: "note" }, state.offline ? "" : facts.controls.why_fixed));
+    put(bar, chip, what, make("span", { class: "note" }, state.offline ? "" : facts.controls.why_fixed));
     return;
   }
   const edit = (key, label, stages, title) => make("button", {
@@ -146,8 +142,8 @@ function paintStageBar(facts) {
   const last = at === state.stages.length - 1;
   const shared = facts.groups[facts.stages[at].group].stages.length > 1;
   const lone = stage.layers.length < 2 || (stage.devices.length < 2 && !idleDevices().length);
-  bar.replaceChildren(
-    chip, what,
+  put(
+    bar, chip, what,
     make("span", { class: "step" }, "replicas",
       edit("fewer", "−", stage.devices.length > 1 ? stagesText(placedOn(at, stage.devices.slice(0, -1))) : null, "One replica fewer"),
       make("span", { class: "count", id: "replicas" }, `${stage.devices.length}`),
@@ -155,6 +151,6 @@ function paintStageBar(facts) {
     make("button", { type: "button", "data-key": "choose", "aria-pressed": `${giving.on}`, title: "Say which devices this stage runs on", onclick: () => choosing(!giving.on) }, "Choose devices"),
     edit("split", "Split", lone || shared ? null : split(at), "Split this stage in two"),
     edit("join", "Join with next", last || shared ? null : joined(at), "Join this stage with the next one"),
-    ...(kept ? [kept] : []),
+    kept,
   );
 }

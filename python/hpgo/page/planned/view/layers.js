@@ -42,8 +42,8 @@ painted((facts) => {
   const row = byId("row") ?? byId("layers").appendChild(make("div", { id: "row", role: "group", "aria-label": "Layers" }));
   const bands = byId("bands") ?? byId("layers").appendChild(make("div", { id: "bands", role: "group", "aria-label": "Stages" }));
   const wide = (state.wide_px = row.clientWidth); // asked before anything changes, when the browser knows it
-  row.replaceChildren(...blocks);
-  bands.replaceChildren(...state.stages.map((stage, at) => {
+  put(row, alike(blocks), isFixed() ? [] : state.edges.slice(1, -1).map(handle));
+  put(bands, alike(state.stages.map((stage, at) => {
     const [from, to] = [state.edges[at], state.edges[at + 1]];
     const replicas = stage.devices.length;
     const band = make("button", {
@@ -53,7 +53,7 @@ painted((facts) => {
       onclick: () => select(at),
     }, labelled((to - from) * wide - 2, at, `stage ${at}: ${several(stage.layers.length, "layer")} × ${replicas}`));
     return lights(band, () => stageWords(at));
-  }));
+  })));
   roving(row, ".layer");
   roving(bands, ".band");
 });

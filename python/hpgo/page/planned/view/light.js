@@ -38,22 +38,21 @@ function tell(target, { title, rows }) {
 }
 
 // Makes an element light what it stands for when it is pointed at, tapped or focused. The page listens once for all.
-const wordsOf = new WeakMap();
 function lights(element, words) {
-  wordsOf.set(element, words);
+  element.words = words;
   return element;
 }
 
 function lighting(event) {
   let element = event.target instanceof Element ? event.target : null;
-  while (element && !wordsOf.has(element)) element = element.parentElement;
+  while (element && !element.words) element = element.parentElement;
   return element;
 }
 
 for (const kind of ["pointerover", "focusin", "click"]) {
   document.addEventListener(kind, (event) => {
     const element = lighting(event);
-    if (element && element !== lit.self && !cutting() && !(kind === "pointerover" && event.pointerType === "touch")) light(element, wordsOf.get(element)());
+    if (element && element !== lit.self && !cutting() && !(kind === "pointerover" && event.pointerType === "touch")) light(element, element.words());
   });
 }
 document.addEventListener("pointerout", (event) => {

@@ -7,12 +7,44 @@ function make(tag, attributes = {}, ...children) {
     : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [property, text] of Object.entries(value)) element.style.setProperty(property, text);
+    if (name.startsWith("on")) {
+      element[name] = value;
+      (element.handles ??= []).push(name);
+    } else if (name === "style") element.setAttribute(name, Object.entries(value).map((pair) => pair.join(":")).join(";"));
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return element;
+}
+
+// Fills an element anew, and keeps what it holds as far as that stays: a browser lays out and paints only the rest.
+function put(into, ...children) {
+  const wanted = children.flat().filter((child) => child !== null && child !== undefined);
+  wanted.forEach((child, at) => {
+    const there = into.childNodes[at];
+    if (!there) into.append(child);
+    else if (!became(there, child)) there.replaceWith(child);
+  });
+  while (into.childNodes.length > wanted.length) into.lastChild.remove();
+}
+
+// Whether one element or text could be made what another is.
+function became(there, child) {
+  if (there === child) return true;
+  if (!(child instanceof Element)) {
+    const text = child.data ?? `${child}`;
+    if (!(there instanceof Text)) return false;
+    if (there.data !== text) there.data = text;
+    return true;
+  }
+  if (there.nodeName !== child.nodeName || there.id !== child.id) return false;
+  for (const name of child.getAttributeNames()) if (there.getAttribute(name) !== child.getAttribute(name)) there.setAttribute(name, child.getAttribute(name));
+  for (const name of there.getAttributeNames()) if (!child.hasAttribute(name)) there.removeAttribute(name);
+  for (const name of there.handles ?? []) there[name] = null;
+  for (const name of child.handles ?? []) there[name] = child[name];
+  Object.assign(there, { handles: child.handles, words: child.words });
+  put(there, ...child.childNodes);
+  return true;
 }
 
 // "0-2+5" as [0, 1, 2, 5], and back.
@@ -41,9 +73,13 @@ const several = (count, thing) => `${count} ${thing}${count === 1 ? "" : "s"}`;
 const say = (text) => { byId("said").textContent = text; };
 
 // Of many alike, Tab stops at one, and arrow keys go from one to the next.
+function alike(all) {
+  all.forEach((one, at) => one.setAttribute("tabindex", at ? -1 : 0));
+  return all;
+}
+
 function roving(container, selector) {
   const all = () => [...container.querySelectorAll(selector)];
-  all().forEach((one, at) => { one.tabIndex = at ? -1 : 0; });
   if (container.roving) return;
   container.roving = true;
   container.addEventListener("keydown", (event) => {

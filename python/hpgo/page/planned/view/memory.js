@@ -3,14 +3,14 @@ const legend = (names) => make("p", { class: "legend" }, ...names.map(([kind, na
 
 function strips(into, label, rows, after) {
   const longest = Math.max(...rows.map((row) => row.querySelector(".amount").textContent.length));
-  const box = make("div", { class: "strips", role: "group", "aria-label": label, style: { "--amount": `${longest}ch` } }, ...rows);
-  into.replaceChildren(box, ...after);
-  roving(box, ".strip");
+  const box = make("div", { class: "strips", role: "group", "aria-label": label, style: { "--amount": `${longest}ch` } }, alike(rows));
+  put(into, box, after);
+  roving(into.firstChild, ".strip");
 }
 
 const groupName = (group) => (group.stages.length > 4 ? `stages ${group.stages[0]}…${group.stages.at(-1)}` : `stage${group.stages.length > 1 ? "s" : ""} ${group.stages.join(", ")}`);
 
-painted((facts) => {
+paintedAfter((facts) => {
   const most = Math.max(...facts.groups.map((group) => Math.max(group.total_bytes, group.capacity_bytes))) || 1;
   strips(byId("memory"), "Memory", facts.groups.map((group, at) => {
     const strip = make("button", {

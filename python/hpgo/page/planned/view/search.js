@@ -117,7 +117,7 @@ function paintFigures(facts) {
     optimumTile = figure(found.proof.gap === "proven optimal" ? "optimum" : "best found", found.step, `${how}; ${apart}`, found.proof.gap === "proven optimal" ? "good" : "", ...(take ? [make("br"), take] : []));
   } else optimumTile = figure("optimum", "–", best.error ?? best.progress ?? (facts.proof.bound_s === null && state.offline ? "not searched" : ""), best.error ? "bad" : "");
   tiles.splice(1, 0, optimumTile);
-  byId("figures").replaceChildren(...tiles);
+  put(byId("figures"), tiles);
 }
 
 const numbered = (facts) => facts.stages.map((stage) => ({ layers: numbersOf(stage.layers), devices: numbersOf(stage.devices) }));

@@ -2,10 +2,11 @@
 const QUESTION = ["plan", "model", "cluster", "batch", "devices", "optimizer", "shard", "reserve"];
 const CHANGES = ["stages", "micro_batch", "schedule", "recompute"];
 const held = JSON.parse(byId("held").textContent);
-const state = { question: {}, items: {}, facts: null, stages: [], selected: 0, offline: held !== null, painters: [] };
+const state = { question: {}, items: {}, facts: null, stages: [], selected: 0, offline: held !== null, painters: [], followers: [] };
 
 const isFixed = () => state.offline || Boolean(state.facts.controls.why_fixed);
 const painted = (painter) => state.painters.push(painter);
+const paintedAfter = (painter) => state.followers.push(painter); // what stands below, a frame later
 
 function itemsOf(search) {
   const found = {};
@@ -19,9 +20,9 @@ const questionOf = (items) => Object.fromEntries(Object.entries(items).filter(([
 // The plan that is shown with all that can be changed of it; `state.items` is the address that it was asked for by.
 const current = () => ({ ...state.question, ...(state.facts ? state.facts.changes : {}) });
 
-// Takes a plan's facts, and paints all that shows them. Focus stays where it was.
+// Takes a plan's facts, and paints all that shows them: of a change first its price and its stages.
 function show(facts) {
-  const key = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.key : null;
+  const isFirst = state.facts === null;
   state.facts = facts;
   state.stages = facts.stages.map((stage) => ({ layers: numbersOf(stage.layers), devices: numbersOf(stage.devices) }));
   state.selected = Math.min(state.selected, facts.stages.length - 1);
@@ -30,8 +31,18 @@ function show(facts) {
   byId("plan").hidden = false;
   byId("empty").hidden = true;
   byId("columns").classList.remove("empty");
+  paint(state.painters);
+  if (isFirst) paint(state.followers);
+  else requestAnimationFrame(() => setTimeout(() => { if (facts === state.facts) paint(state.followers); }));
+}
+
+// Focus and light stay where they were.
+function paint(painters) {
+  const key = document.activeElement?.dataset?.key;
+  const pointed = lit.self;
   unlight();
-  for (const painter of state.painters) painter(facts);
+  for (const painter of painters) painter(state.facts);
+  if (pointed?.words && pointed.isConnected) light(pointed, pointed.words());
   if (key) {
     const again = document.querySelector(`[data-key="${key}"]`);
     if (again) again.focus({ preventScroll: true });

@@ -1,7 +1,7 @@
 // Sweeps: the best plan for each of several batches or numbers of devices, as a curve with the plan behind each point.
 const sweeping = { points: [], over: "batch", control: null };
 
-painted(() => {
+paintedAfter(() => {
   if (isFixed()) {
     byId("sweep-card").hidden = true;
     return;

@@ -1,6 +1,6 @@
 // Where the step goes: in the words of the report, and for each group of devices.
 const SHARES = { forward: "F", backward: "B", "gradients sync": "sync", waits: "waits" };
-painted((facts) => {
+paintedAfter((facts) => {
   const rows = facts.time.groups.map((terms, at) => {
     const group = facts.groups[at];
     const busy = terms[0].share + terms[1].share;

@@ -6,9 +6,10 @@ function table(columns, rows, texts = []) {
     make("tbody", {}, ...rows.map((cells) => make("tr", { class: cells.mark }, ...cells.map((cell, at) => make("td", { class: kind(at) }, cell)))))));
 }
 
-painted((facts) => {
-  byId("words").replaceChildren(
+paintedAfter((facts) => {
+  put(
+    byId("words"),
     make("dl", {}, ...facts.report.summary.flatMap(([name, fact]) => [make("dt", {}, name), make("dd", {}, fact)])),
-    ...facts.report.tables.map(({ columns, rows }) => table(columns, rows, [columns.indexOf("layers")])),
+    facts.report.tables.map(({ columns, rows }) => table(columns, rows, [columns.indexOf("layers")])),
   );
 });
