@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import pytest
 
@@ -120,6 +122,18 @@ def test_a_graph_computes_what_the_module_does(make: object) -> None:
         found = part.eval()(*given, rows=4)
     for one, other in zip(found, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_pass_has_made_is_gone_with_who_held_it_last() -> None:
+    workload = text()
+    (part,) = workload.parts([workload.layers])
+    gc.disable()  # it would find what holds itself, some time later
+    try:
+        with running(step=0, samples=range(2)):
+            made = weakref.ref(part(workload.example_inputs[0][:2], rows=2)[0])
+        assert made() is None
+    finally:
+        gc.enable()
 
 
 def test_masks_and_positions_do_not_cross_cuts_and_weights_used_twice_are_tied() -> None:

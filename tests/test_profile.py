@@ -119,6 +119,15 @@ def test_saved_bytes_are_what_stays_alive_until_the_backward_pass(name: str) -> 
     assert not any("holds" in note for note in found.notes)
 
 
+def test_weights_need_room_in_the_type_that_they_will_have() -> None:
+    layers = [nn.Linear(100, 100, bias=False, dtype=torch.bfloat16) for _ in range(2)]
+    given = torch.zeros(2, 100, dtype=torch.bfloat16)
+    workload = hpgo.runtime.Workload(layers, given, given, nn.functional.mse_loss)
+    for dtype, fits in ((torch.bfloat16, True), (torch.float32, False)):
+        found = hpgo.runtime.measure(workload, batch_sizes=[2], seconds=0, dtype=dtype, memory_bytes=180_000)
+        assert bool(found.wholes) is fits
+
+
 def test_memory_that_autograd_does_not_tell_of_is_noticed() -> None:
     class Hidden(torch.autograd.Function):
         @staticmethod

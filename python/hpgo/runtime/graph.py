@@ -15,6 +15,7 @@ import sys
 import traceback
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from hpgo.runtime.grouping import Place, grouped
 from hpgo.runtime.modules import Given, Network, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -193,21 +194,7 @@ class Steps(nn.Module):
         """What the graph has for the values that the layer gives."""
         held: dict[str, Any] = dict(zip(self.takes, given, strict=True))
         held |= dict(self.named_parameters(recurse=False)) | dict(self.named_buffers(recurse=False))
-        kind = self.kind
-
-        def filled(value: Any) -> Any:
-            if isinstance(value, _Name):
-                return held[value.name]
-            if isinstance(value, _Size):
-                return value.factor * rows + value.offset
-            if isinstance(value, _Device):
-                return kind.device
-            if isinstance(value, _Kind):
-                return kind.dtype
-            if type(value) in {list, tuple}:
-                return type(value)(filled(one) for one in value)
-            return value
-
+        filled = partial(_filled, held, rows, self.kind)
         for step, drops in zip(self.steps, self._drops, strict=True):
             call = getattr(self, step.call) if isinstance(step.call, str) else step.call
             held[step.makes] = call(
@@ -217,6 +204,22 @@ class Steps(nn.Module):
                 held.pop(name, None)
         made = tuple(held[name] for name in self.gives)
         return made[0] if len(made) == 1 else made
+
+
+def _filled(held: Mapping[str, Any], rows: int, kind: Tensor, value: Any) -> Any:
+    """`value` with what its placeholders stand for, the names of `held` among them."""
+    if isinstance(value, _Name):
+        return held[value.name]
+    if isinstance(value, _Size):
+        return value.factor * rows + value.offset
+    if isinstance(value, _Device):
+        return kind.device
+    if isinstance(value, _Kind):
+        return kind.dtype
+    if type(value) in {list, tuple}:
+        # A function within `forward` that called itself would hold all of `held` until Python looks for cycles.
+        return type(value)(_filled(held, rows, kind, one) for one in value)
+    return value
 
 
 def _names(value: Any) -> Iterable[str]:

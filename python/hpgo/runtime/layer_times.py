@@ -179,7 +179,7 @@ class Bench:
             if alike in was_found:
                 self._skip(node)
                 continue
-            weights_bytes = self._copies * sum(map(_bytes, self._network.make_on_meta(node.id).parameters()))
+            weights_bytes = self._weights_bytes(self._network.make_on_meta(node.id))
             has_room = not segment or held_bytes + weights_bytes <= self._memory_bytes
             kept_bytes = self._add(segment, node, alike, done) if has_room else None
             if kept_bytes is None:
@@ -193,6 +193,13 @@ class Bench:
         if segment:
             self._measure(segment, len(likeness))
         self.figures = {layer: self._found[alike] for layer, alike in likeness.items()}
+
+    def _weights_bytes(self, module: nn.Module) -> int:
+        """What a layer's weights take while it is measured, in the type that they will have."""
+        return self._copies * sum(
+            one.numel() * (self._dtype or one.dtype if one.is_floating_point() else one.dtype).itemsize
+            for one in module.parameters()
+        )
 
     def _add(self, segment: list[_Layer], node: Node, alike: str, done: int) -> int | None:
         """Makes a layer and runs it once; returns the bytes that it keeps, or None if others leave it no memory."""
@@ -353,7 +360,7 @@ class Bench:
                 torch.full_like(made, 1e-3) if gradient is None else gradient.to(made.dtype)
                 for (_, made), gradient in zip(roots, given, strict=True)
             ]
-            if self._copies * sum(map(_bytes, one.module.parameters())) > self._memory_bytes:
+            if self._weights_bytes(one.module) > self._memory_bytes:
                 one.module.zero_grad(set_to_none=True)  # there is no room to add to them
             with self._naming(f"the backward pass of layer `{one.node.id}`"):
                 taken += self._pass(one, [made for _, made in roots], given, is_split=is_split)
