@@ -280,8 +280,9 @@ def test_dark_mode_follows_the_reader_unless_a_theme_is_chosen() -> None:
 def test_patterns_are_faint_but_in_print_or_where_they_are_asked_for() -> None:
     one = timeline("zb_h1")
     faint, strong = (f".hatch{{opacity:{value}}}" for value in (palette.HATCH_OPACITY, palette.PRINT_OPACITY))
-    assert f"{faint}\n@media print{{{strong}}}" in drawn(one)
-    assert strong in drawn(one, hatch=True)
+    clear = f".number{{stroke-width:{palette.CLEAR_PX:g}px}}"  # of lines that would run through digits
+    assert f"{faint}\n@media print{{{strong}{clear}}}" in drawn(one)
+    assert strong + clear in drawn(one, hatch=True)
     assert faint not in drawn(one, hatch=True)
 
 
@@ -432,12 +433,20 @@ def test_thin_boxes_are_not_washed_out_by_what_parts_them() -> None:
             assert palette.look(item.style).stroke is None
 
 
-def test_numbers_in_boxes_have_contrast() -> None:
-    for fill in palette.KIND_COLOURS.values():
-        bright, dim = sorted(
-            (float(linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in (fill, palette.ink_on(fill))), reverse=True
-        )
-        assert (bright + 0.05) / (dim + 0.05) > 4.5
+def contrast(one: str, other: str) -> float:
+    """As WCAG defines it."""
+    dim, bright = sorted(float(linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in (one, other))
+    return (bright + 0.05) / (dim + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_words_have_contrast_to_what_they_stand_on(theme: int) -> None:
+    for on in [*palette.KIND_COLOURS, *(f"stage-{at}" for at in range(len(palette.STAGE_COLOURS)))]:
+        fill = palette.look(on).fill
+        assert fill is not None
+        assert contrast(palette.ink("tick", on, theme), fill[theme]) > 4.5
+    for font in palette.FONTS:
+        assert contrast(palette.ink(font, "", theme), palette.PAPER[theme]) > 4.5
 
 
 # --- numbers

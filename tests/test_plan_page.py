@@ -166,6 +166,54 @@ def test_pointing_at_a_layer_stage_device_or_bar_lights_it_everywhere(seen, sele
     assert tab.locator("#tip").is_hidden()
 
 
+_INKS = """() => {
+  const pixel = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    pixel.clearRect(0, 0, 1, 1);
+    pixel.fillStyle = colour;
+    pixel.fillRect(0, 0, 1, 1);
+    return [...pixel.getImageData(0, 0, 1, 1).data];
+  };
+  const ground = (one) => {
+    const own = rgba(getComputedStyle(one).backgroundColor);
+    return own[3] ? own : ground(one.parentElement);
+  };
+  const picture = document.getElementById("step").shadowRoot, paper = ground(document.getElementById("step"));
+  const box = ({ parentElement }) => {
+    const kind = parentElement.classList[1].replace("on-", ".");
+    const path = picture.querySelector(`${kind} [data-stage="${parentElement.dataset.of}"]`);
+    const fill = rgba(getComputedStyle(parentElement).stroke), opacity = Number(getComputedStyle(path).fillOpacity);
+    return fill.map((channel, at) => opacity * channel + (1 - opacity) * paper[at]);
+  };
+  const words = document.querySelectorAll(".band, .device, .chip, #figures dd, #figures dt, #scale, .bar :enabled");
+  const numbers = picture.querySelectorAll(".number text");
+  return [
+    ...[...words].map((one) => [one.classList[0] ?? one.tagName, rgba(getComputedStyle(one).color), ground(one)]),
+    ...[...numbers].map((one) => ["number", rgba(getComputedStyle(one).fill), box(one)]),
+  ];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_written_on_pale_boxes_is_read_as_well(seen, scheme: str) -> None:
+    def light(channel: int) -> float:
+        value = channel / 255
+        return value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+
+    def luminance(colour: list[int]) -> float:
+        return sum(weight * light(channel) for weight, channel in zip((0.2126, 0.7152, 0.0722), colour, strict=False))
+
+    tab = seen
+    tab.emulate_media(color_scheme=scheme)
+    tab.locator(".band >> nth=1").hover()
+    tab.evaluate("() => Promise.all(document.getAnimations().map((one) => one.finished))")
+    inks = tab.evaluate(_INKS)
+    assert {"number", "band", "device", "chip"} <= {name for name, _, _ in inks}
+    for name, ink, ground in inks:
+        dim, bright = sorted(map(luminance, (ink, ground)))
+        assert (bright + 0.05) / (dim + 0.05) > 4.5, f"{name}: {ink} on {ground}"
+
+
 def at_action(tab, stage: int, batch: int) -> tuple[float, float]:
     """Where on the screen the forward pass of a micro-batch is, by the picture itself."""
     x, y = tab.locator(f"#step .F [data-stage='{stage}']").evaluate(
@@ -188,7 +236,7 @@ def test_pointing_at_an_action_lights_its_stage_and_its_micro_batch(seen) -> Non
     assert "of micro-batch 2" in tab.locator("#tip").inner_text()
     near = tab.locator("#step .near").evaluate_all("all => all.map((one) => one.dataset.batch)")
     assert near == ["2"] * 4
-    assert tab.locator("#step #near ~ .number").count() == 2  # numbers of boxes stay above what is lit
+    assert tab.locator("#step #near ~ .number").count() == 4  # numbers of boxes, of both kinds, stay above what is lit
     tab.locator("#step").focus()
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowDown")

@@ -43,6 +43,9 @@ HATCHES = {
 HATCH_OPACITY, PRINT_OPACITY = 0.26, 0.75
 """Of a pattern's lines over its fill: on a screen, and in print or where patterns are asked for."""
 
+CLEAR_PX = 3.0
+"""Twice how far strong patterns stay away from numbers, which have their box's colour around them."""
+
 INK = ("#1b1f24", "#e6e9ed")
 """Text and lines: in light, in dark."""
 FAINT_INK = ("#5b6570", "#9aa4af")
@@ -148,6 +151,12 @@ _LOOKS |= {f"mark-{at}": Look(fill=(colour, STAGE_COLOURS[at])) for at, colour i
 def look(style: str) -> Look:
     """How marks of class `style` are painted."""
     return _LOOKS[style]
+
+
+def ink(font: str, on: str, theme: int) -> str:
+    """The colour of words in `font`, or on boxes of style `on`, in light (0) or dark (1)."""
+    fill = _LOOKS[on].fill if on else None
+    return ink_on(fill[theme]) if fill else FONTS[font].colour[theme]
 
 
 def ink_on(colour: str) -> str:

@@ -140,7 +140,7 @@ def _words(axes: Axes, words: Words, theme: int, order: int) -> None:
     size_px = words.size_px or font.size_px
     for x, y, text in zip(words.x, words.y, words.texts, strict=True):
         axes.text(
-            x, y, text, ha=align, va="baseline", color=words.colour or font.colour[theme],
+            x, y, text, ha=align, va="baseline", color=palette.ink(words.font, words.on, theme),
             fontsize=size_px * _POINTS_PER_PX, fontweight="bold" if font.bold else "normal", zorder=order,
             parse_math=False,  # a `$` is one
         )  # fmt: skip

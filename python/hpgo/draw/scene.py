@@ -101,14 +101,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Texts in one font; y is their baseline. `colour` and `size_px` override the font's."""
+    """Texts in one font; y is their baseline. `on` and `size_px` override the font's colour and size."""
 
     font: str
     x: Sequence[float]
     y: Sequence[float]
     texts: Sequence[str]
-    colour: str | None = None
+    on: str = ""
+    """Style of the boxes that they stand on, whose ink they have; or nothing."""
     size_px: float | None = None
+    mark: Mapping[str, str] = field(default_factory=dict)
+    """What they stand for, as of boxes."""
 
 
 Item = Boxes | Steps | Line | Words
@@ -387,12 +390,13 @@ def _kind_boxes(
         return
     texts = [str(number) for number in micro_batch.tolist()]
     fits = boxes.width >= np.array([len(text) for text in texts]) * DIGIT_EM * size_px + 1
-    if fits.any():
-        centre = (boxes.x + boxes.width / 2)[fits]
-        baseline = (boxes.y + boxes.height - room_px / 2)[fits] + size_px * 0.36
-        shown = [text for text, fit in zip(texts, fits.tolist(), strict=True) if fit]
-        colour = palette.ink_on(palette.KIND_COLOURS[kind])
-        canvas.items.append(Words("tick", centre.tolist(), baseline.tolist(), shown, colour, size_px))
+    groups = [(fits & (stage == at), {"of": f"{at}"}) for at in np.unique(stage).tolist()]
+    for shown, mark in groups if canvas.options.linked else [(fits, {})]:
+        if shown.any():
+            centre = (boxes.x + boxes.width / 2)[shown].tolist()
+            baseline = ((boxes.y + boxes.height - room_px / 2)[shown] + size_px * 0.36).tolist()
+            said = [texts[at] for at in np.flatnonzero(shown).tolist()]
+            canvas.items.append(Words("tick", centre, baseline, said, kind, size_px, mark))
 
 
 def _density(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> int:

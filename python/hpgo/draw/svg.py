@@ -23,13 +23,14 @@ def svg(scene: Scene, options: Options) -> str:
     """The picture as one SVG document."""
     styles = list(dict.fromkeys(item.style for item in scene.items if not isinstance(item, Words)))
     fonts = list(dict.fromkeys(item.font for item in scene.items if isinstance(item, Words)))
+    grounds = list(dict.fromkeys(item.on for item in scene.items if isinstance(item, Words) and item.on))
     width, height = _n(scene.width_px), _n(scene.height_px)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"',
         ' role="img" aria-labelledby="title desc">',
         f'<title id="title">{escape(scene.title)}</title>',
         f'<desc id="desc">{escape(scene.description)}</desc>',
-        f"<style>\n{_stylesheet(styles, fonts, options)}\n</style>",
+        f"<style>\n{_stylesheet(styles, fonts, grounds, options)}\n</style>",
         f"<defs>{_definitions(styles)}</defs>",
         '<rect class="paper" width="100%" height="100%"/>',
     ]
@@ -65,9 +66,12 @@ def _rects(boxes: Boxes) -> str:
 
 def _shape(boxes: Boxes) -> str:
     """One path of them all: a browser lays out and lights thousands of boxes as soon as one."""
-    mark = "".join(f' data-{name}="{text}"' for name, text in boxes.mark.items())
     d = "".join(f"M{x:g} {y:g}h{width:g}v{height:g}h{-width:g}z" for x, y, width, height in _corners(boxes))
-    return f'<path d="{d}"{mark}/>'
+    return f'<path d="{d}"{_mark(boxes)}/>'
+
+
+def _mark(item: Boxes | Words) -> str:
+    return "".join(f' data-{name}="{text}"' for name, text in item.mark.items())
 
 
 def _corners(boxes: Boxes) -> Iterator[tuple[float, float, float, float]]:
@@ -93,30 +97,30 @@ def _line(line: Line) -> str:
 
 
 def _words(words: Words) -> str:
-    attributes = f' fill="{words.colour}"' if words.colour else ""
-    if words.size_px is not None:
-        attributes += f' font-size="{_n(words.size_px)}"'
+    size = "" if words.size_px is None else f' font-size="{_n(words.size_px)}"'
     texts = "\n".join(
         f'<text x="{x:g}" y="{y:g}">{escape(text)}</text>'
         for x, y, text in zip(_rounded(words.x), _rounded(words.y), words.texts, strict=True)
     )
-    # A class would win over the attributes, so numbers in boxes have one that sets the anchor alone.
-    name = "number" if words.colour else f"t-{words.font}"
-    return f'<g class="{name}"{attributes}>\n{texts}\n</g>'
+    # A font's class would win over the size, so numbers in boxes have one without.
+    name = f"number on-{words.on}" if words.on else f"t-{words.font}"
+    return f'<g class="{name}"{size}{_mark(words)}>\n{texts}\n</g>'
 
 
-def _stylesheet(styles: list[str], fonts: list[str], options: Options) -> str:
+def _stylesheet(styles: list[str], fonts: list[str], grounds: list[str], options: Options) -> str:
     light = 1 if options.theme == "dark" else 0
     rules = [
         f"text{{font-family:{_FONT_FAMILY}}}",
         *(f".{name}{{{_look_css(name, palette.look(name))}}}" for name in styles),
-        ".number{text-anchor:middle}",
+        *([".number{text-anchor:middle;paint-order:stroke;stroke-linejoin:round;stroke-width:0}"] if grounds else []),
         *(f".t-{name}{{{_font_css(palette.FONTS[name])}}}" for name in fonts),
-        *_coloured(styles, fonts, light),
+        *_coloured(styles, fonts, grounds, light),
     ]
     if options.theme == "auto":
-        rules += ["@media (prefers-color-scheme:dark){", *_coloured(styles, fonts, 1), "}"]
-    strong = f".hatch{{opacity:{palette.PRINT_OPACITY:g}}}"
+        rules += ["@media (prefers-color-scheme:dark){", *_coloured(styles, fonts, grounds, 1), "}"]
+    # Strong lines end before a number does.
+    clear = f".number{{stroke-width:{palette.CLEAR_PX:g}px}}" if grounds else ""
+    strong = f".hatch{{opacity:{palette.PRINT_OPACITY:g}}}{clear}"
     rules += (
         [strong] if options.hatch else [f".hatch{{opacity:{palette.HATCH_OPACITY:g}}}", f"@media print{{{strong}}}"]
     )
@@ -139,7 +143,7 @@ def _font_css(font: palette.Font) -> str:
     return f"font-size:{_n(font.size_px)}px;text-anchor:{font.anchor}{weight}"
 
 
-def _coloured(styles: list[str], fonts: list[str], theme: int) -> list[str]:
+def _coloured(styles: list[str], fonts: list[str], grounds: list[str], theme: int) -> list[str]:
     """The rules that differ between light (0) and dark (1)."""
     rules = [f".paper{{fill:{palette.PAPER[theme]}}}"]
     for name in styles:
@@ -154,6 +158,10 @@ def _coloured(styles: list[str], fonts: list[str], theme: int) -> list[str]:
         if name in {"activation", "gradient"} and look.stroke:
             rules.append(f"#head-{name} path{{fill:{look.stroke[theme]}}}")
     rules += [f".t-{name}{{fill:{palette.FONTS[name].colour[theme]}}}" for name in fonts]
+    for name in grounds:
+        ground = palette.look(name).fill
+        if ground:
+            rules.append(f".on-{name}{{fill:{palette.ink_on(ground[theme])};stroke:{ground[theme]}}}")
     return rules
 
 

@@ -86,7 +86,7 @@ def _marks(item: Boxes | Steps | Line, hatch: bool) -> list[str]:
 
 def _words(words: Words, theme: int) -> list[str]:
     font = palette.FONTS[words.font]
-    red, green, blue = (int((words.colour or font.colour[theme])[i : i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = (int(palette.ink(words.font, words.on, theme)[i : i + 2], 16) for i in (1, 3, 5))
     size_pt = (words.size_px or font.size_px) * _POINTS_PER_PX
     look = rf"\fontsize{{{_n(size_pt)}}}{{{_n(size_pt)}}}\selectfont" + (r"\bfseries" if font.bold else "")
     keys = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -162,13 +161,10 @@ def _cells(grid: _Grid, price: Price) -> list[Item]:
     for colour in range(min(_COLOURS, way.pipeline)):
         mine = [gpu for gpu, one in enumerate(places) if one.rank % _COLOURS == colour]
         items.append(_boxes(f"stage-{colour}", grid, mine, [_tip(price, gpu, places[gpu]) for gpu in mine]))
+        if grid.width >= _NUMBERED:
+            texts = [_texts(way, gpu, places[gpu], grid.width) for gpu in mine]
+            items += _words(grid, mine, texts, f"stage-{colour}")
     same = [gpu for gpu, one in enumerate(places) if (one.tensor, one.rank) == (first.tensor, first.rank)]
-    if grid.width >= _NUMBERED:
-        by_ink: dict[str, list[int]] = defaultdict(list)
-        for gpu, one in enumerate(places):
-            by_ink[palette.ink_on(palette.STAGE_COLOURS[one.rank % _COLOURS])].append(gpu)
-        for ink, mine in sorted(by_ink.items()):
-            items += _words(grid, mine, [_texts(way, gpu, places[gpu], grid.width) for gpu in mine], ink)
     if len(same) > 1:
         side = max(1.5, min(5.0, grid.width / 4))
         x = np.array([grid.x[gpu] + grid.width - side - 4 for gpu in same])
@@ -185,13 +181,13 @@ def _boxes(style: str, grid: _Grid, gpus: Sequence[int], tips: Sequence[str]) ->
     return Boxes(style, x, y, np.full(len(gpus), grid.width), np.full(len(gpus), grid.height), tips=tuple(tips))
 
 
-def _words(grid: _Grid, gpus: Sequence[int], texts: Sequence[Sequence[str]], ink: str) -> Iterator[Words]:
+def _words(grid: _Grid, gpus: Sequence[int], texts: Sequence[Sequence[str]], on: str) -> Iterator[Words]:
     for line in range(max(map(len, texts))):
         lines = len(texts[0])
         size = 10.0 if line == 0 else 8.5
         x = [grid.x[gpu] + grid.width / 2 for gpu in gpus]
         y = [grid.y[gpu] + grid.height / 2 + (3.5 if lines == 1 else -2.5 if line == 0 else 9.5) for gpu in gpus]
-        yield Words("tick", x, y, [one[line] for one in texts], colour=ink, size_px=size)
+        yield Words("tick", x, y, [one[line] for one in texts], on=on, size_px=size)
 
 
 def _texts(way: Way, gpu: int, one: Place, width: float) -> list[str]:

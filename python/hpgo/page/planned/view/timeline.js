@@ -1,6 +1,6 @@
 // The simulated step, as the server draws it, lit from outside; or the picture to zoom and pan in.
 const stepOf = { host: null, shadow: null, request: null, timer: 0, zoomed: false, actions: null, at: -1 };
-const LIGHTING = "svg{display:block;width:100%;height:auto}svg *{pointer-events:none}[data-stage],[data-rank]{pointer-events:auto}[data-stage]{cursor:pointer}.lit :is([data-stage],[data-rank]):not(.on){fill-opacity:.22}.lit .row .on{stroke:#2f66b3;stroke-width:2}.near{stroke:currentColor;stroke-width:1.6}";
+const LIGHTING = "svg{display:block;width:100%;height:auto}svg *{pointer-events:none}[data-stage],[data-rank]{pointer-events:auto}[data-stage]{cursor:pointer}.lit :is([data-stage],[data-rank]):not(.on){fill-opacity:.22}.lit .row .on{stroke:#2f66b3;stroke-width:2}.near{stroke:currentColor;stroke-width:1.6}.lit .number:not(.on) text:not(.on){fill:currentColor}";
 
 painted(() => {
   clearTimeout(stepOf.timer);
@@ -146,6 +146,10 @@ function lightTimeline(stages, batch) {
   for (const path of svg.querySelectorAll("[data-rank]")) {
     const group = state.facts.groups[path.dataset.rank];
     path.classList.toggle("on", stages !== null && group !== undefined && group.stages.some((stage) => stages.has(`${stage}`)));
+  }
+  for (const numbers of svg.querySelectorAll(".number")) {
+    numbers.classList.toggle("on", stages !== null && stages.has(numbers.dataset.of));
+    for (const number of numbers.children) number.classList.toggle("on", number.textContent === batch);
   }
   svg.querySelector("#near").replaceChildren(...(batch === undefined ? [] : actions().filter((one) => one.batch === batch).map(boxOf)));
 }
