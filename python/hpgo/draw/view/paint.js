@@ -115,6 +115,8 @@ function drawShares(t, top, first, last, t0, t1, s, paper) {
   const classes = 4 + causes.length, image = context.createImageData(columns, rowsPx), pixels = new Uint32Array(image.data.buffer);
   pixels.fill(packed(paper));
   const fills = [...kinds.slice(0, 4), ...causes.map((cause) => `idle-${cause}`)].map(tile), side = fills[0].side;
+  // Where a pixel is in the tile of its pattern: a division for each would take most of a frame.
+  const ofRow = Int32Array.from({ length: rowsPx }, (_, y) => (y % side) * side), ofColumn = Int32Array.from({ length: columns }, (_, x) => x % side);
   const ticksPerPx = (view.t1 - view.t0) / t.tick_s / columns, from = view.t0 / t.tick_s;
   const under = t.overview && ticksPerPx >= t.overview.ticks * 0.5 ? cellsUnder(t.overview, from, ticksPerPx, columns) : null;
   // Over less than some actions, shares would beat against the pixels and draw waves.
@@ -133,9 +135,12 @@ function drawShares(t, top, first, last, t0, t1, s, paper) {
     for (let x = 0; x < columns; x++) {
       let sum = 0, y = y1;
       for (let code = 0; code < (show.bubbles ? classes : 4); code++) {
-        sum += acc[code][x] / (end - row);
-        const upto = Math.max(y0, y1 - Math.round(Math.min(sum, 1) * rowPx));
-        for (; y > upto; y--) if (y - 1 >= 0 && y - 1 < rowsPx) pixels[(y - 1) * columns + x] = fills[code].pixels[(y - 1) % side * side + x % side];
+        const share = acc[code][x];
+        if (!share) continue;
+        sum += share / (end - row);
+        const upto = Math.max(y0, y1 - ((Math.min(sum, 1) * rowPx + 0.5) | 0)), last = Math.max(upto, 0), { pixels: own } = fills[code];
+        for (let at = Math.min(y, rowsPx) - 1; at >= last; at--) pixels[at * columns + x] = own[ofRow[at] + ofColumn[x]];
+        y = Math.min(y, upto);
       }
     }
   }
@@ -148,14 +153,15 @@ function calm(acc, px) {
   const half = px >> 1, count = acc[0].length;
   // Where the step begins and ends, nothing is beside it.
   const from = Math.max(0, Math.round(xOf(0) - GUTTER) * ratio), to = Math.min(count, Math.round((xOf(META.end_s) - GUTTER) * ratio));
+  const sums = new Float64Array(count + 1);
   for (const cells of acc) {
-    const sums = new Float64Array(count + 1);
     for (let x = 0; x < count; x++) sums[x + 1] = sums[x] + cells[x];
     if (!sums[count]) continue;
-    for (let x = from; x < to; x++) {
-      const a = Math.max(from, x - half), b = Math.min(to, x + half + 1);
-      cells[x] = (sums[b] - sums[a]) / (b - a);
-    }
+    const mean = (x, a, b) => { cells[x] = (sums[b] - sums[a]) / (b - a); };
+    const inner = Math.min(from + half, to), outer = Math.max(inner, to - half);
+    for (let x = from; x < inner; x++) mean(x, from, Math.min(to, x + half + 1));
+    for (let x = inner, whole = 2 * half + 1; x < outer; x++) cells[x] = (sums[x + half + 1] - sums[x - half]) / whole;
+    for (let x = outer; x < to; x++) mean(x, Math.max(from, x - half), to);
   }
 }
 
@@ -172,10 +178,11 @@ function cellsUnder({ columns: cells, ticks }, from, ticksPerPx, columns) {
 
 // Adds the ranks row .. end to the pixel columns: first rank upon rank, cell by cell, then once from cells to pixels.
 function addOverview({ columns: cells, table }, row, end, { first, last }, acc) {
-  const low = first[0], high = last[last.length - 1];
+  const low = first[0], high = last[last.length - 1], sums = new Float32Array(cells);
   for (let code = 0; code < table.length; code++) {
     if (!table[code]) continue;
-    const source = table[code], target = acc[code], sums = new Float32Array(cells);
+    const source = table[code], target = acc[code];
+    sums.fill(0, low, high);
     for (let rank = row; rank < end; rank++) for (let i = low, at = rank * cells + low; i < high; i++, at++) sums[i] += source[at];
     for (let x = 0; x < first.length; x++) {
       let sum = 0;
