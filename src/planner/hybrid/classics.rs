@@ -66,12 +66,12 @@ pub struct Straight {
 pub fn straight(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Straight> {
     let settings = Settings { most_replicas: 1, ..settings.clone() };
     let mut search = Search::new(model, cluster, &settings, SHORT, control);
-    search.draft(None)?;
+    search.draw()?;
     if search.best.is_none() {
         search.start()?;
     }
-    search.bound();
     if search.best.is_none() {
+        search.bound();
         search.reach()?;
     }
     search.pass(search.step_s(), NARROWEST)?;

@@ -2,11 +2,12 @@
 
 use super::anneal::{Annealing, CROWD};
 use super::patterns::{self, Patterns};
+use super::prefixes::busy_s;
 use super::price::Candidate;
 use super::settings::Settings;
 use super::sketch::Sketch;
 use super::task::Task;
-use super::{Answer, NEAR, Search, WHOLE, improve};
+use super::{Answer, NEAR, Search, SizeSearch, WHOLE, improve, least_steps_s};
 use crate::control::Control;
 use crate::cost::Model;
 use crate::cost::network::Cluster;
@@ -41,6 +42,8 @@ pub(super) const LONG: Heat =
     Heat { of_cut_and_device: 100_000, most: 200_000_000, patience: 3, all: 10, is_wide: true };
 /// Less than this part of the step is no help.
 const HELPS: f64 = 1e-3;
+/// A plan of few patterns that is no longer than this, times all devices at work all the time, may be the best.
+const PROMISING: f64 = 1.25;
 /// Patterns whose paths are longer than the best step by this factor set out all the same.
 const HOPEFUL: f64 = 2.0;
 
@@ -52,52 +55,77 @@ pub fn draft(model: &Model, cluster: &Cluster, settings: &Settings, control: &Co
     settings.check()?;
     cluster.check()?;
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
-    search.draft(Some(LONG))?;
+    search.anneal(LONG)?;
     search.answer()
 }
 
 impl Search<'_> {
-    /// Looks for plans of any placement: by pattern, and by annealing if that is asked for.
-    pub(super) fn draft(&mut self, heat: Option<Heat>) -> Result<()> {
-        let near_s = NEAR * self.lower_bound_s();
-        let sizes = std::mem::take(&mut self.sizes);
-        let tasks: Vec<&Task<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
-        let outcome = self.draft_for(&tasks, heat, near_s);
+    /// Looks for plans of any placement by pattern: few patterns, and then all, unless the best plan is among the few.
+    pub(super) fn draw(&mut self) -> Result<()> {
+        let before_s = self.step_s();
+        let mut sizes = std::mem::take(&mut self.sizes);
+        let bounds = self.draw_for(&sizes);
+        if let Ok(bounds) = &bounds {
+            self.take_bounds(&mut sizes, bounds);
+        }
         self.sizes = sizes;
-        self.report();
-        outcome
+        bounds?;
+        self.end_draft(before_s);
+        Ok(())
     }
 
-    fn draft_for(&mut self, tasks: &[&Task<'_>], heat: Option<Heat>, near_s: f64) -> Result<()> {
-        let Some(task) = tasks.first() else { return Ok(()) };
-        if task.settings.equal_replicas {
-            // A launcher that wants equal replicas starts its ranks in the order of the devices, which only compact
-            // placements keep.
-            return Ok(());
-        }
-        let line = patterns::line(task.model, &task.cut_bytes);
-        let Some(patterns) = Patterns::new(tasks, &line) else { return Ok(()) };
-        let before_s = self.step_s();
-        if let Some(heat) = heat {
-            if heat.is_wide && !self.is_drawn_wide {
-                self.drawn = patterns.plans(HOPEFUL * self.step_s(), HOPEFUL, false, self.control);
-                self.is_drawn_wide = true;
-            }
-            self.drawn.truncate(CROWD);
-            self.settle(tasks, &line)?;
-            self.anneal(tasks, &line, heat, near_s)?;
-        } else {
+    /// The same; bounds of all sizes with what they took, where it has some.
+    fn draw_for(&mut self, sizes: &[SizeSearch<'_>]) -> Result<Vec<(f64, u64)>> {
+        let tasks: Vec<&Task<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
+        let Some(line) = line_of(&tasks) else { return Ok(Vec::new()) };
+        let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(Vec::new()) };
+        let busy_s = tasks.iter().map(|task| busy_s(task)).fold(f64::INFINITY, f64::min);
+        let mut bounds = Vec::new();
+        for is_brief in [true, false] {
             // With a plan in hand, most patterns are dropped at once.
-            for is_brief in [true, false] {
-                let drawn = patterns.plans(self.step_s(), 1.0, is_brief, self.control);
-                self.meet(tasks, drawn.iter().take(OF_PATTERNS))?;
-                self.drawn.splice(0..0, drawn);
+            let drawn = patterns.plans(self.step_s(), 1.0, is_brief, self.control);
+            self.meet(&tasks, drawn.iter().take(OF_PATTERNS))?;
+            self.drawn.splice(0..0, drawn);
+            if is_brief && self.step_s() <= PROMISING * busy_s {
+                bounds = least_steps_s(sizes, self.step_s(), self.control);
+                if bounds.iter().all(|(bound_s, _)| *bound_s >= self.step_s()) {
+                    break;
+                }
             }
         }
+        Ok(bounds)
+    }
+
+    /// Looks for plans of any placement by annealing those of patterns.
+    pub(super) fn anneal(&mut self, heat: Heat) -> Result<()> {
+        let (before_s, near_s) = (self.step_s(), NEAR * self.lower_bound_s());
+        let sizes = std::mem::take(&mut self.sizes);
+        let outcome = self.anneal_for(&sizes, heat, near_s);
+        self.sizes = sizes;
+        outcome?;
+        self.end_draft(before_s);
+        Ok(())
+    }
+
+    fn anneal_for(&mut self, sizes: &[SizeSearch<'_>], heat: Heat, near_s: f64) -> Result<()> {
+        let tasks: Vec<&Task<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
+        let Some(line) = line_of(&tasks) else { return Ok(()) };
+        if heat.is_wide && !self.is_drawn_wide {
+            let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(()) };
+            self.drawn = patterns.plans(HOPEFUL * self.step_s(), HOPEFUL, false, self.control);
+            self.is_drawn_wide = true;
+        }
+        self.drawn.truncate(CROWD);
+        self.settle(&tasks, &line)?;
+        self.walk(&tasks, &line, heat, near_s)
+    }
+
+    /// Improves a plan that was found, and says so.
+    fn end_draft(&mut self, before_s: f64) {
         if self.step_s() < before_s {
             self.improve();
         }
-        Ok(())
+        self.report();
     }
 
     /// Moves cuts of patterns until that helps no more.
@@ -116,7 +144,7 @@ impl Search<'_> {
 
     /// Anneals anew, each time for as long as all times before together, until the step is no more than `near_s` or was
     /// found in the first half of all that.
-    fn anneal(&mut self, tasks: &[&Task<'_>], line: &[u32], heat: Heat, near_s: f64) -> Result<()> {
+    fn walk(&mut self, tasks: &[&Task<'_>], line: &[u32], heat: Heat, near_s: f64) -> Result<()> {
         let Some(annealing) = Annealing::new(tasks, line) else { return Ok(()) };
         let size = tasks[0].model.cuts() as u64 * u64::from(tasks[0].cluster.devices());
         let first = size.saturating_mul(heat.of_cut_and_device).min(heat.most);
@@ -175,6 +203,14 @@ impl Search<'_> {
         let (model, effort, control) = (self.model, self.effort, self.control);
         self.best = self.best.take().map(|best| improve::improve(model, &mut self.pricer, best, effort, control));
     }
+}
+
+/// Nested cuts for plans of any placement; `None` where those are no use.
+fn line_of(tasks: &[&Task<'_>]) -> Option<Vec<u32>> {
+    // A launcher that wants equal replicas starts its ranks in the order of the devices, which only compact placements
+    // keep.
+    let task = tasks.first().filter(|task| !task.settings.equal_replicas)?;
+    Some(patterns::line(task.model, &task.cut_bytes))
 }
 
 /// A plan as a sketch for its task.

@@ -16,6 +16,7 @@
 //! Numbers of replicas come as ranges: those that give their devices the same share count as one. So do numbers of
 //! machines that a stage is spread over: few of them sum gradients faster, many of them share the traffic.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::task::Task;
@@ -30,6 +31,9 @@ pub(super) struct Spread {
     pub devices: Span,
     pub machines: Span,
 }
+
+/// What part of a spread stage no, one, two … devices on one machine are, at least and at most.
+type Parts = Vec<(f64, f64)>;
 
 /// Ranges of numbers of machines that are told apart at most.
 const MOST_RANGES: u32 = 4;
@@ -150,13 +154,8 @@ impl Links {
             let machines = one.devices.1.min(other.devices.1).div_ceil(self.widest);
             return self.across(1.0 / f64::from(machines));
         }
-        let machines = self.machines.min(one.machines.1 + other.machines.1);
-        // Twice the mean of both parts that some machine has, or one part alone.
-        let passing = self
-            .passing(one.devices, other.devices, |x, y| x + y >= 2.0 / f64::from(machines) - 1e-9)
-            .max(self.passing(one.devices, other.devices, |x, _| x >= 1.0 / f64::from(one.machines.1) - 1e-9))
-            .max(self.passing(one.devices, other.devices, |_, y| y >= 1.0 / f64::from(other.machines.1) - 1e-9));
-        self.across(passing.min(1.0))
+        let (ours, theirs) = (self.parts(one.devices), self.parts(other.devices));
+        self.across(SpreadPair::new(self, &ours, &theirs).passing(one.machines, other.machines))
     }
 
     /// Between a stage in one machine and any that is spread, if one may be.
@@ -167,19 +166,7 @@ impl Links {
 
     /// Between a stage that is spread, with one of several numbers of replicas, and any other that is.
     pub(super) fn any_spread(&self, one: Spread) -> Option<Rate> {
-        let nearest = self.nearest.get_or_init(|| {
-            let all: Vec<Spread> = self.groups.iter().flat_map(|&span| self.spreads(span)).collect();
-            let mut nearest: Vec<Option<Rate>> = vec![None; all.len()];
-            for (at, &one) in all.iter().enumerate() {
-                for (beside, &other) in all[..=at].iter().enumerate() {
-                    let rate = self.both_spread(one, other); // the same in both directions
-                    for end in [at, beside] {
-                        nearest[end] = Some(nearest[end].map_or(rate, |known| least(known, rate)));
-                    }
-                }
-            }
-            all.into_iter().zip(nearest).filter_map(|(one, rate)| rate.map(|rate| (one, rate))).collect()
-        });
+        let nearest = self.nearest.get_or_init(|| self.all_nearest());
         let meets = |a: Span, b: Span| a.0 <= b.1 && b.0 <= a.1;
         (nearest.iter())
             .filter(|(known, _)| meets(known.devices, one.devices) && meets(known.machines, one.machines))
@@ -187,27 +174,38 @@ impl Links {
             .reduce(least)
     }
 
-    /// The least that passes the port of a machine with so much of both stages, as parts of them, that `has` holds,
-    /// which more devices never end.
-    fn passing(&self, one: Span, other: Span, has: impl Fn(f64, f64) -> bool) -> f64 {
-        let mut passing: f64 = f64::INFINITY;
-        for here in 0..one.1.min(self.widest + 1) {
-            let x = part(here, one);
-            let most = (other.1 - 1).min(self.widest - here);
-            let is_enough = |there: u32| has(x.1, part(there, other).1);
-            if !is_enough(most) {
-                continue;
-            }
-            let enough = first(0, most, is_enough);
-            // More receivers leave less to send away, and more to receive: the best is where these cross.
-            let send = |there: u32| x.0 * (1.0 - part(there, other).1);
-            let receive = |there: u32| part(there, other).0 * (1.0 - x.1);
-            let crossing = first(enough, most, |there| receive(there) >= send(there));
-            for there in [crossing.saturating_sub(1).max(enough), crossing] {
-                passing = passing.min(send(there).max(receive(there)));
+    /// For each way to spread a stage, the least to any other one that is spread.
+    fn all_nearest(&self) -> Vec<(Spread, Rate)> {
+        let mut all: Vec<(Spread, Option<Rate>)> = Vec::new();
+        let mut groups: Vec<(Parts, Range<usize>)> = Vec::new();
+        for &span in &self.groups {
+            let first = all.len();
+            all.extend(self.spreads(span).into_iter().map(|spread| (spread, None)));
+            groups.push((self.parts(span), first..all.len()));
+        }
+        for (at, (own, ours)) in groups.iter().enumerate() {
+            for (their, theirs) in &groups[..=at] {
+                let mut pair = SpreadPair::new(self, own, their); // the same in both directions
+                for one in ours.clone() {
+                    for other in theirs.clone().filter(|&other| other <= one) {
+                        let rate = if self.whole {
+                            self.both_spread(all[one].0, all[other].0)
+                        } else {
+                            self.across(pair.passing(all[one].0.machines, all[other].0.machines))
+                        };
+                        for end in [one, other] {
+                            all[end].1 = Some(all[end].1.map_or(rate, |known| least(known, rate)));
+                        }
+                    }
+                }
             }
         }
-        passing
+        all.into_iter().filter_map(|(spread, rate)| rate.map(|rate| (spread, rate))).collect()
+    }
+
+    /// Those of a spread stage.
+    fn parts(&self, stage: Span) -> Parts {
+        (0..stage.1.min(self.widest + 1)).map(|devices| part(devices, stage)).collect()
     }
 
     /// Summing gradients over a stage in one machine.
@@ -232,6 +230,77 @@ impl Links {
     fn across(&self, part: f64) -> Rate {
         let Link { bytes_per_s, latency_s, .. } = self.cluster.inter;
         Rate { s_per_byte: part / bytes_per_s, latency_s }
+    }
+}
+
+/// Two stages that are spread, over any numbers of machines: what passes ports, found once for each condition.
+struct SpreadPair<'p> {
+    widest: u32,
+    machines: u32,
+    /// What parts of each stage its devices on one machine are.
+    parts: [&'p [(f64, f64)]; 2],
+    /// For each condition that some machine meets, the least that passes its port.
+    known: Vec<((Part, u32), f64)>,
+}
+
+/// Of which stage, or of both in sum, some machine has at least the mean part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Both,
+    One,
+    Other,
+}
+
+impl<'p> SpreadPair<'p> {
+    fn new(links: &Links, one: &'p [(f64, f64)], other: &'p [(f64, f64)]) -> Self {
+        Self { widest: links.widest, machines: links.machines, parts: [one, other], known: Vec::new() }
+    }
+
+    /// The part that passes the fullest port at least, with stages on so many machines each.
+    fn passing(&mut self, one: Span, other: Span) -> f64 {
+        // Twice the mean of both parts that some machine has, or one part alone.
+        let both = self.machines.min(one.1 + other.1);
+        let each = [(Part::Both, both), (Part::One, one.1), (Part::Other, other.1)].map(|mean| self.with(mean));
+        each[0].max(each[1]).max(each[2]).min(1.0)
+    }
+
+    /// The same for a machine that has at least the mean part, over so many machines.
+    fn with(&mut self, mean: (Part, u32)) -> f64 {
+        if let Some(&(_, passing)) = self.known.iter().find(|(known, _)| *known == mean) {
+            return passing;
+        }
+        let machines = f64::from(mean.1);
+        let passing = match mean.0 {
+            Part::Both => self.least(|x, y| x + y >= 2.0 / machines - 1e-9),
+            Part::One => self.least(|x, _| x >= 1.0 / machines - 1e-9),
+            Part::Other => self.least(|_, y| y >= 1.0 / machines - 1e-9),
+        };
+        self.known.push((mean, passing));
+        passing
+    }
+
+    /// The least that passes the port of a machine with so much of both stages, as parts of them, that `has` holds,
+    /// which more devices never end.
+    fn least(&self, has: impl Fn(f64, f64) -> bool) -> f64 {
+        let [one, other] = self.parts;
+        let mut passing: f64 = f64::INFINITY;
+        for (here, &x) in (0_u32..).zip(one) {
+            let most = (other.len() as u32 - 1).min(self.widest - here);
+            let y = |there: u32| other[there as usize];
+            let is_enough = |there: u32| has(x.1, y(there).1);
+            if !is_enough(most) {
+                continue;
+            }
+            let enough = first(0, most, is_enough);
+            // More receivers leave less to send away, and more to receive: the best is where these cross.
+            let send = |there: u32| x.0 * (1.0 - y(there).1);
+            let receive = |there: u32| y(there).0 * (1.0 - x.1);
+            let crossing = first(enough, most, |there| receive(there) >= send(there));
+            for there in [crossing.saturating_sub(1).max(enough), crossing] {
+                passing = passing.min(send(there).max(receive(there)));
+            }
+        }
+        passing
     }
 }
 

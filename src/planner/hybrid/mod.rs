@@ -54,7 +54,6 @@ pub use settings::{Settings, WarmUp};
 
 use bound::Known;
 use packing::Packing;
-use prefixes::least_step_s;
 use search::{PassResult, Suffixes};
 use sketch::Sketch;
 use task::Task;
@@ -199,7 +198,7 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
     cluster.check()?;
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
     search.is_watched = true;
-    search.draft(None)?;
+    search.draw()?;
     if search.best.is_none() {
         search.start()?;
     }
@@ -207,7 +206,7 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
     if search.is_exact() {
         search.effort = QUICK;
         if search.step_s() > CLOSE * search.searched_bound_s() && !control.should_stop() {
-            search.draft(Some(drafts::SPARK))?;
+            search.anneal(drafts::SPARK)?;
         }
         if search.best.is_none() {
             search.reach()?;
@@ -215,17 +214,17 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
         search.pass(search.step_s(), NARROW[0])?;
         search.prove()?;
         if !search.is_near() {
-            search.draft(Some(drafts::LONG))?;
+            search.anneal(drafts::LONG)?;
             search.bound_all(TABLES.within(search.left()));
         }
         search.effort = WHOLE.within(search.work + search.left());
     } else {
         if !search.is_near() {
-            search.draft(Some(drafts::BRIEF))?;
+            search.anneal(drafts::BRIEF)?;
         }
         search.bound_all(RELAXED.within(QUICK.work));
         if !search.is_near() {
-            search.draft(Some(drafts::LONG))?;
+            search.anneal(drafts::LONG)?;
             search.bound_all(RELAXED.within(search.left()));
         }
         search.effort = COMPACT.within(search.left());
@@ -247,6 +246,19 @@ struct SizeSearch<'a> {
     searched_s: f64,
     /// The same for all placements, where the search space has not all of them.
     of_all: Known,
+}
+
+/// For each size a step that none of its plans is shorter than, if it is below `step_s`; what finding that took, in
+/// nanoseconds or so.
+fn least_steps_s(sizes: &[SizeSearch<'_>], step_s: f64, control: &Control) -> Vec<(f64, u64)> {
+    let least = sizes.par_iter().map(|size| {
+        if size.bound_s >= step_s {
+            return (size.bound_s, 0);
+        }
+        let (least_s, work) = prefixes::least_step_s(&size.suffixes.task, size.suffixes.links(true), step_s, control);
+        (least_s.max(size.bound_s), work)
+    });
+    least.collect()
 }
 
 struct Search<'a> {
@@ -327,17 +339,21 @@ impl<'a> Search<'a> {
         self.simulate(plans, self.effort.actions)
     }
 
-    /// A first bound for every size.
+    /// A first bound for every size that has none yet, or a low one.
     fn bound(&mut self) {
-        let (control, step_s) = (self.control, self.step_s());
-        let bounded = self.sizes.par_iter_mut().map(|size| {
-            let (task, links) = (&size.suffixes.task, size.suffixes.links(true));
-            let (least_s, work) = least_step_s(task, links, step_s, control);
-            size.bound_s = least_s.min(step_s);
+        let bounds = least_steps_s(&self.sizes, self.step_s(), self.control);
+        let mut sizes = std::mem::take(&mut self.sizes);
+        self.take_bounds(&mut sizes, &bounds);
+        self.sizes = sizes;
+    }
+
+    /// Keeps bounds of sizes, and what they took, if there are any.
+    fn take_bounds(&mut self, sizes: &mut [SizeSearch<'_>], bounds: &[(f64, u64)]) {
+        for (size, (bound_s, work)) in sizes.iter_mut().zip(bounds) {
+            size.bound_s = bound_s.min(self.step_s());
             size.of_all.bound_s = size.bound_s;
-            work
-        });
-        self.relaxed_work += bounded.sum::<u64>();
+            self.relaxed_work += work;
+        }
     }
 
     /// Bounds all placements, where the search space has not all of them, or as far as tables do.

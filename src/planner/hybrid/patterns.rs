@@ -14,6 +14,7 @@
 //! Cuts follow from a limit that is bisected: each stage, from the last one back, is the longest that keeps it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use rustc_hash::FxHashSet;
@@ -122,6 +123,27 @@ impl Shape {
     }
 }
 
+impl Shape {
+    /// The same for shapes in which all stages and links cost the same.
+    fn key(&self) -> Arc<[u64]> {
+        let stages = self.stages.iter().flat_map(|&Footing { replicas, speed, memory_bytes, sync }| {
+            let of_devices = [speed, memory_bytes, sync.s_per_byte, sync.latency_s].map(f64::to_bits);
+            std::iter::once(u64::from(replicas)).chain(of_devices)
+        });
+        stages.chain(self.rates.iter().flat_map(|rate| [rate.s_per_byte, rate.latency_s].map(f64::to_bits))).collect()
+    }
+}
+
+/// A pattern before it is cut.
+struct Shaped {
+    pattern: Pattern,
+    /// What it is worth cutting for.
+    tasks: Vec<usize>,
+    shape: Shape,
+    /// Its stages, without their devices.
+    sketch: Sketch,
+}
+
 /// A plan of a pattern.
 struct Found {
     path_s: f64,
@@ -178,10 +200,23 @@ impl<'a> Patterns<'a> {
                 })
                 .map(|(listing, _)| listing)
                 .collect();
-            let found: Vec<Vec<(usize, Found)>> = (listings.into_par_iter())
+            let shaped: Vec<Vec<Shaped>> = (listings.into_par_iter())
                 .map_init(
                     || Judge::new(self.tasks, self.cluster, FEW_SYNCS),
                     |judge, listing| self.of_listing(listing, stages, limit_s, judge, control),
+                )
+                .collect();
+            // Other machines, or another order, often make no difference to any stage or link.
+            let mut shaped: Vec<Shaped> = shaped.into_iter().flatten().collect();
+            let mut known: FxHashSet<(Arc<[u64]>, usize)> = FxHashSet::default();
+            for Shaped { tasks, shape, .. } in &mut shaped {
+                let key = shape.key();
+                tasks.retain(|&task| known.insert((key.clone(), task)));
+            }
+            let found: Vec<Vec<(usize, Found)>> = (shaped.into_par_iter())
+                .map_init(
+                    || Judge::new(self.tasks, self.cluster, FEW_SYNCS),
+                    |judge, shaped| self.of_shape(shaped, limit_s, judge, control),
                 )
                 .collect();
             for (task, found) in found.into_iter().flatten() {
@@ -252,7 +287,7 @@ impl<'a> Patterns<'a> {
         best
     }
 
-    /// Plans of all patterns with this list of devices and so many stages, with their tasks.
+    /// All patterns with this list of devices and so many stages.
     fn of_listing(
         &self,
         listing: usize,
@@ -260,7 +295,7 @@ impl<'a> Patterns<'a> {
         limit_s: f64,
         judge: &mut Judge<'_>,
         control: &Control,
-    ) -> Vec<(usize, Found)> {
+    ) -> Vec<Shaped> {
         let devices = self.listings[listing].len() as u32;
         let is_many = self.cluster.machines.len() > MANY_MACHINES;
         let mut wanted: BTreeMap<Shares, Vec<usize>> = BTreeMap::new();
@@ -302,13 +337,29 @@ impl<'a> Patterns<'a> {
             let Some(counts) = self.counts(pattern) else { continue };
             let mut sketch = Sketch::new(self.cluster, tasks[0], vec![0; stages + 1], counts);
             let shape = Shape::of(&mut sketch, judge);
-            for task in tasks {
-                let Some(cuts) = self.best_cuts(&shape, self.tasks[task], limit_s) else { continue };
-                sketch.recut(task, cuts);
-                let judged = judge.judge(&mut sketch, limit_s);
-                if judged.overflow == 0.0 && judged.path_s < limit_s {
-                    all.push((task, Found { path_s: judged.path_s, pattern, cuts: sketch.cuts.clone() }));
-                }
+            all.push(Shaped { pattern, tasks, shape, sketch: sketch.without_devices() });
+        }
+        all
+    }
+
+    /// The best plan of a pattern for each of its tasks.
+    fn of_shape(
+        &self,
+        Shaped { pattern, tasks, shape, mut sketch }: Shaped,
+        limit_s: f64,
+        judge: &mut Judge<'_>,
+        control: &Control,
+    ) -> Vec<(usize, Found)> {
+        let mut all = Vec::new();
+        for task in tasks {
+            if control.should_stop() {
+                return all;
+            }
+            let Some(cuts) = self.best_cuts(&shape, self.tasks[task], limit_s) else { continue };
+            sketch.recut(task, cuts);
+            let judged = judge.judge(&mut sketch, limit_s);
+            if judged.overflow == 0.0 && judged.path_s < limit_s {
+                all.push((task, Found { path_s: judged.path_s, pattern, cuts: sketch.cuts.clone() }));
             }
         }
         all
@@ -381,12 +432,15 @@ impl<'a> Patterns<'a> {
 
     /// The cuts whose longest stage or transfer is shortest, about; `None` if nothing fits, or not below `limit_s`.
     fn best_cuts(&self, shape: &Shape, task: &Task<'_>, limit_s: f64) -> Option<Vec<u32>> {
-        let (mut high_s, mut cuts) = self.cuts_within(shape, task, limit_s)?;
         // Stages that all work as long as the mean.
         let least_s = shape.stages.iter().filter_map(|stage| task.share[stage.replicas as usize]);
         let least_s = least_s.map(|share| whole_s(task, &task.totals[share as usize])).fold(f64::INFINITY, f64::min);
         let mut low_s =
             f64::from(task.micro_batches) * least_s / shape.stages.iter().map(|stage| stage.speed).sum::<f64>();
+        if low_s * (1.0 - 1e-9) >= limit_s {
+            return None;
+        }
+        let (mut high_s, mut cuts) = self.cuts_within(shape, task, limit_s)?;
         for _ in 0..HALVINGS {
             if high_s - low_s <= CLOSE * high_s {
                 break;
@@ -417,29 +471,32 @@ impl<'a> Patterns<'a> {
             let totals = &task.totals[task.share[replicas as usize]? as usize];
             let last = self.line[end] as usize;
             // Down to the first cut with which the stage keeps the limit, but each stage in front needs a layer, too.
+            let (last_forward_s, last_backward_s) = (totals.forward_s[last], totals.backward_s[last]);
+            let all_work_s = |begin: usize| {
+                let cut = self.line[begin] as usize;
+                let forward_s = (last_forward_s - totals.forward_s[cut]) / speed;
+                let work_s = forward_s + (last_backward_s - totals.backward_s[cut]) / speed;
+                micro * if task.recompute { work_s + forward_s } else { work_s }
+            };
             reached.clear();
-            let tail = SyncTail::new(self.model, totals, speed, sync, overlap);
-            let mut sync = tail.ordered(self.in_order);
-            let mut sync_s = 0.0;
             let mut begin = end;
-            while begin > stage {
-                let cut = self.line[begin - 1] as usize;
-                let forward_s = (totals.forward_s[last] - totals.forward_s[cut]) / speed;
-                let mut work_s = forward_s + (totals.backward_s[last] - totals.backward_s[cut]) / speed;
-                if task.recompute {
-                    work_s += forward_s;
+            if replicas > 1 {
+                let tail = SyncTail::new(self.model, totals, speed, sync, overlap);
+                let mut sync = tail.ordered(self.in_order);
+                while begin > stage {
+                    let work_s = all_work_s(begin - 1);
+                    if work_s >= limit_s {
+                        break;
+                    }
+                    let reached_s = work_s + sync.extend(self.layers[begin].iter().copied());
+                    if reached_s >= limit_s {
+                        break;
+                    }
+                    reached.push(reached_s);
+                    begin -= 1;
                 }
-                if micro * work_s >= limit_s {
-                    break;
-                }
-                if replicas > 1 {
-                    sync_s = sync.extend(self.layers[begin].iter().copied());
-                }
-                if micro * work_s + sync_s >= limit_s {
-                    break;
-                }
-                reached.push(micro * work_s + sync_s);
-                begin -= 1;
+            } else {
+                begin = first_true(stage, end, |begin| all_work_s(begin) < limit_s);
             }
             let window = task.settings.windows(from_end, task.micro_batches).0;
             let capacity_bytes = memory_bytes - memory.reserved_bytes;
@@ -462,12 +519,22 @@ impl<'a> Patterns<'a> {
                 begin += 1;
                 reached.pop();
             }
-            all_s = all_s.max(*reached.last()?).max(link_s(self.line[begin] as usize));
+            let reached_s = if replicas > 1 { *reached.last()? } else { all_work_s(begin) };
+            all_s = all_s.max(reached_s).max(link_s(self.line[begin] as usize));
             cuts[stage] = self.line[begin];
             end = begin;
         }
         Some((all_s, cuts))
     }
+}
+
+/// The first number of a range for which something is true, as it is for all that follow; the end of the range if for none.
+fn first_true(mut low: usize, mut high: usize, is_true: impl Fn(usize) -> bool) -> usize {
+    while low < high {
+        let middle = low.midpoint(high);
+        if is_true(middle) { high = middle } else { low = middle + 1 }
+    }
+    low
 }
 
 /// Forward and backward of all layers.

@@ -1133,12 +1133,8 @@ pub(super) fn tabled_s(task: &Task<'_>, links: &Links, threshold_s: f64, control
         .map_or((0.0, 0), |prefixes| (prefixes.whole_s(), prefixes.work))
 }
 
-/// No plan has a shorter step: all devices at work all the time, or one micro-batch on its way through; what finding that
-/// took.
-///
-/// Steps of `threshold_s` and more don't count; nor does the micro-batch on its way if time is up.
-pub(super) fn least_step_s(task: &Task<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
-    // As many devices as are of use, the fastest.
+/// No plan has a shorter step: as many devices as are of use, the fastest, at work all the time.
+pub(super) fn busy_s(task: &Task<'_>) -> f64 {
     let mut machines: Vec<(f64, u32)> = task.cluster.machines.iter().map(|m| (m.speed, m.devices)).collect();
     machines.sort_by(|a, b| b.0.total_cmp(&a.0));
     let (mut speed, mut devices) = (0.0, task.most_devices());
@@ -1147,8 +1143,15 @@ pub(super) fn least_step_s(task: &Task<'_>, links: &Links, threshold_s: f64, con
         speed += f64::from(some) * each;
         devices -= some;
     }
-    let work_s: f64 = least_work_s(task).iter().sum();
-    let busy_s = f64::from(task.micro_batches) * work_s / speed;
+    f64::from(task.micro_batches) * least_work_s(task).iter().sum::<f64>() / speed
+}
+
+/// No plan has a shorter step: all devices at work all the time, or one micro-batch on its way through; what finding that
+/// took.
+///
+/// Steps of `threshold_s` and more don't count; nor does the micro-batch on its way if time is up.
+pub(super) fn least_step_s(task: &Task<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
+    let busy_s = busy_s(task);
     if busy_s >= threshold_s {
         return (busy_s, 0);
     }

@@ -110,6 +110,11 @@ impl Sketch {
         Self { task, cuts, counts, free, footings, costs, rates, suffixes: Vec::new() }
     }
 
+    /// What is known of its stages and links alone: enough to judge it with any cuts, as long as nobody moves.
+    pub(super) fn without_devices(self) -> Self {
+        Self { counts: Vec::new(), free: Vec::new(), ..self }
+    }
+
     pub(super) fn of(cluster: &Cluster, task: usize, plan: &Candidate) -> Self {
         let machines = cluster.machines.len();
         let mut counts = vec![0; plan.stages.len() * machines];
