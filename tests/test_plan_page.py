@@ -73,9 +73,10 @@ def address(tab) -> dict[str, str]:
 
 
 def moved_to(tab, **items: str) -> None:
-    """Waits until the address says that."""
+    """Waits until the address says that, and all of the page shows it."""
     words = ["".join(re.escape(mark) for mark in urlencode({name: text})) for name, text in items.items()]
     tab.wait_for_url(re.compile("".join(f"(?=.*{each}(&|$))" for each in words)))
+    tab.locator("#columns:not([aria-busy=true])").wait_for()
 
 
 def priced(stages, **options) -> hpgo.Plan:

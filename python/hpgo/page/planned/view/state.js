@@ -33,7 +33,16 @@ function show(facts) {
   byId("columns").classList.remove("empty");
   paint(state.painters);
   if (isFirst) paint(state.followers);
-  else requestAnimationFrame(() => setTimeout(() => { if (facts === state.facts) paint(state.followers); }));
+  else follow(facts);
+}
+
+function follow(facts) {
+  byId("columns").ariaBusy = "true"; // so that nobody is read what is about to change
+  requestAnimationFrame(() => setTimeout(() => {
+    if (facts !== state.facts) return;
+    paint(state.followers);
+    byId("columns").ariaBusy = "false";
+  }));
 }
 
 // Focus and light stay where they were.
