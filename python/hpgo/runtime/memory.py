@@ -150,7 +150,7 @@ class Growth:
 
 def lacks_memory(failure: Exception) -> bool:
     """Whether Python or torch raises it because there is none left."""
-    return isinstance(failure, MemoryError) or "memory" in str(failure).lower()
+    return isinstance(failure, MemoryError) or (isinstance(failure, RuntimeError) and "memory" in str(failure).lower())
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -314,7 +314,7 @@ def _apart(rows: int, whole: Whole, saved_bytes: int) -> Iterator[str]:
         share = (whole.forwards_s - whole.forward_s) / more_s
         where = (
             f"mostly forward, most of all `{layer}` ({format_seconds(alone_s)}, in it {format_seconds(within_s)})"
-            if share > 1 / 2
+            if share > 1 / 2 or whole.peak_bytes is None  # inference has no other passes
             else "mostly in backward passes"
         )
         yield (
