@@ -54,10 +54,17 @@ def price(
 
     Without `windows`, how many micro-batches each has in flight is chosen.
     """
+    return plan_of(question, priced(question, stages, windows))
+
+
+def priced(
+    question: Question, stages: Sequence[tuple[list[int], list[int]]], windows: Sequence[int] | None = None
+) -> _core.PlanRecord:
+    """What `price` makes a plan of."""
     found = _core.evaluate(question, stages, windows)
     for record, (_, devices) in zip(found["stages"], stages, strict=True):
         record["devices"] = devices
-    return plan_of(question, found)
+    return found
 
 
 def plan_of(question: Question, found: _core.PlanRecord, *, chunks: int = 1) -> Plan:

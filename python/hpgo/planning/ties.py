@@ -15,7 +15,7 @@ from hpgo import _core
 from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.planning.plans import Alternative, Tie
-from hpgo.planning.search import price
+from hpgo.planning.search import plan_of, price, priced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def with_leaner(question: Question, best: Plan) -> Plan:
     """`best` with the plan beside it that holds least as an alternative, if that is hardly longer and much smaller."""
     if best.tie is not None or not best.finished:
         return best
-    found = min(_within(_beside(question, best), best.step_s * (1 + _LONGER)), key=peak_bytes, default=None)
+    found = min(_beside(question, best, best.step_s * (1 + _LONGER)), key=peak_bytes, default=None)
     if found is None or peak_bytes(found) > _LESS * peak_bytes(best):
         return best
     less, more = (format_bytes(float(f"{peak_bytes(plan):.3g}")) for plan in (found, best))
@@ -54,7 +54,7 @@ def least_memory(question: Question, best: Plan, within: float, deadline_s: floa
     """
     until_s = None if deadline_s is None else time.monotonic() + deadline_s
     limit_s = best.step_s * (1 + within)
-    kept = min([best, *_within(_beside(question, best), limit_s)], key=lambda plan: (peak_bytes(plan), plan.step_s))
+    kept = min([best, *_beside(question, best, limit_s)], key=lambda plan: (peak_bytes(plan), plan.step_s))
     stopped, too_little = best.stopped, 0.0
     for _ in range(_ROUNDS):
         enough = peak_bytes(kept)
@@ -94,12 +94,11 @@ def peak_bytes(plan: Plan) -> float:
     return max(stage.memory.total_bytes for stage in plan.stages)
 
 
-def _within(plans: Iterator[Plan], limit_s: float) -> Iterator[Plan]:
-    return (plan for plan in plans if plan.step_s <= limit_s and plan.fits)
+def _beside(question: Question, best: Plan, limit_s: float) -> Iterator[Plan]:
+    """The stages of `best` in smaller micro-batches, with as few in flight as 1F1B has, or recomputed if allowed.
 
-
-def _beside(question: Question, best: Plan) -> Iterator[Plan]:
-    """The stages of `best` in smaller micro-batches, with as few in flight as 1F1B has, or recomputed if allowed."""
+    Those that fit, and whose step is no longer than `limit_s`.
+    """
     index_of = {layer.id: index for index, layer in enumerate(question.profile.layers)}
     rows = [([index_of[layer] for layer in stage.layers], list(stage.devices)) for stage in best.stages]
     most = _MOST_ACTIONS // (2 * len(rows))
@@ -117,10 +116,13 @@ def _beside(question: Question, best: Plan) -> Iterator[Plan]:
     if best.micro_batches <= most and question.schedule == "eager_1f1b":
         tried.append((best.micro_batch_size, best.recompute, fewest))
     for size, recompute, windows in tried:
+        asked = replace(question, micro_batch_sizes=(size,), recompute=(recompute,))
         try:
-            yield price(replace(question, micro_batch_sizes=(size,), recompute=(recompute,)), rows, windows)
+            found = priced(asked, rows, windows)
         except HpgoError:  # such a micro-batch can't be shared in equal parts
             continue
+        if found["step_s"] <= limit_s and (plan := plan_of(asked, found)).fits:
+            yield plan
 
 
 def _on_smaller_devices(question: Question, most_bytes: float, deadline_s: float | None) -> tuple[Plan, str | None]:

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::sketch::{Footing, Judge, Sketch};
 use super::task::Task;
@@ -134,6 +134,19 @@ impl Shape {
     }
 }
 
+/// What stages with replicas take, gradient synchronisation included, up to the most that anybody asks for: for a task,
+/// what devices they have, and the cut where they end, each stage with a layer more.
+struct Reached {
+    most_s: f64,
+    known: FxHashMap<(usize, [u64; 4], usize), Vec<f64>>,
+}
+
+impl Reached {
+    fn new(most_s: f64) -> Self {
+        Self { most_s, known: FxHashMap::default() }
+    }
+}
+
 /// A pattern before it is cut.
 struct Shaped {
     pattern: Pattern,
@@ -215,8 +228,8 @@ impl<'a> Patterns<'a> {
             }
             let found: Vec<Vec<(usize, Found)>> = (shaped.into_par_iter())
                 .map_init(
-                    || Judge::new(self.tasks, self.cluster, FEW_SYNCS),
-                    |judge, shaped| self.of_shape(shaped, limit_s, judge, control),
+                    || (Judge::new(self.tasks, self.cluster, FEW_SYNCS), Reached::new(limit_s)),
+                    |(judge, reached), shaped| self.of_shape(shaped, limit_s, judge, reached, control),
                 )
                 .collect();
             for (task, found) in found.into_iter().flatten() {
@@ -257,6 +270,7 @@ impl<'a> Patterns<'a> {
             return None;
         }
         let mut best: Option<(f64, Sketch)> = None;
+        let mut reached = Reached::new(limit_s);
         for at in [0, plan.stages() - 1] {
             let devices: u32 = plan.row(at).iter().sum();
             let parts = PARTS.into_iter().flat_map(|(part, of)| [devices * part / of, (devices * part).div_ceil(of)]);
@@ -276,7 +290,8 @@ impl<'a> Patterns<'a> {
                 let counts: Vec<u32> = rows.flatten().copied().collect();
                 let mut sketch = Sketch::new(self.cluster, plan.task, vec![0; plan.stages() + 2], counts);
                 let limit_s = best.as_ref().map_or(limit_s, |(path_s, _)| *path_s);
-                let Some(cuts) = self.best_cuts(&Shape::of(&mut sketch, judge), task, limit_s) else { continue };
+                let shape = Shape::of(&mut sketch, judge);
+                let Some(cuts) = self.best_cuts(&shape, plan.task, limit_s, &mut reached) else { continue };
                 sketch.recut(plan.task, cuts);
                 let judged = judge.judge(&mut sketch, limit_s);
                 if judged.overflow == 0.0 && judged.path_s < limit_s {
@@ -348,6 +363,7 @@ impl<'a> Patterns<'a> {
         Shaped { pattern, tasks, shape, mut sketch }: Shaped,
         limit_s: f64,
         judge: &mut Judge<'_>,
+        reached: &mut Reached,
         control: &Control,
     ) -> Vec<(usize, Found)> {
         let mut all = Vec::new();
@@ -355,7 +371,7 @@ impl<'a> Patterns<'a> {
             if control.should_stop() {
                 return all;
             }
-            let Some(cuts) = self.best_cuts(&shape, self.tasks[task], limit_s) else { continue };
+            let Some(cuts) = self.best_cuts(&shape, task, limit_s, reached) else { continue };
             sketch.recut(task, cuts);
             let judged = judge.judge(&mut sketch, limit_s);
             if judged.overflow == 0.0 && judged.path_s < limit_s {
@@ -431,7 +447,8 @@ impl<'a> Patterns<'a> {
     }
 
     /// The cuts whose longest stage or transfer is shortest, about; `None` if nothing fits, or not below `limit_s`.
-    fn best_cuts(&self, shape: &Shape, task: &Task<'_>, limit_s: f64) -> Option<Vec<u32>> {
+    fn best_cuts(&self, shape: &Shape, task: usize, limit_s: f64, reached: &mut Reached) -> Option<Vec<u32>> {
+        let (index, task) = (task, self.tasks[task]);
         // Stages that all work as long as the mean.
         let least_s = shape.stages.iter().filter_map(|stage| task.share[stage.replicas as usize]);
         let least_s = least_s.map(|share| whole_s(task, &task.totals[share as usize])).fold(f64::INFINITY, f64::min);
@@ -440,13 +457,13 @@ impl<'a> Patterns<'a> {
         if low_s * (1.0 - 1e-9) >= limit_s {
             return None;
         }
-        let (mut high_s, mut cuts) = self.cuts_within(shape, task, limit_s)?;
+        let (mut high_s, mut cuts) = self.cuts_within(shape, index, limit_s, reached)?;
         for _ in 0..HALVINGS {
             if high_s - low_s <= CLOSE * high_s {
                 break;
             }
             let middle_s = f64::midpoint(low_s, high_s);
-            match self.cuts_within(shape, task, middle_s) {
+            match self.cuts_within(shape, index, middle_s, reached) {
                 Some((longest_s, found)) => (high_s, cuts) = (longest_s.min(middle_s), found),
                 None => low_s = middle_s,
             }
@@ -456,7 +473,8 @@ impl<'a> Patterns<'a> {
 
     /// Cuts with which every stage, gradient synchronisation included, and every link is busy for less than `limit_s`;
     /// how long the longest is.
-    fn cuts_within(&self, shape: &Shape, task: &Task<'_>, limit_s: f64) -> Option<(f64, Vec<u32>)> {
+    fn cuts_within(&self, shape: &Shape, task: usize, limit_s: f64, reached: &mut Reached) -> Option<(f64, Vec<u32>)> {
+        let (index, task) = (task, self.tasks[task]);
         let stages = shape.stages.len();
         let micro = f64::from(task.micro_batches);
         let memory = &task.settings.memory;
@@ -465,7 +483,6 @@ impl<'a> Patterns<'a> {
         let mut end = self.line.len() - 1;
         cuts[stages] = self.line[end];
         let mut all_s: f64 = 0.0;
-        let mut reached: Vec<f64> = Vec::new();
         for (from_end, stage) in (1..).zip((0..stages).rev()) {
             let Footing { replicas, speed, memory_bytes, sync } = shape.stages[stage];
             let totals = &task.totals[task.share[replicas as usize]? as usize];
@@ -478,26 +495,23 @@ impl<'a> Patterns<'a> {
                 let work_s = forward_s + (last_backward_s - totals.backward_s[cut]) / speed;
                 micro * if task.recompute { work_s + forward_s } else { work_s }
             };
-            reached.clear();
-            let mut begin = end;
-            if replicas > 1 {
-                let tail = SyncTail::new(self.model, totals, speed, sync, overlap);
-                let mut sync = tail.ordered(self.in_order);
-                while begin > stage {
-                    let work_s = all_work_s(begin - 1);
-                    if work_s >= limit_s {
-                        break;
-                    }
-                    let reached_s = work_s + sync.extend(self.layers[begin].iter().copied());
-                    if reached_s >= limit_s {
-                        break;
-                    }
-                    reached.push(reached_s);
-                    begin -= 1;
-                }
+            let mut reached_s: &[f64] = &[];
+            let mut begin = if replicas > 1 {
+                let Reached { most_s, ref mut known } = *reached;
+                let devices =
+                    [u64::from(replicas), speed.to_bits(), sync.s_per_byte.to_bits(), sync.latency_s.to_bits()];
+                reached_s = known.entry((index, devices, end)).or_insert_with(|| {
+                    let tail = SyncTail::new(self.model, totals, speed, sync, overlap);
+                    let mut sync = tail.ordered(self.in_order);
+                    let reached_s = |begin| all_work_s(begin) + sync.extend(self.layers[begin + 1].iter().copied());
+                    let mut all_s = Vec::with_capacity(end);
+                    all_s.extend((0..end).rev().map(reached_s).take_while(|&reached_s| reached_s < most_s));
+                    all_s
+                });
+                end - reached_s.iter().take(end - stage).take_while(|&&reached_s| reached_s < limit_s).count()
             } else {
-                begin = first_true(stage, end, |begin| all_work_s(begin) < limit_s);
-            }
+                first_true(stage, end, |begin| all_work_s(begin) < limit_s)
+            };
             let window = task.settings.windows(from_end, task.micro_batches).0;
             let capacity_bytes = memory_bytes - memory.reserved_bytes;
             let link_s = |cut: usize| {
@@ -517,9 +531,8 @@ impl<'a> Patterns<'a> {
                     break;
                 }
                 begin += 1;
-                reached.pop();
             }
-            let reached_s = if replicas > 1 { *reached.last()? } else { all_work_s(begin) };
+            let reached_s = if replicas > 1 { reached_s[end - begin - 1] } else { all_work_s(begin) };
             all_s = all_s.max(reached_s).max(link_s(self.line[begin] as usize));
             cuts[stage] = self.line[begin];
             end = begin;
