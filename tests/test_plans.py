@@ -305,6 +305,13 @@ def test_little_memory_and_slow_links_on_many_machines_leave_a_small_gap(
     assert best.step_s / best.compact_bound_s - 1 < most
 
 
+def test_what_the_bound_takes_to_be_possible_on_many_machines_is_tried() -> None:
+    cluster = hpgo.Cluster.of(nodes=128, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25, memory="40 GB")
+    best = hpgo.plan(hpgo.read_profile("xlnet-36"), cluster, global_batch_size=4_096)
+    assert best.gap is not None
+    assert best.gap < 0.01
+
+
 def test_an_exception_in_progress_stops_the_search_and_arrives() -> None:
     profile, cluster, size = long_question()
 

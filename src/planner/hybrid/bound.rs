@@ -37,6 +37,23 @@ pub(super) struct Known {
     too_little: Option<u64>,
 }
 
+impl Known {
+    /// Begins passes anew, from the bound that is known.
+    fn open_again(&mut self) {
+        let Self { bound_s, open_s, is_tabled_soon, .. } = *self;
+        *self = Self { bound_s, open_s, is_tabled_soon, ..Self::default() };
+    }
+
+    /// Goes on where more is told apart, if that raises the bound and may come to an end.
+    fn refine(&mut self, suffixes: &mut Suffixes<'_>, is_fine: bool, allowed: u64) {
+        let is_soon = self.ended.is_some_and(|(_, work)| FINER * work <= allowed);
+        if is_fine && is_soon && suffixes.refine() {
+            self.open_again();
+            self.rise_s = Some(FINE_RISE * self.bound_s);
+        }
+    }
+}
+
 /// Passes over one size that may take too much before it is left as it is.
 const MOST_FAILED: u32 = 6;
 /// What took too much is tried again with so many times the allowance.
@@ -48,6 +65,9 @@ const SOON_TOO_MUCH: f64 = 2e-3;
 const LIKELY: f64 = 0.8;
 /// What labels take counts as no less than one in so many parts of that.
 const NOTABLE: u64 = 5_000;
+/// Where more is told apart a pass takes so many times as long, or so, and the first one looks so far above the bound.
+const FINER: u64 = 4;
+const FINE_RISE: f64 = 0.005;
 /// How far towards a threshold that took too much the next one lies.
 const NEARER: f64 = 0.4;
 
@@ -89,10 +109,14 @@ pub(super) fn raise(
     // With much more than before, what took too much may not.
     let count = sizes.iter().filter(|(_, known)| !known.is_done || known.too_little.is_some()).count() as u64;
     let allowed = effort.shared_out(0, 0, count).work_of_pass;
-    for (_, known) in sizes.iter_mut() {
-        if known.too_little.is_some_and(|then| allowed as f64 > MORE * then as f64) {
-            let Known { bound_s, open_s, is_tabled_soon, .. } = **known;
-            **known = Known { bound_s, open_s, is_tabled_soon, ..Known::default() };
+    for (suffixes, known) in sizes.iter_mut() {
+        let is_more = known.too_little.is_some_and(|then| allowed as f64 > MORE * then as f64);
+        // What has no more to say has where it tells more apart.
+        let is_all = known.is_done && known.too_little.is_none();
+        if is_more {
+            known.open_again();
+        } else if is_all {
+            known.refine(suffixes, effort.is_fine, allowed);
         }
     }
     // Beyond the bound of a size that goes no further, no other one matters.
@@ -189,6 +213,7 @@ fn passed(suffixes: &mut Suffixes<'_>, known: &mut Known, limit_s: f64, effort: 
         known.is_done = shortest_s < limit_s || is_much;
         if shortest_s < limit_s {
             known.too_little = None; // that is all there is to know
+            known.refine(suffixes, effort.is_fine, allowed);
         } else if is_much {
             known.too_little = known.too_little.min(Some(allowed)).or(Some(allowed));
         }

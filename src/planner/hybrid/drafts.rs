@@ -1,11 +1,14 @@
 //! Good plans of any placement before anything is proved: by pattern, and what annealing makes of them.
 
+use rayon::prelude::*;
+
 use super::anneal::{Annealing, CROWD};
-use super::patterns::{self, Patterns};
+use super::patterns::{self, FEW_SYNCS, Patterns};
 use super::prefixes::busy_s;
 use super::price::Candidate;
+use super::search::Twin;
 use super::settings::Settings;
-use super::sketch::Sketch;
+use super::sketch::{Judge, Sketch};
 use super::task::Task;
 use super::{Answer, NEAR, Search, SizeSearch, WHOLE, improve, least_steps_s};
 use crate::control::Control;
@@ -16,6 +19,8 @@ use crate::error::Result;
 /// Plans that are simulated of all patterns, and after a round of annealing.
 const OF_PATTERNS: usize = 32;
 const OF_ROUND: usize = 8;
+/// Plans without placement that are placed, and then kept.
+const REALISED: usize = 8;
 /// Actions that are simulated for them at most: a tenth of a second.
 const ACTIONS: u64 = 5_000_000;
 /// How long annealing takes.
@@ -118,6 +123,48 @@ impl Search<'_> {
         self.drawn.truncate(CROWD);
         self.settle(&tasks, &line)?;
         self.walk(&tasks, &line, heat, near_s)
+    }
+
+    /// Looks for plans that the bound takes to be possible: on each list of devices that patterns have, as they place stages.
+    pub(super) fn realise(&mut self) -> Result<()> {
+        let before_s = self.step_s();
+        let mut sizes = std::mem::take(&mut self.sizes);
+        let twins: Vec<Vec<Twin>> = sizes.iter_mut().map(|size| std::mem::take(&mut size.suffixes.twins)).collect();
+        let outcome = self.realise_for(&sizes, &twins);
+        self.sizes = sizes;
+        outcome?;
+        self.end_draft(before_s);
+        Ok(())
+    }
+
+    fn realise_for(&mut self, sizes: &[SizeSearch<'_>], twins: &[Vec<Twin>]) -> Result<()> {
+        let tasks: Vec<&Task<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
+        let (control, step_s) = (self.control, self.step_s());
+        let mut twins: Vec<(usize, &Twin)> = (twins.iter().enumerate())
+            .flat_map(|(task, twins)| twins.iter().map(move |twin| (task, twin)))
+            .filter(|(_, twin)| twin.path_s < step_s)
+            .collect();
+        twins.sort_by(|a, b| a.1.path_s.total_cmp(&b.1.path_s));
+        twins.truncate(REALISED);
+        let Some(line) = (if twins.is_empty() || control.should_stop() { None } else { line_of(&tasks) }) else {
+            return Ok(());
+        };
+        let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(()) };
+        let Some(annealing) = Annealing::new(&tasks, &line) else { return Ok(()) };
+        let mut placed: Vec<(f64, Sketch)> = (twins.par_iter())
+            .flat_map_iter(|&(task, twin)| patterns.placed(task, twin))
+            .map_init(
+                || Judge::new(&tasks, tasks[0].cluster, FEW_SYNCS),
+                |judge, mut plan| (judge.judge(&mut plan, f64::INFINITY), plan),
+            )
+            .filter(|(judged, _)| judged.overflow == 0.0)
+            .map(|(judged, plan)| (judged.path_s, plan))
+            .collect();
+        placed.sort_by(|a, b| a.0.total_cmp(&b.0));
+        placed.truncate(REALISED);
+        let mut plans: Vec<Sketch> = placed.into_iter().map(|(_, plan)| plan).collect();
+        self.relaxed_work += annealing.settle(&mut plans, control);
+        self.meet(&tasks, plans.iter())
     }
 
     /// Improves a plan that was found, and says so.

@@ -97,6 +97,8 @@ struct Effort {
     /// Windows of a stage that a pass tells apart, and the numbers of stages behind for which its tables do.
     windows: u32,
     behind: usize,
+    /// Whether the relaxed space tells more apart where it has no more to say.
+    is_fine: bool,
     /// Plans that are simulated to improve one.
     improved: u64,
     /// Actions that are simulated after a pass, and to improve a plan.
@@ -115,6 +117,7 @@ const WHOLE: Effort = Effort {
     work_of_pass: 4_000_000_000,
     windows: 8,
     behind: usize::MAX,
+    is_fine: false,
     improved: 2_000,
     actions: 30_000_000,
 };
@@ -132,6 +135,7 @@ const SHORT: Effort = Effort {
     work_of_pass: 300_000_000,
     windows: 2,
     behind: 1,
+    is_fine: false,
     improved: 100,
     actions: 1_000_000,
 };
@@ -144,9 +148,13 @@ const RELAXED: Effort = Effort {
     work_of_pass: 600_000_000,
     windows: 8,
     behind: usize::MAX,
+    is_fine: true,
     improved: 0,
     actions: 0,
 };
+
+/// For a first look at it, and at the plans that it takes to be possible.
+const LOOK: Effort = Effort { work: QUICK.work, is_fine: false, ..RELAXED };
 
 /// For what tables alone say of the bound, where a look at it has left much open.
 const TABLES: Effort = Effort { work: 2_000_000_000, ..RELAXED };
@@ -222,10 +230,12 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
         if !search.is_near() {
             search.anneal(drafts::BRIEF)?;
         }
-        search.bound_all(RELAXED.within(QUICK.work));
+        search.bound_all(LOOK);
         if !search.is_near() {
             search.anneal(drafts::LONG)?;
+            search.realise()?;
             search.bound_all(RELAXED.within(search.left()));
+            search.realise()?;
         }
         search.effort = COMPACT.within(search.left());
         if search.best.is_none() {

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::search::Twin;
 use super::sketch::{Footing, Judge, Sketch};
 use super::task::Task;
 use crate::control::Control;
@@ -46,7 +47,7 @@ const HALVINGS: u32 = 14;
 /// Differences of the limit that are left as they are, as a share.
 const CLOSE: f64 = 2e-3;
 /// Gradient synchronisations that are kept: hardly one is asked for twice.
-const FEW_SYNCS: usize = 16;
+pub(super) const FEW_SYNCS: usize = 16;
 /// Plans that are kept for each task and number of stages.
 const KEPT: usize = 3;
 /// Predecessors of a cut of a branching model that may be next to it in the line, and how many are looked at for that.
@@ -261,6 +262,23 @@ impl<'a> Patterns<'a> {
         plans.extend(parted.into_iter().flatten().map(|(path_s, plan)| (0, path_s, plan)));
         plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         plans.into_iter().map(|(.., plan)| plan).collect()
+    }
+
+    /// A plan without placement on each list of devices.
+    pub(super) fn placed(&self, task: usize, twin: &Twin) -> Vec<Sketch> {
+        let (machines, all) = (self.cluster.machines.len(), twin.replicas.iter().sum::<u32>() as usize);
+        (self.listings.iter())
+            .filter(|listing| listing.len() >= all)
+            .map(|listing| {
+                let mut counts = vec![0; twin.replicas.len() * machines];
+                let stages_of =
+                    (0..).zip(&twin.replicas).flat_map(|(stage, &count)| std::iter::repeat_n(stage, count as usize));
+                stages_of
+                    .zip(listing)
+                    .for_each(|(stage, &machine): (usize, _)| counts[stage * machines + machine as usize] += 1);
+                Sketch::new(self.cluster, task, twin.cuts.clone(), counts)
+            })
+            .collect()
     }
 
     /// The best of the plans that have two stages in place of the first or last one of a plan, if any is short enough.

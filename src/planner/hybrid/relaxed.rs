@@ -19,6 +19,9 @@ use super::space::{Move, Placing, Prices};
 use super::task::Task;
 use crate::cost::network::Rate;
 
+/// Of numbers of replicas that give the same share, each part ends no more than so small a part above its fewest.
+const PART: u32 = 10;
+
 /// The stage placed last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Last {
@@ -39,6 +42,10 @@ type Free = [u32; MOST_KINDS];
 /// Situations that the search has met, and moves between them.
 pub(super) struct Relaxed {
     links: Links,
+    /// Numbers of replicas that count as one.
+    spans: Vec<Span>,
+    /// Whether those that give the same share count as several.
+    is_fine: bool,
     kinds: Vec<Kind>,
     units: Units,
     /// More devices are of no use.
@@ -56,8 +63,11 @@ impl Relaxed {
     /// The empty cluster.
     pub(super) fn new(task: &Task<'_>) -> Self {
         let kinds = kinds(task.cluster);
+        let links = Links::new(task, false);
         let mut space = Self {
-            links: Links::new(task, false),
+            spans: links.spans.clone(),
+            links,
+            is_fine: false,
             situations: Vec::new(),
             index: FxHashMap::default(),
             lasts: vec![Last::Nothing],
@@ -72,6 +82,18 @@ impl Relaxed {
         free.iter_mut().zip(&space.kinds).for_each(|(free, kind)| *free = kind.devices);
         space.intern(free, 0);
         space
+    }
+
+    /// Tells numbers of replicas apart that give the same share.
+    pub(super) fn refine(&mut self) {
+        self.is_fine = true;
+        self.spans = self.links.spans.iter().flat_map(|&span| parts(span)).collect();
+        self.moves.clear();
+    }
+
+    /// Whether these numbers of replicas count as one, and don't where more is told apart.
+    pub(super) fn is_joined(&self, span: Span) -> bool {
+        !self.is_fine && parts(span).nth(1).is_some()
     }
 
     fn intern(&mut self, free: Free, last: u32) -> u32 {
@@ -95,7 +117,7 @@ impl Relaxed {
     /// Every way to put a stage in front of this one, fewest devices first.
     fn moves_before(&mut self, behind: Last) -> Arc<[Move]> {
         let mut moves = Vec::new();
-        for span in self.links.spans.clone() {
+        for span in self.spans.clone() {
             if span.0 > self.most {
                 break;
             }
@@ -145,6 +167,13 @@ impl Relaxed {
         }
         moves.into()
     }
+}
+
+/// Numbers of replicas that give the same share, in parts: a stage takes the fewest devices of its part and has as many
+/// ports as the most.
+fn parts((fewest, most): Span) -> impl Iterator<Item = Span> {
+    let part = move |fewest: u32| (fewest, (fewest + fewest / PART).min(most));
+    std::iter::successors(Some(part(fewest)), move |last| (last.1 < most).then(|| part(last.1 + 1)))
 }
 
 impl Placing for Relaxed {

@@ -37,6 +37,9 @@ const PRICE: u64 = 50;
 const TRY: u64 = 10;
 const WINDOW: u64 = 250;
 
+/// Plans of the relaxed space that are kept.
+const TWINS: usize = 8;
+
 /// Index of the empty suffix.
 const ROOT: u32 = 0;
 
@@ -56,19 +59,35 @@ pub(super) struct PassResult {
     pub tables: u64,
 }
 
+/// What the relaxed space takes for a plan, without placement.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Twin {
+    /// Its longest path.
+    pub path_s: f64,
+    /// Cuts between stages, the empty and the full one included.
+    pub cuts: Vec<u32>,
+    pub replicas: Vec<u32>,
+    /// Whether it depends on numbers of replicas that count as one.
+    is_open: bool,
+}
+
 /// All suffixes for one micro-batch size.
 pub(super) struct Suffixes<'a> {
     pub task: Task<'a>,
     space: Space<'a>,
     /// Where the space has not every placement.
     relaxed: Option<Relaxed>,
+    /// The shortest that the last pass over it met, ...
+    pub twins: Vec<Twin>,
+    /// ... and whether the shortest of all depends on numbers of replicas that count as one.
+    is_open: bool,
 }
 
 impl<'a> Suffixes<'a> {
     pub(super) fn new(task: Task<'a>) -> Self {
         let space = Space::new(&task);
         let relaxed = (!space.exact).then(|| Relaxed::new(&task));
-        Self { task, space, relaxed }
+        Self { task, space, relaxed, twins: Vec::new(), is_open: false }
     }
 
     /// For nothing but bounds: the relaxed space, however small the question is.
@@ -100,10 +119,28 @@ impl<'a> Suffixes<'a> {
         found
     }
 
+    /// Tells more apart in the relaxed space, if what it takes for the shortest plan depends on it; whether it does now.
+    pub(super) fn refine(&mut self) -> bool {
+        let is_open = std::mem::take(&mut self.is_open);
+        self.relaxed.as_mut().filter(|_| is_open).map(Relaxed::refine).is_some()
+    }
+
     /// Raises the bound on all placements towards `threshold_s`; `None` where the search space has them all.
     pub(super) fn relaxed_pass(&mut self, threshold_s: f64, effort: Effort, control: &Control) -> Option<PassResult> {
         let space = self.relaxed.as_mut()?;
-        Some(Pass { task: &self.task, space, threshold_s }.run(usize::MAX, effort, control).0)
+        let (found, labels) = Pass { task: &self.task, space, threshold_s }.run(usize::MAX, effort, control);
+        let twins: Vec<Twin> = labels.complete.iter().map(|&id| twin(space, &labels.all, id)).collect();
+        if let Some(shortest) = twins.first() {
+            self.is_open = shortest.is_open;
+            self.twins.clear();
+        }
+        for twin in twins {
+            let is_new = |other: &Twin| (&other.cuts, &other.replicas) != (&twin.cuts, &twin.replicas);
+            if self.twins.len() < TWINS && self.twins.iter().all(is_new) {
+                self.twins.push(twin);
+            }
+        }
+        Some(found)
     }
 
     fn candidate(&mut self, labels: &[Label], complete: u32) -> Candidate {
@@ -134,6 +171,23 @@ impl<'a> Suffixes<'a> {
         }
         Candidate { micro_batch: self.task.micro_batch, recompute: self.task.recompute, stages }
     }
+}
+
+/// The plan of the relaxed space that a label stands for.
+fn twin(space: &mut Relaxed, labels: &[Label], complete: u32) -> Twin {
+    let path_s = labels[complete as usize].bound_s;
+    let mut twin = Twin { path_s, cuts: vec![0], replicas: Vec::new(), is_open: false };
+    let mut id = complete;
+    while id != ROOT {
+        let label = &labels[id as usize];
+        let parent = &labels[label.parent as usize];
+        let &Move { fewest, replicas, .. } = &space.moves(parent.situation)[label.move_index as usize];
+        twin.cuts.push(parent.cut);
+        twin.replicas.push(fewest);
+        twin.is_open |= space.is_joined((fewest, replicas));
+        id = label.parent;
+    }
+    twin
 }
 
 /// A stage between two cuts, before it is placed.
