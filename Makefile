@@ -133,8 +133,9 @@ variants: build torch
 emulated: build torch
 	$(BIN)/hpgo reproduce --emulate --write PLANNER_REPRODUCTION.md
 
-# Plans of small models beside their runs, a quarter of an hour on two cores; docs/truth.md.
+# Plans of small models beside their runs, in turns and by commands, half an hour on two cores; docs/truth.md.
 truth: build torch
+	$(BIN)/python benches/turns.py --write docs/truth.md
 	$(BIN)/python benches/truth.py --write docs/truth.md
 
 clean:

@@ -75,13 +75,15 @@ def hpgo_(*words: object) -> str:
     return done.stdout
 
 
-def plans(model: Model, profiles: dict[int, hpgo.Profile], cluster: hpgo.Cluster) -> Iterator[tuple[str, hpgo.Plan]]:
-    """Plans by name: one device, data parallelism, and pipelines of two devices by every schedule."""
+def plans(
+    model: Model, profiles: dict[int, hpgo.Profile], cluster: hpgo.Cluster, *, idle: bool = False
+) -> Iterator[tuple[str, hpgo.Plan]]:
+    """Plans by name: one device, or one of two, the other `idle`; data parallelism; and pipelines by every schedule."""
     samples, size = model.samples, MICRO_BATCHES * model.samples
     alone, beside = profiles[1], profiles[2]
     layers = [layer.id for layer in alone.layers]
     usual: dict[str, Any] = {"global_batch_size": size, "micro_batch_size": samples}
-    yield "one device", hpgo.evaluate(alone, cluster.first(1), [(layers, [0])], **usual)
+    yield "one device", hpgo.evaluate(alone, cluster if idle else cluster.first(1), [(layers, [0])], **usual)
     shared = usual | {"micro_batch_size": 2 * samples}
     yield "two replicas", hpgo.evaluate(beside, cluster, [(layers, [0, 1])], **shared)
     spent_s = [layer.forward_s[-1] + layer.backward_s[-1] for layer in beside.layers]
@@ -208,7 +210,7 @@ def picture(rows: list[dict[str, Any]]) -> str:
         items.append(Line("axis" if slope == 1 else "end", (at(0, 0), at(end_s, slope * end_s))))
     items += [
         Words("tick", [left + side / 2], [top + side + 32], [f"predicted ({unit}); measured upwards"]),
-        Words("legend", [left + 8], [top + 16], [f"lines: equal, and {_percent(SHARE, 0)} to each side"]),
+        Words("legend", [left + 8], [top + 16], [f"lines: equal, and {percent(SHARE, 0)} to each side"]),
     ]
     for row in rows:
         x, y = at(row["predicted_s"], row["measured_s"])
@@ -227,17 +229,17 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
         ["", ""],
         [
             ["runs", str(len(rows))],
-            ["median difference", _percent(median(errors))],
-            ["largest difference", _percent(errors[-1])],
+            ["median difference", percent(median(errors))],
+            ["largest difference", percent(errors[-1])],
             *(
                 [
                     f"{what} of one plan, from round to round",
-                    f"{_percent(median(spread(row, at) for row in rows))} apart",
+                    f"{percent(median(spread(row, at) for row in rows))} apart",
                 ]
                 for at, what in enumerate(("predictions", "runs"))
             ),
             [
-                f"pairs of plans that differ by {_percent(CLEAR, 0)} or more, the faster one named right",
+                f"pairs of plans that differ by {percent(CLEAR, 0)} or more, the faster one named right",
                 f"{right} of {pairs}",
             ],
         ],
@@ -249,7 +251,7 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
     worst = markdown(
         ["model", "plan", "difference", *PARTS],
         [
-            [row["model"], _title(row), _signed(error(row)), *(_signed(row["explained_s"][part] / row["predicted_s"])
+            [row["model"], title(row), signed(error(row)), *(signed(row["explained_s"][part] / row["predicted_s"])
                                                                for part in PARTS)]
             for row in sorted(rows, key=lambda row: -abs(error(row)))[:WORST]
         ],
@@ -257,8 +259,8 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
     table = markdown(
         ["model", "plan", "predicted", "measured", "difference", "predictions apart", "runs apart"],
         [
-            [row["model"], _title(row), *(format_seconds(row[key]) for key in ("predicted_s", "measured_s")),
-             _signed(error(row)), *(_percent(spread(row, at)) for at in range(2))]
+            [row["model"], title(row), *(format_seconds(row[key]) for key in ("predicted_s", "measured_s")),
+             signed(error(row)), *(percent(spread(row, at)) for at in range(2))]
             for row in rows
         ],
     )  # fmt: skip
@@ -266,15 +268,18 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {name: "\n".join(lines) for name, lines in parts.items()}
 
 
-def _title(row: dict[str, Any]) -> str:
+def title(row: dict[str, Any]) -> str:
+    """Of a plan: names of schedules as code."""
     return row["plan"] if " " in row["plan"] else f"`{row['plan']}`"
 
 
-def _percent(share: float, digits: int = 1) -> str:
+def percent(share: float, digits: int = 1) -> str:
+    """Of a share that is above zero."""
     return f"{100 * share:.{digits}f} %"
 
 
-def _signed(share: float) -> str:
+def signed(share: float) -> str:
+    """Of a share that may be below zero."""
     return f"{100 * share:+.1f} %"
 
 

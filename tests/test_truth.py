@@ -8,12 +8,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
-_spec = importlib.util.spec_from_file_location("truth", ROOT / "benches/truth.py")
-assert _spec is not None
-assert _spec.loader is not None
-truth = sys.modules["truth"] = importlib.util.module_from_spec(_spec)  # where its dataclasses look for it
-_spec.loader.exec_module(truth)
+
+
+def bench(name: str) -> Any:
+    """A benchmark as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"benches/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = sys.modules[name] = importlib.util.module_from_spec(spec)  # where its dataclasses look for it
+    spec.loader.exec_module(made)
+    return made
+
+
+truth = bench("truth")
 
 
 def test_the_page_and_its_picture_are_those_of_the_rows_that_are_kept(tmp_path: Path) -> None:
@@ -36,6 +46,18 @@ def test_the_rows_are_of_five_models_and_every_schedule_that_the_page_names() ->
         # What is explained is of one step of each round, what is told of all of them; and medians need not add up.
         apart_s = sum(max(those) - min(those) for those in zip(*row["rounds_s"], strict=True))
         assert abs(row["measured_s"] - row["predicted_s"] - explained_s) < 0.1 * row["measured_s"] + apart_s
+
+
+def test_the_page_says_what_was_measured_in_turns_of_the_same_plans(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    turns, page = bench("turns"), tmp_path / "truth.md"
+    rows = truth.read(turns.ROWS)
+    page.write_text(truth.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    turns.write(page, rows)
+    assert page.read_text(encoding="utf-8") == truth.PAGE.read_text(encoding="utf-8")
+    commands = [(row["model"], row["plan"]) for row in truth.read(truth.ROWS)]
+    assert [(row["model"], row["plan"]) for row in rows] == commands
+    assert all(len(row["steps_s"]) >= 10 for row in rows)
 
 
 def step(model: str, predicted_s: float, measured_s: float) -> dict[str, Any]:

@@ -46,8 +46,8 @@ _BESIDES = 20
 """How often, at most, the model runs as a whole, and layers with split backward passes, between runs of the layers."""
 _COPIES = 3
 """Of weights in training: they, their gradients, and what a backward pass adds to these."""
-_SURE = 0.02
-"""Of the time that all layers take: half of what its median may be off by, for sure."""
+SURE = 0.02
+"""Of the time that all layers take: half of what its median may be off by where it is known well enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +133,20 @@ class Bench:
         device: torch.device,
         memory_bytes: float,
         seconds: float,
+        sure: float = SURE,
         found: dict[str, Figures],
         tell: Callable[[int, str], None],
         measured: Callable[[], None],
     ) -> None:
         """`memory_bytes` and `seconds` are what may be used; `tell` hears how many layers are done, and what runs.
 
+        Layers run until half of what the median of all their times may be off by is less than `sure` of it.
         For `inference`, layers run forward alone, without the loss, and as models that are not training do.
         `found` has figures by likeness of layers; it gets those that are measured, and `measured` is called then.
         """
         self._workload, self._rows, self._dtype, self._device = workload, rows, dtype, device
         self._autocast, self._memory_bytes, self._until_s = autocast, memory_bytes, time.monotonic() + seconds
+        self._sure = sure
         self._found, self._tell, self._measured = found, tell, measured
         self._is_inference, self._copies = inference, 1 if inference else _COPIES
         self._network, self._looks = workload.network, workload.look(dtype)
@@ -171,6 +174,11 @@ class Bench:
 
     def run(self) -> None:
         """Measures all layers. Raises RunError where one can't run."""
+        for _ in self.sweeps():
+            pass
+
+    def sweeps(self) -> Iterator[None]:
+        """The same, for what is to run in turns with it: comes back after each sweep of passes."""
         likeness: dict[str, str] = {}
         segment: list[_Layer] = []
         held_bytes, was_found = 0.0, set(self._found)
@@ -183,7 +191,7 @@ class Bench:
             has_room = not segment or held_bytes + weights_bytes <= self._memory_bytes
             kept_bytes = self._add(segment, node, alike, done) if has_room else None
             if kept_bytes is None:
-                self._measure(segment, done)
+                yield from self._measure(segment, done)
                 held_bytes, was_found = 0.0, set(self._found)
                 if alike in was_found:
                     self._skip(node)
@@ -191,7 +199,7 @@ class Bench:
                 kept_bytes = self._add(segment, node, alike, done)
             held_bytes += weights_bytes + (kept_bytes or 0)
         if segment:
-            self._measure(segment, len(likeness))
+            yield from self._measure(segment, len(likeness))
         self.figures = {layer: self._found[alike] for layer, alike in likeness.items()}
 
     def _weights_bytes(self, module: nn.Module) -> int:
@@ -217,10 +225,10 @@ class Bench:
         segment.append(one)
         return kept_bytes
 
-    def _measure(self, segment: list[_Layer], done: int) -> None:
+    def _measure(self, segment: list[_Layer], done: int) -> Iterator[None]:
         """Measures the layers of a segment together, or one by one where there is no memory for that."""
         try:
-            self._repeat(segment, done)
+            yield from self._repeat(segment, done)
         except _LacksMemoryError as error:
             if len(segment) == 1:
                 raise
@@ -232,7 +240,7 @@ class Bench:
                 self._skip(node)
             else:
                 self._add(segment, node, alike, done)
-                self._repeat(segment, done)
+                yield from self._repeat(segment, done)
 
     def _lack(self, error: RunError) -> None:
         """From now on layers run one by one."""
@@ -243,7 +251,7 @@ class Bench:
         segment.clear()
         self._held = {name: tensor.detach() for name, tensor in self._held.items()}  # graphs hold weights
 
-    def _repeat(self, segment: list[_Layer], done: int) -> None:
+    def _repeat(self, segment: list[_Layer], done: int) -> Iterator[None]:
         """Runs the layers of a segment until their times are sure, and lets them go."""
         ends, is_all = segment[-1].node.id == self._last, len(segment) == len(self._network.nodes)
         wholes_ns: list[int] = []
@@ -265,8 +273,9 @@ class Bench:
                     self._backward(segment, ends=ends, is_split=True)
             self._tell(done, f"{segment[-1].node.id}, {count} times" if count > 0 else segment[-1].node.id)
             is_late = time.monotonic() > self._until_s
-            if count >= (_FEWEST if is_late else _LEAST) and (is_late or count >= _MOST or _is_sure(segment)):
+            if count >= (_FEWEST if is_late else _LEAST) and (is_late or count >= _MOST or _off(segment) < self._sure):
                 break
+            yield
         scale = 1.0
         if is_all:
             layers_ns = [sum(map(sum, spans)) for spans in zip(*(one.spans_ns for one in segment), strict=True)]
@@ -637,10 +646,13 @@ def _whole(
     )
 
 
-def _is_sure(segment: Sequence[_Layer]) -> bool:
-    """Whether the median time of the segment is known well (McGill, Tukey, Larsen 1978: the notch of a box plot)."""
+def _off(segment: Sequence[_Layer]) -> float:
+    """Half of what the median time of the segment may be off by, as a share of it.
+
+    It is the notch of a box plot (McGill, Tukey, Larsen 1978).
+    """
     totals = [sum(map(sum, spans)) for spans in zip(*(one.spans_ns[1:] for one in segment), strict=True)]
-    return 1.57 * _spread(totals) / sqrt(len(totals)) < _SURE
+    return 1.57 * _spread(totals) / sqrt(len(totals))
 
 
 def _scale(wholes_ns: Sequence[int], layers_ns: Sequence[int]) -> float:
