@@ -196,7 +196,7 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
             for row in rows
         ],
     )  # fmt: skip
-    return {"turns": "\n".join(summary), "turns-runs": "\n".join(table)}
+    return {"turns": "\n".join([*summary, "", f"Measured on {rows[0]['date']}."]), "turns-runs": "\n".join(table)}
 
 
 def main() -> None:
