@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torc
 from test_inference import case, expected, put, ran, shared  # noqa: E402 -- what needs torch, where there is one
 
 from hpgo.runtime import Pipeline, Value, Workload  # noqa: E402
-from hpgo.runtime.packets import HEAD_BYTES, Layout  # noqa: E402
+from hpgo.runtime.packets import HEAD_BYTES, Head, Layout  # noqa: E402
 from hpgo.runtime.quantised import BITS  # noqa: E402
 from hpgo.runtime.widths import Widths  # noqa: E402
 
@@ -97,6 +97,28 @@ def test_packets_are_as_much_shorter_as_their_numbers_have_fewer_bits(rows: int,
         beside = 128 * len(values)  # ends, and what fills up to multiples of 64
         assert few.size_bytes - HEAD_BYTES <= (whole.size_bytes - HEAD_BYTES) * bits / 32 + beside
         assert few.at(0).size_bytes == whole.size_bytes
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.sampled_from((0, 16)), st.booleans()), min_size=1))
+def test_what_a_packet_held_before_does_not_matter(packets: list[tuple[int, bool, int, bool]]) -> None:
+    values = [
+        Value("a", by_row=True, has_gradient=False, shape=(3,), dtype=torch.float32),
+        Value("b", by_row=False, has_gradient=False, shape=(2, 2), dtype=torch.int64),
+    ]
+    whole = Layout(values, rows=5)
+    layouts = {bits: whole.at(bits) for bits in (0, 16)}
+    used = whole.empty(torch.device("cpu"))
+    for number, (rows, ends, bits, is_squeezed) in enumerate(packets):
+        head = Head(rows, ends, bits)
+        tensors = {"a": torch.arange(3.0 * rows).view(rows, 3) + number, "b": torch.full((2, 2), number)}
+        layouts[bits].write(used, head, tensors)
+        fresh = layouts[bits].empty(torch.device("cpu"))
+        layouts[bits].write(fresh, head, tensors)
+        assert layouts[bits].head(used) == head
+        found, expected = layouts[bits].read(used, rows), layouts[bits].read(fresh, rows)
+        assert all(torch.equal(found[name], expected[name]) for name in tensors)
+        if is_squeezed:  # a layer may do so
+            found["a"].unsqueeze_(0)
 
 
 # --- Real ranks, over links that are made slow -----------------------------------------------------------------------

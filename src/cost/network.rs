@@ -113,21 +113,16 @@ impl Cluster {
 
     /// How long a cut's bytes take from the devices of one stage to those of the next, or back.
     ///
-    /// `on_machine` lists `(senders, receivers)` for each machine that has any. Every sender sends an equal part to
-    /// every receiver. Inside a machine each device has a port; between machines each machine has one; ports work at
+    /// `on_machine` lists `(senders, receivers, machines)` for machines that have any: so many of each on so many
+    /// machines. Every sender sends an equal part to every receiver. Inside a machine each device has a port; between machines each machine has one; ports work at
     /// once and full duplex, so the fullest decides, and both directions cost the same.
     #[must_use]
-    pub fn transfer(&self, on_machine: &[(u32, u32)]) -> Rate {
-        let senders: u32 = on_machine.iter().map(|&(senders, _)| senders).sum();
-        let receivers: u32 = on_machine.iter().map(|&(_, receivers)| receivers).sum();
+    pub fn transfer(&self, on_machine: &[(u32, u32, u32)]) -> Rate {
+        let senders: u32 = on_machine.iter().map(|&(senders, _, machines)| senders * machines).sum();
+        let receivers: u32 = on_machine.iter().map(|&(_, receivers, machines)| receivers * machines).sum();
         let mut inside: f64 = 0.0;
         let mut between: f64 = 0.0;
-        let mut last = (0, 0);
-        for &(here, there) in on_machine {
-            if (here, there) == last {
-                continue; // machines alike often stand side by side
-            }
-            last = (here, there);
+        for &(here, there, _) in on_machine {
             let sent = f64::from(here) / f64::from(senders);
             let received = f64::from(there) / f64::from(receivers);
             between = between.max(sent * (1.0 - received)).max(received * (1.0 - sent));

@@ -13,29 +13,28 @@ from hpgo.runtime.progress import HERE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
     from hpgo.runtime.meeting import Ways
+    from hpgo.runtime.packets import Packet
 
 
 class Outgoing:
     """What one rank sends to another, from places that are filled again once it is taken."""
 
-    def __init__(self, ways: Ways, peer: int, places: Sequence[torch.Tensor], *, tag: int = 0) -> None:
+    def __init__(self, ways: Ways, peer: int, places: Sequence[Packet], *, tag: int = 0) -> None:
         self._peer, self._way, self._tag = peer, ways.to(peer), tag
         self._free = deque(places)
-        self._sent: deque[tuple[list[Any], torch.Tensor]] = deque()
+        self._sent: deque[tuple[list[Any], Packet]] = deque()
 
-    def place(self) -> torch.Tensor:
+    def place(self) -> Packet:
         """One to fill, as soon as there is one."""
         if not self._free:
             self._take_back()
         return self._free.popleft()
 
-    def send(self, place: torch.Tensor, ends: Sequence[int]) -> None:
+    def send(self, place: Packet, ends: tuple[int, ...]) -> None:
         """Sends what was filled, in pieces that end after so many bytes, and does not wait."""
-        pieces = [place[begin:end] for begin, end in zip((0, *ends), ends, strict=False)]
-        self._sent.append(([self._way.send([piece], self._peer, self._tag) for piece in pieces], place))
+        waits = [self._way.send([piece], self._peer, self._tag) for piece in place.ending(ends)]
+        self._sent.append((waits, place))
 
     def settle(self) -> None:
         """Waits until all that was sent is taken."""
@@ -53,9 +52,7 @@ class Outgoing:
 class Incoming:
     """What one rank receives from another, in turn into each of its places."""
 
-    def __init__(
-        self, ways: Ways, peer: int, places: deque[torch.Tensor], *, tag: int = 0, is_timed: bool = False
-    ) -> None:
+    def __init__(self, ways: Ways, peer: int, places: deque[Packet], *, tag: int = 0, is_timed: bool = False) -> None:
         """Ranks that send to this one in turn may share `places`.
 
         If `is_timed`, the arrival of each piece is noted, whatever this rank does meanwhile.
@@ -67,18 +64,16 @@ class Incoming:
         self.arrived_ns: list[int] = []
         """When the pieces of the last packet had come, if that is noted."""
 
-    def post(self, ends: Sequence[int]) -> None:
+    def post(self, ends: tuple[int, ...]) -> None:
         """Makes ready for the next one, if that is not done yet; then the place of the one before the last is lost."""
         if self._waits:
             return
         self._places.rotate(1)
-        place = self._places[0]
-        pieces = [place[begin:end] for begin, end in zip((0, *ends), ends, strict=False)]
-        self._waits = [self._way.recv([piece], self._peer, self._tag) for piece in pieces]
+        self._waits = [self._way.recv([piece], self._peer, self._tag) for piece in self._places[0].ending(ends)]
         if self._arrivals is not None:
             self._arrivals.expect(self._waits)
 
-    def take(self, ends: Sequence[int]) -> torch.Tensor:
+    def take(self, ends: tuple[int, ...]) -> Packet:
         """The next one, as soon as it is there."""
         self.post(ends)
         with HERE.waiting(self._peer):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hpgo.runtime.channels import Incoming, Outgoing
-from hpgo.runtime.packets import HEAD_BYTES
+from hpgo.runtime.packets import HEAD_BYTES, Packet
 from hpgo.runtime.quantised import BITS
 from hpgo.runtime.widths import Widths
 
@@ -48,7 +48,7 @@ class Cut:
         """Of the pieces that it travels in: where a rate is held, the head goes before, and the rest is timed."""
         return (HEAD_BYTES, self.layout.size_bytes) if self.holds else (self.layout.size_bytes,)
 
-    def empty(self, device: torch.device) -> torch.Tensor:
+    def empty(self, device: torch.device) -> Packet:
         """Room for a packet, however wide."""
         return max(self.layouts.values(), key=lambda one: one.size_bytes).empty(device)
 
@@ -96,7 +96,7 @@ class Sender:
             self._hear(self._asked)
 
     def _hear(self, asked: Incoming) -> None:
-        self._cut.bits = int(asked.take((1,))[0])
+        self._cut.bits = int(asked.take((1,)).raw[0])
         self._heard += 1
 
     def _is_taken(self) -> None:
@@ -109,7 +109,7 @@ class Receiver:
     """The end of a cut where packets are read."""
 
     def __init__(
-        self, ways: Ways, peer: int, cut: Cut, places: deque[torch.Tensor], note: Note, *, within_s: float | None = None
+        self, ways: Ways, peer: int, cut: Cut, places: deque[Packet], note: Note, *, within_s: float | None = None
     ) -> None:
         """Ranks that send to this one in turn may share `places`, not `cut`.
 
@@ -138,7 +138,7 @@ class Receiver:
         if self._asks is not None and self._widths is not None:
             first_ns, last_ns = self._in.arrived_ns
             word = self._asks.place()
-            word[0] = self._widths.after(layout.size_bytes - HEAD_BYTES, (last_ns - first_ns) * 1e-9)
+            word.raw[0] = self._widths.after(layout.size_bytes - HEAD_BYTES, (last_ns - first_ns) * 1e-9)
             self._asks.send(word, (1,))
         self._cut.bits = head.bits
         begin_ns = perf_counter_ns()
@@ -156,6 +156,6 @@ class Receiver:
         self._in.close()
 
 
-def _words(count: int) -> deque[torch.Tensor]:
+def _words(count: int) -> deque[Packet]:
     """Room for numbers of bits."""
-    return deque(torch.zeros(1, dtype=torch.uint8) for _ in range(count))
+    return deque(Packet(torch.zeros(1, dtype=torch.uint8)) for _ in range(count))

@@ -8,6 +8,7 @@ there is as much of it as is under way at once. Messages arrive in the order in 
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import select
@@ -22,13 +23,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from hpgo.runtime.clocks import machine_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
 _SPIN_S = 0.002
 """For how long a rank looks for a message, if it has a core of its own, before it sleeps until there is one. To wake up
@@ -39,6 +41,8 @@ _READY, _TAKEN = -1, -2
 _ALIGNED = 64
 """Bytes, as memory of torch's own."""
 _READ_BYTES = 256 * _RECORD.size
+_copy = ctypes.memmove
+"""Of bytes. Beside a pass that has used the caches, each function of torch takes some twenty microseconds to call."""
 
 
 class _Memory:
@@ -47,7 +51,8 @@ class _Memory:
     def __init__(self, file: int) -> None:
         self.file = file
         self._begins: list[int] = []
-        self._parts: list[torch.Tensor] = []
+        self._parts: list[ctypes.Array[ctypes.c_char]] = []
+        self._addresses: list[int] = []
         self._end = 0
 
     def grow(self, size_bytes: int) -> range:
@@ -57,17 +62,19 @@ class _Memory:
         self._map()
         return range(begin, self._end)
 
-    def at(self, offset: int, size_bytes: int) -> torch.Tensor:
-        """Some of its bytes, within what it grew by at once."""
+    def address(self, offset: int) -> int:
+        """Of one of its bytes; those that it grew by at once follow each other."""
         if offset >= self._end:
             self._map()
         part = bisect_right(self._begins, offset) - 1
-        return self._parts[part][offset - self._begins[part] :][:size_bytes]
+        return self._addresses[part] + offset - self._begins[part]
 
     def _map(self) -> None:
         begin, self._end = self._end, os.fstat(self.file).st_size
         self._begins.append(begin)
-        self._parts.append(torch.frombuffer(mmap.mmap(self.file, self._end - begin, offset=begin), dtype=torch.uint8))
+        size_bytes = self._end - begin
+        self._parts.append((ctypes.c_char * size_bytes).from_buffer(mmap.mmap(self.file, size_bytes, offset=begin)))
+        self._addresses.append(ctypes.addressof(self._parts[-1]))
 
     def close(self) -> None:
         """It is gone once the other process has closed it, too."""
@@ -116,11 +123,11 @@ class Neighbour:
 
     def send(self, tensor: torch.Tensor) -> _Send:
         """Sends a tensor that lies in one piece; what it becomes afterwards does not matter."""
-        raw = tensor.detach().reshape(-1).view(torch.uint8)
-        size_bytes, room_bytes = len(raw), -(-len(raw) // _ALIGNED) * _ALIGNED
+        size_bytes = tensor.nbytes
+        room_bytes = -(-size_bytes // _ALIGNED) * _ALIGNED
         offset = self._place(room_bytes)
         if size_bytes:
-            self._out.at(offset, size_bytes).copy_(raw)
+            _copy(self._out.address(offset), tensor.data_ptr(), size_bytes)
         self._sent += 1
         self._under_way.append((offset, room_bytes))
         self._say(offset, size_bytes)
@@ -151,11 +158,11 @@ class Neighbour:
         while not self._arrived:
             self.listen()
         offset, size_bytes = self._arrived.popleft()
-        raw = self._expected.popleft().detach().reshape(-1).view(torch.uint8)
-        if size_bytes != len(raw):
-            raise dist.DistError(f"rank {self.rank} has sent {size_bytes} bytes where {len(raw)} are expected")
+        tensor = self._expected.popleft()
+        if size_bytes != tensor.nbytes:
+            raise dist.DistError(f"rank {self.rank} has sent {size_bytes} bytes where {tensor.nbytes} are expected")
         if size_bytes:
-            raw.copy_(self._in.at(offset, size_bytes))
+            _copy(tensor.data_ptr(), self._in.address(offset), size_bytes)
         self.received += 1
         self._say(_TAKEN, self.received)
 

@@ -6,8 +6,10 @@ come, or whether any do.
 
 from __future__ import annotations
 
+import ctypes
 import math
-from dataclasses import dataclass, replace
+import struct
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +17,7 @@ import torch
 from hpgo.runtime.quantised import pack, packed_bytes, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from hpgo.runtime.parts import Part, Value
 
@@ -23,8 +25,8 @@ _ALIGNED = 64
 """Bytes, as memory of torch's own: libraries may add up in another order where tensors lie otherwise."""
 HEAD_BYTES = _ALIGNED
 """Of a packet, before its tensors."""
-_WORDS_BYTES = 24
-"""Of the numbers in it."""
+_WORDS = struct.Struct("=qqq")
+"""The numbers in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,31 @@ class Head:
     """Whether a rank was asked to end, so that no more micro-batches shall enter."""
     bits: int = 0
     """In which numbers travel in the packet behind this one, so that its receiver knows how long that is."""
+
+
+@dataclass(slots=True, eq=False)
+class Packet:
+    """Memory that one packet after the other goes through.
+
+    Views of it are made once: beside a pass that has used the caches, one takes ten to twenty microseconds to make.
+    """
+
+    raw: torch.Tensor
+    """Its bytes."""
+    head: Head | None = None
+    """What was written last."""
+    pieces: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
+    """What it travels in, by where each ends."""
+    values: dict[tuple[int, int], list[tuple[Value, int, torch.Tensor]]] = field(default_factory=dict)
+    """For bits and rows: each value, the bits of its numbers or 0, and its part, as it lies there if that is 0."""
+
+    def ending(self, ends: tuple[int, ...]) -> list[torch.Tensor]:
+        """The pieces that end after so many bytes."""
+        found = self.pieces.get(ends)
+        if found is None:
+            found = [self.raw[begin:end] for begin, end in zip((0, *ends), ends, strict=False)]
+            self.pieces[ends] = found
+        return found
 
 
 class Layout:
@@ -63,36 +90,45 @@ class Layout:
         """The same tensors with numbers in `bits`."""
         return self if bits == self.bits else Layout(self.values, self._rows, bits)
 
-    def empty(self, device: torch.device) -> torch.Tensor:
+    def empty(self, device: torch.device) -> Packet:
         """Room for a packet."""
-        return torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
+        return Packet(torch.empty(self.size_bytes, dtype=torch.uint8, device=device))
 
-    def write(self, packet: torch.Tensor, head: Head, tensors: Mapping[str, torch.Tensor]) -> None:
+    def write(self, packet: Packet, head: Head, tensors: Mapping[str, torch.Tensor]) -> None:
         """Fills a packet; tensors become of the type that the cut has them in."""
-        packet[:_WORDS_BYTES].view(torch.int64).copy_(torch.tensor([head.rows, head.ends, head.bits]))
+        if head != packet.head:  # mostly it is that of the one before
+            words = torch.frombuffer(bytearray(_WORDS.pack(head.rows, head.ends, head.bits)), dtype=torch.uint8)
+            packet.raw[: _WORDS.size].copy_(words)
+            packet.head = head
         if head.rows:
-            for value, piece in self._pieces(packet, head.rows):
-                if bits := self._bits_of(value):
+            for value, bits, piece in self._pieces(packet, head.rows):
+                if bits:
                     pack(tensors[value.name], bits, piece)
                 else:
-                    piece.view(value.dtype).view(value.shape_of(head.rows)).copy_(tensors[value.name])
+                    piece.copy_(tensors[value.name])
 
-    def head(self, packet: torch.Tensor) -> Head:
+    def head(self, packet: Packet) -> Head:
         """What a packet begins with."""
-        rows, ends, bits = packet[:_WORDS_BYTES].view(torch.int64).tolist()
+        raw = packet.raw if packet.raw.is_cpu else packet.raw[: _WORDS.size].cpu()
+        rows, ends, bits = _WORDS.unpack(ctypes.string_at(raw.data_ptr(), _WORDS.size))
         return Head(rows, bool(ends), bits)
 
-    def read(self, packet: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
+    def read(self, packet: Packet, rows: int) -> dict[str, torch.Tensor]:
         """The tensors of a packet by name, where they lie, or unpacked."""
-        found = {}
-        for value, piece in self._pieces(packet, rows):
-            bits, shape = self._bits_of(value), value.shape_of(rows)
-            found[value.name] = unpack(piece, bits, shape, value.dtype) if bits else piece.view(value.dtype).view(shape)
-        return found
+        return {
+            # A view of its own, since a layer may change its shape.
+            value.name: unpack(piece, bits, value.shape_of(rows), value.dtype) if bits else piece.view(piece.shape)
+            for value, bits, piece in self._pieces(packet, rows)
+        }
 
-    def _pieces(self, packet: torch.Tensor, rows: int) -> Iterator[tuple[Value, torch.Tensor]]:
-        for begin, value in zip(self._begins, self.values, strict=True):
-            yield value, packet[begin : begin + self._size_bytes(value, rows)]
+    def _pieces(self, packet: Packet, rows: int) -> list[tuple[Value, int, torch.Tensor]]:
+        found = packet.values.get((self.bits, rows))
+        if found is None:
+            found = packet.values[self.bits, rows] = []
+            for begin, value in zip(self._begins, self.values, strict=True):
+                bits, piece = self._bits_of(value), packet.raw[begin : begin + self._size_bytes(value, rows)]
+                found.append((value, bits, piece if bits else piece.view(value.dtype).view(value.shape_of(rows))))
+        return found
 
     def _bits_of(self, value: Value) -> int:
         """In which a number travels; 0 if as it is."""

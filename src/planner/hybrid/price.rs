@@ -439,10 +439,10 @@ fn transfer(cluster: &Cluster, from: &[(u32, u32)], to: &[(u32, u32)]) -> Rate {
     let mut to = to.iter().copied().peekable();
     for &(machine, senders) in from {
         while let Some((_, receivers)) = to.next_if(|&(other, _)| other < machine) {
-            pairs.push((0, receivers));
+            pairs.push((0, receivers, 1));
         }
-        pairs.push((senders, to.next_if(|&(other, _)| other == machine).map_or(0, |(_, receivers)| receivers)));
+        pairs.push((senders, to.next_if(|&(other, _)| other == machine).map_or(0, |(_, receivers)| receivers), 1));
     }
-    pairs.extend(to.map(|(_, receivers)| (0, receivers)));
+    pairs.extend(to.map(|(_, receivers)| (0, receivers, 1)));
     cluster.transfer(&pairs)
 }

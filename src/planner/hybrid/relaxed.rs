@@ -56,6 +56,8 @@ pub(super) struct Relaxed {
     lasts: Vec<Last>,
     last_index: FxHashMap<Last, u32>,
     moves: FxHashMap<u32, Arc<[Move]>>,
+    /// What summing gradients takes a stage that is spread.
+    sums: FxHashMap<Spread, Rate>,
     prices: Prices,
 }
 
@@ -73,6 +75,7 @@ impl Relaxed {
             lasts: vec![Last::Nothing],
             last_index: FxHashMap::default(),
             moves: FxHashMap::default(),
+            sums: FxHashMap::default(),
             prices: Prices::default(),
             most: task.most_devices(),
             units: Units::new(task.cluster),
@@ -80,7 +83,7 @@ impl Relaxed {
         };
         let mut free = [0; MOST_KINDS];
         free.iter_mut().zip(&space.kinds).for_each(|(free, kind)| *free = kind.devices);
-        space.intern(free, 0);
+        space.situation((free, 0));
         space
     }
 
@@ -94,15 +97,6 @@ impl Relaxed {
     /// Whether these numbers of replicas count as one, and don't where more is told apart.
     pub(super) fn is_joined(&self, span: Span) -> bool {
         !self.is_fine && parts(span).nth(1).is_some()
-    }
-
-    fn intern(&mut self, free: Free, last: u32) -> u32 {
-        let next = self.situations.len() as u32;
-        let situations = &mut self.situations;
-        *self.index.entry((free, last)).or_insert_with_key(|key| {
-            situations.push(*key);
-            next
-        })
     }
 
     fn last(&mut self, last: Last) -> u32 {
@@ -161,7 +155,8 @@ impl Relaxed {
                         Last::One { span: other, .. } => self.links.one_and_spread(other, own),
                         Last::Spread(other) => self.links.both_spread(own, other),
                     };
-                    add(self, transfer, self.links.sum_spread(own), Last::Spread(own));
+                    let sync = *self.sums.entry(own).or_insert_with(|| self.links.sum_spread(own));
+                    add(self, transfer, sync, Last::Spread(own));
                 }
             }
         }
@@ -179,27 +174,33 @@ fn parts((fewest, most): Span) -> impl Iterator<Item = Span> {
 impl Placing for Relaxed {
     const IS_REAL: bool = false;
 
+    type Rest = (Free, u32);
+
     fn links(&self) -> &Links {
         &self.links
     }
 
-    fn free(&self, situation: u32) -> u32 {
-        self.situations[situation as usize].0[0]
+    fn rest(&self, situation: u32) -> (Free, u32) {
+        self.situations[situation as usize]
     }
 
-    fn free_speed(&self, situation: u32) -> f64 {
+    fn free(&self, (free, _): (Free, u32)) -> u32 {
+        free[0]
+    }
+
+    fn free_speed(&self, (free, _): (Free, u32)) -> f64 {
         // The first kind of each speed has all devices that are as fast; each adds what it is faster than the one before.
         let (mut all, mut slower) = (0.0, 0.0);
-        for (kind, &free) in self.kinds.iter().zip(&self.situations[situation as usize].0) {
+        for (kind, free) in self.kinds.iter().zip(free) {
             all += (kind.speed - slower) * f64::from(free);
             slower = kind.speed;
         }
         all
     }
 
-    fn free_units(&self, situation: u32) -> u32 {
+    fn free_units(&self, (free, _): (Free, u32)) -> u32 {
         let (mut all, mut slower) = (0, 0);
-        for (kind, &free) in self.kinds.iter().zip(&self.situations[situation as usize].0) {
+        for (kind, free) in self.kinds.iter().zip(free) {
             let each = self.units.of(kind.speed);
             all += (each - slower) * free;
             slower = each;
@@ -217,7 +218,7 @@ impl Placing for Relaxed {
         moves
     }
 
-    fn after(&mut self, situation: u32, choice: &Move) -> Option<u32> {
+    fn after(&self, situation: u32, choice: &Move) -> Option<(Free, u32)> {
         let mut free = self.situations[situation as usize].0;
         let kind = &self.kinds[usize::from(choice.kind)];
         if free[usize::from(choice.kind)] < choice.fewest {
@@ -236,6 +237,15 @@ impl Placing for Relaxed {
                 }
             }
         }
-        Some(self.intern(free, choice.next))
+        Some((free, choice.next))
+    }
+
+    fn situation(&mut self, rest: (Free, u32)) -> u32 {
+        let next = self.situations.len() as u32;
+        let situations = &mut self.situations;
+        *self.index.entry(rest).or_insert_with(|| {
+            situations.push(rest);
+            next
+        })
     }
 }

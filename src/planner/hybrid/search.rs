@@ -297,7 +297,11 @@ impl<S: Placing> Pass<'_, '_, S> {
             return (PassResult { bound_s: 0.0, ..found }, labels);
         };
         (found.work, found.tables) = (prefixes.work, prefixes.work);
-        let root_bound_s = prefixes.bound_s(&Paths::default(), last, prefixes.place(self.space.free_units(0), None, 0));
+        let root_bound_s = prefixes.bound_s(
+            &Paths::default(),
+            last,
+            prefixes.place(self.space.free_units(self.space.rest(0)), None, 0),
+        );
         if root_bound_s < self.threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
             let bound_s = root_bound_s;
@@ -366,10 +370,10 @@ impl<S: Placing> Pass<'_, '_, S> {
             if short.is_empty() {
                 continue;
             }
-            let Some(situation) = self.space.after(label.situation, choice) else { continue };
-            let free = self.space.free(situation);
-            let free_speed = self.space.free_speed(situation);
-            let place = prefixes.place(self.space.free_units(situation), choice.room, stages);
+            let Some(rest) = self.space.after(label.situation, choice) else { continue };
+            let free = self.space.free(rest);
+            let free_speed = self.space.free_speed(rest);
+            let place = prefixes.place(self.space.free_units(rest), choice.room, stages);
             // In a chain, the longer the stage the less is left to those in front.
             let is_much = |stage: &Stage| prefixes.busy_s(stage.begin, free_speed) >= threshold_s;
             let first = if self.task.model.is_chain { short.partition_point(is_much) } else { 0 };
@@ -422,7 +426,7 @@ impl<S: Placing> Pass<'_, '_, S> {
                             paths,
                             bound_s,
                             cut: begin as u32,
-                            situation,
+                            situation: self.space.situation(rest),
                             stages,
                             least_window,
                             window,

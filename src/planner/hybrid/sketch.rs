@@ -260,7 +260,7 @@ pub(super) struct Judge<'a> {
     pub tasks: &'a [&'a Task<'a>],
     pub cluster: &'a Cluster,
     syncs: Vec<(SyncKey, f64)>,
-    pairs: Vec<(u32, u32)>,
+    pairs: Vec<(u32, u32, u32)>,
     clock: Clock,
 }
 
@@ -431,8 +431,12 @@ impl<'a> Judge<'a> {
             return rate;
         }
         self.pairs.clear();
-        let both = sketch.row(stage).iter().zip(sketch.row(stage + 1));
-        self.pairs.extend(both.filter(|(from, to)| **from + **to > 0).map(|(from, to)| (*from, *to)));
+        for (&from, &to) in sketch.row(stage).iter().zip(sketch.row(stage + 1)) {
+            match self.pairs.last_mut() {
+                Some((senders, receivers, machines)) if (*senders, *receivers) == (from, to) => *machines += 1,
+                _ => self.pairs.push((from, to, 1)),
+            }
+        }
         let rate = self.cluster.transfer(&self.pairs);
         sketch.rates[stage] = Some(rate);
         rate

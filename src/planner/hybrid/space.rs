@@ -63,8 +63,8 @@ pub(super) struct Move {
     pub room: Option<u32>,
     /// Which devices it takes, in words of its space.
     pub kind: u16,
-    /// `(class, free before, devices of the last stage, devices taken)` of each machine it touches.
-    pub takes: Vec<(u16, u32, u32, u32)>,
+    /// `(class, free before, devices of the last stage, devices taken, machines)` of those that it touches.
+    pub takes: Vec<(u16, u32, u32, u32, u32)>,
 }
 
 /// Numbers for what makes stages with the same layers cost the same.
@@ -88,23 +88,32 @@ pub(super) trait Placing {
     /// Whether moves are real, so that whole plans are worth having for themselves.
     const IS_REAL: bool;
 
+    /// What is left of the cluster: a situation, before it has a number.
+    type Rest: Copy;
+
     /// What its placements cost at least.
     fn links(&self) -> &Links;
 
-    /// Free devices in a situation; situation 0 is the empty cluster.
-    fn free(&self, situation: u32) -> u32;
+    /// What is left in a situation; situation 0 is the empty cluster.
+    fn rest(&self, situation: u32) -> Self::Rest;
+
+    /// Free devices.
+    fn free(&self, rest: Self::Rest) -> u32;
 
     /// What these do together, against a device of speed 1, at most.
-    fn free_speed(&self, situation: u32) -> f64;
+    fn free_speed(&self, rest: Self::Rest) -> f64;
 
     /// What these count in units of speed, at most.
-    fn free_units(&self, situation: u32) -> u32;
+    fn free_units(&self, rest: Self::Rest) -> u32;
 
     /// Every move from a situation, fewest replicas first.
     fn moves(&mut self, situation: u32) -> Arc<[Move]>;
 
-    /// The situation after one of these moves, if there are devices enough for it.
-    fn after(&mut self, situation: u32, choice: &Move) -> Option<u32>;
+    /// What is left after one of these moves, if there are devices enough for it.
+    fn after(&self, situation: u32, choice: &Move) -> Option<Self::Rest>;
+
+    /// The situation in which so much is left.
+    fn situation(&mut self, rest: Self::Rest) -> u32;
 }
 
 /// All situations that the search has met, and the moves between them.
@@ -216,15 +225,15 @@ impl<'a> Space<'a> {
         }
         let mut rest: Vec<u32> = groups.iter().map(|group| group.count).collect();
         let mut after = Vec::new();
-        let mut pairs: Vec<(u32, u32)> = Vec::new();
+        let mut pairs: Vec<(u32, u32, u32)> = Vec::new();
         let mut takes = Vec::new();
         let (mut machines, mut widest, mut speed, mut memory_bytes) = (0, 0, f64::INFINITY, f64::INFINITY);
         for &(index, taken, count) in choice {
             let group = groups[index];
             rest[index] -= count;
             after.push(Group { class: group.class, free: group.free - taken, last: taken, count });
-            pairs.extend(std::iter::repeat_n((taken, group.last), count as usize));
-            takes.extend(std::iter::repeat_n((group.class, group.free, group.last, taken), count as usize));
+            pairs.push((taken, group.last, count));
+            takes.push((group.class, group.free, group.last, taken, count));
             machines += count;
             widest = widest.max(taken);
             let (_, class_memory, class_speed) = self.classes[usize::from(group.class)];
@@ -233,15 +242,15 @@ impl<'a> Space<'a> {
         }
         for (group, &count) in groups.iter().zip(&rest) {
             after.push(Group { last: 0, count, ..*group });
-            if group.last > 0 {
-                pairs.extend(std::iter::repeat_n((0, group.last), count as usize));
+            if group.last > 0 && count > 0 {
+                pairs.push((0, group.last, count));
             }
         }
         let room = match *choice {
             [(index, taken, 1)] => Some(groups[index].free - taken),
             _ => None,
         };
-        let first = pairs.iter().all(|&(_, receivers)| receivers == 0);
+        let first = pairs.iter().all(|&(_, receivers, _)| receivers == 0);
         let sync = if replicas > 1 { self.cluster.all_reduce(machines, widest) } else { Rate::default() };
         Some(Move {
             transfer: if first { Rate::default() } else { self.cluster.transfer(&pairs) },
@@ -268,14 +277,18 @@ impl<'a> Space<'a> {
         let mut stages: Vec<Vec<(u32, u32)>> = Vec::new();
         for step in moves {
             let mut touched = vec![0_u32; machine_count];
-            for &(class, was_free, was_last, taken) in &step.takes {
-                let machine = (0..machine_count)
-                    .find(|&m| {
+            for &(class, was_free, was_last, taken, machines) in &step.takes {
+                let alike: Vec<usize> = (0..machine_count)
+                    .filter(|&m| {
                         touched[m] == 0 && self.class_of[m] == class && free[m] == was_free && last[m] == was_last
                     })
-                    .expect("a move is made from its own situation");
-                touched[machine] = taken;
-                free[machine] -= taken;
+                    .take(machines as usize)
+                    .collect();
+                debug_assert_eq!(alike.len(), machines as usize, "a move is made from its own situation");
+                for machine in alike {
+                    touched[machine] = taken;
+                    free[machine] -= taken;
+                }
             }
             stages.push(
                 (0_u32..)
@@ -317,8 +330,14 @@ impl<'a> Space<'a> {
 impl Placing for Space<'_> {
     const IS_REAL: bool = true;
 
+    type Rest = u32;
+
     fn links(&self) -> &Links {
         &self.links
+    }
+
+    fn rest(&self, situation: u32) -> u32 {
+        situation
     }
 
     fn free(&self, situation: u32) -> u32 {
@@ -354,8 +373,12 @@ impl Placing for Space<'_> {
         moves
     }
 
-    fn after(&mut self, _: u32, choice: &Move) -> Option<u32> {
+    fn after(&self, _: u32, choice: &Move) -> Option<u32> {
         Some(choice.next)
+    }
+
+    fn situation(&mut self, situation: u32) -> u32 {
+        situation
     }
 }
 
