@@ -169,6 +169,8 @@ def run(rank: int, meet: str, steps: int, block_rows: int = 256, block_width: in
                 begin_s = time.perf_counter()
                 if who != "alone" or rank == 0:
                     one()
+                if who == "beside":
+                    dist.barrier()  # the slower of both counts
                 times_s[who].append(time.perf_counter() - begin_s)
             ends_ns = pipeline.engine.clock_ns[1::2]
             quarter = len(ends_ns) // 4
