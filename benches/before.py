@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import hpgo
@@ -47,7 +48,7 @@ def answer() -> None:
         begin_s = time.process_time()
         try:
             step_s = hpgo.plan(profile, cluster, global_batch_size=batch, deadline_s=limit_s).step_s
-        except hpgo.InfeasibleError:
+        except hpgo.HpgoError:  # none fits, or none was found within the limit
             step_s = None
         print(json.dumps([time.process_time() - begin_s, step_s]), flush=True)
 
@@ -102,11 +103,17 @@ def compare(other: str, size: str, limit_s: float | None) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["answer"]:
-        answer()
+        with suppress(KeyboardInterrupt, BrokenPipeError):
+            answer()
     else:
         asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         asked.add_argument("python")
         asked.add_argument("size", choices=SIZES)
         asked.add_argument("--limit-s", type=float)
         given = asked.parse_args()
-        compare(given.python, given.size, given.limit_s)
+        try:
+            compare(given.python, given.size, given.limit_s)
+        except KeyboardInterrupt:
+            sys.exit(130)
+        except (OSError, ValueError) as failure:  # it does not start, or ends, or says something else
+            sys.exit(f"`{given.python}` does not answer as a Python with hpgo does: {failure}")
