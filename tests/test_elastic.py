@@ -22,6 +22,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
 
 import elastic_models
 from elastic_runs import RUN, Machines, undisturbed
+from ports import free_port
 from test_faults import here
 from torch.distributed import TCPStore
 from warm_runs import Runs
@@ -95,11 +96,6 @@ def test_ranks_are_started_again_in_a_store_that_is_used_until_no_restart_is_lef
     with here():
         whole = undisturbed(tmp_path, steps[-1]["step"])
     assert [one["loss"] for one in steps] == [whole[one["step"] - 1] for one in steps]
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

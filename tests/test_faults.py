@@ -23,6 +23,7 @@ import hpgo
 pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
 
 from fault_models import LAYERS
+from ports import free_port
 from test_run import finish, start
 from warm_runs import Runs
 
@@ -211,9 +212,7 @@ SCRIPT = """
 def scripts(folder: Path, number: str, ranks: int) -> list[tuple[int, str]]:
     """Exit codes and stderr of the ranks of a script; rank 0 sends itself a signal."""
     (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if ranks > 1 else {}
+    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()} if ranks > 1 else {}
     started = [
         subprocess.Popen(
             [sys.executable, "train.py", "saved", number], cwd=folder, stderr=subprocess.PIPE, text=True,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from ports import free_port
 
 import hpgo
 
@@ -35,12 +36,6 @@ TINY = "facebook/deit-tiny-distilled-patch16-224"
 HOST = socket.gethostname()
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 @dataclass
 class Ranks:
     """Processes of `pipeedge-run`, one a rank, as its scripts start them."""
@@ -50,7 +45,7 @@ class Ranks:
 
     def start(self, world: int, *words: str, of_others: tuple[str, ...] | None = None, **variables: str) -> None:
         """All ranks; those after the first with other words, if these are given."""
-        port = str(free_port())
+        port = free_port()
         script = "from hpgo.cli.entry import pipeedge_run; pipeedge_run()"
         for rank in range(world):
             given = words if rank == 0 or of_others is None else of_others

@@ -24,6 +24,7 @@ from hpgo.cli.main import group
 
 pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
 
+from ports import free_port
 from warm_runs import Runs
 
 if TYPE_CHECKING:
@@ -246,9 +247,7 @@ def test_too_few_ranks_are_told_once(folder: Path) -> None:
 def test_a_rank_with_another_plan_is_told_once(folder: Path) -> None:
     other = hpgo.Program.read(folder / "two.json").to_json().replace('"recompute": false', '"recompute": true')
     (folder / "other.json").write_text(other)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     ranks = [
         start(folder, f"{name}.json", *WORKLOAD, RANK=str(rank), **place) for rank, name in enumerate(("two", "other"))
     ]
