@@ -46,6 +46,20 @@ if sys.argv[1:] == ["deaf"]:
 if sys.argv[1:] in (["fail"], ["wait"], ["deaf"]):
     time.sleep(300)
 """
+# Starts a command, and says with what it ended, and which processes it has left behind.
+ADOPTS = """
+import ctypes, os, subprocess, sys
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+script = subprocess.Popen(sys.argv[1:])
+print(script.pid, flush=True)
+code, left = script.wait(), []
+try:
+    while True:
+        left.append(os.wait())
+except ChildProcessError:
+    print(code, left)
+"""
 HAS_TORCH, HAS_RAY = (importlib.util.find_spec(name) is not None for name in ("torch", "ray"))
 
 
@@ -195,6 +209,19 @@ def test_a_signal_ends_all_ranks(target: str, number: int, code: int, place: Pat
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == code
+    assert not any(map(alive, said("".join(lines))[3]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt what has lost its parent")
+def test_no_rank_is_left_to_whoever_adopts_it(place: Path) -> None:
+    """In containers that is often nobody, and a dead rank that nobody clears away seems to be there for ever."""
+    (place / "job.sh").write_text(launch.local(job(machines(3), "wait")), encoding="utf-8")
+    adopts = [sys.executable, "-c", ADOPTS, "bash", "job.sh"]
+    process = subprocess.Popen(adopts, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(4)]
+    os.kill(int(lines[0]), signal.SIGTERM)
+    assert process.communicate(timeout=60) == ("143 []\n", "")
     assert not any(map(alive, said("".join(lines))[3]))
 
 

@@ -24,7 +24,8 @@ groups=()
 finish() {
   trap "" INT TERM HUP USR1
   for group in "${groups[@]}" ${watcher-}; do kill -TERM -- "-$group"; done
-  for ((tenth = 0; tenth < 100; tenth++)); do
+  last=$((SECONDS + 10))
+  while ((SECONDS < last)); do
     left=0
     for group in "${groups[@]}"; do kill -0 -- "-$group" && left=1; done
     ((left)) || exit "$1"
@@ -41,6 +42,8 @@ set -m
 _WAITING = r"""set +m
 wait "${groups[@]}"
 """
+# What waits for a rank lives until that has ended, even if it is told to end: where nobody clears away what has lost
+# its parent, as in many containers, the group would seem to be there for ever. Its "Terminated" is not for users.
 # `bash -c '…' ranks "DEVICES OF EACH MACHINE" FIRST-MACHINE LAST-MACHINE COMMAND…` starts the ranks of these machines.
 _RANKS = r"""read -ra devices <<< "$1"; first=$2; last=$3; shift 3
 export WORLD_SIZE=0 GROUP_WORLD_SIZE=${#devices[@]} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -50,7 +53,7 @@ for GROUP_RANK in "${!devices[@]}"; do
   LOCAL_WORLD_SIZE=${devices[GROUP_RANK]}
   for ((LOCAL_RANK = 0; LOCAL_RANK < LOCAL_WORLD_SIZE; LOCAL_RANK++, RANK++)); do
     if ((first <= GROUP_RANK && GROUP_RANK <= last)); then
-      { "$@" < /dev/null 3<&- || failed $?; } &
+      { trap : TERM; "$@" < /dev/null 2>&4 3<&- 4>&- || failed $?; } 4>&2 2> /dev/null &
       groups+=($!)
     fi
   done
