@@ -312,6 +312,14 @@ def test_what_the_bound_takes_to_be_possible_on_many_machines_is_tried() -> None
     assert best.gap < 0.01
 
 
+def test_hundreds_of_machines_give_a_device_each_to_layers_with_most_of_the_weights() -> None:
+    plan = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-a:128"), global_batch_size=32_768)
+    assert plan.step_s < 0.3435
+    last = plan.stages[-1]
+    assert len({device // 8 for device in last.devices}) == last.replicas
+    assert 64 < last.replicas < 128
+
+
 def test_an_exception_in_progress_stops_the_search_and_arrives() -> None:
     profile, cluster, size = long_question()
 

@@ -35,7 +35,7 @@ const STAGES_BESIDE_FEW: usize = 4;
 /// Cuts that are looked at; of more, some are left out.
 const MOST_CUTS: usize = 400;
 /// Of more machines than this, block widths are 1, 8 and all, the first machines a half and a quarter, numbers of stages
-/// powers of two and three times those.
+/// powers of two and three times those, and those of few devices any power of two.
 const MANY_MACHINES: usize = 64;
 /// Plans whose first or last stage is parted in two, and parts of its devices that the first of the two gets.
 const PARTED: usize = 16;
@@ -349,11 +349,9 @@ impl<'a> Patterns<'a> {
             // Few devices beside all others.
             let most_stages = if is_many { 2 } else { STAGES_BESIDE_FEW };
             if (2..=most_stages).contains(&stages) && devices == self.cluster.devices() {
-                for few in FEW
-                    .into_iter()
-                    .filter(|few| !is_many || few.is_power_of_two())
-                    .filter(|&few| few < devices / stages as u32 && is_allowed(few))
-                {
+                let doubled = std::iter::successors(Some(1), |few| Some(few * 2)).take_while(|&few| few < each);
+                let few = if is_many { doubled.collect() } else { FEW.to_vec() };
+                for few in few.into_iter().filter(|&few| few < each && is_allowed(few)) {
                     for replicas in replicas(task, (devices - few) / (stages as u32 - 1)) {
                         want(Shares::FewFirst(few, replicas));
                         want(Shares::FewLast(few, replicas));
