@@ -24,8 +24,8 @@ groups=()
 finish() {
   trap "" INT TERM HUP USR1
   for group in "${groups[@]}" ${watcher-}; do kill -TERM -- "-$group"; done
-  last=$((SECONDS + 10))
-  while ((SECONDS < last)); do
+  local until_s=$((SECONDS + 10))
+  while ((SECONDS < until_s)); do
     left=0
     for group in "${groups[@]}"; do kill -0 -- "-$group" && left=1; done
     ((left)) || exit "$1"
