@@ -13,7 +13,8 @@ Where the last take longer than one does, the machine has no two whole cores to 
 begins with saving, beside those before it, and how long a rank stands still, beside a copy of as many bytes.
 
 `inference` streams 64 micro-batches through two stages, in turns with one process that runs them through the whole
-model, and with two such processes beside each other.
+model, and with two such processes beside each other: through blocks that compute, through some that sleep, and, an
+image each, through ViT-Base.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import hpgo
 from hpgo.runtime import Pipeline, Workload
+from hpgo.runtime.models.vit import vit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 BLOCKS, WARM = 10, 3
 
@@ -270,20 +272,29 @@ def infer(rank: int, meet: str, times: int, rows: int = 256, width: int = 256) -
     """Both ranks; rank 0 prints."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
-    stream(rank, Block, times, rows, width)
-    stream(rank, Sleeper, times, rows, width)
+    batches = torch.randn(STREAM * rows, width).split(rows)
+    for name, kind in (("blocks", Block), ("blocks that sleep", Sleeper)):
+        stream(rank, name, lambda kind=kind: blocks(kind, width, BLOCKS), batches, times)  # type: ignore[misc]
+    stream(rank, "ViT-Base", vit_base, torch.randn(STREAM, 3, 224, 224).split(1), times)
     dist.destroy_process_group()
 
 
-def stream(rank: int, kind: type[Block], times: int, rows: int, width: int) -> None:
-    """Blocks of one kind."""
-    batches = torch.randn(STREAM * rows, width).split(rows)
-    whole = blocks(kind, width, BLOCKS).eval()
-    workload = Workload(blocks(kind, width, BLOCKS), batches[0], batches[0], nn.functional.mse_loss)
-    half, orders = BLOCKS // 2, hpgo.schedule("forward_only", ranks=2, micro_batches=STREAM)
+def vit_base() -> nn.Sequential:
+    """PipeEdge's model at its published size: 86 million parameters."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[node.make() for node in vit().network.nodes.values()])
+
+
+def stream(
+    rank: int, name: str, make: Callable[[], nn.Sequential], batches: Sequence[torch.Tensor], times: int
+) -> None:
+    """Layers of one kind, as many of them before the cut as behind it."""
+    whole = make().eval()
+    workload = Workload(make(), batches[0], batches[0], nn.functional.mse_loss)
+    half, orders = len(workload.layers) // 2, hpgo.schedule("forward_only", ranks=2, micro_batches=STREAM)
     program = hpgo.program(
         orders, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
-        micro_batch_size=rows, global_batch_size=rows * STREAM,
+        micro_batch_size=len(batches[0]), global_batch_size=len(batches[0]) * STREAM,
     )  # fmt: skip
     pipeline = Pipeline(program, workload, inference=True)
 
@@ -308,9 +319,7 @@ def stream(rank: int, kind: type[Block], times: int, rows: int, width: int) -> N
     if rank == 1 and not all(torch.equal(*pair) for pair in zip(made["ours"], made["beside"], strict=True)):
         sys.exit("outputs differ from those of the whole model")
     if rank == 0:
-        report(
-            f"{STREAM} micro-batches of `{kind.__name__}`", {who: those[1:] for who, those in times_s.items()}, STREAM
-        )
+        report(f"{STREAM} micro-batches through {name}", {who: those[1:] for who, those in times_s.items()}, STREAM)
         shares = "  ".join(f"p{share} {flow.latency_s(share) * 1e3:.1f} ms" for share in (50, 95, 99))
         print(f"latency {shares}  {flow.samples_per_s:.0f} samples/s  at most {flow.most_in_flight} in flight")
     pipeline.close()
