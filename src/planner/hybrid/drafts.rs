@@ -33,18 +33,28 @@ pub(super) struct Heat {
     patience: u64,
     /// So many times that all together.
     all: u64,
+    /// No more than this.
+    within: u64,
     /// Whether patterns set out that are no better than what is known.
     is_wide: bool,
 }
 
+impl Heat {
+    /// No more work than this, in nanoseconds or so.
+    pub(super) fn within(self, work: u64) -> Self {
+        Self { within: self.within.min(work), ..self }
+    }
+}
+
 /// A millisecond or so.
-pub(super) const SPARK: Heat = Heat { of_cut_and_device: 2_000, most: 10_000_000, patience: 0, all: 1, is_wide: false };
+pub(super) const SPARK: Heat =
+    Heat { of_cut_and_device: 2_000, most: 10_000_000, patience: 0, all: 1, within: u64::MAX, is_wide: false };
 /// A hundredth of a second on two threads, up to a tenth.
-pub(super) const BRIEF: Heat =
-    Heat { of_cut_and_device: 10_000, most: 20_000_000, patience: 0, all: 10, is_wide: true };
+pub(super) const BRIEF: Heat = Heat { of_cut_and_device: 10_000, most: 20_000_000, all: 10, is_wide: true, ..SPARK };
 /// A quarter of a second, up to one.
-pub(super) const LONG: Heat =
-    Heat { of_cut_and_device: 100_000, most: 200_000_000, patience: 3, all: 10, is_wide: true };
+pub(super) const LONG: Heat = Heat { of_cut_and_device: 100_000, most: 200_000_000, patience: 3, ..BRIEF };
+/// As long as that helps.
+pub(super) const LAST: Heat = Heat { patience: 20, all: 160, ..LONG };
 /// Less than this part of the step is no help.
 const HELPS: f64 = 1e-3;
 /// A plan of few patterns that is no longer than this, times all devices at work all the time, may be the best.
@@ -194,7 +204,8 @@ impl Search<'_> {
     fn walk(&mut self, tasks: &[&Task<'_>], line: &[u32], heat: Heat, near_s: f64) -> Result<()> {
         let Some(annealing) = Annealing::new(tasks, line) else { return Ok(()) };
         let size = tasks[0].model.cuts() as u64 * u64::from(tasks[0].cluster.devices());
-        let first = size.saturating_mul(heat.of_cut_and_device).min(heat.most);
+        let first = size.saturating_mul(heat.of_cut_and_device).min(heat.most).min(heat.within);
+        let all = (heat.all * first).min(heat.within);
         let (mut effort, control) = (first, self.control);
         let (mut spent, mut helpful) = (0, 0);
         loop {
@@ -212,7 +223,7 @@ impl Search<'_> {
             if self.best.is_none() || self.step_s() < before_s * (1.0 - HELPS) {
                 helpful = spent;
             }
-            effort = spent.min(heat.all * first - spent);
+            effort = spent.min(all - spent);
             if self.step_s() <= near_s
                 || 2 * helpful + heat.patience * first <= spent
                 || effort == 0

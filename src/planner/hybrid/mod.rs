@@ -63,6 +63,8 @@ use task::Task;
 const REACH: [f64; 8] = [1.01, 1.03, 1.07, 1.15, 1.3, 1.6, 2.5, f64::INFINITY];
 /// No better plan is looked for above the bound by this factor, other than by the passes that raise the bound.
 const NEAR: f64 = 1.01;
+/// A plan that is still above the bound by this factor when all is searched is worth annealing for long.
+const WIDE: f64 = 1.02;
 /// A first plan above the bound by this factor is worth some annealing before anything is searched.
 const CLOSE: f64 = 1.03;
 /// Labels of a cut that go on while plans are looked for: at first, and once there is one.
@@ -244,6 +246,9 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
         }
     }
     search.prove()?;
+    if search.step_s() > WIDE * search.lower_bound_s() && !control.should_stop() {
+        search.anneal(drafts::LAST.within(2 * search.spent()))?;
+    }
     search.answer()
 }
 
@@ -386,8 +391,12 @@ impl<'a> Search<'a> {
 
     /// What is left of all work for passes.
     fn left(&self) -> u64 {
-        let spent = self.work + self.relaxed_work + self.annealed_work + ACTION * self.pricer.actions;
-        ALL.saturating_sub(spent)
+        ALL.saturating_sub(self.spent())
+    }
+
+    /// All work so far, in nanoseconds or so.
+    fn spent(&self) -> u64 {
+        self.work + self.relaxed_work + self.annealed_work + ACTION * self.pricer.actions
     }
 
     fn step_s(&self) -> f64 {
