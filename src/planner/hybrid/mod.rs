@@ -246,7 +246,7 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
         }
     }
     search.prove()?;
-    if search.step_s() > WIDE * search.lower_bound_s() && !control.should_stop() {
+    if search.is_wide() && !control.should_stop() {
         search.anneal(drafts::LAST.within(2 * search.spent()))?;
     }
     search.answer()
@@ -434,7 +434,13 @@ impl<'a> Search<'a> {
 
     /// Why the search ended, if better plans may be left.
     fn stopped(&self) -> Option<Stopped> {
-        (!self.is_proved()).then(|| self.control.stopped().unwrap_or(Stopped::Effort))
+        let is_cut_short = self.is_wide() && self.control.should_stop(); // however much is proved
+        (is_cut_short || !self.is_proved()).then(|| self.control.stopped().unwrap_or(Stopped::Effort))
+    }
+
+    /// Whether the best plan is worth annealing for long when all is searched.
+    fn is_wide(&self) -> bool {
+        self.step_s() > WIDE * self.lower_bound_s()
     }
 
     /// Whether there is no better plan worth looking for.
