@@ -61,6 +61,7 @@ class Version:
     """One that answers in a process of its own."""
 
     def __init__(self, python: str) -> None:
+        self._python = python
         self._process = subprocess.Popen(  # noqa: S603 -- whoever calls this names it
             [python, __file__, "answer"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env=os.environ | {"RAYON_NUM_THREADS": "1"},
@@ -71,9 +72,21 @@ class Version:
 
     def ask(self, question: list[Any]) -> None:
         """Once more."""
-        print(json.dumps(question), file=self._process.stdin, flush=True)
-        took_s, self.step_s, self.bound_s = json.loads(self._process.stdout.readline())  # type: ignore[union-attr]
+        try:
+            print(json.dumps(question), file=self._process.stdin, flush=True)
+            took_s, self.step_s, self.bound_s = json.loads(self._process.stdout.readline())  # type: ignore[union-attr]
+        except (OSError, ValueError) as failure:  # it has ended, or says something else
+            sys.exit(f"`{self._python}` does not answer {question} as a Python with hpgo does: {failure}")
         self.times_s.append(took_s)
+
+
+def span(ratios: list[float]) -> str:
+    """The least and the largest.
+
+    >>> span([0.5, 2.0]), span([])
+    ('0.5000 to 2.0000', 'none')
+    """
+    return f"{min(ratios):.4f} to {max(ratios):.4f}" if ratios else "none"
 
 
 def compare(other: str, size: str, limit_s: float | None) -> None:
@@ -103,10 +116,9 @@ def compare(other: str, size: str, limit_s: float | None) -> None:
                     flush=True,
                 )
     print(
-        f"{len(ratios)} questions: {statistics.median(ratios):.3f} of the time ({min(ratios):.3f} to"
-        f" {max(ratios):.3f}); {len(steps)} steps {min(steps):.4f} to {max(steps):.4f} of those before,"
-        f" {sum(one > 1.0001 for one in steps)} longer; {len(bounds)} bounds {min(bounds):.4f} to {max(bounds):.4f} of"
-        f" those before, {sum(one < 0.9999 for one in bounds)} lower"
+        f"{len(ratios)} questions: {statistics.median(ratios):.3f} of the time ({span(ratios)});"
+        f" {len(steps)} steps, {span(steps)} of those before, {sum(one > 1.0001 for one in steps)} longer;"
+        f" {len(bounds)} bounds, {span(bounds)} of those before, {sum(one < 0.9999 for one in bounds)} lower"
     )
 
 
@@ -124,5 +136,5 @@ if __name__ == "__main__":
             compare(given.python, given.size, given.limit_s)
         except KeyboardInterrupt:
             sys.exit(130)
-        except (OSError, ValueError) as failure:  # it does not start, or ends, or says something else
-            sys.exit(f"`{given.python}` does not answer as a Python with hpgo does: {failure}")
+        except OSError as failure:
+            sys.exit(f"`{given.python}` does not start: {failure}")

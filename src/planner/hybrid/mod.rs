@@ -64,7 +64,7 @@ const REACH: [f64; 8] = [1.01, 1.03, 1.07, 1.15, 1.3, 1.6, 2.5, f64::INFINITY];
 /// No better plan is looked for above the bound by this factor, other than by the passes that raise the bound.
 const NEAR: f64 = 1.01;
 /// A plan that is still above the bound by this factor when all is searched is worth annealing for long.
-const WIDE: f64 = 1.02;
+const FAR: f64 = 1.02;
 /// A first plan above the bound by this factor is worth some annealing before anything is searched.
 const CLOSE: f64 = 1.03;
 /// Labels of a cut that go on while plans are looked for: at first, and once there is one.
@@ -246,7 +246,7 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
         }
     }
     search.prove()?;
-    if search.is_wide() && !control.should_stop() {
+    if search.is_far() && !control.should_stop() {
         search.anneal(drafts::LAST.within(2 * search.spent()))?;
     }
     search.answer()
@@ -434,13 +434,13 @@ impl<'a> Search<'a> {
 
     /// Why the search ended, if better plans may be left.
     fn stopped(&self) -> Option<Stopped> {
-        let is_cut_short = self.is_wide() && self.control.should_stop(); // however much is proved
+        let is_cut_short = self.is_far() && self.control.should_stop(); // however much is proved
         (is_cut_short || !self.is_proved()).then(|| self.control.stopped().unwrap_or(Stopped::Effort))
     }
 
     /// Whether the best plan is worth annealing for long when all is searched.
-    fn is_wide(&self) -> bool {
-        self.step_s() > WIDE * self.lower_bound_s()
+    fn is_far(&self) -> bool {
+        self.step_s() > FAR * self.lower_bound_s()
     }
 
     /// Whether there is no better plan worth looking for.
