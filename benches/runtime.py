@@ -1,6 +1,7 @@
 """How near two processes come to their bound, what an action costs beside its computing, and what saving costs.
 
     python benches/runtime.py [STEPS [ROWS WIDTH]]
+    python benches/runtime.py pairs [STEPS [ROWS WIDTH]]
     python benches/runtime.py saving [TIMES]
     python benches/runtime.py inference [TIMES [ROWS WIDTH]]
 
@@ -8,6 +9,8 @@ On a machine that does nothing else, with one thread a process. Ours in the orde
 `torch.distributed.pipelining` in that of 1F1B, one process that runs the same micro-batches, and two such processes
 beside each other take turns, step by step. Blocks compute, and then as many sleep for as long.
 Where the last take longer than one does, the machine has no two whole cores to give, and no run reaches the bound.
+
+`pairs` is the steps of 1F1B alone, M = 32, ours and torch's, either of which begins in turns.
 
 `saving` trains a linear layer with Adam on each of four ranks, 1 GB in all, and saves it: how long a step takes that
 begins with saving, beside those before it, and how long a rank stands still, beside a copy of as many bytes.
@@ -192,6 +195,33 @@ def run(rank: int, meet: str, steps: int, block_rows: int = 256, block_width: in
     dist.destroy_process_group()
 
 
+def pair(rank: int, meet: str, steps: int, rows: int = 256, width: int = 256) -> None:
+    """Both ranks; rank 0 prints."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+    batch = torch.randn(rows * 32, width)
+    mine, its = (blocks(Block, width, BLOCKS) for _ in range(2))
+    pipeline = ours("1f1b", mine, batch[:2], rows, 32)
+    runs: dict[str, Callable[[], object]] = {
+        "ours": partial(pipeline.step, batch, batch), "torch": partial(theirs(rank, its, 32), batch),
+    }  # fmt: skip
+    slower: list[float] = []
+    for at in range(1 + steps):
+        took_s: dict[str, float] = {}
+        for who in sorted(runs, reverse=at % 2 == 0):
+            dist.barrier()
+            begin_s = time.perf_counter()
+            runs[who]()
+            took_s[who] = time.perf_counter() - begin_s
+        slower.append(took_s["torch"] / took_s["ours"])
+        if rank == 0 and at:
+            print(f"ours {took_s['ours']:.3f} s  torch {took_s['torch']:.3f} s  {slower[-1]:.3f} x ours", flush=True)
+    pipeline.close()
+    dist.destroy_process_group()
+    if rank == 0:
+        print(f"median of {steps}: torch's step takes {statistics.median(slower[1:]):.3f} x ours")
+
+
 def report(name: str, times_s: dict[str, list[float]], micro_batches: int) -> None:
     """Medians of what took turns and of ratios, and the shortest of each: what else the machine does only adds."""
     bound = 2 * micro_batches / (micro_batches + 1)
@@ -325,14 +355,16 @@ def stream(
     pipeline.close()
 
 
-MODES = {"saving": (save, RANKS), "inference": (infer, 2)}
+MODES: dict[str, tuple[Callable[..., None], int]] = {
+    "pairs": (pair, 2), "saving": (save, RANKS), "inference": (infer, 2),
+}  # fmt: skip
 
 if __name__ == "__main__":
     words = sys.argv[1:]
     work, count = MODES[words.pop(0)] if words and words[0] in MODES else (run, 2)
     with tempfile.TemporaryDirectory() as folder:
         fork = multiprocessing.get_context("fork")  # torch is loaded once; nothing has run yet
-        asked = [int(word) for word in words] or [20 if work is run else 5]
+        asked = [int(word) for word in words] or [20 if work in (run, pair) else 5]
         ranks = [fork.Process(target=work, args=(rank, str(Path(folder) / "meet"), *asked)) for rank in range(count)]
         for one in ranks:
             one.start()
