@@ -9,6 +9,8 @@ On a machine that does nothing else, with one thread a process. Ours in the orde
 `torch.distributed.pipelining` in that of 1F1B, one process that runs the same micro-batches, and two such processes
 beside each other take turns, step by step. Blocks compute, and then as many sleep for as long.
 Where the last take longer than one does, the machine has no two whole cores to give, and no run reaches the bound.
+Torch's runs in two processes of its own, as in a script that knows nothing of ours, which has its processes keep the
+memory that they free; that passes alone run in processes of ours takes nothing from the bound.
 
 `pairs` is the steps of 1F1B alone, M = 32, ours and torch's, either of which begins in turns.
 
@@ -42,8 +44,12 @@ from hpgo.runtime.models.vit import vit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from multiprocessing.context import ForkContext
+    from multiprocessing.queues import SimpleQueue
 
 BLOCKS, WARM = 10, 3
+USUAL = 256, 256
+"""Rows and width of blocks."""
 
 
 class Block(nn.Module):
@@ -143,10 +149,51 @@ def alone(model: nn.Sequential, rows: int) -> Callable[[torch.Tensor], object]:
     return step
 
 
-def run(rank: int, meet: str, steps: int, block_rows: int = 256, block_width: int = 256) -> None:
-    """Both ranks; rank 0 prints."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+class Turns:
+    """Two pairs of processes that take turns, ours and torch's, and wait asleep."""
+
+    def __init__(self, fork: ForkContext) -> None:
+        self._gate = fork.Barrier(4, timeout=600)
+        self._told: SimpleQueue[list[float]] = fork.SimpleQueue()
+
+    def meet(self, number: int, meet: str) -> tuple[int, bool]:
+        """The rank of one of four processes within its pair, which has met, and whether that is ours."""
+        torch.set_num_threads(1)
+        rank, is_ours = number % 2, number < 2
+        dist.init_process_group("gloo", init_method=f"file://{meet}{number // 2}", rank=rank, world_size=2)
+        return rank, is_ours
+
+    def take(self, step: Callable[[], object] | None) -> float:
+        """How long a step of one pair takes; the other pair has None, and waits."""
+        self._gate.wait()
+        took_s = 0.0
+        if step is not None:
+            dist.barrier()
+            begin_s = time.perf_counter()
+            step()
+            took_s = time.perf_counter() - begin_s
+        self._gate.wait()
+        return took_s
+
+    def tell(self, times_s: list[float]) -> None:
+        """By the first process of torch's pair, to that of ours."""
+        self._told.put(times_s)
+
+    def told(self) -> list[float]:
+        """What it has told."""
+        return self._told.get()
+
+
+def together(step: Callable[[torch.Tensor], object], batch: torch.Tensor) -> None:
+    """On both ranks; the slower counts."""
+    step(batch)
+    dist.barrier()
+
+
+def run(turns: Turns, number: int, meet: str, steps: int, *size: int) -> None:
+    """All four processes; the first prints. `size` is rows and width of blocks."""
+    block_rows, block_width = size or USUAL
+    rank, is_ours = turns.meet(number, meet)
     for name, kind, width, count, rows, micro_batches in (
         ("10 blocks, M = 8", Block, block_width, BLOCKS, block_rows, 8),
         ("10 blocks, M = 32", Block, block_width, BLOCKS, block_rows, 32),
@@ -156,33 +203,32 @@ def run(rank: int, meet: str, steps: int, block_rows: int = 256, block_width: in
         ("4 KiB messages, M = 64", thin, 64, 2, 16, 64),
     ):
         batch = torch.randn(rows * micro_batches, width)
-        mine, early, its, whole = (blocks(kind, width, count) for _ in range(4))
-        pipeline = ours("1f1b", mine, batch[:2], rows, micro_batches)
-        eager = ours("eager_1f1b", early, batch[:2], rows, micro_batches)
-        runs: dict[str, Callable[[], object]] = {
-            "ours": partial(pipeline.step, batch, batch),
-            "eager": partial(eager.step, batch, batch),
-            "torch": partial(theirs(rank, its, micro_batches), batch),
-            "alone": partial(alone(whole, rows), batch),
-            "beside": partial(alone(whole, rows), batch),
-        }
+        runs: dict[str, Callable[[], object] | None] = dict.fromkeys(("ours", "eager", "torch", "alone", "beside"))
+        pipelines: list[Pipeline] = []
+        if is_ours:
+            for who, order in (("ours", "1f1b"), ("eager", "eager_1f1b")):
+                pipelines.append(ours(order, blocks(kind, width, count), batch[:2], rows, micro_batches))
+                runs[who] = partial(pipelines[-1].step, batch, batch)
+            whole = alone(blocks(kind, width, count), rows)
+            runs["beside"] = partial(together, whole, batch)
+            runs["alone"] = partial(whole, batch) if rank == 0 else lambda: None
+        else:
+            runs["torch"] = partial(theirs(rank, blocks(kind, width, count), micro_batches), batch)
         steady_s: list[float] = []
         times_s: dict[str, list[float]] = {who: [] for who in runs}
         for _ in range(WARM + steps):
             for who, one in runs.items():
-                dist.barrier()
-                begin_s = time.perf_counter()
-                if who != "alone" or rank == 0:
-                    one()
-                if who == "beside":
-                    dist.barrier()  # the slower of both counts
-                times_s[who].append(time.perf_counter() - begin_s)
-            ends_ns = pipeline.engine.clock_ns[1::2]
-            quarter = len(ends_ns) // 4
-            steady_s.append((ends_ns[-quarter] - ends_ns[quarter]) / (len(ends_ns) - 2 * quarter) / 1e9)
-        pipeline.close()
-        eager.close()
-        if rank == 0:
+                times_s[who].append(turns.take(one))
+            for pipeline in pipelines[:1]:
+                ends_ns = pipeline.engine.clock_ns[1::2]
+                quarter = len(ends_ns) // 4
+                steady_s.append((ends_ns[-quarter] - ends_ns[quarter]) / (len(ends_ns) - 2 * quarter) / 1e9)
+        for pipeline in pipelines:
+            pipeline.close()
+        if rank == 0 and not is_ours:
+            turns.tell(times_s["torch"])
+        if rank == 0 and is_ours:
+            times_s["torch"] = turns.told()
             kept = {who: those[WARM:] for who, those in times_s.items()}
             report(name, kept, micro_batches)
             slower = statistics.median(one / other for one, other in zip(kept["torch"], kept["ours"], strict=True))
@@ -195,30 +241,30 @@ def run(rank: int, meet: str, steps: int, block_rows: int = 256, block_width: in
     dist.destroy_process_group()
 
 
-def pair(rank: int, meet: str, steps: int, rows: int = 256, width: int = 256) -> None:
-    """Both ranks; rank 0 prints."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
-    batch = torch.randn(rows * 32, width)
-    mine, its = (blocks(Block, width, BLOCKS) for _ in range(2))
-    pipeline = ours("1f1b", mine, batch[:2], rows, 32)
-    runs: dict[str, Callable[[], object]] = {
-        "ours": partial(pipeline.step, batch, batch), "torch": partial(theirs(rank, its, 32), batch),
-    }  # fmt: skip
+def pair(turns: Turns, number: int, meet: str, steps: int, *size: int) -> None:
+    """All four processes; the first prints. `size` is rows and width of blocks."""
+    rows, width = size or USUAL
+    rank, is_ours = turns.meet(number, meet)
+    batch, model = torch.randn(rows * 32, width), blocks(Block, width, BLOCKS)
+    pipeline = ours("1f1b", model, batch[:2], rows, 32) if is_ours else None
+    step = partial(pipeline.step, batch, batch) if pipeline else partial(theirs(rank, model, 32), batch)
     slower: list[float] = []
     for at in range(1 + steps):
-        took_s: dict[str, float] = {}
-        for who in sorted(runs, reverse=at % 2 == 0):
-            dist.barrier()
-            begin_s = time.perf_counter()
-            runs[who]()
-            took_s[who] = time.perf_counter() - begin_s
-        slower.append(took_s["torch"] / took_s["ours"])
-        if rank == 0 and at:
-            print(f"ours {took_s['ours']:.3f} s  torch {took_s['torch']:.3f} s  {slower[-1]:.3f} x ours", flush=True)
-    pipeline.close()
+        for ours_now in (at % 2 == 0, at % 2 != 0):
+            took_s = turns.take(step if ours_now == is_ours else None)
+            if ours_now == is_ours:
+                mine_s = took_s
+        if rank == 0 and not is_ours:
+            turns.tell([mine_s])
+        if rank == 0 and is_ours:
+            (its_s,) = turns.told()
+            slower.append(its_s / mine_s)
+            if at:
+                print(f"ours {mine_s:.3f} s  torch {its_s:.3f} s  {slower[-1]:.3f} x ours", flush=True)
+    if pipeline:
+        pipeline.close()
     dist.destroy_process_group()
-    if rank == 0:
+    if slower:
         print(f"median of {steps}: torch's step takes {statistics.median(slower[1:]):.3f} x ours")
 
 
@@ -356,16 +402,20 @@ def stream(
 
 
 MODES: dict[str, tuple[Callable[..., None], int]] = {
-    "pairs": (pair, 2), "saving": (save, RANKS), "inference": (infer, 2),
+    "pairs": (pair, 4), "saving": (save, RANKS), "inference": (infer, 2),
 }  # fmt: skip
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    work, count = MODES[words.pop(0)] if words and words[0] in MODES else (run, 2)
+    work, count = MODES[words.pop(0)] if words and words[0] in MODES else (run, 4)
+    fork = multiprocessing.get_context("fork")  # torch is loaded once; nothing has run yet
+    asked = [int(word) for word in words]
+    if work in (run, pair):
+        work, asked = partial(work, Turns(fork)), asked or [20]
     with tempfile.TemporaryDirectory() as folder:
-        fork = multiprocessing.get_context("fork")  # torch is loaded once; nothing has run yet
-        asked = [int(word) for word in words] or [20 if work in (run, pair) else 5]
-        ranks = [fork.Process(target=work, args=(rank, str(Path(folder) / "meet"), *asked)) for rank in range(count)]
+        ranks = [
+            fork.Process(target=work, args=(rank, str(Path(folder) / "meet"), *(asked or [5]))) for rank in range(count)
+        ]
         for one in ranks:
             one.start()
         for one in ranks:
