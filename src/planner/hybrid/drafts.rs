@@ -4,7 +4,6 @@ use rayon::prelude::*;
 
 use super::anneal::{Annealing, CROWD};
 use super::patterns::{self, FEW_SYNCS, Patterns};
-use super::prefixes::busy_s;
 use super::price::Candidate;
 use super::search::Twin;
 use super::settings::Settings;
@@ -57,8 +56,6 @@ pub(super) const LONG: Heat = Heat { of_cut_and_device: 100_000, most: 200_000_0
 pub(super) const LAST: Heat = Heat { patience: 20, all: 160, ..LONG };
 /// Less than this part of the step is no help.
 const HELPS: f64 = 1e-3;
-/// A plan of few patterns that is no longer than this, times all devices at work all the time, may be the best.
-const PROMISING: f64 = 1.25;
 /// Patterns whose paths are longer than the best step by this factor set out all the same.
 const HOPEFUL: f64 = 2.0;
 
@@ -75,7 +72,7 @@ pub fn draft(model: &Model, cluster: &Cluster, settings: &Settings, control: &Co
 }
 
 impl Search<'_> {
-    /// Looks for plans of any placement by pattern: few patterns, and then all, unless the best plan is among the few.
+    /// Looks for plans of any placement by pattern: few patterns, and then all, unless none is much better than those few.
     pub(super) fn draw(&mut self) -> Result<()> {
         let before_s = self.step_s();
         let mut sizes = std::mem::take(&mut self.sizes);
@@ -94,16 +91,15 @@ impl Search<'_> {
         let tasks: Vec<&Task<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
         let Some(line) = line_of(&tasks) else { return Ok(Vec::new()) };
         let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(Vec::new()) };
-        let busy_s = tasks.iter().map(|task| busy_s(task)).fold(f64::INFINITY, f64::min);
         let mut bounds = Vec::new();
         for is_brief in [true, false] {
             // With a plan in hand, most patterns are dropped at once.
             let drawn = patterns.plans(self.step_s(), 1.0, is_brief, self.control);
             self.meet(&tasks, drawn.iter().take(OF_PATTERNS))?;
             self.drawn.splice(0..0, drawn);
-            if is_brief && self.step_s() <= PROMISING * busy_s {
+            if is_brief && self.best.is_some() {
                 bounds = least_steps_s(sizes, self.step_s(), self.control);
-                if bounds.iter().all(|(bound_s, _)| *bound_s >= self.step_s()) {
+                if bounds.iter().all(|(bound_s, _)| NEAR * *bound_s >= self.step_s()) {
                     break;
                 }
             }
