@@ -26,9 +26,7 @@ use crate::control::Control;
 use crate::cost;
 
 /// Up to this many devices, suffixes are told apart however little they differ.
-const EXACT_DEVICES: u32 = 16;
-/// Beyond, paths are rounded down to this part of the least conceivable step: a pipeline of thirty stages loses 0.4 %.
-const GRID: f64 = 8192.0;
+pub(super) const EXACT_DEVICES: u32 = 16;
 
 /// What it takes to look at a stage and to price it, to put it in front of a label, and to do so with each of its windows,
 /// in nanoseconds or so.
@@ -333,7 +331,7 @@ impl<S: Placing> Pass<'_, '_, S> {
                     found.bound_s = found.bound_s.min(labels.all[id as usize].bound_s);
                     break;
                 }
-                found.work += self.expand(id, &mut labels, &prefixes, &mut ending, effort.windows);
+                found.work += self.expand(id, &mut labels, &prefixes, &mut ending, effort);
             }
         }
         labels.keep_best_plans();
@@ -350,7 +348,7 @@ impl<S: Placing> Pass<'_, '_, S> {
         labels: &mut Labels,
         prefixes: &Prefixes,
         ending: &mut Ending<'_>,
-        most_windows: u32,
+        Effort { windows: most_windows, grid, .. }: Effort,
     ) -> u64 {
         let threshold_s = self.threshold_s;
         let label = labels.all[id as usize].clone();
@@ -362,7 +360,7 @@ impl<S: Placing> Pass<'_, '_, S> {
         let (least, most) = self.task.settings.windows(stages, self.task.micro_batches);
         let least = least.max(label.least_window);
         let micro = f64::from(self.task.micro_batches);
-        let grid_s = if self.task.cluster.devices() > EXACT_DEVICES { prefixes.least_s() / GRID } else { 0.0 };
+        let grid_s = if self.task.cluster.devices() > EXACT_DEVICES { prefixes.least_s() / grid } else { 0.0 };
         let cut_bytes = if label.stages == 0 { 0.0 } else { self.task.cut_bytes[end] };
         let mut work = 0;
         for (move_index, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
