@@ -289,6 +289,26 @@ def write(page: Path, rows: list[dict[str, Any]], drawn: Path = PICTURE) -> None
     drawn.write_text(picture(rows), encoding="utf-8")
 
 
+def models(text: str) -> list[str]:
+    """Names of `MODELS` that `text` lists, whatever their case.
+
+    >>> models("bert,GPT")
+    ['BERT', 'GPT']
+    """
+    names = {name.lower(): name for name in MODELS}
+    unknown = [name for name in text.split(",") if name.lower() not in names]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no model is named {', '.join(unknown)}: there are {', '.join(MODELS)}")
+    return [names[name.lower()] for name in text.split(",")]
+
+
+def page(text: str) -> Path:
+    """A page that is there."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no page {text}")
+    return Path(text)
+
+
 def read(file: Path) -> list[dict[str, Any]]:
     """Rows that are kept."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
@@ -297,22 +317,20 @@ def read(file: Path) -> list[dict[str, Any]]:
 def main() -> None:
     """Measures what is not there yet, and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS), help="some of them")
+    parser.add_argument("--models", type=models, default=",".join(MODELS), help="some of them")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of profiles, links and runs")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--time-limit", default=TIME_LIMIT, help="for each batch size that is profiled, and for links")
     parser.add_argument("--rows", type=Path, default=ROWS, help="where what was measured is kept")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="fill in this page when all is measured")
-    parser.add_argument("--page", type=Path, metavar="PAGE", help="measure nothing: fill it in from the rows")
+    parser.add_argument("--write", type=page, metavar="PAGE", help="fill in this page when all is measured")
+    parser.add_argument("--page", type=page, metavar="PAGE", help="measure nothing: fill it in from the rows")
     asked = parser.parse_args()
     if asked.page is not None:
-        write(asked.page, read(asked.rows))
+        write(asked.page, read(asked.rows) or sys.exit(f"nothing is measured yet: {asked.rows} has no rows"))
         return
     begin_s, part = time.monotonic(), asked.rows.with_suffix(".part")
-    names = {name.lower(): name for name in MODELS}
-    chosen = [names[one.lower()] for one in asked.models.split(",")]
     try:
-        for name in chosen:
+        for name in asked.models:
             if name in {row["model"] for row in read(part) if row["steps"] == asked.steps}:
                 print(f"{name:8} is in {part} already", file=sys.stderr)
                 continue
@@ -321,7 +339,7 @@ def main() -> None:
                 kept.writelines(lines)
     except KeyboardInterrupt:
         sys.exit(f"interrupted: the same command goes on from {part}")
-    rows = [row for row in read(part) if row["model"] in chosen and row["steps"] == asked.steps]
+    rows = [row for row in read(part) if row["model"] in asked.models and row["steps"] == asked.steps]
     asked.rows.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     part.unlink()
     print("\n\n".join(texts(rows).values()))

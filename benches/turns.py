@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from truth import CLEAR, MODELS, Model, error, hpgo_, percent, plans, ranked, read, signed, title
+from truth import CLEAR, MODELS, Model, error, hpgo_, models, page, percent, plans, ranked, read, signed, title
 
 import hpgo
 from hpgo.base.tables import markdown
@@ -202,18 +202,17 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
 def main() -> None:
     """Measures and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS), help="some of them")
+    parser.add_argument("--models", type=models, default=",".join(MODELS), help="some of them")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each model")
     parser.add_argument("--rows", type=Path, default=ROWS, help="where what was measured is kept")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="fill in this page when all is measured")
-    parser.add_argument("--page", type=Path, metavar="PAGE", help="measure nothing: fill it in from the rows")
+    parser.add_argument("--write", type=page, metavar="PAGE", help="fill in this page when all is measured")
+    parser.add_argument("--page", type=page, metavar="PAGE", help="measure nothing: fill it in from the rows")
     asked = parser.parse_args()
-    page = asked.page or asked.write
     if asked.page is None:
-        names, rows = {name.lower(): name for name in MODELS}, []
+        rows = []
         try:
-            for name in asked.models.split(","):
-                mine = measured(names[name.lower()], asked.seconds)
+            for name in asked.models:
+                mine = measured(name, asked.seconds)
                 for row in mine:
                     print(f"{row['model']:8} {row['plan']:13} {100 * error(row):+6.1f} %", file=sys.stderr, flush=True)
                 rows += mine
@@ -221,8 +220,9 @@ def main() -> None:
             sys.exit("interrupted: nothing is written")
         asked.rows.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         print("\n\n".join(texts(rows).values()))
-    if page is not None:
-        write(page, read(asked.rows))
+    written = asked.page or asked.write
+    if written is not None:
+        write(written, read(asked.rows) or sys.exit(f"nothing is measured yet: {asked.rows} has no rows"))
 
 
 def write(page: Path, rows: list[dict[str, Any]]) -> None:
