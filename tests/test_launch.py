@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,27 @@ def soon_dead(processes: list[int]) -> bool:
     return not any(map(alive, processes))
 
 
+def ended(process: subprocess.Popen[str]) -> str:
+    """What a script that is told to end still prints; names the processes that keep its output open if it doesn't."""
+    assert process.stdout is not None
+    try:
+        return process.communicate(timeout=60)[0]
+    except subprocess.TimeoutExpired:
+        pipe = Path(f"/proc/self/fd/{process.stdout.fileno()}").readlink()
+        pytest.fail("\n".join(["it has not ended:", *holders(pipe)]))
+
+
+def holders(pipe: Path) -> set[str]:
+    """Number, name, state and parent of each process that has `pipe` open, this one aside."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        process = link.parent.parent
+        with suppress(OSError):  # it has ended meanwhile, or is somebody else's
+            if link.readlink() == pipe and process.name != str(os.getpid()):
+                found.add(" ".join((process / "stat").read_text(encoding="utf-8").split()[:4]))
+    return found
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the training script and an `ssh` that runs its command here, as another shell would."""
@@ -207,7 +229,7 @@ def test_a_signal_ends_all_ranks(target: str, number: int, code: int, place: Pat
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(3)]
     process.send_signal(number)
-    process.communicate(timeout=60)
+    ended(process)
     assert process.returncode == code
     assert not any(map(alive, said("".join(lines))[3]))
 
@@ -232,7 +254,7 @@ def test_a_rank_that_hears_no_signal_is_killed(place: Path) -> None:
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(6)]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    ended(process)
     assert process.returncode == 130
     assert soon_dead(said("".join(lines))[3])
 
@@ -243,7 +265,7 @@ def test_ranks_on_other_hosts_end_when_the_connection_does(place: Path) -> None:
     assert process.stdout is not None
     ranks = said("".join(process.stdout.readline() for _ in range(3)))[3]
     process.kill()
-    process.communicate(timeout=60)
+    ended(process)
     assert soon_dead(ranks)
 
 
@@ -589,7 +611,7 @@ def test_ctrl_c_ends_the_job_that_the_command_runs(place: Path) -> None:
     assert process.stdout is not None
     ranks = said("".join(process.stdout.readline() for _ in range(4)))[3]
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    process.communicate(timeout=60)
+    ended(process)
     assert process.returncode == 130
     assert not any(map(alive, ranks))
 
