@@ -91,7 +91,7 @@ def test_the_page_works_without_scripts(browser, server) -> None:
     page.goto(server)
     page.get_by_label("Ranks").fill("2")
     page.get_by_role("button", name="Draw").click()
-    assert "num_stages=2" in page.url
+    page.wait_for_url("**num_stages=2**")  # and for what it loads
     assert "27 s" in page.locator("table").inner_text()
     assert page.evaluate("document.querySelector('noscript img').naturalWidth") == 1200
     assert not page.locator("iframe").is_visible()
