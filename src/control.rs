@@ -1,7 +1,7 @@
 //! How a caller watches long work and stops it. No Python in sight: the border and plain Rust use it alike.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
@@ -35,7 +35,7 @@ pub enum Stopped {
 /// Shared between the thread that searches and the one that waits for it.
 #[derive(Debug, Default)]
 pub struct Control {
-    cancelled: Arc<AtomicBool>,
+    cancelled: AtomicBool,
     limit: Option<Duration>,
     deadline: Option<Instant>,
     progress: Mutex<Progress>,
@@ -47,12 +47,6 @@ impl Control {
     pub fn with_deadline(limit: Option<Duration>) -> Self {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         Self { limit, deadline, ..Self::default() }
-    }
-
-    /// A control without a deadline that is cancelled with this one: for what must be done in any case.
-    #[must_use]
-    pub fn without_deadline(&self) -> Self {
-        Self { cancelled: Arc::clone(&self.cancelled), ..Self::default() }
     }
 
     /// Asks the work to stop at its next check.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -156,6 +157,72 @@ def test_groups_get_as_many_devices_as_they_need() -> None:
     assert sorted(len(group.devices) for group in plan.groups) == [1, 3]
     with pytest.raises(hpgo.InfeasibleError, match="there is no cut for `zb_v`"):
         hpgo.plan(profile, cluster(1), global_batch_size=8, schedule="zb_v")
+
+
+@pytest.mark.parametrize("name", ["interleaved", "hanayo", "zb_v"])
+def test_devices_stay_idle_where_that_is_faster(name: str) -> None:
+    """Replicas would sum a gigabyte of gradients for each layer over a slow link."""
+    profile, machines = chain([1.0] * 4, 1e6, 1e9), cluster(4, "64 GB", 0.0125, each=4)
+    by_hand = hpgo.evaluate(
+        profile,
+        machines,
+        put(name, (1, 1, 1, 1), [[0], [1]], 4),
+        global_batch_size=8,
+        micro_batch_size=2,
+        schedule=name,
+    )
+    plan = hpgo.plan(profile, machines, global_batch_size=8, micro_batch_size=2, schedule=name)
+    assert plan.step_s <= by_hand.step_s
+    assert sum(len(group.devices) for group in plan.groups) < 4
+
+
+@pytest.mark.parametrize("name", ["interleaved", "zb_v"])
+@pytest.mark.parametrize("odd", [{"speed": 0.05}, {"memory_bytes": 1e9}])
+def test_the_order_of_machines_is_no_matter(name: str, odd: dict[str, float]) -> None:
+    profile, machines = chain([1.0] * 6, 1e6, 1e9), cluster(3, "64 GB", each=1)
+    one = replace(machines.machines[0], device=replace(machines.machines[0].device, name="odd", **odd))
+    usual = machines.machines[1:]
+    steps_s = [
+        hpgo.plan(profile, replace(machines, machines=those), global_batch_size=8, schedule=name).step_s
+        for those in ((one, *usual), (*usual, one), (usual[0], one, usual[1]))
+    ]
+    assert len(set(steps_s)) == 1
+
+
+def test_sizes_that_fit_are_found_where_those_that_come_first_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpgo.planning.cuts._SIZES", 1)
+    profile, machines = chain([1.0] * 8, 1e9, 1e6), cluster(2, "20 GB")
+    assert hpgo.plan(profile, machines, global_batch_size=8).micro_batch_size == 2  # which comes first
+    assert hpgo.plan(profile, machines, global_batch_size=8, schedule="zb_v").micro_batch_size == 1
+
+
+@pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min"])
+def test_a_plan_takes_as_long_as_its_stages_do_under_orders_that_are_fitted_to_them(name: str) -> None:
+    """Much would be sent where a V turns around, if its ends were on different groups."""
+    machines, chance = cluster(4, "64 GB", 1, each=2), random.Random(0)
+    for layers in (4, 5, 6) * 4:
+        sizes = [3e9 if at in {layers // 2 - 1, layers // 2} else 1e6 for at in range(layers)]
+        profile = chain([chance.uniform(0.1, 2) for _ in range(layers)], sizes, 1e6)
+        plan = hpgo.plan(profile, machines, global_batch_size=8, schedule=name)
+        stages = [(stage.layers, stage.devices) for stage in plan.stages]
+        again = hpgo.evaluate(
+            profile, machines, stages, global_batch_size=8, micro_batch_size=plan.micro_batch_size, schedule=name
+        )
+        assert plan.step_s == pytest.approx(again.step_s, rel=1e-9)
+
+
+def test_steps_of_too_many_actions_say_which_way_out_leads_somewhere() -> None:
+    profile, machines = chain([1.0] * 8, 1e6, 1e6), cluster(2)
+    with pytest.raises(hpgo.InfeasibleError, match="micro-batches of 1 has 60,000 actions") as refused:
+        hpgo.plan(profile, machines, global_batch_size=5000, micro_batch_size=1, schedule="zb_v")
+    assert "larger micro-batches" in refused.value.hint
+    assert hpgo.plan(profile, machines, global_batch_size=5000, micro_batch_size=2, schedule="zb_v").fits
+
+
+def test_a_deadline_before_anything_fits_is_no_statement_about_memory() -> None:
+    profile = chain([1.0] * 64, 1e9, 1e9)
+    with pytest.raises(hpgo.DeadlineError, match=r"^1e-06 s passed before there was any plan$"):
+        hpgo.plan(profile, cluster(16, "1 GB", each=4), global_batch_size=64, schedule="zb_v", deadline_s=1e-6)
 
 
 def test_a_launcher_with_equal_replicas_gets_equal_groups() -> None:

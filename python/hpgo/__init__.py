@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo._core import __version__ as __version__
     from hpgo.base.errors import ArgumentError as ArgumentError
     from hpgo.base.errors import ClusterError as ClusterError
+    from hpgo.base.errors import DeadlineError as DeadlineError
     from hpgo.base.errors import FileError as FileError
     from hpgo.base.errors import HpgoError as HpgoError
     from hpgo.base.errors import InfeasibleError as InfeasibleError
@@ -90,6 +91,7 @@ _PUBLIC: dict[str, str] = {
     "Costs": "hpgo.programs.costs",
     "Crossing": "hpgo.programs.stages",
     "Durations": "hpgo.programs.orders",
+    "DeadlineError": "hpgo.base.errors",
     "FileError": "hpgo.base.errors",
     "HpgoError": "hpgo.base.errors",
     "InfeasibleError": "hpgo.base.errors",

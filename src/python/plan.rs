@@ -200,9 +200,9 @@ fn answer<T: Send>(
         let stage_ends = question.stage_ends.take();
         let (graph, cluster, settings) = question.split()?;
         let states = match stage_ends {
-            // Without any time there is no search, but what needs none is still answered.
+            // Without any time there is no search, but what a single stage takes is still answered.
             None if deadline.is_some_and(|limit| limit.is_zero()) => {
-                States::for_plans(&graph, &control.without_deadline())?
+                States::between(&graph, &[(0..graph.layers.len()).collect()])?
             }
             None => States::for_plans(&graph, &control)?,
             Some(ends) => States::ending_at(&graph, &ends)?,

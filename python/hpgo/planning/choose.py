@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from hpgo.base.errors import ArgumentError, HpgoError, InfeasibleError
+from hpgo.base.errors import ArgumentError, DeadlineError, HpgoError, InfeasibleError
 from hpgo.base.wording import near, shown
 from hpgo.planning import chunked
 from hpgo.planning.choices import choice, shortest, unknown
@@ -71,7 +71,7 @@ def best(
 ) -> Plan:
     """The shortest step of a schedule of `RUN_ON_PLANS` or `CHUNKED` among the plans tried, as `hpgo.plan` gives it.
 
-    Raises InfeasibleError if none of them fits.
+    Raises InfeasibleError if none of them fits, DeadlineError if the time was up before one did.
     """
     name = question.schedule
     clock = Clock.of(deadline_s)
@@ -107,13 +107,19 @@ def _silence(best_s: float, bound_s: float) -> None:
 
 
 def _found(plan: Plan | None, said: ScheduleChoice, clock: Clock) -> Plan:
-    """`plan`, if there is one; raises InfeasibleError with what is `said` of it otherwise."""
+    """`plan`, if there is one; raises what says why there is none, with what is `said` of it, otherwise."""
     if plan is not None:
         return replace(plan, stopped=clock.stopped)
-    closest = "the one that comes closest " if said.missing_bytes else ""
+    if clock.stopped == "interrupt":
+        raise KeyboardInterrupt
+    if clock.stopped == "deadline":
+        raise DeadlineError(f"the time was up before there was any plan that fits `{said.name}`", "give it more time")
+    if said.missing_bytes:
+        closest, change = "the one that comes closest ", "a smaller micro-batch, or devices with more memory"
+    else:
+        closest, change = "", "or a larger micro-batch"
     raise InfeasibleError(
-        f"no plan that was tried fits `{said.name}`: {closest}{said.why}",
-        "choose schedule='auto', a smaller micro-batch, or devices with more memory",
+        f"no plan that was tried fits `{said.name}`: {closest}{said.why}", f"choose schedule='auto', {change}"
     )
 
 

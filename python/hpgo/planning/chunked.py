@@ -11,11 +11,11 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from hpgo import _core
-from hpgo.base.errors import ArgumentError, HpgoError
+from hpgo.base.errors import ArgumentError, DeadlineError, HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import counted
 from hpgo.planning.choices import choice
-from hpgo.planning.cuts import sizes
+from hpgo.planning.cuts import MOST_ACTIONS, sizes
 from hpgo.planning.running import durations_of
 from hpgo.planning.search import plan_of
 from hpgo.programs.orders import built, fitted, schedule
@@ -54,24 +54,67 @@ def best_of(
 ) -> Try:
     """The best plan of a schedule of `CHUNKED` that was found, and what to say of it; no plan if none fits.
 
-    Micro-batches of sizes near `near_size` are tried, see `near`, which is asked if it is None. Raises InfeasibleError
-    if there is no cut into so many stages, HpgoError if the time was up before there was any plan.
+    A few micro-batch sizes near `near_size` are tried, see `near`, which is asked if it is None; while nothing fits,
+    the next few. Raises InfeasibleError if there is no cut into so many stages, DeadlineError if the time was up before
+    there was any plan.
     """
-    few = sorted(sizes(question, near(question, clock) if near_size is None else near_size))
+    left = _few_actions(question, name)
+    near_size = near(question, clock) if near_size is None else near_size
+    plans: list[Plan] = []
+    refused: InfeasibleError | None = None
+    while left and not any(plan.fits for plan in plans) and not (plans and clock.over()):
+        few = sizes(left, near_size)
+        left = [size for size in left if size not in few]
+        try:
+            plans.append(_searched(question, name, few, clock, progress))
+        except InfeasibleError as error:  # these sizes have no cut
+            refused = refused or error
+        except DeadlineError:
+            if not plans:
+                raise
+    if not plans and refused is not None:
+        raise refused
+    plan = min(plans, key=lambda plan: (plan.missing_bytes, plan.step_s))
+    plan = replace(plan, simulated=sum(plan.simulated for plan in plans))
+    if not plan.fits:
+        return None, choice(plan, f"lacks {format_bytes(plan.missing_bytes)} on a device")
+    return plan, choice(plan, plan.limit)
+
+
+def _few_actions(question: Question, name: ScheduleName) -> list[int]:
+    """Micro-batch sizes that make so few actions that a step can be simulated in no time."""
+    stages = 2 * min(CHUNKED[name])
+    actions = {size: 3 * stages * (question.global_batch_size // size) for size in question.micro_batch_sizes}
+    few = [size for size, count in actions.items() if count <= MOST_ACTIONS]
+    if not few:
+        size = max(actions)
+        raise InfeasibleError(
+            f"a step of `{name}` with micro-batches of {size} has {actions[size]:,} actions or more, and up to"
+            f" {MOST_ACTIONS:,} are simulated",
+            "choose larger micro-batches, a smaller batch, or a schedule with one stage on each device",
+        )
+    return few
+
+
+def _searched(
+    question: Question,
+    name: ScheduleName,
+    few: Sequence[int],
+    clock: Clock,
+    progress: Callable[[float, float], object] | None,
+) -> Plan:
+    """The best plan for a few micro-batch sizes that was found, or the one that lacks least; the bound is for all."""
     asked = replace(question, schedule="1f1b")
-    found, record, facts = _core.chunked_plan(asked, name, CHUNKED[name], few, clock.left_s(), progress)
+    found, record, facts = _core.chunked_plan(asked, name, CHUNKED[name], sorted(few), clock.left_s(), progress)
     clock.stopped = facts["stopped"] or clock.stopped
     plan = _plan(question, name, found, built(record))
-    plan = replace(
+    return replace(
         plan,
         lower_bound_s=min(facts["lower_bound_s"], plan.step_s),
         cuts=facts["one_order"] or "all",
         placements="compact",
         simulated=facts["simulated"],
     )
-    if not plan.fits:
-        return None, choice(plan, f"lacks {format_bytes(plan.missing_bytes)} on a device")
-    return plan, choice(plan, plan.limit)
 
 
 def near(question: Question, clock: Clock) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpgo import _core
-from hpgo.base.errors import HpgoError
+from hpgo.base.errors import DeadlineError, HpgoError
 from hpgo.planning.search import plan_of, search
 
 if TYPE_CHECKING:
@@ -31,9 +31,18 @@ class Clock:
         return cls(float("inf") if deadline_s is None else time.monotonic() + deadline_s)
 
     def search(self, question: Question, progress: Callable[[float, float], object] | None) -> Plan:
-        """The planner's search, in half of the time left; if Ctrl-C ended it, nothing more is to be tried."""
+        """The planner's search, in half of the time left; if Ctrl-C ended it, nothing more is to be tried.
+
+        Where that is too short for any plan, it is one that is found at a glance, in all that is left, without a bound.
+        """
         allowed_s = None if self.end_s == float("inf") else max(1e-3, (self.end_s - time.monotonic()) / 2)
-        plan = search(question, allowed_s, progress)
+        try:
+            plan = search(question, allowed_s, progress)
+        except DeadlineError:
+            glanced = self.glance(question)
+            if glanced is None:
+                raise
+            return replace(glanced, stopped="deadline")
         if plan.stopped == "interrupt":
             self.stopped = plan.stopped
         return plan

@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hpgo.machine.cluster import Cluster
     from hpgo.planning.clock import Clock
@@ -29,7 +29,7 @@ def candidates(question: Question, first: list[Plan], clock: Clock) -> Iterator[
     for plan in first:
         seen.add(_cut(plan))
         yield plan
-    for size in sizes(question, first[0].micro_batch_size):
+    for size in sizes(question.micro_batch_sizes, first[0].micro_batch_size):
         for found in _each_depth(replace(question, micro_batch_sizes=(size,)), clock):
             if _cut(found) not in seen:
                 seen.add(_cut(found))
@@ -63,9 +63,9 @@ def _cut(plan: Plan) -> tuple[object, ...]:
     return plan.micro_batch_size, plan.recompute, tuple((stage.layers, stage.devices) for stage in plan.stages)
 
 
-def sizes(question: Question, near_size: int) -> list[int]:
-    """Micro-batch sizes worth trying: the nearest by ratio."""
-    return sorted(question.micro_batch_sizes, key=lambda size: max(size / near_size, near_size / size))[:_SIZES]
+def sizes(those: Sequence[int], near_size: int) -> list[int]:
+    """Which of the micro-batch sizes are worth trying first: the nearest by ratio."""
+    return sorted(those, key=lambda size: max(size / near_size, near_size / size))[:_SIZES]
 
 
 def _depths(cluster: Cluster, most: int) -> list[int]:

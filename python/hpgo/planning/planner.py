@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from hpgo import _core
 from hpgo.base.checks import check_progress, device_number, listed, number, whole
-from hpgo.base.errors import ArgumentError
+from hpgo.base.errors import ArgumentError, DeadlineError
 from hpgo.base.wording import as_whole, shown
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question
@@ -76,7 +76,7 @@ def plan(
             loader is taken to work ahead.
 
     Raises ArgumentError, ProfileError or ClusterError for input that makes no sense; InfeasibleError if no plan fits
-    the devices' memory, with the stage and device that lack it, how much, and what would help; HpgoError if the
+    the devices' memory, with the stage and device that lack it, how much, and what would help; DeadlineError if the
     deadline, and KeyboardInterrupt if Ctrl-C, came before there was any plan.
 
     Method: docs/planner.md; after DAPPLE (Fan et al., PPoPP 2021) for stages, warm-up windows and uneven replication.
@@ -99,7 +99,10 @@ def plan(
 
     def solve(question: Question) -> Plan:
         left_s = None if until_s is None else max(1e-3, until_s - time.monotonic())
-        return _best(question, tie, left_s, progress)
+        try:
+            return _best(question, tie, left_s, progress)
+        except DeadlineError as error:  # of a search that had a part of the time
+            raise DeadlineError(f"{deadline_s:g} s passed before there was any plan", error.hint) from None
 
     if launcher is None:
         return solve(question)

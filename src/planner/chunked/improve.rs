@@ -53,8 +53,8 @@ enum Move {
     Borders(usize, usize, isize),
     /// One border forth and another back, so that other stages grow and shrink as far.
     Swap(usize, usize, isize),
-    /// A device from one group to another.
-    Device(usize, usize),
+    /// A device from one group to another; where none is named, it was idle or will be.
+    Device(Option<usize>, Option<usize>),
 }
 
 /// One shape on its way to better cuts.
@@ -63,8 +63,6 @@ pub(super) struct Improver<'a> {
     row: &'a [usize],
     family: &'static Family,
     shape: Shape,
-    /// All devices, as the placement orders them.
-    line: Vec<u32>,
     orders: Schedule,
     peaks: Peaks,
     prices: Prices<'a>,
@@ -103,7 +101,6 @@ impl<'a> Improver<'a> {
             return None;
         }
         let (_, cluster, settings) = asked;
-        let line = shape.placement.line(cluster);
         let request = Request {
             chunks: Some(shape.chunks),
             ..Request::new(shape.replicas.len() as u32, settings.global_batch / shape.micro_batch)
@@ -112,13 +109,13 @@ impl<'a> Improver<'a> {
         // Where orders are fitted to times, this is only about who runs which stage, and a few micro-batches tell.
         let few = Request { micro_batches: request.micro_batches.min(2 * request.ranks), ..request.clone() };
         let orders = family.build_under(if is_fitted { &few } else { &request }, control).ok()?;
-        let ends = balanced_ends(asked, row, &orders.rank_of_stage, &line, &shape, &shape.replicas)?;
+        let ends = balanced_ends(asked, row, &orders.rank_of_stage, &shape, &shape.replicas)?;
         let trial = Trial { ends, replicas: shape.replicas.clone() };
-        let mut prices = prices(asked, &orders.rank_of_stage, &line, &shape, &trial.replicas);
+        let mut prices = prices(asked, &orders.rank_of_stage, &shape, &trial.replicas);
         let cuts: Vec<usize> = trial.ends.iter().map(|&end| row[end]).collect();
         let stages = prices.of(&cuts).ok()?;
         let orders = if is_fitted {
-            let durations = Some(durations(&stages, shape.recompute));
+            let durations = Some(durations(&stages, &orders.rank_of_stage, shape.recompute));
             family.build_under(&Request { durations, ..request }, control).ok()?
         } else {
             orders
@@ -126,12 +123,11 @@ impl<'a> Improver<'a> {
         let peaks = Peaks::of(&orders);
         let mut sweep = Sweep::default();
         let run = run(&orders, &peaks, stages, shape.recompute, &mut sweep).ok()?;
-        let moves = moves(orders.rank_of_stage.len(), &trial.replicas, settings);
+        let moves = moves(&orders, cluster, settings);
         Some(Self {
             asked,
             row,
             family,
-            line,
             peaks,
             prices,
             replicas: trial.replicas.clone(),
@@ -288,11 +284,24 @@ impl<'a> Improver<'a> {
         true
     }
 
+    /// Fits orders to the best plan once more: effort may have ended before they were.
+    pub(super) fn finish(&mut self, control: &Control) {
+        if self.fits_each() || !self.family.options.contains(&"durations") {
+            return;
+        }
+        let trial = self.best.trial.clone();
+        let Ok(stages) = self.stages(&trial) else { return };
+        if let Ok(fitted) = self.fitted_to(&stages, control) {
+            self.run_in(fitted);
+            self.score(&trial);
+        }
+    }
+
     /// Orders that are fitted to what these stages take.
     fn fitted_to(&self, stages: &[StagePrice], control: &Control) -> Result<Schedule> {
         let request = Request {
             chunks: Some(self.shape.chunks),
-            durations: Some(durations(stages, self.shape.recompute)),
+            durations: Some(durations(stages, &self.orders.rank_of_stage, self.shape.recompute)),
             ..Request::new(self.shape.replicas.len() as u32, self.asked.2.global_batch / self.shape.micro_batch)
         };
         self.family.build_under(&request, control)
@@ -309,7 +318,7 @@ impl<'a> Improver<'a> {
     /// Prices the stages of a trial.
     fn stages(&mut self, trial: &Trial) -> Result<Vec<StagePrice>> {
         if trial.replicas != self.replicas {
-            self.prices = prices(self.asked, &self.orders.rank_of_stage, &self.line, &self.shape, &trial.replicas);
+            self.prices = prices(self.asked, &self.orders.rank_of_stage, &self.shape, &trial.replicas);
             self.replicas.clone_from(&trial.replicas);
         }
         let cuts: Vec<usize> = trial.ends.iter().map(|&end| self.row[end]).collect();
@@ -347,13 +356,18 @@ impl<'a> Improver<'a> {
                 moved(&mut trial.ends, other + 1, -by);
             }
             Move::Device(from, to) => {
-                if trial.replicas[from] == 1 {
+                let is_busy = trial.replicas.iter().sum::<u32>() as usize == self.shape.line.len();
+                if from.map_or(is_busy, |from| trial.replicas[from] == 1) {
                     return Vec::new();
                 }
-                trial.replicas[from] -= 1;
-                trial.replicas[to] += 1;
+                if let Some(from) = from {
+                    trial.replicas[from] -= 1;
+                }
+                if let Some(to) = to {
+                    trial.replicas[to] += 1;
+                }
                 let ranks = &self.orders.rank_of_stage;
-                let ends = balanced_ends(self.asked, self.row, ranks, &self.line, &self.shape, &trial.replicas);
+                let ends = balanced_ends(self.asked, self.row, ranks, &self.shape, &trial.replicas);
                 let anew = ends.map(|ends| Trial { ends, replicas: trial.replicas.clone() });
                 return std::iter::once(trial).chain(anew).collect();
             }
@@ -372,7 +386,7 @@ impl<'a> Improver<'a> {
 
     /// The best plan so far, for who asked.
     pub(super) fn into_found(self) -> Found {
-        let groups = groups(&self.line, &self.best.trial.replicas);
+        let groups = groups(&self.shape.line, &self.best.trial.replicas);
         Found {
             micro_batch: self.shape.micro_batch,
             recompute: self.shape.recompute,
@@ -399,11 +413,10 @@ fn groups(line: &[u32], replicas: &[u32]) -> Vec<Vec<u32>> {
 fn prices<'a>(
     asked: (&'a Model, &'a Cluster, &'a Settings),
     rank_of_stage: &[u32],
-    line: &[u32],
     shape: &Shape,
     replicas: &[u32],
 ) -> Prices<'a> {
-    let footprints = groups(line, replicas).iter().map(|devices| footprint(asked.1, devices)).collect();
+    let footprints = groups(&shape.line, replicas).iter().map(|devices| footprint(asked.1, devices)).collect();
     Prices::new(asked, shape.micro_batch, shape.recompute, rank_of_stage, footprints)
 }
 
@@ -412,13 +425,12 @@ fn balanced_ends(
     (model, cluster, settings): (&Model, &Cluster, &Settings),
     row: &[usize],
     rank_of_stage: &[u32],
-    line: &[u32],
     shape: &Shape,
     replicas: &[u32],
 ) -> Option<Vec<usize>> {
     let mut of_rank: Vec<Vec<f64>> = Vec::with_capacity(replicas.len());
     let mut totals_of: FxHashMap<u32, Totals> = FxHashMap::default();
-    for (devices, &count) in groups(line, replicas).iter().zip(replicas) {
+    for (devices, &count) in groups(&shape.line, replicas).iter().zip(replicas) {
         let share = settings.share(shape.micro_batch, count)?;
         let totals = totals_of.entry(share).or_insert_with(|| model.totals(share));
         let speed = (footprint(cluster, devices).iter())
@@ -431,8 +443,8 @@ fn balanced_ends(
 }
 
 /// All changes that are tried, the small ones first.
-fn moves(stages: usize, replicas: &[u32], settings: &Settings) -> Vec<Move> {
-    let borders = stages - 1;
+fn moves(orders: &Schedule, cluster: &Cluster, settings: &Settings) -> Vec<Move> {
+    let borders = orders.rank_of_stage.len() - 1;
     let mut moves = Vec::new();
     for by in STRIDES {
         moves.extend((0..borders).map(|at| Move::Borders(at, at, by)));
@@ -443,10 +455,11 @@ fn moves(stages: usize, replicas: &[u32], settings: &Settings) -> Vec<Move> {
             moves.extend((first + 1..borders).map(|other| Move::Swap(first, other, by)));
         }
     }
-    let devices: u32 = replicas.iter().sum();
-    if !settings.equal_replicas && devices <= MOST_DEVICES && devices as usize > replicas.len() {
-        for from in 0..replicas.len() {
-            moves.extend((0..replicas.len()).filter(|&to| to != from).map(|to| Move::Device(from, to)));
+    let devices = cluster.devices();
+    if !settings.equal_replicas && devices <= MOST_DEVICES && devices > orders.ranks() {
+        let groups = || (0..orders.ranks() as usize).map(Some);
+        for from in groups().chain([None]) {
+            moves.extend(groups().chain([None]).filter(|&to| to != from).map(|to| Move::Device(from, to)));
         }
     }
     moves

@@ -123,9 +123,10 @@ pub fn plan(
         keep = keep.div_ceil(2);
     }
     simulated += pool.iter().map(|improver| improver.simulated).sum::<u64>();
-    let best = (pool.into_iter().chain(others))
+    let mut best = (pool.into_iter().chain(others))
         .reduce(|best, other| if other.best().is_better_than(best.best()) { other } else { best })
         .ok_or_else(|| control.error())?;
+    best.finish(control);
     control.report(Progress { best_s: best.best().step_s, lower_bound_s });
     let all_cuts = row.len() == model.cuts();
     Ok(Answer { plan: best.into_found(), lower_bound_s, stopped: control.stopped(), simulated, all_cuts })

@@ -218,15 +218,15 @@ fn synchronise(stages: &mut [StagePrice], own: &[usize], last_backward_s: &[f64]
     done_s
 }
 
-/// How long actions of these stages take, for orders that are fitted to that.
-pub(super) fn durations(stages: &[StagePrice], recompute: bool) -> Durations {
+/// How long actions of these stages take, for orders that are fitted to that; stages of one rank send each other nothing.
+pub(super) fn durations(stages: &[StagePrice], rank_of_stage: &[u32], recompute: bool) -> Durations {
     let halves: Vec<(f64, f64)> = stages.iter().map(|stage| halves_s(stage, recompute)).collect();
-    let between = stages.split_last().map_or(&[][..], |(_, before)| before);
+    let sending = stages.iter().zip(rank_of_stage.windows(2)).filter(|(_, ranks)| ranks[0] != ranks[1]);
     Durations {
         forward_s: stages.iter().map(|stage| stage.forward_s).collect(),
         input_gradient_s: halves.iter().map(|half| half.0).collect(),
         weight_gradient_s: halves.iter().map(|half| half.1).collect(),
-        transfer_s: between.iter().map(|stage| stage.transfer_s).fold(0.0, f64::max),
+        transfer_s: sending.map(|(stage, _)| stage.transfer_s).fold(0.0, f64::max),
     }
 }
 

@@ -1,7 +1,9 @@
 //! Where the search starts: sizes, groups of devices, and balanced cuts between them.
 
+use std::sync::Arc;
+
 use crate::cost::Model;
-use crate::cost::network::Cluster;
+use crate::cost::network::{Cluster, Machine};
 use crate::planner::hybrid::Settings;
 use crate::schedule::{Family, Request};
 
@@ -14,42 +16,56 @@ pub(super) struct Shape {
     pub(super) recompute: bool,
     /// Stages on each device.
     pub(super) chunks: u32,
-    pub(super) placement: Placement,
+    /// All devices, in the order in which groups take them.
+    pub(super) line: Arc<[u32]>,
     /// Devices of each group, to start with.
     pub(super) replicas: Vec<u32>,
 }
 
-/// The order in which devices are given to the groups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Placement {
-    /// Machine by machine: neighbouring groups are on one machine where that is possible.
-    Append,
+/// An order in which devices are given to the groups.
+struct Line {
+    devices: Arc<[u32]>,
     /// One of each machine in turn: a group's replicas are on many machines, and each machine has parts of all groups.
-    Scatter,
+    /// Else machine by machine: neighbouring groups are on one machine where that is possible.
+    is_scattered: bool,
 }
 
-impl Placement {
-    /// All devices in this order.
-    pub(super) fn line(self, cluster: &Cluster) -> Vec<u32> {
-        let mut begins = Vec::with_capacity(cluster.machines.len());
-        let mut begin = 0;
-        for machine in &cluster.machines {
-            begins.push(begin);
-            begin += machine.devices;
-        }
-        match self {
-            Self::Append => (0..begin).collect(),
-            Self::Scatter => {
-                let most = cluster.machines.iter().map(|machine| machine.devices).max().unwrap_or(0);
-                let turn = |at: u32| {
-                    (cluster.machines.iter().zip(&begins))
-                        .filter(move |(machine, _)| at < machine.devices)
-                        .map(move |(_, begin)| begin + at)
-                };
-                (0..most).flat_map(turn).collect()
+/// The orders worth trying, whatever the order of machines: the fastest first, the fastest last, or those with most
+/// memory first, as groups that don't need all devices leave the last ones idle.
+fn lines(cluster: &Cluster) -> Vec<Line> {
+    let mut begins = Vec::with_capacity(cluster.machines.len());
+    let mut begin = 0;
+    for machine in &cluster.machines {
+        begins.push(begin);
+        begin += machine.devices;
+    }
+    let ranked = |first: fn(&Machine) -> f64, second: fn(&Machine) -> f64| {
+        let mut machines: Vec<(&Machine, u32)> = cluster.machines.iter().zip(begins.iter().copied()).collect();
+        machines.sort_by(|(a, _), (b, _)| {
+            (first(b).total_cmp(&first(a))).then(second(b).total_cmp(&second(a))).then(b.devices.cmp(&a.devices))
+        });
+        machines
+    };
+    let fastest = ranked(|machine| machine.speed, |machine| machine.memory_bytes);
+    let slowest = fastest.iter().rev().copied().collect();
+    let roomiest = ranked(|machine| machine.memory_bytes, |machine| machine.speed);
+    let kind = |(machine, _): &(&Machine, u32)| (machine.speed.to_bits(), machine.memory_bytes.to_bits());
+    let are_alike = fastest.windows(2).all(|two| kind(&two[0]) == kind(&two[1]));
+    let orders = if are_alike { vec![fastest] } else { vec![fastest, slowest, roomiest] };
+    let mut lines: Vec<Line> = Vec::new();
+    for machines in orders {
+        let in_turn: Vec<u32> = machines.iter().flat_map(|(machine, begin)| *begin..begin + machine.devices).collect();
+        let most = machines.iter().map(|(machine, _)| machine.devices).max().unwrap_or(0);
+        let scattered = (0..most)
+            .flat_map(|at| machines.iter().filter(move |(m, _)| at < m.devices).map(move |(_, begin)| begin + at))
+            .collect();
+        for (devices, is_scattered) in [(in_turn, false), (scattered, true)] {
+            if lines.iter().all(|line| *line.devices != devices[..]) {
+                lines.push(Line { devices: devices.into(), is_scattered });
             }
         }
     }
+    lines
 }
 
 /// Cut points one behind the other: all of a chain, and of a branching model those that each hold the last.
@@ -73,8 +89,7 @@ pub(super) fn shapes(
     layers: usize,
 ) -> Vec<Shape> {
     let devices = cluster.devices();
-    let placements: &[Placement] =
-        if cluster.machines.len() > 1 { &[Placement::Append, Placement::Scatter] } else { &[Placement::Append] };
+    let lines = lines(cluster);
     let mut shapes: Vec<Shape> = Vec::new();
     for &micro_batch in sizes {
         let micro_batches = settings.global_batch / micro_batch;
@@ -90,15 +105,15 @@ pub(super) fn shapes(
                     continue;
                 }
                 for replicas in replicas(settings, micro_batch, devices, ranks) {
-                    for &placement in placements {
-                        if placement == Placement::Scatter && replicas[0] == 1 {
+                    for line in &lines {
+                        if line.is_scattered && replicas[0] == 1 {
                             continue; // neighbours would be on different machines for nothing
                         }
                         shapes.extend(settings.recompute.iter().map(|&recompute| Shape {
                             micro_batch,
                             recompute,
                             chunks,
-                            placement,
+                            line: Arc::clone(&line.devices),
                             replicas: replicas.clone(),
                         }));
                     }
@@ -115,8 +130,8 @@ fn depths(devices: u32, most: u32) -> Vec<u32> {
     (2..=most).filter(|&ranks| ranks.is_power_of_two() || devices.is_multiple_of(ranks)).collect()
 }
 
-/// Numbers of devices of each group: as many for all as can share a micro-batch, and one more for the first ones where
-/// devices are left over.
+/// Numbers of devices of each group: as many for all as can share a micro-batch, one more for the first ones where devices
+/// are left over, and one for each, with all others idle.
 fn replicas(settings: &Settings, micro_batch: u32, devices: u32, ranks: u32) -> Vec<Vec<u32>> {
     let even = devices / ranks;
     let Some(each) = (1..=even).rev().find(|&each| settings.share(micro_batch, each).is_some()) else {
@@ -126,6 +141,9 @@ fn replicas(settings: &Settings, micro_batch: u32, devices: u32, ranks: u32) -> 
     let left = devices % ranks;
     if each == even && left > 0 && !settings.equal_replicas && settings.share(micro_batch, even + 1).is_some() {
         all.push((0..ranks).map(|rank| even + u32::from(rank < left)).collect());
+    }
+    if each > 1 && settings.share(micro_batch, 1).is_some() {
+        all.push(vec![1; ranks as usize]);
     }
     all
 }

@@ -64,6 +64,9 @@ pub struct Straight {
 /// # Errors
 /// As [`super::plan`], but none where there is no such plan.
 pub fn straight(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Straight> {
+    if let Some(stopped) = control.stopped() {
+        return Ok(Straight { plan: None, stopped: Some(stopped) });
+    }
     let settings = Settings { most_replicas: 1, ..settings.clone() };
     let mut search = Search::new(model, cluster, &settings, SHORT, control);
     search.draw()?;

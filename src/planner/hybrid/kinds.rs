@@ -20,6 +20,15 @@ pub(super) struct Kind {
 
 /// The kinds of device that a stage's slowest and smallest may make; all devices first, then parts of it.
 pub(super) fn kinds(cluster: &Cluster) -> Vec<Kind> {
+    // Each speed with a memory is a kind of its own: so many of them are not even combined.
+    let alike =
+        |a: &&Machine, b: &&Machine| a.speed.total_cmp(&b.speed).then(a.memory_bytes.total_cmp(&b.memory_bytes));
+    let mut types: Vec<&Machine> = cluster.machines.iter().collect();
+    types.sort_by(alike);
+    types.dedup_by(|b, a| alike(&&**a, &&**b).is_eq());
+    if types.len() > MOST_KINDS {
+        return vec![any(cluster)];
+    }
     let values = |value: fn(&Machine) -> f64| {
         let mut values: Vec<f64> = cluster.machines.iter().map(value).collect();
         values.sort_by(f64::total_cmp);
@@ -52,7 +61,7 @@ pub(super) fn kinds(cluster: &Cluster) -> Vec<Kind> {
     // The first one has all devices: the slowest with the smallest memory are kinds of some machine or other.
     let all = cluster.devices();
     if kinds.len() > MOST_KINDS || kinds.first().is_none_or(|kind| kind.devices < all) {
-        kinds = vec![any(cluster)];
+        return vec![any(cluster)];
     }
     let limits: Vec<(f64, f64)> = kinds.iter().map(|kind| (kind.speed, kind.memory_bytes)).collect();
     for kind in &mut kinds {
@@ -68,7 +77,7 @@ fn any(cluster: &Cluster) -> Kind {
     Kind {
         speed: cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max),
         memory_bytes: cluster.machines.iter().map(|machine| machine.memory_bytes).fold(0.0, f64::max),
-        parts_of: Vec::new(),
+        parts_of: vec![true],
         widest: cluster.machines.iter().map(|machine| machine.devices).max(),
         devices: cluster.devices(),
     }

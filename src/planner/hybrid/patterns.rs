@@ -177,6 +177,8 @@ pub(super) struct Patterns<'a> {
     in_order: bool,
     /// The machine of each device, for each order and width of blocks.
     listings: Vec<Vec<u32>>,
+    /// What each task takes at least on one device of the fastest, all of its micro-batches.
+    least_s: Vec<f64>,
 }
 
 impl<'a> Patterns<'a> {
@@ -192,7 +194,13 @@ impl<'a> Patterns<'a> {
             .chain(line.windows(2).map(|two| model.layers_between(two[0] as usize, two[1] as usize).collect()))
             .collect();
         let in_order = layers.iter().rev().flatten().is_sorted_by(|a, b| a > b);
-        Some(Self { tasks, cluster, model, line, layers, in_order, listings: listings(cluster) })
+        let speed = cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
+        let least_s = |task: &Task<'_>| {
+            let least_s = task.totals.iter().map(|totals| whole_s(task, totals)).fold(f64::INFINITY, f64::min);
+            f64::from(task.micro_batches) * least_s / speed
+        };
+        let least_s = tasks.iter().map(|task| least_s(task)).collect();
+        Some(Self { tasks, cluster, model, line, layers, in_order, listings: listings(cluster), least_s })
     }
 
     /// The plans with the shortest paths for each task and number of stages, none of them with a path of `limit_s` or
@@ -329,15 +337,17 @@ impl<'a> Patterns<'a> {
         judge: &mut Judge<'_>,
         control: &Control,
     ) -> Vec<Shaped> {
+        if control.should_stop() {
+            return Vec::new();
+        }
         let devices = self.listings[listing].len() as u32;
         let is_many = self.cluster.machines.len() > MANY_MACHINES;
         let mut wanted: BTreeMap<Shares, Vec<usize>> = BTreeMap::new();
         for (index, task) in self.tasks.iter().enumerate() {
             let mut want = |shares| wanted.entry(shares).or_default().push(index);
             let each = devices / stages as u32;
-            let least_s = self.least_s(task, stages);
-            if least_s >= limit_s {
-                continue;
+            if self.least_s[index] / stages as f64 >= limit_s {
+                continue; // some stage works no shorter than the mean
             }
             for replicas in replicas(task, each) {
                 want(Shares::Even(replicas));
@@ -395,13 +405,6 @@ impl<'a> Patterns<'a> {
             }
         }
         all
-    }
-
-    /// What a plan of so many stages takes at least, whatever they are: a stage that works no shorter than the mean.
-    fn least_s(&self, task: &Task<'_>, stages: usize) -> f64 {
-        let speed = self.cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
-        let least_s = task.totals.iter().map(|totals| whole_s(task, totals)).fold(f64::INFINITY, f64::min);
-        f64::from(task.micro_batches) * least_s / stages as f64 / speed
     }
 
     /// Devices of each stage on each machine; `None` if there are too few.
