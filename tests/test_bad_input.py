@@ -19,6 +19,7 @@ import hpgo
 from hpgo.cli.main import group
 from hpgo.machine.cluster import Device, Link, Machine
 from hpgo.model.states import cut_points
+from hpgo.programs.turns import routes_through
 from hpgo.show import report
 
 COMMAND = [sys.executable, "-m", "hpgo"]
@@ -313,3 +314,33 @@ def test_what_is_of_another_kind_is_told(call, words):
         call()
     assert words in caught.value.message
     assert caught.value.hint
+
+
+def test_a_link_to_itself_is_no_place_to_write_to(tmp_path):
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    with pytest.raises(hpgo.FileError, match="symbolic links"):
+        hpgo.plan("vgg-19", "dapple-a", global_batch_size=64).save(tmp_path / "loop.json")
+
+
+@pytest.mark.parametrize("name", ["字" * 80, "a" * 240, "🙂" * 60])
+def test_a_name_as_long_as_the_system_allows_is_written(tmp_path, name):
+    hpgo.plan("vgg-19", "dapple-a", global_batch_size=64).save(tmp_path / f"{name}.json")
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("partition", "--profile", "vgg-19", "--cluster", "dapple-c", "--pin", f"machine0=1-{'9' * 5000}"), "no range"),
+     (("explain", "way.json", "--against", f"tp={'9' * 5000}"), "give a whole number")],
+)  # fmt: skip
+def test_numbers_of_thousands_of_digits_are_told(tmp_path, words, says):
+    price = hpgo.price("llama-3-8b", "h100:1", tp=8, global_batch_size=8, seq=8192)
+    hpgo.WayPlan.of(price, "llama-3-8b", hpgo.Cluster.preset("h100:1")).save(tmp_path / "way.json")
+    done = run(*words, cwd=tmp_path)
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ways_of_batches_are_no_more_than_batches():
+    """Two hundred million before one comes again."""
+    assert len(routes_through([2, 3, 5, 7, 11, 13, 17, 19, 23], 3)) == 3

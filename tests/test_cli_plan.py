@@ -10,7 +10,8 @@ import re
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +20,6 @@ from hpgo import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "hpgo"]
 ONE_PAIR = {"nodes": 2, "devices_per_node": 1, "intra_gbit_s": 100, "inter_gbit_s": 25}
@@ -196,6 +196,24 @@ def test_an_output_that_takes_nothing_is_no_traceback(redirection: str, code: in
     assert done.returncode == code
     assert done.stderr.startswith(message)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["models"], 0), (["plan", "nope", "-c", "dapple-a", "-b", "1"], 1), (["plan", "nope"], 2), (["--help"], 0)],
+)
+@pytest.mark.parametrize("ends", ["stdout", "stderr"])
+def test_a_reader_that_has_gone_changes_no_exit_code(words: list[str], code: int, ends: str) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)  # nobody reads from now on
+    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | {ends: theirs}
+    assert subprocess.run([*COMMAND, *words], **streams, timeout=60, check=False).returncode == code
+    os.close(theirs)
+
+
+def test_errors_that_find_no_room_keep_their_exit_code() -> None:
+    with Path("/dev/full").open("wb") as full:
+        assert subprocess.run([*COMMAND, "plan", "nope"], stderr=full, timeout=60, check=False).returncode == 2
 
 
 def test_a_mistyped_command_is_named_with_the_nearest() -> None:

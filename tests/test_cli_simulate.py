@@ -169,6 +169,11 @@ def test_data_files_are_written_and_read_back(simulate: Command, tmp_path: Path)
         assert Timeline.read(tmp_path / name).makespan_s == 9
 
 
+def test_without_a_picture_data_is_written_all_the_same(simulate: Command, tmp_path: Path) -> None:
+    assert simulate("-s", 2, "-b", 2, "--no-visualization", "-o", "run.npz", "-o", "run.svg")[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["run.npz"]
+
+
 def test_orders_from_a_file_are_simulated(simulate: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1,\n")
     code, out, _ = simulate("--schedule", "mine.csv", "--json")

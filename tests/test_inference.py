@@ -57,7 +57,7 @@ def put(name: str, stages: int, *, model: str = "chain", order: tuple[int, ...] 
 def shared(*hosts: int, model: str = "chain", **how: Any) -> Any:
     """A model's layers in equal stages, each on so many hosts that take turns."""
     whole = put("forward_only", len(hosts), model=model)
-    routes = routes_through(hosts)
+    routes = routes_through(hosts, 10**6)
     return hpgo.program(
         along(routes, len(routes)),
         [(stage.layers, [host]) for route in routes for stage, host in zip(whole.stages, route, strict=True)],

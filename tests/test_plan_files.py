@@ -343,6 +343,35 @@ def test_an_unknown_alternative_is_told_which_there_are(plan: hpgo.Plan) -> None
     assert "data parallelism, straight pipeline" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (
+            ("stages", 0, "in_flight"),
+            0,
+            "stage 0 of a plan has no layers, devices, samples, or micro-batches in flight",
+        ),
+        (("stages", 1, "layers", 3), "absent", "stage 1 has layer `absent`, which the profile of the plan lacks"),
+        (
+            ("assumptions", "blocks"),
+            {"stem": "x", "before": [], "blocks": [[]], "after": []},
+            "a block of a model has no",
+        ),
+    ],
+)
+def test_what_would_only_fail_later_is_refused_when_it_is_read(
+    plan: hpgo.Plan, path: tuple[Any, ...], value: object, says: str
+) -> None:
+    document = json.loads(plan.to_json())
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.Plan.from_json(json.dumps(document))
+    assert says in caught.value.message
+
+
 # --- The command line -------------------------------------------------------------------------------------------------
 
 

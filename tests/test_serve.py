@@ -7,11 +7,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -407,6 +409,25 @@ def test_it_stands_a_thousand_requests() -> None:
     assert seen["ended_s"]["max"] < 5  # two, where nobody else works
     assert seen["memory_mb"]["last"] - seen["memory_mb"]["first"] <= 200
     assert (seen["exit_code"], seen["children_left"]) == (130, [])
+
+
+@pytest.mark.slow
+def test_connections_that_ask_for_nothing_make_room_for_those_of_others() -> None:
+    server = Served()
+    host, _, port = server.host.partition(":")
+    idle = [socket.create_connection((host, int(port)), timeout=60) for _ in range(700)]
+    until_s, status = time.monotonic() + 60, 0
+    while status != 200 and time.monotonic() < until_s:
+        with suppress(OSError):  # as long as there is no room
+            status = server.ask("/")[0]
+        time.sleep(0.5)
+    assert status == 200
+    for one in idle:
+        with suppress(ConnectionResetError):
+            assert one.recv(1) == b""
+        one.close()
+    assert server.said == []
+    assert server.stop() == 130
 
 
 def test_a_process_that_has_lost_its_server_ends_without_a_word() -> None:

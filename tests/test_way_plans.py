@@ -102,6 +102,7 @@ def altered(plan: hpgo.WayPlan, *path: str, to: object = None, drop: bool = Fals
         (("price", "stages"), [], "no stages"),
         (("price", "model"), "gpt-2", "a price of `gpt-2`"),
         (("transformer", "layers"), 81, "don't hold each of 81 layers once"),
+        (("price", "stages", "0", "layers"), [[0, 2**31]], "don't hold each of 80 layers once"),
         (("transformer", "heads"), 65, "65 heads"),
         (("transformer", "depth"), 8, "transformer: `depth` is unknown"),
         (("cluster", "machines"), [], "cluster"),

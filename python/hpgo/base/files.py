@@ -7,6 +7,7 @@ is written to as it stands.
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -92,14 +93,14 @@ def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[Bi
             "name a file in a folder that exists",
         )
     try:
-        target = path.resolve() if path.is_symlink() else path
+        target = _led_to(path)
         if target.exists() and not target.is_file():
             with target.open("wb") as file:
                 yield file
             return
         if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(13, os.strerror(13))
-        beside = target.with_name(f".{target.name[:100]}.{os.urandom(4).hex()}.tmp")
+        beside = target.with_name(f".{os.urandom(8).hex()}.tmp")
         try:
             with beside.open("xb") as file:
                 yield file
@@ -111,7 +112,17 @@ def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[Bi
                 beside.unlink()
             raise
     except OSError as failure:
-        raise refused("write", path, failure, error, "name a file in a folder that exists") from None
+        full = failure.errno in {errno.ENOSPC, errno.EDQUOT}
+        hint = "make room there, or name a file elsewhere" if full else "name a file in a folder that exists"
+        raise refused("write", path, failure, error, hint) from None
+
+
+def _led_to(path: Path) -> Path:
+    """What a link leads to in the end, or the path itself; raises OSError for a link that leads to itself."""
+    try:
+        return path.resolve() if path.is_symlink() else path
+    except RuntimeError:  # of Python before 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
 
 
 def refused(

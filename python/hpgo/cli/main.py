@@ -9,6 +9,7 @@ import importlib
 import io
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -120,6 +121,7 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 -- until the end
         elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for terminals and pipes that are not UTF-8
+    stdout = sys.stdout
     try:
         code = command.main(args, prog_name=prog_name, standalone_mode=False)
     except HpgoError as error:
@@ -130,11 +132,17 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
     except click.ClickException as error:
         asked = error.ctx if isinstance(error, click.UsageError) else None
         if asked is not None:
-            click.echo(asked.get_usage(), err=True)
+            with suppress(OSError):
+                click.echo(asked.get_usage(), err=True)
         say("error", error.format_message())
         if asked is not None:
             say("hint", f"`{asked.command_path} --help` says more")
         sys.exit(error.exit_code)
+    except SystemExit:
+        if sys.stdout is stdout:
+            raise
+        sys.stdout = stdout  # for which click puts another one where a reader has gone
+        raise BrokenPipeError from None
     except MemoryError:
         fail(HpgoError("the memory that is free does not do", "ask for something smaller"))
     except ImportError as error:

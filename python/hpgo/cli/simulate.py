@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hpgo.timing.setup import Setup
     from hpgo.timing.timeline import Timeline
 
+_DATA = (".npz", ".timeline.json")
 _MOST_ROWS = 64  # more ranks that differ are not listed one by one
 
 
@@ -38,7 +39,7 @@ _MOST_ROWS = 64  # more ranks that differ are not listed one by one
     "Picture (.png .svg .pdf .html .json .txt .tex) or data (.npz .timeline.json). Repeatable; without it, a"
     " picture named after the schedule is written here.",
 )
-@click.option("--no-visualization", is_flag=True, help="No picture.")
+@click.option("--no-visualization", is_flag=True, help="No picture: -o writes data alone.")
 @click.option("--json", "as_json", is_flag=True, help="Everything for machines, and a picture only with -o.")
 def command(
     *,
@@ -72,7 +73,7 @@ def command(
     if not outputs and (configured := beside.get("output_file")) is not None:
         outputs = (RUN_OUT.convert(configured, None, None),)
     if no_visualization:
-        outputs = ()
+        outputs = tuple(output for output in outputs if output.endswith(_DATA))
     if plan_file is not None:
         if sweep:
             raise ArgumentError("`--sweep` can't vary a plan", "a plan has its number of micro-batches")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -73,8 +74,14 @@ def _rich_table(columns: Sequence[str], cells: list[list[str]], title: str | Non
 
 
 def say(kind: str, text: str) -> None:
-    """Prints an `error`, `hint`, `note` or `warning` on stderr: one line, whatever the names in it hold."""
-    click.echo(f"{kind}: {printable(text)}", err=True)
+    """Prints an `error`, `hint`, `note` or `warning` on stderr: one line, whatever the names in it hold.
+
+    What nobody can hear, as stderr is full or its reader has gone, is no failure of its own.
+    """
+    try:
+        click.echo(f"{kind}: {printable(text)}", err=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def sources(source_of: Mapping[str, str]) -> None:

@@ -21,6 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hpgo.base.errors import HpgoError
 from hpgo.base.wording import shorten
@@ -35,6 +36,11 @@ from hpgo.page.settings import Size, settings_of, size_of
 from hpgo.page.shelf import Loaded, Shelf
 from hpgo.page.store import Store
 from hpgo.page.work import Job
+
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     import socket
@@ -53,6 +59,10 @@ _SENDING_S = 60.0
 _PIECE_BYTES = 256 * 2**10
 _ANSWERS_BYTES = 32 * 2**20
 _MOST_CONNECTIONS = 500
+_AT_ONCE = 128
+"""Connections that are taken before any of them is looked at."""
+_PATIENCE_S = 10.0
+"""How long a connection may be open before its first request has come in whole, headers at least."""
 _SMALL = Size(actions=5_000, ranks=200)
 """What is done in some hundredths of a second, also as a picture."""
 _SMALL_PLAN_BYTES = 256 * 2**10
@@ -419,6 +429,14 @@ def application(site: Site, hosts: list[str]) -> Starlette:
     )
 
 
+def _connections() -> int:
+    """How many there may be at once: at most half of the files that the process may open, as work opens some, too."""
+    if resource is None:
+        return _MOST_CONNECTIONS
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, files // 2)
+
+
 def server(site: Site, hosts: list[str]) -> Server:
     """What speaks HTTP for `site`, until a signal stops it."""
 
@@ -427,12 +445,29 @@ def server(site: Site, hosts: list[str]) -> Server:
             await site.close()  # or it would wait until all work is done
             await super().shutdown(sockets)
 
+    class Guarded(H11Protocol):
+        """Ends connections that ask for nothing, so that those of others find room."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > most:
+                transport.abort()
+            else:
+                self.loop.call_later(_PATIENCE_S, self._end_if_unasked)
+
+        def _end_if_unasked(self) -> None:
+            if self.cycle is None and not self.transport.is_closing():
+                self.transport.close()
+
+    most = _connections()
     config = uvicorn.Config(
         application(site, hosts),
+        http=Guarded,
         log_level="error",
         access_log=False,
         lifespan="off",
-        limit_concurrency=_MOST_CONNECTIONS,
+        limit_concurrency=most,
+        backlog=_AT_ONCE,
         timeout_graceful_shutdown=1,
     )
     return Stopped(config)

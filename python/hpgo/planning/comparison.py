@@ -144,7 +144,9 @@ def read_changes(text: str) -> dict[str, object]:
             raise ArgumentError(f"there is no degree `{shorten(name)}`", near(name, NAMES))
         if name in found:
             raise ArgumentError(f"`{name}` is given twice", "keep one of them")
-        found[name] = int(value) if value.isascii() and value.isdigit() else _FLAGS.get(value, value)
+        found[name] = (
+            int(value) if value.isascii() and value.isdigit() and len(value) <= 9 else _FLAGS.get(value, value)
+        )
     return found
 
 

@@ -213,6 +213,12 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
     finished = section.flag("finished")
     plan = record(Plan, section, optional=optional, known=known)
     plan = replace(plan, stages=tuple(_with_kept_bytes(stage) for stage in plan.stages))
+    if plan.assumptions is not None and isinstance(plan.assumptions.profile, Profile):
+        ids = {layer.id for layer in plan.assumptions.profile.layers}
+        for number, stage in enumerate(plan.stages):
+            if not ids.issuperset(stage.layers):
+                absent = next(layer for layer in stage.layers if layer not in ids)
+                section.fail(f"stage {number} has layer {shown(absent)}, which the profile of the plan lacks")
     if plan.placements == "compact" and "compact_bound_s" not in section:  # older files bound those alone
         plan = replace(plan, lower_bound_s=None, compact_bound_s=plan.lower_bound_s)
     if plan.finished != finished:

@@ -228,8 +228,10 @@ class Plan(Record):
         check_fields(self)
         object.__setattr__(self, "_groups", groups_of(self.stages))
         for index, stage in enumerate(self.stages):
-            if not (stage.layers and stage.devices and stage.share):
-                raise ArgumentError(f"stage {index} of a plan has no layers, devices or samples", _AGAIN)
+            if not (stage.layers and stage.devices and stage.share and stage.in_flight):
+                raise ArgumentError(
+                    f"stage {index} of a plan has no layers, devices, samples, or micro-batches in flight", _AGAIN
+                )
         if not self.stages or not 0 <= self.step_s < math.inf:
             raise ArgumentError("a plan has no stages, or a step that takes no finite time from 0 on", _AGAIN)
         if not self.micro_batch_size or self.global_batch_size % self.micro_batch_size:

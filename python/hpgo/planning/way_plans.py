@@ -68,9 +68,10 @@ class WayPlan(Record):
                 f" `{shorten(self.transformer.name)}` on `{shorten(self.cluster.name)}`",
                 _AGAIN,
             )
-        held = sorted(layer for rank in price.stages for begin, end in rank.layers for layer in range(begin, end))
+        parts = sorted(part for rank in price.stages for part in rank.layers if part[0] != part[1])
         alike = len(price.stages) == way.pipeline and {len(rank.layers) for rank in price.stages} == {way.chunks}
-        if not alike or held != list(range(self.transformer.layers)):
+        ends = [0, *(end for _, end in parts)]
+        if not alike or [*(begin for begin, _ in parts), self.transformer.layers] != ends or ends != sorted(ends):
             raise ArgumentError(
                 f"stages of {way.pipeline} ranks don't hold each of {counted(self.transformer.layers, 'layer')} once",
                 _AGAIN,

@@ -45,6 +45,10 @@ class Blocks(Record):
     after: tuple[str, ...]
     """Ids of the layers behind the last block: what predicts."""
 
+    def __post_init__(self) -> None:
+        if not all(self.blocks):
+            raise ArgumentError("a block of a model has no layers", "leave it out")
+
     @classmethod
     def of(cls, profile: Profile) -> Blocks:
         """Finds them in a profile.

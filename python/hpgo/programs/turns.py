@@ -21,21 +21,23 @@ if TYPE_CHECKING:
 _FORWARD_ONLY: ScheduleName = "forward_only"
 
 
-def routes_through(hosts: Sequence[int]) -> list[tuple[int, ...]]:
-    """The hosts that micro-batches 0, 1 and so on meet, until they come again, where each stage has so many.
+def routes_through(hosts: Sequence[int], micro_batches: int) -> list[tuple[int, ...]]:
+    """The hosts that so many micro-batches meet, or as many of them until hosts come again; each stage has so many.
 
     Hosts are counted stage by stage. Those of the first stage take turns from the second one on, so that the first,
     which hands the others their inputs, has handed out all of them before it begins with its own.
 
-    >>> routes_through([1, 2])
+    >>> routes_through([1, 2], 8)
     [(0, 1), (0, 2)]
-    >>> routes_through([2, 1])
+    >>> routes_through([2, 1], 8)
     [(1, 2), (0, 2)]
+    >>> len(routes_through([23, 29, 31], 3))
+    3
     """
     begins = list(accumulate(hosts, initial=0))
     return [
         tuple(begins[stage] + (number + (stage == 0)) % count for stage, count in enumerate(hosts))
-        for number in range(lcm(*hosts))
+        for number in range(min(lcm(*hosts), micro_batches))
     ]
 
 

@@ -28,6 +28,10 @@ _HALVED = "sequential"
 """Trains; its forward passes alone infer."""
 
 
+_MOST_WAYS = 10_000
+"""Each is a chain of stages, with orders of its own on every host that it meets."""
+
+
 def program_of(plan: object) -> tuple[Program, bool]:
     """The program of a plan, and whether sums of gradients may overlap with its backward passes.
 
@@ -40,7 +44,14 @@ def program_of(plan: object) -> tuple[Program, bool]:
     if isinstance(plan, Plan):
         return plan.program(), plan.assumptions is None or plan.assumptions.overlap
     if isinstance(plan, ChainPlan):
-        return plan.program(batches=lcm(*(len(stage.hosts) for stage in plan.stages))), True
+        ways = lcm(*(len(stage.hosts) for stage in plan.stages))
+        if ways > _MOST_WAYS:
+            raise ArgumentError(
+                f"hosts take turns at stages so that batches go {ways:,} ways before one comes again, and up to"
+                f" {_MOST_WAYS:,} are run",
+                "give stages numbers of hosts that divide each other",
+            )
+        return plan.program(batches=ways), True
     raise ArgumentError(f"the plan is {shown(plan)}", "give a Plan, a Program, or the file of a plan")
 
 

@@ -112,6 +112,12 @@ pub fn reprice(
             "give each stage one",
         ));
     }
+    if let Some(stage) = windows.iter().position(|&window| window == 0) {
+        return Err(Error::argument(
+            format!("stage {stage} has no micro-batch in flight"),
+            "each stage has one at least while it runs",
+        ));
+    }
     let stages = (footprints(cluster, devices)?.into_iter().zip(windows).enumerate())
         .map(|(begin, (footprint, &window))| StageChoice { begin, end: begin + 1, footprint, window })
         .collect();

@@ -209,8 +209,9 @@ class ChainPlan(Record):
         if not self.stages:
             raise ArgumentError("the model has no layers, so nothing runs", "partition a model with layers")
         counts = [len(stage.hosts) for stage in self.stages]
-        orders = along(routes_through(counts), whole("batches", batches))
-        routes = routes_through(counts)[: len(orders.micro_batches)]
+        batches = whole("batches", batches)
+        routes = routes_through(counts, batches)
+        orders = along(routes, batches)
         layers = [tuple(str(layer) for layer in range(stage.first, stage.last + 1)) for stage in self.stages]
         hops = self.hops[1:-1]
         # A hop keeps up as many batches at once as there are ports on its narrower side.

@@ -137,7 +137,7 @@ def _rule(text: str, what: str, known: frozenset[str], layers: int) -> tuple[str
     for part in numbers.split(","):
         first, _, last = part.partition("-")
         last = last or first
-        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+        if not all(one.isascii() and one.isdigit() and len(one) <= 9 for one in (first, last)):
             raise ArgumentError(f"{what} `{shorten(text)}`: `{shorten(part)}` is no range of layers", example)
         if not 1 <= int(first) <= int(last) <= layers:
             raise ArgumentError(
