@@ -13,7 +13,7 @@ import pytest
 
 FUZZ = Path(__file__).parent.parent / "fuzz"
 TARGETS = sorted({path.stem for path in FUZZ.glob("*.py")} - {"guided", "mutations", "run"})
-SECONDS = 7
+SECONDS = 5
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None,
