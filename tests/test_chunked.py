@@ -176,6 +176,14 @@ def test_devices_stay_idle_where_that_is_faster(name: str) -> None:
     assert sum(len(group.devices) for group in plan.groups) < 4
 
 
+def test_neighbours_are_on_different_machines_where_links_between_these_are_faster() -> None:
+    profile = chain([1.0] * 4, 1e9, 1e9)
+    machines = hpgo.Cluster.of(nodes=2, devices_per_node=2, intra_gbit_s=1, inter_gbit_s=100, memory="64 GB")
+    asked: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 1, "schedule": "interleaved"}
+    by_hand = hpgo.evaluate(profile, machines, put("interleaved", (1, 1, 1, 1), [[0], [2]], 4), **asked)
+    assert hpgo.plan(profile, machines, **asked).step_s <= by_hand.step_s
+
+
 @pytest.mark.parametrize("name", ["interleaved", "zb_v"])
 @pytest.mark.parametrize("odd", [{"speed": 0.05}, {"memory_bytes": 1e9}])
 def test_the_order_of_machines_is_no_matter(name: str, odd: dict[str, float]) -> None:

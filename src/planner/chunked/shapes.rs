@@ -90,6 +90,8 @@ pub(super) fn shapes(
 ) -> Vec<Shape> {
     let devices = cluster.devices();
     let lines = lines(cluster);
+    let is_nearer_faster =
+        cluster.intra.bytes_per_s >= cluster.inter.bytes_per_s && cluster.intra.latency_s <= cluster.inter.latency_s;
     let mut shapes: Vec<Shape> = Vec::new();
     for &micro_batch in sizes {
         let micro_batches = settings.global_batch / micro_batch;
@@ -106,7 +108,7 @@ pub(super) fn shapes(
                 }
                 for replicas in replicas(settings, micro_batch, devices, ranks) {
                     for line in &lines {
-                        if line.is_scattered && replicas[0] == 1 {
+                        if line.is_scattered && replicas[0] == 1 && is_nearer_faster {
                             continue; // neighbours would be on different machines for nothing
                         }
                         shapes.extend(settings.recompute.iter().map(|&recompute| Shape {
