@@ -1,0 +1,75 @@
+"""What `hpgo.plan` takes where it is given less time than it could use, on clusters of machines that differ.
+
+    python benches/deadlines.py                      # prints the table; half a minute
+    python benches/deadlines.py docs/benchmarks.md   # fills it in between its markers
+
+Machines have one to eight devices, and differ in speed and memory: six types of them, or each one of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import hpgo
+from hpgo.base.tables import markdown
+from hpgo.machine.cluster import Device, Machine
+from hpgo.reproduce.document import fill
+
+LINKS = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=80, inter_gbit_s=8)
+SCHEDULES = ("eager_1f1b", "interleaved", "zb", "auto")
+TYPES = 6
+
+
+def uneven(machines: int, types: int) -> hpgo.Cluster:
+    """So many machines of so many types, the same for everybody."""
+    chance = Random(machines)  # noqa: S311 -- machines, not secrets
+    devices = [Device(f"t{at}", chance.uniform(4e9, 16e9), chance.uniform(0.3, 3.0)) for at in range(types)]
+    made = tuple(Machine(chance.choice(devices), chance.randint(1, 8)) for _ in range(machines))
+    return hpgo.Cluster(name=f"{machines} machines", machines=made, intra=LINKS.intra, inter=LINKS.inter)
+
+
+def chain(layers: int) -> hpgo.Profile:
+    """Layers that differ."""
+    chance = Random(layers)  # noqa: S311 -- layers, not secrets
+    each = [chance.uniform(0.5e-3, 1.5e-3) for _ in range(layers)]
+    sizes = [chance.uniform(1e5, 1e7) for _ in range(layers)]
+    return hpgo.Profile.chain(
+        f"{layers} layers", batch_size=1, forward_s=each, backward_s=[2 * one for one in each], activation_bytes=sizes,
+        parameter_bytes=sizes,
+    )  # fmt: skip
+
+
+def took_s(profile: hpgo.Profile, cluster: hpgo.Cluster, schedule: str, deadline_s: float) -> str:
+    """Seconds from the question to the answer, with a mark where there is none."""
+    begin_s, found = time.monotonic(), ""
+    try:
+        hpgo.plan(profile, cluster, global_batch_size=1024, schedule=schedule, deadline_s=deadline_s)  # type: ignore[arg-type]
+    except hpgo.DeadlineError:
+        found = ", no plan"
+    return f"{time.monotonic() - begin_s:.2f} s{found}"
+
+
+def table() -> str:
+    """A row for each question, a column for each schedule."""
+    bert, rows = hpgo.read_profile("bert-48"), []
+    for profile, machines, types, deadline_s in (
+        (bert, 200, 200, 0.5), (bert, 800, 800, 0.5), (bert, 2_000, TYPES, 0.5), (bert, 20_000, TYPES, 1.0),
+        (chain(500), 800, TYPES, 1.0), (chain(2_000), 2_000, TYPES, 2.0),
+    ):  # fmt: skip
+        cluster = uneven(machines, types)
+        asked = f"{profile.name}, {machines:,} machines of {types} types, {cluster.devices:,} devices"
+        taken = [took_s(profile, cluster, schedule, deadline_s) for schedule in SCHEDULES]
+        rows.append([asked, f"{deadline_s} s", *taken])
+    return "\n".join(markdown(["question", "deadline", *(f"`{name}`" for name in SCHEDULES)], rows))
+
+
+if __name__ == "__main__":
+    made = table()
+    if len(sys.argv) > 1:
+        document = Path(sys.argv[1])
+        document.write_text(fill(document.read_text(encoding="utf-8"), {"deadlines": made}), encoding="utf-8")
+    else:
+        print(made)
