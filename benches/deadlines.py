@@ -8,15 +8,14 @@ Machines have one to eight devices, and differ in speed and memory: six types of
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from random import Random
+
+from tables import tell
 
 import hpgo
 from hpgo.base.tables import markdown
 from hpgo.machine.cluster import Device, Machine
-from hpgo.reproduce.document import fill
 
 LINKS = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=80, inter_gbit_s=8)
 SCHEDULES = ("eager_1f1b", "interleaved", "zb", "auto")
@@ -67,9 +66,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    made = table()
-    if len(sys.argv) > 1:
-        document = Path(sys.argv[1])
-        document.write_text(fill(document.read_text(encoding="utf-8"), {"deadlines": made}), encoding="utf-8")
-    else:
-        print(made)
+    tell("deadlines", table, __doc__)

@@ -8,14 +8,12 @@ The gaps are the same on every machine: the search is deterministic and runs to 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from tables import tell
 
 import hpgo
 from hpgo.base.tables import markdown
 from hpgo.machine.presets import PRESETS
 from hpgo.model.builtin import MODELS
-from hpgo.reproduce.document import fill
 
 BATCHES = (32, 64, 256)
 """Global batch sizes, in batches of the profile."""
@@ -60,9 +58,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    made = table()
-    if len(sys.argv) > 1:
-        document = Path(sys.argv[1])
-        document.write_text(fill(document.read_text(encoding="utf-8"), {"gaps": made}), encoding="utf-8")
-    else:
-        print(made)
+    tell("gaps", table, __doc__)
