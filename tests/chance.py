@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,8 @@ def profile(
 ) -> hpgo.Profile:
     """Layers in any order of lines; some have no weights or output, and this share is free or loads data.
 
-    The share `halves` of layers tells what the halves of backward passes take; so many `ties` are tried.
+    The share `halves` of layers tells what the halves of backward passes take, possible or not; so many `ties` are
+    tried.
     """
 
     def column(low: float, high: float, never: float) -> tuple[float, ...]:
@@ -119,7 +120,7 @@ def profile(
     def layer(name: str) -> hpgo.Layer:
         costless = chance.random() < free
         split = bool(halves) and chance.random() < halves
-        return hpgo.Layer(
+        layer = hpgo.Layer(
             name,
             "Input0" if chance.random() < free else "Linear",
             forward_s=column(0.01, 1, 1.0 if costless else 0.1),
@@ -127,9 +128,13 @@ def profile(
             activation_bytes=column(1e5, 1e8, 0.1),
             parameter_bytes=0.0 if costless or chance.random() < 0.2 else between(chance, 1e5, 1e9),
             saved_bytes=column(1e5, 1e9, 0.1) if chance.random() < 0.6 else None,
-            input_gradient_s=column(0.01, 1, 1.0 if costless else 0.1) if split else None,
-            weight_gradient_s=column(0.01, 1, 1.0 if costless else 0.3) if split else None,
         )
+        if not split:
+            return layer
+        inputs_s, weights_s = (column(0.01, 1, 1.0 if costless else never) for never in (0.1, 0.3))
+        if not any(inputs_s + weights_s) or not any(layer.backward_s):
+            inputs_s, weights_s = layer.backward_s, tuple(0.0 for _ in batch_sizes)  # both take time, or neither does
+        return replace(layer, input_gradient_s=inputs_s, weight_gradient_s=weights_s)
 
     ids = [f"layer{number}" for number in range(count)]
     layers = [layer(name) for name in ids]

@@ -121,7 +121,7 @@ def test_schedules_that_split_passes_pay_what_splitting_costs(schedule: str) -> 
     profile = chain([1.0] * 4, [0.0] * 4, [1e6] * 4)  # forward 1 s, backward 2 s
     stages = [(4, [0])]
     question = {"global_batch_size": 3, "micro_batch_size": 1, "schedule": schedule}
-    for inputs, weights in [(0.5, 0.5), (0.75, 0.75), (0.25, 0.5)]:
+    for inputs, weights in [(0.5, 0.5), (0.75, 0.75), (0.5, 1.5)]:
         plan = hpgo.evaluate(with_halves(profile, inputs, weights), machines(1), stages, **question)  # type: ignore[arg-type]
         forward_s = sum(layer.forward_s[0] for layer in profile.layers)
         backward_s = sum(layer.backward_s[0] for layer in profile.layers)

@@ -88,6 +88,10 @@ class Model:
     def told(self, row: Record, key: str) -> Sequence[float]:
         if row[key] is None:
             return row["activation_bytes"] if key == "saved_bytes" else [whole / 2 for whole in row["backward_s"]]
+        if key in {"input_gradient_s", "weight_gradient_s"}:
+            sums = [one + other for one, other in zip(row["input_gradient_s"], row["weight_gradient_s"], strict=True)]
+            each = zip(row[key], sums, row["backward_s"], strict=True)
+            return [one if whole <= both <= 2 * whole else one * whole / both for one, both, whole in each]
         return row[key]
 
     def loads(self, name: str) -> bool:

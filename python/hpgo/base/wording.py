@@ -103,6 +103,26 @@ def above(gap: float) -> str:
     return f"at most {100 * gap:.2g} % above the best" if gap < 0.995 else f"at most {1 + gap:.3g} × the best"
 
 
+def percent(share: float) -> str:
+    """Return `share` in percent: two digits, or all before the point, and never an exponent.
+
+    >>> percent(0.0123), percent(2.466), percent(2e-14), percent(0)
+    ('1.2 %', '247 %', 'less than 0.01 %', '0 %')
+    """
+    if 0 < share < 1e-4:
+        return "less than 0.01 %"
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def times(ratio: float) -> str:
+    """Return a part of something in percent, or how many times it from 1 on.
+
+    >>> times(0.392), times(3.42)
+    ('39 %', '3.4 ×')
+    """
+    return percent(ratio) if ratio < 0.995 else f"{ratio:.1f} ×" if ratio < 9.95 else f"{ratio:,.0f} ×"
+
+
 def shown(value: object) -> str:
     """What `value` is, short whatever it holds.
 

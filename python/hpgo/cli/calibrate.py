@@ -70,7 +70,9 @@ def command(
     """
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import read_profile, write_profile
+    from hpgo.model.profile import Profile
     from hpgo.planning.calibration import calibrate
+    from hpgo.planning.notes import split
     from hpgo.planning.plans import Plan
     from hpgo.timing.timeline import Timeline
 
@@ -81,12 +83,17 @@ def command(
         return
     if plan is None or timeline is None:
         raise click.UsageError("name a plan and a timeline, or a file of measured steps with --steps")
+    read = Plan.read(plan)
+    given = None if profile is None else read_profile(profile)
     found = calibrate(
-        Plan.read(plan),
+        read,
         Timeline.read(timeline),
-        profile=None if profile is None else read_profile(profile),
+        profile=given,
         cluster=None if cluster is None else Cluster.read(cluster),
     )
+    known = given or read.assumed.profile
+    for note in split(known) if isinstance(known, Profile) else ():
+        say("note", note)
     if output is not None:
         write_profile(found.profile, output)
     if cluster_output is not None:
@@ -118,7 +125,7 @@ def _print(found: Calibration) -> None:
     whole_s = found.predicted.step_s
     rows = [("predicted", format_seconds(whole_s), "")]
     rows += [
-        (part, _signed(seconds), f"{100 * seconds / whole_s:+.3g} %")
+        (part, _signed(seconds), _share(seconds / whole_s))
         for part, seconds in zip(PARTS, found.explained_s, strict=True)
     ]
     rows.append(("measured", format_seconds(found.measured.step_s), f"{_apart(found.measured.step_s, whole_s)}"))
@@ -150,6 +157,10 @@ def _signed(seconds: float) -> str:
 def _apart(new: float, old: float) -> str:
     ratio = round(new / old, 9)
     return f"{100 * (ratio - 1):+.3g} %" if ratio < _MANIFOLD else f"{ratio:.3g} ×"
+
+
+def _share(part: float) -> str:
+    return f"{100 * part:+.3g} %" if abs(part) < _MANIFOLD else f"{part:+,.0f} ×"
 
 
 def _as_json(found: Calibration) -> dict[str, object]:

@@ -10,6 +10,7 @@ import click
 from hpgo.base.documents import json_text, write_text
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.units import format_bytes_per_s
+from hpgo.base.wording import percent
 from hpgo.cli.command import Command
 from hpgo.cli.questions import SECONDS, SOME_SECONDS
 from hpgo.cli.ranks import in_ranks
@@ -105,7 +106,7 @@ def _row(found: Links, kind: str, fit: Fit) -> tuple[str, ...]:
         _KINDS[kind],
         f"{1e6 * fit.latency_s:.3g} us",
         format_bytes_per_s(fit.bytes_per_s),
-        f"{100 * fit.residual:.2g} %",
+        percent(fit.residual),
         f"{100 * found.both_ways[kind]:.0f} %",
         format_bytes_per_s(found.at_once[kind]),
         format_bytes_per_s(link.collective_bytes_per_s),

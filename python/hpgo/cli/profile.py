@@ -11,6 +11,7 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_seconds
+from hpgo.base.wording import times
 from hpgo.cli.command import Command
 from hpgo.cli.pipeedge import Files, check_folder, check_words, device, read_all, timings
 from hpgo.cli.questions import BYTES, DEVICE_BYTES, RATE, SECONDS, Counts
@@ -210,7 +211,7 @@ def _print_table(found: Measurement) -> None:
                 first.id if first is last else f"{first.id} … {last.id}",
                 len(alike),
                 *_cells(first),
-                f"{100 * spreads[first.id]:.0f} %",
+                times(spreads[first.id]),
             )
         )
     title = f"{profile.name}, a batch of {profile.batch_sizes[-1]}"

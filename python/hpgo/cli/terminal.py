@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpgo.base.tables import cells_of, folded, numeric, plain
-from hpgo.base.wording import printable
+from hpgo.base.wording import percent, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -141,7 +141,7 @@ def searching(label: str, shown: Callable[[float], str]) -> Iterator[Callable[[f
                 draw(0.0, "no plan yet; Ctrl-C ends the search")
             else:
                 step, least = (shown(float(f"{value:.3g}")) for value in (best, bound))
-                gap = f", gap {100 * (best / bound - 1):.2g} %" if bound > best / 2 else ""
+                gap = f", gap {percent(best / bound - 1)}" if bound > best / 2 else ""
                 proven = f", bound {least}{gap}" if bound > 0 else ""
                 draw(bound / best if best else 1.0, f"best {step}{proven}; Ctrl-C takes it")
 

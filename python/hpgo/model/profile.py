@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import MOST_GPUS, check_text, listed, number, whole
 from hpgo.base.errors import ProfileError
-from hpgo.base.units import format_bytes
+from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import as_float, brief, counted, near, shorten, shown
 
 if TYPE_CHECKING:
@@ -22,13 +22,22 @@ if TYPE_CHECKING:
 
 LARGEST = 1e18
 """Limit for seconds and bytes: far above any layer, far below where products of them overflow."""
+SPLIT_RATIOS = (0.98, 2.0)
+"""Least and most that the two passes of a split backward pass may take together, as a share of `backward_s`.
+
+Less than 1 is impossible: both do the work of the whole pass. 0.98 allows for rounded numbers, which are raised to 1.
+More than 1 is the cost of splitting: 1.03 to 1.7 in layers of 76 ms to 20 us on a CPU. Beyond 2 the passes and
+`backward_s` were not measured together. With a limit of 4, such errors are taken for that cost; with 1.5, the cost of
+layers of a few microseconds is lost.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer. The tuples have one entry for each of `Profile.batch_sizes`, for that whole batch.
 
-    Raises ProfileError for a number that is not finite, negative, or above 1e18, and for tuples of unequal length.
+    Raises ProfileError for a number that is not finite, negative, or above 1e18, for tuples of unequal length, and for
+    a split backward pass that takes no time where the whole one takes some, or the reverse.
 
     >>> Layer("fc1", "Linear", forward_s=(0.002,), backward_s=(0.004,), activation_bytes=(4e6,), parameter_bytes=-1)
     Traceback (most recent call last):
@@ -52,7 +61,8 @@ class Layer:
     """The backward pass's half for gradients of inputs, alone; given if and only if `weight_gradient_s` is. Schedules
     that split backward passes take both instead of `backward_s`, of which None is half each."""
     weight_gradient_s: tuple[float, ...] | None = None
-    """The half for gradients of weights. Both may add up to more than `backward_s`, since splitting has a price."""
+    """The half for gradients of weights. Both together may take more than `backward_s`, since splitting has a cost.
+    Plans rescale both to `backward_s` where their sum is outside `SPLIT_RATIOS`; see `with_consistent_split`."""
     spread: float | None = None
     """By what share of their median its measured times differ: the middle half of them. Prices don't heed it."""
 
@@ -79,12 +89,65 @@ class Layer:
                     "one number for each batch size of the profile",
                 )
             object.__setattr__(self, field, tuple(self._number(field, value) for value in values))
+        for split_s, whole_s in zip(self._split_s, self.backward_s, strict=False):
+            if (split_s > 0) != (whole_s > 0):
+                raise ProfileError(
+                    f"layer `{self.id}`: input_gradient_s + weight_gradient_s is {format_seconds(split_s)}, but"
+                    f" backward_s is {format_seconds(whole_s)}",
+                    "measure all three in the same passes, or leave out input_gradient_s and weight_gradient_s",
+                )
         object.__setattr__(self, "parameter_bytes", self._number("parameter_bytes", self.parameter_bytes))
         if self.spread is not None:
             object.__setattr__(self, "spread", self._number("spread", self.spread))
         if self.stage is not None:
             stage = whole(f"layer `{self.id}`: stage", self.stage, least=0, error=ProfileError)
             object.__setattr__(self, "stage", stage)
+
+    @property
+    def _split_s(self) -> tuple[float, ...]:
+        """Seconds of both passes of the split backward pass together; empty if the layer has none."""
+        if self.input_gradient_s is None or self.weight_gradient_s is None:
+            return ()
+        return tuple(map(sum, zip(self.input_gradient_s, self.weight_gradient_s, strict=True)))
+
+    @property
+    def split_ratios(self) -> tuple[float, ...]:
+        """Time of the split backward pass divided by `backward_s`, for each batch size; 1 where there is neither.
+
+        >>> Layer("fc", "Linear", (1,), (4,), (8,), 4, input_gradient_s=(1,), weight_gradient_s=(2,)).split_ratios
+        (0.75,)
+        """
+        each = zip(self._split_s or self.backward_s, self.backward_s, strict=True)
+        return tuple(split_s / whole_s if whole_s else 1.0 for split_s, whole_s in each)
+
+    @property
+    def has_wrong_split(self) -> bool:
+        """Whether a split backward pass takes less or more, together, than `SPLIT_RATIOS` of the whole pass."""
+        least, most = SPLIT_RATIOS
+        return any(not least <= ratio <= most for ratio in self.split_ratios)
+
+    def with_consistent_split(self) -> Layer:
+        """Return the layer with `input_gradient_s` and `weight_gradient_s` that `backward_s` allows.
+
+        Where their sum is less than `backward_s`, or more than twice as much, both are multiplied by one factor that
+        makes the sum `backward_s`.
+
+        >>> layer = Layer("fc", "Linear", (1,), (4,), (8,), 4, input_gradient_s=(1,), weight_gradient_s=(1,))
+        >>> layer.with_consistent_split().input_gradient_s
+        (2.0,)
+        """
+        inputs, weights = self.input_gradient_s, self.weight_gradient_s
+        if inputs is None or weights is None or all(map(_is_consistent, self.split_ratios)):
+            return self
+        pairs = []
+        for one_s, other_s, whole_s, ratio in zip(inputs, weights, self.backward_s, self.split_ratios, strict=True):
+            first_s = one_s if _is_consistent(ratio) else one_s / (one_s + other_s) * whole_s
+            pairs.append((first_s, other_s if _is_consistent(ratio) else whole_s - first_s))
+        return replace(
+            self,
+            input_gradient_s=tuple(first_s for first_s, _ in pairs),
+            weight_gradient_s=tuple(second_s for _, second_s in pairs),
+        )
 
     def _number(self, field: str, value: object) -> float:
         """`value`, checked; one of Python's own, so that files and reports need to know no others."""
@@ -383,6 +446,11 @@ class Profile:
         )
         return replace(self, layers=tuple(layers)) if loading else self
 
+    def with_consistent_split(self) -> Profile:
+        """Return the profile with layers as `Layer.with_consistent_split` makes them; planning reads no other."""
+        layers = tuple(layer.with_consistent_split() for layer in self.layers)
+        return self if layers == self.layers else replace(self, layers=layers)
+
     def without_ties(self) -> Profile:
         """The same profile, but each layer counts the weights that it shares among its own.
 
@@ -416,6 +484,11 @@ class Profile:
         graph.add_nodes_from((layer.id, {"layer": layer}) for layer in self.layers)
         graph.add_edges_from(self.edges)
         return graph
+
+
+def _is_consistent(ratio: float) -> bool:
+    """Whether a split backward pass of `ratio` times the whole one is possible, but for rounding."""
+    return 1 - 1e-12 <= ratio <= SPLIT_RATIOS[1]
 
 
 def _column(what: str, values: Any) -> list[Any]:

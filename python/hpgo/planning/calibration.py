@@ -105,7 +105,7 @@ def calibrate(
     known_cluster = known_source("cluster", plan.cluster, assumed.cluster, cluster)
     predicted, measured = breakdown(simulate(program)), breakdown(timeline)
     steps_s = [predicted.step_s, *_replaced(program, predicted, measured), measured.step_s]
-    corrected_profile = _profile(known_profile, program, predicted, measured)
+    corrected_profile = _profile(known_profile.with_consistent_split(), program, predicted, measured)
     corrected_cluster = _cluster(known_cluster, program, predicted, measured)
 
     def priced(cluster: Cluster) -> Plan:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from math import log
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import counted, shorten
+from hpgo.base.wording import counted, percent, shorten, times
 from hpgo.model.builtin import measured_on
 from hpgo.model.estimate import is_estimate
+from hpgo.model.profile import SPLIT_RATIOS
 from hpgo.planning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from hpgo.model.profile import Profile
     from hpgo.planning.question import Question
     from hpgo.programs.stages import Stage
 
+NOISY = 0.1
+"""Mean spread of a profile's times, as a share of their median, from which on plans begin with a warning.
+
+Not tuned. `hpgo profile` writes 0.02 to 0.08 on an idle machine. At 0.2, plans that are 20 % apart may be in the wrong
+order without a warning. At 0.05, most profiles of small layers have one.
+"""
+VARY = "measured times vary"
+"""First words of that warning, by which reports find it and print it first."""
 FAR = 4
 """A profile is trusted without a word up to so many times its largest batch size."""
 
@@ -22,11 +33,41 @@ FAR = 4
 def notes(question: Question, stages: Sequence[Stage]) -> tuple[str, ...]:
     """Sentences, each with its way out; none for a profile that was measured where and as it is used."""
     return (
+        *noise(question.measured),
+        *split(question.measured),
         *_estimated(question),
         *_elsewhere(question, stages),
         *_far_beyond(question, stages),
         *_other_weights(question),
     )
+
+
+def noise(profile: Profile) -> Iterator[str]:
+    """Yield a warning that begins with `VARY`, if times of `profile` vary by `NOISY` or more."""
+    spread = profile.spread or 0.0
+    if spread >= NOISY:
+        most = max((layer for layer in profile.layers if layer.spread), key=lambda layer: layer.spread or 0.0)
+        yield (
+            f"{VARY} between passes by {times(spread)} of their median, those of `{shorten(most.id)}` by"
+            f" {times(most.spread or 0.0)}: plans whose steps are closer than that are not reliably in order; measure"
+            " again while nothing else runs, or for longer"
+        )
+
+
+def split(profile: Profile) -> Iterator[str]:
+    """Yield a remark if `Profile.with_consistent_split` changes what the profile says, beyond rounding."""
+    wrong = [layer for layer in profile.layers if layer.has_wrong_split]
+    if wrong:
+        layer, ratio = max(
+            ((layer, ratio) for layer in wrong for ratio in layer.split_ratios),
+            key=lambda one: abs(log(one[1] or 1e-300)),
+        )
+        least, most = SPLIT_RATIOS
+        yield (
+            f"input_gradient_s + weight_gradient_s of {counted(len(wrong), 'layer')} is not {percent(least)} to"
+            f" {percent(most)} of backward_s (`{shorten(layer.id)}`: {percent(ratio)}): both were rescaled so that"
+            " their sum is backward_s; measure all three in the same passes, with `hpgo profile`"
+        )
 
 
 def _estimated(question: Question) -> Iterator[str]:

@@ -14,7 +14,7 @@ from hpgo.base.documents import read_text, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import brief, counted, shorten, shown
+from hpgo.base.wording import brief, counted, percent, shorten, shown
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile, SharedWeight
 from hpgo.planning import limits
@@ -476,7 +476,7 @@ class Plan(Record):
         return notebook.of_plan(self)
 
     def __repr__(self) -> str:
-        gap = "" if self.gap is None else f", gap {100 * self.gap:.2g} %"
+        gap = "" if self.gap is None else f", gap {percent(self.gap)}"
         return brief(
             "Plan",
             f"{shorten(self.profile, 24)} on {shorten(self.cluster, 24)}: {counted(len(self.stages), 'stage')} on"

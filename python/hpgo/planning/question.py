@@ -112,7 +112,8 @@ class Question:
     loading_s: float
     """Of loading one batch of the profile, where the profile leaves it out."""
     measured: Profile
-    """The profile as it was given; `profile` leaves out loading, unless `count_loading`."""
+    """The profile as it was given; `profile` leaves out loading, unless `count_loading`, and its split backward passes
+    are consistent."""
     count_loading: bool
     blocks: Blocks | None
     """The row of blocks that launchers see in the profile; None if it is no such row."""
@@ -165,7 +166,7 @@ class Question:
         for name, value in switches.items():
             check_flag(name, value)
         return cls(
-            profile=profile if count_loading else profile.without_loading(),
+            profile=(profile if count_loading else profile.without_loading()).with_consistent_split(),
             cluster=cluster,
             global_batch_size=global_batch_size,
             micro_batch_sizes=sizes,

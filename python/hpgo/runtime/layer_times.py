@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from hpgo.base.errors import HpgoError, RunError
+from hpgo.model.profile import SPLIT_RATIOS
 from hpgo.runtime import halves
 from hpgo.runtime.clocks import Stamps
 from hpgo.runtime.cuts import ready
@@ -44,6 +45,12 @@ _FEWEST = 2
 """The same where the time is up."""
 _BESIDES = 20
 """How often, at most, the model runs as a whole, and layers with split backward passes, between runs of the layers."""
+_DISTURBED = 2.0
+"""Ratio to a layer's fastest pass from which on a pass was disturbed and does not count.
+
+Other processes only add time, up to hundreds of ms to a layer of 1 ms, and may do so in more than half of the passes:
+then the median alone is wrong. Passes on an idle machine are within 1.3 of the fastest. Not tuned.
+"""
 _COPIES = 3
 """Of weights in training: they, their gradients, and what a backward pass adds to these."""
 SURE = 0.02
@@ -61,7 +68,8 @@ class Figures:
     weight_gradient_s: float | None
     """What that queue takes."""
     spread: float
-    """Of forward and backward together: the middle half of what was measured, as a share of the median."""
+    """Of forward and backward together: width of the middle half of all passes, disturbed ones too, as a share of the
+    typical time."""
     parameter_bytes: int
     saved_bytes: int
     """Kept until the backward pass, besides what the layer reads and returns."""
@@ -84,7 +92,10 @@ class Whole:
     forwards_s: float
     """Of `sum_s`, the same."""
     furthest: tuple[str, float, float]
-    """The layer whose forward pass differs most: its id, how long it took in the model, and by itself."""
+    """The layer whose forward pass contributes most to the difference between `sum_s` and `whole_s`: its id, how long
+    it took in the model, and by itself."""
+    scale: float
+    """Factor that times of layers were multiplied by, to add up to the model's; 1 where passes disagree on it."""
     kept_bytes: tuple[int, int] | None
     """What tensors hold behind the forward pass besides weights: without what the model is given and returns, and with
     it. None for inference."""
@@ -278,9 +289,8 @@ class Bench:
             yield
         scale = 1.0
         if is_all:
-            layers_ns = [sum(map(sum, spans)) for spans in zip(*(one.spans_ns for one in segment), strict=True)]
-            self.whole = _whole(segment, wholes_ns, layers_ns, *held)
-            scale = _scale(wholes_ns[1:], layers_ns[1:])
+            scale = _scale(segment, wholes_ns)
+            self.whole = _whole(segment, wholes_ns, scale, *held)
         for alike in dict.fromkeys(one.likeness for one in segment):
             self._found[alike] = self._figures([one for one in segment if one.likeness == alike], scale)
         self._measured()
@@ -289,20 +299,15 @@ class Bench:
     def _figures(self, alike: Sequence[_Layer], scale: float) -> Figures:
         """Of layers that are alike, on average, times `scale`."""
         one = alike[0]
-        forward, backward = (
-            scale * fmean(median(span[way] for span in each.spans_ns[1:]) for each in alike) / 1e9 for way in (0, 1)
+        forward_s, backward_s = (
+            scale * fmean(typical([span[way] for span in each.spans_ns[1:]]) for each in alike) / 1e9 for way in (0, 1)
         )
-        inputs, weights = (
-            scale * fmean(median(both[way] for both in each.halves_ns[1:]) for each in alike) / 1e9
-            if one.halves_ns
-            else None
-            for way in (0, 1)
-        )
+        ratio, inputs = _split_of(alike)
         return Figures(
-            forward_s=forward,
-            backward_s=backward,
-            input_gradient_s=inputs,
-            weight_gradient_s=weights,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            input_gradient_s=ratio * inputs * backward_s if one.halves_ns else None,
+            weight_gradient_s=ratio * (1 - inputs) * backward_s if one.halves_ns else None,
             spread=median(_spread([sum(span) for span in each.spans_ns[1:]]) for each in alike),
             parameter_bytes=sum(map(_bytes, one.module.parameters())),
             saved_bytes=one.saved_bytes,
@@ -626,21 +631,26 @@ def plausible(tensor: Tensor, name: str = "") -> Tensor:
 def _whole(
     segment: Sequence[_Layer],
     wholes_ns: Sequence[int],
-    layers_ns: Sequence[int],
+    scale: float,
     kept_bytes: tuple[int, int] | None,
     peak_bytes: int | None,
 ) -> Whole:
     """What is known of the model as a whole; the first of all runs warmed up."""
     forward_s = {
-        one.node.id: (median(one.in_whole_ns[1:]) / 1e9, median(forward_ns for forward_ns, _ in one.spans_ns[1:]) / 1e9)
+        one.node.id: (typical(one.in_whole_ns[1:]) / 1e9, typical([span[0] for span in one.spans_ns[1:]]) / 1e9)
         for one in segment
     }
+    backward_s = sum(typical([span[1] for span in one.spans_ns[1:]]) for one in segment) / 1e9
+    whole_s = typical(wholes_ns[1:]) / 1e9
+    sum_s = sum(alone for _, alone in forward_s.values()) + backward_s
+    way = 1 if sum_s > whole_s else -1
     return Whole(
-        whole_s=median(wholes_ns[1:]) / 1e9,
-        sum_s=median(layers_ns[1:]) / 1e9,
+        whole_s=whole_s,
+        sum_s=sum_s,
         forward_s=sum(within for within, _ in forward_s.values()),
         forwards_s=sum(alone for _, alone in forward_s.values()),
-        furthest=max(((layer, *both) for layer, both in forward_s.items()), key=lambda one: abs(one[1] - one[2])),
+        furthest=max(((layer, *both) for layer, both in forward_s.items()), key=lambda one: way * (one[2] - one[1])),
+        scale=scale,
         kept_bytes=kept_bytes,
         peak_bytes=peak_bytes,
     )
@@ -655,12 +665,18 @@ def _off(segment: Sequence[_Layer]) -> float:
     return 1.57 * _spread(totals) / sqrt(len(totals))
 
 
-def _scale(wholes_ns: Sequence[int], layers_ns: Sequence[int]) -> float:
+def _scale(segment: Sequence[_Layer], wholes_ns: Sequence[int]) -> float:
     """What to multiply times of layers with so that they add up to the model's, run by run.
 
     What slows down the one slows down the other beside it. 1 unless three of four runs agree on which takes longer.
     """
-    ratios = [whole / layers for whole, layers in zip(wholes_ns, layers_ns, strict=False)]
+    each = (_steady([sum(span) for span in one.spans_ns[1:]]) for one in segment)
+    layers_ns = map(sum, zip(*each, strict=True))
+    return _agreed([whole / layers for whole, layers in zip(_steady(wholes_ns[1:]), layers_ns, strict=False)])
+
+
+def _agreed(ratios: Sequence[float]) -> float:
+    """Return the median of `ratios`, or 1 if they are few or if fewer than three of four are on one side of 1."""
     if len(ratios) < _LEAST:
         return 1.0
     low, middle, high = quantiles(ratios, n=4)
@@ -668,8 +684,41 @@ def _scale(wholes_ns: Sequence[int], layers_ns: Sequence[int]) -> float:
 
 
 def _spread(values: Sequence[float]) -> float:
-    low, middle, high = quantiles(values, n=4)
+    low, _, high = quantiles(values, n=4)
+    middle = typical(values)
     return (high - low) / middle if middle else 0.0
+
+
+def typical(values: Sequence[float]) -> float:
+    """Return the median of the values that are at most `_DISTURBED` times the least one.
+
+    >>> typical([1.0, 1.1, 1.2]), typical([1.0, 1.1, 190.0, 200.0, 210.0])
+    (1.1, 1.05)
+    """
+    return median(value for value in values if value <= _DISTURBED * min(values))
+
+
+def _steady(values: Sequence[float]) -> list[float]:
+    """Return `values` with those of disturbed passes replaced by the typical one."""
+    return [value if value <= _DISTURBED * min(values) else typical(values) for value in values]
+
+
+def _split_of(alike: Sequence[_Layer]) -> tuple[float, float]:
+    """Return how long the split backward pass takes as a share of the whole one, and the share of its first half.
+
+    Both come from pairs of passes of the same sweep, because a machine's speed changes between sweeps. The first is 1
+    where there are fewer than `_LEAST` pairs, or fewer than three of four of them agree that splitting takes longer.
+    """
+    pairs = [
+        (sum(split), split[0], whole)
+        for one in alike
+        for split, (_, whole) in zip(one.halves_ns[1:], one.spans_ns[1:], strict=False)
+        if sum(split) and whole
+    ]
+    if not pairs:
+        return 1.0, 0.5
+    ratio = min(_agreed([split / whole for split, _, whole in pairs]), SPLIT_RATIOS[1])
+    return max(1.0, ratio), median(first / split for split, first, _ in pairs)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -25,6 +25,7 @@ from hpgo._core import __version__
 from hpgo.base.checks import number
 from hpgo.base.errors import RunError
 from hpgo.base.units import format_bytes_per_s
+from hpgo.base.wording import percent
 from hpgo.machine.cluster import Cluster, Device, Link, Machine
 from hpgo.runtime.clocks import machine_name
 from hpgo.runtime.devices import device_of_rank
@@ -151,7 +152,7 @@ class _Meter:
             for of in self._of.values()
         )
         text = "; ".join(
-            f"{kind} to {100 * fit.residual:.2g} %, {format_bytes_per_s(at_once[kind])} in all pairs at once"
+            f"{kind} to {percent(fit.residual)}, {format_bytes_per_s(at_once[kind])} in all pairs at once"
             for kind, fit in fits.items()
         )
         by = "NCCL" if self._device.type == "cuda" else "shared memory and gloo"

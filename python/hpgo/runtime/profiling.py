@@ -24,8 +24,9 @@ from hpgo.base.errors import ArgumentError, FileError, RunError
 from hpgo.base.files import as_path, refused
 from hpgo.base.room import free_bytes
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import counted, shown
+from hpgo.base.wording import counted, percent, shown
 from hpgo.model.profile import Layer, Profile, SharedWeight
+from hpgo.planning.notes import noise as varying
 from hpgo.runtime.cuts import parameter_of
 from hpgo.runtime.devices import check_types, device_named
 from hpgo.runtime.grouping import Grain
@@ -40,6 +41,8 @@ _SHARE = 0.5
 """Of the memory that is free, what measuring may fill with layers."""
 _APART = 0.1
 """From so large a difference on, the sum of layers and the whole model are told apart."""
+_MANIFOLD = 10.0
+"""From so many times the model's time on, the layers' is told as a factor, not as a percentage."""
 _NOISE = 0.1
 """From so large a share on, what others compute meanwhile is told."""
 _LONG_S = 60.0
@@ -54,7 +57,8 @@ class Measurement:
 
     profile: Profile
     spreads: dict[str, float]
-    """Of each layer, at the largest batch size: the middle half of what was measured, as a share of the median."""
+    """Of each layer, at the batch size where it is largest: width of the middle half of all passes, as a share of the
+    typical time."""
     wholes: dict[int, Whole]
     """Of each batch size at which the whole model ran at once."""
     notes: tuple[str, ...]
@@ -167,9 +171,9 @@ def measure(
     made = _profile(read, sizes, benches, dtype, _circumstances(read, setting, where))
     return Measurement(
         made,
-        {layer: benches[-1].figures[layer].spread for layer in read.layers},
+        {layer.id: layer.spread or 0.0 for layer in made.layers},
         {rows: bench.whole for rows, bench in zip(sizes, benches, strict=True) if bench.whole is not None},
-        tuple(_notes(read, sizes, benches, noise, inference=inference)),
+        (*varying(made), *_notes(read, sizes, benches, noise, inference=inference)),
     )
 
 
@@ -219,7 +223,7 @@ def _profile(
                 saved_bytes=tuple(one[layer] for one in saved),
                 input_gradient_s=_known(one.input_gradient_s for one in figures),
                 weight_gradient_s=_known(one.weight_gradient_s for one in figures),
-                spread=figures[-1].spread,
+                spread=max(one.spread for one in figures),
             )
         )
     return Profile(workload.name or "model", sizes, tuple(layers), workload.edges, ties=ties, **circumstances)
@@ -309,7 +313,13 @@ def _notes(
 def _apart(rows: int, whole: Whole, saved_bytes: int) -> Iterator[str]:
     """Where the layers by themselves and the model as a whole differ, which holds `saved_bytes` by the profile."""
     more_s = whole.sum_s - whole.whole_s
-    if abs(more_s) > _APART * whole.whole_s:
+    if abs(more_s) > _APART * whole.whole_s and whole.scale == 1:
+        yield (
+            f"for a batch of {rows}, passes are too few or differ too much to compare the layers one by one"
+            f" ({format_seconds(whole.sum_s)}) with the model as a whole ({format_seconds(whole.whole_s)}): measure"
+            " for longer, or while nothing else runs"
+        )
+    elif abs(more_s) > _APART * whole.whole_s:
         layer, within_s, alone_s = whole.furthest
         share = (whole.forwards_s - whole.forward_s) / more_s
         where = (
@@ -317,9 +327,15 @@ def _apart(rows: int, whole: Whole, saved_bytes: int) -> Iterator[str]:
             if share > 1 / 2 or whole.peak_bytes is None  # inference has no other passes
             else "mostly in backward passes"
         )
+        ratio = whole.sum_s / whole.whole_s
+        much = (
+            f"{percent(abs(ratio - 1))} {'more' if more_s > 0 else 'less'} one by one than"
+            if ratio < _MANIFOLD
+            else f"{ratio:.0f} × as long one by one as"
+        )
         yield (
-            f"for a batch of {rows}, the layers take {100 * abs(more_s) / whole.whole_s:.0f} % "
-            f"{'more' if more_s > 0 else 'less'} one by one than the model as a whole: {where}"
+            f"for a batch of {rows}, the layers take {much} the model as a whole: {where}; times in the profile are"
+            " scaled to the model's"
         )
     if whole.kept_bytes is not None:
         least_bytes, most_bytes = whole.kept_bytes

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from hpgo.base.tables import markdown as markdown_table
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import above, counted, printable
+from hpgo.base.wording import above, counted, percent, printable, times
 from hpgo.model.profile import Profile
 from hpgo.planning import limits
+from hpgo.planning.notes import VARY
 from hpgo.planning.optimizers import OPTIMIZERS
 from hpgo.planning.question import SCHEDULES
 from hpgo.show.folding import alike, numbers, ranged
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from hpgo.programs.stages import Group, Stage
 
 WIDTH = 80
+CAUTION = "caution"
+"""Name of the facts that `cautions` returns, in `summary`."""
 _SEEN = 0.01  # of a spread; times that differ less are taken at their word
 _ALIKE = 4  # groups of devices from which on only some are named
 _SCHEDULES = {
@@ -79,12 +82,13 @@ def table(
     >>> print(table(plan).splitlines()[0])
     bert-48 on dapple-a: a step of 64 samples takes 837 ms
     """
-    lines = [*(style("headline", line) for line in textwrap.wrap(headline(plan), width)), ""]
+    lines = [style("headline", line) for line in textwrap.wrap(headline(plan), width)]
+    lines += [style("alarm", line) for said in cautions(plan) for line in textwrap.wrap(printable(said), width)] + [""]
     for columns, rows in sections(plan):
         drawn = plain(columns, rows, width)
         head = len(drawn) - len(rows)
         lines += [*(style("columns", line) for line in drawn[:head]), *drawn[head:], ""]
-    facts = summary(plan, stored_step_s)
+    facts = [fact for fact in summary(plan, stored_step_s) if fact[0] != CAUTION]
     indent = max(len(name) for name, _ in facts) + 2
     for name, fact in facts:
         kept = _MEASURE.sub("\u00a0", printable(fact))  # where a line must not end
@@ -97,10 +101,11 @@ def table(
 
 def markdown(plan: Plan, *, stored_step_s: float | None = None) -> str:
     """A plan as Markdown, to paste into a proposal or an issue; `stored_step_s` as in `table`."""
-    lines = [f"## {headline(plan)}", ""]
+    lines = [f"## {headline(plan)}", "", *(text for said in cautions(plan) for text in (f"**{printable(said)}**", ""))]
     for columns, rows in sections(plan):
         lines += [*markdown_table(columns, rows), ""]
-    return "\n".join([*lines, *(f"- **{name}**: {printable(fact)}" for name, fact in summary(plan, stored_step_s))])
+    facts = [fact for fact in summary(plan, stored_step_s) if fact[0] != CAUTION]
+    return "\n".join([*lines, *(f"- **{name}**: {printable(fact)}" for name, fact in facts)])
 
 
 def headline(plan: Plan) -> str:
@@ -109,6 +114,11 @@ def headline(plan: Plan) -> str:
         f"{plan.profile} on {plan.cluster}: a step of {counted(plan.global_batch_size, 'sample')} takes"
         f" {_seconds(plan.step_s)}" + ("" if plan.fits else ", if it had the memory")
     )
+
+
+def cautions(plan: Plan) -> list[str]:
+    """Return the notes that reports print before everything else: that the order of plans is not reliable."""
+    return [f"{note[0].upper()}{note[1:]}" for note in plan.notes if note.startswith(VARY)]
 
 
 def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
@@ -259,6 +269,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         f" {plan.speed_up:.4g} × one device with memory enough"
     )
     return [
+        *((CAUTION, said) for said in cautions(plan)),
         *([("alike", folded)] if (folded := _folded(plan)) else []),
         ("schedule", schedule),
         ("throughput", throughput),
@@ -278,7 +289,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         ("limited by", plan.limit),
         ("would help", limits.advice(plan.stages, count, plan.step_s, idle=idle)),
         *((f"or {other.name}", _instead(plan, other)) for other in plan.alternatives),
-        *(("note", note) for note in plan.notes),
+        *(("note", note) for note in plan.notes if not note.startswith(VARY)),
     ]
 
 
@@ -302,9 +313,9 @@ def _measured(plan: Plan) -> str:
     versions = [" ".join(pair) for pair in profile.versions]
     said = ", ".join(filter(None, [where, profile.machine, *versions, profile.date]))
     spread = profile.spread or 0.0
-    if plan.gap is None or spread < _SEEN or spread <= plan.gap:
+    if plan.gap is None or spread < _SEEN or spread <= plan.gap or cautions(plan):
         return said
-    doubt = f"times differ by {100 * spread:.2g} %, more than the gap: plans as close as that may be as fast"
+    doubt = f"times differ by {times(spread)}, more than the gap: plans as close as that may be as fast"
     return f"{said}; {doubt}" if said else doubt
 
 
@@ -343,7 +354,7 @@ def _compact_proof(plan: Plan, compact_bound_s: float) -> str:
     elif plan.gap - gap <= _PROVEN:
         known = f"{of_all}{_whose(plan)}"
     else:
-        known = f"{of_all} ({_percent(gap)} among compact ones){_whose(plan)}"
+        known = f"{of_all} ({percent(gap)} among compact ones){_whose(plan)}"
     return f"{known}: no plan of the search space takes less than {_seconds(least_s)}"
 
 
@@ -391,7 +402,7 @@ def restriction(plan: Plan) -> str:
     least, most = known
     if most <= _PROVEN:
         return "costs nothing: no plan that anybody could run has a shorter step"
-    share = _percent(most) if most - least <= _PROVEN else f"at most {_percent(most)}"
+    share = percent(most) if most - least <= _PROVEN else f"at most {percent(most)}"
     return (
         f"costs {share} against the best plan that anybody could run; the best one found has"
         f" {counted(stages, 'stage')} and takes {_seconds(free_s)}"
@@ -514,9 +525,9 @@ def _instead(plan: Plan, other: Alternative) -> str:
     if abs(ratio - 1) <= 1e-9:
         longer = "as long"
     elif ratio < 1:  # of a plan that was preferred for its memory
-        longer = f"{_percent(1 - ratio)} shorter"
+        longer = f"{percent(1 - ratio)} shorter"
     else:
-        longer = f"{ratio:.1f} × as long" if ratio >= 2 else f"{_percent(ratio - 1)} longer"
+        longer = f"{ratio:.1f} × as long" if ratio >= 2 else f"{percent(ratio - 1)} longer"
     stages = f"{other.stages} stages, " if other.stages > 1 else ""
     return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.why}"
 
@@ -553,7 +564,7 @@ def _tie(plan: Plan, tie: Tie) -> str:
     if held >= tie.peak_bytes:
         return f"{least}: that plan itself"
     instead = f"{_bytes(held)} instead of {_bytes(tie.peak_bytes)} on the fullest device"
-    return f"{least}: {'as long' if longer <= 1e-9 else f'{_percent(longer)} longer'}, {instead}"
+    return f"{least}: {'as long' if longer <= 1e-9 else f'{percent(longer)} longer'}, {instead}"
 
 
 def _optimizer(memory: MemoryModel) -> str:
@@ -585,13 +596,6 @@ def _shortage(plan: Plan) -> str:
 def _samples(micro_batch: int, stage: Stage) -> str:
     smallest = micro_batch // stage.replicas
     return str(stage.share) if smallest == stage.share else f"{smallest}–{stage.share}"
-
-
-def _percent(share: float) -> str:
-    percent = 100 * share
-    if percent < 0.01:
-        return "less than 0.01 %"
-    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
 def _seconds(seconds: float) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
-from hpgo.base.wording import above, counted, printable
+from hpgo.base.wording import above, counted, percent, printable
 from hpgo.model.batches import at_batch
 from hpgo.model.profile import Profile
 from hpgo.page.planned.address import changes_of, stages_text
@@ -350,6 +350,6 @@ def best_so_far(best_s: float, bound_s: float) -> dict[str, Any]:
     return {
         "best": None if best_s == float("inf") else seconds(best_s),
         "bound": None if gap is None else seconds(bound_s),
-        "gap": None if gap is None else f"{100 * max(0.0, gap):.2g} %",
+        "gap": None if gap is None else percent(max(0.0, gap)),
         "share": 0.0 if gap is None else min(1.0, bound_s / best_s),
     }
