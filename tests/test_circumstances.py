@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from toys import chain
 
 import hpgo
 from hpgo.model.formats import native, pipedream
+from hpgo.show import report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +90,31 @@ def test_reports_say_where_times_are_from_and_when_they_differ_more_than_the_gap
     wide = replace(plan, lower_bound_s=plan.step_s / 1.2)
     assert "times differ" not in str(wide)
     assert "measured" not in str(hpgo.plan(chain([1.0], 1e6, 1e6), machines(), global_batch_size=4))
+
+
+@pytest.mark.parametrize(
+    ("spread", "said"), [(0.04, None), (0.249, None), (0.25, "25 %"), (0.99, "99 %"), (3.42, "3.4 ×"), (179.4, "179 ×")]
+)
+def test_plans_on_times_that_vary_much_say_so_before_anything_else(spread: float, said: str | None) -> None:
+    plan = hpgo.plan(measured(spread), machines(), global_batch_size=4)
+    lines = str(plan).splitlines()
+    told = " ".join(str(plan).split())
+    assert "e+" not in told
+    if said is None:
+        assert not lines[1]
+        assert plan.notes == ()
+        assert "times differ by" in told
+        return
+    assert lines[1].startswith("Measured times vary between passes")
+    warning = f"easured times vary between passes by {said} on average, those of `layer0` by {said}: plans whose"
+    assert told.count(warning) == 1
+    assert told.index(warning) < told.index("stage layers") < told.index("proof")
+    assert report.markdown(plan).splitlines()[2].startswith(f"**M{warning}")
+    assert report.summary(plan)[0][0] == "caution"
+    assert json.loads(plan.to_json())["notes"][0].startswith(f"m{warning}")
+    assert hpgo.Plan.from_json(plan.to_json()).reprice().notes == plan.notes
+    chained = hpgo.partition(measured(spread), machines())
+    assert chained.remarks[0] == plan.notes[0]
 
 
 def test_spread_is_that_of_the_layers_by_the_time_that_they_take() -> None:

@@ -236,6 +236,60 @@ def test_times_are_those_of_passes_and_the_loss_belongs_to_the_last_layer() -> N
         assert 0 < weights_s[0] < PAUSE_S / 4
 
 
+class Disturbed(nn.Module):
+    """Is held up in 3 of 5 forward passes, as by another process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.passes = nn.Linear(4, 4), 0
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        time.sleep([0, PAUSE_S / 4, PAUSE_S / 2, 0, PAUSE_S][self.passes % 5])
+        return self.linear(given)  # type: ignore[no-any-return]
+
+
+def test_disturbed_passes_do_not_count_but_their_spread_is_told() -> None:
+    layers = [nn.Linear(4, 4), Disturbed(), nn.Linear(4, 4)]
+    workload = hpgo.runtime.Workload(layers, torch.zeros(2, 4), torch.zeros(2, 4), nn.functional.mse_loss)
+    found = hpgo.runtime.measure(workload, batch_sizes=[2], seconds=3)
+    _, second, _ = found.profile.layers
+    assert second.forward_s[0] < PAUSE_S / 4
+    assert second.spread is not None
+    assert second.spread > 1
+    assert found.spreads["1"] == second.spread
+    assert found.notes[0].startswith("measured times vary between passes by ")
+    assert not any("e+" in note for note in found.notes)
+
+
+def test_halves_fit_the_backward_pass_of_the_same_sweep() -> None:
+    class Slower(torch.autograd.Function):
+        """Each backward pass takes longer than the one before, as on a machine that gets busy."""
+
+        passes = 0
+
+        @staticmethod
+        def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+            return given * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            Slower.passes += 1
+            time.sleep(1e-4 * Slower.passes)
+            return gradient
+
+    class Slows(nn.Module):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return Slower.apply(given)  # type: ignore[no-any-return, no-untyped-call]
+
+    layers = [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), Slows(), nn.Linear(4, 4)), nn.Linear(4, 4)]
+    for seconds in (0, 1):
+        workload = hpgo.runtime.Workload(layers, torch.zeros(2, 4), torch.zeros(2, 4), nn.functional.mse_loss)
+        profile = hpgo.runtime.profile(workload, batch_sizes=[2], seconds=seconds)
+        assert profile.with_consistent_split() == profile
+        assert all(1 - 1e-9 <= ratio <= 2 + 1e-9 for layer in profile.layers for ratio in layer.split_ratios)
+
+
 def test_layers_that_take_longer_one_by_one_add_up_to_the_model_as_a_whole() -> None:
     class Slow(nn.Module):
         def forward(self, given: torch.Tensor) -> torch.Tensor:

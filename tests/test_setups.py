@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 import hpgo
 from hpgo.cli.setups import read
 from hpgo.page.settings import Plans, settings_of, timelines
 from hpgo.timing.runs import order_of, run
-from hpgo.timing.setup import FIELDS, Setup
+from hpgo.timing.setup import FIELDS, SettingError, Setup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +63,32 @@ def test_the_backward_is_the_sum_of_its_halves_where_only_they_are_given() -> No
     assert timeline.makespan_s == (8 + 3) * (1 + 1.5 + 0.75)
     [given] = timelines(settings_of([*halves.items(), ("backward_times", "5")]), Plans())
     assert given.makespan_s == (8 + 3) * (1 + 5)
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "zb", "zb_v"])
+def test_a_half_that_is_not_given_is_the_rest_of_the_backward(schedule: Any) -> None:
+    told: dict[str, tuple[float, ...]] = {"input_gradient_times": (1.25,), "weight_gradient_times": (0.75,)}
+    whole = Setup(num_stages=4, **told)
+    for name, half in told.items():
+        alone = Setup(num_stages=4, backward_times=(2.0,), **{name: half})
+        assert order_of(alone, schedule) == order_of(whole, schedule)
+        assert run(alone, order_of(alone, schedule)).makespan_s == run(whole, order_of(whole, schedule)).makespan_s
+        with pytest.raises(SettingError, match=f"`{name}` is longer than the backward pass") as raised:
+            run(replace(alone, **{name: (2.5,)}), order_of(alone, schedule))
+        assert "as well" in raised.value.hint
+        argument = name.replace("_times", "_s")
+        with pytest.raises(hpgo.ArgumentError, match=f"{argument} is longer than the backward pass .* by 0.5 s"):
+            hpgo.simulate(order_of(alone, schedule), **{argument: 2.5})  # type: ignore[arg-type]
+
+
+def test_a_comparison_of_backward_passes_of_other_lengths_says_so() -> None:
+    from hpgo.cli.simulate import command
+
+    words = ["-s", "2", "--compare", "1f1b,zb_h1", "--no-visualization", "-bw", "2"]
+    for halves, said in ((("0.2", "0.2"), "take 20 % of B"), (("3", "2"), "take 250 % of B"), (("1", "1.2"), None)):
+        asked = [*words, "--input-gradient-times", halves[0], "--weight-gradient-times", halves[1]]
+        noted = CliRunner().invoke(command, asked).stderr
+        assert (said in noted) if said else "of B" not in noted
 
 
 @pytest.mark.parametrize("name", [family.name for family in hpgo.schedules() if "durations" in family.options])

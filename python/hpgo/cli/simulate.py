@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import percent
 from hpgo.cli.setups import SECTIONS, Listing, option, read, setup_options
+from hpgo.cli.terminal import say
 from hpgo.cli.values import FILE, RUN_OUT, SCHEDULES, written
+from hpgo.model.profile import SPLIT_RATIOS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike
 
     from hpgo.programs.names import ScheduleName
     from hpgo.timing.setup import Setup
@@ -80,6 +86,7 @@ def command(
         timelines = _of_plan(plan_file, names if compare or "schedule" in given else [None], setup, given)
     else:
         _check_known(names, setup)
+        _warn_of_split(setup.backward or None, setup.input_gradient_times or None, setup.weight_gradient_times or None)
         if sweep:
             _sweep(names, setup, outputs, as_json=as_json)
             return
@@ -101,13 +108,39 @@ def command(
 
 def _of_plan(path: str, names: Sequence[ScheduleName | None], setup: Setup, given: dict[str, Any]) -> list[Timeline]:
     from hpgo.planning.plans import Plan
+    from hpgo.programs.costs import Costs
     from hpgo.timing.runs import BEYOND_A_PLAN, run_program
 
     allowed = {"schedule", "comm", "iterations", *BEYOND_A_PLAN.values()}
     if extra := ", ".join(option(key) for key in given if key not in allowed):
         raise ArgumentError(f"a plan brings its own numbers, but {extra} is given too", "leave out one of the two")
     plan = Plan.read(path)
+    costs = plan.program().costs or Costs()
+    if setup.input_gradient_times or setup.weight_gradient_times:
+        halves_s = (
+            setup.input_gradient_times or costs.input_gradient_s,
+            setup.weight_gradient_times or costs.weight_gradient_s,
+        )
+        _warn_of_split(costs.backward_s, *halves_s)
     return [run_program(setup, plan.program(name), called=lambda key: f"`{option(key)}`") for name in names]
+
+
+def _warn_of_split(backward_s: ArrayLike | None, inputs_s: ArrayLike | None, weights_s: ArrayLike | None) -> None:
+    """Print a note that schedules don't compare, if split backward passes are outside `SPLIT_RATIOS` of whole ones."""
+    import numpy as np
+
+    if backward_s is None or inputs_s is None or weights_s is None:
+        return
+    # Lists of one number a stage and of one a rank have no common shape; `simulate` refuses or expands them.
+    with suppress(ValueError), np.errstate(all="ignore"):
+        ratios = (np.asarray(inputs_s, float) + np.asarray(weights_s, float)) / np.asarray(backward_s, float)
+        wrong = ratios[(ratios < SPLIT_RATIOS[0]) | (ratios > SPLIT_RATIOS[1])]
+        if len(wrong):
+            say(
+                "note",
+                f"I and W together take {percent(float(wrong[0]))} of B: schedules that split backward passes compute"
+                " for other times than those that don't, so their steps don't compare",
+            )
 
 
 def _timeline(setup: Setup, name: ScheduleName) -> Timeline:

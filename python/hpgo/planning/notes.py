@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from hpgo.planning.question import Question
     from hpgo.programs.stages import Stage
 
-NOISY = 0.1
-"""Mean spread of a profile's times, as a share of their median, from which on plans begin with a warning.
+NOISY = 0.25
+"""Mean spread of a profile's times, as a share of the typical time, from which on plans begin with a warning.
 
-Not tuned. `hpgo profile` writes 0.02 to 0.08 on an idle machine. At 0.2, plans that are 20 % apart may be in the wrong
-order without a warning. At 0.05, most profiles of small layers have one.
+Not tuned. On two idle cores `hpgo profile` wrote 0.03 to 0.13 for small models, and 0.13 to 0.22 with `--ranks 2`. At
+0.5, plans that are 50 % apart may be in the wrong order without a warning. At 0.12, profiles of two ranks have one.
 """
 VARY = "measured times vary"
 """First words of that warning, by which reports find it and print it first."""
@@ -48,7 +48,7 @@ def noise(profile: Profile) -> Iterator[str]:
     if spread >= NOISY:
         most = max((layer for layer in profile.layers if layer.spread), key=lambda layer: layer.spread or 0.0)
         yield (
-            f"{VARY} between passes by {times(spread)} of their median, those of `{shorten(most.id)}` by"
+            f"{VARY} between passes by {times(spread)} on average, those of `{shorten(most.id)}` by"
             f" {times(most.spread or 0.0)}: plans whose steps are closer than that are not reliably in order; measure"
             " again while nothing else runs, or for longer"
         )

@@ -49,7 +49,8 @@ _DISTURBED = 2.0
 """Ratio to a layer's fastest pass from which on a pass was disturbed and does not count.
 
 Other processes only add time, up to hundreds of ms to a layer of 1 ms, and may do so in more than half of the passes:
-then the median alone is wrong. Passes on an idle machine are within 1.3 of the fastest. Not tuned.
+then the median alone is wrong. Not tuned. At 4, passes count that waited for a core 3 times as long as they ran. At
+1.3, passes are lost that a processor at a lower clock rate ran.
 """
 _COPIES = 3
 """Of weights in training: they, their gradients, and what a backward pass adds to these."""
@@ -124,6 +125,33 @@ class _Layer:
     """Forward, of each time that it ran in the model as a whole."""
     halves_ns: list[tuple[int, int]] = field(default_factory=list)
     """The backward pass in its halves, of each time that it was split."""
+    loss_ns: list[int] = field(default_factory=list)
+    """Forward passes of the loss, which `spans_ns` includes and `in_whole_ns` does not; empty if there is none."""
+
+    @property
+    def loss_forward_ns(self) -> float:
+        """Typical time of the loss, if the layer ends the model."""
+        return typical(self.loss_ns[1:]) if self.loss_ns[1:] else 0.0
+
+    @property
+    def forward_ns(self) -> float:
+        """Typical time of a forward pass. Where few ran alone, those in the model as a whole count as well."""
+        alone = [forward_ns for forward_ns, _ in self.spans_ns[1:]]
+        within = [forward_ns + self.loss_forward_ns for forward_ns in self.in_whole_ns[1:]]
+        return typical(alone if len(alone) >= _LEAST else [*alone, *within])
+
+    @property
+    def backward_ns(self) -> float:
+        """Typical time of a backward pass. Where few ran whole, split ones count as well."""
+        whole = [backward_ns for _, backward_ns in self.spans_ns[1:]]
+        return typical(whole if len(whole) >= _LEAST else [*whole, *map(sum, self.halves_ns[1:])])
+
+    @property
+    def spread(self) -> float:
+        """Width of the middle half of all passes, disturbed ones too, as a share of the typical time."""
+        low, _, high = quantiles((sum(span) for span in self.spans_ns[1:]), n=4)
+        typical_ns = self.forward_ns + self.backward_ns
+        return (high - low) / typical_ns if typical_ns else 0.0
 
 
 class _LacksMemoryError(RunError):
@@ -299,16 +327,15 @@ class Bench:
     def _figures(self, alike: Sequence[_Layer], scale: float) -> Figures:
         """Of layers that are alike, on average, times `scale`."""
         one = alike[0]
-        forward_s, backward_s = (
-            scale * fmean(typical([span[way] for span in each.spans_ns[1:]]) for each in alike) / 1e9 for way in (0, 1)
-        )
+        forward_s = scale * fmean(each.forward_ns for each in alike) / 1e9
+        backward_s = scale * fmean(each.backward_ns for each in alike) / 1e9
         ratio, inputs = _split_of(alike)
         return Figures(
             forward_s=forward_s,
             backward_s=backward_s,
             input_gradient_s=ratio * inputs * backward_s if one.halves_ns else None,
             weight_gradient_s=ratio * (1 - inputs) * backward_s if one.halves_ns else None,
-            spread=median(_spread([sum(span) for span in each.spans_ns[1:]]) for each in alike),
+            spread=median(each.spread for each in alike),
             parameter_bytes=sum(map(_bytes, one.module.parameters())),
             saved_bytes=one.saved_bytes,
             reads=one.reads,
@@ -391,6 +418,8 @@ class Bench:
             if is_split:
                 one.halves_ns.append((backward_ns + first_ns, second_ns))
             else:
+                if ends and one is segment[-1]:
+                    one.loss_ns.append(forward_ns)
                 one.spans_ns[-1] = one.spans_ns[-1][0] + forward_ns, backward_ns + first_ns
 
     def _pass(
@@ -637,12 +666,12 @@ def _whole(
 ) -> Whole:
     """What is known of the model as a whole; the first of all runs warmed up."""
     forward_s = {
-        one.node.id: (typical(one.in_whole_ns[1:]) / 1e9, typical([span[0] for span in one.spans_ns[1:]]) / 1e9)
+        one.node.id: (typical(one.in_whole_ns[1:]) / 1e9, (one.forward_ns - one.loss_forward_ns) / 1e9)
         for one in segment
     }
-    backward_s = sum(typical([span[1] for span in one.spans_ns[1:]]) for one in segment) / 1e9
+    backward_s = sum(one.backward_ns for one in segment) / 1e9
     whole_s = typical(wholes_ns[1:]) / 1e9
-    sum_s = sum(alone for _, alone in forward_s.values()) + backward_s
+    sum_s = sum(one.forward_ns for one in segment) / 1e9 + backward_s
     way = 1 if sum_s > whole_s else -1
     return Whole(
         whole_s=whole_s,
@@ -684,8 +713,7 @@ def _agreed(ratios: Sequence[float]) -> float:
 
 
 def _spread(values: Sequence[float]) -> float:
-    low, _, high = quantiles(values, n=4)
-    middle = typical(values)
+    low, middle, high = quantiles(values, n=4)
     return (high - low) / middle if middle else 0.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import gt
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError
@@ -48,16 +49,21 @@ def order_of(setup: Setup, name: ScheduleName, *, called: Callable[[str], str] =
     built = schedule(name, ranks=setup.ranks, micro_batches=setup.micro_batches, **options)
     if "durations" not in known:
         return built
-    halves = (setup.input_gradient_times, setup.weight_gradient_times)
-    forward, inputs, weights = (
-        tuple(_per_stage(built, key, times, called))
-        for key, times in (
-            ("forward_times", setup.forward_times),
-            ("input_gradient_times", halves[0] or tuple(time_s / 2 for time_s in setup.backward)),
-            ("weight_gradient_times", halves[1] or tuple(time_s / 2 for time_s in setup.backward)),
-        )
+    forward = _per_stage(built, "forward_times", setup.forward_times, called)
+    inputs, weights = (
+        _per_stage(built, key, times, called) if (times := getattr(setup, key)) else None
+        for key in ("input_gradient_times", "weight_gradient_times")
     )
-    durations = Durations(forward, inputs, weights, max(setup.p2p_time) + max(setup.transfer_time))
+    if inputs is None or weights is None:
+        backward = _per_stage(built, "backward_times", setup.backward, called)
+        if (given := inputs or weights) is None:
+            inputs = weights = [time_s / 2 for time_s in backward]
+        else:
+            # The simulator refuses a half that is longer than its backward pass.
+            rest = [max(0.0, whole_s - half_s) for whole_s, half_s in zip(backward, given, strict=True)]
+            inputs, weights = (inputs or rest), (weights or rest)
+    delay_s = max(setup.p2p_time) + max(setup.transfer_time)
+    durations = Durations(tuple(forward), tuple(inputs), tuple(weights), delay_s)
     return schedule(name, ranks=setup.ranks, micro_batches=setup.micro_batches, **options, durations=durations)
 
 
@@ -76,6 +82,14 @@ def run(setup: Setup, order: Schedule, *, called: Callable[[str], str] = "`{}`".
         **{argument: (key, getattr(setup, key)) for argument, key in BEYOND_A_PLAN.items()},
     }
     costs: dict[str, Any] = {argument: each(key, times) for argument, (key, times) in work.items() if times}
+    halves = [argument for argument in ("input_gradient_s", "weight_gradient_s") if argument in costs]
+    if len(halves) == 1 and any(map(gt, costs[halves[0]], costs["backward_s"])):
+        key, other = BEYOND_A_PLAN[halves[0]], "weight" if halves[0].startswith("input") else "input"
+        raise SettingError(
+            f"{called(key)} is longer than the backward pass that it is a part of",
+            f"give {called(f'{other}_gradient_times')} as well",
+            key,
+        )
     if setup.weight_bytes or setup.activation_bytes:
         costs["memory"] = StageBytes(
             weights_bytes=each("weight_bytes", setup.weight_bytes or (0.0,)),

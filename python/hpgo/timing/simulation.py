@@ -94,8 +94,8 @@ def simulate(
 
     Times are seconds of one micro-batch: one number for all stages, one for each stage of a chain, one for each stage
     of all chains, or (for what is computed) an array `[micro-batch][stage]`. `backward_s` is I + W where both are
-    given, else 2; I and W are half of it each where they are not given. `overlapped_s` is a forward of a stage and a
-    backward run as one, else their sum.
+    given, else 2; I and W are half of it each where neither is given, and the rest of it where the other one is.
+    `overlapped_s` is a forward of a stage and a backward run as one, else their sum.
 
     A message between ranks occupies its link for `transfer_s` and arrives `latency_s` later: one number, or one for
     each edge from a stage to the next. Gradients take the same way back unless given. `gradient_sync_s` and
@@ -193,12 +193,12 @@ class _Shape:
             backward = self.times("input_gradient_s", given_i) + self.times("weight_gradient_s", given_w)
         else:
             backward = self.times("backward_s", 2.0)
-        halves = {"input_gradient_s": given_i, "weight_gradient_s": given_w}
+        halves_s = self.halves(backward, given_i, given_w)
         together = costs.overlapped_s
         columns = [
             self.times("forward_s", costs.forward_s),
             backward,
-            *(backward / 2 if given is None else self.times(name, given) for name, given in halves.items()),
+            *halves_s,
             np.array([[np.nan]]) if together is None else self.times("overlapped_s", together),
         ]
         compute = np.empty((max(len(column) for column in columns), self.stages, 5))
@@ -219,6 +219,26 @@ class _Shape:
             self.each("gradient_sync_s", costs.gradient_sync_s).tolist(),
             self.each("optimizer_s", costs.optimizer_s).tolist(),
         )
+
+    def halves(
+        self, backward: NDArray[np.float64], inputs: ArrayLike | None, weights: ArrayLike | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Times of I and W. Raises ArgumentError if one is given alone and takes longer than the backward pass."""
+        if inputs is None and weights is None:
+            return backward / 2, backward / 2
+        if inputs is not None and weights is not None:
+            return self.times("input_gradient_s", inputs), self.times("weight_gradient_s", weights)
+        name, other, alone = "input_gradient_s", "weight_gradient_s", inputs
+        if alone is None:
+            name, other, alone = other, name, weights
+        given = self.times(name, alone)  # type: ignore[arg-type] # one of them is not None
+        rest = backward - given
+        if rest.min() < 0:
+            raise ArgumentError(
+                f"{name} is longer than the backward pass that it is a part of, by {-rest.min():g} s",
+                f"give `{other}` as well",
+            )
+        return (given, rest) if weights is None else (rest, given)
 
     def times(self, name: str, given: ArrayLike) -> NDArray[np.float64]:
         """Shape (1 or micro-batches, stages)."""

@@ -10,6 +10,7 @@ from hpgo.model.batches import at_batch
 from hpgo.model.formats import pipeedge
 from hpgo.model.states import cut_points, given_cuts
 from hpgo.planning.chain.records import Group, Hop, Task
+from hpgo.planning.notes import noise
 from hpgo.programs.blocks import Blocks
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def task_of_profile(
     profile = profile.without_ties()  # a host that has both layers of a tie is counted on to hold the weight twice
     if loading:
         profile = profile.without_loading()
-    remarks = []
+    remarks = list(noise(profile))
     blocks: list[int] = []
     if launcher is None:
         found = cut_points(profile)
