@@ -16,6 +16,7 @@ from hpgo.base.units import format_bytes
 from hpgo.base.wording import counted
 from hpgo.planning.choices import choice
 from hpgo.planning.cuts import MOST_ACTIONS, sizes
+from hpgo.planning.laws import check_bound
 from hpgo.planning.running import durations_of
 from hpgo.planning.search import plan_of
 from hpgo.programs.orders import built, fitted, schedule
@@ -110,7 +111,7 @@ def _searched(
     plan = _plan(question, name, found, built(record))
     return replace(
         plan,
-        lower_bound_s=min(facts["lower_bound_s"], plan.step_s),
+        **check_bound(plan, lower_bound_s=facts["lower_bound_s"]),
         cuts=facts["one_order"] or "all",
         placements="compact",
         simulated=facts["simulated"],
