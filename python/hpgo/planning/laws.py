@@ -203,7 +203,7 @@ def bound_is_below_step(one: _Checked) -> str:
 
 
 def compared_steps_are_their_plans(one: _Checked) -> str:
-    """The step in a comparison is that of the compared plan, and none that fits is below the step of `auto`'s choice."""
+    """The step in a comparison is that of the compared plan; none that fits is below `auto`'s choice."""
     plan = one.plan
     for row in (*plan.alternatives, *plan.schedules):
         if row.step_s is not None and row.plan is not None and row.plan.step_s != row.step_s:
