@@ -267,7 +267,8 @@ def test_chain_plans_keep_the_laws(seed: int) -> None:
     assert plan.lower_bound * LESS <= plan.value
     speeds = sum(machine.device.speed * machine.count for machine in cluster.machines)
     assert plan.interval_s * speeds >= forward_s * LESS
-    assert sum(stage.memory_bytes for stage in plan.stages) >= LESS * sum(x.parameter_bytes for x in profile.layers)
+    weights = sum(layer.parameter_bytes for layer in profile.layers)
+    assert sum(stage.memory_bytes for stage in plan.stages) + 0.1 >= LESS * weights  # in whole 1/1024 of a byte
     assert [stage.first for stage in plan.stages] == [1, *(stage.last + 1 for stage in plan.stages[:-1])]
     assert plan.stages[-1].last == len(profile.layers)
     answered["partition"] += 1

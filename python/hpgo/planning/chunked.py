@@ -108,7 +108,10 @@ def _searched(
     asked = replace(question, schedule="1f1b")
     found, record, facts = _core.chunked_plan(asked, name, CHUNKED[name], sorted(few), clock.left_s(), progress)
     clock.stopped = facts["stopped"] or clock.stopped
-    plan = _plan(question, name, found, built(record))
+    # The search adds up the same numbers in another order. Priced again, the plan is what `Plan.reprice` gives.
+    one = replace(question, micro_batch_sizes=(found["micro_batch_size"],), recompute=(found["recompute"],))
+    rows = [(list(stage["layers"]), list(stage["devices"])) for stage in found["stages"]]
+    plan = price(one, rows, built(record))
     return replace(
         plan,
         **check_bound(plan, lower_bound_s=facts["lower_bound_s"]),

@@ -441,8 +441,11 @@ def hosts_hold_their_stages(plan: ChainPlan) -> str:
 
 def hosts_hold_their_weights(plan: ChainPlan, weights_bytes: Sequence[float]) -> str:
     """A host holds at least the weights of its stage's layers."""
-    rows = enumerate(zip(plan.stages, weights_bytes, strict=True), 1)
-    return next((f"stage {at}" for at, (one, held) in rows if not is_most(held, one.memory_bytes)), "")
+    for at, (stage, held) in enumerate(zip(plan.stages, weights_bytes, strict=True), 1):
+        rounded = (stage.last - stage.first + 1) / 1024  # the search counts whole 1/1024 of a byte
+        if not is_most(held, stage.memory_bytes + rounded):
+            return f"stage {at}"
+    return ""
 
 
 CHAIN_LAWS = (
