@@ -668,3 +668,15 @@ def test_layers_are_listed_in_the_order_that_is_priced_under_every_schedule() ->
             listed.add((plan.stages[0].layers, plan.stages[0].sync_tail_s))
             assert plan.for_rank(0).stages[0].layers == plan.stages[0].layers
     assert listed == {(("s", "b", "a"), 0.0)} or len(listed) == 1
+
+
+def test_the_page_on_proofs_lists_every_law() -> None:
+    from pathlib import Path
+
+    from hpgo.planning import laws as plan_laws
+
+    page = (Path(__file__).parent.parent / "docs/proofs.md").read_text(encoding="utf-8")
+    known = (*plan_laws.PLAN_LAWS, *plan_laws.PRICE_LAWS, *plan_laws.CHAIN_LAWS, *run_laws.RUN_LAWS)
+    alone = (plan_laws.ranks_hold_the_model, plan_laws.hosts_hold_their_weights)
+    alone += (run_laws.makespan_covers_work, run_laws.causes_make_the_idle_time)
+    assert [law.__name__ for law in (*known, *alone) if f"`{law.__name__}`" not in page] == []

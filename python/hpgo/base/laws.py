@@ -87,4 +87,4 @@ def share_left(part: float, whole: float) -> float:
     >>> share_left(0.1 + 0.2, 0.3), share_left(1.0, 4.0)
     (0.0, 0.75)
     """
-    return difference(whole, part) / whole if whole else 0.0
+    return 0.0 if not whole or is_equal(part, whole) else 1 - part / whole
