@@ -8,7 +8,7 @@ BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALONE := tests/test_serve.py
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: build torch clippy lint test crate package test-slow wheel bench docs site reproduce accuracy frameworks fuzz soak interrupts faults elastic chaos emulation variants emulated truth ci clean
+.PHONY: build torch clippy lint test crate package test-slow wheel bench docs site reproduce accuracy frameworks fuzz laws soak interrupts faults elastic chaos emulation variants emulated truth ci clean
 
 # What is downloaded comes beside what is compiled, and the tests last: it ends by saying what was skipped and why.
 ci:
@@ -99,6 +99,11 @@ fuzz: build torch
 		-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=3 -Cllvm-args=-sanitizer-coverage-pc-table \
 		-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-trace-compares
 	$(BIN)/python fuzz/run.py $(SECONDS) $(RUNS) -- --native target/fuzz/libhpgo.so
+
+# Ten thousand random questions of each kind against the laws of docs/proofs.md; EXAMPLES sets another number.
+laws: EXAMPLES ?= 10000
+laws: build torch
+	HPGO_LAWS_EXAMPLES=$(EXAMPLES) $(BIN)/pytest tests/test_answer_laws.py
 
 # Eight clients and 10,000 requests against `hpgo serve`, ten minutes at most; the figures of docs/benchmarks.md.
 soak: build

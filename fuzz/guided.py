@@ -76,6 +76,8 @@ def fuzz(
             started_s = time.process_time()
             try:
                 read(data, folder)
+            except hpgo.InternalError:
+                raise
             except hpgo.HpgoError as error:
                 if not (error.message and error.message.isprintable() and error.hint.isprintable()):
                     raise AssertionError(f"can't be printed: {error.args!r}") from error

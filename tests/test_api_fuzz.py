@@ -602,6 +602,8 @@ def test_only_errors_of_hpgo_come_back(valid: Any, stem: str) -> None:
                 try:
                     called(function, given | {argument: strange()})
                 except hpgo.HpgoError as error:
+                    if isinstance(error, hpgo.InternalError):
+                        foreign.append(f"{name}({argument}={words}): {error.message}")
                     if not (error.message and error.message.isprintable() and error.hint.isprintable()):
                         foreign.append(f"{name}({argument}={words}): what it says can't be printed")
                 except Exception as error:  # noqa: BLE001 -- what must not come
@@ -720,6 +722,8 @@ def test_only_errors_of_hpgo_come_back_from_the_runtime(tmp_path: Path, monkeypa
                     try:
                         function(**given | {argument: replaced})
                     except hpgo.HpgoError as error:
+                        if isinstance(error, hpgo.InternalError):
+                            foreign.append(f"{name}({argument}={words}): {error.message}")
                         if not (error.message and error.message.isprintable() and error.hint.isprintable()):
                             foreign.append(f"{name}({argument}={words}): what it says can't be printed")
                     except Exception as error:  # noqa: BLE001 -- what must not come

@@ -377,6 +377,7 @@ def test_what_would_only_fail_later_is_refused_when_it_is_read(
 
 def run(*words: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(group, list(words))
+    assert not isinstance(result.exception, hpgo.InternalError)
     if isinstance(result.exception, hpgo.HpgoError):
         return 1, result.stdout, f"{result.exception.message}; {result.exception.hint}"
     return result.exit_code, result.stdout, result.stderr

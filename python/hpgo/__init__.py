@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.base.errors import FileError as FileError
     from hpgo.base.errors import HpgoError as HpgoError
     from hpgo.base.errors import InfeasibleError as InfeasibleError
+    from hpgo.base.errors import InternalError as InternalError
     from hpgo.base.errors import ProfileError as ProfileError
     from hpgo.base.errors import RunError as RunError
     from hpgo.base.errors import ScheduleError as ScheduleError
@@ -95,6 +96,7 @@ _PUBLIC: dict[str, str] = {
     "FileError": "hpgo.base.errors",
     "HpgoError": "hpgo.base.errors",
     "InfeasibleError": "hpgo.base.errors",
+    "InternalError": "hpgo.base.errors",
     "Latent": "hpgo.model.transformer",
     "Layer": "hpgo.model.profile",
     "Layout": "hpgo.programs.layout",

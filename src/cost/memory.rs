@@ -77,9 +77,11 @@ pub fn memory(
     recompute: bool,
 ) -> Memory {
     let (begin, end) = stage;
-    let weights_bytes = model.parameter_bytes[end] - model.parameter_bytes[begin] + ties::copied_bytes(model, stage);
+    // Sums below two cuts round differently, so next to nothing may come out below zero.
+    let between = |below: &[f64]| (below[end] - below[begin]).max(0.0);
+    let weights_bytes = between(&model.parameter_bytes) + ties::copied_bytes(model, stage);
     let optimizer_bytes = weights_bytes * options.optimizer_per_weight;
-    let saved_bytes = totals.saved_bytes[end] - totals.saved_bytes[begin];
+    let saved_bytes = between(&totals.saved_bytes);
     let (input_bytes, output_bytes) = (totals.boundary_bytes[begin], totals.boundary_bytes[end]);
     let window = f64::from(window);
     // Recomputing keeps each micro-batch's input and, for the one that runs backward, everything.

@@ -1,5 +1,5 @@
 //! What is trained: a graph of layers, and where it may be cut.
 
 pub mod graph;
-mod order;
+pub(crate) mod order;
 pub mod states;

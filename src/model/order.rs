@@ -57,7 +57,7 @@ impl Ord for Claim<'_> {
 ///
 /// # Errors
 /// As [`Graph::topological_order`].
-pub(super) fn of(graph: &Graph) -> Result<Vec<usize>> {
+pub(crate) fn of(graph: &Graph) -> Result<Vec<usize>> {
     let count = graph.layers.len();
     let forward = graph.topological_order()?;
     let (mut before, mut after) = (vec![Vec::new(); count], vec![Vec::new(); count]);

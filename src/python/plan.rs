@@ -365,8 +365,11 @@ fn evaluate_orders(
             orders.validate()?;
         }
         let (graph, cluster, settings) = question.split()?;
-        let model = Model::new(&graph, &States::between(&graph, &layers)?);
+        let states = States::between(&graph, &layers)?;
+        let model = Model::new(&graph, &states);
         let (micro_batch, recompute, run) = chunked::evaluate(&model, &cluster, &settings, &devices, &orders)?;
+        // The price is that of the model's own order, so this is the order to list.
+        let layers = (0..devices.len()).map(|stage| states.layers_between(stage, stage + 1)).collect();
         Ok(run_record(micro_batch, recompute, layers, devices, run))
     });
     priced.map_err(|error| to_py_err(py, &error))

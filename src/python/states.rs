@@ -5,6 +5,7 @@ use pyo3::types::PyModule;
 
 use super::{records, to_py_err};
 use crate::error::Error;
+use crate::model::order;
 use crate::model::states::{Cuts, States};
 
 /// States times layers: half a gigabyte.
@@ -39,6 +40,14 @@ fn states(py: Python<'_>, profile: &Bound<'_, PyAny>, bound: usize) -> PyResult<
     Ok((why, (0..found.len()).map(state).collect()))
 }
 
+/// Indices of layers in the order in which plans price and list them.
+#[pyfunction]
+fn layer_order(py: Python<'_>, profile: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    let graph = records::graph(profile)?;
+    py.detach(|| order::of(&graph)).map_err(|error| to_py_err(py, &error))
+}
+
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(layer_order, module)?)?;
     module.add_function(wrap_pyfunction!(states, module)?)
 }

@@ -11,6 +11,9 @@ use crate::schedule::{Action, Kind, Pace, Schedule};
 /// So many actions pass between two looks at whether somebody wants to stop: about a millisecond.
 const BETWEEN_LOOKS: usize = 1 << 16;
 
+/// Share of a sum that sums in another order may differ by: far more than a million terms do, far less than is shown.
+const ROUNDING: f64 = 1e-9;
+
 /// `items`, ended by an error once `control` is cancelled.
 pub(crate) fn until_cancelled<T>(items: impl Iterator<Item = T>, control: &Control) -> impl Iterator<Item = Result<T>> {
     items.enumerate().map(|(count, item)| {
@@ -106,6 +109,8 @@ pub fn measure(schedule: &Schedule, costs: &Costs, times: &Times, control: &Cont
     let total_busy_s: f64 = busy_s.iter().sum();
     let total_s = makespan_s * busy_s.len() as f64;
     let ratio = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+    let (idle_s, least_idle_s) =
+        (left_of(total_s, total_busy_s), left_of(makespan_s, busy_s.iter().copied().fold(0.0, f64::max)));
     let mut idle_by_cause_s = [0.0; 5];
     for stretch in idle(schedule, costs, times, control)? {
         idle_by_cause_s[stretch.cause as usize] += stretch.end_s - stretch.start_s;
@@ -124,15 +129,21 @@ pub fn measure(schedule: &Schedule, costs: &Costs, times: &Times, control: &Cont
             .filter(|range| range[0] < range[1])
             .map(|range| times.end_s[range[1] - 1] - times.start_s[range[0]])
             .fold(0.0, f64::max),
-        idle_over_total: ratio(total_s - total_busy_s, total_s),
-        idle_over_busy: ratio(total_s - total_busy_s, total_busy_s),
-        idle_over_busiest: ratio(makespan_s - busy_s.iter().copied().fold(0.0, f64::max), makespan_s),
+        idle_over_total: ratio(idle_s, total_s),
+        idle_over_busy: ratio(idle_s, total_busy_s),
+        idle_over_busiest: ratio(least_idle_s, makespan_s),
         busy_s,
         idle_by_cause_s,
         peak_in_flight: schedule.peak_in_flight(),
         peak_in_flight_freed_at_input_gradient: peak_freed_at_input_gradient(schedule),
         messages: sent * times.iterations as usize,
     })
+}
+
+/// What is left of `whole` without `part`; nothing where they differ by rounding alone, which may leave less.
+fn left_of(whole: f64, part: f64) -> f64 {
+    let left = whole - part;
+    if left.abs() <= ROUNDING * whole { 0.0 } else { left }
 }
 
 fn busy_s(schedule: &Schedule, times: &Times) -> Vec<f64> {

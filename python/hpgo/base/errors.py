@@ -114,6 +114,17 @@ class DeadlineError(HpgoError):
     """
 
 
+class InternalError(HpgoError):
+    """A result breaks a law that all results keep: a fault of hpgo, whatever its input. The result is withheld.
+
+    `hpgo.base.laws.check` raises it. docs/proofs.md lists the laws.
+
+    >>> raise InternalError("the plan breaks the law `step_covers_work`", "report it with the input files")
+    Traceback (most recent call last):
+    hpgo.InternalError: the plan breaks the law `step_covers_work`
+    """
+
+
 class RunError(HpgoError, RuntimeError):
     """A run of a plan can't start, or can't go on.
 
@@ -177,6 +188,7 @@ for _error in (
     ArgumentError,
     ScheduleError,
     InfeasibleError,
+    InternalError,
     RunError,
     FileError,
 ):

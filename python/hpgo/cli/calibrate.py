@@ -9,6 +9,7 @@ import click
 
 from hpgo.base.documents import json_text, write_text
 from hpgo.base.errors import ArgumentError, ClusterError
+from hpgo.base.laws import difference
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Command
 from hpgo.cli.terminal import say, table, width
@@ -123,10 +124,12 @@ def _print(found: Calibration) -> None:
     from hpgo.planning.calibration import PARTS
 
     whole_s = found.predicted.step_s
+    # What rounding alone explains is nothing.
+    explained_s = [difference(whole_s + seconds, whole_s) and seconds for seconds in found.explained_s]
     rows = [("predicted", format_seconds(whole_s), "")]
     rows += [
         (part, _signed(seconds), _share(seconds / whole_s))
-        for part, seconds in zip(PARTS, found.explained_s, strict=True)
+        for part, seconds in zip(PARTS, explained_s, strict=True)
     ]
     rows.append(("measured", format_seconds(found.measured.step_s), f"{_apart(found.measured.step_s, whole_s)}"))
     table(("", "step", "of the prediction"), rows)
@@ -151,7 +154,7 @@ def _stages(found: Calibration) -> list[tuple[str, ...]]:
 
 
 def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
+    return f"{'-' if seconds < 0 else '+' if seconds else ''}{format_seconds(abs(seconds))}"
 
 
 def _apart(new: float, old: float) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from hpgo.base.errors import ArgumentError, DeadlineError, HpgoError, InfeasibleError
+from hpgo.base.errors import ArgumentError, DeadlineError, HpgoError, InfeasibleError, InternalError
 from hpgo.base.wording import near, shown
 from hpgo.planning import chunked
 from hpgo.planning.choices import choice, shortest, unknown
@@ -189,6 +189,8 @@ def _tries(
             return
         try:
             plan = clock.search(replace(question, schedule=name), progress)
+        except InternalError:
+            raise
         except HpgoError as error:
             yield None, unknown(name, error.message)
             continue
@@ -229,6 +231,8 @@ def _chunked(question: Question, clock: Clock, progress: Callable[[float, float]
         near_size = near_size or chunked.near(question, clock)
         try:
             yield chunked.best_of(question, name, clock, progress=progress, near_size=near_size)
+        except InternalError:
+            raise
         except HpgoError as error:
             yield None, unknown(name, error.message)
 

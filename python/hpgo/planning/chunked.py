@@ -16,6 +16,7 @@ from hpgo.base.units import format_bytes
 from hpgo.base.wording import counted
 from hpgo.planning.choices import choice
 from hpgo.planning.cuts import MOST_ACTIONS, sizes
+from hpgo.planning.laws import check_bound
 from hpgo.planning.running import durations_of
 from hpgo.planning.search import plan_of
 from hpgo.programs.orders import built, fitted, schedule
@@ -107,10 +108,13 @@ def _searched(
     asked = replace(question, schedule="1f1b")
     found, record, facts = _core.chunked_plan(asked, name, CHUNKED[name], sorted(few), clock.left_s(), progress)
     clock.stopped = facts["stopped"] or clock.stopped
-    plan = _plan(question, name, found, built(record))
+    # The search adds up the same numbers in another order. Priced again, the plan is what `Plan.reprice` gives.
+    one = replace(question, micro_batch_sizes=(found["micro_batch_size"],), recompute=(found["recompute"],))
+    rows = [(list(stage["layers"]), list(stage["devices"])) for stage in found["stages"]]
+    plan = price(one, rows, built(record))
     return replace(
         plan,
-        lower_bound_s=min(facts["lower_bound_s"], plan.step_s),
+        **check_bound(plan, lower_bound_s=facts["lower_bound_s"]),
         cuts=facts["one_order"] or "all",
         placements="compact",
         simulated=facts["simulated"],

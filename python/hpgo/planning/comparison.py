@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_is
 from hpgo.base.errors import ArgumentError
+from hpgo.base.laws import difference
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import near, shorten, shown
 from hpgo.planning.configured import Price
@@ -54,8 +55,8 @@ class Comparison(Record):
 
     @property
     def longer_s(self) -> float:
-        """By how much the other step is longer; negative if it is shorter."""
-        return self.other.step_s - self.chosen.step_s
+        """By how much the other step is longer; negative if it is shorter, 0 if rounding alone makes them differ."""
+        return difference(self.other.step_s, self.chosen.step_s)
 
     @property
     def apart(self) -> bool:

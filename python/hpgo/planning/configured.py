@@ -16,6 +16,7 @@ from hpgo.machine.cluster import Cluster, cluster_of
 from hpgo.model.estimate import ESTIMATED
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.profile import Layer, Profile
+from hpgo.planning.laws import checked_price
 from hpgo.planning.platform import ERROR_WITH_EXPERTS, USUAL_ERROR, Platform, usual_error
 from hpgo.programs.orders import KINDS, Schedule
 from hpgo.programs.orders import schedule as build
@@ -308,7 +309,7 @@ def price_of(stages: Stages, cluster: str, step_s: float, *, global_batch_size: 
     """All of a way's price, whose step was simulated."""
     site, pipeline = stages.site, stages.site.way.pipeline
     model, seq = site.model, site.seq
-    return Price(
+    found = Price(
         model=model.name,
         cluster=cluster,
         gpus=site.gpus.count,
@@ -333,6 +334,7 @@ def price_of(stages: Stages, cluster: str, step_s: float, *, global_batch_size: 
         peak_flop_per_s=site.gpus.peak_flop_per_s,
         has_experts=model.experts > 0,
     )
+    return checked_price(found, layers=model.layers, weights_bytes=VALUE * model.parameters)
 
 
 def stages_of(

@@ -11,6 +11,7 @@ import json
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpgo import _core
 from hpgo.base.checks import check_is, check_text
 from hpgo.base.documents import Section, as_kind, hinted, json_text, parse, record
 from hpgo.base.errors import ArgumentError
@@ -18,6 +19,7 @@ from hpgo.base.wording import shown
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats import native
 from hpgo.model.profile import Profile
+from hpgo.planning.laws import check_file
 from hpgo.planning.plans import Alternative, Assumptions, Digest, Plan, ScheduleChoice
 
 if TYPE_CHECKING:
@@ -86,11 +88,13 @@ def read(text: str, source: str) -> Plan:
             known["assumptions"] = _read_assumptions(top)
         optional = _SINCE_1 if version == 1 else _SINCE_2
         plan = _read_plan(top, known, optional)
-        return replace(
+        plan = replace(
             plan,
             alternatives=_read_rows(Alternative, alternatives, plan, optional),
             schedules=_read_rows(ScheduleChoice, schedules, plan, optional),
         )
+        check_file(plan, source)
+        return plan
 
 
 def digest_of(source: Profile | Cluster) -> Digest:
@@ -209,6 +213,13 @@ def _with_kept_bytes(stage: Stage) -> Stage:
     return replace(stage, memory=replace(stage.memory, kept_bytes=stage.kept_bytes))
 
 
+def _in_priced_order(plan: Plan, profile: Profile) -> Plan:
+    """`plan` with the layers of each stage in the order that its price is for, however a file lists them."""
+    place = {profile.layers[index].id: at for at, index in enumerate(_core.layer_order(profile))}
+    stages = (replace(stage, layers=tuple(sorted(stage.layers, key=place.__getitem__))) for stage in plan.stages)
+    return replace(plan, stages=tuple(stages))
+
+
 def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -> Plan:
     finished = section.flag("finished")
     plan = record(Plan, section, optional=optional, known=known)
@@ -219,6 +230,7 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
             if not ids.issuperset(stage.layers):
                 absent = next(layer for layer in stage.layers if layer not in ids)
                 section.fail(f"stage {number} has layer {shown(absent)}, which the profile of the plan lacks")
+        plan = _in_priced_order(plan, plan.assumptions.profile)
     if plan.placements == "compact" and "compact_bound_s" not in section:  # older files bound those alone
         plan = replace(plan, lower_bound_s=None, compact_bound_s=plan.lower_bound_s)
     if plan.finished != finished:

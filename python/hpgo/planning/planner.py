@@ -11,6 +11,7 @@ from hpgo.base.checks import check_progress, device_number, listed, number, whol
 from hpgo.base.errors import ArgumentError, DeadlineError
 from hpgo.base.wording import as_whole, shown
 from hpgo.machine.cluster import MOST_DEVICES
+from hpgo.planning.laws import checked
 from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question
 from hpgo.planning.search import plan_of, price, search, with_alternatives
 from hpgo.planning.ties import least_memory, with_leaner
@@ -105,14 +106,14 @@ def plan(
             raise DeadlineError(f"{deadline_s:g} s passed before there was any plan", error.hint) from None
 
     if launcher is None:
-        return solve(question)
+        return checked(solve(question))
     from hpgo.planning.restrict import restricted, solved, with_restriction
     from hpgo.programs.launchers import launcher as find_launcher
 
     row = find_launcher(launcher)
     asked = restricted(question, row, schedule=options.get("schedule"))
     best = solved(asked, row, solve)
-    return with_restriction(best, asked, row, question, until_s=until_s)
+    return checked(with_restriction(best, asked, row, question, until_s=until_s))
 
 
 def _best(
@@ -173,7 +174,7 @@ def evaluate(
     question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
     rows = rows_of(question.profile, stages)
     if question.schedule in SCHEDULES:
-        return price(question, rows)
+        return checked(price(question, rows))
     from hpgo.planning import choose, chunked  # load what simulates, which pricing does without
     from hpgo.planning.reprice import reprice
     from hpgo.planning.rerun import run_on
@@ -182,7 +183,7 @@ def evaluate(
     if question.schedule == "auto":
         raise ArgumentError("can't price a plan for schedule 'auto'", "it chooses a schedule for `plan`")
     if question.schedule in chunked.CHUNKED:
-        return chunked.evaluate(question, rows)
+        return checked(chunked.evaluate(question, rows))
     return reprice(run_on(price(replace(question, schedule="1f1b"), rows), question.schedule))
 
 
@@ -211,7 +212,7 @@ def exhaustive(
         )
     found, plans = _core.exhaustive(question)
     best = plan_of(question, found)
-    return replace(best, lower_bound_s=best.step_s, simulated=plans)
+    return checked(replace(best, lower_bound_s=best.step_s, simulated=plans))
 
 
 def rows_of(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.checks import check_flag, number
 from hpgo.base.documents import read_text, write_text
 from hpgo.base.errors import ArgumentError
+from hpgo.base.laws import share_left
 from hpgo.base.records import Record, check_fields
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import brief, counted, percent, shorten, shown
@@ -294,7 +295,7 @@ class Plan(Record):
     def bubble(self) -> float:
         """Share of the step in which the plan's devices don't compute."""
         busy_s = sum(s.replicas * (s.forward_s + s.backward_s) for s in self.stages) * self.micro_batches
-        return 1 - _ratio(busy_s, self.devices * self.step_s)
+        return share_left(busy_s, self.devices * self.step_s)
 
     @property
     def finished(self) -> bool:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpgo.base.laws import difference, share_left
 from hpgo.programs.orders import KINDS
+from hpgo.timing.laws import checked
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS, Measures
 from hpgo.timing.timeline import of_parts
 
@@ -285,13 +287,13 @@ class _Step:
         busy_s, makespan_s = self._busy_s, self._makespan_s
         total_s, all_busy_s = len(busy_s) * makespan_s, sum(busy_s)
         peaks = [record.peak_bytes for record in self._records]
-        return Measures(
+        measures = Measures(
             makespan_s=makespan_s,
             max_rank_span_s=max(self._end[b - 1] - self._begin[a] for a, b in self._spans if a < b),
             busy_s=tuple(busy_s),
-            idle_over_total=1 - all_busy_s / total_s,
-            idle_over_busy=total_s / all_busy_s - 1,
-            idle_over_busiest=1 - max(busy_s) / makespan_s,
+            idle_over_total=share_left(all_busy_s, total_s),
+            idle_over_busy=difference(total_s, all_busy_s) / all_busy_s,
+            idle_over_busiest=share_left(max(busy_s), makespan_s),
             idle_by_cause_s=tuple(
                 np.bincount(idle["cause"], idle["end_s"] - idle["start_s"], minlength=len(CAUSES)).tolist()
             ),
@@ -300,6 +302,7 @@ class _Step:
             messages=messages,
             peak_memory_bytes=None if None in peaks else tuple(float(peak or 0) for peak in peaks),
         )
+        return checked(self._program.schedule.name, measures, measured=True)
 
 
 _KIND = {False: "activation", True: "gradient"}

@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from hpgo.base.laws import difference
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import in_a_row
@@ -25,12 +26,12 @@ def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[st
     """The whole report; `forbidden` is the rule of a launcher that the other way breaks, if it does."""
     chosen, other = found.chosen, found.other
     seconds = [
-        (name, format_seconds(here), format_seconds(there), _signed(there - here, format_seconds))
+        (name, format_seconds(here), format_seconds(there), _signed(difference(there, here), format_seconds))
         for name, here, there in sorted(found.seconds, key=lambda row: -abs(row[2] - row[1]))
         if max(here, there) > 0
     ]
     memory = [
-        (name, format_bytes(here), format_bytes(there), _signed(there - here, format_bytes))
+        (name, format_bytes(here), format_bytes(there), _signed(difference(there, here), format_bytes))
         for name, here, there in sorted(found.memory_bytes, key=lambda row: -abs(row[2] - row[1]))
         if max(here, there) > 0
     ]
@@ -53,7 +54,7 @@ def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[st
         "",
         *plain(
             ["fullest GPU", "chosen", "other", "difference"],
-            [*memory, ("all", format_bytes(here), format_bytes(there), _signed(there - here, format_bytes))],
+            [*memory, ("all", format_bytes(here), format_bytes(there), _signed(difference(there, here), format_bytes))],
             width,
         ),
     ]  # fmt: skip
@@ -70,7 +71,7 @@ def verdict(found: Comparison, forbidden: str = "") -> str:
         said.append(
             f"It does not fit: the fullest GPU needs {format_bytes(other.fullest.peak_bytes)} of"
             f" {format_bytes(other.capacity_bytes)}, {format_bytes(other.missing_bytes)} too much;"
-            f" most of the difference is {more[0]} ({_signed(more[2] - more[1], format_bytes)})."
+            f" most of the difference is {more[0]} ({_signed(difference(more[2], more[1]), format_bytes)})."
         )
     share = abs(other.step_s / chosen.step_s - 1)
     if found.longer_s == 0:
@@ -80,7 +81,7 @@ def verdict(found: Comparison, forbidden: str = "") -> str:
         name, here, there = max(found.seconds, key=lambda row: sign * (row[2] - row[1]))
         said.append(
             f"Its step is {100 * share:.1f} % {'longer' if sign > 0 else 'shorter'}, most by {name}"
-            f" ({_signed(there - here, format_seconds)})."
+            f" ({_signed(difference(there, here), format_seconds)})."
         )
     if not found.apart:
         said.append(f"That is within {100 * chosen.error:.0f} %, the error of such steps: the terms don't tell.")
@@ -100,7 +101,7 @@ def around(chosen: Price, tried: Sequence[tuple[str, Price | str]], width: int =
         fits = "fits" if one.fits else f"{format_bytes(one.missing_bytes)} too much"
         if untried := [name for name in one.unmeasured if name not in chosen.unmeasured]:
             fits += f"; {in_a_row(untried)} unmeasured"
-        share = f"{100 * (one.step_s / chosen.step_s - 1):+.1f} %"
+        share = f"{100 * difference(one.step_s, chosen.step_s) / chosen.step_s:+.1f} %"
         rows.append((differences(chosen.way, one.way), format_seconds(one.step_s), share, format_bytes(peak), fits))
     found = plain(["what is next to it", "step", "longer", "memory", ""], rows, width)
     for change, why in refused:
@@ -125,4 +126,4 @@ def document(found: Comparison, forbidden: str = "") -> dict[str, object]:
 
 
 def _signed(value: float, shown: Callable[[float], str]) -> str:
-    return f"{'-' if value < 0 else '+'}{shown(abs(value))}"
+    return f"{'-' if value < 0 else '+' if value else ''}{shown(abs(value))}"

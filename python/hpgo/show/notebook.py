@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import HpgoError
+from hpgo.base.laws import share_left
 from hpgo.base.tables import cells_of, numeric
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
 from hpgo.base.wording import counted, printable
@@ -108,7 +109,7 @@ def of_timeline(timeline: Timeline) -> str:
     peaks = measures.peak_memory_bytes
     rows = [
         (
-            name, format_seconds(busy_s), _percent(1 - busy_s / timeline.makespan_s if timeline.makespan_s else 0.0),
+            name, format_seconds(busy_s), _percent(share_left(busy_s, timeline.makespan_s)),
             in_flight, *([format_bytes(peaks[rank])] if peaks else []),
         )
         for rank, (name, busy_s, in_flight) in enumerate(

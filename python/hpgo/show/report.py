@@ -211,8 +211,15 @@ def _held(groups: Sequence[Group], run: range) -> tuple[object, ...]:
         memory.total_bytes,
         group.capacity_bytes,
     )
-    free = f"{100 * group.headroom_bytes / group.capacity_bytes:.0f} %" if group.capacity_bytes > 0 else "none"
-    return (numbers(run), *map(_bytes, sizes), free)
+    return (numbers(run), *map(_bytes, sizes), _free(group))
+
+
+def _free(group: Group) -> str:
+    """Return the share of memory that stays free; one digit of a lack that rounds to nothing, which it is not."""
+    if group.capacity_bytes <= 0:
+        return "none"
+    percent = 100 * group.headroom_bytes / group.capacity_bytes
+    return f"{percent:.1g} %" if -0.5 <= percent < 0 else f"{percent:.0f} %"
 
 
 def _keeps_its_output(plan: Plan, stage: int) -> bool:
@@ -506,7 +513,7 @@ def sweep(plans: Sequence[Plan]) -> tuple[str, list[str], list[tuple[object, ...
             f"{plan.speed_up:.4g}",
             f"{100 * plan.bubble:.1f} %",
             "-" if plan.gap is None else f"{100 * plan.gap:.1f} %",
-            f"{min(100 * group.headroom_bytes / group.capacity_bytes for group in plan.groups):.0f} %",
+            _free(min(plan.groups, key=lambda group: group.headroom_bytes / group.capacity_bytes)),
         )
         for plan in plans
     ]

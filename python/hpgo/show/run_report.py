@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hpgo.base.laws import difference, share_left
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import printable
 from hpgo.show.folding import alike, numbers, ranged, steps
@@ -59,7 +60,7 @@ def ranks(timeline: Timeline) -> Table:
     rows = []
     for run in alike(range(timeline.ranks), lambda rank: (found.busy_s[rank], on[rank])):
         busy_s = max(found.busy_s[rank] for rank in run)
-        row = [str(numbers(run)), format_seconds(busy_s), _percent(1 - busy_s / timeline.makespan_s)]
+        row = [str(numbers(run)), format_seconds(busy_s), _percent(share_left(busy_s, timeline.makespan_s))]
         row += [str(ranged(in_flight[run.start], in_flight[run.stop - 1]))]
         row += [] if peaks is None else [_sizes(peaks[run.start : run.stop])]
         rows.append(row)
@@ -86,7 +87,7 @@ def comparison(timelines: Sequence[Timeline]) -> Table:
         row = [
             timeline.schedule,
             format_seconds(found.makespan_s),
-            "–" if timeline is timelines[0] else f"{100 * (found.makespan_s / first_s - 1):+.1f} %",
+            "–" if timeline is timelines[0] else f"{100 * difference(found.makespan_s, first_s) / first_s:+.1f} %",
             _percent(found.idle_over_total),
             _percent(found.idle_over_busy),
             f"{timeline.activations_held:g}",

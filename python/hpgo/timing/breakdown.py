@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpgo.base.checks import check_is
+from hpgo.base.laws import share_left
 from hpgo.base.records import Record
 from hpgo.programs.orders import KINDS
 from hpgo.timing.timeline import Timeline
@@ -59,7 +60,7 @@ def breakdown(timeline: Timeline) -> Breakdown:
         transfer_s=_transfers(timeline),
         sync_s=_syncs(timeline),
         memory_bytes=_memory(timeline),
-        bubble=1 - float(counts @ busy_s) / working_s if working_s else 0.0,
+        bubble=share_left(float(counts @ busy_s), working_s),
         peak_memory_bytes=None if peaks is None else max(peaks),
     )
 

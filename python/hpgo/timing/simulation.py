@@ -14,6 +14,7 @@ from hpgo.base.wording import near, shown
 from hpgo.programs.costs import Costs, StageBytes
 from hpgo.programs.orders import MOST_ACTIONS, Schedule
 from hpgo.programs.program import Program
+from hpgo.timing.laws import check_makespan
 from hpgo.timing.timeline import Timeline, of_simulation
 
 if TYPE_CHECKING:
@@ -138,8 +139,10 @@ def simulate(
         run, rounds = run.without_flush(iterations), 1
         if len(columns.compute_s) > shape.stages:  # a row for each micro-batch of one iteration
             columns = replace(columns, compute_s=np.tile(columns.compute_s, (iterations, 1)))
+    simulated = _core.simulate(run, columns, communication, rounds)
+    check_makespan(simulated.makespan_s, run, columns.compute_s, rounds)
     timeline = of_simulation(
-        _core.simulate(run, columns, communication, rounds),
+        simulated,
         run,
         communication=communication,
         iterations=rounds,

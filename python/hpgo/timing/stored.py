@@ -19,6 +19,7 @@ from hpgo.base.errors import ArgumentError
 from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path, refused
 from hpgo.base.wording import as_float, shown
 from hpgo.programs.orders import KINDS
+from hpgo.timing.laws import check_file
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS, Measures
 
 if TYPE_CHECKING:
@@ -221,6 +222,7 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
     if "actions" in top:
         top.get("actions")
     top.done()
+    check_file(top.where, parts["measures"], facts.get("devices", ()))
     for part in ("times", "transfers", "syncs", "idle"):
         where = f"{top.where}, {'actions' if part == 'times' else part}"
         _check_span(parts[part], makespan_s, where)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.checks import check_text
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.files import as_path, writing
+from hpgo.base.laws import difference, share_left
 from hpgo.base.quoting import in_whole_letters
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
@@ -17,6 +18,7 @@ from hpgo.base.units import format_seconds
 from hpgo.base.wording import brief, counted, shorten
 from hpgo.programs.orders import KINDS
 from hpgo.timing import stored
+from hpgo.timing.laws import checked
 from hpgo.timing.measures import CAUSES, Measures
 
 if TYPE_CHECKING:
@@ -314,7 +316,7 @@ def of_simulation(
             sent = stage_bytes[transfers["stage"].astype(np.int64) - transfers["kind"], 5]
             by_rank = np.bincount(transfers["from_rank"], weights=sent, minlength=schedule.ranks)
             values["bytes_sent"] = tuple(by_rank.tolist())
-        return Measures(**values)
+        return checked(schedule.name, Measures(**values), devices)
 
     def weighed(busy_s: tuple[float, ...]) -> dict[str, Any]:
         """Idle time of all devices, where each rank stands for several."""
@@ -322,8 +324,8 @@ def of_simulation(
         total_s, all_busy_s = float(counts.sum()) * simulated.makespan_s, float(counts @ np.array(busy_s))
         lasting_s = (idle["end_s"] - idle["start_s"]) * counts[idle["rank"]]
         return {
-            "idle_over_total": 1 - all_busy_s / total_s if total_s else 0.0,
-            "idle_over_busy": total_s / all_busy_s - 1 if all_busy_s else 0.0,
+            "idle_over_total": share_left(all_busy_s, total_s),
+            "idle_over_busy": difference(total_s, all_busy_s) / all_busy_s if all_busy_s else 0.0,
             "idle_by_cause_s": tuple(np.bincount(idle["cause"], lasting_s, minlength=len(CAUSES)).tolist()),
         }
 

@@ -225,10 +225,10 @@ impl<'a> Pricer<'a> {
         let machine = |&(machine, _): &(u32, u32)| &self.cluster.machines[machine as usize];
         let speed = stage.footprint.iter().map(machine).map(|m| m.speed).fold(f64::INFINITY, f64::min);
         let capacity_bytes = stage.footprint.iter().map(machine).map(|m| m.memory_bytes).fold(f64::INFINITY, f64::min);
-        let forward_s = (totals.forward_s[stage.end] - totals.forward_s[stage.begin]) / speed;
-        let backward_s = (totals.backward_s[stage.end] - totals.backward_s[stage.begin]) / speed
-            + if plan.recompute { forward_s } else { 0.0 };
-        let half_s = |below: &[f64]| (below[stage.end] - below[stage.begin]) / speed;
+        // Sums below two cuts round differently, so layers that take next to nothing may come out below zero.
+        let between_s = |below: &[f64]| (below[stage.end] - below[stage.begin]).max(0.0) / speed;
+        let forward_s = between_s(&totals.forward_s);
+        let backward_s = between_s(&totals.backward_s) + if plan.recompute { forward_s } else { 0.0 };
         let rate = match plan.stages.get(index + 1) {
             Some(next) => transfer(self.cluster, &stage.footprint, &next.footprint),
             None => Rate::default(),
@@ -257,8 +257,8 @@ impl<'a> Pricer<'a> {
             share,
             forward_s,
             backward_s,
-            input_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.input_gradient_s)),
-            weight_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.weight_gradient_s)),
+            input_gradient_s: totals.halves.as_ref().map(|halves| between_s(&halves.input_gradient_s)),
+            weight_gradient_s: totals.halves.as_ref().map(|halves| between_s(&halves.weight_gradient_s)),
             transfer_s: cut_bytes * rate.s_per_byte + rate.latency_s,
             transfer_busy_s: cut_bytes * rate.s_per_byte,
             sync_s: sync_tail(false),

@@ -15,6 +15,7 @@ from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import brief, counted, shorten
+from hpgo.planning.laws import check_chain_file
 from hpgo.programs.costs import Costs
 from hpgo.programs.program import program
 from hpgo.programs.stages import Crossing
@@ -274,7 +275,9 @@ class ChainPlan(Record):
             stages = [{key: row[key] for key in row if key not in _DERIVED_OF_STAGES} if isinstance(row, dict) else row
                       for row in rows]  # fmt: skip
             kept = Section({"stages": stages}, source, ArgumentError).rows("stages")
-            return record(cls, top, known={"stages": tuple(record(ChainStage, kept.within(row)) for row in kept)})
+            plan = record(cls, top, known={"stages": tuple(record(ChainStage, kept.within(row)) for row in kept)})
+            check_chain_file(plan, source)
+            return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON. Raises ArgumentError if the file can't be written."""

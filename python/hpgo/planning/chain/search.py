@@ -18,6 +18,7 @@ from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage
 from hpgo.planning.chain.profiles import task_of_profile
 from hpgo.planning.chain.records import Chain, Group, HostType, Task
 from hpgo.planning.chain.rules import Rules
+from hpgo.planning.laws import checked_chain
 from hpgo.planning.question import check_gpus
 from hpgo.programs.launchers import launcher as find_launcher
 
@@ -206,7 +207,8 @@ def _solved(
             raise
         asked = f"{samples_per_s:g} samples/s are a batch of {batch_size} every {longest_s:.6g} s"
         raise InfeasibleError(error.message, f"{error.hint}; {asked}") from None
-    return _plan(found, task, rules.groups, batch_size=batch_size, objective=objective, units=units)
+    plan = _plan(found, task, rules.groups, batch_size=batch_size, objective=objective, units=units)
+    return checked_chain(plan, [sum(task.layer_bytes[row["first"] : row["end"]]) for row in found["stages"]])
 
 
 def _plan(

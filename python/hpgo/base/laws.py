@@ -1,0 +1,90 @@
+"""Laws that results keep: how one is checked before a result leaves, and how far rounding may take it.
+
+A law is a function of a result. Its docstring is the statement; it returns where the law is broken, or nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from hpgo.base.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Result = TypeVar("Result")
+
+ROUNDING = 1e-9
+"""Share by which two ways of computing one number may differ. Not tuned: sums of a million terms differ by 1e-10."""
+_REPORT = "this is a fault of hpgo: report it with the input files and the command that led here"
+
+
+def check(what: str, laws: Sequence[Callable[[Result], str]], result: Result) -> Result:
+    """Return `result` if it keeps all `laws`.
+
+    Raises InternalError that names the law and the place, and none of the numbers.
+
+    >>> def is_even(number: int) -> str:
+    ...     '''A sum of two odd numbers is even.'''
+    ...     return "the last digit" if number % 2 else ""
+    >>> check("the sum", [is_even], 3 + 5)
+    8
+    >>> check("the sum", [is_even], 3 + 4)
+    Traceback (most recent call last):
+    hpgo.InternalError: the sum breaks the law `is_even` at the last digit: a sum of two odd numbers is even
+    """
+    broken = first_broken(laws, result)
+    if broken:
+        raise InternalError(f"{what} breaks {broken}", _REPORT)
+    return result
+
+
+def first_broken(laws: Sequence[Callable[[Result], str]], result: Result) -> str:
+    """Return the first of `laws` that `result` breaks, with place and statement; an empty text if it keeps all."""
+    for law in laws:
+        if place := law(result):
+            return f"the law `{law.__name__}` at {place}: {statement(law)}"
+    return ""
+
+
+def broken(what: str, law: Callable[..., str], place: str) -> NoReturn:
+    """Raise InternalError for `what`, which breaks `law` at `place`."""
+    raise InternalError(f"{what} breaks the law `{law.__name__}` at {place}: {statement(law)}", _REPORT)
+
+
+def statement(law: Callable[..., str]) -> str:
+    """Return the first sentence of a law's docstring, as the end of a sentence."""
+    text = " ".join((law.__doc__ or "").split("\n\n", 1)[0].split()).rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def is_most(value: float, most: float, of: float = 0.0) -> bool:
+    """Return whether `value` is at most `most`, but for rounding of both or of something as large as `of`.
+
+    >>> is_most(1 + 1e-12, 1), is_most(1.001, 1), is_most(1e-12, 0), is_most(1e-12, 0, of=1)
+    (True, False, False, True)
+    """
+    return value <= most + ROUNDING * max(abs(most), of)
+
+
+def is_equal(one: float, other: float, of: float = 0.0) -> bool:
+    """Return whether two numbers are equal, but for rounding of both or of something as large as `of`."""
+    return is_most(one, other, of) and is_most(other, one, of)
+
+
+def difference(value: float, base: float) -> float:
+    """Return `value - base`, and 0 where rounding alone makes them differ.
+
+    >>> difference(0.1 + 0.2, 0.3), difference(3.0, 2.0)
+    (0.0, 1.0)
+    """
+    return 0.0 if is_equal(value, base) else value - base
+
+
+def share_left(part: float, whole: float) -> float:
+    """Return the share of `whole` that is not `part`, and 0 where rounding alone makes them differ or `whole` is 0.
+
+    >>> share_left(0.1 + 0.2, 0.3), share_left(1.0, 4.0)
+    (0.0, 0.75)
+    """
+    return 0.0 if not whole or is_equal(part, whole) else 1 - part / whole

@@ -1,0 +1,454 @@
+"""Laws that plans, prices of transformers and chain plans keep. Every answer is checked before it leaves.
+
+The numbers are computed here from the profile and the cluster, independently of the native planner. docs/proofs.md
+lists the laws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import inf
+from typing import TYPE_CHECKING
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.laws import broken, check, first_broken, is_equal, is_most
+from hpgo.base.wording import shorten
+from hpgo.machine.cluster import Cluster
+from hpgo.model.batches import at_batch
+from hpgo.model.profile import Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hpgo.model.profile import Layer
+    from hpgo.planning.chain.plans import ChainPlan
+    from hpgo.planning.configured import Price
+    from hpgo.planning.plans import Plan
+    from hpgo.programs.stages import Stage
+
+_LENGTHS = ("forward_s", "backward_s", "transfer_s", "transfer_busy_s", "sync_s", "sync_tail_s")
+_SIZES = (
+    "weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes", "recomputed_bytes",
+)  # fmt: skip
+
+
+# --- Plans ------------------------------------------------------------------------------------------------------------
+
+
+def checked(plan: Plan) -> Plan:
+    """Return `plan` if it and the plans that it is compared with keep all laws. Raises InternalError."""
+    for name, one in _plans(plan):
+        check(f"the {name} of `{shorten(plan.profile)}` on `{shorten(plan.cluster)}`", PLAN_LAWS, one)
+    return plan
+
+
+def check_file(plan: Plan, source: str) -> None:
+    """Raise ArgumentError, which names `source`, if the numbers of a file contradict each other.
+
+    A file may be edited and priced again, so its numbers need not follow from its profile and cluster.
+    """
+    for name, one in _plans(plan):
+        if what := first_broken(FILE_LAWS, one):
+            raise ArgumentError(f"{source}: the {name} breaks {what}", "make it again with `hpgo plan`")
+
+
+def check_bound(plan: Plan, **bounds_s: float | None) -> dict[str, float | None]:
+    """Return bounds of a search as fields of `plan`, at most its step. Raises InternalError for a larger one.
+
+    A plan that does not fit is no answer, so its step may be below the bound.
+    """
+    for name, bound_s in bounds_s.items():
+        if bound_s is not None and plan.fits and not is_most(bound_s, plan.step_s):
+            broken(f"the plan of `{shorten(plan.profile)}`", bound_is_below_step, f"`{name}`")
+    return {name: None if bound_s is None else min(bound_s, plan.step_s) for name, bound_s in bounds_s.items()}
+
+
+def _plans(plan: Plan) -> Iterator[tuple[str, _Checked]]:
+    sources = _Sources.of(plan)
+    yield "plan", _Checked(plan, sources)
+    for row in (*plan.alternatives, *plan.schedules):
+        if row.plan is not None and row.plan is not plan:
+            own = row.plan.assumptions is plan.assumptions or sources.serves(row.plan)
+            yield f"plan `{row.name}`", _Checked(row.plan, sources if own else _Sources.of(row.plan))
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """Profile and cluster of a plan, where they are known."""
+
+    measured: Profile | None
+    profile: Profile | None
+    cluster: Cluster | None
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Sources:
+        assumed = plan.assumptions
+        measured = assumed.profile if assumed is not None and isinstance(assumed.profile, Profile) else None
+        cluster = assumed.cluster if assumed is not None and isinstance(assumed.cluster, Cluster) else None
+        profile = (
+            measured if measured is None or assumed is None or assumed.count_loading else measured.without_loading()
+        )
+        return cls(measured, profile, cluster)
+
+    def serves(self, plan: Plan) -> bool:
+        """Whether another plan has the same ones."""
+        assumed = plan.assumptions
+        return assumed is not None and assumed.profile is self.measured and assumed.cluster is self.cluster
+
+    @cached_property
+    def layers(self) -> dict[str, Layer]:
+        return {} if self.profile is None else {layer.id: layer for layer in self.profile.layers}
+
+    @cached_property
+    def speeds(self) -> list[float]:
+        """Of each device."""
+        if self.cluster is None:
+            return []
+        return [machine.device.speed for machine in self.cluster.machines for _ in range(machine.count)]
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A plan, and what its laws compute from profile and cluster."""
+
+    plan: Plan
+    sources: _Sources
+
+    @cached_property
+    def whole_model(self) -> bool:
+        """Whether each layer of the profile is on one stage, and the cluster has the devices."""
+        named = [layer for stage in self.plan.stages for layer in stage.layers]
+        known = self.sources.layers
+        return len(named) == len(known) and known.keys() == set(named)
+
+    @cached_property
+    def sums(self) -> list[tuple[list[float], list[float], float]]:
+        """Of each stage, what its layers take forward and backward at each batch size, and bytes of weights."""
+        known, profile = self.sources.layers, self.sources.profile
+        found = []
+        for stage in self.plan.stages if profile is not None and self.whole_model else ():
+            layers = [known[layer] for layer in stage.layers]
+            assert profile is not None  # noqa: S101
+            sizes = range(len(profile.batch_sizes))
+            found.append(
+                (
+                    [sum(layer.forward_s[at] for layer in layers) for at in sizes],
+                    [sum(layer.backward_s[at] for layer in layers) for at in sizes],
+                    sum(layer.parameter_bytes for layer in layers),
+                )
+            )
+        return found
+
+    def seconds(self, stage: int, samples: int) -> tuple[float, float]:
+        """What a stage takes forward and backward for so many samples on a device of speed 1."""
+        assert self.sources.profile is not None  # noqa: S101
+        sizes = self.sources.profile.batch_sizes
+        forward_s, backward_s, _ = self.sums[stage]
+        return at_batch(sizes, forward_s, samples), at_batch(sizes, backward_s, samples)
+
+    def speed(self, stage: Stage) -> float | None:
+        """Of a stage's slowest device, if the cluster is known and has it."""
+        speeds = self.sources.speeds
+        return min(speeds[device] for device in stage.devices) if max(stage.devices) < len(speeds) else None
+
+
+def numbers_are_lengths(one: _Checked) -> str:
+    """Times and sizes of a plan are finite and not negative."""
+    plan = one.plan
+    for name in ("step_s", "one_device_step_s", "loading_s", "lower_bound_s", "compact_bound_s"):
+        value = getattr(plan, name)
+        if value is not None and not 0 <= value < inf:
+            return f"`{name}`"
+    for at, stage in enumerate(plan.stages):
+        for name in _LENGTHS:
+            if not 0 <= getattr(stage, name) < inf:
+                return f"`{name}` of stage {at}"
+        for name in _SIZES:
+            if not 0 <= getattr(stage.memory, name) < inf:
+                return f"`{name}` of stage {at}"
+    return ""
+
+
+def step_covers_work(one: _Checked) -> str:
+    """A step takes at least as long as any device computes: all forward and backward passes of its stages."""
+    plan = one.plan
+    for group in plan.groups:
+        stages = [plan.stages[at] for at in group.stages]
+        work_s = plan.micro_batches * sum(stage.forward_s + stage.backward_s for stage in stages)
+        if not is_most(work_s, plan.step_s):
+            return f"the devices of stage {group.stages[0]}"
+    return ""
+
+
+def bubble_is_a_share(one: _Checked) -> str:
+    """The bubble, the share of device time without computation, is between 0 and 1."""
+    return "" if is_most(0, one.plan.bubble, 1) and is_most(one.plan.bubble, 1) else "`bubble`"
+
+
+def bound_is_below_step(one: _Checked) -> str:
+    """A lower bound is at most the step of any plan that fits and is compared with."""
+    plan = one.plan
+    bounds_s = {"lower_bound_s": plan.lower_bound_s, "compact_bound_s": plan.compact_bound_s}
+    if plan.restriction is not None:
+        bounds_s["free_lower_bound_s"] = plan.restriction.free_lower_bound_s
+    for name, bound_s in bounds_s.items():
+        if bound_s is not None and plan.fits and not is_most(bound_s, plan.step_s):
+            return f"`{name}`"
+    for row in plan.alternatives:
+        if row.step_s is not None and not is_most(plan.lower_bound_s or 0.0, row.step_s):
+            return f"`lower_bound_s` and `{row.name}`"
+    return ""
+
+
+def compared_steps_are_their_plans(one: _Checked) -> str:
+    """The step in a comparison is that of the compared plan; none that fits is below `auto`'s choice."""
+    plan = one.plan
+    for row in (*plan.alternatives, *plan.schedules):
+        if row.step_s is not None and row.plan is not None and row.plan.step_s != row.step_s:
+            return f"`{row.name}`"
+    for row in plan.schedules:
+        if row.step_s is not None and not is_most(plan.step_s, row.step_s):
+            return f"`{row.name}`"
+    return ""
+
+
+def shares_make_the_micro_batch(one: _Checked) -> str:
+    """Replicas of a stage share each micro-batch: the largest share is the micro-batch over replicas, rounded up."""
+    plan, assumed = one.plan, one.plan.assumptions
+    for at, stage in enumerate(plan.stages):
+        least, rest = divmod(plan.micro_batch_size, stage.replicas)
+        uneven = rest and assumed is not None and assumed.equal_shares
+        small = assumed is not None and least < assumed.smallest_share
+        if stage.share != least + (rest > 0) or uneven or small:
+            return f"stage {at}"
+    return ""
+
+
+def stages_hold_the_model(one: _Checked) -> str:
+    """Stages hold each layer of the profile once, in an order in which the layers can run."""
+    if one.sources.profile is None:
+        return ""
+    if not one.whole_model:
+        return "the layers of the stages"
+    place = {layer: at for at, layer in enumerate(layer for stage in one.plan.stages for layer in stage.layers)}
+    back = next((end for start, end in one.sources.profile.edges if place[start] >= place[end]), None)
+    return "" if back is None else f"layer `{shorten(back)}`"
+
+
+def stage_times_are_their_layers(one: _Checked) -> str:
+    """A stage takes what its layers take for the largest share of a micro-batch on its slowest device."""
+    plan = one.plan
+    if not one.sums or not one.sources.speeds:
+        return ""
+    slowest = min(one.sources.speeds)
+    whole_s = [sum(one.seconds(at, plan.micro_batch_size)) / slowest for at in range(len(plan.stages))]
+    for at, stage in enumerate(plan.stages):
+        speed = one.speed(stage)
+        if speed is None:
+            return f"the devices of stage {at}"
+        forward_s, backward_s = (part_s / speed for part_s in one.seconds(at, stage.share))
+        repeated_s = forward_s if plan.recompute else 0.0
+        of = sum(whole_s)
+        if not (is_equal(stage.forward_s, forward_s, of) and is_equal(stage.backward_s, backward_s + repeated_s, of)):
+            return f"stage {at}"
+    return ""
+
+
+def speed_up_is_possible(one: _Checked) -> str:
+    """Devices are together at most as fast as the sum of their speeds, unless the profile has small batches cheaper.
+
+    The exception is measured: a stage's replicas may take less than one device for the same samples only by as much as
+    the profile says for the sizes of their shares.
+    """
+    plan = one.plan
+    if not one.sums or not one.sources.speeds or not plan.step_s:
+        return ""
+    stages = range(len(plan.stages))
+    one_device_s = sum(sum(one.seconds(at, plan.micro_batch_size)) for at in stages)
+    if not is_equal(plan.one_device_step_s, plan.micro_batches * one_device_s):
+        return "`one_device_step_s`"
+    shared_s = sum(stage.replicas * sum(one.seconds(at, stage.share)) for at, stage in enumerate(plan.stages))
+    speeds = sum(one.sources.speeds[device] for group in plan.groups for device in group.devices)
+    cheaper = one_device_s / shared_s if shared_s else 1.0
+    return "" if is_most(plan.speed_up, speeds * max(1.0, cheaper)) else "`speed_up`"
+
+
+def devices_hold_their_weights(one: _Checked) -> str:
+    """A device holds at least the weights of its layers, and what it lacks is what it needs less what it has."""
+    plan = one.plan
+    if one.sums:
+        of = sum(held for _, _, held in one.sums)
+        for at, (stage, (_, _, held)) in enumerate(zip(plan.stages, one.sums, strict=True)):
+            if not is_most(held, stage.memory.weights_bytes, of):
+                return f"stage {at}"
+    for at, stage in enumerate(plan.stages):
+        micro_batch = stage.kept_bytes + stage.memory.recomputed_bytes
+        if not is_most(stage.memory.activations_bytes, stage.in_flight * micro_batch, stage.memory.total_bytes):
+            return f"the activations of stage {at}"
+    return ""
+
+
+PLAN_LAWS = (
+    numbers_are_lengths, stages_hold_the_model, shares_make_the_micro_batch, stage_times_are_their_layers,
+    step_covers_work, bubble_is_a_share, speed_up_is_possible, bound_is_below_step, compared_steps_are_their_plans,
+    devices_hold_their_weights,
+)  # fmt: skip
+"""The first that is broken is named, so causes stand before what follows from them."""
+FILE_LAWS = (
+    numbers_are_lengths, stages_hold_the_model, shares_make_the_micro_batch, step_covers_work, bubble_is_a_share,
+    bound_is_below_step,
+)  # fmt: skip
+"""Laws of plans in files."""
+
+
+# --- Prices of transformers -------------------------------------------------------------------------------------------
+
+
+def checked_price(price: Price, *, layers: int, weights_bytes: float) -> Price:
+    """Return the price of a model with so many layers and weights if it keeps all laws. Raises InternalError."""
+    what = f"the price of `{shorten(price.model)}` on `{shorten(price.cluster)}`"
+    check(what, PRICE_LAWS, price)
+    if place := ranks_hold_the_model(price, layers, weights_bytes):
+        broken(what, ranks_hold_the_model, place)
+    return price
+
+
+def price_numbers_are_lengths(price: Price) -> str:
+    """Times and sizes of a price are finite and not negative."""
+    named = [("step_s", price.step_s), ("bound_s", price.bound_s), *price.seconds]
+    named += [(name, size) for rank in price.stages for name, size in rank.memory_bytes]
+    named += [("forward_s", rank.forward_s) for rank in price.stages]
+    named += [("backward_s", rank.backward_s) for rank in price.stages]
+    return next((f"`{name}`" for name, value in named if not 0 <= value < inf), "")
+
+
+def degrees_make_the_gpus(price: Price) -> str:
+    """Degrees of a configuration multiply to its GPUs, and micro-batches of all replicas to the batch."""
+    way = price.way
+    if way.tensor * way.context * way.pipeline * way.data != price.gpus or len(price.stages) != way.pipeline:
+        return "the degrees"
+    return "" if price.micro_batches * way.micro_batch_size * way.data == price.global_batch_size else "the batch"
+
+
+def terms_make_the_step(price: Price) -> str:
+    """Terms of a step add up to it."""
+    return "" if is_equal(sum(seconds for _, seconds in price.seconds), price.step_s) else "`seconds`"
+
+
+def price_covers_work(price: Price) -> str:
+    """A step takes at least as long as any rank computes, and at least its bound."""
+    for at, rank in enumerate(price.stages):
+        if not is_most(price.micro_batches * (rank.forward_s + rank.backward_s), price.step_s):
+            return f"rank {at}"
+    return "" if is_most(price.bound_s, price.step_s) else "`bound_s`"
+
+
+def utilisation_is_a_share(price: Price) -> str:
+    """GPUs do at most the operations of their peak rate."""
+    return "" if is_most(0, price.utilisation, 1) and is_most(price.utilisation, 1) else "`utilisation`"
+
+
+def ranks_hold_the_model(price: Price, layers: int, weights_bytes: float) -> str:
+    """Ranks hold each layer once, and all GPUs together each weight at least once."""
+    parts = sorted(part for rank in price.stages for part in rank.layers if part[0] != part[1])
+    if [*(begin for begin, _ in parts), layers] != [0, *(end for _, end in parts)]:
+        return "the layers of the ranks"
+    held = sum(dict(rank.memory_bytes)["weights"] for rank in price.stages) * (price.gpus / len(price.stages))
+    return "" if is_most(weights_bytes, held) else "the weights of the ranks"
+
+
+PRICE_LAWS = (
+    price_numbers_are_lengths, degrees_make_the_gpus, price_covers_work, terms_make_the_step, utilisation_is_a_share,
+)  # fmt: skip
+
+
+# --- Chain plans ------------------------------------------------------------------------------------------------------
+
+
+def checked_chain(plan: ChainPlan, weights_bytes: Sequence[float]) -> ChainPlan:
+    """Return a chain plan if it keeps all laws; `weights_bytes` has those of each stage. Raises InternalError."""
+    what = f"the chain plan of `{shorten(plan.model)}`"
+    check(what, CHAIN_LAWS, plan)
+    if place := hosts_hold_their_weights(plan, weights_bytes):
+        broken(what, hosts_hold_their_weights, place)
+    return plan
+
+
+def check_chain_file(plan: ChainPlan, source: str) -> None:
+    """Raise ArgumentError, which names `source`, if the chain plan of a file breaks a law."""
+    if what := first_broken(CHAIN_LAWS, plan):
+        raise ArgumentError(f"{source}: the chain plan breaks {what}", "make it again: `hpgo partition … --json`")
+
+
+def chain_numbers_are_lengths(plan: ChainPlan) -> str:
+    """Times and sizes of a chain plan are not negative, and those of its stages finite."""
+    named = [(name, getattr(plan, name)) for name in ("interval_s", "latency_s", "value", "lower_bound", "loading_s")]
+    named += [(f"{name} of stage {at}", getattr(stage, name)) for at, stage in enumerate(plan.stages, 1)
+              for name in ("compute_s", "interval_s", "memory_bytes")]  # fmt: skip
+    named += [(f"{name} of hop {at}", getattr(hop, name)) for at, hop in enumerate(plan.hops)
+              for name in ("bytes", "seconds", "interval_s")]  # fmt: skip
+    return next((f"`{name}`" for name, value in named if not 0 <= value < inf), "")
+
+
+def stages_follow_each_other(plan: ChainPlan) -> str:
+    """Stages hold the layers one after the other from the first on, each host at most one stage."""
+    for at, (stage, behind) in enumerate(pairwise(plan.stages), 2):
+        if behind.first != stage.last + 1:
+            return f"stage {at}"
+    if plan.stages and plan.stages[0].first != 1:
+        return "stage 1"
+    hosts = [host for stage in plan.stages for host in stage.hosts]
+    return "" if len({*hosts, *plan.unused}) == len(hosts) + len(plan.unused) else "the hosts"
+
+
+def interval_is_the_longest(plan: ChainPlan) -> str:
+    """The interval is the longest of all stages and hops, and that of a stage is its computation over its hosts."""
+    for at, stage in enumerate(plan.stages, 1):
+        if not is_equal(stage.interval_s * len(stage.hosts), stage.compute_s):
+            return f"stage {at}"
+    longest_s = max((part.interval_s for part in (*plan.stages, *plan.hops)), default=0.0)
+    return "" if is_equal(plan.interval_s, longest_s) else "`interval_s`"
+
+
+def latency_is_the_sum(plan: ChainPlan) -> str:
+    """The latency is the sum of all stages and hops."""
+    sum_s = sum(stage.compute_s for stage in plan.stages) + sum(hop.seconds for hop in plan.hops)
+    return "" if is_equal(plan.latency_s, sum_s) else "`latency_s`"
+
+
+def value_is_above_bound(plan: ChainPlan) -> str:
+    """The value is what the objective names, and at least the lower bound."""
+    hosts = sum(len(stage.hosts) for stage in plan.stages)
+    named = {"throughput": plan.interval_s, "latency": plan.latency_s, "hosts": hosts}.get(plan.objective, plan.value)
+    if not is_equal(plan.value, named):
+        return "`value`"
+    return "" if is_most(plan.lower_bound, plan.value) else "`lower_bound`"
+
+
+def hosts_hold_their_stages(plan: ChainPlan) -> str:
+    """A stage's layers and buffers fit the memory of its host."""
+    return next(
+        (
+            f"stage {at}"
+            for at, one in enumerate(plan.stages, 1)
+            if not is_most(one.memory_bytes, one.host_memory_bytes)
+        ),
+        "",
+    )
+
+
+def hosts_hold_their_weights(plan: ChainPlan, weights_bytes: Sequence[float]) -> str:
+    """A host holds at least the weights of its stage's layers."""
+    for at, (stage, held) in enumerate(zip(plan.stages, weights_bytes, strict=True), 1):
+        rounded = (stage.last - stage.first + 1) / 1024  # the search counts whole 1/1024 of a byte
+        if not is_most(held, stage.memory_bytes + rounded):
+            return f"stage {at}"
+    return ""
+
+
+CHAIN_LAWS = (
+    chain_numbers_are_lengths, stages_follow_each_other, interval_is_the_longest, latency_is_the_sum,
+    value_is_above_bound, hosts_hold_their_stages,
+)  # fmt: skip
