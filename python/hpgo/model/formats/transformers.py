@@ -175,13 +175,10 @@ def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transfo
 
 def _by_own_names(top: Section, given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """Return the keys of a configuration under the names that its class has for them."""
-    stated: dict[str, Any] = {}
-    for key, value in given.items():
-        own = names.get(key, key)
-        if own in stated and stated[own] != value:
+    for key, own in names.items():
+        if key in given and own in given and given[key] != given[own]:
             top.fail(f"`{own}` and its other name `{key}` have different values", "keep one of them")
-        stated[own] = value
-    return stated
+    return {names.get(key, key): value for key, value in given.items()}
 
 
 def _check_keys(top: Section, stated: dict[str, Any], kind: str) -> None:
@@ -262,7 +259,7 @@ _ROPE_KEYS = {
 def _rope(top: Section, *, theta: str = "rope_theta", fraction: str = "partial_rotary_factor") -> dict[str, Any]:
     """Return the fields of rotary positions, from older keys or from `rope_parameters` of transformers 5."""
     stated = [top.get(key, None) for key in ("rope_scaling", "rope_parameters")]
-    held = Section(next(filter(None, stated), {}), f"{top.where}, RoPE", ProfileError)
+    held = Section(next(filter(None, stated), {}), f"{top.where}, RoPE", ProfileError, whence=_WHENCE)
     base, share = top.amount(theta), top.amount(fraction)
     local = top.amount("rope_local_base_freq") if "rope_local_base_freq" in top else None
     if any(kind in held for kind in ("full_attention", "sliding_attention")):
