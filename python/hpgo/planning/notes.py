@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo.base.wording import counted, shorten
+from hpgo.machine.rates import same_card
 from hpgo.model.builtin import measured_on
 from hpgo.model.estimate import is_estimate
 from hpgo.planning.optimizers import OPTIMIZERS
@@ -46,7 +47,7 @@ def _elsewhere(question: Question, stages: Sequence[Stage]) -> Iterator[str]:
         return
     types = [machine.device for machine in question.cluster.machines for _ in range(machine.count)]
     used = {types[device] for stage in stages for device in stage.devices}
-    others = sorted({device.name for device in used if device.speed == 1 and known.type not in device.name})
+    others = sorted({device.name for device in used if device.speed == 1 and not same_card(known.type, device.name)})
     if others and others != ["device"]:  # what devices of a cluster are called that nobody named
         names = ", ".join(f"`{shorten(name)}`" for name in others)
         yield (
