@@ -5,6 +5,7 @@ The oracle is `transformers` itself: its configuration classes, and the modules 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -12,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hpgo
 from hpgo.model.formats.transformers import of_document
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
+CLASSES = json.loads((Path(hpgo.__file__).parent / "model/formats/class_defaults.json").read_text())["types"]
 KINDS = (
     "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral",
     "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
@@ -148,16 +152,15 @@ def test_the_table_of_defaults_is_that_of_the_pinned_transformers(transformers) 
 
 def test_the_table_of_defaults_agrees_with_the_recorded_one(reference) -> None:
     recorded = json.loads((reference / "transformers" / "class_defaults.json").read_text())
-    held = json.loads((Path(hpgo.__file__).parent / "model/formats/class_defaults.json").read_text())["types"]
     # Made by the class after the defaults, from other keys.
     made = {"layer_types", "qk_head_dim", "head_dim", "num_key_value_heads", "sliding_window", "mlp_only_layers"}
     for kind in KINDS:
         stated = recorded[kind]["defaults"]
-        mine = held[kind]["defaults"]
+        mine = CLASSES[kind]["defaults"]
         for key in stated.keys() & mine.keys():
             assert mine[key] == stated[key] or (key in made and mine[key] is None) or key == "sliding_window", key
         assert stated.keys() - mine.keys() <= made, kind
-        assert held[kind]["names"] == recorded[kind]["names"]
+        assert CLASSES[kind]["names"] == recorded[kind]["names"]
 
 
 # --- which layers have a window ---
@@ -406,9 +409,24 @@ def test_keys_that_cannot_change_the_arithmetic_are_read_over() -> None:
         "is_llama_config": True, "unsloth_version": "2025.1", "output_past": True, "max_length": 50, "top_k": 3,
         "temperature": 0.7, "num_beams": 4, "do_sample": True, "image_token_id": 7, "eos_token_ids": [1],
         "tokenizer_class": "LlamaTokenizer", "pretraining_tp": 2, "use_cache": True, "no_such_thing": False,
+        "layer_types": ["full_attention"] * 2,
         "gradient_checkpointing": True, "task_specific_params": {"text-generation": {"do_sample": True}},
     }  # fmt: skip
     assert of_document(LLAMA | harmless) == of_document(LLAMA)
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 10**6), st.floats(), st.text(max_size=4), st.just([]), st.just({}),
+    st.lists(st.one_of(st.integers(-1, 3), st.text(max_size=2)), max_size=3),
+    st.dictionaries(st.sampled_from(["rope_type", "factor", "rope_theta", "full_attention", "x"]), st.integers(-1, 9)),
+)  # fmt: skip
+KEYS = sorted({key for kind in CLASSES.values() for key in kind["defaults"]} | {"rope_scaling", "rope_parameters"})
+
+
+@given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(KEYS), JUNK, max_size=3))
+def test_any_value_of_any_key_gives_a_model_or_an_error_that_names_the_file(kind, change) -> None:
+    with contextlib.suppress(hpgo.ProfileError):
+        of_document({"model_type": kind, "num_experts_per_tok": 2} | change)
 
 
 def test_all_keys_that_may_change_the_arithmetic_are_refused_at_once() -> None:

@@ -188,6 +188,9 @@ def _check_keys(top: Section, stated: dict[str, Any], kind: str) -> None:
     nulls = [key for key in row["not_null"] if key in stated and stated[key] is None and key not in _HARMLESS]
     if nulls:
         top.fail(f"{_listed(nulls)} must not be null in a model of type `{kind}`", "leave it out, or give a value")
+    kinds = stated.get("layer_types")
+    if isinstance(kinds, list) and all(one == "full_attention" for one in kinds):
+        top.get("layer_types")  # of no effect in types without windows
     unknown = [
         key for key in top.unread()
         if key in stated and key not in _HARMLESS and key not in table["generation"]
@@ -196,7 +199,10 @@ def _check_keys(top: Section, stated: dict[str, Any], kind: str) -> None:
     ]  # fmt: skip
     if unknown:
         verb = "is" if len(unknown) == 1 else "are"
-        top.fail(f"{_listed(unknown)} of a model of type `{kind}` {verb} not known, and may change it", _REFUSED_HINT)
+        top.fail(
+            f"{_listed(unknown)} of a model of type `{kind}` {verb} not known, and may change its results",
+            _REFUSED_HINT,
+        )
 
 
 def _listed(keys: list[str]) -> str:
@@ -506,8 +512,9 @@ def _gpt_neox(top: Section) -> dict[str, Any]:
 def _deepseek_v2(top: Section) -> dict[str, Any]:
     _must_be(top, "scoring_func", "softmax", "models of this type have that score")
     _must_be(top, "norm_topk_prob", False, "transformers and the model's own code disagree on what follows")
-    if (how := top.get("topk_method", None)) not in {"greedy", "group_limited_greedy"}:
-        top.fail(f"`topk_method` is {shown(how)}, but it must be greedy or group_limited_greedy")
+    how = top.text("topk_method")
+    if how not in {"greedy", "group_limited_greedy"}:
+        top.fail(f"`topk_method` is {shown(how)}, but it must be greedy or group_limited_greedy", _REFUSED_HINT)
     return _deepseek(top, grouped=how != "greedy", interleaved=True, score={})
 
 
