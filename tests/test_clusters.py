@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -14,10 +15,7 @@ import hpgo
 from hpgo.cli.main import group
 from hpgo.machine.cluster import Cluster, Device, Link, Machine
 from hpgo.machine.presets import PRESETS
-from hpgo.machine.rates import RATES, rates_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from hpgo.machine.rates import NAMES, RATES, key_of, rates_of
 
 LAB = """\
 hpgo_cluster: 1
@@ -230,6 +228,65 @@ def test_every_preset_s_device_has_its_rates(name: str) -> None:
     assert set(rates.reached) <= {"bf16", "attention", *rates.narrow_flop_per_s}
     assert all(0 < share < 1 for share in rates.reached.values())
     assert all(rate > rates.flop_per_s["bfloat16"] for rate in rates.narrow_flop_per_s.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        # As nvidia-smi and torch.cuda.get_device_name print them.
+        ("Tesla V100-SXM2-16GB", "v100"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA A100-SXM4-40GB", "a100-40"),
+        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200"), ("NVIDIA B200", "b200"), ("NVIDIA GB200", "gb200"),
+        # As people and Kubernetes write them.
+        ("h100", "h100"), ("H100_SXM5_80GB", "h100"), ("NVIDIA-H100-80GB-HBM3", "h100"), ("a100-80gb", "a100"),
+    ],
+)  # fmt: skip
+def test_a_card_is_known_by_each_of_its_listed_names(name: str, key: str) -> None:
+    assert rates_of(name) is RATES[key]
+
+
+OTHER_CARDS = [
+    "H100-PCIe", "NVIDIA H100 PCIe", "H100-NVL", "NVIDIA H100 NVL", "H100-64GB", "A100-PCIE-40GB", "A100-64GB",
+    "NVIDIA A100 80GB PCIe", "NVIDIA H200 NVL", "Tesla V100-PCIE-16GB", "V100S", "A1000", "H1000", "GH200", "H100-",
+    "RTX-A100", "B200-NVL", "MI300X",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_CARDS)
+def test_a_name_that_only_resembles_a_known_card_is_refused(name: str) -> None:
+    with pytest.raises(hpgo.ClusterError) as caught:
+        rates_of(name)
+    assert name in caught.value.message
+    if name.startswith("H100-P"):
+        assert "H100-80GB" in caught.value.hint
+
+
+@given(st.sampled_from(sorted(NAMES)), st.text("-PCIeNVL0123456789GB ", min_size=1, max_size=8))
+def test_no_longer_name_stands_for_the_card_that_it_begins_with(key: str, more: str) -> None:
+    listed = {name.casefold() for names in NAMES.values() for name in names}
+    for name in NAMES[key]:
+        longer = name + more
+        if re.sub(r"[- ]+", "-", longer.strip()).casefold() not in listed:
+            assert key_of(longer) is None, longer
+
+
+def test_the_page_on_clusters_lists_all_names_of_devices() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "clusters.md").read_text(encoding="utf-8")
+    for key, names in NAMES.items():
+        assert f"| `{key}` | {', '.join(f'`{name}`' for name in names)} |" in page
+
+
+def test_an_h100_on_pcie_is_not_priced_as_an_sxm_card(tmp_path) -> None:
+    text = hpgo.Cluster.preset("h100:1").yaml()
+    file = tmp_path / "pcie.yaml"
+    file.write_text(text.replace("H100-80GB", "H100-PCIe"))
+    ask = {"global_batch_size": 8, "seq": 4096}
+    for call in (hpgo.price, hpgo.choose_way):
+        with pytest.raises(hpgo.ClusterError, match="type `H100-PCIe` computes"):
+            call("llama-3-8b", str(file), **ask)
+    file.write_text(text.replace("H100-80GB", "NVIDIA H100 80GB HBM3"))
+    same = hpgo.price("llama-3-8b", str(file), **ask)
+    assert same.step_s == hpgo.price("llama-3-8b", "h100:1", **ask).step_s
+    assert same.error == hpgo.price("llama-3-8b", "h100:1", **ask).error
 
 
 def test_a_device_that_nothing_is_known_of_is_told_which_are() -> None:

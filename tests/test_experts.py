@@ -444,7 +444,7 @@ ATTENTION, WORDS, NORMS = 64 * (64 + 2 * 32) + 64 * 64, 2 * 500 * 64, 9 * 64
                 "model_type": "deepseek_v2", "q_lora_rank": None, "kv_lora_rank": 20, "qk_nope_head_dim": 12,
                 "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
                 "moe_intermediate_size": 48, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
-                "topk_method": "greedy",
+                "topk_method": "greedy", "n_shared_experts": 0,
             },
             4 * (64 * 64 + 64 * (20 + 4) + 20 + 20 * 4 * (12 + 8) + 4 * 8 * 64) + 3 * 64 * 160
             + 3 * (8 * 64 + 8 * 3 * 64 * 48) + WORDS + NORMS,
@@ -481,7 +481,7 @@ def test_configurations_are_read_to_the_last_parameter(document, parameters: int
     [
         ({"n_group": 3}, "8 experts in 3 groups"),
         ({"num_experts_per_tok": 9}, "a token goes to 9"),
-        ({"kv_lora_rank": ...}, "`kv_lora_rank` is missing"),
+        ({"kv_lora_rank": None}, "`kv_lora_rank` must be a whole number from 1"),
         ({"expert_choice": 2}, "`expert_choice` of a model of type `deepseek_v3` is not known"),
     ],
 )
@@ -515,10 +515,11 @@ def test_a_config_says_how_many_further_tokens() -> None:
     held = {
         "model_type": "deepseek_v3", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
         "intermediate_size": 128, "vocab_size": 1000, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
-        "kv_lora_rank": 32, "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "kv_lora_rank": 32, "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
     }  # fmt: skip
-    assert of_document(held).further_tokens == 0
-    assert of_document(held | {"num_nextn_predict_layers": 1}).further_tokens == 1
+    assert of_document(held).further_tokens == 1, "the default of its class"
+    assert of_document(held | {"num_nextn_predict_layers": 0}).further_tokens == 0
+    assert of_document(held | {"num_nextn_predict_layers": 2}).further_tokens == 2
 
 
 @pytest.mark.parametrize("tensor", [1, 4])

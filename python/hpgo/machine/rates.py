@@ -5,6 +5,7 @@ Operations are those of dense matrices; what a datasheet gives for sparse ones i
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -130,17 +131,70 @@ RATES: dict[str, Rates] = {
 }
 
 
+NAMES: dict[str, tuple[str, ...]] = {
+    "v100": ("V100", "V100-16GB", "V100-32GB", "V100-SXM2-16GB", "V100-SXM2-32GB"),
+    "a100": ("A100", "A100-80GB", "A100-SXM-80GB", "A100-SXM4-80GB"),
+    "a100-40": ("A100-40", "A100-40GB", "A100-SXM-40GB", "A100-SXM4-40GB"),
+    "h100": (
+        "H100", "H100-80GB", "H100-80GB-HBM3", "H100-SXM", "H100-SXM5", "H100-SXM-80GB", "H100-SXM5-80GB",
+    ),
+    "h100-96": ("H100-96", "H100-96GB"),
+    "h200": ("H200", "H200-141GB", "H200-SXM", "H200-SXM-141GB"),
+    "b200": ("B200", "B200-180GB"),
+    "b300": ("B300", "B300-288GB", "B300-SXM6-AC"),
+    "gb200": ("GB200", "GB200-186GB", "GB200-NVL72"),
+    "gb300": ("GB300", "GB300-288GB", "GB300-NVL72"),
+}  # fmt: skip
+"""Names of the card that a row of `RATES` describes, among them those of nvidia-smi and `torch.cuda.get_device_name`.
+
+The second name is the one that messages suggest. Each name stands for one card: cards of the same chip on PCIe, or with
+other memory, compute at other rates."""
+
+
+def _spelt(name: str) -> str:
+    """Return a name without what spelling varies: case, the maker in front, blanks or underscores for hyphens."""
+    plain = "-".join(re.split(r"[-_\s]+", name.strip().lower()))
+    return plain.removeprefix("nvidia-").removeprefix("tesla-")
+
+
+_KEYS = {_spelt(name): key for key, names in NAMES.items() for name in names}
+
+
+def key_of(device: str) -> str | None:
+    """Return the key of `RATES` for a device by one of its `NAMES`, or None if it has no row.
+
+    >>> key_of("NVIDIA A100-SXM4-40GB"), key_of("nvidia h100 80gb hbm3"), key_of("H100-PCIe")
+    ('a100-40', 'h100', None)
+    """
+    return _KEYS.get(_spelt(device))
+
+
+def same_card(one: str, other: str) -> bool:
+    """Return whether two names of devices stand for the same card.
+
+    >>> same_card("H100-80GB", "NVIDIA H100 80GB HBM3"), same_card("T4", "t4"), same_card("H100-80GB", "H100-PCIe")
+    (True, True, False)
+    """
+    return (key_of(one) or _spelt(one)) == (key_of(other) or _spelt(other))
+
+
 def rates_of(device: str) -> Rates:
-    """Those of a device by its name in a cluster, `H100-80GB` say. Raises ClusterError if nothing is known of it.
+    """Return the rates of a device by its name in a cluster, such as `H100-80GB`.
+
+    Raises ClusterError with the nearest names if the name is not one of `NAMES`.
 
     >>> rates_of("A100-40GB").bytes_per_s, rates_of("H100-80GB").narrow_flop_per_s["fp8"]
     (1555000000000.0, 1979000000000000.0)
     """
-    name = device.lower().removesuffix("gb")
-    for key in sorted(RATES, key=len, reverse=True):
-        if name == key or name.startswith(f"{key}-"):
-            return RATES[key]
+    if (key := key_of(device)) is not None:
+        return RATES[key]
+    import difflib
+
+    named = {_spelt(names[1]): names[1] for names in NAMES.values()}
+    nearest = [named[one] for one in difflib.get_close_matches(_spelt(device)[:100], named, n=3, cutoff=0.5)]
+    how = "the nearest known names are" if nearest else "known are"
     raise ClusterError(
         f"it is not known how fast a device of type `{shorten(device)}` computes",
-        f"name its type as one of {', '.join(RATES)}",
+        f"{how} {', '.join(nearest or RATES)}: set `type` to the one to compare with, and `speed` to how many times as"
+        " fast yours is",
     )

@@ -13,6 +13,7 @@ from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import shorten
 from hpgo.machine.cluster import Cluster, cluster_of
+from hpgo.machine.rates import same_card
 from hpgo.model.estimate import ESTIMATED
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.profile import Layer, Profile
@@ -273,7 +274,7 @@ def constants_of(cluster: Cluster, platform: Platform | None) -> Constants:
     check_is("platform", platform, Platform, "read one with `hpgo.Platform.read`", or_none=True)
     if platform is None:
         return CONSTANTS
-    if (found := cluster.machines[0].device.name) != platform.device:
+    if not same_card(found := cluster.machines[0].device.name, platform.device):
         raise ArgumentError(
             f"the platform was measured on `{shorten(platform.device)}`, and cluster `{shorten(cluster.name)}` is of"
             f" `{shorten(found)}`",

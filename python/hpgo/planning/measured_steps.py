@@ -22,6 +22,7 @@ from hpgo.base.records import Record, check_fields
 from hpgo.base.units import parse_seconds
 from hpgo.base.wording import printable, shorten
 from hpgo.machine.cluster import Cluster
+from hpgo.machine.rates import same_card
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
 from hpgo.planning.configured import Price, price, price_way
@@ -165,7 +166,7 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
     if not held:
         raise ArgumentError("no steps to fit a platform to", "give one at least")
     devices = list(dict.fromkeys(one.cluster.machines[0].device.name for one in held))
-    if len(devices) > 1:
+    if not all(same_card(device, devices[0]) for device in devices):
         raise ArgumentError(
             f"steps were measured on {' and '.join(f'`{shorten(device)}`' for device in devices)}",
             "fit a platform to those of each",

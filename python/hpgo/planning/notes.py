@@ -6,6 +6,7 @@ from math import log
 from typing import TYPE_CHECKING
 
 from hpgo.base.wording import counted, percent, shorten, times
+from hpgo.machine.rates import same_card
 from hpgo.model.builtin import measured_on
 from hpgo.model.estimate import is_estimate
 from hpgo.model.profile import SPLIT_RATIOS
@@ -87,7 +88,7 @@ def _elsewhere(question: Question, stages: Sequence[Stage]) -> Iterator[str]:
         return
     types = [machine.device for machine in question.cluster.machines for _ in range(machine.count)]
     used = {types[device] for stage in stages for device in stage.devices}
-    others = sorted({device.name for device in used if device.speed == 1 and known.type not in device.name})
+    others = sorted({device.name for device in used if device.speed == 1 and not same_card(known.type, device.name)})
     if others and others != ["device"]:  # what devices of a cluster are called that nobody named
         names = ", ".join(f"`{shorten(name)}`" for name in others)
         yield (

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hpgo.machine.rates import key_of
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -65,12 +67,13 @@ EVERYWHERE = frozenset(name for held in MEASURED.values() for name in held)
 
 
 def family(device: str) -> str:
-    """Which devices one is of, as published steps count them.
+    """Return the chip of a known card, by which published steps are counted, or the name itself of any other.
 
-    >>> family("A100-80GB")
-    'A100'
+    >>> family("A100-80GB"), family("NVIDIA H100 80GB HBM3"), family("H100-PCIe")
+    ('A100', 'H100', 'H100-PCIe')
     """
-    return device.partition("-")[0]
+    key = key_of(device)
+    return device if key is None else key.partition("-")[0].upper()
 
 
 def unmeasured(way: Way, device: str, besides: Collection[str] = ()) -> tuple[str, ...]:

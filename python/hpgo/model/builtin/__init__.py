@@ -48,7 +48,7 @@ class Measured:
     """Where the figures of a built-in model were measured."""
 
     type: str
-    """What names of such devices hold."""
+    """A name of such a device."""
     said: str
     """In words."""
 
