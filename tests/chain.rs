@@ -52,7 +52,7 @@ impl Twin<'_> {
     }
 
     fn need(&self, first: usize, end: usize) -> f64 {
-        let waiting = if first > 0 || !self.chain.input.is_empty() { self.chain.buffers_in } else { 0 };
+        let waiting = if first > 0 { self.chain.buffers_in } else { 0 };
         self.chain.layer_bytes[first..end].iter().sum::<f64>()
             + self.chain.cut_bytes[first] * f64::from(1 + waiting)
             + self.chain.cut_bytes[end] * f64::from(1 + self.chain.buffers_out)

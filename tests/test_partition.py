@@ -118,7 +118,7 @@ class Question:
 
     def fits(self, host: str, first: int, end: int) -> bool:
         received, sent = self.bytes_at(first), self.bytes_at(end)
-        waiting = self.buffers[0] if first > 0 or "input" in self.links else 0
+        waiting = self.buffers[0] if first > 0 else 0
         need = sum(self.memory_mb[first:end]) * MEGA + received * (1 + waiting) + sent * (1 + self.buffers[1])
         return self.types[self.hosts[host]]["mb"] * MEGA > need
 

@@ -106,6 +106,8 @@ class ChainRecord(TypedDict):
     latency_s: float
     value: float
     lower_bound: float
+    searched_bound: float
+    has_all_positions: bool
     looked_at: int
 
 @type_check_only

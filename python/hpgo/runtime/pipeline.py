@@ -189,7 +189,7 @@ class Pipeline:
             self.mine = self.program.for_rank(dist.get_rank())
             self.workload = Workload.read(workload, seed=seed) if isinstance(workload, str) else workload
             check_is("workload", self.workload, Workload, "give a Workload, or a name such as `gpt:layers=2`")
-            if isinstance(plan, ChainPlan):
+            if isinstance(plan, ChainPlan) and not plan.stages[0].layers:
                 self.workload = self.workload.counting(int(self.program.stages[-1].layers[-1]))
                 self.program = with_layers(self.program, self.workload.layers)
                 self.mine = self.program.for_rank(self.rank)

@@ -13,7 +13,7 @@ from hpgo.draw.fonts import fitted
 from hpgo.draw.options import Options
 from hpgo.draw.scene import Boxes, Item, Line, Scene, Words, legend
 from hpgo.draw.svg import svg as svg_of
-from hpgo.show.chain_report import megabytes
+from hpgo.show.chain_report import megabytes, proof
 
 if TYPE_CHECKING:
     from hpgo.planning.chain.plans import ChainPlan
@@ -42,6 +42,8 @@ def _scene(plan: ChainPlan) -> Scene:
         f"stage {number} on {', '.join(stage.hosts)}: {plan.utilisation(stage):.0%} busy"
         for number, stage in enumerate(plan.stages, 1)
     )
+    if plan.cuts != "all":
+        described += f"; {proof(plan)}; {plan.cuts}"
     width = _LEFT + _WIDE + _GAP + _MEMORY + _RIGHT
     return Scene(width, bottom + 44, title, printable(described), tuple(items))
 
@@ -73,6 +75,7 @@ def _stage(plan: ChainPlan, index: int) -> list[Item]:
     top = _TOP + _ROW * index + 4
     px_per_s = _WIDE / plan.interval_s if plan.interval_s else 0.0
     layers = f"layer {stage.first}" if stage.first == stage.last else f"layers {stage.first}–{stage.last}"
+    layers = ", ".join(stage.layers) or layers
     shown = ", ".join(stage.hosts[:2]) + (f" +{len(stage.hosts) - 2}" if len(stage.hosts) > 2 else "")
     at = _LEFT + _WIDE + _GAP
     held = stage.memory_bytes / stage.host_memory_bytes

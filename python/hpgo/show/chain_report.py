@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage
 
 
+_MOST_NAMED = 12  # layers of a stage in the table, so that a line has a few hundred characters at most; not tuned
+
+
 def table(plan: ChainPlan) -> str:
     """The plan as text, a line a stage, with what limits it."""
     return "\n".join([*plain(*rows(plan)), "", *summary(plan)])
@@ -68,8 +71,7 @@ def _row(plan: ChainPlan, run: range) -> tuple[object, ...]:
 
 
 def summary(plan: ChainPlan) -> list[str]:
-    """The plan's figures, a line each."""
-    proof = "proven optimal" if plan.gap == 0 else f"{above(plan.gap)} possible"
+    """The plan's figures, a line each, and the layers of each stage if the model branches."""
     meaning = {
         "throughput": "shortest interval",
         "latency": "shortest latency",
@@ -82,13 +84,31 @@ def summary(plan: ChainPlan) -> list[str]:
         f"interval    {format_seconds(plan.interval_s)} between batches of {plan.batch_size}, set by {plan.limit}",
         f"throughput  {plan.samples_per_s:.6g} samples/s",
         f"latency     {format_seconds(plan.latency_s)} for one batch through the empty pipeline",
-        f"objective   {meaning[plan.objective]}, {proof}",
+        f"objective   {meaning[plan.objective]}, {proof(plan)}",
+        *([] if plan.cuts == "all" else [f"cuts        {plan.cuts}"]),
         f"hosts       {sum(len(stage.hosts) for stage in plan.stages)} used, {len(plan.unused)} not",
         *([f"alike       {_folded(shared)}"] if (shared := [run for run in _runs(plan) if len(run) > 1]) else []),
         *([f"left out    {loading}"] if plan.loading_s else []),
         f"units       {mega}",
+        *(f"{f'stage {at}':<11} {_named(stage.layers)}" for at, stage in enumerate(plan.stages, 1) if stage.layers),
     ]
     return [printable(line) for line in lines]
+
+
+def proof(plan: ChainPlan) -> str:
+    """How sure it is that no plan is better, wherever the model is cut."""
+    if plan.gap == 0:
+        return "proven optimal"
+    known = f"{above(plan.gap)} possible"
+    of_these = plan.searched_cuts_bound
+    if of_these is not None and plan.value <= of_these * (1 + 1e-8):
+        return f"{known}; none with the cuts that were searched is better"
+    return known
+
+
+def _named(layers: Sequence[str]) -> str:
+    more = len(layers) - _MOST_NAMED
+    return ", ".join(layers) if more <= 1 else f"{', '.join(layers[:_MOST_NAMED])} and {more} more (--explain)"
 
 
 def megabytes(size_bytes: float, units: str) -> str:
@@ -103,7 +123,8 @@ def explain(plan: ChainPlan) -> str:
     pace = f"The plan passes on a batch every {format_seconds(plan.interval_s)}."
     lines = [f"{pace} {_sentence(plan.limit)} takes that long."]
     for number, stage in enumerate(plan.stages, 1):
-        lines += ["", f"Stage {number}: layers {stage.first} to {stage.last} on {_hosts(stage)}"]
+        layers = ", ".join(stage.layers) or f"{stage.first} to {stage.last}"
+        lines += ["", f"Stage {number}: layers {layers} on {_hosts(stage)}"]
         lines.append(f"  computes {format_seconds(stage.compute_s)} a batch{_spare(plan, stage)}")
         hop = plan.hops[number]
         to = f"to stage {number + 1}" if number < len(plan.stages) else "out of the pipeline"

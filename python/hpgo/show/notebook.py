@@ -242,10 +242,16 @@ def cluster_frame(cluster: Cluster) -> Any:
 
 def chain_frame(plan: ChainPlan) -> Any:
     """A row a stage, numbered from 1 as its layers are."""
-    return _frame(
+    rows = [
         {"stage": at, **asdict(stage), "hosts": list(stage.hosts), "sent_bytes": hop.bytes, "transfer_s": hop.seconds}
         for at, (stage, hop) in enumerate(zip(plan.stages, plan.hops[1:], strict=False), 1)
-    )
+    ]
+    for row in rows:
+        if not row["layers"]:  # a chain: `first` and `last` say it
+            del row["layers"]
+        else:
+            row["layers"] = list(row["layers"])
+    return _frame(rows)
 
 
 def timeline_frame(timeline: Timeline) -> Any:

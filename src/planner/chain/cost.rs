@@ -1,7 +1,8 @@
 //! What a stage and a hop cost: the only place that knows times, bytes and links. Per batch, in seconds and bytes.
 
-use super::question::{Chain, Hop, Objective};
+use super::question::{Chain, Hop, HostType, Objective};
 use super::{ChainHop, ChainPlan, ChainStage};
+use crate::control::Control;
 
 /// Hosts that may take one stage together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,8 +24,11 @@ pub(super) struct Step {
 /// Sums that make every stage and hop a matter of a subtraction and a division.
 pub(super) struct Costs<'a> {
     pub(super) chain: &'a Chain,
-    pub(super) layers: usize,
+    /// The last position: all layers are before it.
+    pub(super) last: usize,
     pub(super) crews: Vec<Crew>,
+    /// Ends of stages that begin at each position, if positions are not in a row.
+    later: Vec<Vec<u32>>,
     /// Seconds of all layers before a position, by type.
     time_s: Vec<Vec<f64>>,
     /// Layers before a position that may not run, by type.
@@ -34,7 +38,7 @@ pub(super) struct Costs<'a> {
     /// Bytes that a stage needs to receive at a position, and to send from it.
     received: Vec<i128>,
     sent: Vec<i128>,
-    memory: Vec<i128>,
+    pub(super) memory: Vec<i128>,
     /// Types whose memory no stage can fill.
     roomy: Vec<bool>,
     /// The longest that full-width data may take over a position, between any two types.
@@ -44,25 +48,65 @@ pub(super) struct Costs<'a> {
 }
 
 /// Memory is compared strictly, so its sums must not round: 1/1024 bytes, as integers.
-fn exact(bytes: f64) -> i128 {
+pub(super) fn exact(bytes: f64) -> i128 {
     #[allow(clippy::cast_possible_truncation, reason = "saturates at infinity, which no sum reaches")]
     let units = (bytes * 1024.0).min(1e37).round() as i128;
     units
 }
 
-fn running_sums(values: &[f64]) -> Vec<f64> {
-    let mut sum = 0.0;
-    std::iter::once(0.0)
-        .chain(values.iter().map(|value| {
-            sum += value;
-            sum
-        }))
-        .collect()
+/// Positions times their later ones that a search keeps in mind, 4 bytes each. Not tuned: 10,000 positions never have more.
+const MOST_PAIRS: usize = 60_000_000;
+
+/// For each position those that hold all its layers and more; None if they are too many, or `control` stopped it.
+fn later(chain: &Chain, control: &Control) -> Option<Vec<Vec<u32>>> {
+    let words = chain.layer_bytes.len().div_ceil(64);
+    let mut sets = vec![0_u64; words * chain.inside.len()];
+    for (set, inside) in sets.chunks_mut(words).zip(&chain.inside) {
+        for &layer in inside {
+            set[layer / 64] |= 1 << (layer % 64);
+        }
+    }
+    let sets: Vec<&[u64]> = sets.chunks(words).collect();
+    let mut pairs = 0;
+    let mut rows = Vec::with_capacity(sets.len());
+    for (first, inner) in sets.iter().enumerate() {
+        let is_later = |&end: &usize| inner.iter().zip(sets[end]).all(|(inner, outer)| inner & !outer == 0);
+        let row: Vec<u32> = (first + 1..sets.len()).filter(is_later).map(|end| end as u32).collect();
+        pairs += row.len();
+        if pairs > MOST_PAIRS || (first % 128 == 0 && control.should_stop()) {
+            return None;
+        }
+        rows.push(row);
+    }
+    Some(rows)
+}
+
+/// Sums over the layers before each position.
+fn sums<T: Copy + std::ops::Add<Output = T>>(chain: &Chain, zero: T, of_layer: impl Fn(usize) -> T) -> Vec<T> {
+    if chain.inside.is_empty() {
+        let mut sum = zero;
+        let layers = 0..chain.layer_bytes.len();
+        return std::iter::once(zero)
+            .chain(layers.map(|layer| {
+                sum = sum + of_layer(layer);
+                sum
+            }))
+            .collect();
+    }
+    let before = |inside: &Vec<usize>| inside.iter().fold(zero, |sum, &layer| sum + of_layer(layer));
+    chain.inside.iter().map(before).collect()
 }
 
 impl<'a> Costs<'a> {
-    pub(super) fn new(chain: &'a Chain) -> Self {
-        let layers = chain.layer_bytes.len();
+    /// `None` if the stages are too many to look at, or `control` stopped it.
+    pub(super) fn new(chain: &'a Chain, control: &Control) -> Option<Self> {
+        let later = if chain.is_row() { Vec::new() } else { later(chain, control)? };
+        Some(Self { later, ..Self::without_stages(chain) })
+    }
+
+    /// What there is to know without looking at stages; none are found where positions are not in a row.
+    pub(super) fn without_stages(chain: &'a Chain) -> Self {
+        let last = chain.cut_bytes.len() - 1;
         let crews = chain
             .types
             .iter()
@@ -74,43 +118,34 @@ impl<'a> Costs<'a> {
         let barred = chain
             .types
             .iter()
-            .map(|host| {
-                let mut count = 0;
-                std::iter::once(0)
-                    .chain((0..layers).map(|layer| {
-                        count += u32::from(!host.may_run.is_empty() && !host.may_run[layer]);
-                        count
-                    }))
-                    .collect()
-            })
+            .map(|host| sums(chain, 0, |layer| u32::from(!host.may_run.is_empty() && !host.may_run[layer])))
             .collect();
-        let mut held = vec![0; layers + 1];
-        for (layer, &bytes) in chain.layer_bytes.iter().enumerate() {
-            held[layer + 1] = held[layer] + exact(bytes);
-        }
-        let buffered = |position: usize| if position > 0 || !chain.input.is_empty() { chain.buffers_in } else { 0 };
-        let received: Vec<i128> = (0..=layers)
+        let held = sums(chain, 0, |layer| exact(chain.layer_bytes[layer]));
+        // Where the data comes from, nobody has to be waited for: only stages behind the first have batches waiting.
+        let buffered = |position: usize| if position > 0 { chain.buffers_in } else { 0 };
+        let received: Vec<i128> = (0..=last)
             .map(|position| exact(chain.cut_bytes[position]) * (1 + i128::from(buffered(position))))
             .collect();
         let sent: Vec<i128> =
             chain.cut_bytes.iter().map(|&bytes| exact(bytes) * (1 + i128::from(chain.buffers_out))).collect();
         let memory: Vec<i128> = chain.types.iter().map(|host| exact(host.memory_bytes)).collect();
-        let most = held[layers] + received.iter().max().unwrap_or(&0) + sent.iter().max().unwrap_or(&0);
+        let most = held[last] + received.iter().max().unwrap_or(&0) + sent.iter().max().unwrap_or(&0);
         let roomy: Vec<bool> = memory.iter().map(|&memory| memory > most).collect();
         let mut least = i128::MAX;
-        let light = (0..=layers)
+        let light = (0..=last)
             .map(|position| {
                 let start = received[position] - held[position];
-                let light = start <= least || position == layers || roomy.iter().all(|&roomy| roomy);
+                let light = start <= least || position == last || roomy.iter().all(|&roomy| roomy);
                 least = least.min(start);
                 light
             })
             .collect();
         let mut costs = Self {
             chain,
-            layers,
+            last,
             crews,
-            time_s: chain.types.iter().map(|host| running_sums(&host.time_s)).collect(),
+            later: Vec::new(),
+            time_s: chain.types.iter().map(|host| sums(chain, 0.0, |layer| host.time_s[layer])).collect(),
             barred,
             held,
             received,
@@ -120,8 +155,71 @@ impl<'a> Costs<'a> {
             slowest_s: Vec::new(),
             light,
         };
-        costs.slowest_s = (0..=layers).map(|position| costs.slowest_hop_s(position)).collect();
+        costs.slowest_s = (0..=last).map(|position| costs.slowest_hop_s(position)).collect();
         costs
+    }
+
+    /// Whether any two positions bound a stage.
+    pub(super) fn is_row(&self) -> bool {
+        self.chain.is_row()
+    }
+
+    /// Ends of stages from `first`, if positions are not in a row.
+    pub(super) fn later(&self, first: usize) -> &[u32] {
+        self.later.get(first).map_or(&[], Vec::as_slice)
+    }
+
+    /// The least that a stage with each layer needs of memory, whatever else it holds; where the model can be cut
+    /// elsewhere, too, what the layer occupies.
+    pub(super) fn least_needs(&self) -> Vec<i128> {
+        let chain = self.chain;
+        if chain.is_restricted {
+            return chain.layer_bytes.iter().map(|&bytes| exact(bytes)).collect();
+        }
+        let start = |position: usize| self.received[position] - self.held[position];
+        let end = |position: usize| self.held[position] + self.sent[position];
+        let layers = chain.layer_bytes.len();
+        if chain.inside.is_empty() {
+            let mut ends: Vec<i128> = (0..=layers).map(end).collect();
+            for position in (0..layers).rev() {
+                ends[position] = ends[position].min(ends[position + 1]);
+            }
+            let mut least = i128::MAX;
+            let need = |layer| {
+                least = least.min(start(layer));
+                least + ends[layer + 1]
+            };
+            return (0..layers).map(need).collect();
+        }
+        let (mut starts, mut ends) = (vec![start(0); layers], vec![end(self.last); layers]);
+        for (position, inside) in chain.inside.iter().enumerate() {
+            let mut inside = inside.iter().copied().peekable();
+            for layer in 0..layers {
+                if inside.next_if_eq(&layer).is_some() {
+                    ends[layer] = ends[layer].min(end(position));
+                } else {
+                    starts[layer] = starts[layer].min(start(position));
+                }
+            }
+        }
+        starts.iter().zip(&ends).map(|(start, end)| start + end).collect()
+    }
+
+    /// The least that any stage needs for the batches that it receives and sends, with other cuts nothing.
+    pub(super) fn least_buffers(&self) -> i128 {
+        let least = |of: &[i128]| of.iter().min().copied().unwrap_or(0);
+        if self.chain.is_restricted { 0 } else { least(&self.received[..self.last]) + least(&self.sent[1..]) }
+    }
+
+    /// What all layers occupy.
+    pub(super) fn all_held(&self) -> i128 {
+        self.held[self.last]
+    }
+
+    /// What all hosts have together for layers, if so much of each is for something else.
+    pub(super) fn all_memory(&self, beside: i128) -> i128 {
+        let of_type = |(host, &memory): (&HostType, &i128)| (memory - beside).max(0).saturating_mul(host.hosts as i128);
+        self.chain.types.iter().zip(&self.memory).map(of_type).fold(0, i128::saturating_add)
     }
 
     fn slowest_hop_s(&self, position: usize) -> f64 {
@@ -130,7 +228,7 @@ impl<'a> Costs<'a> {
         let bytes = self.chain.cut_bytes[position];
         let mut slowest = 0.0_f64;
         for from in kinds() {
-            if position == self.layers {
+            if position == self.last {
                 slowest = slowest.max(self.chain.output.get(from).map_or(0.0, |hop| hop.seconds(bytes)));
                 continue;
             }
@@ -162,7 +260,7 @@ impl<'a> Costs<'a> {
     pub(super) fn furthest_by_memory(&self, crew: usize, first: usize) -> usize {
         let kind = self.crews[crew].kind;
         if self.roomy[kind] {
-            return self.layers;
+            return self.last;
         }
         let room = self.memory[kind] - self.received[first] + self.held[first];
         self.held.partition_point(|&held| held < room).saturating_sub(1)
@@ -249,7 +347,7 @@ impl<'a> Costs<'a> {
             .map(|index| {
                 let from = index.checked_sub(1).map(|before| path[before].crew);
                 let to = path.get(index).map(|step| step.crew);
-                let position = path.get(index).map_or(self.layers, |step| step.first);
+                let position = path.get(index).map_or(self.last, |step| step.first);
                 let bits = match objective {
                     Objective::Bits => self.bits_within(position, from, to, limit_s).unwrap_or(full),
                     _ => full,
@@ -262,7 +360,17 @@ impl<'a> Costs<'a> {
         let interval_s = self.bottleneck_s(path, limit_s);
         let latency_s =
             stages.iter().map(|stage| stage.compute_s).sum::<f64>() + hops.iter().map(|hop| hop.seconds).sum::<f64>();
-        ChainPlan { stages, hops, interval_s, latency_s, value, lower_bound, looked_at }
+        ChainPlan {
+            stages,
+            hops,
+            interval_s,
+            latency_s,
+            value,
+            lower_bound,
+            searched_bound: lower_bound,
+            has_all_positions: true,
+            looked_at,
+        }
     }
 
     /// Largest interval of a path's stages and hops, with the bits that `limit_s` leaves.
@@ -275,7 +383,7 @@ impl<'a> Costs<'a> {
                 .max(self.interval_s(crew, first, end));
             from = Some(crew);
         }
-        largest.max(self.hop_interval_s(self.layers, from, None, limit_s))
+        largest.max(self.hop_interval_s(self.last, from, None, limit_s))
     }
 
     fn hop_interval_s(&self, position: usize, from: Option<usize>, to: Option<usize>, limit_s: f64) -> f64 {

@@ -27,7 +27,7 @@ impl Prices {
     /// `None` if `control` stopped it: in a long chain, each position looks at every layer behind it.
     pub(super) fn new(roads: &Roads<'_>, of_host: Vec<f64>, control: &Control) -> Option<Self> {
         let costs = roads.costs;
-        let (layers, crews) = (costs.layers, costs.crews.len());
+        let (layers, crews) = (costs.last, costs.crews.len());
         let mut on = vec![vec![f64::INFINITY; layers + 1]; crews];
         let mut from = vec![vec![f64::INFINITY; layers + 1]; crews];
         for (crew, on) in on.iter_mut().enumerate() {
@@ -71,7 +71,7 @@ impl Prices {
         let mut uses = vec![0; self.of_host.len()];
         let mut path: Vec<Step> = Vec::new();
         let mut first = 0;
-        while first < costs.layers {
+        while first < costs.last {
             let (crew, _) = next_crew(roads, &self.from, first, path.last().map(|step| step.crew))?;
             let price = |end: usize| roads.stage_value(crew, first, end) + self.on[crew][end];
             let end = roads.ends(crew, first).min_by(|&one, &other| price(one).total_cmp(&price(other)))?;

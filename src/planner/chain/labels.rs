@@ -91,13 +91,21 @@ struct Label<const W: usize> {
     next: u32,
 }
 
+impl<const W: usize> Label<W> {
+    /// What labels share that are compared: where positions are not in a row, only one at the same position is as good.
+    fn key(&self, in_a_row: bool) -> ([u64; W], u32) {
+        (self.used, if in_a_row { 0 } else { self.position })
+    }
+}
+
 const NONE: u32 = u32::MAX;
 /// Position of a label that another one made useless.
 const DEAD: u32 = u32::MAX;
 
 struct Bucket<const W: usize> {
     labels: Vec<Label<W>>,
-    by_hosts: FxHashMap<[u64; W], u32>,
+    /// First label with these hosts, and at this position where positions are not in a row.
+    by_hosts: FxHashMap<([u64; W], u32), u32>,
 }
 
 struct Search<'a, const W: usize> {
@@ -237,7 +245,7 @@ impl<'a, const W: usize> Search<'a, W> {
                 if bound > self.below {
                     continue;
                 }
-                if end == costs.layers {
+                if end == costs.last {
                     let Some(last) = roads.hop_value(end, Some(crew), None) else { continue };
                     if value + last <= self.below {
                         self.finish(parent, crew, value + last);
@@ -276,11 +284,12 @@ impl<'a, const W: usize> Search<'a, W> {
         while self.buckets.len() <= hosts {
             self.buckets.push(Bucket::new());
         }
+        let in_a_row = self.roads.costs.is_row();
         // Far more than the width will keep: make room now rather than hold them all.
         if self.buckets[hosts].labels.len() >= 4 * self.width + 256 {
             let labels = std::mem::take(&mut self.buckets[hosts].labels);
             let kept = self.most_promising(labels);
-            self.buckets[hosts] = Bucket::of(kept);
+            self.buckets[hosts] = Bucket::of(kept, in_a_row);
         }
         let roads = self.roads;
         let beats = |one: &Label<W>, other: &Label<W>| {
@@ -293,7 +302,7 @@ impl<'a, const W: usize> Search<'a, W> {
         };
         let Bucket { labels, by_hosts } = &mut self.buckets[hosts];
         let index = u32::try_from(labels.len()).expect("a bucket is kept far below 2^32 labels");
-        match by_hosts.entry(label.used) {
+        match by_hosts.entry(label.key(in_a_row)) {
             Entry::Vacant(entry) => {
                 entry.insert(index);
             }
@@ -320,7 +329,7 @@ impl<'a, const W: usize> Search<'a, W> {
 
     fn path(&self, parent: u32, crew: usize) -> Vec<Step> {
         let mut path = Vec::new();
-        let (mut at, mut crew, mut end) = (parent, crew, self.roads.costs.layers);
+        let (mut at, mut crew, mut end) = (parent, crew, self.roads.costs.last);
         loop {
             let before = (at != NONE).then(|| self.trail[at as usize]);
             let first = before.map_or(0, |(position, _, _)| position as usize);
@@ -338,11 +347,11 @@ impl<const W: usize> Bucket<W> {
         Self { labels: Vec::new(), by_hosts: FxHashMap::default() }
     }
 
-    fn of(mut labels: Vec<Label<W>>) -> Self {
+    fn of(mut labels: Vec<Label<W>>, in_a_row: bool) -> Self {
         let mut by_hosts = FxHashMap::default();
         for (index, label) in labels.iter_mut().enumerate() {
             let index = u32::try_from(index).expect("a bucket is kept far below 2^32 labels");
-            label.next = by_hosts.insert(label.used, index).unwrap_or(NONE);
+            label.next = by_hosts.insert(label.key(in_a_row), index).unwrap_or(NONE);
         }
         Self { labels, by_hosts }
     }

@@ -1,19 +1,22 @@
 //! Uneven hosts in a row: who takes which slice of a chain of layers, so that the slowest stage or transfer is short.
 //!
 //! A **crew** is one or more hosts of one type that share a stage; each takes its turn, so `r` hosts pass a batch on `r`
-//! times as often. A **position** is a cut between layers: position `p` lies before layer `p`, 0 before all of them. A
-//! plan is a path from position 0 to the last one, each step a stage of some crew, that uses no type more often than it
-//! has hosts. Everything that is asked (throughput, latency, few hosts, few bits lost; pins, links, quantised edges) is
+//! times as often. A **position** is a cut between layers. In a chain position `p` lies before layer `p`, 0 before all of
+//! them. In a branching model a position is a down-set of layers, and a stage lies between two of which the later one
+//! holds the earlier. A plan is a path from position 0 to the last one, each step a stage of some crew, that uses no type
+//! more often than it has hosts. Everything that is asked (throughput, latency, few hosts, few bits lost; pins, links, quantised edges) is
 //! expressed in two functions of this path: what a stage costs and what a hop between two crews costs (`cost`).
 //!
 //! `roads` keeps the stages and hops that are within a time limit; `host_prices` proves that a limit is out of reach by
 //! putting a price on hosts; `labels` looks for a path within host counts, guided and bounded by those prices;
-//! `search` moves the limit until path and proof meet. `shortage` says what is missing where nothing fits.
+//! `search` moves the limit until path and proof meet. `relaxed` bounds the plans of all cuts where these are too many to
+//! look at, and `shortage` says what is missing where nothing fits.
 
 mod cost;
 mod host_prices;
 mod labels;
 mod question;
+mod relaxed;
 mod roads;
 mod search;
 mod shortage;
@@ -22,7 +25,7 @@ pub use question::{Chain, Hop, HostType, Objective};
 
 use crate::control::Control;
 use crate::error::Error;
-use cost::Costs;
+use cost::{Costs, Step};
 use search::Answer;
 
 /// One stage of a plan. Times are for one batch.
@@ -33,9 +36,9 @@ pub struct ChainStage {
     pub host_type: usize,
     /// Hosts of that type that share the stage.
     pub replicas: usize,
-    /// First layer, from 0.
+    /// Position before the stage; in a chain, its first layer, from 0.
     pub first: usize,
-    /// One behind the last layer.
+    /// Position behind it; in a chain, one behind its last layer.
     pub end: usize,
     /// Seconds that one host computes on a batch.
     pub compute_s: f64,
@@ -73,8 +76,13 @@ pub struct ChainPlan {
     pub latency_s: f64,
     /// What the objective counts: interval, latency, hosts or bits lost.
     pub value: f64,
-    /// No plan has a smaller value. Equal to `value` up to 1e-9 of it when the search came to its end.
+    /// No plan has a smaller value, wherever the model is cut. Equal to `value` up to 1e-9 of it when the search came to
+    /// its end and looked at all cuts.
     pub lower_bound: f64,
+    /// No plan with the cuts that were searched has a smaller value.
+    pub searched_bound: f64,
+    /// Whether all positions were searched; else those of [`Chain::row`] alone.
+    pub has_all_positions: bool,
     /// Stages that the search looked at.
     pub looked_at: u64,
 }
@@ -104,17 +112,49 @@ pub fn partition(
     control: &Control,
 ) -> Result<ChainPlan, Error> {
     chain.check(objective, max_interval_s)?;
-    let costs = Costs::new(chain);
     let limit_s = search::rounded_up(max_interval_s.unwrap_or(f64::MAX));
-    let found = match objective {
-        Objective::Throughput => search::fastest(&costs, limit_s, control),
-        _ => search::cheapest(&costs, objective, limit_s, control),
+    let search = |costs: &Costs<'_>, known: Option<Vec<Step>>| match objective {
+        Objective::Throughput => search::fastest(costs, limit_s, known, control),
+        _ => search::cheapest(costs, objective, limit_s, known, control),
     };
-    match found {
-        Answer::Plan { path, value, lower_bound, looked_at } => {
-            Ok(costs.describe(&path, objective, limit_s, value, lower_bound, looked_at))
+    let row = if chain.is_row() { None } else { Some(chain.along_row()) };
+    let first = row.as_ref().unwrap_or(chain);
+    if let Some(error) = shortage::certain(&Costs::without_stages(chain), max_interval_s) {
+        return Err(error);
+    }
+    let costs = Costs::without_stages(first);
+    let least = relaxed::bound(chain, objective, limit_s);
+    let mut answer = search(&costs, None);
+    let mut has_all_positions = chain.is_row();
+    let reaches = |answer: &Answer| matches!(answer, Answer::Plan { value, .. } if *value <= least * (1.0 + 1e-9));
+    // What can't be listed is as far from the answer as what there was no time for.
+    let whole = if chain.is_row() || reaches(&answer) { None } else { Costs::new(chain, control) };
+    if let Some(whole) = &whole {
+        let at = |step: &Step| Step { crew: step.crew, first: chain.row[step.first], end: chain.row[step.end] };
+        let known = match &answer {
+            Answer::Plan { path, .. } => Some(path.iter().map(at).collect()),
+            Answer::Nothing | Answer::Stopped => None,
+        };
+        has_all_positions = true;
+        answer = search(whole, known);
+    }
+    let is_partial = chain.is_restricted || !has_all_positions;
+    match answer {
+        Answer::Plan { path, value, lower_bound: searched_bound, looked_at } => {
+            let costs = whole.as_ref().unwrap_or(&costs);
+            let searched_bound = searched_bound.max(least).min(value);
+            let lower_bound = if is_partial { least.min(value) } else { searched_bound };
+            let mut plan = costs.describe(&path, objective, limit_s, value, lower_bound, looked_at);
+            plan.searched_bound = searched_bound;
+            plan.has_all_positions = has_all_positions || lower_bound >= value * (1.0 - 1e-9);
+            if whole.is_none() && !chain.is_row() {
+                for stage in &mut plan.stages {
+                    (stage.first, stage.end) = (chain.row[stage.first], chain.row[stage.end]);
+                }
+            }
+            Ok(plan)
         }
         Answer::Stopped => Err(control.error()),
-        Answer::Nothing => Err(shortage::explain(chain, max_interval_s, control)),
+        Answer::Nothing => Err(shortage::explain(whole.as_ref().unwrap_or(&costs), max_interval_s, control)),
     }
 }

@@ -66,7 +66,16 @@ pub enum Objective {
 pub struct Chain {
     /// What each layer occupies.
     pub layer_bytes: Vec<f64>,
-    /// What crosses each position for one batch: the input, then the output of each layer. One more than layers.
+    /// Names of layers for messages; empty where numbers from 1 do.
+    pub names: Vec<String>,
+    /// For each position the layers before it, ascending; each after its subsets, the first empty, the last full. Empty
+    /// for layers in a row, where so many are before a position as its number says.
+    pub inside: Vec<Vec<usize>>,
+    /// Positions in a row from the first to the last, where plans are looked for first; empty if all are.
+    pub row: Vec<usize>,
+    /// Whether the model can be cut elsewhere, too: then bounds and proofs are about these cuts as well.
+    pub is_restricted: bool,
+    /// What crosses each position for one batch: the input, then the output of each layer.
     pub cut_bytes: Vec<f64>,
     /// Received batches that wait, beside the one in work.
     pub buffers_in: u32,
@@ -93,6 +102,10 @@ impl Chain {
         let links = vec![vec![Hop::FREE; types.len()]; types.len()];
         Self {
             layer_bytes,
+            names: Vec::new(),
+            inside: Vec::new(),
+            row: Vec::new(),
+            is_restricted: false,
             cut_bytes,
             buffers_in: 0,
             buffers_out: 0,
@@ -102,6 +115,30 @@ impl Chain {
             output: Vec::new(),
             max_replicas: 1,
             bits: vec![32],
+        }
+    }
+
+    /// Whether any two positions bound a stage.
+    pub(super) fn is_row(&self) -> bool {
+        self.row.is_empty()
+    }
+
+    /// A layer for messages.
+    pub(super) fn name(&self, layer: usize) -> String {
+        match self.names.get(layer) {
+            Some(name) => format!("layer `{name}`"),
+            None => format!("layer {}", layer + 1),
+        }
+    }
+
+    /// The same question with the positions of `row` alone.
+    pub(super) fn along_row(&self) -> Self {
+        Self {
+            inside: self.row.iter().map(|&position| self.inside[position].clone()).collect(),
+            row: Vec::new(),
+            is_restricted: true,
+            cut_bytes: self.row.iter().map(|&position| self.cut_bytes[position]).collect(),
+            ..self.clone()
         }
     }
 
@@ -128,10 +165,32 @@ impl Chain {
         if layers == 0 || layers > 1_000_000 {
             return Err(Error::argument(format!("the chain has {layers} layers"), "give 1 to a million layers"));
         }
-        size("cut_bytes", self.cut_bytes.len(), layers + 1)?;
+        if self.inside.is_empty() {
+            size("cut_bytes", self.cut_bytes.len(), layers + 1)?;
+        } else {
+            size("cut_bytes", self.cut_bytes.len(), self.inside.len())?;
+            let is_set = |inside: &Vec<usize>| inside.is_sorted_by(|one, two| one < two);
+            let ends = [self.inside[0].len(), self.inside[self.inside.len() - 1].len()];
+            let is_known = |inside: &Vec<usize>| inside.last().is_none_or(|&layer| layer < layers);
+            let in_row = |&position: &usize| position < self.inside.len();
+            let row_ends = [self.row.first(), self.row.last()];
+            if !self.inside.iter().all(|inside| is_set(inside) && is_known(inside))
+                || ends != [0, layers]
+                || !self.row.iter().all(in_row)
+                || !(self.row.is_empty() || row_ends == [Some(&0), Some(&(self.inside.len() - 1))])
+            {
+                return Err(Error::argument(
+                    "the positions are no cuts of the layers",
+                    "give sorted layers for each, from none to all",
+                ));
+            }
+        }
         size("links", self.links.len(), self.types.len())?;
+        if !self.names.is_empty() {
+            size("names", self.names.len(), layers)?;
+        }
         for (layer, &bytes) in self.layer_bytes.iter().enumerate() {
-            number(&|| format!("memory of layer {}", layer + 1), bytes, MOST_BYTES)?;
+            number(&|| format!("memory of {}", self.name(layer)), bytes, MOST_BYTES)?;
         }
         for (position, &bytes) in self.cut_bytes.iter().enumerate() {
             number(&|| format!("bytes behind layer {position}"), bytes, MOST_BYTES)?;
@@ -145,7 +204,7 @@ impl Chain {
             }
             number(&|| format!("memory of `{name}`"), host.memory_bytes, f64::INFINITY)?;
             for (layer, &seconds) in host.time_s.iter().enumerate() {
-                number(&|| format!("time of layer {} on `{name}`", layer + 1), seconds, 1e15)?;
+                number(&|| format!("time of {} on `{name}`", self.name(layer)), seconds, 1e15)?;
             }
         }
         for ends in [&self.input, &self.output] {

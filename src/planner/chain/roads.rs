@@ -8,7 +8,8 @@ pub(super) struct Roads<'a> {
     pub(super) costs: &'a Costs<'a>,
     pub(super) objective: Objective,
     pub(super) limit_s: f64,
-    /// The last position that each crew may reach from each position, buffers to send aside: `[crew][position]`.
+    /// The last position that each crew may reach from each position, buffers to send aside: `[crew][position]`. Empty
+    /// where positions are not in a row.
     furthest: Vec<Vec<u32>>,
     /// Every hop over this position is passable and adds nothing (between two hosts of a type that has one, too).
     open: Vec<bool>,
@@ -19,10 +20,11 @@ impl<'a> Roads<'a> {
         let furthest = (0..costs.crews.len())
             .map(|crew| {
                 let mut end = 0;
-                (0..costs.layers)
+                let row = if costs.is_row() { costs.last } else { 0 };
+                (0..row)
                     .map(|first| {
                         end = end.max(first);
-                        while end < costs.layers
+                        while end < costs.last
                             && costs.interval_s(crew, first, end + 1) <= limit_s
                             && costs.may_run(crew, first, end + 1)
                         {
@@ -74,7 +76,7 @@ impl<'a> Roads<'a> {
     /// Whatever follows the earlier arrival can be cut short so as to start here: the first stage loses layers, needs no
     /// more memory (the position is light), and the hop into it is passable and free (the position is open).
     pub(super) fn is_best_so_far(&self, position: usize) -> bool {
-        self.objective != Objective::Latency && self.open[position] && self.costs.light[position]
+        self.costs.is_row() && self.objective != Objective::Latency && self.open[position] && self.costs.light[position]
     }
 
     /// Ends worth considering for a stage of `crew` from `first`, furthest first.
@@ -82,8 +84,14 @@ impl<'a> Roads<'a> {
     /// Stops behind the first end that is at least as good as all before it.
     pub(super) fn ends(&self, crew: usize, first: usize) -> impl Iterator<Item = usize> {
         let mut done = false;
-        (first + 1..=self.furthest[crew][first] as usize)
+        let furthest = self.furthest[crew].get(first).map_or(first, |&end| end as usize);
+        let later = self.costs.later(first).iter().rev().map(|&end| end as usize);
+        let passable = move |&end: &usize| {
+            self.costs.interval_s(crew, first, end) <= self.limit_s && self.costs.may_run(crew, first, end)
+        };
+        (first + 1..=furthest)
             .rev()
+            .chain(later.filter(passable))
             .filter(move |&end| self.costs.fits(crew, first, end))
             .take_while(move |&end| {
                 let take = !done;
@@ -100,6 +108,6 @@ impl<'a> Roads<'a> {
             value += self.hop_value(first, from, Some(crew))? + self.stage_value(crew, first, end);
             from = Some(crew);
         }
-        Some(value + self.hop_value(self.costs.layers, from, None)?)
+        Some(value + self.hop_value(self.costs.last, from, None)?)
     }
 }

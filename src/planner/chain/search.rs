@@ -4,6 +4,7 @@ use super::cost::{Costs, Step};
 use super::host_prices::{self, Raised};
 use super::labels;
 use super::question::Objective;
+use super::relaxed;
 use super::roads::Roads;
 use crate::control::{Control, Progress};
 
@@ -56,15 +57,18 @@ enum Verdict {
 ///
 /// Every limit tried either has a plan, whose own slowest part is the next upper end, or is shown to have none, which
 /// raises the lower end, or stays undecided at the present width of the search, which raises a provisional lower end.
-pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, control: &Control) -> Answer {
+///
+/// It starts from `known`, a plan, if that is given.
+pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, known: Option<Vec<Step>>, control: &Control) -> Answer {
     let mut trial = Trial { costs, of_host: None, looked_at: 0, control };
-    let mut best: Option<(Vec<Step>, f64)> = None;
-    // The slowest layer on the host that is best at it bounds every plan.
-    let mut lower_s = (0..costs.layers)
-        .map(|layer| {
-            (0..costs.crews.len()).map(|crew| costs.interval_s(crew, layer, layer + 1)).fold(f64::INFINITY, f64::min)
-        })
-        .fold(0.0, f64::max);
+    let mut best: Option<(Vec<Step>, f64)> = known.map(|path| {
+        let upper_s = costs.bottleneck_s(&path, longest_s);
+        (path, upper_s)
+    });
+    let mut lower_s = relaxed::slowest_layer(costs.chain).1;
+    if !costs.is_row() {
+        lower_s = lower_s.max(relaxed::work_s(costs.chain) * (1.0 - ROUNDING)); // a row comes to it by itself
+    }
     for effort in EFFORTS {
         if best.is_none() {
             match trial.reach(longest_s, effort) {
@@ -163,9 +167,16 @@ impl Trial<'_> {
     }
 }
 
-/// The plan of smallest value whose stages and hops keep within `limit_s`.
-pub(super) fn cheapest(costs: &Costs<'_>, objective: Objective, limit_s: f64, control: &Control) -> Answer {
+/// The plan of smallest value whose stages and hops keep within `limit_s`; `known` is one, if that is given.
+pub(super) fn cheapest(
+    costs: &Costs<'_>,
+    objective: Objective,
+    limit_s: f64,
+    known: Option<Vec<Step>>,
+    control: &Control,
+) -> Answer {
     let roads = Roads::new(costs, objective, limit_s);
+    let mut best = known.and_then(|path| roads.path_value(&path).map(|value| (path, value)));
     let start = vec![0.0; costs.chain.types.len()];
     let prices = match host_prices::raise_bound(&roads, start, f64::INFINITY, 100, control) {
         Raised::Prices(prices) => prices,
@@ -174,13 +185,16 @@ pub(super) fn cheapest(costs: &Costs<'_>, objective: Objective, limit_s: f64, co
             return Answer::Plan { path, value, lower_bound: value, looked_at: 0 };
         }
         Raised::NoWay => return Answer::Nothing,
-        Raised::Stopped => return Answer::Stopped,
+        Raised::Stopped => {
+            let lower_bound = 0.0;
+            let plan = |(path, value)| Answer::Plan { path, value, lower_bound, looked_at: 0 };
+            return best.map_or(Answer::Stopped, plan);
+        }
     };
     let counted = objective != Objective::Latency;
     let better: fn(f64) -> f64 = if counted { FEWER_BY_ONE } else { |value| value - ROUNDING * value };
     let mut lower_bound = if counted { (prices.bound - ROUNDING).ceil().max(0.0) } else { prices.bound.max(0.0) };
     let pool = [prices];
-    let mut best: Option<(Vec<Step>, f64)> = None;
     let mut looked_at = 0;
     for effort in EFFORTS {
         let below = best.as_ref().map_or(f64::MAX, |(_, value)| better(*value));

@@ -1,109 +1,196 @@
 //! Why nothing fits, and the nearest change that would help.
 
-use super::cost::Costs;
-use super::question::{Chain, HostType};
-use super::search;
+use std::time::Duration;
+
+use super::cost::{Costs, exact};
+use super::question::{Chain, Hop, HostType};
+use super::{relaxed, search};
 use crate::control::Control;
 use crate::error::Error;
 
-/// The error for a question that has no plan.
-pub(super) fn explain(chain: &Chain, max_interval_s: Option<f64>, control: &Control) -> Error {
-    reason(chain, max_interval_s, control).unwrap_or_else(|| {
-        if control.is_cancelled() {
-            return Error::Cancelled;
-        }
-        Error::infeasible("there is no plan, but time was up before it was known what is short", "give it more time")
-    })
-}
-
-/// The first of these that holds, with numbers; `None` if it was stopped.
+/// What shows without a search that there is no plan, wherever the model is cut; `None` if nothing does.
 ///
-/// No hosts; a layer that no host can take alone; an interval that is too short; too little memory in all; too little
-/// memory on each; no way over the links.
-fn reason(chain: &Chain, max_interval_s: Option<f64>, control: &Control) -> Option<Error> {
+/// No hosts; a layer that no host may run or hold; too little memory for all layers; a layer that alone takes longer than
+/// `max_interval_s`.
+pub(super) fn certain(costs: &Costs<'_>, max_interval_s: Option<f64>) -> Option<Error> {
+    let chain = costs.chain;
     if chain.types.iter().all(|host| host.hosts == 0) {
         return Some(Error::infeasible("there are no hosts", "name at least one host that may be used"));
     }
-    let costs = Costs::new(chain);
-    if let Some(error) = (0..costs.layers).find_map(|layer| homeless(&costs, layer, max_interval_s)) {
+    let needs = costs.least_needs();
+    if let Some(error) = needs.into_iter().enumerate().find_map(|(layer, need)| homeless(costs, layer, need)) {
         return Some(error);
     }
-    if let (Some(limit_s), search::Answer::Plan { path, value, lower_bound, .. }) =
-        (max_interval_s, search::fastest(&costs, f64::MAX, control))
-    {
-        let best_s = costs.bottleneck_s(&path, value);
-        let sure = if lower_bound > limit_s { "" } else { " found" };
-        return Some(Error::infeasible(
-            format!("no plan passes on a batch every {limit_s:.6} s: the shortest interval{sure} is {best_s:.6} s"),
-            format!("ask for no more than one batch every {best_s:.6} s, or add hosts"),
-        ));
-    }
-    memory(chain, &costs, control)
-}
-
-/// Says why `layer` can't even be a stage of its own, if that is so.
-fn homeless(costs: &Costs<'_>, layer: usize, max_interval_s: Option<f64>) -> Option<Error> {
-    let chain = costs.chain;
-    let crews = || 0..costs.crews.len();
-    let allowed = |crew: &usize| costs.may_run(*crew, layer, layer + 1);
-    let name = |crew: usize| &chain.types[costs.crews[crew].kind].name;
-    let number = layer + 1;
-    if !crews().any(|crew| allowed(&crew)) {
-        return Some(Error::infeasible(
-            format!("layer {number} may not run on any host"),
-            "its pins and exclusions contradict each other: lift one",
-        ));
-    }
-    if !crews().filter(allowed).any(|crew| costs.fits(crew, layer, layer + 1)) {
-        let memory = |crew: &usize| chain.types[costs.crews[*crew].kind].memory_bytes;
-        let crew = crews().filter(allowed).max_by(|one, other| memory(one).total_cmp(&memory(other)))?;
-        let (need, has) = (costs.memory_bytes(layer, layer + 1), memory(&crew));
-        return Some(Error::infeasible(
-            format!(
-                "layer {number} needs more than {} with its buffers, but the largest host that may run it, `{}`, has {}: \
-                 short by {}",
-                mebibytes(need),
-                name(crew),
-                mebibytes(has),
-                mebibytes(need - has),
-            ),
-            "use a host with more memory, fewer buffers, or a smaller batch",
-        ));
+    if let Some(error) = too_small(costs) {
+        return Some(error);
     }
     let limit_s = max_interval_s?;
-    let fitting = crews().filter(allowed).filter(|&crew| costs.fits(crew, layer, layer + 1));
-    let (crew, best_s) = fitting
-        .map(|crew| (crew, costs.interval_s(crew, layer, layer + 1)))
-        .min_by(|one, other| one.1.total_cmp(&other.1))?;
-    (best_s > limit_s).then(|| {
+    let (layer, alone_s) = relaxed::slowest_layer(chain);
+    (alone_s > limit_s).then(|| {
         Error::infeasible(
             format!(
-                "layer {number} alone takes {best_s:.6} s on `{}`, the host that is best at it, but a batch is to pass \
-                 every {limit_s:.6} s: too slow by {:.6} s",
-                name(crew),
-                best_s - limit_s
+                "{} alone takes {alone_s:.6} s on the hosts that are best at it, but a batch is to pass every \
+                 {limit_s:.6} s: too slow by {:.6} s",
+                chain.name(layer),
+                alone_s - limit_s
             ),
             "ask for less throughput, split the layer, or let several hosts share a stage",
         )
     })
 }
 
-/// Says how much memory is short, and which change would do; `None` if it was stopped.
-fn memory(chain: &Chain, costs: &Costs<'_>, control: &Control) -> Option<Error> {
-    let fits = |chain: &Chain| search::is_possible(&Costs::new(chain), control);
+/// Says why no stage can hold `layer`, if that is so; any that does needs so much at least.
+fn homeless(costs: &Costs<'_>, layer: usize, need: i128) -> Option<Error> {
+    let chain = costs.chain;
+    let types = chain.types.iter().zip(&costs.memory);
+    let types = types.filter(|(host, _)| host.hosts > 0 && relaxed::may_run(chain, host, layer));
+    let Some((host, &has)) = types.max_by_key(|(_, memory)| **memory) else {
+        return Some(Error::infeasible(
+            format!("{} may not run on any host", chain.name(layer)),
+            "its pins and exclusions contradict each other: lift one",
+        ));
+    };
+    let buffers = if chain.is_restricted { "" } else { " with its buffers, in any stage" };
+    (need >= has).then(|| {
+        Error::infeasible(
+            format!(
+                "{} needs more than {}{buffers}, but the largest host that may run it, `{}`, has {}: short by {}",
+                chain.name(layer),
+                mebibytes(need),
+                host.name,
+                mebibytes(has),
+                mebibytes(need - has),
+            ),
+            "use a host with more memory, fewer buffers, or a smaller batch",
+        )
+    })
+}
+
+/// Says how much memory is short for all layers, wherever they lie, if any is.
+fn too_small(costs: &Costs<'_>) -> Option<Error> {
+    let (layers, hosts, buffers) = (costs.all_held(), costs.all_memory(0), costs.least_buffers());
+    let beside = costs.all_memory(buffers);
+    if layers < beside {
+        return None;
+    }
+    let (what, has) = if layers >= hosts {
+        ("all hosts together have".to_owned(), hosts)
+    } else {
+        (format!("beside {} or more of buffers on each, all hosts together have", mebibytes(buffers)), beside)
+    };
+    let types = costs.chain.types.iter().zip(&costs.memory).filter(|(host, _)| host.hosts > 0);
+    let (host, &largest) = types.max_by_key(|(_, memory)| **memory)?;
+    let hint = if largest > buffers {
+        let more = (layers - beside) / (largest - buffers) + 1;
+        let hosts = format!("{more} more host{} like `{}`", if more == 1 { "" } else { "s" }, host.name);
+        let is_enough = is_quickly_enough(costs.chain, &host.name, more);
+        if is_enough {
+            format!("{hosts} would do, or more memory")
+        } else {
+            format!("use at least {hosts}, or more memory")
+        }
+    } else {
+        "use hosts with more memory, fewer buffers, or a smaller batch".to_owned()
+    };
+    Some(Error::infeasible(
+        format!(
+            "the layers alone need {}, but {what} {}: short by {}",
+            mebibytes(layers),
+            mebibytes(has),
+            mebibytes(layers - has)
+        ),
+        hint,
+    ))
+}
+
+/// Whether a plan is found at once with so many more hosts of the first type of that name that there is.
+fn is_quickly_enough(chain: &Chain, name: &str, more: i128) -> bool {
+    let control = Control::with_deadline(Some(Duration::from_millis(50)));
+    let mut larger = chain.clone();
+    let kind = larger.types.iter_mut().find(|host| host.hosts > 0 && host.name == name);
+    let (Some(kind), Ok(more)) = (kind, usize::try_from(more)) else { return false };
+    kind.hosts = kind.hosts.saturating_add(more);
+    kind.hosts <= 1_000
+        && Costs::new(&larger, &control).is_some_and(|costs| search::is_possible(&costs, &control) == Some(true))
+}
+
+/// The error for a question for which a search found that there is no plan with these cuts.
+pub(super) fn explain(costs: &Costs<'_>, max_interval_s: Option<f64>, control: &Control) -> Error {
+    reason(costs, max_interval_s, control).unwrap_or_else(|| {
+        if control.is_cancelled() {
+            return Error::Cancelled;
+        }
+        Error::infeasible(
+            format!("{}, but time was up before it was known what is short", no_plan(costs.chain)),
+            "give it more time",
+        )
+    })
+}
+
+/// How sure it is that there is no plan.
+fn no_plan(chain: &Chain) -> &'static str {
+    if chain.is_restricted {
+        "no plan was found with the cuts that were searched, which are not all"
+    } else {
+        "no plan fits"
+    }
+}
+
+/// What has to change for a plan to be found, with numbers; `None` if it was stopped.
+///
+/// Each constraint is lifted by itself, and is named if there is a plan then.
+fn reason(costs: &Costs<'_>, max_interval_s: Option<f64>, control: &Control) -> Option<Error> {
+    let chain = costs.chain;
+    if let (Some(limit_s), search::Answer::Plan { path, value, lower_bound, .. }) =
+        (max_interval_s, search::fastest(costs, f64::MAX, None, control))
+    {
+        let best_s = costs.bottleneck_s(&path, value);
+        let is_sure = lower_bound > limit_s && !chain.is_restricted;
+        let (sure, found) = if is_sure { ("no plan passes", "") } else { ("no plan was found that passes", " found") };
+        return Some(Error::infeasible(
+            format!("{sure} on a batch every {limit_s:.6} s: the shortest interval{found} is {best_s:.6} s"),
+            format!("ask for no more than one batch every {best_s:.6} s, or add hosts"),
+        ));
+    }
+    let fits = |chain: &Chain| match Costs::new(chain, control) {
+        Some(costs) => search::is_possible(&costs, control),
+        None => None,
+    };
     let with_memory = |factor: f64| {
         let types = chain.types.iter();
         let types = types.map(|host| HostType { memory_bytes: host.memory_bytes * factor, ..host.clone() }).collect();
         Chain { types, ..chain.clone() }
     };
-    if !fits(&with_memory(f64::INFINITY))? {
+    let everywhere = |chain: &Chain| {
+        let types = chain.types.iter();
+        let types = types.map(|host| HostType { may_run: Vec::new(), ..host.clone() }).collect();
+        Chain { types, ..chain.clone() }
+    };
+    let linked = |chain: &Chain| {
+        let kinds = chain.types.len();
+        let links = vec![vec![Hop::FREE; kinds]; kinds];
+        Chain { links, input: Vec::new(), output: Vec::new(), ..chain.clone() }
+    };
+    let no_plan = no_plan(chain);
+    let has_rules = chain.types.iter().any(|host| !host.may_run.is_empty());
+    let roomy = with_memory(f64::INFINITY);
+    if !fits(&roomy)? {
+        let (rules, links) = (has_rules && fits(&everywhere(&roomy))?, fits(&linked(&roomy))?);
+        let (what, hint) = match (rules, links) {
+            (true, false) => ("pins and exclusions leave", "lift a pin or an exclusion"),
+            (false, true) => ("links leave", "add a link"),
+            (true, true) => {
+                ("links leave, with these pins and exclusions,", "add a link, or lift a pin or an exclusion")
+            }
+            (false, false) => {
+                ("hosts, links, pins and exclusions leave", "add hosts and links, or lift pins and exclusions")
+            }
+        };
         return Some(Error::infeasible(
-            "no row of hosts is possible: links, pins and exclusions leave no way from the first layer to the last",
-            "add a link, or lift a pin or an exclusion",
+            format!("{no_plan}: {what} no way from the first layer to the last, whatever memory there is"),
+            hint,
         ));
     }
-    let layers: f64 = chain.layer_bytes.iter().sum();
-    let hosts: f64 = chain.types.iter().map(|host| host.hosts as f64 * host.memory_bytes).sum();
     // Doubling, then halving: the factor is enough, and 1 % less was not found to be.
     let (mut short, mut enough) = (1.0, 2.0);
     while !fits(&with_memory(enough))? && enough < 1e9 {
@@ -117,26 +204,11 @@ fn memory(chain: &Chain, costs: &Costs<'_>, control: &Control) -> Option<Error> 
     let more = format!(
         "{:.0} % more memory on every host ({} on the largest)",
         (100.0 * (enough - 1.0)).ceil(),
-        mebibytes(largest * (enough - 1.0))
+        mebibytes(exact(largest * (enough - 1.0)))
     );
-    let message = if layers >= hosts {
-        format!(
-            "the layers alone need {}, but all hosts together have {}: short by {}",
-            mebibytes(layers),
-            mebibytes(hosts),
-            mebibytes(layers - hosts)
-        )
-    } else {
-        format!(
-            "the hosts are short of memory: {} in all for {} of layers, but with buffers, pins and exclusions no cut \
-             fits; it would take {more}",
-            mebibytes(hosts),
-            mebibytes(layers)
-        )
-    };
     let mut fewest: Option<(usize, &str)> = None;
     'types: for (kind, host) in chain.types.iter().enumerate().filter(|(_, host)| host.hosts > 0) {
-        let most = fewest.map_or(costs.layers, |(extra, _)| extra - 1);
+        let most = fewest.map_or(costs.last, |(extra, _)| extra - 1);
         for extra in 1..=most.min(64) {
             let mut larger = chain.clone();
             larger.types[kind].hosts += extra;
@@ -147,15 +219,30 @@ fn memory(chain: &Chain, costs: &Costs<'_>, control: &Control) -> Option<Error> 
             }
         }
     }
-    let hint = match fewest {
-        Some((extra, name)) => {
-            format!("{extra} more host{} like `{name}` would do, or {more}", if extra == 1 { "" } else { "s" })
-        }
-        None => format!("{more} would do; so may fewer buffers or a smaller batch"),
-    };
-    Some(Error::infeasible(message, hint))
+    let mut helps = Vec::new();
+    if let Some((extra, name)) = fewest {
+        helps.push(format!("{extra} more host{} like `{name}`", if extra == 1 { "" } else { "s" }));
+    }
+    if has_rules && fits(&everywhere(chain)) == Some(true) {
+        helps.push("no pins and exclusions".to_owned());
+    }
+    let has_buffers = chain.buffers_in + chain.buffers_out > 0;
+    if has_buffers && fits(&Chain { buffers_in: 0, buffers_out: 0, ..chain.clone() }) == Some(true) {
+        helps.push("no batches that wait (0 buffers in and out)".to_owned());
+    }
+    helps.push(more);
+    let with = if has_rules { "with buffers, pins and exclusions" } else { "with buffers" };
+    Some(Error::infeasible(
+        format!(
+            "{no_plan}: the hosts have {} in all for {} of layers, but {with} they are short of memory",
+            mebibytes(costs.all_memory(0)),
+            mebibytes(costs.all_held())
+        ),
+        format!("{} would do", helps.join(", or ")),
+    ))
 }
 
-fn mebibytes(bytes: f64) -> String {
-    format!("{:.1} MiB", bytes / 1_048_576.0)
+/// Of 1/1024 bytes.
+fn mebibytes(units: i128) -> String {
+    format!("{:.1} MiB", units as f64 / 1_073_741_824.0)
 }

@@ -93,6 +93,7 @@ def task_of_files(
         layer_bytes=[memory * mega for memory in model.memory_mb],
         cut_bytes=[width * batch_size * count for count in values],
         numbers=list(range(len(model.memory_mb) + 1)),
+        parts=[[number] for number in range(1, len(model.memory_mb) + 1)],
         groups=groups,
         names=frozenset(types) | frozenset(hosts) | frozenset(host for listed in hosts.values() for host in listed),
         link=lambda one, other: Hop(min(one.port_bytes_per_s, other.port_bytes_per_s), 0.0),

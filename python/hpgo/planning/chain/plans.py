@@ -59,6 +59,9 @@ class ChainStage(Record):
     """Layers and buffers, on each host."""
     host_memory_bytes: float
     """What the host has; it must be more."""
+    layers: tuple[str, ...] = ()
+    """Ids of the layers, in the order in which they run, if the model branches: `first` and `last` then count the layers
+    in the order of the plan. Empty for a chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class ChainPlan(Record):
     value: float
     """What the objective counts: interval or latency in seconds, hosts, bits lost."""
     lower_bound: float
-    """No plan has a smaller value."""
+    """No plan has a smaller value, wherever the model is cut."""
     units: str
     """What the files' `MB` and `Mbps` were taken for: `pipeedge` (2²⁰) or `si` (10⁶)."""
     unused: tuple[str, ...] = ()
@@ -116,6 +119,10 @@ class ChainPlan(Record):
     """Blocks of each stage, if it was planned for a launcher that counts them."""
     gpus_per_device: int = 1
     """GPUs that a host stands for."""
+    cuts: str = "all"
+    """Which cuts were searched: all, or why only some."""
+    searched_cuts_bound: float | None = None
+    """No plan with the cuts that were searched has a smaller value, if they are not all."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -183,6 +190,7 @@ class ChainPlan(Record):
     def pipeedge(self) -> str:
         """The schedule as PipeEdge's runtime reads it: `- host: [first, last]`, in stage order.
 
+        Of a branching model, which that runtime doesn't run, `- host: {layers: [id, …]}`.
         Raises ArgumentError if hosts share a stage, which PipeEdge has no words for.
         """
         for number, stage in enumerate(self.stages, 1):
@@ -191,8 +199,9 @@ class ChainPlan(Record):
                     f"stage {number} runs on {len(stage.hosts)} hosts, which PipeEdge's schedule can't say",
                     "leave `max_replicas` at 1, or take `--json`",
                 )
-        lines = [f"- {in_yaml(stage.hosts[0])}: [{stage.first}, {stage.last}]\n" for stage in self.stages]
-        return "".join(lines) or "[]\n"
+        lines = [f"- {in_yaml(stage.hosts[0])}: {_range(stage)}\n" for stage in self.stages]
+        searched = "" if self.cuts == "all" else f"# cuts searched: {self.cuts}\n"
+        return searched + ("".join(lines) or "[]\n")
 
     def program(self, *, batches: int) -> Program:
         """Forward passes of so many batches through the stages, one after the other; device d is the d-th host used.
@@ -213,7 +222,7 @@ class ChainPlan(Record):
         batches = whole("batches", batches)
         routes = routes_through(counts, batches)
         orders = along(routes, batches)
-        layers = [tuple(str(layer) for layer in range(stage.first, stage.last + 1)) for stage in self.stages]
+        layers = [stage.layers or tuple(map(str, range(stage.first, stage.last + 1))) for stage in self.stages]
         hops = self.hops[1:-1]
         # A hop keeps up as many batches at once as there are ports on its narrower side.
         busy_s = [hop.interval_s * min(pair) for hop, pair in zip(hops, pairwise(counts), strict=False)]
@@ -312,3 +321,9 @@ class ChainPlan(Record):
         if number == len(self.stages):
             return "of the result"
         return f"from stage {number} to stage {number + 1}"
+
+
+def _range(stage: ChainStage) -> str:
+    if not stage.layers:
+        return f"[{stage.first}, {stage.last}]"
+    return f"{{layers: [{', '.join(map(in_yaml, stage.layers))}]}}"

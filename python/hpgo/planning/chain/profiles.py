@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     from hpgo.programs.launchers import Launcher
 
 
+_MOST_CUTS = 20_000
+"""Cuts that all orders of the layers are searched for. Of more than 10,000 the search takes one order, too, if their pairs
+are more than 60 million, 4 bytes each (`MOST_PAIRS`). 16,386 cuts of 14 branches take 5 s; twice as many take four times as
+long and as much memory, half as many a quarter."""
+
+
 def task_of_profile(
     profile: Profile, cluster: Cluster, batch_size: int, dtype: str, *, count_loading: bool, launcher: Launcher | None
 ) -> Task:
@@ -31,10 +38,9 @@ def task_of_profile(
     profile = profile.without_ties()  # a host that has both layers of a tie is counted on to hold the weight twice
     if loading:
         profile = profile.without_loading()
-    remarks = list(noise(profile))
     blocks: list[int] = []
     if launcher is None:
-        found = cut_points(profile)
+        found = cut_points(profile, bound=_MOST_CUTS)
     elif launcher.trains:
         raise ArgumentError(
             f"{launcher.title} trains, and this plans inference", f"`hpgo plan --for {launcher.name}` plans training"
@@ -43,16 +49,30 @@ def task_of_profile(
         model = Blocks.of(profile)
         found = given_cuts(profile, model.cuts(least_blocks=launcher.least_blocks))
         blocks = list(range(len(model.blocks) + 1))
-    if not all(set(one.layers) < set(other.layers) for one, other in pairwise(found.states)):
-        found = cut_points(profile, bound=2)
-        remarks.append("the model branches: optimal for one good order of its layers")
     states = found.states
+    number = {layer: place for place, layer in enumerate(states[-1].layers)}
+    before = [sorted(number[layer] for layer in state.layers) for state in states]
+    row = _row(profile, before, number)
 
     def total(state: int, measure: str) -> float:
         return at_batch(profile.batch_sizes, getattr(states[state], measure), batch_size)
 
-    forward_s = [total(index, "forward_s") for index in range(len(states))]
-    time_s = [max(0.0, later - earlier) for earlier, later in pairwise(forward_s)]
+    if row:
+        layers = [profile.layers[layer] for layer in states[-1].layers]
+        time_s = [at_batch(profile.batch_sizes, layer.forward_s, batch_size) for layer in layers]
+        layer_bytes = [layer.parameter_bytes for layer in layers]
+        parts = [[place + 1] for place in range(len(layers))]
+    else:
+        forward_s = [total(index, "forward_s") for index in range(len(states))]
+        time_s = [max(0.0, later - earlier) for earlier, later in pairwise(forward_s)]
+        layer_bytes = [later.parameter_bytes - earlier.parameter_bytes for earlier, later in pairwise(states)]
+        parts = [
+            [place + 1 for place in sorted(set(later).difference(earlier))] for earlier, later in pairwise(before)
+        ]
+    branches = len(profile.edges) >= len(profile.layers) or any(
+        max(Counter(ends).values(), default=0) > 1 for ends in zip(*profile.edges, strict=True)
+    )
+    free = any(not any((*layer.forward_s, *layer.backward_s, layer.parameter_bytes)) for layer in profile.layers)
     # Devices are alike if nothing but their number differs: same type, and no faster links to some than to others.
     alike: dict[tuple[Device, int | None], list[str]] = {}
     inner = cluster.intra != cluster.inter
@@ -79,16 +99,31 @@ def task_of_profile(
 
     return Task(
         model=profile.name,
-        layer_bytes=[later.parameter_bytes - earlier.parameter_bytes for earlier, later in pairwise(states)],
+        layer_bytes=layer_bytes,
         cut_bytes=[total(index, "boundary_bytes") for index in range(len(states))],
         numbers=[len(state.layers) for state in states],
+        parts=parts,
         groups=groups,
         names=frozenset(name for group in groups for name in (group.device_type, *group.hosts)),
         link=link,
         bits=8 * pipeedge.bytes_of(dtype),
         loading_s=loading_s,
-        remarks=remarks,
+        remarks=noise(profile),
         launcher="" if launcher is None else launcher.name,
         blocks=blocks,
         gpus_per_device=cluster.gpus_per_device,
+        ids=[profile.layers[layer].id for layer in states[-1].layers] if branches else [],
+        before=before if branches else [],
+        row=row,
+        cuts=found.one_order or "all",
+        joined="layers without time stay with a neighbour, whatever pins and exclusions say" if free else "",
     )
+
+
+def _row(profile: Profile, before: list[list[int]], number: dict[int, int]) -> list[int]:
+    """Those of the cuts that are one good order of the layers; none if all of them are in a row."""
+    if all(set(one) < set(other) for one, other in pairwise(before)):
+        return []
+    place = {tuple(layers): position for position, layers in enumerate(before)}
+    order = cut_points(profile, bound=2).states
+    return [place[tuple(sorted(number[layer] for layer in state.layers))] for state in order]

@@ -33,6 +33,10 @@ class Chain:
     """The question as the native module reads it."""
 
     layer_bytes: list[float]
+    names: list[str]
+    inside: list[list[int]]
+    row: list[int]
+    is_restricted: bool
     cut_bytes: list[float]
     buffers_in: int
     buffers_out: int
@@ -66,6 +70,8 @@ class Task:
     cut_bytes: list[float]
     numbers: list[int]
     """Layers of the model before each position."""
+    parts: list[list[int]]
+    """The numbers, from 1, of the model's layers that each entry of `layer_bytes` stands for."""
     groups: list[Group]
     names: frozenset[str]
     """Types and hosts that links, pins and exclusions may name, used or not."""
@@ -78,3 +84,13 @@ class Task:
     blocks: list[int] = field(default_factory=list)
     """Blocks of the model before each position, if a launcher counts them."""
     gpus_per_device: int = 1
+    ids: list[str] = field(default_factory=list)
+    """Ids of the model's layers by number, if it branches."""
+    before: list[list[int]] = field(default_factory=list)
+    """Numbers of the layers before each position, from 0, if the model branches."""
+    row: list[int] = field(default_factory=list)
+    """Positions in a row, where plans are looked for first; empty if all are."""
+    cuts: str = "all"
+    """Which cuts the positions are: all, or why they are not."""
+    joined: str = ""
+    """Why a rule about single layers leaves out cuts; empty if it does not."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hpgo.base.errors import ArgumentError, InfeasibleError
@@ -29,8 +28,10 @@ class Rules:
         groups = task.groups
         known = task.names
         layers = task.numbers[-1]
-        pinned = [_rule(text, "pin", known, layers) for text in pins]
-        excluded = [_rule(text, "exclude", known, layers) for text in exclude]
+        ids = {name: number for number, name in enumerate(task.ids, 1)}
+        pinned = [_rule(text, "pin", known, layers, ids) for text in pins]
+        excluded = [_rule(text, "exclude", known, layers, ids) for text in exclude]
+        self.about_layers = any(numbers is not None for _, numbers in (*pinned, *excluded))
         pipeedge.check_names(self.links, known, file)
         single = {name for name, _ in (*pinned, *excluded)}
         single |= {name for line in self.links.lines for name in (line.senders, line.receivers)}
@@ -45,12 +46,12 @@ class Rules:
             self.groups += [replace(group, hosts=hosts) for hosts in (together, *apart) if hosts]
         if not self.groups:
             raise InfeasibleError("every host is excluded", "lift an exclusion")
-        self.may_run = [self._permissions(group, task.numbers, pinned, excluded) for group in self.groups]
+        self.may_run = [self._permissions(group, task.parts, pinned, excluded) for group in self.groups]
 
     @staticmethod
     def _permissions(
         group: Group,
-        numbers: list[int],
+        parts: list[list[int]],
         pinned: list[tuple[str, frozenset[int] | None]],
         excluded: list[tuple[str, frozenset[int] | None]],
     ) -> list[bool]:
@@ -64,8 +65,8 @@ class Rules:
                 barred |= layers or frozenset()
         if not barred:
             return []
-        # A position may stand for several layers of the model: none of them may be barred.
-        return [barred.isdisjoint(range(first + 1, end + 1)) for first, end in pairwise(numbers)]
+        # Several layers of the model may stay together: none of them may be barred.
+        return [barred.isdisjoint(part) for part in parts]
 
     def all_links(self) -> list[list[Hop]]:
         """From each group to each: looked up once for those that ports, rules and machines don't tell apart."""
@@ -121,8 +122,13 @@ class Rules:
         return hops
 
 
-def _rule(text: str, what: str, known: frozenset[str], layers: int) -> tuple[str, frozenset[int] | None]:
-    """`mb-0=1-12,48` as name and layers; `mb-0` alone names all of them where that makes sense."""
+def _rule(
+    text: str, what: str, known: frozenset[str], layers: int, ids: dict[str, int]
+) -> tuple[str, frozenset[int] | None]:
+    """`mb-0=1-12,48` as name and layers; `mb-0` alone names all of them where that makes sense.
+
+    Of a branching model, layers are also named by their `ids`.
+    """
     example = "write `host=1-12,48`" if what == "pin" else "write `host` or `host=1-12,48`"
     name, equals, numbers = text.partition("=") if text not in known else (text, "", "")
     if name not in known:
@@ -135,6 +141,9 @@ def _rule(text: str, what: str, known: frozenset[str], layers: int) -> tuple[str
         return name, None
     chosen: set[int] = set()
     for part in numbers.split(","):
+        if part in ids:
+            chosen.add(ids[part])
+            continue
         first, _, last = part.partition("-")
         last = last or first
         if not all(one.isascii() and one.isdigit() and len(one) <= 9 for one in (first, last)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 from hpgo import _core
@@ -182,8 +183,13 @@ def _solved(
         return ChainPlan(task.model, batch_size, objective, (), (), 0.0, 0.0, 0.0, 0.0, units, unused)
     between = None if links is None else (str(as_path(links, ClusterError)), pipeedge.read_links(links))
     rules = Rules(task, pins, exclude, between)
+    cuts = task.joined if task.cuts == "all" and rules.about_layers and task.joined else task.cuts
     chain = Chain(
         layer_bytes=task.layer_bytes,
+        names=[", ".join(task.ids[number - 1] for number in part) for part in task.parts] if task.ids else [],
+        inside=task.before if task.row else [],
+        row=task.row,
+        is_restricted=cuts != "all",
         cut_bytes=task.cut_bytes,
         buffers_in=buffers_in,
         buffers_out=buffers_out,
@@ -207,8 +213,19 @@ def _solved(
             raise
         asked = f"{samples_per_s:g} samples/s are a batch of {batch_size} every {longest_s:.6g} s"
         raise InfeasibleError(error.message, f"{error.hint}; {asked}") from None
+    if not found["has_all_positions"]:
+        cuts = f"the graph has {len(task.before)} cut points; the plan uses the {len(task.row)} of one order of its layers"
     plan = _plan(found, task, rules.groups, batch_size=batch_size, objective=objective, units=units)
-    return checked_chain(plan, [sum(task.layer_bytes[row["first"] : row["end"]]) for row in found["stages"]])
+    if cuts != "all":
+        plan = replace(plan, cuts=cuts, searched_cuts_bound=found["searched_bound"])
+    return checked_chain(plan, [_weights_bytes(task, row) for row in found["stages"]])
+
+
+def _weights_bytes(task: Task, row: _core.ChainStageRecord) -> float:
+    """Return the bytes of a stage's weights."""
+    if task.row:
+        return sum(task.layer_bytes[number] for number in _between(task.before, row["first"], row["end"]))
+    return sum(task.layer_bytes[row["first"] : row["end"]])
 
 
 def _plan(
@@ -225,6 +242,7 @@ def _plan(
                 device_type=group.device_type,
                 first=task.numbers[row["first"]] + 1,
                 last=task.numbers[row["end"]],
+                layers=tuple(task.ids[number] for number in _between(task.before, row["first"], row["end"])),
                 compute_s=row["compute_s"],
                 interval_s=row["interval_s"],
                 memory_bytes=row["memory_bytes"],
@@ -249,6 +267,12 @@ def _plan(
         blocks=tuple(task.blocks[row["end"]] - task.blocks[row["first"]] for row in found["stages"] if task.blocks),
         gpus_per_device=task.gpus_per_device,
     )
+
+
+def _between(before: list[list[int]], first: int, end: int) -> list[int]:
+    """The layers of a stage between two positions; none where only their numbers are known."""
+    inside = set(before[first]) if before else set()
+    return [number for number in before[end] if number not in inside] if before else []
 
 
 def _rules(name: str, given: object) -> list[str]:
