@@ -6,7 +6,7 @@
 use super::network::Rate;
 use super::ties::Tie;
 use crate::model::graph::{self, Graph, Measurement};
-use crate::model::states::{self, States};
+use crate::model::states::{self, Cuts, States};
 
 /// Sums over the layers below each cut, for one share.
 #[derive(Debug, Clone, Default)]
@@ -23,6 +23,8 @@ pub struct Totals {
     pub layer_forward_s: Vec<f64>,
     /// Backward seconds of each layer, in topological order (not a sum).
     pub layer_backward_s: Vec<f64>,
+    /// Bytes that each layer keeps from forward to backward, in topological order (not a sum).
+    pub layer_saved_bytes: Vec<f64>,
     /// The same of the backward's halves, if any layer has them; of those that don't, they are half of it each.
     pub halves: Option<Halves>,
 }
@@ -75,6 +77,7 @@ impl Totals {
             boundary_bytes: mix(&self.boundary_bytes, &other.boundary_bytes),
             layer_forward_s: mix(&self.layer_forward_s, &other.layer_forward_s),
             layer_backward_s: mix(&self.layer_backward_s, &other.layer_backward_s),
+            layer_saved_bytes: mix(&self.layer_saved_bytes, &other.layer_saved_bytes),
             halves: (self.halves.as_ref().zip(other.halves.as_ref()))
                 .map(|(halves, others)| halves.blend(others, weight, other_weight)),
         }
@@ -102,6 +105,8 @@ pub struct Model {
     nesting: Nesting,
     /// Whether every cut contains the one before it.
     pub is_chain: bool,
+    /// Whether these are all cuts at which a plan may end a stage. Otherwise bounds over them say nothing of other cuts.
+    pub has_all_cuts: bool,
     /// Parameter bytes of each layer, in topological order.
     pub layer_parameter_bytes: Vec<f64>,
     /// Weights that layers share.
@@ -241,6 +246,7 @@ impl Model {
                     boundary_bytes: each(|totals| totals.boundary_bytes),
                     layer_forward_s: layers.iter().map(|layer| layer.forward_s).collect(),
                     layer_backward_s: layers.iter().map(|layer| layer.backward_s).collect(),
+                    layer_saved_bytes: layers.iter().map(|layer| layer.saved_bytes).collect(),
                     halves: Halves::of(&layers, &nesting),
                 };
                 (f64::from(size), totals)
@@ -257,6 +263,7 @@ impl Model {
             measured,
             parameter_bytes: (0..cuts).map(|cut| states.totals(cut, 0).parameter_bytes).collect(),
             is_chain: states.is_linear(),
+            has_all_cuts: *states.cuts() == Cuts::Exact,
             nesting,
             layer_parameter_bytes: order.iter().map(|&layer| graph.layers[layer].parameter_bytes).collect(),
         }

@@ -123,6 +123,7 @@ struct PlanRecord {
 #[derive(IntoPyObject)]
 struct SearchRecord {
     lower_bound_s: f64,
+    searched_cuts_bound_s: Option<f64>,
     compact_bound_s: Option<f64>,
     one_order: Option<String>,
     stopped: Option<&'static str>,
@@ -225,6 +226,7 @@ fn plan(
         let answer = hybrid::plan(model, cluster, settings, control)?;
         let search = SearchRecord {
             lower_bound_s: answer.lower_bound_s,
+            searched_cuts_bound_s: answer.searched_cuts_bound_s,
             compact_bound_s: answer.compact_bound_s,
             one_order: match states.cuts() {
                 Cuts::Exact => None,
@@ -261,6 +263,14 @@ fn closest_plan(py: Python<'_>, question: QuestionRecord, deadline_s: Option<f64
     })
 }
 
+/// Whether some plan fits the devices' memory that is made without a search. `false` means that none was made.
+#[pyfunction]
+fn fits_at_once(py: Python<'_>, question: QuestionRecord, deadline_s: Option<f64>) -> PyResult<bool> {
+    answer(py, question, deadline_s, None, false, |&Asked { model, cluster, settings, control, .. }| {
+        hybrid::fits_at_once(model, cluster, settings, control)
+    })
+}
+
 /// Whether some plan fits the devices' memory; not known to fit when the deadline passes.
 #[pyfunction]
 fn fits(py: Python<'_>, question: QuestionRecord, deadline_s: Option<f64>) -> PyResult<bool> {
@@ -270,6 +280,21 @@ fn fits(py: Python<'_>, question: QuestionRecord, deadline_s: Option<f64>) -> Py
             Err(Error::Infeasible { .. } | Error::TimedOut { .. } | Error::Cancelled) => Ok(false),
             Err(other) => Err(other),
         }
+    })
+}
+
+/// Whether it is certain that no plan fits the devices' memory under some schedules, as `hybrid::nothing_fits` says.
+#[pyfunction]
+fn nothing_fits(
+    py: Python<'_>,
+    question: QuestionRecord,
+    warms_up: bool,
+    one_stage_a_device: bool,
+    deadline_s: Option<f64>,
+) -> PyResult<bool> {
+    let schedules = hybrid::Schedules { warms_up, one_stage_a_device };
+    answer(py, question, deadline_s, None, false, |&Asked { model, cluster, settings, control, .. }| {
+        hybrid::nothing_fits(model, cluster, settings, schedules, control)
     })
 }
 
@@ -392,7 +417,9 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(classic_plans, module)?)?;
     module.add_function(wrap_pyfunction!(closest_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(fits_at_once, module)?)?;
     module.add_function(wrap_pyfunction!(fits, module)?)?;
+    module.add_function(wrap_pyfunction!(nothing_fits, module)?)?;
     module.add_function(wrap_pyfunction!(quick_plan, module)?)?;
     module.add_function(wrap_pyfunction!(exhaustive, module)?)?;
     module.add_function(wrap_pyfunction!(chunked_plan, module)?)?;

@@ -18,9 +18,10 @@ from hpgo.planning.choices import choice, shortest, unknown
 from hpgo.planning.chunked import CHUNKED
 from hpgo.planning.clock import Clock
 from hpgo.planning.cuts import candidates, small, sparest
+from hpgo.planning.infeasible import check_memory
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.rerun import FRUGAL, RUN_ON_PLANS, run_on
-from hpgo.planning.search import with_alternatives
+from hpgo.planning.search import NO_PLAN_FITS, with_alternatives
 from hpgo.planning.ties import with_leaner
 from hpgo.programs.orders import schedules
 
@@ -76,6 +77,7 @@ def best(
     name = question.schedule
     clock = Clock.of(deadline_s)
     tell = progress or _silence
+    check_memory(question, name=name, in_flight_as_1f1b=name not in FRUGAL, chunks=name in CHUNKED)
     if name in CHUNKED:
         plan, said = chunked.best_of(question, name, clock, progress=progress)
         return _found(plan, said, clock)
@@ -85,10 +87,10 @@ def best(
         first = clock.search(flushed, lambda *_: tell(float("inf"), 0.0))  # its steps are of another schedule
         plans = candidates(flushed, [first], clock)
         cuts, placements = first.cuts, first.placements
-    except InfeasibleError:
+    except InfeasibleError as error:
         spare = list(sparest(flushed, clock)) if name in FRUGAL else []
         if not spare:
-            raise
+            raise _none_found(error, f"`{name}`", certain=name not in FRUGAL) from None
         plans = iter(spare)
     runs: list[Plan] = []
     try:
@@ -100,6 +102,17 @@ def best(
         clock.stopped = "interrupt"
     winner = _found(*shortest(runs, name), clock)
     return replace(winner, cuts=cuts, placements=placements)
+
+
+def _none_found(error: InfeasibleError, whose: str, *, certain: bool = False) -> InfeasibleError:
+    """Return what to raise for other schedules if `error` says that 1F1B or eager 1F1B has no plan.
+
+    It is `certain` for them where they hold at least as much as 1F1B and nothing fits that. A bound of 1F1B's is none of
+    theirs, so it stays a clause about 1F1B.
+    """
+    if certain and error.message.startswith(NO_PLAN_FITS):
+        return InfeasibleError(f"{NO_PLAN_FITS} {whose}, which holds what 1F1B does or more: {error.message}", error.hint)
+    return InfeasibleError(f"no plan was found that fits {whose}; under 1F1B {error.message}", error.hint)
 
 
 def _silence(best_s: float, bound_s: float) -> None:
@@ -115,11 +128,11 @@ def _found(plan: Plan | None, said: ScheduleChoice, clock: Clock) -> Plan:
     if clock.stopped == "deadline":
         raise DeadlineError(f"the time was up before there was any plan that fits `{said.name}`", "give it more time")
     if said.missing_bytes:
-        closest, change = "the one that comes closest ", "a smaller micro-batch, or devices with more memory"
+        closest, change = "the closest one found ", "a smaller micro-batch, or devices with more memory"
     else:
         closest, change = "", "or a larger micro-batch"
     raise InfeasibleError(
-        f"no plan that was tried fits `{said.name}`: {closest}{said.why}", f"choose schedule='auto', {change}"
+        f"no plan was found that fits `{said.name}`: {closest}{said.why}", f"choose schedule='auto', {change}"
     )
 
 
@@ -133,15 +146,16 @@ def best_of_all(
 
     Raises InfeasibleError if no schedule fits, with what eager 1F1B lacks.
     """
+    check_memory(question, name=None)
     clock = Clock.of(deadline_s)
     tries: list[Try] = []
 
     def shortest_s() -> float:
         return min((plan.step_s for plan, _ in tries if plan is not None), default=float("inf"))
 
-    def tell(best_s: float, bound_s: float) -> None:
+    def tell(best_s: float, _bound_s: float) -> None:
         if progress is not None:  # the bound of a schedule bounds no other
-            progress(min(best_s, shortest_s()), 0.0 if tries else bound_s)
+            progress(min(best_s, shortest_s()), 0.0)
 
     try:
         for tried in _tries(question, clock=clock, progress=tell):
@@ -213,10 +227,12 @@ def _frugal_tries(
     tries = [shortest(list(_runs(cuts, name, clock, progress)), name) for name in _known(question, FRUGAL)]
     tries += _chunked(question, clock, progress)
     if not any(plan for plan, _ in tries):
-        raise error
+        raise _none_found(error, "under any schedule")
     yield from tries
     for name in _known(question, SCHEDULES):
-        yield None, unknown(name, error.message)
+        # GPipe holds what 1F1B does or more, but a bound on the steps of 1F1B is none on its.
+        of_gpipe = name == "gpipe" and not error.message.startswith(NO_PLAN_FITS)
+        yield None, unknown(name, "no plan was found that fits" if of_gpipe else error.message)
     for name in _known(question, RUN_ON_PLANS):
         if name not in FRUGAL:
             yield shortest(list(_runs(cuts, name, clock, progress)), name)

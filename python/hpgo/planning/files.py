@@ -38,7 +38,7 @@ _SHARED = (
 """What alternatives have from the plan that they are alternatives of, or do without."""
 _SINCE_2 = {
     "stopped", "kept_bytes", "recomputed_bytes", "notes", "tie", "compact_bound_s", "chunks", "input_gradient_s",
-    "weight_gradient_s", "parted",
+    "weight_gradient_s", "parted", "searched_cuts_bound_s",
 }  # fmt: skip
 """Keys that files of version 2 may lack, at any depth: it grew."""
 _SINCE_1 = {*_SINCE_2, "machines", "crossings", "actions", "assumptions", "made_with", "plan", "restriction"}
@@ -233,6 +233,8 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
         plan = _in_priced_order(plan, plan.assumptions.profile)
     if plan.placements == "compact" and "compact_bound_s" not in section:  # older files bound those alone
         plan = replace(plan, lower_bound_s=None, compact_bound_s=plan.lower_bound_s)
+    if plan.cuts != "all" and plan.chunks == 1 and "searched_cuts_bound_s" not in section:  # likewise
+        plan = replace(plan, lower_bound_s=None, searched_cuts_bound_s=plan.lower_bound_s)
     if plan.finished != finished:
         if plan.stopped is not None:
             section.fail("`finished` and `stopped` contradict each other")

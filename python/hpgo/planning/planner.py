@@ -53,7 +53,7 @@ def plan(
             bound and gap are still those of the shortest step. It takes a few searches more.
         deadline_s: return the best plan found so far after this many seconds, with its gap. Ctrl-C does the same.
         progress: called about ten times a second with the best step so far, infinite before there is one, and
-            the lower bound, 0 where there is none: under `auto`, once more than one schedule was looked at.
+            the lower bound, 0 where there is none, as under `auto`.
         options: any of these.
 
     Options, with their defaults:

@@ -163,8 +163,8 @@ class Tie(Record):
 class Plan(Record):
     """A way to train: stages on devices, micro-batches, and the step that it is predicted to take.
 
-    Times are seconds. `step_s` is the simulated step of `schedule`; no plan of the search space takes less than
-    `lower_bound_s`, wherever its stages lie, and `gap` is the share by which the plan may miss it.
+    Times are seconds. `step_s` is the simulated step of `schedule`; no plan of the question takes less than
+    `lower_bound_s`, whatever its cuts and wherever its stages lie, and `gap` is the share by which the plan may miss it.
     """
 
     profile: str
@@ -180,7 +180,8 @@ class Plan(Record):
     cluster_devices: int
     """Devices of the cluster, idle ones included."""
     lower_bound_s: float | None = None
-    """No plan takes less, however its stages are placed; None for a plan that was priced, not searched for."""
+    """No plan takes less, whatever its cuts and however its stages are placed; None for a plan that was priced, not
+    searched for."""
     alternatives: tuple[Alternative, ...] = ()
     schedules: tuple[ScheduleChoice, ...] = ()
     """What each schedule would give, best first; empty unless `auto` compared them."""
@@ -218,7 +219,10 @@ class Plan(Record):
     tie: Tie | None = None
     """What it was preferred to, if the least memory was asked for; None if the shortest step was."""
     compact_bound_s: float | None = None
-    """No plan with compact placements takes less; None where every placement was looked through, or none was."""
+    """No plan with the cuts that were searched and compact placements takes less; None where every placement was looked
+    through, or none was."""
+    searched_cuts_bound_s: float | None = None
+    """No plan with the cuts that `cuts` names takes less; None where all cuts were searched, or none was."""
     notes: tuple[str, ...] = ()
     """What to know about the numbers that its price stands on: a profile measured on other devices, or with far smaller
     batches."""

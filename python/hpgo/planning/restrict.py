@@ -110,7 +110,7 @@ def solved(question: Question, launcher: Launcher, solve: Callable[[Question], P
     Raises InfeasibleError if none is found.
     """
     plan = solve(question)
-    bounds_s = {name: getattr(plan, name) for name in ("lower_bound_s", "compact_bound_s")}
+    bounds_s = {name: getattr(plan, name) for name in ("lower_bound_s", "searched_cuts_bound_s", "compact_bound_s")}
     aside_bytes = 0.0
     for _ in range(_TRIES):
         lacking_bytes = _lacking_bytes(plan, question, launcher)

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Profile, SharedWeight
     from hpgo.planning.question import Question
 
-# Seconds to look for the closest plan, and for whether a change would make some plan fit.
-_EXPLAINED_S = 4.0
+NO_PLAN_FITS = "no plan fits"
+"""How the native planner words it that no plan can fit. Where it merely found none, it says so."""
+_CLOSEST_S = {True: 0.5, False: 4.0}
+"""Seconds to look for the closest plan, by whether it is certain that none fits."""
 _HINT_S = 1.5
+"""Seconds to look for a plan that fits after one change of the question."""
 
 
 def search(question: Question, deadline_s: float | None, progress: Callable[[float, float], object] | None) -> Plan:
@@ -33,14 +36,18 @@ def search(question: Question, deadline_s: float | None, progress: Callable[[flo
     try:
         found, facts = _core.plan(question, deadline_s, progress)
     except InfeasibleError as error:
-        raise _explained(error, question) from None
+        raise explained(error, question) from None
     best = plan_of(question, found)
-    compact_bound_s = facts["compact_bound_s"]
     return replace(
         best,
-        **check_bound(best, lower_bound_s=facts["lower_bound_s"], compact_bound_s=compact_bound_s),
+        **check_bound(
+            best,
+            lower_bound_s=facts["lower_bound_s"],
+            searched_cuts_bound_s=facts["searched_cuts_bound_s"],
+            compact_bound_s=facts["compact_bound_s"],
+        ),
         cuts=facts["one_order"] or "all",
-        placements="all" if compact_bound_s is None else "compact",
+        placements="all" if facts["compact_bound_s"] is None else "compact",
         stopped=facts["stopped"],
         labels=facts["labels"],
         simulated=facts["simulated"],
@@ -188,10 +195,14 @@ def with_alternatives(question: Question, best: Plan) -> Plan:
     return replace(best, alternatives=tuple(alternatives))
 
 
-def _explained(error: InfeasibleError, question: Question) -> HpgoError:
-    """Names the stage that lacks memory in the plan that comes closest, and what would make some plan fit."""
+def explained(error: InfeasibleError, question: Question) -> InfeasibleError:
+    """Return `error` with the stage that lacks memory in the closest plan found, and what would make some plan fit.
+
+    Where it is certain that no plan fits, nothing is searched for: the answer takes a tenth of a second.
+    """
+    certain = error.message == NO_PLAN_FITS
     try:
-        closest = plan_of(question, _core.closest_plan(question, _EXPLAINED_S))
+        closest = plan_of(question, _core.closest_plan(question, _CLOSEST_S[certain]))
     except HpgoError:  # nothing found in time
         return error
     index, stage = min(enumerate(closest.stages), key=lambda row: row[1].headroom_bytes)
@@ -210,11 +221,12 @@ def _explained(error: InfeasibleError, question: Question) -> HpgoError:
     if 2 * question.cluster.devices <= MOST_DEVICES:
         doubled = replace(question.cluster, machines=question.cluster.machines * 2)
         changes.append((f"use {doubled.devices} devices", replace(question, cluster=doubled)))
+    fits = _core.fits_at_once if certain else _core.fits
     for words, changed in changes:
         if helps and words == "recompute and shard":
             continue
         try:
-            if _core.fits(changed, _HINT_S):
+            if fits(changed, _HINT_S):
                 helps.append(words)
         except HpgoError:  # what would help is not worth failing for
             continue
@@ -225,7 +237,7 @@ def _explained(error: InfeasibleError, question: Question) -> HpgoError:
     smaller = " or a smaller micro-batch" if can_shrink else ""
     hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
     return InfeasibleError(
-        f"{error.message}: in the one that comes closest, stage {index} of {len(closest.stages)}"
+        f"{error.message}: in the closest plan found, stage {index} of {len(closest.stages)}"
         f" ({len(stage.layers)} layers, micro-batch {closest.micro_batch_size}) needs"
         f" {format_bytes(stage.memory.total_bytes)} on each device, but `{device}` has"
         f" {format_bytes(stage.capacity_bytes + reserved_bytes)}{reserved}:"

@@ -329,6 +329,8 @@ def _measured(plan: Plan) -> str:
 def proof(plan: Plan) -> str:
     """How sure it is that no plan is better, in words."""
     stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
+    if plan.searched_cuts_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
+        return _proof_of_some_cuts(plan, plan.searched_cuts_bound_s) + stopped
     if plan.compact_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
         return _compact_proof(plan, plan.compact_bound_s) + stopped
     if plan.lower_bound_s is None or plan.gap is None:
@@ -337,11 +339,25 @@ def proof(plan: Plan) -> str:
             return f"none: the {cuts} simulated under this schedule{stopped}"
         return "none: this is the price of a given plan, nothing was searched"
     if plan.gap <= _PROVEN:
-        return f"proven optimal{_whose(plan)}: no plan of the search space has a shorter step"
+        return f"proven optimal{whose(plan)}: no plan of the search space has a shorter step"
     return (
-        f"{above(plan.gap)}{_whose(plan)}: no plan of the search space takes less than"
+        f"{above(plan.gap)}{whose(plan)}: no plan of the search space takes less than"
         f" {_seconds(plan.lower_bound_s)}{stopped}"
     )
+
+
+def _proof_of_some_cuts(plan: Plan, searched_s: float) -> str:
+    """Return what is known of a plan where only some cuts were searched: first of all cuts, then of these."""
+    if not plan.lower_bound_s or plan.gap is None:
+        known = "nothing is known of plans with other cuts"
+    else:
+        known = f"{above(plan.gap)}{whose(plan)}: no plan takes less than {_seconds(plan.lower_bound_s)}, whatever its cuts"
+    gap = max(0.0, plan.step_s / searched_s - 1) if searched_s else math.inf
+    if math.isinf(gap):
+        return known
+    if gap <= _PROVEN:
+        return f"{known}; none with the cuts that were searched is shorter"
+    return f"{known}; with the cuts that were searched none takes less than {_seconds(searched_s)}"
 
 
 def _compact_proof(plan: Plan, compact_bound_s: float) -> str:
@@ -350,18 +366,18 @@ def _compact_proof(plan: Plan, compact_bound_s: float) -> str:
     gap = max(0.0, plan.step_s / compact_bound_s - 1) if compact_bound_s else math.inf
     if not least_s or plan.gap is None:
         if gap <= _PROVEN and not _is_compact(plan):
-            return f"no compact placement is better{_whose(plan)}; nothing is known of others"
+            return f"no compact placement is better{whose(plan)}; nothing is known of others"
         known = "optimal" if gap <= _PROVEN else "not proven optimal" if math.isinf(gap) else above(gap)
-        return f"{known} among compact placements{_whose(plan)}; nothing is known of others"
+        return f"{known} among compact placements{whose(plan)}; nothing is known of others"
     of_all = f"{above(plan.gap)} of all placements"
     if gap <= _PROVEN and not _is_compact(plan):
-        known = f"{of_all}, and no compact one is better{_whose(plan)}"
+        known = f"{of_all}, and no compact one is better{whose(plan)}"
     elif gap <= _PROVEN:
-        known = f"optimal among compact placements{_whose(plan)}, {of_all}"
+        known = f"optimal among compact placements{whose(plan)}, {of_all}"
     elif plan.gap - gap <= _PROVEN:
-        known = f"{of_all}{_whose(plan)}"
+        known = f"{of_all}{whose(plan)}"
     else:
-        known = f"{of_all} ({percent(gap)} among compact ones){_whose(plan)}"
+        known = f"{of_all} ({percent(gap)} among compact ones){whose(plan)}"
     return f"{known}: no plan of the search space takes less than {_seconds(least_s)}"
 
 
@@ -386,7 +402,7 @@ def _is_compact(plan: Plan) -> bool:
     return True
 
 
-def _whose(plan: Plan) -> str:
+def whose(plan: Plan) -> str:
     """Whose plans a bound is about, where several schedules were compared or one launcher is to run the plan."""
     words = f" for {_SCHEDULES.get(plan.schedule, plan.schedule)}" if plan.schedules or plan.chunks > 1 else ""
     return words + (f" among plans that {plan.restriction.label} runs" if plan.restriction is not None else "")
@@ -420,7 +436,7 @@ def search_space(plan: Plan) -> str:
     """Which plans were compared, in words."""
     if plan.chunks > 1:
         return _improved(plan)
-    some = "some cuts" if "stay with a neighbour" in plan.cuts else "cuts of one order of the layers"
+    some = "cuts of one order of the layers" if "one order" in plan.cuts else "some cuts"
     cuts = "every cut between layers" if plan.cuts == "all" else f"{some} ({plan.cuts})"
     if plan.restriction is not None:
         cuts = plan.restriction.space if plan.cuts == "all" else f"{cuts}; {plan.restriction.space}"
@@ -429,8 +445,10 @@ def search_space(plan: Plan) -> str:
     placements = (
         "every placement on the machines"
         if plan.placements == "all"
-        else f"compact placements only (few partly used machines){patterns}; the bound holds for all"
+        else f"compact placements only (few partly used machines){patterns}"
     )
+    if plan.cuts != "all" or plan.placements != "all":
+        placements += "; the bound holds for all"
     effort = f"{plan.labels:,} partial plans, {plan.simulated:,} whole ones simulated" if plan.labels else ""
     return f"{cuts}; {placements}" + (f"; {effort}" if effort else "")
 

@@ -6,7 +6,7 @@ use super::packing::Packing;
 use super::price::{Candidate, Priced, Pricer, StageChoice};
 use super::settings::Settings;
 use super::task::Task;
-use super::{Answer, NARROWEST, SHORT, Search, WHOLE};
+use super::{Answer, NARROWEST, SHORT, Schedules, Search, WHOLE, nothing_fits};
 use crate::control::{Control, Stopped};
 use crate::cost::Model;
 use crate::cost::network::Cluster;
@@ -78,7 +78,11 @@ pub fn straight(model: &Model, cluster: &Cluster, settings: &Settings, control: 
         search.reach()?;
     }
     search.pass(search.step_s(), NARROWEST)?;
-    let stopped = search.stopped();
+    let mut stopped = search.stopped();
+    let is_all = model.has_all_cuts && search.is_exact();
+    if search.best.is_none() && !is_all && !nothing_fits(model, cluster, &settings, Schedules::OF_SETTINGS, control)? {
+        stopped = stopped.or(Some(Stopped::Effort)); // other cuts or placements may have a plan
+    }
     let plan = match search.best {
         Some((_, plan)) => Some((search.pricer.price(&plan)?, plan)),
         None => None,
@@ -98,6 +102,17 @@ pub fn fitting(model: &Model, cluster: &Cluster, settings: &Settings, control: &
         search.reach()?;
     }
     search.answer()
+}
+
+/// Whether some plan fits that is made without a search. `false` means that none was made.
+///
+/// # Errors
+/// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
+pub fn fits_at_once(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<bool> {
+    if nothing_fits(model, cluster, settings, Schedules::OF_SETTINGS, control)? {
+        return Ok(false);
+    }
+    Ok(Task::all(model, cluster, settings).iter().any(|task| Packing::new(task).has_plan(control)))
 }
 
 /// The plan that lacks least memory, among those that `Packing` makes, and its price. Stopped early, it is the closest

@@ -8,6 +8,7 @@
 //! No plan of the search space has a shorter step than the bound; the best simulated plan is the answer, and how far
 //! it lies above the bound is its gap.
 
+mod all_cuts;
 mod anneal;
 mod bound;
 mod classics;
@@ -22,6 +23,7 @@ mod labels;
 #[cfg(test)]
 mod laws;
 mod links;
+mod memory_bound;
 mod packing;
 mod paths;
 mod patterns;
@@ -44,11 +46,13 @@ use crate::cost::Model;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 
+pub use all_cuts::least_step_s as least_step_of_all_cuts_s;
 pub use bound::least_step_s as least_step_of_all_s;
-pub use classics::{Straight, closest, data_parallel, fitting, straight};
+pub use classics::{Straight, closest, data_parallel, fits_at_once, fitting, straight};
 pub use drafts::draft;
 pub use evaluate::{evaluate, reprice};
 pub use exhaustive::exhaustive;
+pub use memory_bound::{Schedules, nothing_fits};
 pub use price::{Candidate, Priced, Pricer, StageChoice, StagePrice};
 pub use settings::{Settings, WarmUp};
 
@@ -186,6 +190,10 @@ impl Effort {
     }
 }
 
+/// The message for a question without a plan, where that is certain. Python compares it.
+const NO_PLAN_FITS: &str = "no plan fits";
+const MORE_MEMORY: &str = "use more devices, or devices with more memory";
+
 /// The answer to one question.
 #[derive(Debug, Clone)]
 pub struct Answer {
@@ -193,9 +201,11 @@ pub struct Answer {
     pub plan: Candidate,
     /// Its price.
     pub priced: Priced,
-    /// No plan has a shorter step, however it is placed.
+    /// No plan of the question has a shorter step, whatever its cuts and its placement.
     pub lower_bound_s: f64,
-    /// No plan of compact placements has a shorter step, if only those were searched; `None` if all were.
+    /// The same for plans with the model's cuts, if these are not all cuts. `None` if they are.
+    pub searched_cuts_bound_s: Option<f64>,
+    /// The same for plans with the model's cuts and compact placements, if only those were searched; `None` if all were.
     pub compact_bound_s: Option<f64>,
     /// Why the search ended before it had no better plan left to look for; `None` if it had none.
     pub stopped: Option<Stopped>,
@@ -214,6 +224,9 @@ pub struct Answer {
 pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
     settings.check()?;
     cluster.check()?;
+    if nothing_fits(model, cluster, settings, Schedules::OF_SETTINGS, control)? {
+        return Err(Error::infeasible(NO_PLAN_FITS, MORE_MEMORY));
+    }
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
     search.is_watched = true;
     search.draw()?;
@@ -309,6 +322,8 @@ struct Search<'a> {
     annealed_work: u64,
     /// Whether whoever watches `control` wants to hear of this search.
     is_watched: bool,
+    /// No plan has a shorter step, also with other cuts than the model's. Infinite where the model has all cuts.
+    all_cuts_bound_s: f64,
 }
 
 impl<'a> Search<'a> {
@@ -319,7 +334,7 @@ impl<'a> Search<'a> {
         effort: Effort,
         control: &'a Control,
     ) -> Self {
-        let sizes = (Task::all(model, cluster, settings).into_par_iter())
+        let sizes: Vec<SizeSearch<'_>> = (Task::all(model, cluster, settings).into_par_iter())
             .map(|task| SizeSearch {
                 bound_s: 0.0,
                 searched_s: 0.0,
@@ -327,6 +342,9 @@ impl<'a> Search<'a> {
                 suffixes: Suffixes::new(task),
             })
             .collect();
+        let of_all_cuts = sizes.iter().map(|size| all_cuts::least_step_of_size_s(&size.suffixes.task));
+        let all_cuts_bound_s =
+            if model.has_all_cuts { f64::INFINITY } else { of_all_cuts.fold(f64::INFINITY, f64::min) };
         let pricer = Pricer::new(model, cluster, settings);
         let (best, seen) = (None, FxHashSet::default());
         Self {
@@ -346,6 +364,7 @@ impl<'a> Search<'a> {
             relaxed_work: 0,
             annealed_work: 0,
             is_watched: false,
+            all_cuts_bound_s,
         }
     }
 
@@ -417,7 +436,7 @@ impl<'a> Search<'a> {
         self.sizes.iter().map(|size| size.bound_s).fold(self.step_s(), f64::min)
     }
 
-    /// No plan has a shorter step, wherever its stages lie.
+    /// No plan with the model's cuts has a shorter step, wherever its stages lie.
     fn lower_bound_s(&self) -> f64 {
         if self.is_exact() {
             return self.searched_bound_s();
@@ -541,7 +560,10 @@ impl<'a> Search<'a> {
     /// Tells whoever watches how far the search is.
     fn report(&self) {
         if self.is_watched {
-            self.control.report(Progress { best_s: self.step_s(), lower_bound_s: self.lower_bound_s() });
+            self.control.report(Progress {
+                best_s: self.step_s(),
+                lower_bound_s: self.all_cuts_bound_s.min(self.lower_bound_s()),
+            });
         }
     }
 
@@ -574,15 +596,21 @@ impl<'a> Search<'a> {
                 (*step_s, *plan) = (ordered_s, ordered);
             }
         }
-        let lower_bound_s = self.lower_bound_s();
+        let of_cuts_s = self.lower_bound_s();
+        let lower_bound_s = of_cuts_s.min(self.all_cuts_bound_s);
+        let searched_cuts_bound_s = (!self.model.has_all_cuts).then_some(of_cuts_s);
         let compact_bound_s = (!self.is_exact()).then(|| self.searched_bound_s());
         let stopped = self.stopped();
         let Some((step_s, mut plan)) = self.best else {
             return Err(if self.control.should_stop() {
                 self.control.error()
             } else {
-                let what = if stopped.is_none() { "no plan fits" } else { "no plan was found that fits" };
-                Error::infeasible(what, "use more devices, or devices with more memory")
+                let what = match lower_bound_s {
+                    f64::INFINITY => NO_PLAN_FITS.to_owned(),
+                    0.0 => "no plan was found that fits".to_owned(),
+                    bound_s => format!("no plan was found that fits, and none takes less than {}", seconds(bound_s)),
+                };
+                Error::infeasible(what, MORE_MEMORY)
             });
         };
         // What whoever prices these stages would choose for them.
@@ -595,6 +623,7 @@ impl<'a> Search<'a> {
         let priced = self.pricer.price(&plan)?;
         Ok(Answer {
             lower_bound_s,
+            searched_cuts_bound_s,
             priced,
             plan,
             compact_bound_s,
@@ -603,4 +632,12 @@ impl<'a> Search<'a> {
             simulated: self.pricer.simulated,
         })
     }
+}
+
+/// Returns a time for a message, with four digits.
+fn seconds(time_s: f64) -> String {
+    let (scale, unit) =
+        [(1.0, "s"), (1e3, "ms")].into_iter().find(|(scale, _)| time_s * scale >= 1.0).unwrap_or((1e6, "us"));
+    let digits = (3.0 - (time_s * scale).log10().floor()).clamp(0.0, 12.0) as usize;
+    format!("{:.digits$} {unit}", time_s * scale)
 }

@@ -97,6 +97,11 @@ impl<'a> Packing<'a> {
         if plans.is_empty() { self.pack(f64::INFINITY, 0.0, MOST_CUTS, 1, control) } else { plans }
     }
 
+    /// Whether some plan fits.
+    pub(super) fn has_plan(&self, control: &Control) -> bool {
+        !self.pack(f64::INFINITY, 0.0, MOST_CUTS, 1, control).is_empty()
+    }
+
     /// The plan that needs the least memory beyond what devices have, and that memory, if it is less than
     /// `most_bytes`.
     pub(super) fn closest(&self, most_bytes: f64, control: &Control) -> Option<(f64, Candidate)> {
@@ -176,6 +181,9 @@ impl<'a> Packing<'a> {
                     Some(_) if stages > FEW => *entry = None,
                     _ => {}
                 }
+            }
+            if row.iter().all(Option::is_none) {
+                break; // more stages have nothing to stand in front of
             }
             fewest.push(row);
             if fewest[stages][0].is_some() {

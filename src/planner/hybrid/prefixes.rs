@@ -1134,7 +1134,7 @@ pub(super) fn tabled_s(task: &Task<'_>, links: &Links, threshold_s: f64, control
 }
 
 /// No plan has a shorter step: as many devices as are of use, the fastest, at work all the time.
-fn busy_s(task: &Task<'_>) -> f64 {
+pub(super) fn busy_s(task: &Task<'_>) -> f64 {
     let mut machines: Vec<(f64, u32)> = task.cluster.machines.iter().map(|m| (m.speed, m.devices)).collect();
     machines.sort_by(|a, b| b.0.total_cmp(&a.0));
     let (mut speed, mut devices) = (0.0, task.most_devices());

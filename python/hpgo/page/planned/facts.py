@@ -316,7 +316,7 @@ def _proof(plan: Plan) -> dict[str, Any]:
     return {
         "bound_s": bound_s,
         "bound": None if bound_s is None else seconds(bound_s),
-        "gap": None if gap is None else "proven optimal" if gap <= _PROVEN else above(gap),
+        "gap": None if gap is None else f"proven optimal{report.whose(plan)}" if gap <= _PROVEN else above(gap),
         "stopped": plan.stopped,
         "text": report.proof(plan),
     }

@@ -108,7 +108,7 @@ def task_of_profile(
         link=link,
         bits=8 * pipeedge.bytes_of(dtype),
         loading_s=loading_s,
-        remarks=noise(profile),
+        remarks=list(noise(profile)),
         launcher="" if launcher is None else launcher.name,
         blocks=blocks,
         gpus_per_device=cluster.gpus_per_device,
