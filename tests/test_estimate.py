@@ -369,7 +369,7 @@ def test_files_that_are_none_or_a_part_of_one_or_too_large_are_told(tmp_path: Pa
         file.truncate(2**31 + 1)
     with pytest.raises(hpgo.ProfileError, match="has more than 2048 MiB"):
         hpgo.estimate(tmp_path / "large.onnx", device="a100")
-    with pytest.raises(hpgo.ProfileError, match="there is no file"):
+    with pytest.raises(hpgo.ProfileError, match="file not found"):
         hpgo.estimate(tmp_path / "absent.onnx", device="a100")
 
 

@@ -291,7 +291,7 @@ def test_results_that_make_no_sense_are_refused(change: dict[str, Any], said: st
         (["mlp", "--format", "pipeedge", "--device-type", "a", "-o", "x.yaml"], 2, "--output doesn't go with"),
         (["mlp", "--format", "pipeedge", "--device-type", "a", "--device-memory", "512"], 2, "has no unit"),
         (["--from", "x.yml", "--format", "pipeedge", "--device-type", "a", "--ranks", "2"], 2, "--ranks doesn't go"),
-        (["--from", "x.yml", "--format", "pipeedge", "--device-type", "a"], 1, "there is no file `x.yml`"),
+        (["--from", "x.yml", "--format", "pipeedge", "--device-type", "a"], 1, "file not found: `x.yml`"),
     ],
 )
 def test_words_that_do_not_go_together_are_told(words: list[str], code: int, said: str, run: Any) -> None:

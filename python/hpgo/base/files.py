@@ -57,15 +57,21 @@ def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, most: in
             while len(data) <= most and (piece := file.read(min(_PIECE, most + 1 - len(data)))):
                 data += piece
     except FileNotFoundError:
-        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise file_error(error)(
-            f"there is no file `{path}`", similar(path.name, beside) or "name a file that exists"
-        ) from None
+        raise file_error(error)(f"file not found: `{path}`", _beside(path)) from None
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         raise refused("read", path, failure, error, hint) from None
     if len(data) > most:
         raise error(f"{path} has more than {most >> 20} MiB", "name a smaller file")
     return bytes(data)
+
+
+def _beside(path: Path) -> str:
+    """Return a hint at a file in the folder of `path` whose name is like its own, or nothing."""
+    try:
+        names = [other.name for other in path.parent.iterdir() if other.is_file()]
+    except (OSError, ValueError):
+        return ""
+    return similar(path.name, names)
 
 
 @contextmanager

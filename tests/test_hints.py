@@ -1,0 +1,151 @@
+"""Hints lead somewhere: names that are suggested exist, and a misspelt key is told from a missing one."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo.base.documents import parse
+from hpgo.base.wording import nearest_names
+from hpgo.machine.presets import PRESETS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLUSTER = """
+hpgo_cluster: 1
+name: lab
+machines: [{count: 2, devices: 2, memory: 16 GB, speed: 1.0}]
+intra: {bandwidth: 100 GB/s, latency: 1 us}
+inter: {bandwidth: 10 GB/s, collective: 9 GB/s}
+"""
+PROFILE = """
+hpgo_profile: 1
+name: tiny
+batch_sizes: 1
+layers:
+  - {id: one, forward_s: 1.0, backward_s: 2.0, activation_bytes: 8, parameter_bytes: 4}
+  - {id: two, forward_s: 1.0, backward_s: 2.0, activation_bytes: 8, parameter_bytes: 4}
+"""
+TRANSFORMER = """
+hpgo_transformer: 1
+layers: 2
+hidden: 64
+heads: 4
+kv_heads: 2
+head_dim: 16
+ffn: 256
+vocab: 1000
+"""
+STEPS = """
+hpgo_steps: 1
+steps:
+  - {model: llama-3-8b, cluster: "h100:1", seconds: 5.1, global_batch_size: 32, seq: 4096, tp: 2}
+"""
+DOCUMENTS = {
+    "cluster": (CLUSTER, hpgo.Cluster.read),
+    "profile": (PROFILE, hpgo.read_profile),
+    "transformer": (TRANSFORMER, hpgo.Transformer.read),
+    "steps": (STEPS, hpgo.fit_platform),
+}
+
+
+def keys_of(held: object) -> list[str]:
+    """All keys of a document, wherever they stand."""
+    if isinstance(held, dict):
+        return [key for name, value in held.items() for key in (name, *keys_of(value))]
+    return [key for value in held for key in keys_of(value)] if isinstance(held, list) else []
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_a_misspelt_key_is_named_beside_the_one_that_is_known(kind: str, tmp_path: Path) -> None:
+    text, read = DOCUMENTS[kind]
+    path = tmp_path / f"{kind}.yaml"
+    path.write_text(text)
+    read(path)
+    for key in dict.fromkeys(key for key in keys_of(yaml.safe_load(text)) if len(key) > 3 and key[:5] != "hpgo_"):
+        for wrong in {key[:-1], f"{key[:1]}{key[2]}{key[1]}{key[3:]}", f"{key}x", key.upper()} - {key, "batch_size"}:
+            path.write_text(re.sub(rf"\b{key}:", f"{wrong}:", text, count=1))
+            with pytest.raises(hpgo.HpgoError) as caught:
+                read(path)
+            assert f"`{wrong}` is unknown" in caught.value.message, (key, wrong)
+            assert f"`{key}`" in caught.value.hint, (key, wrong, caught.value.hint)
+
+
+def test_a_missing_key_is_called_missing_where_all_others_are_right(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text("\n".join(line for line in CLUSTER.splitlines() if not line.startswith("intra")))
+    with pytest.raises(hpgo.ClusterError, match="`intra` is missing") as caught:
+        hpgo.Cluster.read(path)
+    assert "inter" not in caught.value.hint
+
+
+@given(st.sampled_from(sorted(PRESETS)), st.randoms(use_true_random=False))
+def test_names_that_differ_in_case_and_separators_are_nearest(name, random) -> None:
+    typed = "".join(random.choice([letter.upper(), letter]) for letter in name).replace("-", random.choice("-_ ."))
+    assert nearest_names(typed, PRESETS) == [name]
+
+
+@pytest.mark.parametrize("name", ["H100:8", "h-100:2", "DAPPLE_A:3", "h10:4", "a100x:1"])
+def test_a_cluster_that_is_suggested_can_be_read(name: str) -> None:
+    with pytest.raises(hpgo.ClusterError) as caught:
+        hpgo.Cluster.read(name)
+    suggested = caught.value.hint.split("`")[1]
+    assert hpgo.Cluster.read(suggested).machines
+    assert suggested.partition(":")[2] == name.partition(":")[2], "the number of machines is kept"
+
+
+def test_a_number_of_machines_that_is_none_is_not_suggested() -> None:
+    for name in ("H100:0", "H100:x", "H100:9999999999"):
+        with pytest.raises(hpgo.ClusterError) as caught:
+            hpgo.Cluster.read(name)
+        assert caught.value.hint == "did you mean `h100`?"
+
+
+@given(
+    st.recursive(
+        st.integers(-9, 9) | st.booleans() | st.text("abc", max_size=3),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("xyz", min_size=1), inner, max_size=3),
+        max_leaves=8,
+    ).filter(lambda held: isinstance(held, dict))
+)
+def test_braces_hold_json_or_yaml(held) -> None:
+    assert parse(json.dumps(held), "text", hpgo.HpgoError) == held
+    assert parse(yaml.safe_dump(held, default_flow_style=True), "text", hpgo.HpgoError) == held
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_a_document_in_braces_is_yaml(kind: str, tmp_path: Path) -> None:
+    text, read = DOCUMENTS[kind]
+    path = tmp_path / f"{kind}.yaml"
+    path.write_text(text)
+    expected = read(path)
+    path.write_text(yaml.safe_dump(yaml.safe_load(text), default_flow_style=True, width=10**6))
+    assert path.read_text().startswith("{")
+    assert read(path) == expected
+
+
+@pytest.mark.parametrize("cut", [2, 20, 60])
+def test_damaged_json_is_told_as_json(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "lab.json"
+    path.write_text(json.dumps(yaml.safe_load(CLUSTER))[:-cut])
+    with pytest.raises(hpgo.ClusterError, match=r"lab\.json, line 1: not valid JSON"):
+        hpgo.Cluster.read(path)
+
+
+def test_a_file_that_is_not_there_is_told_without_advice_to_name_one_that_is(tmp_path: Path) -> None:
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.Plan.read(tmp_path / "absent.json")
+    assert caught.value.message == f"file not found: `{tmp_path / 'absent.json'}`"
+    assert "name a file that exists" not in caught.value.hint
+    (tmp_path / "absnt.json").write_text("{}")
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.Plan.read(tmp_path / "absent.json")
+    assert caught.value.hint == "did you mean `absnt.json`?"
