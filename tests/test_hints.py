@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hpgo
 from hpgo.base.documents import parse
 from hpgo.base.wording import nearest_names
+from hpgo.cli.main import group
 from hpgo.machine.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -149,3 +152,57 @@ def test_a_file_that_is_not_there_is_told_without_advice_to_name_one_that_is(tmp
     with pytest.raises(hpgo.ArgumentError) as caught:
         hpgo.Plan.read(tmp_path / "absent.json")
     assert caught.value.hint == "did you mean `absnt.json`?"
+
+
+MISPLACED = [
+    ("plan qwen2.5-72b -c h100:8 -b 1024", "--seq"),
+    ("plan llama-3-8b -c h100:1 -b 32,64", "--seq"),
+    ("evaluate llama-3-8b -c h100:1 -b 64 --stages 1@0", "is a transformer"),
+    ("models show llama-3-8b", "is a transformer"),
+    ("profile llama-3-8b", "is a transformer"),
+    ("simulate --plan llama-3-8b", "is a transformer"),
+    ("simulate llama-3-8b", "is a transformer"),
+    ("draw llama-3-8b -o x.svg", "is a transformer"),
+    ("export llama-3-8b --to megatron", "is a transformer"),
+    ("explain llama-3-8b", "is a transformer"),
+    ("price vgg-19 -c h100:1 -b 8 --seq 2048", "is a model with measured layer times"),
+    ("plan bert-48 -c vgg-19 -b 64", "is a model with measured layer times"),
+    ("simulate --schedule vgg-19", "is a model with measured layer times"),
+    ("simulate vgg-19", "is a model with measured layer times"),
+    ("draw vgg-19 -o x.svg", "is a model with measured layer times"),
+    ("evaluate h100:2 -c h100:1 -b 64 --stages 1@0", "is a cluster"),
+    ("plan h100:2 -c h100:1 -b 64", "is a cluster"),
+    ("price h100:2 -c h100:1 -b 64 --seq 2048", "is a cluster"),
+    ("simulate --schedule dapple-a", "is a cluster"),
+    ("plan zb_h1 -c h100:1 -b 64", "is a schedule"),
+    ("plan bert-48 -c 1f1b -b 64", "is a schedule"),
+    ("simulate zb_h1", "is a schedule"),
+]
+"""Names in another's place, and what is said of them."""
+
+
+@pytest.mark.parametrize(("typed", "said"), MISPLACED)
+def test_a_name_in_the_place_of_another_kind_leads_to_a_command_that_takes_it(
+    typed: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(group, typed.split())
+    assert isinstance(refused.exception, hpgo.HpgoError), refused.output
+    assert said in refused.exception.message
+    typed_next = [shlex.split(part)[1:] for part in refused.exception.hint.split("`") if part.startswith("hpgo ")]
+    assert typed_next, refused.exception.hint
+    for words in typed_next:
+        if words[:1] != ["simulate"] or "--plan" in words:  # one that draws a picture takes a second
+            done = CliRunner().invoke(group, words)
+            assert done.exit_code == 0, (words, done.exception)
+
+
+def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
+    for name, (text, _) in DOCUMENTS.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    said = {"cluster": "a cluster", "transformer": "a transformer", "steps": "a list of measured steps"}
+    for name, kind in said.items():
+        with pytest.raises(hpgo.ProfileError, match=f"is {kind}, not a profile of layers"):
+            hpgo.read_profile(tmp_path / f"{name}.yaml")
+    with pytest.raises(hpgo.ClusterError, match="is a profile of layers, not a cluster"):
+        hpgo.Cluster.read(tmp_path / "profile.yaml")

@@ -83,6 +83,36 @@ def make_folder(path: Path) -> None:
         raise refused("make the folder", path, failure, ArgumentError, "name another") from None
 
 
+_KINDS = {
+    "hpgo_profile": "a profile of layers",
+    "hpgo_cluster": "a cluster",
+    "hpgo_transformer": "a transformer",
+    "model_type": "a transformer's config.json",
+    "hpgo_steps": "a list of measured steps",
+    "hpgo_platform": "a platform",
+}
+_FORMATS = {
+    "hpgo.plan": "a plan",
+    "hpgo.way": "a plan of a transformer",
+    "hpgo.chain": "a plan of a chain",
+    "hpgo.program": "a program",
+    "hpgo-timeline-1": "a timeline",
+}
+
+
+def kind_of_document(document: object) -> str:
+    """Return what a parsed file is, in words, or an empty text for what no part of hpgo reads.
+
+    >>> kind_of_document({"hpgo_cluster": 1}), kind_of_document({"format": "hpgo.plan"}), kind_of_document([])
+    ('a cluster', 'a plan', '')
+    """
+    if not isinstance(document, dict):
+        return ""
+    form = document.get("format")
+    found = _FORMATS.get(form, "") if isinstance(form, str) else ""
+    return found or next((said for key, said in _KINDS.items() if key in document), "")
+
+
 def parse(text: str, file: str, error: type[HpgoError]) -> object:
     r"""Return what `text` holds, which is JSON or YAML. Raises `error` naming `file` and line.
 

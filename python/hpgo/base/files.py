@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ MOST_BYTES = 2**26
 MOST_BYTES_OF_RUNS = 2**29
 """Of a file with a line, or an entry, for each action of a run."""
 _PIECE = 2**20
+_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,9}")
+"""Of a file's name, unlike the end of a version in the name of a model."""
 
 
 def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
@@ -35,6 +38,18 @@ def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
         return Path(path)
     except Exception:  # noqa: BLE001 -- a TypeError, or what other people's paths raise
         raise error(f"{shown(path)} is no path of a file", "give text or a `pathlib.Path`") from None
+
+
+def may_be_file(path: Path) -> bool:
+    """Whether `path` is meant as a file or a folder: it exists, or it is written as one.
+
+    >>> may_be_file(Path("model.yaml")), may_be_file(Path("models/mine")), may_be_file(Path("qwen2.5-72b"))
+    (True, True, False)
+    """
+    try:
+        return path.exists() or _ENDING.fullmatch(path.suffix) is not None or len(path.parts) > 1
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return True  # reading it gives the reason
 
 
 def is_folder(path: Path) -> bool:
@@ -66,8 +81,10 @@ def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, most: in
 
 
 def _beside(path: Path) -> str:
-    """Return a hint at a file in the folder of `path` whose name is like its own, or nothing."""
+    """Return a hint at a file in the folder of `path` with a name like its own, or at a folder that is absent."""
     try:
+        if not path.parent.is_dir():
+            return f"check the folder: `{path.parent}` is not there either"
         names = [other.name for other in path.parent.iterdir() if other.is_file()]
     except (OSError, ValueError):
         return ""

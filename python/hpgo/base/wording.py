@@ -41,7 +41,7 @@ def similar(wanted: str, known: Iterable[str], *, least: float = 0.6) -> str:
 
 
 def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> list[str]:
-    """Return the nearest of `known`, several if they are equally near, or none if none shares `least` of its letters.
+    """Return the nearest of `known`, several if they are equally near and begin alike, or none if none shares `least` of its letters.
 
     Names that differ in case and separators only are nearest, then those one typing slip away.
 
@@ -52,6 +52,7 @@ def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> l
     """
     from difflib import SequenceMatcher
     from itertools import islice
+    from os.path import commonprefix
 
     # Comparing is quadratic in the length of names, and there may be very many.
     short = [name for name in islice(known, 5000) if len(name) <= 100]
@@ -62,13 +63,13 @@ def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> l
     if slips:
         least = 0.0
     matcher = SequenceMatcher(b=typed)
-    shares: dict[str, float] = {}
+    shares: dict[str, tuple[float, int]] = {}
     for name in slips or short:
         matcher.set_seq1(name.casefold())
         if matcher.real_quick_ratio() >= least and matcher.quick_ratio() >= least:
-            shares[name] = matcher.ratio()
-    best = max(shares.values(), default=0.0)
-    found = [name for name, share in shares.items() if share == best and share >= least]
+            shares[name] = matcher.ratio(), len(commonprefix([typed, name.casefold()]))
+    best = max(shares.values(), default=(0.0, 0))
+    found = [name for name, share in shares.items() if share == best and share[0] >= least]
     return found if len(found) <= _MOST_NEAREST else found[:1]
 
 

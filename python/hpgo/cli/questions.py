@@ -12,7 +12,7 @@ import click
 from hpgo.base.errors import HpgoError
 from hpgo.base.units import parse_bytes, parse_bytes_per_s, parse_seconds
 from hpgo.cli.terminal import say
-from hpgo.cli.values import CLUSTER, MODEL, Known
+from hpgo.cli.values import CLUSTER, MODEL, PROFILE, Known
 from hpgo.planning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
     usual = "eager_1f1b, or what --for runs" if several else "eager_1f1b"
 
     options = (
-        click.argument("profile", type=MODEL),
+        click.argument("profile", type=MODEL if several else PROFILE),
         click.option(
             "-c", "--cluster", type=CLUSTER, required=several, metavar="NAME|FILE", help="See `hpgo clusters`.",
         ),

@@ -6,14 +6,14 @@ import click
 
 from hpgo.cli.command import Command
 from hpgo.cli.questions import BYTES, SECONDS
-from hpgo.cli.values import FILE
+from hpgo.cli.values import PLAN
 
 _LEAST_BYTES = 200e6
 _MOST_BYTES = 1e15
 
 
 @click.command(cls=Command)
-@click.argument("plans", type=FILE, nargs=-1, metavar="[PLAN]...")
+@click.argument("plans", type=PLAN, nargs=-1, metavar="[PLAN]...")
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; the default is this machine alone."
 )

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpgo.base.wording import shorten
 from hpgo.cli.command import Command
+from hpgo.cli.kinds import check_kind
 from hpgo.cli.values import FILE, SCHEDULE
 
 if TYPE_CHECKING:
@@ -29,7 +31,12 @@ class Listing(Command):
                 joined[-1] += f",{arg}"
             else:
                 joined.append(arg)
-        return super().parse_args(ctx, joined)
+        ctx.allow_extra_args = True
+        super().parse_args(ctx, joined)
+        if ctx.args and not ctx.resilient_parsing:
+            check_kind(ctx.args[0], "plan", ctx)
+            ctx.fail(f"got `{shorten(ctx.args[0])}`: name a plan with --plan, a schedule with --schedule")
+        return ctx.args
 
 
 SECTIONS = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import MOST_GPUS, check_is, check_text, number, whole
-from hpgo.base.documents import Section, hinted, parse, read_text
+from hpgo.base.documents import Section, hinted, kind_of_document, parse, read_text
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
@@ -412,6 +412,10 @@ def _with_adapters(inter: tuple[float, float, float], gbit_s: float) -> Link:
 
 def _from_document(document: object, file: str, stem: str, *, may_differ: bool = False) -> Cluster:
     whence = f"is it a cluster? Then begin with `hpgo_cluster: {_VERSION}`, as `hpgo clusters show dapple-a` does"
+    if "hpgo_cluster" not in (document if isinstance(document, dict) else {}) and (kind := kind_of_document(document)):
+        raise ClusterError(
+            f"{file} is {kind}, not a cluster", "name a cluster: `hpgo clusters` lists those that are known"
+        )
     top = Section(document, file, ClusterError, keys=_KEYS, whence=whence)
     version = top.get("hpgo_cluster")
     top.whence = ""
