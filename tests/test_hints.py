@@ -206,3 +206,54 @@ def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
             hpgo.read_profile(tmp_path / f"{name}.yaml")
     with pytest.raises(hpgo.ClusterError, match="is a profile of layers, not a cluster"):
         hpgo.Cluster.read(tmp_path / "profile.yaml")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "partition --profile vgg-19 --cluster h100:1 --max-replicas 0",
+        "partition --profile vgg-19 --cluster h100:1 --batch-size 0",
+        "partition --profile vgg-19 --cluster h100:1 --max-replicas 2 --yaml",
+        "partition --profile vgg-19 --cluster h100:1 --throughput 1e9 --objective hosts",
+        "plan bert-48 -c dapple-a -b 64 --micro-batch-size 7",
+        "plan bert-48 -c dapple-a -b 64 --min-micro-batch-size 100",
+        "plan bert-48 -c dapple-a -b 64 --max-stages 0",
+        "plan bert-48 -c dapple-a -b 64 --profile-batch-size 3",
+        "plan bert-48 -c dapple-a -b 64 --reserve 20GB",
+        "plan bert-48 -c dapple-a -b 64 --optimizer-per-weight=-1",
+        "estimate llama-3-8b --device h100 --batch-size 1 --efficiency 2",
+        "estimate llama-3-8b --device h100 --dim token=4",
+        "price llama-3-8b -c h100:1 -b 8 --seq 2048 --recompute-layers 4",
+        "price llama-3-8b -c h100:1 -b 8 --seq 2048 --pp 2 --first-layers 40",
+        "price llama-3-8b -c h100:1 -b 8 --seq 2048 --pp 2 --vpp 2 --schedule zb_v --first-layers 4",
+        "schedules show zb --ranks 4 --micro-batches 8 --group-size 2",
+        "schedules show dualpipe --ranks 3 --micro-batches 6",
+        "simulate -s 4 -b 6 --schedule interleaved --chunks 2 --group-size 5",
+        "launch absent.json --on slurm --script x.py",
+    ],
+)
+def test_errors_of_commands_name_options_and_no_arguments_of_functions(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = typed.split()
+    result = CliRunner().invoke(group, words)
+    assert isinstance(result.exception, hpgo.HpgoError), result.output
+    said = f"{result.exception.message}\n{result.exception.hint}"
+    command = group.get_command(None, words[0])
+    arguments = {name for name in _arguments() if "_" in name}
+    assert not arguments & set(re.findall(r"[a-z]+(?:_[a-z]+)+", said)), said
+    assert "hpgo." not in said, said
+    assert command is not None
+
+
+def _arguments() -> set[str]:
+    """Arguments of the functions that commands call."""
+    import inspect
+
+    return {
+        name
+        for function in (hpgo.plan, hpgo.price, hpgo.partition, hpgo.partition_files, hpgo.estimate, hpgo.schedule,
+                         hpgo.simulate, hpgo.evaluate, hpgo.choose_way, hpgo.read_profile)
+        for name in inspect.signature(function).parameters
+    } | {"headroom_bytes", "reserved_bytes", "max_replicas", "samples_per_s", "batch_size", "max_stages"}  # fmt: skip

@@ -41,9 +41,10 @@ def similar(wanted: str, known: Iterable[str], *, least: float = 0.6) -> str:
 
 
 def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> list[str]:
-    """Return the nearest of `known`, several if they are equally near and begin alike, or none if none shares `least` of its letters.
+    """Return the nearest of `known`: several if they are equally near, none if none shares `least` of its letters.
 
-    Names that differ in case and separators only are nearest, then those one typing slip away.
+    Names that differ in case and separators only are nearest, then those one typing slip away. Of equally near names,
+    those are taken whose beginning agrees with `wanted` for longest.
 
     >>> nearest_names("H100", ["v100", "h100"]), nearest_names("1f1v", ["1f1b", "1f1b_overlap"])
     (['h100'], ['1f1b'])
@@ -51,8 +52,7 @@ def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> l
     ['price']
     """
     from difflib import SequenceMatcher
-    from itertools import islice
-    from os.path import commonprefix
+    from itertools import islice, takewhile
 
     # Comparing is quadratic in the length of names, and there may be very many.
     short = [name for name in islice(known, 5000) if len(name) <= 100]
@@ -67,7 +67,8 @@ def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> l
     for name in slips or short:
         matcher.set_seq1(name.casefold())
         if matcher.real_quick_ratio() >= least and matcher.quick_ratio() >= least:
-            shares[name] = matcher.ratio(), len(commonprefix([typed, name.casefold()]))
+            pairs = zip(typed, name.casefold(), strict=False)
+            shares[name] = matcher.ratio(), sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     best = max(shares.values(), default=(0.0, 0))
     found = [name for name, share in shares.items() if share == best and share[0] >= least]
     return found if len(found) <= _MOST_NEAREST else found[:1]

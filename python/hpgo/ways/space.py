@@ -60,7 +60,7 @@ class Space:
             name, equals, text = word.partition("=")
             name = _name(name)
             if not equals and name == _SIZE:
-                raise ArgumentError("there is always a micro-batch", f"say which to exclude: `{_SIZE}=1`")
+                raise ArgumentError("there is always a micro-batch", f"say which to exclude: `{_shown(_SIZE)}=1`")
             known = left.get(name, frozenset())
             left[name] = known | {_value(name, text)} if equals and known is not None else None
         space = cls(rules, title, fixed, left)
