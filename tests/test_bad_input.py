@@ -267,7 +267,7 @@ def test_figures_that_need_matplotlib_are_refused_at_once_without_it(tmp_path, m
     result = CliRunner().invoke(group, words)
     assert isinstance(result.exception, hpgo.ArgumentError)
     assert "matplotlib" in result.exception.message
-    assert "hpgo[plot]" in result.exception.hint
+    assert "pip install matplotlib" in result.exception.hint
 
 
 def test_figures_as_svg_need_no_matplotlib(tmp_path, monkeypatch):

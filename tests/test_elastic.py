@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import hpgo
 from hpgo.cli.main import group
 
-pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 import elastic_models
 from elastic_runs import RUN, Machines, undisturbed

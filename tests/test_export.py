@@ -625,7 +625,7 @@ def test_names_of_profiles_clusters_and_layers_are_never_code(layer: str, profil
 
 
 def test_pytorch_runs_the_module_to_the_gradients_of_one_process(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
     names = blocks(4)
     skipping = model(names, edges=[*itertools.pairwise(names), ("embed", "head")])
     there, back = [(0, 1), (2, 3)] * 2, [(0, 1), (2, 3), (2, 3), (0, 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
@@ -19,9 +19,7 @@ from hpgo.base.wording import nearest_names
 from hpgo.cli.main import group
 from hpgo.machine.presets import PRESETS
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parent.parent
 CLUSTER = """
 hpgo_cluster: 1
 name: lab
@@ -257,3 +255,10 @@ def _arguments() -> set[str]:
                          hpgo.simulate, hpgo.evaluate, hpgo.choose_way, hpgo.read_profile)
         for name in inspect.signature(function).parameters
     } | {"headroom_bytes", "reserved_bytes", "max_replicas", "samples_per_s", "batch_size", "max_stages"}  # fmt: skip
+
+
+def test_nothing_says_to_install_extras_of_a_name_that_is_another_project_on_the_index() -> None:
+    root = Path(hpgo.__file__).parent
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [*sorted(root.rglob("*.py")), *pages]:
+        assert "hpgo[" not in path.read_text(encoding="utf-8"), path

@@ -22,7 +22,7 @@ import hpgo
 from hpgo.base.units import format_seconds
 from hpgo.cli.main import group
 
-pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from ports import free_port
 from warm_runs import Runs

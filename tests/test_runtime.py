@@ -18,7 +18,7 @@ import pytest
 
 import hpgo
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 import runtime_models  # noqa: E402 -- it needs torch
 import runtime_ranks  # noqa: E402

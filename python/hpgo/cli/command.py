@@ -55,7 +55,7 @@ _ARGUMENTS = {
     "deadline_s": "deadline",
 }
 """Arguments of functions, and the parameters of commands that stand for them under another name."""
-_KEY = re.compile(r": `\w+`")
+_KEY = re.compile(r": (the key )?`\w+`")
 """A key of a document, behind the place where it stands."""
 
 
@@ -68,7 +68,8 @@ def as_options() -> Iterator[None]:
     try:
         yield
     except HpgoError as error:
-        if (context := click.get_current_context(silent=True)) is None:
+        context = click.get_current_context(silent=True)
+        if context is None or context.params.get("config") is not None or _KEY.search(error.message):
             raise
         known = {
             str(param.name): next((name for name in param.opts if name.startswith("--")), param.opts[0])
@@ -81,8 +82,7 @@ def as_options() -> Iterator[None]:
             name = known.get(found[1])
             return found[0] if name is None else f"{name} {found[3]}" if found[3] else name
 
-        message = error.message if _KEY.search(error.message) else _WORD.sub(option, error.message)
-        hint = _WORD.sub(option, error.hint)
+        message, hint = _WORD.sub(option, error.message), _WORD.sub(option, error.hint)
         if (message, hint) == (error.message, error.hint):
             raise
         raise type(error)(message, hint) from None

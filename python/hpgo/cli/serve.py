@@ -60,7 +60,10 @@ def command(
     from hpgo.base.units import format_bytes
 
     if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
-        raise HpgoError("the page needs starlette and uvicorn, which are not installed", "pip install 'hpgo[serve]'")
+        raise HpgoError(
+            "the page needs starlette and uvicorn, which are not installed",
+            "install them: `pip install starlette uvicorn`",
+        )
     if not host.strip():
         raise HpgoError("`--host` is empty", "name an address; 0.0.0.0 listens on all")
     if not _LEAST_BYTES <= memory <= _MOST_BYTES:
