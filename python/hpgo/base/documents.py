@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, ge
 
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError, HpgoError
-from hpgo.base.files import MOST_BYTES, read_bytes, refused, writing
+from hpgo.base.files import GZIP, MOST_BYTES, read_bytes, refused, unpacked, writing
 from hpgo.base.wording import as_float, near, nearest_names, shorten, shown, similar
 
 if TYPE_CHECKING:
@@ -56,8 +56,13 @@ def as_kind(kind: type[HpgoError]) -> Iterator[None]:
 
 
 def read_text(path: str | os.PathLike[str], error: type[HpgoError], *, most: int = MOST_BYTES) -> str:
-    """The text in the file `path`; raises `error` naming the file if there is none, or more than `most` bytes."""
+    """The text in the file `path`, which may be packed by gzip, whatever its name.
+
+    Raises `error` naming the file if there is none, or more than `most` bytes, packed or not.
+    """
     data = read_bytes(path, error, most=most, hint="name a text file")
+    if data.startswith(GZIP):
+        data = unpacked(data, path, error, most=most)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as failure:

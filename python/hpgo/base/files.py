@@ -27,6 +27,8 @@ MOST_BYTES = 2**26
 """Of a file that people write, or that one question or answer fills."""
 MOST_BYTES_OF_RUNS = 2**29
 """Of a file with a line, or an entry, for each action of a run."""
+GZIP = b"\x1f\x8b"
+"""The first bytes of what gzip packed."""
 _PIECE = 2**20
 _ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,9}")
 """Of a file's name, unlike the end of a version in the name of a model."""
@@ -78,6 +80,38 @@ def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, most: in
     if len(data) > most:
         raise error(f"{path} has more than {most >> 20} MiB", "name a smaller file")
     return bytes(data)
+
+
+def unpacked(data: bytes, path: str | os.PathLike[str], error: type[HpgoError], *, most: int) -> bytes:
+    """Return what gzip packed into `data`; raises `error` naming the file `path` if it is damaged or has more bytes.
+
+    >>> import gzip
+    >>> from hpgo.base.errors import HpgoError
+    >>> unpacked(gzip.compress(b"{}"), "x.json.gz", HpgoError, most=2)
+    b'{}'
+    """
+    import gzip
+    import io
+    import zlib
+
+    try:
+        # A few bytes may hold very many: no more than `most` are unpacked.
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            found = file.read(most + 1)
+    except (OSError, EOFError, zlib.error) as failure:
+        raise error(f"{path} is packed by gzip, and damaged: {failure}", "pack it again") from None
+    if len(found) > most:
+        raise error(f"{path} has more than {most >> 20} MiB when it is unpacked", "name a smaller file")
+    return found
+
+
+def stem(path: Path) -> str:
+    """Return the name of a file without its ending, and without `.gz` behind that.
+
+    >>> stem(Path("traces/steps-pbs-8.json.gz")), stem(Path("bert.yaml"))
+    ('steps-pbs-8', 'bert')
+    """
+    return path.with_suffix("").stem if path.suffix.lower() == ".gz" else path.stem
 
 
 def _beside(path: Path) -> str:

@@ -11,7 +11,7 @@ from hpgo.base.checks import MOST_GPUS, check_is, listed, number, whole
 from hpgo.base.documents import hinted, kind_of_document, read_text, write_text
 from hpgo.base.documents import parse as parse_document
 from hpgo.base.errors import ArgumentError, ProfileError
-from hpgo.base.files import as_path, may_be_file
+from hpgo.base.files import as_path, may_be_file, stem
 from hpgo.base.wording import as_whole, counted, near, shorten, shown
 from hpgo.model.builtin import MODELS, built_in
 from hpgo.model.profile import LARGEST, Profile
@@ -97,9 +97,9 @@ def _parse(text: str, path: Path, said: _Said) -> Profile:
         if galvatron.looks_like(document):
             return _galvatron(document, path, said)
         if isinstance(document, dict) and native.VERSION_KEY in document:
-            return _at(native.of_document(document, name=path.stem, file=file), said)
+            return _at(native.of_document(document, name=stem(path), file=file), said)
     elif native.VERSION_KEY in text:
-        return _at(native.parse(text, name=path.stem, file=file), said)
+        return _at(native.parse(text, name=stem(path), file=file), said)
     elif path.suffix.lower() in {".yaml", ".yml"}:
         document = parse_document(text, file, ProfileError)
     if kind := kind_of_document(document):
@@ -163,7 +163,7 @@ def _bytes(given: float | None) -> float | None:
 
 def _named(path: Path, what: str, batch_size: int | None) -> tuple[str, int]:
     """The profile's name, and its batch size as the caller or the file's name says it."""
-    name, in_name = _split_name(path.stem)
+    name, in_name = _split_name(stem(path))
     size = in_name if batch_size is None else batch_size
     if size is None:
         raise ProfileError(
@@ -241,7 +241,7 @@ def _text(path: Path) -> str:
     if path.suffix == ".onnx":
         raise ProfileError(
             f"{path} is a model, which says what layers do, not how long they take",
-            f"`hpgo estimate {path} --device a100 -o {path.stem}.yaml` estimates it",
+            f"`hpgo estimate {path} --device a100 -o {stem(path)}.yaml` estimates it",
         )
     try:
         return read_text(path, ProfileError)
@@ -264,7 +264,7 @@ def _no_such(name: str) -> str:
 
 
 def _batch_size_hint(path: Path) -> str:
-    hint = f"give it as batch_size=32, say, or put it into the file name: `{path.stem}-pbs-32{path.suffix}`"
+    hint = f"give it as batch_size=32, say, or put it into the file name: `{stem(path)}-pbs-32{path.name[len(stem(path)) :]}`"
     for name, model in MODELS.items():
         if model.file == path.name:
             return f"{hint}; the built-in model `{name}` was measured at {built_in(name).batch_sizes[0]}"
