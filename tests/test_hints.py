@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
@@ -262,3 +262,72 @@ def test_nothing_says_to_install_extras_of_a_name_that_is_another_project_on_the
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     for path in [*sorted(root.rglob("*.py")), *pages]:
         assert "hpgo[" not in path.read_text(encoding="utf-8"), path
+
+
+# --- Degrees ----------------------------------------------------------------------------------------------------------
+
+
+def in_code(hint: str) -> list[dict[str, int]]:
+    """Arguments that a hint names: alternatives behind `or`, joined ones behind `and` or in a row."""
+    alternatives = re.split(r",? or ", hint)
+    found = [{name: int(value) for name, value in re.findall(r"`([\w-]+)=(\d+)`", one)} for one in alternatives]
+    return [one for one in found if one]
+
+
+small = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 16])
+
+
+@given(
+    shape=st.builds(
+        lambda layers, heads, kv, ffn, experts: hpgo.Transformer(
+            name="made", layers=layers, hidden=64 * heads, heads=heads, kv_heads=heads // kv, head_dim=64, ffn=ffn,
+            vocab=1000, **({"experts": experts, "experts_per_token": 1, "expert_ffn": 128} if experts else {}),
+        ),
+        st.integers(1, 48), st.sampled_from([4, 6, 8, 12, 16]), st.sampled_from([1, 2]),
+        st.sampled_from([96, 256, 384]), st.sampled_from([0, 0, 4, 6]),
+    ),
+    asked=st.fixed_dictionaries(
+        {"global_batch_size": st.sampled_from([1, 8, 12, 30, 64]), "seq": st.sampled_from([512, 1000, 2048])},
+        optional=dict.fromkeys(("tp", "cp", "ep", "pp", "vpp", "micro_batch_size"), small) | {
+            "devices": st.integers(1, 16)},
+    ),
+)  # fmt: skip
+def test_degrees_that_a_hint_names_are_accepted_in_the_same_question(shape, asked) -> None:
+    try:
+        hpgo.price(shape, "h100", **asked)
+    except hpgo.ArgumentError as error:
+        for changes in in_code(error.hint):
+            hpgo.price(shape, "h100", **{**asked, **changes})
+
+
+@given(
+    layers=st.integers(2, 12),
+    fix=st.dictionaries(
+        st.sampled_from(["tp", "cp", "pp", "vpp", "dp", "micro_batch_size", "zero"]), st.integers(1, 8), max_size=3
+    ),
+    launcher=st.sampled_from(["megatron", "torchtitan", "deepspeed"]),
+)
+@settings(max_examples=60)
+def test_what_a_search_says_to_fix_instead_leaves_ways(layers, fix, launcher) -> None:
+    shape = hpgo.Transformer(
+        name="made", layers=layers, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=512, vocab=1000
+    )
+    asked = {"global_batch_size": 8, "seq": 512, "launcher": launcher, "top": 1}
+    try:
+        hpgo.choose_way(shape, "h100:1", fix=fix, **asked)
+    except hpgo.ArgumentError as error:
+        for changes in in_code(error.hint):
+            fixed = {name.replace("-", "_"): value for name, value in changes.items()}
+            hpgo.choose_way(shape, "h100:1", fix={**fix, **fixed}, **asked)
+
+
+def test_the_layers_of_the_ends_are_named_where_they_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seven.yaml").write_text(TRANSFORMER.replace("layers: 2", "layers: 7"))
+    asked = ["price", "seven.yaml", "-c", "h100:1", "-b", "8", "--seq", "512", "--pp", "2"]
+    refused = CliRunner().invoke(group, asked)
+    assert isinstance(refused.exception, hpgo.ArgumentError)
+    assert "`--first-layers 4`" in refused.exception.hint
+    assert CliRunner().invoke(group, [*asked, "--first-layers", "4"]).exit_code == 0
+    # The search finds such ends by itself.
+    assert hpgo.choose_way("seven.yaml", "h100:1", global_batch_size=8, seq=512, fix={"pp": 2}).best.way.pipeline == 2

@@ -114,11 +114,11 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
         ({"fix": {"recompute": "some"}}, "recompute is `some`", "selective"),
         ({"fix": {"recompute": "selective"}}, "attention as one kernel", "take none, which is the same then, or full"),
         ({"fix": {"tp": 3}}, "tp 3 does not divide the 8 GPUs of a machine", "2 and 4"),
-        ({"fix": {"tp": 16}}, "tp 16 does not divide the 8 GPUs of a machine", "the nearest that does is 8"),
+        ({"fix": {"tp": 16}}, "tp 16 does not divide the 8 GPUs of a machine", "does is 4: fix `tp=4`"),
         ({"fix": {"tp": 8}}, "tp 8 does not divide the 4 heads with keys", "the nearest that does is 4"),
-        ({"fix": {"pp": 5}}, "pp 5 does not divide the 4 layers", "4 and 6"),
+        ({"fix": {"pp": 5}}, "pp 5 does not divide the 4 layers", "the nearest that does is 4: fix `pp=4`"),
         ({"fix": {"cp": 3}}, "cp 3 does not part sequences of 512", "2 and 4"),
-        ({"fix": {"pp": 3}}, "pp 3 is 3 GPUs, which does not divide 8", "6 and 9"),
+        ({"fix": {"pp": 3}}, "pp 3 is 3 GPUs, which does not divide 8", "2 and 4: fix `pp=2` or `pp=4`"),
         ({"fix": {"tp": 4, "dp": 4}}, "dp 4 does not divide 2 GPUs", "2"),
         ({"fix": {"micro_batch_size": 3}}, "micro-batches of 3 does not divide a global batch of 8", "2 and 4"),
         ({"fix": {"vpp": 2, "pp": 1}}, "vpp 2 needs a pipeline", "take one of them back"),
@@ -131,7 +131,7 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
         ({"exclude": ["micro_batch_size"]}, "there is always a micro-batch", "micro-batch-size=1"),
         ({"exclude": "cp"}, "exclusions are `cp`", "cp"),
         ({"fix": [("tp", 2)]}, "fix is a list", "mapping"),
-        ({"exclude": ["tp", "cp", "pp", "dp"]}, "no way parts `tiny`", "fix and exclude less"),
+        ({"exclude": ["tp", "cp", "pp", "dp"]}, "no way parts `tiny`", "leave cp or dp open"),
     ],
 )  # fmt: skip
 def test_what_leaves_nothing_is_refused_with_the_nearest_that_would_do(

@@ -42,7 +42,8 @@ class _Context(click.Context):
 
 
 _WORD = re.compile(
-    r"\b([a-z]+(?:_[a-z0-9]+)+|(?<=`)(?:cap|chunks|iterations|ranks)(?=`)|(?:recompute|schedule)(?==))\b"
+    r"\b([a-z]+(?:_[a-z0-9]+)+|(?<=`)(?:cap|chunks|iterations|ranks)(?=`)"
+    r"|(?<=`)(?:cp|devices|ep|pp|tp|vpp)(?==)|(?:recompute|schedule)(?==))\b"
     r"(?:=('?)([\w.]+)\2)?"
 )
 """An argument of a function of Python, perhaps with a value. Of single words, only those that mean nothing else."""

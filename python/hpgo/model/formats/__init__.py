@@ -264,7 +264,9 @@ def _no_such(name: str) -> str:
 
 
 def _batch_size_hint(path: Path) -> str:
-    hint = f"give it as batch_size=32, say, or put it into the file name: `{stem(path)}-pbs-32{path.name[len(stem(path)) :]}`"
+    name = stem(path)
+    ending = path.name.removeprefix(name)
+    hint = f"give it as batch_size=32, say, or put it into the file name: `{name}-pbs-32{ending}`"
     for name, model in MODELS.items():
         if model.file == path.name:
             return f"{hint}; the built-in model `{name}` was measured at {built_in(name).batch_sizes[0]}"
