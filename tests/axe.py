@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 sync = pytest.importorskip(
     "axe_playwright_python.sync_playwright",
-    reason="axe-playwright-python is not installed: pip install 'hpgo[browser]'",
+    reason="axe-playwright-python is not installed: pip install playwright axe-playwright-python",
 )
 _AXE = sync.Axe()
 _OF_COLOURS = ["color-contrast", "link-in-text-block"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed: pip install 'hpgo[browser]'"
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright axe-playwright-python"
 )
 _CHROMIUM = os.environ.get("HPGO_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 if _CHROMIUM is None:

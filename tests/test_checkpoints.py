@@ -13,7 +13,7 @@ import pytest
 
 import hpgo
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from checkpoint_ranks import adamw  # noqa: E402 -- it needs torch
 from test_runtime import alone, put  # noqa: E402

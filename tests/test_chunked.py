@@ -503,7 +503,7 @@ def test_the_command_line_plans_and_prices_them(tmp_path: Path) -> None:
 
 
 def test_the_example_engine_trains_by_uneven_plans_to_one_processs_gradients(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
     from test_program import LAYERS, one_process
 
     seconds = [1.0, 2.0, 0.5, 1.0, 3.0, 0.7, 1.0, 1.3, 0.4, 1.0, 2.0, 0.6]

@@ -189,7 +189,7 @@ def test_orders_from_a_file_are_simulated(simulate: Command, tmp_path: Path) -> 
         (["-f", "nan"], 1, "`--forward-times` holds nan"),
         (["-f", "1e300"], 1, "forward time of stage 0 is 1e300"),
         (["-f", "1,x"], 1, "`x`, which is no number"),
-        (["-s", "4", "-f", "1", "2", "3"], 1, "`forward_times` has 3 numbers, but `1f1b` has 4 ranks"),
+        (["-s", "4", "-f", "1", "2", "3"], 1, "`--forward-times` has 3 numbers, but `1f1b` has 4 ranks"),
         (["--p2p-time", "-1"], 1, "`--p2p-time` holds -1"),
         (["-s", "0"], 1, "`--num-stages` is 0\nhint: give a whole number from 1 on"),
         (["-b", "0"], 1, "`--num-batches` is 0\nhint: give a whole number from 1 on"),
@@ -201,7 +201,7 @@ def test_orders_from_a_file_are_simulated(simulate: Command, tmp_path: Path) -> 
         (["--comm", "lnk", "-s", "2"], 1, "did you mean `link`"),
         (["--compare", "1f1b,", "-s", "2"], 1, "names an empty schedule"),
         (["--activation-bytes", "much"], 1, "`--activation-bytes`: `much` is no size"),
-        (["--memory-cap", "1GB,2GB"], 1, "`memory_cap` has 2 numbers, but `1f1b` has 4 ranks"),
+        (["--memory-cap", "1GB,2GB"], 1, "`--memory-cap` has 2 numbers, but `1f1b` has 4 ranks"),
         (["--schedule", ""], 1, "`--schedule` names an empty schedule"),
         (["--chunks", "3"], 1, "`1f1b` has no option `--chunks`"),
         (["--compare", "1f1b,gpipe", "--group-size", "4"], 1, "none of 1f1b, gpipe has an option `--group-size`"),
@@ -227,7 +227,7 @@ def test_mistakes_are_named_without_a_traceback(simulate: Command, args: list[st
         (["-s", "3"], "`--num-stages` is 3, but the orders in mine.csv are for 2"),
         (["-b", "4"], "`--num-batches` is 4, but the orders in mine.csv are for 1"),
         (["--chunks", "2"], "`mine.csv` has no option `--chunks`"),
-        (["-f", "1,2,3"], "`forward_times` has 3 numbers, but `mine` has 2 ranks\nhint: give 1 or 2"),
+        (["-f", "1,2,3"], "`--forward-times` has 3 numbers, but `mine` has 2 ranks\nhint: give 1 or 2"),
     ],
 )
 def test_orders_from_a_file_have_their_sizes(simulate: Command, tmp_path: Path, args: list[str], message: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import hpgo
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E402
 

@@ -75,7 +75,7 @@ def test_one_machine_needs_no_link_between_machines_and_a_name_defaults_to_the_f
         ("name: lab", "nme: lab", "`nme` is unknown", "did you mean `name`?"),
         ("name: lab", "name: [lab]", "`name` must be text, got a list", ""),
         ("name: lab", "name: lab\nname: lab2", "line 3: the key `name` is given twice", ""),
-        ("inter:", "intra2:", "`inter` is missing", ""),
+        ("inter:", "intra2:", "`intra2` is unknown", "did you mean `inter`?"),
         ("name: lab", "name: [lab", "not valid YAML", ""),
         ("name: lab", "name: &a [*a]", "the alias `*a` has no complete anchor", ""),
         ("name: lab", "name: !!python/name:os.system x", "the tag", ""),

@@ -63,7 +63,7 @@ def test_view_prints_the_path_of_the_page(files: Path) -> None:
     [
         (("draw",), 2, "Missing argument"),
         (("draw", "planned.timeline.json"), 2, "Missing option '-o'"),
-        (("draw", "nowhere.json", "-o", "x.svg"), 1, "error: there is no file `nowhere.json`"),
+        (("draw", "nowhere.json", "-o", "x.svg"), 1, "error: file not found: `nowhere.json`"),
         (("draw", "broken.json", "-o", "x.svg"), 1, "error: `broken.json` is neither a plan nor a timeline"),
         (("draw", "broken.npz", "-o", "x.svg"), 1, "error: `broken.npz` holds no timeline"),
         (("draw", ".", "-o", "x.svg"), 1, "error: can't read `.`"),
@@ -72,7 +72,7 @@ def test_view_prints_the_path_of_the_page(files: Path) -> None:
         (("draw", "planned.timeline.json", "-o", "x.svg", "--width", "1"), 2, "Invalid value for '--width'"),
         (("draw", "vgg19.plan.json", "--schedule", "1f2b", "-o", "x.svg"), 1, "did you mean `1f1b`"),
         (("view", "planned.timeline.json", "-o", "x.svg", "--no-open"), 1, "end it in .html"),
-        (("serve", "nowhere.json", "--no-open"), 1, "error: there is no file `nowhere.json`"),
+        (("serve", "nowhere.json", "--no-open"), 1, "error: file not found: `nowhere.json`"),
         (("serve", "broken.json", "--no-open"), 1, "error: `broken.json` is not a plan"),
         (("serve", "--port", "70000"), 2, "Invalid value for '--port'"),
         (("serve", "--host", "256.0.0.1", "--port", "0", "--no-open"), 1, "error: can't listen on 256.0.0.1"),

@@ -22,7 +22,7 @@ from hpgo.timing.breakdown import breakdown
 if TYPE_CHECKING:
     from hpgo.programs.ranks import RankAction
 
-pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 ROOT = Path(__file__).parent.parent
 RANKS, STEPS, SCALE, HELD_S = 16, 2, 2.0, 1 / 3

@@ -20,7 +20,7 @@ import pytest
 
 import hpgo
 
-pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from fault_models import LAYERS
 from ports import free_port

@@ -31,8 +31,8 @@ def ended(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 NEEDS = {
-    "tensors": ("torch", "'hpgo[torch]'"),
-    "onnx_files": ("onnx", "'hpgo[onnx]'"),
+    "tensors": ("torch", "torch"),
+    "onnx_files": ("onnx", "onnx"),
     "configurations": ("transformers", "torch transformers"),
 }
 """Targets that need a package, and what brings it."""

@@ -178,7 +178,7 @@ def test_measurements_of_whole_models_and_single_files_of_galvatron_are_told_apa
     with pytest.raises(hpgo.ProfileError, match="these are measurements of whole models"):
         hpgo.read_profile(galvatron(tmp_path, raw), layer_counts=1)
     (tmp_path / "memory_profiling_tiny.json").unlink()
-    with pytest.raises(hpgo.ProfileError, match=r"there is no file `.*memory_profiling_tiny.json`"):
+    with pytest.raises(hpgo.ProfileError, match=r"file not found: `.*memory_profiling_tiny.json`"):
         hpgo.read_profile(tmp_path / "computation_profiling_tiny.json", layer_counts=1)
     other = tmp_path / "times.json"
     other.write_text(json.dumps(TIMES), encoding="utf-8")

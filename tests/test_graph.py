@@ -10,7 +10,7 @@ import pytest
 
 import hpgo
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 import cut_models  # noqa: E402 -- needs torch
 from torch import nn  # noqa: E402

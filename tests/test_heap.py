@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install torch")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
 
 FAULTS = """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import hpgo
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from test_inference import case, expected, put, ran, shared  # noqa: E402 -- what needs torch, where there is one
 

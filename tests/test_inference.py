@@ -24,7 +24,7 @@ from hpgo.cli.main import group
 from hpgo.programs.turns import along, routes_through
 from hpgo.timing.flow import Flow, predicted_flow, room_of
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 import inference_ranks  # noqa: E402
 import runtime_models  # noqa: E402

@@ -298,7 +298,7 @@ def test_torchrun_is_called_on_each_machine_with_its_number_and_devices(place: P
     assert "--nproc-per-node=3" in done.stdout.split("\0")
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: pip install 'hpgo[torch]'")
+@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: pip install torch")
 def test_torchrun_gives_machines_of_different_size_the_plans_ranks(place: Path) -> None:
     text = launch.torchrun(
         job(machines(1, 2), *ARGUMENTS, python=sys.executable), hosts=["127.0.0.1", "localhost"], port=29437

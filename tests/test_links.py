@@ -16,7 +16,7 @@ import pytest
 import hpgo
 from hpgo.show.links_picture import svg
 
-pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from hpgo.runtime.links import fitted
 

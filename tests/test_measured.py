@@ -101,7 +101,7 @@ def test_replicas_have_rows_of_their_own_and_the_slowest_counts(tmp_path: Path) 
 
 
 def test_clocks_that_are_elsewhere_and_drift_are_aligned(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install torch")
     done = subprocess.run(
         [sys.executable, ROOT / "tests/clock_ranks.py", tmp_path],
         capture_output=True, text=True, timeout=100, check=False,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 ROOT = Path(__file__).parent.parent
 

@@ -15,7 +15,7 @@ import pytest
 
 import hpgo
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from hpgo.runtime import Workload  # noqa: E402 -- what needs torch, where there is one
 from hpgo.runtime.pipeedge.cola import sentences  # noqa: E402

@@ -21,7 +21,7 @@ from ports import free_port
 
 import hpgo
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from hpgo.cli.pipeedge_run import command  # noqa: E402 -- what needs torch, where there is one
 from hpgo.runtime.moments import Moment  # noqa: E402

@@ -421,7 +421,7 @@ def test_a_plan_saved_lean_is_evaluated_with_its_files(tmp_path: Path) -> None:
     [
         (["PLAN", "-b", "64"], 2, "leave out -b"),
         (["PLAN", "--schedule", "gpipe", "--stages", "53@0-7"], 2, "leave out --schedule, --stages"),
-        (["missing.json"], 1, "there is no file `missing.json`"),
+        (["missing.json"], 1, "file not found: `missing.json`"),
         (["bert-48"], 2, "--cluster"),
         (["bert-48", "-c", "dapple-a", "-b", "64"], 2, "--stages"),
         (["bert-48", "-c", "dapple-a", "-b", "64", "--stages", "53@0-7", "--profile", "vgg-19"], 2, "saved plan"),

@@ -11,7 +11,7 @@ import pytest
 
 import hpgo
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 import cut_models  # noqa: E402 -- needs torch
 

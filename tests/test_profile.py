@@ -16,7 +16,7 @@ import pytest
 
 import hpgo
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from torch import nn  # noqa: E402 -- after torch, without which nothing here runs
 

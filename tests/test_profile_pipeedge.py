@@ -291,7 +291,7 @@ def test_results_that_make_no_sense_are_refused(change: dict[str, Any], said: st
         (["mlp", "--format", "pipeedge", "--device-type", "a", "-o", "x.yaml"], 2, "--output doesn't go with"),
         (["mlp", "--format", "pipeedge", "--device-type", "a", "--device-memory", "512"], 2, "has no unit"),
         (["--from", "x.yml", "--format", "pipeedge", "--device-type", "a", "--ranks", "2"], 2, "--ranks doesn't go"),
-        (["--from", "x.yml", "--format", "pipeedge", "--device-type", "a"], 1, "there is no file `x.yml`"),
+        (["--from", "x.yml", "--format", "pipeedge", "--device-type", "a"], 1, "file not found: `x.yml`"),
     ],
 )
 def test_words_that_do_not_go_together_are_told(words: list[str], code: int, said: str, run: Any) -> None:
@@ -319,7 +319,7 @@ def build():
 
 
 def test_one_command_makes_files_that_both_schedulers_answer_from(tmp_path: Path, run: Callable[..., Any]) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install torch")
     words = ["--format", "pipeedge", "--time-limit", "0s", "-m", "vit"]
     new = ["--device-memory", "512MB", "--device-bandwidth", "100Mbit/s"]
     run("profile", VIT, *words, "--device-type", "mb", "--batch-size", "1,8", *new)
@@ -357,7 +357,7 @@ def test_one_command_makes_files_that_both_schedulers_answer_from(tmp_path: Path
 def test_values_that_pass_by_and_inputs_that_are_read_late_cross_each_cut(
     tmp_path: Path, run: Callable[..., Any]
 ) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install torch")
     (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
     run("profile", "mine:build", "--format", "pipeedge", "--time-limit", "0s", "--batch-size", "2", "--device-type",
         "a", "--device-memory", "1GiB", "--device-bandwidth", "1Gbit/s", "--dtype", "float64")  # fmt: skip
@@ -373,7 +373,7 @@ def test_values_that_pass_by_and_inputs_that_are_read_late_cross_each_cut(
 @pytest.mark.skipif(not REFERENCE.is_dir(), reason=NO_REFERENCE)
 @pytest.mark.parametrize("name", ["base", "large"])
 def test_quarters_of_blocks_are_pipeedges_layers(name: str) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install torch")
     from hpgo.runtime import Workload
     from hpgo.runtime.chains import described
 
@@ -386,7 +386,7 @@ def test_quarters_of_blocks_are_pipeedges_layers(name: str) -> None:
 
 
 def test_quarters_are_measured_in_one_command(tmp_path: Path, run: Callable[..., Any]) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install torch")
     run("profile", "deit-tiny:image=32", "--by", "quarter", "--format", "pipeedge", "--time-limit", "0s",
         "--device-type", "mb", "--device-memory", "512MB", "--device-bandwidth", "100Mbit/s")  # fmt: skip
     model = yaml.safe_load((tmp_path / "models.yml").read_text())["deit-tiny:image=32"]
@@ -396,7 +396,7 @@ def test_quarters_are_measured_in_one_command(tmp_path: Path, run: Callable[...,
 
 
 def test_inference_runs_layers_forward_alone_as_a_model_that_is_not_training() -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
     import hpgo.runtime
 
     seen: set[tuple[bool, bool]] = set()

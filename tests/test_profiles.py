@@ -174,7 +174,12 @@ def test_one_batch_size_needs_no_brackets_and_no_edges_mean_a_chain(tmp_path):
         ("[1e-4, 2e-4]", "[1e-4, 1e19]", "layer `loss`: forward_s is 1e+19", ""),
         ("[1e-4, 2e-4]", "[1e-4, fast]", "(`loss`): `forward_s`: `fast` is no time", ""),
         ("[1e-4, 2e-4]", "[1e-4]", "layers entry 2 (`loss`): `forward_s` has 1 values", ""),
-        ("parameter_bytes: 2080", "parameters: 2080", "entry 1 (`linear`): `parameter_bytes` is missing", "parameters"),
+        (
+            "parameter_bytes: 2080",
+            "parameters: 2080",
+            "entry 1 (`linear`): `parameters` is unknown",
+            "`parameter_bytes`",
+        ),
         ("parameter_bytes: 2080", "parameter_bytes: none", "`parameter_bytes`: `none` is no size", ""),
         ("stage: 0", "stage: -1", "`stage` must be a whole number", ""),
         ("stage: 0", "color: red", "`color` is unknown", ""),
@@ -236,7 +241,7 @@ def test_files_that_are_no_profile_are_named(tmp_path, data, said):
 
 def test_a_missing_file_suggests_its_neighbour_and_a_folder_is_no_file(tmp_path):
     (tmp_path / "toy-pbs-8.txt").write_text(CHAIN)
-    with pytest.raises(hpgo.ProfileError, match="there is no file") as caught:
+    with pytest.raises(hpgo.ProfileError, match="file not found") as caught:
         hpgo.read_profile(tmp_path / "toy-pbs-4.txt")
     assert caught.value.hint == "did you mean `toy-pbs-8.txt`?"
     for source in (tmp_path, tmp_path / "no" / "such.txt", "a\0b", ""):

@@ -60,7 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
 )
 def test_the_example_engine_gives_one_processs_gradients(world: int, cases: dict[str, Any], tmp_path: Path) -> None:
     """Float64, every schedule: the largest difference is 1e-12 of the largest gradient."""
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
     paths = []
     for at, arguments in enumerate(cases.values()):
         for name in SCHEDULES:

@@ -22,7 +22,7 @@ import hpgo
 from hpgo.base.units import format_seconds
 from hpgo.cli.main import group
 
-pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from ports import free_port
 from warm_runs import Runs
@@ -310,7 +310,7 @@ def test_ranks_end_with_the_command_that_started_them(folder: Path) -> None:
         (["one.json", "--optimizer", "sdg"], "there is no optimizer `sdg`"),
         (["one.json", "--optimizer", "sgd:lr"], "option `lr` of `sgd` is no NAME=NUMBER"),
         (["one.json", "--optimizer", "sgd:speed=1"], "unexpected keyword argument 'speed'"),
-        (["none.json"], "there is no file"),
+        (["none.json"], "file not found"),
         (["three-one.json", "--backend", "torch"], "stage 1 has 1 replica and stage 0 has 3"),
         (["one.json", "--timeline", "absent/run.npz"], "there is no folder `absent`"),
         (["one.json", "--timeline", "run.png"], "can't tell what to write into `run.png`"),

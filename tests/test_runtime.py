@@ -18,7 +18,7 @@ import pytest
 
 import hpgo
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 import runtime_models  # noqa: E402 -- it needs torch
 import runtime_ranks  # noqa: E402
@@ -343,7 +343,7 @@ def alone(name: str = "1f1b", **how: Any) -> hpgo.Program:
 def test_a_run_says_what_is_wrong_with_its_plan_and_options() -> None:
     for change, words in (
         ({"plan": 3}, "the plan is 3"),
-        ({"plan": "absent.json"}, "there is no file `absent.json`"),
+        ({"plan": "absent.json"}, "file not found: `absent.json`"),
         ({"plan": alone("forward_only")}, "forward passes alone"),
         ({"plan": alone("pipedream")}, "pace `asynchronous`"),
         ({"plan": dataclasses.replace(alone(), gpus_per_device=2)}, "is 2 GPUs"),

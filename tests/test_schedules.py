@@ -173,7 +173,7 @@ def test_files_go_out_and_in_again(tmp_path: Path) -> None:
 
 def test_files_that_are_no_schedules_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
-    with pytest.raises(hpgo.ScheduleError, match=r"there is no file `.*mine\.csv`"):
+    with pytest.raises(hpgo.ScheduleError, match=r"file not found: `.*mine\.csv`"):
         hpgo.Schedule.read(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(hpgo.ScheduleError, match=r"mine\.csv is not UTF-8 text \(byte 0\)"):

@@ -124,7 +124,7 @@ def test_accelerate_gets_the_first_block_of_each_process() -> None:
     assert names["split_points"]("h") == [f"h.{first}", f"h.{first + second}"]
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: pip install 'hpgo[torch]'")
+@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: pip install torch")
 def test_accelerates_device_map_places_every_weight() -> None:
     from torch import nn
 

@@ -59,7 +59,7 @@ def test_experts_that_a_token_meets_are_those_that_names_tell() -> None:
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_parameters_are_those_of_the_model_that_transformers_builds(kind) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'hpgo[torch]'")
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
     sizes: dict[str, object] = {
         "hidden_size": 64,

@@ -49,7 +49,7 @@ def test_the_rows_are_of_five_models_and_every_schedule_that_the_page_names() ->
 
 
 def test_the_page_says_what_was_measured_in_turns_of_the_same_plans(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install torch")
     turns, page = bench("turns"), tmp_path / "truth.md"
     rows = truth.read(turns.ROWS)
     page.write_text(truth.PAGE.read_text(encoding="utf-8"), encoding="utf-8")

@@ -14,7 +14,7 @@ from test_readme import refresh
 
 import hpgo
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 import hpgo.runtime  # noqa: E402 -- it needs torch
 

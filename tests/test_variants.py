@@ -18,7 +18,7 @@ from hpgo.cli.main import group
 from hpgo.reproduce import answers, tables
 from hpgo.reproduce.questions import STRATEGIES
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 import runtime_models  # noqa: E402 -- what needs torch, where there is one
 

@@ -212,7 +212,11 @@ impl Family {
         match given.iter().find(|(option, given)| *given && !options.contains(option)) {
             Some((option, _)) => Err(Error::argument(
                 format!("`{name}` has no option `{option}`"),
-                if options.is_empty() { "leave it out".to_owned() } else { format!("it takes {}", options.join(", ")) },
+                if options.is_empty() {
+                    "leave it out".to_owned()
+                } else {
+                    format!("it takes `{}`", options.join("`, `"))
+                },
             )),
             None => Ok(()),
         }

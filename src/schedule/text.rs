@@ -1,8 +1,9 @@
 //! Schedules as text, the way PyTorch writes them: `2F0 3I1 0W4 1B2 (0F7;7B3)OVERLAP_F_B`.
 //!
 //! One line a rank; entries are separated by commas or blanks, and an empty cell is a bubble. Entries that move data
-//! (`2SEND_F0`, `3RECV_F0`, `2SEND_B0`, `1RECV_B0`) or parameters (`0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`) are read too,
-//! but an order holds no such thing: data moves as the stages demand.
+//! (`2SEND_F0`, `3RECV_F0`, `2SEND_B0`, `1RECV_B0`), wait for it (`2WAIT_SEND_F0`, `2WAIT_SEND_B0`) or handle parameters
+//! (`0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`, `0WAIT_REDUCE_GRAD`) are read too, but an order holds no such thing: data
+//! moves as the stages demand.
 
 use std::fmt;
 use std::ops::Range;
@@ -27,11 +28,20 @@ pub enum Entry {
         /// Which micro-batch.
         micro_batch: u32,
     },
-    /// `UNSHARD`, `RESHARD` or `REDUCE_GRAD` of a stage's parameters.
+    /// `WAIT_SEND_F` or `WAIT_SEND_B`: the end of a send.
+    Wait {
+        /// Who sent.
+        stage: u32,
+        /// An activation (`F`), not a gradient (`B`).
+        forward: bool,
+        /// Which micro-batch.
+        micro_batch: u32,
+    },
+    /// `UNSHARD`, `RESHARD`, `REDUCE_GRAD` or `WAIT_REDUCE_GRAD` of a stage's parameters.
     Parameters {
         /// Whose.
         stage: u32,
-        /// Which of the three.
+        /// Which of the four.
         what: Parameters,
     },
 }
@@ -45,6 +55,8 @@ pub enum Parameters {
     Reshard,
     /// Gradients summed over the replicas.
     ReduceGrad,
+    /// The end of that sum.
+    WaitReduceGrad,
 }
 
 impl fmt::Display for Entry {
@@ -55,11 +67,15 @@ impl fmt::Display for Entry {
                 let (what, of) = (if send { "SEND" } else { "RECV" }, if forward { 'F' } else { 'B' });
                 write!(out, "{stage}{what}_{of}{micro_batch}")
             }
+            Self::Wait { stage, forward, micro_batch } => {
+                write!(out, "{stage}WAIT_SEND_{}{micro_batch}", if forward { 'F' } else { 'B' })
+            }
             Self::Parameters { stage, what } => {
                 let what = match what {
                     Parameters::Unshard => "UNSHARD",
                     Parameters::Reshard => "RESHARD",
                     Parameters::ReduceGrad => "REDUCE_GRAD",
+                    Parameters::WaitReduceGrad => "WAIT_REDUCE_GRAD",
                 };
                 write!(out, "{stage}{what}")
             }
@@ -73,7 +89,7 @@ impl FromStr for Entry {
     /// ```
     /// use hpgo::schedule::Entry;
     ///
-    /// for text in ["2F0", "(0F7;7B3)OVERLAP_F_B", "2SEND_F0", "0REDUCE_GRAD"] {
+    /// for text in ["2F0", "(0F7;7B3)OVERLAP_F_B", "2SEND_F0", "2WAIT_SEND_B1", "0WAIT_REDUCE_GRAD"] {
     ///     assert_eq!(text.parse::<Entry>()?.to_string(), text);
     /// }
     /// # Ok::<(), hpgo::Error>(())
@@ -105,6 +121,7 @@ fn parse(text: &str) -> Option<Entry> {
         "UNSHARD" => Some(Parameters::Unshard),
         "RESHARD" => Some(Parameters::Reshard),
         "REDUCE_GRAD" => Some(Parameters::ReduceGrad),
+        "WAIT_REDUCE_GRAD" => Some(Parameters::WaitReduceGrad),
         _ => None,
     };
     if let Some(what) = parameters {
@@ -122,6 +139,8 @@ fn parse(text: &str) -> Option<Entry> {
         "RECV_F" => transfer(false, true),
         "SEND_B" => transfer(true, false),
         "RECV_B" => transfer(false, false),
+        "WAIT_SEND_F" => Some(Entry::Wait { stage, forward: true, micro_batch }),
+        "WAIT_SEND_B" => Some(Entry::Wait { stage, forward: false, micro_batch }),
         _ => None,
     }
 }

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from hpgo.base.checks import whole
 from hpgo.base.errors import ArgumentError, HpgoError
-from hpgo.base.files import MOST_BYTES, read_bytes, refused, writing
-from hpgo.base.wording import as_float, near, shorten, shown, similar
+from hpgo.base.files import GZIP, MOST_BYTES, read_bytes, refused, unpacked, writing
+from hpgo.base.wording import as_float, near, nearest_names, shorten, shown, similar
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Container, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from pathlib import Path
 
 _P = ParamSpec("_P")
@@ -31,6 +31,8 @@ _WIDEST = 200  # characters of a line of JSON with more than numbers in it
 _WORDS: dict[str, object] = {"true": True, "false": False, "null": None, "~": None, "": None} | {
     ".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
 }  # fmt: skip
+_JSON = re.compile(r'\s*\{\s*(["}]|\Z)')
+"""How a JSON object begins; text that ends there is damaged JSON."""
 _INT = re.compile(r"[-+]?[0-9]{1,400}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
@@ -54,8 +56,13 @@ def as_kind(kind: type[HpgoError]) -> Iterator[None]:
 
 
 def read_text(path: str | os.PathLike[str], error: type[HpgoError], *, most: int = MOST_BYTES) -> str:
-    """The text in the file `path`; raises `error` naming the file if there is none, or more than `most` bytes."""
+    """The text in the file `path`, which may be packed by gzip, whatever its name.
+
+    Raises `error` naming the file if there is none, or more than `most` bytes, packed or not.
+    """
     data = read_bytes(path, error, most=most, hint="name a text file")
+    if data.startswith(GZIP):
+        data = unpacked(data, path, error, most=most)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as failure:
@@ -81,23 +88,77 @@ def make_folder(path: Path) -> None:
         raise refused("make the folder", path, failure, ArgumentError, "name another") from None
 
 
+_KINDS = {
+    "hpgo_profile": "a profile of layers",
+    "hpgo_cluster": "a cluster",
+    "hpgo_transformer": "a transformer",
+    "model_type": "a transformer's config.json",
+    "hpgo_steps": "a list of measured steps",
+    "hpgo_platform": "a platform",
+}
+_FORMATS = {
+    "hpgo.plan": "a plan",
+    "hpgo.way": "a plan of a transformer",
+    "hpgo.chain": "a plan of a chain",
+    "hpgo.program": "a program",
+    "hpgo-timeline-1": "a timeline",
+}
+
+
+def kind_of_document(document: object) -> str:
+    """Return what a parsed file is, in words, or an empty text for what no part of hpgo reads.
+
+    >>> kind_of_document({"hpgo_cluster": 1}), kind_of_document({"format": "hpgo.plan"}), kind_of_document([])
+    ('a cluster', 'a plan', '')
+    """
+    if not isinstance(document, dict):
+        return ""
+    form = document.get("format")
+    found = _FORMATS.get(form, "") if isinstance(form, str) else ""
+    return found or next((said for key, said in _KINDS.items() if key in document), "")
+
+
 def parse(text: str, file: str, error: type[HpgoError]) -> object:
-    r"""What `text` holds: JSON if it begins with a brace, YAML otherwise. Raises `error` naming `file` and line.
+    r"""Return what `text` holds, which is JSON or YAML. Raises `error` naming `file` and line.
+
+    Text that begins with a brace and a quoted key is JSON, except in a file whose name says that it is YAML.
 
     >>> parse("rate: 1e9\nnames: [no, 'off']", "x.yaml", HpgoError)
     {'rate': 1000000000.0, 'names': ['no', 'off']}
+    >>> parse("{rate: 1e9, 'names': [no]}", "x.yaml", HpgoError)
+    {'rate': 1000000000.0, 'names': ['no']}
     """
-    return _json(text, file, error) if text.lstrip().startswith("{") else parse_yaml(text, file, error)
+    if not _JSON.match(text):
+        return parse_yaml(text, file, error)
+    try:
+        return _json(text, file, error)
+    except _NotJson as failure:
+        if file.lower().endswith((".yaml", ".yml")):
+            with suppress(error):
+                return parse_yaml(text, file, error)
+        raise error(failure.message) from None
+
+
+class _NotJson(Exception):
+    """Text that is not valid JSON, with a message that names file and line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
 
 
 class Section:
     """One mapping of a document: hands out values by key, checked, and refuses keys that nobody asked for."""
 
-    def __init__(self, value: object, where: str, error: type[HpgoError], *, whence: str = "") -> None:
-        """`where` names the mapping in messages: the file, then the path of keys; `whence` hints at missing ones."""
+    def __init__(self, value: object, where: str, error: type[HpgoError], *, keys: str = "", whence: str = "") -> None:
+        """`where` names the mapping in messages: the file, then the path of keys; `whence` hints at missing ones.
+
+        `keys` are all that the mapping may have, with blanks between them. They tell a misspelt key from a missing one.
+        """
         self.where = where
+        self._keys = set(keys.split())
         self._error = error
-        self._whence = whence
+        self.whence = whence
         if not isinstance(value, dict):
             self.fail(f"must be a mapping of keys, got {shown(value)}")
         self._values: dict[str, Any] = value
@@ -112,9 +173,31 @@ class Section:
         if key in self._values:
             return self._values[key]
         if default is ...:
-            # Those not asked for yet have names of their own, most of which are right.
-            self.fail(f"`{key}` is missing", similar(key, self.unread(), least=0.8) or self._whence)
+            self._missing(key)
         return default
+
+    def expect(self, keys: Iterable[str]) -> None:
+        """Adds `keys` to those that the mapping may have."""
+        self._keys.update(keys)
+
+    def _missing(self, key: str) -> NoReturn:
+        """Raises: `key` is missing, or misspelt."""
+        self.check_spelling()
+        if self._keys:
+            self.fail(f"`{key}` is missing", self.whence)
+        # Which of the other keys are right is not known here.
+        alike = [str(other) for other in self.unread() if nearest_names(key, [str(other)], least=0.8)]
+        self.fail(
+            f"`{key}` is missing",
+            f"rename `{shorten(alike[0])}` to `{key}`, if that is meant" if len(alike) == 1 else self.whence,
+        )
+
+    def check_spelling(self) -> None:
+        """Raises if a key is none of the known ones and like one that is not given."""
+        absent = sorted(self._keys - {*self._values})
+        for other in [str(other) for other in self.unread() if other not in self._keys]:
+            if hint := similar(other, absent):
+                self.fail(f"`{shorten(other)}` is unknown", hint)
 
     def text(self, key: str, default: str = ...) -> str:  # type: ignore[assignment]
         """Text."""
@@ -178,7 +261,8 @@ class Section:
     def done(self) -> None:
         """Raises if the document has a key that was not asked for."""
         for key in self.unread():
-            self.fail(f"`{shorten(str(key))}` is unknown", near(str(key), dict.fromkeys(self._asked)))
+            known = dict.fromkeys([*self._asked, *sorted(self._keys)])
+            self.fail(f"`{shorten(str(key))}` is unknown", near(str(key), [one for one in known if one not in self]))
 
     def build(self, record: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """`record(...)`, with this section named in what it raises."""
@@ -206,6 +290,7 @@ def record(
     the section has asked for these keys.
     """
     known = known or {}
+    section.expect(_types(kind))
     values = {
         name: _value(field, section, name, optional)
         for name, field in _types(kind).items()
@@ -290,7 +375,7 @@ def _json(text: str, file: str, error: type[HpgoError]) -> object:
             json.dumps(document, ensure_ascii=False).encode()
     except json.JSONDecodeError as failure:
         message = failure.msg[0].lower() + failure.msg[1:]
-        raise error(f"{file}, line {failure.lineno}: not valid JSON: {message}", "") from None
+        raise _NotJson(f"{file}, line {failure.lineno}: not valid JSON: {message}") from None
     except UnicodeEncodeError:
         raise error(f"{file}: text holds half a character", "large ones are a pair of `\\u` escapes") from None
     except error:  # a key given twice; it may be a ValueError too

@@ -144,7 +144,7 @@ class FileError(HpgoError, OSError):
     ...     hpgo.read_profile("absent/model.yaml")
     ... except OSError as error:
     ...     print(isinstance(error, hpgo.FileError), isinstance(error, hpgo.ProfileError), error.message)
-    True True there is no file `absent/model.yaml`
+    True True file not found: `absent/model.yaml`
     """
 
     def __init__(self, message: str, hint: str = "") -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,11 @@ MOST_BYTES = 2**26
 """Of a file that people write, or that one question or answer fills."""
 MOST_BYTES_OF_RUNS = 2**29
 """Of a file with a line, or an entry, for each action of a run."""
+GZIP = b"\x1f\x8b"
+"""The first bytes of what gzip packed."""
 _PIECE = 2**20
+_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,9}")
+"""Of a file's name, unlike the end of a version in the name of a model."""
 
 
 def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
@@ -35,6 +40,18 @@ def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
         return Path(path)
     except Exception:  # noqa: BLE001 -- a TypeError, or what other people's paths raise
         raise error(f"{shown(path)} is no path of a file", "give text or a `pathlib.Path`") from None
+
+
+def may_be_file(path: Path) -> bool:
+    """Whether `path` is meant as a file or a folder: it exists, or it is written as one.
+
+    >>> may_be_file(Path("model.yaml")), may_be_file(Path("models/mine")), may_be_file(Path("qwen2.5-72b"))
+    (True, True, False)
+    """
+    try:
+        return path.exists() or _ENDING.fullmatch(path.suffix) is not None or len(path.parts) > 1
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return True  # reading it gives the reason
 
 
 def is_folder(path: Path) -> bool:
@@ -57,15 +74,55 @@ def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, most: in
             while len(data) <= most and (piece := file.read(min(_PIECE, most + 1 - len(data)))):
                 data += piece
     except FileNotFoundError:
-        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise file_error(error)(
-            f"there is no file `{path}`", similar(path.name, beside) or "name a file that exists"
-        ) from None
+        raise file_error(error)(f"file not found: `{path}`", _beside(path)) from None
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         raise refused("read", path, failure, error, hint) from None
     if len(data) > most:
         raise error(f"{path} has more than {most >> 20} MiB", "name a smaller file")
     return bytes(data)
+
+
+def unpacked(data: bytes, path: str | os.PathLike[str], error: type[HpgoError], *, most: int) -> bytes:
+    """Return what gzip packed into `data`; raises `error` naming the file `path` if it is damaged or has more bytes.
+
+    >>> import gzip
+    >>> from hpgo.base.errors import HpgoError
+    >>> unpacked(gzip.compress(b"{}"), "x.json.gz", HpgoError, most=2)
+    b'{}'
+    """
+    import gzip
+    import io
+    import zlib
+
+    try:
+        # A few bytes may hold very many: no more than `most` are unpacked.
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            found = file.read(most + 1)
+    except (OSError, EOFError, zlib.error) as failure:
+        raise error(f"{path} is packed by gzip, and damaged: {failure}", "pack it again") from None
+    if len(found) > most:
+        raise error(f"{path} has more than {most >> 20} MiB when it is unpacked", "name a smaller file")
+    return found
+
+
+def stem(path: Path) -> str:
+    """Return the name of a file without its ending, and without `.gz` behind that.
+
+    >>> stem(Path("traces/steps-pbs-8.json.gz")), stem(Path("bert.yaml"))
+    ('steps-pbs-8', 'bert')
+    """
+    return path.with_suffix("").stem if path.suffix.lower() == ".gz" else path.stem
+
+
+def _beside(path: Path) -> str:
+    """Return a hint at a file in the folder of `path` with a name like its own, or at a folder that is absent."""
+    try:
+        if not path.parent.is_dir():
+            return f"check the folder: `{path.parent}` is not there either"
+        names = [other.name for other in path.parent.iterdir() if other.is_file()]
+    except (OSError, ValueError):
+        return ""
+    return similar(path.name, names)
 
 
 @contextmanager

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+_SEPARATORS = re.compile(r"[-_. ]")
+_MOST_NEAREST = 3  # equally near names that a hint lists; of more, it lists one
+
 
 def near(wanted: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: the nearest of `known`, or a few of them.
@@ -26,24 +29,49 @@ def near(wanted: str, known: Iterable[str]) -> str:
 
 
 def similar(wanted: str, known: Iterable[str], *, least: float = 0.6) -> str:
-    """The nearest of `known` as a hint, if one has `least` of its letters; a slip of a finger is nearer than all else.
+    """Return the nearest of `known` as a hint, if one is near: see `nearest_names`.
 
     >>> similar("vgg19", ["vgg-16", "vgg-19"]), similar("x", ["vgg-16", "vgg-19"])
     ('did you mean `vgg-19`?', '')
-    >>> similar("1f1v", ["1f1b", "1f1b_overlap"]), similar("pirce", ["price", "pipe"])
-    ('did you mean `1f1b`?', 'did you mean `price`?')
+    >>> similar("vgg-1", ["vgg-16", "vgg-19"])
+    'did you mean `vgg-16` or `vgg-19`?'
     """
-    import difflib
-    from itertools import islice
+    found = nearest_names(wanted, known, least=least)
+    return f"did you mean {in_a_row([f'`{printable(name)}`' for name in found], 'or')}?" if found else ""
+
+
+def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> list[str]:
+    """Return the nearest of `known`: several if they are equally near, none if none shares `least` of its letters.
+
+    Names that differ in case and separators only are nearest, then those one typing slip away. Of equally near names,
+    those are taken whose beginning agrees with `wanted` for longest.
+
+    >>> nearest_names("H100", ["v100", "h100"]), nearest_names("1f1v", ["1f1b", "1f1b_overlap"])
+    (['h100'], ['1f1b'])
+    >>> nearest_names("pirce", ["price", "pipe"])
+    ['price']
+    """
+    from difflib import SequenceMatcher
+    from itertools import islice, takewhile
 
     # Comparing is quadratic in the length of names, and there may be very many.
     short = [name for name in islice(known, 5000) if len(name) <= 100]
-    typed = wanted[:100]
-    slips = [name for name in short if _is_one_slip(typed.casefold(), name.casefold())]
-    matches = difflib.get_close_matches(typed, slips, n=1, cutoff=0.0) or difflib.get_close_matches(
-        typed, short, n=1, cutoff=least
-    )
-    return f"did you mean `{shorten(matches[0])}`?" if matches else ""
+    typed = wanted[:100].casefold()
+    bare = _SEPARATORS.sub("", typed)
+    alike = [name for name in short if bare and _SEPARATORS.sub("", name.casefold()) == bare]
+    slips = alike or [name for name in short if _is_one_slip(typed, name.casefold())]
+    if slips:
+        least = 0.0
+    matcher = SequenceMatcher(b=typed)
+    shares: dict[str, tuple[float, int]] = {}
+    for name in slips or short:
+        matcher.set_seq1(name.casefold())
+        if matcher.real_quick_ratio() >= least and matcher.quick_ratio() >= least:
+            pairs = zip(typed, name.casefold(), strict=False)
+            shares[name] = matcher.ratio(), sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    best = max(shares.values(), default=(0.0, 0))
+    found = [name for name, share in shares.items() if share == best and share[0] >= least]
+    return found if len(found) <= _MOST_NEAREST else found[:1]
 
 
 def _is_one_slip(typed: str, name: str) -> bool:

@@ -13,7 +13,7 @@ from hpgo.base.laws import difference
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Command
 from hpgo.cli.terminal import say, table, width
-from hpgo.cli.values import CLUSTER, FILE, PROFILE, YAML, File
+from hpgo.cli.values import CLUSTER, FILE, PLAN, PROFILE, YAML, File
 
 if TYPE_CHECKING:
     from hpgo.planning.calibration import Calibration
@@ -28,7 +28,7 @@ _MANIFOLD = 10.0
 
 
 @click.command(cls=Command)
-@click.argument("plan", type=FILE, metavar="[PLAN.json]", required=False)
+@click.argument("plan", type=PLAN, metavar="[PLAN.json]", required=False)
 @click.argument("timeline", type=FILE, metavar="[TIMELINE]", required=False)
 @click.option("--steps", type=FILE, metavar="FILE", help="Measured steps of transformers: .yaml, .json or .csv.")
 @click.option(

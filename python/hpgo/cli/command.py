@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpgo.base.errors import HpgoError
 from hpgo.cli.terminal import WIDEST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _LEFT = 30
 _COUNTED = re.compile(r"  \[x>=1\]|; x>=1|(?<=\[)x>=1; ")
@@ -39,6 +41,54 @@ class _Context(click.Context):
             self.color = False
 
 
+_WORD = re.compile(
+    r"\b([a-z]+(?:_[a-z0-9]+)+|(?<=`)(?:cap|chunks|iterations|ranks)(?=`)"
+    r"|(?<=`)(?:cp|devices|ep|pp|tp|vpp)(?==)|(?:recompute|schedule)(?==))\b"
+    r"(?:=('?)([\w.]+)\2)?"
+)
+"""An argument of a function of Python, perhaps with a value. Of single words, only those that mean nothing else."""
+_ARGUMENTS = {
+    "batch_size": "profile_batch_size",
+    "layer_counts": "profile_layer_counts",
+    "boundary_bytes": "profile_boundary",
+    "headroom_bytes": "reserve",
+    "reserved_bytes": "reserve",
+    "deadline_s": "deadline",
+}
+"""Arguments of functions, and the parameters of commands that stand for them under another name."""
+_KEY = re.compile(r": (the key )?`\w+`")
+"""A key of a document, behind the place where it stands."""
+
+
+@contextmanager
+def as_options() -> Iterator[None]:
+    """Names arguments of functions as the running command's options in errors that pass.
+
+    Keys of documents keep their names, since options don't stand in files.
+    """
+    try:
+        yield
+    except HpgoError as error:
+        context = click.get_current_context(silent=True)
+        if context is None or context.params.get("config") is not None or _KEY.search(error.message):
+            raise
+        known = {
+            str(param.name): next((name for name in param.opts if name.startswith("--")), param.opts[0])
+            for param in context.command.params
+            if isinstance(param, click.Option) and not param.hidden
+        }
+        known |= {name: known[other] for name, other in _ARGUMENTS.items() if other in known and name not in known}
+
+        def option(found: re.Match[str]) -> str:
+            name = known.get(found[1])
+            return found[0] if name is None else f"{name} {found[3]}" if found[3] else name
+
+        message, hint = _WORD.sub(option, error.message), _WORD.sub(option, error.hint)
+        if (message, hint) == (error.message, error.hint):
+            raise
+        raise type(error)(message, hint) from None
+
+
 class Command(click.Command):
     """A command whose options stand in sections: a title, and the names of parameters with blanks between them."""
 
@@ -47,6 +97,11 @@ class Command(click.Command):
     def __init__(self, *args: Any, sections: Mapping[str, str] | None = None, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self.sections = {title: names.split() for title, names in (sections or {}).items()}
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command, and names its options in errors."""
+        with as_options():
+            return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes each section, and the options that are in none behind them."""

@@ -9,14 +9,14 @@ import click
 
 from hpgo.cli.command import Command
 from hpgo.cli.pictures import picture_options, timelines_in
-from hpgo.cli.values import FILE, PICTURE, written
+from hpgo.cli.values import PICTURE, PLAN, written
 
 if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
 
 
 @click.command(cls=Command)
-@click.argument("inputs", type=FILE, nargs=-1, required=True, metavar="TIMELINE_OR_PLAN...")
+@click.argument("inputs", type=PLAN, nargs=-1, required=True, metavar="TIMELINE_OR_PLAN...")
 @written(PICTURE, "Picture to write; its ending chooses the format. May be given several times.", required=True)
 @picture_options
 @click.option("--hatch", is_flag=True, help="Draw strong patterns, as in print.")

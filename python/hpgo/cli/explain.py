@@ -10,7 +10,7 @@ from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.cli.command import Command
 from hpgo.cli.terminal import say, width
-from hpgo.cli.values import FILE, STILL
+from hpgo.cli.values import FILE, PLAN, STILL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before
 
 
 @click.command(cls=Command)
-@click.argument("plan", type=FILE, metavar="PLAN.json")
+@click.argument("plan", type=PLAN, metavar="PLAN.json")
 @click.option(
     "--against", type=_Changes(), metavar="NAME=N[,…]",
     help="Another way: what differs, like `tp=8,pp=2`, `zero=0` or `recompute=full`.",

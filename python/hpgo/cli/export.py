@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpgo.cli.command import Command
-from hpgo.cli.values import FILE, Known
+from hpgo.cli.values import FILE, PLAN, Known
 from hpgo.export.targets import NAMES, TARGETS, find
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _TRIED = ", ".join(f"{target.name}@{target.version}" if target.version else targ
 
 
 @click.command(cls=Command, epilog=f"Tried with: {_TRIED}.")
-@click.argument("plan", type=FILE, metavar="PLAN.json")
+@click.argument("plan", type=PLAN, metavar="PLAN.json")
 @click.option(
     "--to",
     "target",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.cli.command import Command
-from hpgo.cli.values import CLUSTER, FILE
+from hpgo.cli.values import CLUSTER, FILE, PLAN
 
 if TYPE_CHECKING:
     from hpgo.launch import Job, TargetName
@@ -27,7 +27,7 @@ _SECTIONS = {
 
 
 @click.command(cls=Command, sections=_SECTIONS)
-@click.argument("plan", type=FILE, metavar="PLAN.json")
+@click.argument("plan", type=PLAN, metavar="PLAN.json")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS…]")
 @click.option("--on", "target", type=click.Choice(_TARGETS), required=True, help="What starts the processes.")
 @click.option(

@@ -60,6 +60,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 """Title -> sub-command -> module whose attribute `command` it is, one line of help; modules load when called."""
+_DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
+"""What the package index calls modules whose own name means nothing, or something else, there."""
 COMMANDS = {name: row for section in SECTIONS.values() for name, row in section.items()}
 
 
@@ -149,7 +151,8 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
         package = (error.name or "hpgo").partition(".")[0]
         if package == "hpgo":
             raise
-        fail(HpgoError(f"`{package}` can't be imported: {error}", f"install it: pip install {package}"))
+        wheel = _DISTRIBUTIONS.get(package, package)
+        fail(HpgoError(f"`{package}` can't be imported: {error}", f"install it: pip install {wheel}"))
     except BrokenPipeError:
         raise
     except OSError as error:  # a full disk below stdout; files of arguments have been dealt with

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hpgo.base.documents import json_text, write_text
-from hpgo.base.errors import ArgumentError, InfeasibleError
+from hpgo.base.errors import ArgumentError, InfeasibleError, ProfileError
 from hpgo.base.tables import markdown
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import above, printable, shorten
 from hpgo.cli.command import Command
+from hpgo.cli.kinds import lacks_seq
 from hpgo.cli.questions import SECONDS, SECTIONS, Counts, as_options, of_profile, question, settings
 from hpgo.cli.terminal import say, searching, table, width
 from hpgo.cli.transformers import check_no_transformer, missing, of_transformers, show_ways
@@ -199,8 +200,13 @@ def command(
         raise click.UsageError("--save-alternative is for one plan: give one batch size and one device count")
     facts = of_profile(options)
     keywords = settings(options) | {"launcher": launcher, "max_stages": max_stages, "tie": tie, "deadline_s": deadline}
-    with as_options():
-        read = read_profile(profile, **facts)
+    try:
+        with as_options():
+            read = read_profile(profile, **facts)
+    except ProfileError:
+        if (error := lacks_seq(ctx.params)) is not None:
+            raise error from None
+        raise
     whole = Cluster.read(cluster)
     clusters = [whole.first(count) for count in devices] if devices else [whole]
     questions = [(part, size) for part in clusters for size in global_batch_size]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,20 +10,16 @@ import click
 
 from hpgo.base.errors import HpgoError
 from hpgo.base.units import parse_bytes, parse_bytes_per_s, parse_seconds
+from hpgo.cli.command import as_options as as_options  # noqa: PLC0414 -- for those who ask questions
 from hpgo.cli.terminal import say
-from hpgo.cli.values import CLUSTER, MODEL, Known
+from hpgo.cli.values import CLUSTER, MODEL, PROFILE, Known
 from hpgo.planning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
-_ARGUMENTS = re.compile(
-    r"\b(global_batch_size|micro_batch_size|min_micro_batch_size|batch_size|max_stages|deadline_s"
-    r"|recompute(?!,| (?:full|selective|none)\b)"
-    r"|layer_counts|boundary_bytes|reserved_bytes|headroom_bytes|gradients_per_weight|optimizer_per_weight)\b=?"
-)
 # arguments of `hpgo.read_profile` -> options
 _OF_PROFILES = {
     "batch_size": "profile_batch_size",
@@ -112,7 +107,7 @@ def question(*, several: bool) -> Callable[[_Command], _Command]:
     usual = "eager_1f1b, or what --for runs" if several else "eager_1f1b"
 
     options = (
-        click.argument("profile", type=MODEL),
+        click.argument("profile", type=MODEL if several else PROFILE),
         click.option(
             "-c", "--cluster", type=CLUSTER, required=several, metavar="NAME|FILE", help="See `hpgo clusters`.",
         ),
@@ -214,19 +209,3 @@ def settings(options: dict[str, Any]) -> dict[str, Any]:
 def of_profile(options: dict[str, Any]) -> dict[str, Any]:
     """Takes the options that are about the profile's file out of `options`, as arguments of `hpgo.read_profile`."""
     return {name: options.pop(option) for name, option in _OF_PROFILES.items()}
-
-
-@contextmanager
-def as_options() -> Iterator[None]:
-    """Names arguments of functions as the command's options in errors that pass."""
-    try:
-        yield
-    except HpgoError as error:
-        message, hint = (_ARGUMENTS.sub(_option, text) for text in (error.message, error.hint))
-        raise type(error)(message, hint) from None
-
-
-def _option(found: re.Match[str]) -> str:
-    name = _OF_PROFILES.get(found[1]) or found[1].removesuffix("_s").removesuffix("d_bytes").removesuffix("_bytes")
-    name = name.replace("_", "-")
-    return f"--{name}{' ' if found[0].endswith('=') else ''}"

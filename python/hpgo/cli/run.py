@@ -25,7 +25,7 @@ from hpgo.cli.losses import losses_to
 from hpgo.cli.questions import SECONDS
 from hpgo.cli.ranks import take_part
 from hpgo.cli.terminal import clear_line, passing_lines, say, table
-from hpgo.cli.values import FILE, FOLDER, TIMELINE_OUT, WORKLOAD
+from hpgo.cli.values import FILE, FOLDER, PLAN, TIMELINE_OUT, WORKLOAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,7 +94,7 @@ _SECTIONS = {
 
 
 @click.command(cls=Command, sections=_SECTIONS)
-@click.argument("plan", type=FILE, metavar="PLAN.json")
+@click.argument("plan", type=PLAN, metavar="PLAN.json")
 @click.option(
     "--workload", type=WORKLOAD, metavar="NAME|MODULE:FUNCTION", help="The model: `gpt:layers=4`, or one of yours."
 )

@@ -6,14 +6,14 @@ import click
 
 from hpgo.cli.command import Command
 from hpgo.cli.questions import BYTES, SECONDS
-from hpgo.cli.values import FILE
+from hpgo.cli.values import PLAN
 
 _LEAST_BYTES = 200e6
 _MOST_BYTES = 1e15
 
 
 @click.command(cls=Command)
-@click.argument("plans", type=FILE, nargs=-1, metavar="[PLAN]...")
+@click.argument("plans", type=PLAN, nargs=-1, metavar="[PLAN]...")
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; the default is this machine alone."
 )
@@ -60,7 +60,10 @@ def command(
     from hpgo.base.units import format_bytes
 
     if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
-        raise HpgoError("the page needs starlette and uvicorn, which are not installed", "pip install 'hpgo[serve]'")
+        raise HpgoError(
+            "the page needs starlette and uvicorn, which are not installed",
+            "install them: `pip install starlette uvicorn`",
+        )
     if not host.strip():
         raise HpgoError("`--host` is empty", "name an address; 0.0.0.0 listens on all")
     if not _LEAST_BYTES <= memory <= _MOST_BYTES:

@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpgo.base.documents import Section, parse, read_text
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import near, shorten
 from hpgo.cli.command import Command
+from hpgo.cli.kinds import check_kind
 from hpgo.cli.values import FILE, SCHEDULE
 
 if TYPE_CHECKING:
@@ -29,7 +33,12 @@ class Listing(Command):
                 joined[-1] += f",{arg}"
             else:
                 joined.append(arg)
-        return super().parse_args(ctx, joined)
+        ctx.allow_extra_args = True
+        super().parse_args(ctx, joined)
+        if ctx.args and not ctx.resilient_parsing:
+            check_kind(ctx.args[0], "plan", ctx)
+            ctx.fail(f"got `{shorten(ctx.args[0])}`: name a plan with --plan, a schedule with --schedule")
+        return ctx.args
 
 
 SECTIONS = {
@@ -43,7 +52,6 @@ SECTIONS = {
 
 def _is_time(text: str) -> bool:
     """Whether it is a number of seconds, or has a unit of time."""
-    from hpgo.base.errors import ArgumentError
     from hpgo.base.units import parse_seconds
 
     try:
@@ -131,11 +139,11 @@ def option(key: str) -> str:
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    from hpgo.base.documents import Section, parse, read_text
-    from hpgo.base.errors import ArgumentError
     from hpgo.timing.setup import FIELDS, checked
 
     section = Section(parse(read_text(path, ArgumentError), path, ArgumentError), path, ArgumentError)
+    if any(key in section for key in _ITS_OWN):
+        return _of_visualization(section)
     values: dict[str, Any] = {}
     for key in FIELDS:
         if (value := section.get(key, None)) is not None:
@@ -143,5 +151,63 @@ def _read_file(path: str) -> dict[str, Any]:
     for key in ("schedule", "output_file"):
         if section.get(key, None) is not None:
             values[key] = section.text(key)
+    section.done()
+    return values
+
+
+_ITS_OWN = ("num_devices", "op_times", "strategy", "p2p_latency")
+"""Keys that only configurations of PP-Schedule-Visualization have."""
+_STRATEGIES = {
+    "1f1b": "1f1b", "interleave": "interleaved", "1f1b_interleave": "interleaved", "1f1b_overlap": "1f1b_overlap",
+    "1f1b_interleave_overlap": "interleaved_overlap", "zb1p": "zb_h1", "dualpipe": "dualpipe",
+    "dualpipe_v": "dualpipe_v",
+}  # fmt: skip
+"""Its strategies, and the schedules that run the same orders."""
+_OPERATIONS = {
+    "forward": ("forward_times", 1.0),
+    "backward": ("backward_times", 2.0),
+    "backward_D": ("input_gradient_times", 1.0),
+    "backward_W": ("weight_gradient_times", 1.0),
+    "overlapped_forward_backward": ("overlapped_times", None),
+}
+"""Its operations: our fields, and the seconds where nothing is said."""
+
+
+def _of_visualization(section: Section) -> dict[str, Any]:
+    """Values of a configuration of PP-Schedule-Visualization.
+
+    There, `num_stages` counts the stages of all devices, and a time is that of one stage.
+    """
+    from hpgo.timing.setup import checked
+
+    given = section.text("strategy", "1f1b")
+    if given not in _STRATEGIES:
+        section.fail(f"there is no strategy `{shorten(given)}`", near(given, _STRATEGIES))
+    stages = section.whole("num_stages", section.whole("num_devices", 4, least=1), least=1)
+    devices = section.whole("num_devices", stages, least=1)
+    if stages % devices:
+        section.fail(
+            f"`num_stages` is {stages}, but it must be a multiple of the {devices} devices",
+            f"write `num_stages: {-(-stages // devices) * devices}`",
+        )
+    values: dict[str, Any] = {"schedule": _STRATEGIES[given], "num_stages": devices, "chunks": stages // devices}
+    if "num_batches" in section:
+        values["num_batches"] = section.whole("num_batches", least=1)
+    if "p2p_latency" in section:
+        values["p2p_time"] = section.build(checked, "p2p_time", section.get("p2p_latency"), "p2p_latency")
+    is_split = given == "zb1p"
+    times = section.within("op_times") if "op_times" in section else Section({}, section.where, ArgumentError)
+    for name, (field, usual) in _OPERATIONS.items():
+        one = times.get(name, None)
+        if one is None and (usual is None or (name != "forward" and (name == "backward") == is_split)):
+            continue
+        each = [usual if one is None or isinstance(one, dict) else one] * stages
+        if isinstance(one, dict):
+            named = times.within(name)
+            each = [named.get(str(stage), usual) for stage in range(stages)]
+            named.done()
+        values[field] = times.build(checked, field, each, name)
+    times.done()
+    section.get("visualization_port", None)
     section.done()
     return values

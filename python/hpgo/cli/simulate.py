@@ -15,7 +15,7 @@ from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import percent
 from hpgo.cli.setups import SECTIONS, Listing, option, read, setup_options
 from hpgo.cli.terminal import say
-from hpgo.cli.values import FILE, RUN_OUT, SCHEDULES, written
+from hpgo.cli.values import PLAN, RUN_OUT, SCHEDULES, written
 from hpgo.model.profile import SPLIT_RATIOS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _MOST_ROWS = 64  # more ranks that differ are not listed one by one
 @click.command(cls=Listing, sections=SECTIONS)
 @setup_options
 @click.option(
-    "--plan", "plan_file", type=FILE, metavar="FILE", help="A plan that `hpgo plan` saved, with its times and memory."
+    "--plan", "plan_file", type=PLAN, metavar="FILE", help="A plan that `hpgo plan` saved, with its times and memory."
 )
 @click.option("--compare", type=SCHEDULES, metavar="A,B,...", help="Several schedules: a table, and one picture.")
 @click.option(

@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shorten
+from hpgo.cli.kinds import check_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,16 +58,28 @@ class Folder(File):
 class Known(click.ParamType):  # type: ignore[type-arg]
     """One of names that are known, or of files, where a name wins; `many` have commas between them.
 
-    Who reads it says what is wrong with it: a function of Python does so, too.
+    Who reads it says what is wrong with it: a function of Python does so, too. Only a name of another kind is refused
+    here, since the hint is a command.
     """
 
-    def __init__(self, kind: str, names: Callable[[], Iterable[str]], *, files: bool = False, many: bool = False):
-        self.name = kind
+    def __init__(
+        self,
+        name: str,
+        names: Callable[[], Iterable[str]],
+        *,
+        kind: str | None = None,
+        files: bool = False,
+        many: bool = False,
+    ):
+        """`kind` is one of `hpgo.cli.kinds`, where names of other kinds are told from those that are unknown."""
+        self.name, self._kind = name, kind
         self._names, self._files, self._many = names, files, many
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text as it was given."""
-        del param, ctx
+        del param
+        if self._kind is not None and isinstance(value, str):
+            check_kind(value, self._kind, ctx, own=self._names)
         return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -109,13 +122,15 @@ def _schedules() -> list[str]:
 
 FILE = File()
 FOLDER = Folder()
-PROFILE = Known("profile", _models, files=True)
-MODEL = Known("model", lambda: [*_models(), *_transformers()], files=True)
+PROFILE = Known("profile", _models, kind="profile", files=True)
+MODEL = Known("model", lambda: [*_models(), *_transformers()], kind="profile", files=True)
 """Of `hpgo plan`, which takes either."""
-TRANSFORMER = Known("transformer", _transformers, files=True)
-CLUSTER = Known("cluster", _clusters, files=True)
-WORKLOAD = Known("workload", _workloads, files=True)
-SCHEDULE = Known("schedule", _schedules, files=True)
+TRANSFORMER = Known("transformer", _transformers, kind="transformer", files=True)
+CLUSTER = Known("cluster", _clusters, kind="cluster", files=True)
+WORKLOAD = Known("workload", _workloads, kind="workload", files=True)
+SCHEDULE = Known("schedule", _schedules, kind="schedule", files=True)
+PLAN = Known("plan", tuple, kind="plan", files=True)
+"""The file of a plan, or what else a command reads in its place."""
 SCHEDULES = Known("schedules", _schedules, many=True)
 YAML = File(".yaml", ".yml")
 PROFILE_OUT = File(".yaml", ".yml", ".json", ".txt")

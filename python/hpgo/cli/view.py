@@ -10,14 +10,14 @@ from click.core import ParameterSource
 
 from hpgo.cli.command import Command
 from hpgo.cli.pictures import picture_options, plan_in, timelines_in
-from hpgo.cli.values import FILE, File
+from hpgo.cli.values import PLAN, File
 
 if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
 
 
 @click.command(cls=Command)
-@click.argument("inputs", type=FILE, nargs=-1, required=True, metavar="PLAN_OR_TIMELINE...")
+@click.argument("inputs", type=PLAN, nargs=-1, required=True, metavar="PLAN_OR_TIMELINE...")
 @click.option(
     "-o", "--output", type=File(".html"), metavar="FILE", help="Keep the page here; a temporary file otherwise."
 )

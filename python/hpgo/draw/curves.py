@@ -43,7 +43,7 @@ def check(path: str | os.PathLike[str]) -> None:
         raise ArgumentError(f"can't draw `{path}`", f"end it in {', '.join(still.ENDINGS)}")
     if ending in {".png", ".pdf"} and importlib.util.find_spec("matplotlib") is None:
         raise ArgumentError(
-            f"drawing {ending} needs matplotlib", "install it: pip install 'hpgo[plot]', or end the name in .svg"
+            f"drawing {ending} needs matplotlib", "install it: `pip install matplotlib`, or end the name in .svg"
         )
 
 

@@ -39,7 +39,7 @@ def write(scene: Scene, options: Options, path: Path) -> None:
     except ImportError as error:
         raise HpgoError(
             f"{path.suffix} pictures need matplotlib, which is not installed",
-            "`pip install 'hpgo[plot]'`, or write .svg or .html, which need nothing",
+            "install it: `pip install matplotlib`, or write .svg or .html, which need nothing",
         ) from error
     theme = 1 if options.theme == "dark" else 0
     figure = Figure(figsize=(scene.width_px / _PX_PER_INCH, scene.height_px / _PX_PER_INCH))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import MOST_GPUS, check_is, check_text, number, whole
-from hpgo.base.documents import Section, hinted, parse, read_text
+from hpgo.base.documents import Section, hinted, kind_of_document, parse, read_text
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _LARGEST = 1e18
 MOST_DEVICES = 2**20
 _VERSION = 1
+_KEYS = "hpgo_cluster name source gpus_per_device machines intra inter"
+_MACHINE_KEYS = "count devices type memory speed name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ class Cluster(Record):
             raise ClusterError(f"a cluster's name is text, not {shown(name)}", near("", PRESETS))
         base, colon, count = name.partition(":")
         if base not in PRESETS:
-            raise ClusterError(f"there is no cluster `{shorten(base)}`", near(base, PRESETS))
+            raise ClusterError(f"there is no cluster `{shorten(base)}`", _near(name))
         preset = PRESETS[base]
         machines = preset.machines
         if colon:
@@ -264,7 +266,7 @@ class Cluster(Record):
             if source.partition(":")[0] in PRESETS:
                 return cls.preset(source)
             if Path(source).suffix not in {".yaml", ".yml", ".json"} and "/" not in source and not _is_file(source):
-                raise ClusterError(f"`{shorten(source)}` is no known cluster and no file", near(source, PRESETS))
+                raise ClusterError(f"`{shorten(source)}` is no known cluster and no file", _near(source))
         with hinted("`hpgo clusters show dapple-a` prints such a file"):
             text, name = read_text(source, ClusterError), printable(str(source))
             return _from_document(parse(text, name, ClusterError), name, printable(Path(source).stem))
@@ -392,6 +394,15 @@ def cluster_of(given: Cluster | str | os.PathLike[str]) -> Cluster:
     return given
 
 
+def _near(name: str) -> str:
+    """Return a hint at presets with names like `name`, with its number of machines if that is one."""
+    from hpgo.machine.presets import PRESETS
+
+    base, _, count = name.partition(":")
+    kept = f":{count}" if count.isascii() and count.isdigit() and len(count) <= 6 and 0 < int(count) <= 10**5 else ""
+    return near(f"{base}{kept}", [f"{preset}{kept}" for preset in PRESETS]) if kept else near(base, PRESETS)
+
+
 def _with_adapters(inter: tuple[float, float, float], gbit_s: float) -> Link:
     """The link between machines of a preset, with adapters of another rate."""
     one, all_of_them, latency_s = inter
@@ -400,19 +411,20 @@ def _with_adapters(inter: tuple[float, float, float], gbit_s: float) -> Link:
 
 
 def _from_document(document: object, file: str, stem: str, *, may_differ: bool = False) -> Cluster:
-    top = Section(document, file, ClusterError)
-    version = top.get("hpgo_cluster", None)
-    if version is None:
-        top.fail(
-            "`hpgo_cluster` is missing",
-            f"is it a cluster? Then begin with `hpgo_cluster: {_VERSION}`, as `hpgo clusters show dapple-a` does",
+    whence = f"is it a cluster? Then begin with `hpgo_cluster: {_VERSION}`, as `hpgo clusters show dapple-a` does"
+    if "hpgo_cluster" not in (document if isinstance(document, dict) else {}) and (kind := kind_of_document(document)):
+        raise ClusterError(
+            f"{file} is {kind}, not a cluster", "name a cluster: `hpgo clusters` lists those that are known"
         )
+    top = Section(document, file, ClusterError, keys=_KEYS, whence=whence)
+    version = top.get("hpgo_cluster")
+    top.whence = ""
     if version != _VERSION:
         top.fail(f"`hpgo_cluster` is {shown(version)}", f"this hpgo reads version {_VERSION}")
     machines: list[Machine] = []
     types: dict[str, Device] = {}
     for place, entry in enumerate(top.items("machines"), start=1):
-        section = Section(entry, f"{file}, machines entry {place}", ClusterError)
+        section = Section(entry, f"{file}, machines entry {place}", ClusterError, keys=_MACHINE_KEYS)
         device = section.build(
             Device,
             section.text("type", "device"),
@@ -437,7 +449,8 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
 
 def _link(top: Section, key: str) -> Link:
     value = top.get(key)
-    section = Section(value if isinstance(value, dict) else {"bandwidth": value}, f"{top.where}, {key}", ClusterError)
+    held = value if isinstance(value, dict) else {"bandwidth": value}
+    section = Section(held, f"{top.where}, {key}", ClusterError, keys="bandwidth collective latency")
     rate = _measure(section, "bandwidth", parse_bytes_per_s)
     link = section.build(
         Link,

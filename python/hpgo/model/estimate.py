@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from hpgo.base.checks import choice, listed, number, whole
 from hpgo.base.errors import ArgumentError, ProfileError
-from hpgo.base.files import as_path, is_folder
+from hpgo.base.files import as_path, is_folder, may_be_file
 from hpgo.base.wording import as_whole, shown, similar
 from hpgo.machine.rates import RATES, WIDTHS, Rates
 from hpgo.model.formats.onnx_files import OnnxFile
@@ -120,7 +120,7 @@ def _network(source: str | os.PathLike[str] | Transformer) -> OnnxFile | Transfo
     path = as_path(source, ProfileError)
     if path.suffix in {".json", ".yaml", ".yml"} or is_folder(path):
         return TransformerShape(read_transformer(path), str(path))
-    if not path.suffix and (hint := similar(str(path), TRANSFORMERS)):
+    if not may_be_file(path) and (hint := similar(str(path), TRANSFORMERS)):
         raise ProfileError(f"`{path}` is no known transformer, and an ONNX file ends in .onnx", hint)
     return OnnxFile(path)
 

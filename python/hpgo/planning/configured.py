@@ -27,7 +27,7 @@ from hpgo.ways.mechanisms import unmeasured
 from hpgo.ways.memory import Part, activations, cached_bytes, kept_bytes, parameters, stage_memory
 from hpgo.ways.site import VALUE, Site, pairs_seen
 from hpgo.ways.steps import Stages, kinds_of
-from hpgo.ways.way import Passes, Precision, Recompute, Way, check_batch, check_degrees, data_degree
+from hpgo.ways.way import DegreeError, Passes, Precision, Recompute, Way, check_batch, check_degrees, data_degree
 
 if TYPE_CHECKING:
     import os
@@ -230,6 +230,7 @@ def price(
         check_flag(name, flag)
     if sequence_parallel is not None:
         check_flag("sequence_parallel", sequence_parallel)
+    most_gpus = cluster.devices
     if devices is not None:
         cluster = cluster.first(devices)
     way = Way(
@@ -257,7 +258,14 @@ def price(
         narrow_gradients=narrow_gradients,
         offload_layers=whole("offload_layers", offload_layers, least=0),
     )
-    return price_on(model, cluster, way, platform, global_batch_size=global_batch_size, seq=seq)
+    try:
+        return price_on(model, cluster, way, platform, global_batch_size=global_batch_size, seq=seq)
+    except DegreeError as error:
+        from hpgo.planning.remedies import of_price
+
+        raise of_price(
+            error, model, way, gpus=cluster.devices, most_gpus=most_gpus, global_batch_size=global_batch_size, seq=seq
+        ) from None
 
 
 def price_on(

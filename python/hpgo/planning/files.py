@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpgo import _core
 from hpgo.base.checks import check_is, check_text
-from hpgo.base.documents import Section, as_kind, hinted, json_text, parse, record
+from hpgo.base.documents import Section, as_kind, hinted, json_text, kind_of_document, parse, record
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shown
 from hpgo.machine.cluster import Cluster
@@ -69,7 +69,8 @@ def read(text: str, source: str) -> Plan:
         check_text("the source of a plan", source)
         if not isinstance(text, str) or not text.lstrip().startswith("{"):
             raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
-        top = Section(parse(text, source, ArgumentError), source, ArgumentError)
+        document = parse(text, source, ArgumentError)
+        top = Section(document, source, ArgumentError)
         form = top.get("format", None)
         if form == WAY_FORMAT:
             raise ArgumentError(
@@ -77,7 +78,9 @@ def read(text: str, source: str) -> Plan:
                 "launchers run it: `hpgo export` writes what they need",
             )
         if form != "hpgo.plan":
-            raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
+            kind = kind_of_document(document)
+            said = f"{source} is {kind}, not a plan" if kind else f"{source} is not a plan"
+            raise ArgumentError(said, "save plans with `-o plan.json`")
         version = top.get("version", None)
         if isinstance(version, bool) or version not in (1, _VERSION):
             raise ArgumentError(f"{source} is a plan of version {shown(version)}, not 1 or {_VERSION}")

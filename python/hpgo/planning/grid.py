@@ -28,11 +28,11 @@ from hpgo.ways.gpus import Gpus
 from hpgo.ways.mechanisms import unmeasured
 from hpgo.ways.site import Site
 from hpgo.ways.space import Space
-from hpgo.ways.way import Precision, Way
+from hpgo.ways.way import DegreeError, Precision, Way
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from hpgo.planning.platform import Platform
     from hpgo.planning.way_plans import WayPlan
@@ -172,17 +172,40 @@ def choose_way(
     if devices is not None:
         cluster = cluster.first(devices)
     gpus = Gpus.of(cluster, precision)
-    space.check(model, gpus, global_batch_size=global_batch_size, seq=seq, precision=precision)
     way = Way(precision=precision, flat_update=rules.flat_update, dtensor=rules.dtensor)
     site = Site(model, way, gpus, constants_of(cluster, platform), seq)
-    search = _Search(list(families(site, global_batch_size, space)), gpus.memory_bytes - headroom_bytes, top)
-    if not search.families:
-        held = space.said
-        raise ArgumentError(
-            f"no way parts `{shorten(model.name)}` and a global batch of {global_batch_size} among {gpus.count} GPUs"
-            f"{held}",
-            "take a number of GPUs, and a batch, with more divisors" + (", or fix and exclude less" if held else ""),
-        )
+
+    def ways_of(space: Space) -> Iterator[Family]:
+        space.check(model, gpus, global_batch_size=global_batch_size, seq=seq, precision=precision)
+        yield from families(site, global_batch_size, space)
+
+    def all_of(space: Space) -> list[Family]:
+        found = [*ways_of(space)]
+        if not found:
+            held = space.said
+            raise DegreeError(
+                f"no way parts `{shorten(model.name)}` and a global batch of {global_batch_size} among"
+                f" {gpus.count} GPUs{held}",
+                "take a number of GPUs, and a batch, with more divisors"
+                + (", or fix and exclude less" if held else ""),
+                tuple(space.fixed),
+            )
+        return found
+
+    try:
+        search = _Search(all_of(space), gpus.memory_bytes - headroom_bytes, top)
+    except DegreeError as error:
+        from hpgo.planning.remedies import of_space
+
+        def has_ways(other: Space) -> bool:
+            try:
+                return any(True for _ in ways_of(other))
+            except ArgumentError:
+                return False
+
+        raise of_space(
+            error, space, model=model, gpus=gpus.count, global_batch_size=global_batch_size, has_ways=has_ways
+        ) from None
     search.run()
     if not search.best:
         from hpgo.planning.shortage import nothing_fits

@@ -62,6 +62,20 @@ _COUNTS = (
 )  # fmt: skip
 _FROM_NONE = ("zero", "offload_layers")
 _WORDS = ("schedule", "recompute", "precision")
+_KEYS = " ".join(
+    (
+        "model",
+        "cluster",
+        "seconds",
+        "global_batch_size",
+        "seq",
+        "adapter_gbit_s",
+        *_FLAGS,
+        *_COUNTS,
+        *_FROM_NONE,
+        *_WORDS,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,14 +323,15 @@ def _two_factors(steps: Sequence[MeasuredStep], start: _Fit) -> _Fit | None:
 
 def _of_document(text: str, file: str) -> list[Section]:
     held = parse(text, file, ArgumentError)
-    top = Section(held, file, ArgumentError)
-    version = top.get(_VERSION_KEY, None)
-    if version is None:
-        top.fail(f"`{_VERSION_KEY}` is missing, so it is no file of steps", f"begin with `{_VERSION_KEY}: {_VERSION}`")
+    whence = f"begin a file of steps with `{_VERSION_KEY}: {_VERSION}`"
+    top = Section(held, file, ArgumentError, keys=f"{_VERSION_KEY} steps", whence=whence)
+    version = top.get(_VERSION_KEY)
+    top.whence = ""
     if version != _VERSION:
         top.fail(f"`{_VERSION_KEY}` must be {_VERSION}")
     rows = [
-        Section(row, f"{file}, step {place}", ArgumentError) for place, row in enumerate(top.items("steps"), start=1)
+        Section(row, f"{file}, step {place}", ArgumentError, keys=_KEYS)
+        for place, row in enumerate(top.items("steps"), start=1)
     ]
     top.done()
     return rows
@@ -345,7 +360,7 @@ def _of_csv(text: str, file: str) -> list[Section]:
             name: cell if name in {"model", "cluster"} else parse_yaml(cell, where, ArgumentError)
             for name, cell in cells.items()
         }
-        found.append(Section(held, where, ArgumentError))
+        found.append(Section(held, where, ArgumentError, keys=_KEYS))
     return found
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hpgo.planning.configured import in_flight
-from hpgo.ways.way import Way, cut
+from hpgo.ways.way import Way, cut, ends_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     import numpy.typing as npt
 
@@ -147,20 +147,8 @@ def cuts(layers: int, pipeline: int, chunks: int, *, uneven: bool = True, laid_o
     """
     found = []
     even = cut(layers, pipeline, chunks, (None, None), laid_out=laid_out)
-    for ends in [(None, None), *(_ends(layers, pipeline, chunks) if uneven else ())]:
+    for ends in [(None, None), *(ends_of(layers, pipeline, chunks) if uneven else ())]:
         counts = cut(layers, pipeline, chunks, ends, laid_out=laid_out)
         if counts is not None and (counts != even or ends == (None, None)):
             found.append(Cut(chunks, ends[0], ends[1], counts))
     return tuple(found)
-
-
-def _ends(layers: int, pipeline: int, chunks: int) -> Iterator[tuple[int | None, int | None]]:
-    """Layers of the first and the last rank where they are fewer than of each between, or differ if none is."""
-    if pipeline == 2:
-        yield from ((first, None) for first in range(chunks, layers, chunks))
-    elif pipeline > 2:
-        for each in range(chunks, layers // (pipeline - 2) + 1, chunks):
-            ends = layers - each * (pipeline - 2)
-            for first in range(max(chunks, ends - each), min(each, ends - chunks) + 1):
-                if (first, ends - first) != (each, each):
-                    yield None if first == each else first, None if ends - first == each else ends - first

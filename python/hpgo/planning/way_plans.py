@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
 from hpgo.base.checks import check_is, check_text
-from hpgo.base.documents import Section, as_kind, hinted, json_text, parse, read_text, record, write_text
+from hpgo.base.documents import (
+    Section,
+    as_kind,
+    hinted,
+    json_text,
+    kind_of_document,
+    parse,
+    read_text,
+    record,
+    write_text,
+)
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import counted, shorten, shown
@@ -129,9 +139,12 @@ class WayPlan(Record):
         """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it."""
         with hinted(_AGAIN), as_kind(ArgumentError):
             check_text("the source of a plan", source)
-            top = Section(parse(check_text(source, text), source, ArgumentError), source, ArgumentError)
+            document = parse(check_text(source, text), source, ArgumentError)
+            top = Section(document, source, ArgumentError)
             if top.get("format", None) != WAY_FORMAT:
-                top.fail("is no way of training a transformer")
+                kind = kind_of_document(document)
+                hint = f"`hpgo evaluate {shorten(source)}` prices it" if kind == "a plan" else ""
+                top.fail("is no way of training a transformer" + (f", but {kind}" if kind else ""), hint)
             version = top.get("version")
             if isinstance(version, bool) or version != _VERSION:
                 top.fail(f"is of version {shown(version)}, not {_VERSION}")

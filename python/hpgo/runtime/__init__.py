@@ -66,4 +66,4 @@ def check_torch() -> None:
         ) from error
 
 
-_WAY_OUT = "`pip install 'hpgo[torch]'`; planning, simulating and drawing need none of it"
+_WAY_OUT = "install torch in this environment: `pip install torch`; planning, simulating and drawing need none of it"

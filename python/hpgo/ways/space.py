@@ -10,7 +10,7 @@ from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import in_a_row, near, shorten, shown
 from hpgo.ways.launchers import FEWER_TOKENS
-from hpgo.ways.way import MOST_ZERO, Way, check_batch, check_degrees, nearest
+from hpgo.ways.way import MOST_ZERO, DegreeError, Way, check_batch, check_degrees, ends_of, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -60,7 +60,7 @@ class Space:
             name, equals, text = word.partition("=")
             name = _name(name)
             if not equals and name == _SIZE:
-                raise ArgumentError("there is always a micro-batch", f"say which to exclude: `{_SIZE}=1`")
+                raise ArgumentError("there is always a micro-batch", f"say which to exclude: `{_shown(_SIZE)}=1`")
             known = left.get(name, frozenset())
             left[name] = known | {_value(name, text)} if equals and known is not None else None
         space = cls(rules, title, fixed, left)
@@ -140,15 +140,20 @@ class Space:
         known = sorted({0, *(rules.zeros_piped if degree["pp"] > 1 else (*rules.zeros, *rules.zeros_piped))})
         if zero not in known:
             beside = " beside a pipeline" if degree["pp"] > 1 else ""
-            raise ArgumentError(
-                f"{self.title} does not share what replicas hold as zero {zero}{beside}", nearest(int(zero), known)
+            raise DegreeError(
+                f"{self.title} does not share what replicas hold as zero {zero}{beside}",
+                nearest(int(zero), known),
+                ("zero",),
             )
         if degree["tp"] not in divisors(gpus.machine):
-            raise ArgumentError(
+            raise DegreeError(
                 f"tp {degree['tp']} does not divide the {gpus.machine} GPUs of a machine",
                 f"tensor parallelism is looked for inside machines: {nearest(degree['tp'], divisors(gpus.machine))}",
+                ("tp",),
             )
-        lone = way if "pp" in given else replace(way, pipeline=1, chunks=1, schedule="1f1b")
+        # Ranks at the ends may have fewer layers where the launcher can: then the search finds how many.
+        may_differ = rules.uneven and any(True for _ in ends_of(model.layers, piped, degree["vpp"]))
+        lone = way if "pp" in given and not may_differ else replace(way, pipeline=1, chunks=1, schedule="1f1b")
         check_degrees(model, lone, seq=seq)
         self._check_counts(gpus.count, degree, global_batch_size)
 
@@ -158,14 +163,16 @@ class Space:
         data = int(self.fixed.get("dp", 1))
         named = " x ".join(f"{name} {degree[name]}" for name in ("tp", "cp", "pp") if name in self.fixed)
         if gpus % each:
-            raise ArgumentError(
+            raise DegreeError(
                 f"{named} is {each} GPUs, which does not divide {gpus}",
                 f"of GPUs, {nearest(gpus, _around(gpus, each))}; or fix less",
+                ("pp", "cp", "tp"),
             )
         if gpus // each % data:
-            raise ArgumentError(
+            raise DegreeError(
                 f"dp {data} does not divide {gpus // each} GPUs{f', which {named} leaves of {gpus}' if named else ''}",
                 nearest(data, divisors(gpus // each)),
+                ("dp", "pp", "cp", "tp"),
             )
         check_batch(Way(data=data, micro_batch_size=int(self.fixed.get(_SIZE, 1))), global_batch_size)
 

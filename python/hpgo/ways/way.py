@@ -13,7 +13,7 @@ from hpgo.base.records import check_fields
 from hpgo.base.wording import counted, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from hpgo.model.transformer import Transformer
 
@@ -298,6 +298,34 @@ def cut(
     return tuple(count // chunks for count in ranks) * chunks
 
 
+def ends_of(layers: int, pipeline: int, chunks: int) -> Iterator[tuple[int | None, int | None]]:
+    """Yield layers of the first and the last rank for `cut`: fewer than on each between, or unequal if none is between.
+
+    >>> [*ends_of(7, 2, 1)][:3], [*ends_of(6, 4, 1)]
+    ([(1, None), (2, None), (3, None)], [(1, 1)])
+    """
+    if pipeline == 2:
+        yield from ((first, None) for first in range(chunks, layers, chunks))
+    elif pipeline > 2:
+        for each in range(chunks, layers // (pipeline - 2) + 1, chunks):
+            ends = layers - each * (pipeline - 2)
+            for first in range(max(chunks, ends - each), min(each, ends - chunks) + 1):
+                if (first, ends - first) != (each, each):
+                    yield None if first == each else first, None if ends - first == each else ends - first
+
+
+class DegreeError(ArgumentError):
+    """A degree that doesn't divide what it parts."""
+
+    def __init__(self, message: str, hint: str = "", degrees: tuple[str, ...] = ()) -> None:
+        super().__init__(message, hint)
+        self.degrees = degrees
+        """Arguments of `hpgo.price` whose other values may be accepted, those to blame first."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.hint, self.degrees)
+
+
 def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
     """Raises ArgumentError unless `way` parts `model`: names the degree that doesn't divide, and the nearest that do.
 
@@ -317,13 +345,15 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
             common = gcd(model.heads, model.kv_heads, model.ffn, model.shared_ffn)
             fitting = divisors(common)
             said = f"the {count} {what}" if "heads" in what else f"the {what} {count}"
-            raise ArgumentError(f"tp {way.tensor} does not divide {said} {model_said}", nearest(way.tensor, fitting))
+            message = f"tp {way.tensor} does not divide {said} {model_said}"
+            raise DegreeError(message, nearest(way.tensor, fitting), ("tp",))
     if way.expert > 1 and not model.experts:
         raise ArgumentError(f"ep {way.expert} shares experts, of which `{model.name}` has none", "take ep 1")
     if model.experts and model.experts % way.expert:
-        raise ArgumentError(
+        raise DegreeError(
             f"ep {way.expert} does not divide the {model.experts} experts {model_said}",
             nearest(way.expert, divisors(model.experts)),
+            ("ep",),
         )
     if model.experts and way.tensor > 1 and not way.sequence:
         raise ArgumentError(
@@ -333,9 +363,10 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
     parts = 2 * way.context if way.context > 1 else 1  # each GPU has one part from the front and one from the end
     if seq % parts or (way.sequence and seq // way.context % way.tensor):
         fitting = [d for d in range(1, min(seq, 1024) + 1) if seq % (2 * d) == 0 and seq // d % way.tensor == 0]
-        raise ArgumentError(
+        raise DegreeError(
             f"cp {way.context} does not part sequences of {seq} tokens into {parts} for each of {way.tensor}",
             nearest(way.context, fitting) if fitting else "choose a length that is a power of two",
+            ("cp", "tp") if way.tensor > 1 else ("cp",),
         )
     laid_out, ends = bool(model.experts), (way.first_layers, way.last_layers)
     counts = cut(model.layers, way.pipeline, way.chunks, ends, laid_out=laid_out)
@@ -356,10 +387,11 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
             if stage_layers(model.layers, d * way.chunks, laid_out=laid_out) is not None
         ]  # fmt: skip
         degree = f"pp {way.pipeline}" + (f" with {way.chunks} stages each" if way.chunks > 1 else "")
-        raise ArgumentError(
+        raise DegreeError(
             f"{degree} does not divide the {model.layers} layers {model_said}, nor {model.layers + 2} with"
             " the embedding and the head as one each",
             nearest(way.pipeline, fitting) if fitting else "lower the number of stages on each GPU",
+            ("pp", "vpp") if way.chunks > 1 else ("pp",),
         )
 
 
@@ -374,18 +406,20 @@ def check_batch(way: Way, global_batch_size: int) -> None:
     if global_batch_size % each:
         sizes = divisors(global_batch_size)
         fitting = [size // way.data for size in sizes if size % way.data == 0]
-        raise ArgumentError(
+        raise DegreeError(
             f"dp {way.data} with micro-batches of {way.micro_batch_size} does not divide a global batch of"
             f" {global_batch_size}",
             f"for the micro-batch, {nearest(way.micro_batch_size, fitting)}"
             if fitting
             else f"the degree of data parallelism follows from the others: {nearest(way.data, sizes)}",
+            ("micro_batch_size", "global_batch_size", "devices"),
         )
     micro_batches = way.micro_batches(global_batch_size)
     if way.chunks > 1 and way.schedule != "zb_v" and micro_batches % way.pipeline:
-        raise ArgumentError(
+        raise DegreeError(
             f"{micro_batches} micro-batches are no multiple of pp {way.pipeline}, as interleaving needs",
             "lower the micro-batch or the degree of data parallelism, or take one stage on each GPU",
+            ("micro_batch_size", "vpp", "global_batch_size"),
         )
 
 
@@ -401,14 +435,17 @@ def data_degree(way: Way, gpus: int) -> int:
         others = "other degrees"
         if gpus % way.group == 0:
             others = f"another pp: {nearest(way.pipeline, divisors(gpus // way.group))}"
-        raise ArgumentError(
+        used = [name for name, degree in (("pp", way.pipeline), ("cp", way.context), ("tp", way.tensor)) if degree > 1]
+        raise DegreeError(
             f"tp {way.tensor} x cp {way.context} x pp {way.pipeline} is {each} GPUs, which does not divide {gpus}",
             f"take {' or '.join(str(count) for count in (below, beyond) if count)} GPUs, or {others}",
+            (*used, "devices"),
         )
     if (stage := gpus // way.pipeline) % way.expert:
-        raise ArgumentError(
+        raise DegreeError(
             f"ep {way.expert} does not divide the {counted(stage, 'GPU')} of a stage",
             nearest(way.expert, divisors(stage)),
+            ("ep",),
         )
     return gpus // each
 

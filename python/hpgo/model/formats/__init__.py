@@ -8,10 +8,10 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import MOST_GPUS, check_is, listed, number, whole
-from hpgo.base.documents import hinted, read_text, write_text
+from hpgo.base.documents import hinted, kind_of_document, read_text, write_text
 from hpgo.base.documents import parse as parse_document
 from hpgo.base.errors import ArgumentError, ProfileError
-from hpgo.base.files import as_path
+from hpgo.base.files import as_path, may_be_file, stem
 from hpgo.base.wording import as_whole, counted, near, shorten, shown
 from hpgo.model.builtin import MODELS, built_in
 from hpgo.model.profile import LARGEST, Profile
@@ -66,7 +66,7 @@ def read_profile(
         return _at(built_in(source), said)
     path = as_path(source, ProfileError)
     with hinted("`hpgo models show vgg-16` prints such a file, `hpgo help plan` names the others that are read"):
-        text = _text(path) if _may_be_file(path) else _no_such(str(source))
+        text = _text(path) if may_be_file(path) else _no_such(str(source))
         return _parse(text, path, said)
 
 
@@ -74,6 +74,7 @@ def _parse(text: str, path: Path, said: _Said) -> Profile:
     from hpgo.model.formats import dnn_partitioning, galvatron, kineto, metis, native, pipedream, piper
 
     file = str(path)
+    document: object = None
     if pipedream.looks_like(text):
         name, size = _named(path, "PipeDream text", said.batch_size)
         return _at(pipedream.parse(text, name=name, batch_size=size, file=file), replace(said, batch_size=size))
@@ -96,9 +97,13 @@ def _parse(text: str, path: Path, said: _Said) -> Profile:
         if galvatron.looks_like(document):
             return _galvatron(document, path, said)
         if isinstance(document, dict) and native.VERSION_KEY in document:
-            return _at(native.of_document(document, name=path.stem, file=file), said)
+            return _at(native.of_document(document, name=stem(path), file=file), said)
     elif native.VERSION_KEY in text:
-        return _at(native.parse(text, name=path.stem, file=file), said)
+        return _at(native.parse(text, name=stem(path), file=file), said)
+    elif path.suffix.lower() in {".yaml", ".yml"}:
+        document = parse_document(text, file, ProfileError)
+    if kind := kind_of_document(document):
+        raise ProfileError(f"{path} is {kind}, not a profile of layers")
     raise ProfileError(
         f"{path} is neither PipeDream text nor a file with `{native.VERSION_KEY}: {native.VERSION}`,"
         " nor one of another tool that hpgo reads"
@@ -158,7 +163,7 @@ def _bytes(given: float | None) -> float | None:
 
 def _named(path: Path, what: str, batch_size: int | None) -> tuple[str, int]:
     """The profile's name, and its batch size as the caller or the file's name says it."""
-    name, in_name = _split_name(path.stem)
+    name, in_name = _split_name(stem(path))
     size = in_name if batch_size is None else batch_size
     if size is None:
         raise ProfileError(
@@ -232,19 +237,11 @@ def _at(profile: Profile, said: _Said) -> Profile:
     return profile
 
 
-def _may_be_file(path: Path) -> bool:
-    """Whether `path` is meant as one: it exists, or is written as one."""
-    try:
-        return path.exists() or bool(path.suffix) or len(path.parts) > 1
-    except (OSError, ValueError):  # ValueError: a NUL in the name
-        return True  # reading it gives the reason
-
-
 def _text(path: Path) -> str:
     if path.suffix == ".onnx":
         raise ProfileError(
             f"{path} is a model, which says what layers do, not how long they take",
-            f"`hpgo estimate {path} --device a100 -o {path.stem}.yaml` estimates it",
+            f"`hpgo estimate {path} --device a100 -o {stem(path)}.yaml` estimates it",
         )
     try:
         return read_text(path, ProfileError)
@@ -267,7 +264,9 @@ def _no_such(name: str) -> str:
 
 
 def _batch_size_hint(path: Path) -> str:
-    hint = f"give it as batch_size=32, say, or put it into the file name: `{path.stem}-pbs-32{path.suffix}`"
+    name = stem(path)
+    ending = path.name.removeprefix(name)
+    hint = f"give it as batch_size=32, say, or put it into the file name: `{name}-pbs-32{ending}`"
     for name, model in MODELS.items():
         if model.file == path.name:
             return f"{hint}; the built-in model `{name}` was measured at {built_in(name).batch_sizes[0]}"

@@ -32,6 +32,12 @@ VERSION_KEY = "hpgo_profile"
 _MOST_LAYERS = 100_000
 _HALVES = ("input_gradient_s", "weight_gradient_s")
 _TEXTS = ("device", "machine", "dtype", "date")
+_KEYS = " ".join(
+    (VERSION_KEY, "name source batch_size batch_sizes layers edges gpus_per_device ties versions", *_TEXTS)
+)
+_LAYER_KEYS = " ".join(
+    ("id name repeat forward_s backward_s activation_bytes saved_bytes parameter_bytes stage spread", *_HALVES)
+)
 UNPRICED = ("name", "source", *_TEXTS, "versions")
 """Keys that say where numbers come from: prices don't depend on them, nor on `spread` of a layer."""
 
@@ -50,7 +56,7 @@ def parse(text: str, *, name: str, file: str = "text") -> Profile:
 
 def of_document(document: object, *, name: str, file: str) -> Profile:
     """The profile that a parsed file holds, as `parse`."""
-    top = Section(document, file, ProfileError)
+    top = Section(document, file, ProfileError, keys=_KEYS)
     version = top.get(VERSION_KEY)
     if isinstance(version, bool) or version != VERSION:
         top.fail(f"`{VERSION_KEY}` is {shown(version)}", f"this hpgo reads version {VERSION}")
@@ -58,7 +64,7 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
     layers: list[Layer] = []
     repeated: dict[str, tuple[str, str]] = {}
     for number, entry in enumerate(top.items("layers"), start=1):
-        section = Section(entry, f"{file}, layers entry {number}", ProfileError)
+        section = Section(entry, f"{file}, layers entry {number}", ProfileError, keys=_LAYER_KEYS)
         several = _layers(section, len(batch_sizes))
         layers += several
         if len(layers) > _MOST_LAYERS:
@@ -70,7 +76,7 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
     title, source = top.text("name", name), top.text("source", file)
     gpus = top.whole("gpus_per_device", 1, least=1)
     ties = tuple(
-        _tie(Section(entry, f"{file}, ties entry {number}", ProfileError))
+        _tie(Section(entry, f"{file}, ties entry {number}", ProfileError, keys="layers parameter_bytes"))
         for number, entry in enumerate(top.items("ties", []), start=1)
     )
     texts = {key: top.text(key, "") for key in _TEXTS}

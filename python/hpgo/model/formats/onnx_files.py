@@ -1,7 +1,7 @@
 """Networks in ONNX files: operations in the order they run in, with the shapes of all tensors at a batch size.
 
 Weights are not looked at, so that those in files of their own need not be there. Reading and shape inference are those
-of the `onnx` package (`pip install 'hpgo[onnx]'`).
+of the `onnx` package (`pip install onnx`).
 """
 
 from __future__ import annotations
@@ -372,6 +372,6 @@ def _package() -> Any:
         import onnx
     except ImportError:
         raise ArgumentError(
-            "reading ONNX files needs the package `onnx`, which is not installed", "`pip install 'hpgo[onnx]'`"
+            "reading ONNX files needs the package `onnx`, which is not installed", "install it: `pip install onnx`"
         ) from None
     return onnx

@@ -102,6 +102,9 @@ class Links:
     output: End | None = None
 
 
+_MODEL_KEYS = "layers mem_MB parameters_in parameters_out"
+_TIMING_KEYS = "batch_size dtype time_s"
+_RESULT_KEYS = "layer memory shape_in shape_out time"
 _hint = hinted("`hpgo profile --format pipeedge` writes models.yml and device_types.yml")
 
 
@@ -117,7 +120,7 @@ def read_model(path: str | os.PathLike[str], name: str) -> tuple[Model, tuple[st
     models = _mapping(path, ProfileError)
     if name not in models:
         raise ProfileError(f"{path}: there is no model `{shorten(name)}`", near(name, models))
-    section = Section(models[name], f"{path}: model `{shorten(name)}`", ProfileError)
+    section = Section(models[name], f"{path}: model `{shorten(name)}`", ProfileError, keys=_MODEL_KEYS)
     layers = section.whole("layers")
     memory_mb = _numbers(section, "mem_MB", layers)
     parameters_in = _number(section, "parameters_in", section.get("parameters_in"))
@@ -142,16 +145,19 @@ def read_device_types(path: str | os.PathLike[str], *, model: str, layers: int) 
     """
     types = {}
     for name, value in _mapping(path, ClusterError).items():
-        section = Section(value, f"{path}: type `{shorten(name)}`", ClusterError)
+        section = Section(value, f"{path}: type `{shorten(name)}`", ClusterError, keys="bw_Mbps mem_MB model_profiles")
         bandwidth = _number(section, "bw_Mbps", section.get("bw_Mbps"), most=math.inf)
         memory = _number(section, "mem_MB", section.get("mem_MB"))
         profiles = section.get("model_profiles", None)
+        section.check_spelling()
         timings: list[Timing] = []
         if profiles is not None:
             models = Section(profiles, f"{section.where}: `model_profiles`", ClusterError)
             rows = models.items(model) if model in models and models.get(model) is not None else []
             for index, row in enumerate(rows, 1):
-                entry = Section(row, f"{section.where}: profile {index} of `{shorten(model)}`", ClusterError)
+                entry = Section(
+                    row, f"{section.where}: profile {index} of `{shorten(model)}`", ClusterError, keys=_TIMING_KEYS
+                )
                 batch_size = entry.whole("batch_size", least=1)
                 timings.append(Timing(batch_size, entry.text("dtype"), _numbers(entry, "time_s", layers)))
         types[name] = DeviceType(name, bandwidth, memory, {model: tuple(timings)} if timings else {})
@@ -189,10 +195,11 @@ def read_links(path: str | os.PathLike[str]) -> Links:
 
     Raises ClusterError naming file and key.
     """
-    section = Section(parse_yaml(read_text(path, ClusterError), str(path), ClusterError), str(path), ClusterError)
+    held = parse_yaml(read_text(path, ClusterError), str(path), ClusterError)
+    section = Section(held, str(path), ClusterError, keys="links latency input output")
     lines: list[LinkLine] = []
     for index, value in enumerate(section.items("links", []), 1):
-        line = Section(value, f"{path}: link {index}", ClusterError)
+        line = Section(value, f"{path}: link {index}", ClusterError, keys="between from to bandwidth latency")
         rate = _unit(line, "bandwidth", parse_bytes_per_s)
         latency_s = _unit(line, "latency", parse_seconds)
         if "between" in line:
@@ -219,11 +226,12 @@ def read_results(path: str | os.PathLike[str]) -> tuple[Model, Timing]:
 
     Raises ProfileError naming file and key, also where layers are missing.
     """
-    section = Section(parse_yaml(read_text(path, ProfileError), str(path), ProfileError), str(path), ProfileError)
+    held = parse_yaml(read_text(path, ProfileError), str(path), ProfileError)
+    section = Section(held, str(path), ProfileError, keys="model_name layers profile_data batch_size dtype")
     name, count = section.text("model_name"), section.whole("layers", least=1)
     rows: dict[int, Section] = {}
     for index, value in enumerate(section.items("profile_data"), 1):
-        row = Section(value, f"{path}: entry {index} of `profile_data`", ProfileError)
+        row = Section(value, f"{path}: entry {index} of `profile_data`", ProfileError, keys=_RESULT_KEYS)
         number = row.whole("layer", least=1)
         if number in rows or number > count:
             row.fail(f"layer {number} of {count}" + (" is there twice" if number in rows else ""), "count from 1")
@@ -397,7 +405,7 @@ def _unit(section: Section, key: str, parse_unit: Callable[[str | float], float]
 def _end(section: Section, key: str) -> End | None:
     if section.get(key, None) is None:
         return None
-    end = Section(section.get(key), f"{section.where}: `{key}`", ClusterError)
+    end = Section(section.get(key), f"{section.where}: `{key}`", ClusterError, keys="host bandwidth latency")
     host = end.text("host") if "host" in end else None
     found = End(host, _unit(end, "bandwidth", parse_bytes_per_s), _unit(end, "latency", parse_seconds) or 0.0)
     if host is not None and (found.bytes_per_s is not None or found.latency_s):

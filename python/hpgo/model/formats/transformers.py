@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.checks import whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record
 from hpgo.base.errors import HpgoError, ProfileError
-from hpgo.base.files import as_path, is_folder
+from hpgo.base.files import as_path, is_folder, may_be_file
 from hpgo.base.wording import in_a_row, near, shorten, shown
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.transformer import MOST_LAYERS, Latent, Transformer
@@ -118,7 +118,7 @@ def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
     if isinstance(source, str) and source in TRANSFORMERS:
         return TRANSFORMERS[source]
     path = as_path(source, ProfileError)
-    if not path.suffix and not is_folder(path):
+    if not may_be_file(path):
         raise ProfileError(
             f"there is no transformer `{shorten(str(path))}`, and no such file", near(str(path), TRANSFORMERS)
         )

@@ -1,0 +1,153 @@
+"""Names that are known, but in another place: a transformer where a profile is wanted, a cluster where a model is.
+
+Such a name is refused with the kind of thing it names, and with a command that takes it.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpgo.base.errors import ArgumentError, HpgoError, ProfileError
+from hpgo.base.wording import nearest_names, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    import click
+
+SEQ = 4096
+"""Tokens of a sequence in the commands that hints suggest."""
+_CALLED = {
+    "profile": "a model with measured layer times",
+    "transformer": "a transformer without measured layer times",
+    "cluster": "a cluster",
+    "schedule": "a schedule",
+}
+_WANTED = {
+    "profile": "a model with measured layer times",
+    "transformer": "a transformer",
+    "plan": "the file of a plan",
+    "workload": "a workload",
+}
+_THEN = {
+    "draw": "draw plan.json -o plan.svg",
+    "simulate": "simulate --plan plan.json",
+    "run": "run plan.json --emulate",
+    "export": "export plan.json --to torch -o job/",
+    "launch": "launch plan.json --on slurm --script train.py",
+    "explain": "evaluate plan.json",
+    "calibrate": "calibrate plan.json run.timeline.json",
+}
+"""What to do with a plan, by command; `view` and `serve` need no options."""
+_THEN_OF_TRANSFORMERS = {"export": "export plan.json --to megatron -o job/", "explain": "explain plan.json"}
+"""The same for commands that read a plan of a transformer."""
+
+
+def kind_of(name: str) -> str | None:
+    """Return what `name` names: a key of `_CALLED`, or None if no kind has it.
+
+    >>> kind_of("bert-48"), kind_of("llama-3-8b"), kind_of("h100:8"), kind_of("zb_v"), kind_of("x")
+    ('profile', 'transformer', 'cluster', 'schedule', None)
+    """
+    from hpgo.machine.presets import PRESETS
+    from hpgo.model.builtin import MODELS
+    from hpgo.model.transformer_presets import TRANSFORMERS
+    from hpgo.programs.orders import schedules
+
+    if name in MODELS:
+        return "profile"
+    if name in TRANSFORMERS:
+        return "transformer"
+    if name.partition(":")[0] in PRESETS:
+        return "cluster"
+    return "schedule" if any(family.name == name for family in schedules()) else None
+
+
+def check_kind(name: str, wanted: str, ctx: click.Context | None, *, own: Callable[[], Iterable[str]] = tuple) -> None:
+    """Raises ArgumentError if `name` is known, but as another kind than `wanted`, and there is no such file.
+
+    `wanted` is a key of `_CALLED`, or `plan` or `workload`; `own` gives the names that are right.
+    """
+    if (ctx is not None and ctx.resilient_parsing) or _exists(name):
+        return
+    kind = kind_of(name)
+    if kind in {None, wanted} or name in own():
+        return
+    command = "" if ctx is None else str(ctx.info_name)
+    said = _WANTED.get(wanted) or _CALLED[wanted]
+    raise ArgumentError(f"`{name}` is {_CALLED[str(kind)]}, not {said}", _hint(str(kind), wanted, name, command))
+
+
+def _hint(kind: str, wanted: str, name: str, command: str) -> str:
+    if wanted == "cluster":
+        return "name a cluster, such as `-c h100:8`; `hpgo clusters` lists them"
+    if wanted == "schedule":
+        return "name a schedule, such as `--schedule zb_h1`; `hpgo schedules` lists them"
+    if kind == "cluster":
+        model = "llama-3-8b" if wanted == "transformer" else "bert-48"
+        seq = f" --seq {SEQ}" if wanted == "transformer" else ""
+        return f"name a cluster with -c: `hpgo plan {model} -c {name} -b 512{seq}`"
+    if kind == "schedule":
+        return f"name a schedule with --schedule: `hpgo simulate --schedule {name}`"
+    if kind == "profile":
+        planned = f"hpgo plan {name} -c dapple-a -b 64"
+        if wanted != "plan":
+            return f"plan it: `{planned}`"
+        return f"plan it: `{planned} -o plan.json`, then `hpgo {_THEN.get(command, f'{command} plan.json')}`"
+    estimated = f"`hpgo estimate {name} --device h100 --dim tokens={SEQ} -o {name}.yaml`"
+    planned = f"hpgo plan {name} {_large_enough(name)} --seq {SEQ}"
+    if command == "evaluate":
+        return f"plan it: `{planned}`"
+    if wanted == "plan":
+        if then := _THEN_OF_TRANSFORMERS.get(command):
+            return f"plan it: `{planned} -o plan.json`, then `hpgo {then}`"
+        return f"draw the best way to train it: `{planned} --picture {name}.svg`; or estimate its layers: {estimated}"
+    return f"estimate its layers: {estimated}"
+
+
+def _large_enough(name: str) -> str:
+    """Return options with a cluster and a batch that suffice to train a transformer."""
+    from hpgo.model.transformer_presets import TRANSFORMERS
+
+    # 16 bytes of weights, gradients and optimizer state a parameter, in a third of the memory of 8 GPUs of 80 GB.
+    machines = 2 ** max(0, math.ceil(math.log2(TRANSFORMERS[name].parameters * 16 / (8 * 80e9 / 3))))
+    return f"-c h100:{machines} -b {max(64, 8 * machines)}"
+
+
+def lacks_seq(params: Mapping[str, Any]) -> ArgumentError | None:
+    """Return the error for `hpgo plan` of a transformer without `--seq`; None if PROFILE is no transformer."""
+    from hpgo.model.builtin import MODELS
+    from hpgo.model.formats.transformers import transformer_of
+    from hpgo.model.transformer_presets import TRANSFORMERS
+
+    name = str(params["profile"])
+    batches = params["global_batch_size"]
+    if _exists(name) and not (Path(name).is_file() or Path(name).is_dir()):  # a pipe has been read
+        return None
+    given = f"-c {shlex.quote(str(params['cluster']))} -b {batches[0] if batches else 64} --seq {SEQ}"
+    try:
+        transformer_of(name)
+    except HpgoError:
+        meant = nearest_names(name, [*MODELS, *TRANSFORMERS])
+        if not meant or meant[0] in MODELS or _exists(name):
+            return None
+        return ProfileError(
+            f"`{shorten(name)}` is no built-in model and no file",
+            f"did you mean the transformer `{meant[0]}`? `hpgo plan {meant[0]} {given}`",
+        )
+    return ArgumentError(
+        f"`{name}` is {_CALLED['transformer']}, so `hpgo plan` needs the length of its sequences, --seq",
+        f"`hpgo plan {shlex.quote(name)} {given}`",
+    )
+
+
+def _exists(name: str) -> bool:
+    """Whether there is such a file, or a name that can't be one: reading it gives the reason."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return True

@@ -1,0 +1,333 @@
+"""Hints lead somewhere: names that are suggested exist, and a misspelt key is told from a missing one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo.base.documents import parse
+from hpgo.base.wording import nearest_names
+from hpgo.cli.main import group
+from hpgo.machine.presets import PRESETS
+
+ROOT = Path(__file__).parent.parent
+CLUSTER = """
+hpgo_cluster: 1
+name: lab
+machines: [{count: 2, devices: 2, memory: 16 GB, speed: 1.0}]
+intra: {bandwidth: 100 GB/s, latency: 1 us}
+inter: {bandwidth: 10 GB/s, collective: 9 GB/s}
+"""
+PROFILE = """
+hpgo_profile: 1
+name: tiny
+batch_sizes: 1
+layers:
+  - {id: one, forward_s: 1.0, backward_s: 2.0, activation_bytes: 8, parameter_bytes: 4}
+  - {id: two, forward_s: 1.0, backward_s: 2.0, activation_bytes: 8, parameter_bytes: 4}
+"""
+TRANSFORMER = """
+hpgo_transformer: 1
+layers: 2
+hidden: 64
+heads: 4
+kv_heads: 2
+head_dim: 16
+ffn: 256
+vocab: 1000
+"""
+STEPS = """
+hpgo_steps: 1
+steps:
+  - {model: llama-3-8b, cluster: "h100:1", seconds: 5.1, global_batch_size: 32, seq: 4096, tp: 2}
+"""
+DOCUMENTS = {
+    "cluster": (CLUSTER, hpgo.Cluster.read),
+    "profile": (PROFILE, hpgo.read_profile),
+    "transformer": (TRANSFORMER, hpgo.Transformer.read),
+    "steps": (STEPS, hpgo.fit_platform),
+}
+
+
+def keys_of(held: object) -> list[str]:
+    """All keys of a document, wherever they stand."""
+    if isinstance(held, dict):
+        return [key for name, value in held.items() for key in (name, *keys_of(value))]
+    return [key for value in held for key in keys_of(value)] if isinstance(held, list) else []
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_a_misspelt_key_is_named_beside_the_one_that_is_known(kind: str, tmp_path: Path) -> None:
+    text, read = DOCUMENTS[kind]
+    path = tmp_path / f"{kind}.yaml"
+    path.write_text(text)
+    read(path)
+    for key in dict.fromkeys(key for key in keys_of(yaml.safe_load(text)) if len(key) > 3 and key[:5] != "hpgo_"):
+        for wrong in {key[:-1], f"{key[:1]}{key[2]}{key[1]}{key[3:]}", f"{key}x", key.upper()} - {key, "batch_size"}:
+            path.write_text(re.sub(rf"\b{key}:", f"{wrong}:", text, count=1))
+            with pytest.raises(hpgo.HpgoError) as caught:
+                read(path)
+            assert f"`{wrong}` is unknown" in caught.value.message, (key, wrong)
+            assert f"`{key}`" in caught.value.hint, (key, wrong, caught.value.hint)
+
+
+def test_a_missing_key_is_called_missing_where_all_others_are_right(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text("\n".join(line for line in CLUSTER.splitlines() if not line.startswith("intra")))
+    with pytest.raises(hpgo.ClusterError, match="`intra` is missing") as caught:
+        hpgo.Cluster.read(path)
+    assert "inter" not in caught.value.hint
+
+
+@given(st.sampled_from(sorted(PRESETS)), st.randoms(use_true_random=False))
+def test_names_that_differ_in_case_and_separators_are_nearest(name, random) -> None:
+    typed = "".join(random.choice([letter.upper(), letter]) for letter in name).replace("-", random.choice("-_ ."))
+    assert nearest_names(typed, PRESETS) == [name]
+
+
+@pytest.mark.parametrize("name", ["H100:8", "h-100:2", "DAPPLE_A:3", "h10:4", "a100x:1"])
+def test_a_cluster_that_is_suggested_can_be_read(name: str) -> None:
+    with pytest.raises(hpgo.ClusterError) as caught:
+        hpgo.Cluster.read(name)
+    suggested = caught.value.hint.split("`")[1]
+    assert hpgo.Cluster.read(suggested).machines
+    assert suggested.partition(":")[2] == name.partition(":")[2], "the number of machines is kept"
+
+
+def test_a_number_of_machines_that_is_none_is_not_suggested() -> None:
+    for name in ("H100:0", "H100:x", "H100:9999999999"):
+        with pytest.raises(hpgo.ClusterError) as caught:
+            hpgo.Cluster.read(name)
+        assert caught.value.hint == "did you mean `h100`?"
+
+
+@given(
+    st.recursive(
+        st.integers(-9, 9) | st.booleans() | st.text("abc", max_size=3),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("xyz", min_size=1), inner, max_size=3),
+        max_leaves=8,
+    ).filter(lambda held: isinstance(held, dict))
+)
+def test_braces_hold_json_or_yaml(held) -> None:
+    assert parse(json.dumps(held), "text", hpgo.HpgoError) == held
+    assert parse(yaml.safe_dump(held, default_flow_style=True), "text", hpgo.HpgoError) == held
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_a_document_in_braces_is_yaml(kind: str, tmp_path: Path) -> None:
+    text, read = DOCUMENTS[kind]
+    path = tmp_path / f"{kind}.yaml"
+    path.write_text(text)
+    expected = read(path)
+    path.write_text(yaml.safe_dump(yaml.safe_load(text), default_flow_style=True, width=10**6))
+    assert path.read_text().startswith("{")
+    assert read(path) == expected
+
+
+@pytest.mark.parametrize("cut", [2, 20, 60])
+def test_damaged_json_is_told_as_json(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "lab.json"
+    path.write_text(json.dumps(yaml.safe_load(CLUSTER))[:-cut])
+    with pytest.raises(hpgo.ClusterError, match=r"lab\.json, line 1: not valid JSON"):
+        hpgo.Cluster.read(path)
+
+
+def test_a_file_that_is_not_there_is_told_without_advice_to_name_one_that_is(tmp_path: Path) -> None:
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.Plan.read(tmp_path / "absent.json")
+    assert caught.value.message == f"file not found: `{tmp_path / 'absent.json'}`"
+    assert "name a file that exists" not in caught.value.hint
+    (tmp_path / "absnt.json").write_text("{}")
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.Plan.read(tmp_path / "absent.json")
+    assert caught.value.hint == "did you mean `absnt.json`?"
+
+
+MISPLACED = [
+    ("plan qwen2.5-72b -c h100:8 -b 1024", "--seq"),
+    ("plan llama-3-8b -c h100:1 -b 32,64", "--seq"),
+    ("evaluate llama-3-8b -c h100:1 -b 64 --stages 1@0", "is a transformer"),
+    ("models show llama-3-8b", "is a transformer"),
+    ("profile llama-3-8b", "is a transformer"),
+    ("simulate --plan llama-3-8b", "is a transformer"),
+    ("simulate llama-3-8b", "is a transformer"),
+    ("draw llama-3-8b -o x.svg", "is a transformer"),
+    ("export llama-3-8b --to megatron", "is a transformer"),
+    ("explain llama-3-8b", "is a transformer"),
+    ("price vgg-19 -c h100:1 -b 8 --seq 2048", "is a model with measured layer times"),
+    ("plan bert-48 -c vgg-19 -b 64", "is a model with measured layer times"),
+    ("simulate --schedule vgg-19", "is a model with measured layer times"),
+    ("simulate vgg-19", "is a model with measured layer times"),
+    ("draw vgg-19 -o x.svg", "is a model with measured layer times"),
+    ("evaluate h100:2 -c h100:1 -b 64 --stages 1@0", "is a cluster"),
+    ("plan h100:2 -c h100:1 -b 64", "is a cluster"),
+    ("price h100:2 -c h100:1 -b 64 --seq 2048", "is a cluster"),
+    ("simulate --schedule dapple-a", "is a cluster"),
+    ("plan zb_h1 -c h100:1 -b 64", "is a schedule"),
+    ("plan bert-48 -c 1f1b -b 64", "is a schedule"),
+    ("simulate zb_h1", "is a schedule"),
+]
+"""Names in another's place, and what is said of them."""
+
+
+@pytest.mark.parametrize(("typed", "said"), MISPLACED)
+def test_a_name_in_the_place_of_another_kind_leads_to_a_command_that_takes_it(
+    typed: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(group, typed.split())
+    assert isinstance(refused.exception, hpgo.HpgoError), refused.output
+    assert said in refused.exception.message
+    typed_next = [shlex.split(part)[1:] for part in refused.exception.hint.split("`") if part.startswith("hpgo ")]
+    assert typed_next, refused.exception.hint
+    for words in typed_next:
+        if words[:1] != ["simulate"] or "--plan" in words:  # one that draws a picture takes a second
+            done = CliRunner().invoke(group, words)
+            assert done.exit_code == 0, (words, done.exception)
+
+
+def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
+    for name, (text, _) in DOCUMENTS.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    said = {"cluster": "a cluster", "transformer": "a transformer", "steps": "a list of measured steps"}
+    for name, kind in said.items():
+        with pytest.raises(hpgo.ProfileError, match=f"is {kind}, not a profile of layers"):
+            hpgo.read_profile(tmp_path / f"{name}.yaml")
+    with pytest.raises(hpgo.ClusterError, match="is a profile of layers, not a cluster"):
+        hpgo.Cluster.read(tmp_path / "profile.yaml")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "partition --profile vgg-19 --cluster h100:1 --max-replicas 0",
+        "partition --profile vgg-19 --cluster h100:1 --batch-size 0",
+        "partition --profile vgg-19 --cluster h100:1 --max-replicas 2 --yaml",
+        "partition --profile vgg-19 --cluster h100:1 --throughput 1e9 --objective hosts",
+        "plan bert-48 -c dapple-a -b 64 --micro-batch-size 7",
+        "plan bert-48 -c dapple-a -b 64 --min-micro-batch-size 100",
+        "plan bert-48 -c dapple-a -b 64 --max-stages 0",
+        "plan bert-48 -c dapple-a -b 64 --profile-batch-size 3",
+        "plan bert-48 -c dapple-a -b 64 --reserve 20GB",
+        "plan bert-48 -c dapple-a -b 64 --optimizer-per-weight=-1",
+        "estimate llama-3-8b --device h100 --batch-size 1 --efficiency 2",
+        "estimate llama-3-8b --device h100 --dim token=4",
+        "price llama-3-8b -c h100:1 -b 8 --seq 2048 --recompute-layers 4",
+        "price llama-3-8b -c h100:1 -b 8 --seq 2048 --pp 2 --first-layers 40",
+        "price llama-3-8b -c h100:1 -b 8 --seq 2048 --pp 2 --vpp 2 --schedule zb_v --first-layers 4",
+        "schedules show zb --ranks 4 --micro-batches 8 --group-size 2",
+        "schedules show dualpipe --ranks 3 --micro-batches 6",
+        "simulate -s 4 -b 6 --schedule interleaved --chunks 2 --group-size 5",
+        "launch absent.json --on slurm --script x.py",
+    ],
+)
+def test_errors_of_commands_name_options_and_no_arguments_of_functions(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = typed.split()
+    result = CliRunner().invoke(group, words)
+    assert isinstance(result.exception, hpgo.HpgoError), result.output
+    said = f"{result.exception.message}\n{result.exception.hint}"
+    command = group.get_command(None, words[0])
+    arguments = {name for name in _arguments() if "_" in name}
+    assert not arguments & set(re.findall(r"[a-z]+(?:_[a-z]+)+", said)), said
+    assert "hpgo." not in said, said
+    assert command is not None
+
+
+def _arguments() -> set[str]:
+    """Arguments of the functions that commands call."""
+    import inspect
+
+    return {
+        name
+        for function in (hpgo.plan, hpgo.price, hpgo.partition, hpgo.partition_files, hpgo.estimate, hpgo.schedule,
+                         hpgo.simulate, hpgo.evaluate, hpgo.choose_way, hpgo.read_profile)
+        for name in inspect.signature(function).parameters
+    } | {"headroom_bytes", "reserved_bytes", "max_replicas", "samples_per_s", "batch_size", "max_stages"}  # fmt: skip
+
+
+def test_nothing_says_to_install_extras_of_a_name_that_is_another_project_on_the_index() -> None:
+    root = Path(hpgo.__file__).parent
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [*sorted(root.rglob("*.py")), *pages]:
+        assert "hpgo[" not in path.read_text(encoding="utf-8"), path
+
+
+# --- Degrees ----------------------------------------------------------------------------------------------------------
+
+
+def in_code(hint: str) -> list[dict[str, int]]:
+    """Arguments that a hint names: alternatives behind `or`, joined ones behind `and` or in a row."""
+    alternatives = re.split(r",? or ", hint)
+    found = [{name: int(value) for name, value in re.findall(r"`([\w-]+)=(\d+)`", one)} for one in alternatives]
+    return [one for one in found if one]
+
+
+small = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 16])
+
+
+@given(
+    shape=st.builds(
+        lambda layers, heads, kv, ffn, experts: hpgo.Transformer(
+            name="made", layers=layers, hidden=64 * heads, heads=heads, kv_heads=heads // kv, head_dim=64, ffn=ffn,
+            vocab=1000, **({"experts": experts, "experts_per_token": 1, "expert_ffn": 128} if experts else {}),
+        ),
+        st.integers(1, 48), st.sampled_from([4, 6, 8, 12, 16]), st.sampled_from([1, 2]),
+        st.sampled_from([96, 256, 384]), st.sampled_from([0, 0, 4, 6]),
+    ),
+    asked=st.fixed_dictionaries(
+        {"global_batch_size": st.sampled_from([1, 8, 12, 30, 64]), "seq": st.sampled_from([512, 1000, 2048])},
+        optional=dict.fromkeys(("tp", "cp", "ep", "pp", "vpp", "micro_batch_size"), small) | {
+            "devices": st.integers(1, 16)},
+    ),
+)  # fmt: skip
+def test_degrees_that_a_hint_names_are_accepted_in_the_same_question(shape, asked) -> None:
+    try:
+        hpgo.price(shape, "h100", **asked)
+    except hpgo.ArgumentError as error:
+        for changes in in_code(error.hint):
+            hpgo.price(shape, "h100", **{**asked, **changes})
+
+
+@given(
+    layers=st.integers(2, 12),
+    fix=st.dictionaries(
+        st.sampled_from(["tp", "cp", "pp", "vpp", "dp", "micro_batch_size", "zero"]), st.integers(1, 8), max_size=3
+    ),
+    launcher=st.sampled_from(["megatron", "torchtitan", "deepspeed"]),
+)
+@settings(max_examples=60)
+def test_what_a_search_says_to_fix_instead_leaves_ways(layers, fix, launcher) -> None:
+    shape = hpgo.Transformer(
+        name="made", layers=layers, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=512, vocab=1000
+    )
+    asked = {"global_batch_size": 8, "seq": 512, "launcher": launcher, "top": 1}
+    try:
+        hpgo.choose_way(shape, "h100:1", fix=fix, **asked)
+    except hpgo.ArgumentError as error:
+        for changes in in_code(error.hint):
+            fixed = {name.replace("-", "_"): value for name, value in changes.items()}
+            hpgo.choose_way(shape, "h100:1", fix={**fix, **fixed}, **asked)
+
+
+def test_the_layers_of_the_ends_are_named_where_they_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seven.yaml").write_text(TRANSFORMER.replace("layers: 2", "layers: 7"))
+    asked = ["price", "seven.yaml", "-c", "h100:1", "-b", "8", "--seq", "512", "--pp", "2"]
+    refused = CliRunner().invoke(group, asked)
+    assert isinstance(refused.exception, hpgo.ArgumentError)
+    assert "`--first-layers 4`" in refused.exception.hint
+    assert CliRunner().invoke(group, [*asked, "--first-layers", "4"]).exit_code == 0
+    # The search finds such ends by itself.
+    assert hpgo.choose_way("seven.yaml", "h100:1", global_batch_size=8, seq=512, fix={"pp": 2}).best.way.pipeline == 2
