@@ -72,6 +72,8 @@ class Workload:
         self.loss, self.weight, self.name = loss, weight, name
         self.is_on_meta = False
         """Whether its weights have no values, and take no memory."""
+        self.built = ""
+        """Class of transformers that a configuration's model is, with the version of transformers; else empty."""
         self._quartered: Callable[[], Workload] | None = None
         self._graph = _graph(model, self.example_inputs)
         self._take(_network(model) if self._graph is None else self._graph.network("op"))
@@ -163,7 +165,7 @@ class Workload:
             torch.manual_seed(seed)
             read = pretrained(Path(name), rest, on_meta=on_meta)
             made = cls(read.model, read.inputs, read.targets, read.loss, weight=read.weight, name=text)
-            made.is_on_meta = on_meta
+            made.is_on_meta, made.built = on_meta, read.built
             return made
         if not rest:
             raise ArgumentError(
