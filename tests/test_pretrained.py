@@ -196,3 +196,112 @@ def test_configurations_that_make_no_model_are_refused(
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(hpgo.HpgoError, match=message):
         hpgo.runtime.Workload.read(str(tmp_path / "config.json"))
+
+
+def refusal(held: dict[str, Any], folder: Path) -> hpgo.HpgoError:
+    (folder / "config.json").write_text(json.dumps(held))
+    with pytest.raises(hpgo.ArgumentError) as raised:
+        hpgo.runtime.Workload.read(str(folder / "config.json"), on_meta=True)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("bert", "BertForMaskedLM"),
+        ("bert", "BertModel"),
+        ("bert", "BertForTokenClassification"),
+        ("bert", "BertForQuestionAnswering"),
+        ("bert", "BertForPreTraining"),
+        ("llama", "LlamaForTokenClassification"),
+        ("vit", "ViTForMaskedImageModeling"),
+        ("t5", "T5ForConditionalGeneration"),
+        ("t5", "T5ForSequenceClassification"),
+        ("whisper", "WhisperForConditionalGeneration"),
+        ("whisper", "WhisperForAudioClassification"),
+    ],
+)
+def test_classes_that_cannot_be_built_are_refused_by_name(
+    kind: str, name: str, tmp_path: Path, transformers: Any
+) -> None:
+    error = refusal({"model_type": kind, **CONFIGS.get(kind, {}), "architectures": [name]}, tmp_path)
+    assert f"names `{name}`, but only causal language models and classifiers" in error.message
+    assert "my.py:model" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("held", "message", "hint"),
+    [
+        ({}, "is missing, but it must name the one class", '"architectures": ["LlamaForCausalLM"]'),
+        ({"architectures": None}, "is missing", '"LlamaForCausalLM"'),
+        ({"architectures": []}, "is missing", '["LlamaForSequenceClassification"]'),
+        ({"architectures": ["LlamaForCausalLM", "LlamaModel"]}, r"is ['LlamaForCausalLM', 'LlamaModel']", "Llama"),
+        ({"architectures": ["LlamaForEverything"]}, "names `LlamaForEverything`, which transformers", "my.py:model"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "of model_type gpt2, but the file's `model_type` is llama", "gpt2"),
+        ({"architectures": ["AutoModelForCausalLM"]}, "names `AutoModelForCausalLM`, but only", "my.py:model"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1},
+            "is for regression, with 1 label",
+            "my.py:model",
+        ),
+        (
+            {"architectures": ["LlamaForSequenceClassification"], "problem_type": "multi_label_classification"},
+            "is for multi_label_classification",
+            "my.py:model",
+        ),
+    ],
+)
+def test_files_that_do_not_say_which_class_they_are_for_are_refused(
+    held: dict[str, Any], message: str, hint: str, tmp_path: Path, transformers: Any
+) -> None:
+    sizes = {**CONFIGS["llama"]}
+    sizes.pop("architectures")
+    error = refusal({"model_type": "llama", **sizes, **held}, tmp_path)
+    assert message in error.message
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(("kind", "name"), [("bert", "BertLMHeadModel"), ("xlnet", "XLNetLMHeadModel")])
+def test_language_models_that_see_what_they_shall_predict_are_refused(
+    kind: str, name: str, tmp_path: Path, transformers: Any
+) -> None:
+    sizes = {**_SMALL, **_TEXT} if kind == "bert" else {"vocab_size": 50, "d_model": 16, "n_layer": 1, "n_head": 2}
+    held = {"model_type": kind, "architectures": [name], **sizes}
+    assert f"`{name}` of" in refusal(held, tmp_path).message
+    assert "is not causal" in refusal(held, tmp_path).message
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("llama", "LlamaForCausalLM"),
+        ("llama", "LlamaForSequenceClassification"),
+        ("gpt2", "GPT2ForSequenceClassification"),
+        ("bert", "BertForSequenceClassification"),
+        ("bert", "BertLMHeadModel"),
+        ("vit", "ViTForImageClassification"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_class_that_is_built_is_the_one_that_is_named(
+    kind: str, name: str, tmp_path: Path, transformers: Any
+) -> None:
+    decodes = {"is_decoder": True} if name == "BertLMHeadModel" else {}
+    held = {"model_type": kind, **CONFIGS[kind], "architectures": [name], **decodes, "pad_token_id": 0}
+    (tmp_path / "config.json").write_text(json.dumps(held))
+    workload = hpgo.runtime.Workload.read(str(tmp_path / "config.json"), on_meta=True)
+    assert workload.built == f"{name} of transformers {transformers.__version__}"
+    config = transformers.AutoConfig.for_model(**held)
+    wanted = getattr(transformers, name)(config).num_parameters()
+    twice = sum(
+        torch.Size(workload.parameters[layer][weight]).numel() for tie in workload.ties for layer, weight in tie[1:]
+    )
+    sizes = (torch.Size(shape).numel() for shapes in workload.parameters.values() for shape in shapes.values())
+    assert sum(sizes) - twice == wanted
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_profile_names_the_class_that_was_built(tmp_path: Path, transformers: Any) -> None:
+    measured = hpgo.runtime.profiling.measure(config("bert", tmp_path), seconds=0)
+    assert (measured.profile.source or "").startswith("BertForSequenceClassification of transformers ")
+    assert any("`architectures`" in note and "BertForSequenceClassification" in note for note in measured.notes)

@@ -440,7 +440,7 @@ def _train(run: _Run, plan: Plan | Program, said: dict[str, Any] | None = None) 
 
     predicted = _predicted(plan)
     options = _options(run)
-    with Pipeline(plan, run.workload or "", optimizer=optimizer_of(run.optimizer), **options) as pipeline:
+    with Pipeline(plan, run.workload or "", optimizer=optimizer_of(run.optimizer), tell=_warn, **options) as pipeline:
         talks = pipeline.rank == 0
         if run.resume and _resume(run, pipeline, talks=talks and not run.as_json):
             if talks and run.as_json:

@@ -51,6 +51,10 @@ def exported(model: nn.Module, inputs: Sequence[Tensor]) -> Graph:
 def _export(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
     rows = max(2, len(inputs[0]))  # a batch of one would be taken for a constant
     examples = tuple(one if len(one) == rows else one[:1].expand(rows, *one.shape[1:]) for one in inputs)
+    weights = list(model.parameters())
+    if weights and all(one.is_meta for one in weights):
+        # Convolutions refuse to mix devices.
+        examples = tuple(one.to("meta") if one.is_floating_point() else one for one in examples)
     batch = torch.export.Dim("batch", min=1, max=2**20)
     was_training = model.training
     model.train()

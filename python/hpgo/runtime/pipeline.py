@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import warnings
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -30,6 +31,7 @@ from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.gradients import Gradients, Ranks
 from hpgo.runtime.heap import keep_freed
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
+from hpgo.runtime.losses import remarks
 from hpgo.runtime.meeting import (
     LOST,
     Groups,
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
 
 Backend = Literal["hpgo", "torch"]
 """What passes tensors on."""
+_MOST_COMPARED = 8
+"""Samples of the first batch by which the loss is looked at. Not tuned."""
 _TINY = 1e-6  # as torch has it, so that a gradient of nothing is not divided by
 
 
@@ -111,6 +115,7 @@ class Pipeline:
         silence_s: float = 5.0,
         grace_s: float = 30.0,
         shared_memory: bool = True,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         """Joins the other ranks, and makes the layers of this one.
 
@@ -133,6 +138,8 @@ class Pipeline:
             grace_s: how long the run goes on, at most, when SIGTERM has asked it to end.
             shared_memory: pass tensors on in memory that the ranks of a machine share, where they compute on CPUs;
                 False has gloo carry them, as it does between machines.
+            tell: takes a sentence for each remark about the loss, on the first rank that computes it; None makes it a
+                RuntimeWarning.
 
         Raises ArgumentError for a plan and a workload that don't go together or can't be run, and RunError if the ranks
         don't find each other, or differ in plan, options or versions.
@@ -166,6 +173,8 @@ class Pipeline:
             raise ArgumentError(
                 f"optimizer is {shown(optimizer)}", "give a function that makes one of a list of parameters, or None"
             )
+        _check_tell(tell)
+        self._tell, self._told = tell, set[str]()
         limits = Limits(timeout_s, silence_s, grace_s)
         check_types(dtype, autocast)
         check_flag("find_nan", find_nan)
@@ -176,7 +185,7 @@ class Pipeline:
         self.sent_bits: tuple[dict[int, int], ...] = ()
         """For each cut behind a stage, how many of the last stream's micro-batches crossed it in how many bits."""
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
-        self._failed = False
+        self._failed = self._has_stepped = False
         self.preempted = False
         """Whether SIGTERM has asked a rank to end, the same on all ranks: then this is the last step."""
         self._saver: Saver | None = None
@@ -236,7 +245,7 @@ class Pipeline:
         if self._infers:
             self._build_inference(parts, dtype, cast)
         else:
-            self._build_training(parts, cast, pipelines, seed, overlap=overlap)
+            self._build_training(parts, dtype, cast, pipelines, seed, overlap=overlap)
         self._recorder, self._peak = Recorder(program, Clock(self.device)), Peak(self.device)
         self.steps = 0
         """Steps that have been done, or streams that have passed."""
@@ -248,6 +257,7 @@ class Pipeline:
     def _build_training(
         self,
         parts: list[Part],
+        dtype: torch.dtype | None,
         cast: Callable[[], AbstractContextManager[Any]],
         pipelines: Sequence[tuple[int, ...]],
         seed: int,
@@ -264,6 +274,8 @@ class Pipeline:
         """The layers that this rank holds, by stage."""
         self._reads_inputs = any(value.is_input for part in self.parts.values() for value in part.takes)
         self._reads_targets = any(stage.is_last for stage in mine.stages)
+        self._outputs = workload.outputs(dtype) if self._reads_targets else []
+        self._look_at_loss(stacklevel=5)
         for stage, part in self.parts.items():
             if stage in groups.replicas:
                 part.join(groups.replicas[stage])
@@ -422,7 +434,7 @@ class Pipeline:
         return repeated(self.workload.example_inputs, samples), repeated(self.workload.example_targets, samples)
 
     def step(self, inputs: Any, targets: Any) -> float:
-        """Trains on one global batch; returns its mean loss, the same on every rank.
+        """Trains on one global batch; returns its mean loss, the same on every rank; the sum if the loss is a sum.
 
         `inputs` and `targets` are what `loader` gives, or tensors, or tuples of them, with the whole global batch.
         Raises RunError if a layer raises, or another rank is lost, and Preempted, which ends the process with exit code
@@ -441,6 +453,9 @@ class Pipeline:
         self._failed = True
         HERE.step = self.steps
         with _named("it is what a layer or the loss raised"):
+            if not self._has_stepped:
+                self._look_at_loss(batch, stacklevel=3)
+                self._has_stepped = True
             loss = self._step(batch)
         self._failed = False
         HERE.step = None
@@ -604,8 +619,7 @@ class Pipeline:
         """
         self._check_way(infers=False)
         whole("every", every, least=1)
-        if tell is not None and not callable(tell):
-            raise ArgumentError(f"tell is {shown(tell)}", "give a function of a sentence, or None")
+        _check_tell(tell)
         if self._saver is None or self._saver.folder != as_path(folder, RunError):
             self._finish_saving()
             self._saver = Saver(folder, self.steps, keep=keep, tell=tell)
@@ -681,6 +695,35 @@ class Pipeline:
         self._recorder.add(self.steps, [*self.engine.clock_ns, *ends_ns], self._peak.bytes)
         return float(loss)
 
+    def _look_at_loss(self, batch: Batch | None = None, *, stacklevel: int) -> None:
+        """Before the first step: tells what to know about the loss, with the example or with samples of a batch.
+
+        Raises ArgumentError for a loss that would not train as on one device.
+        """
+        size = self.program.micro_batch_size
+        for stage in self.mine.stages:
+            if not stage.is_last:
+                continue
+            first, last = self.program.schedule.micro_batches[stage.chain]
+            samples = [row + at * size for at in range(first, last) for row in stage.rows]
+            samples = samples[:: math.ceil(len(samples) / _MOST_COMPARED)]
+            found = remarks(
+                self.workload,
+                self._outputs,
+                self.device,
+                rows=len(stage.rows),
+                batch=self.program.global_batch_size,
+                inputs=_chosen(batch.inputs, samples) if batch else (),
+                targets=_chosen(batch.targets, samples) if batch else (),
+            )
+            if stage.chain == 0 and stage.rows.start == 0:
+                for kind in found.keys() - self._told:
+                    if self._tell is not None:
+                        self._tell(found[kind])
+                    else:
+                        warnings.warn(found[kind], RuntimeWarning, stacklevel=stacklevel)
+                self._told |= found.keys()
+
     def _held(self, batch: Batch) -> Iterator[torch.Tensor]:
         """What is there before a step and after it."""
         for part in self.parts.values():
@@ -696,7 +739,9 @@ class Pipeline:
         return (one for state in states for one in state.values() if isinstance(one, torch.Tensor))
 
     def _scale(self, targets: Share) -> torch.Tensor | float:
-        """What a sample's weighted loss counts in the mean."""
+        """What a sample's weighted loss counts in the mean, or in the sum."""
+        if self.workload.adds_up:
+            return 1.0
         if self.workload.weight is None:
             return self.mine.loss_weight
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -750,6 +795,17 @@ def _named(hint: str) -> Iterator[None]:
         if is_of_others(failure):
             raise guards.lost() or LostRankError(said, LOST) from failure
         raise RunError(said, hint) from failure
+
+
+def _check_tell(tell: object) -> None:
+    if tell is not None and not callable(tell):
+        raise ArgumentError(f"tell is {shown(tell)}", "give a function of a sentence, or None")
+
+
+def _chosen(share: Share, samples: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Rows of these samples."""
+    rows = [share.rows(at, at + 1) for at in samples] if share.tensors else []
+    return tuple(torch.cat(tensors) for tensors in zip(*rows, strict=True))
 
 
 def _of_stream(program: Program, micro_batches: int) -> Program:

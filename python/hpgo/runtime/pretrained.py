@@ -9,7 +9,7 @@ import contextlib
 import io
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -31,7 +31,27 @@ _ROWS = 4
 _MOST = 2**20
 _TOKENS = 64
 """Tokens of a sample of it, where the model reads as many."""
+_PIXELS = 224
+"""Width and height of its images, where the configuration says none."""
+_CAUSAL, _TEXTS, _IMAGES = "CAUSAL_LM", "SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION"
+_AUTO = {
+    _CAUSAL: "AutoModelForCausalLM",
+    _TEXTS: "AutoModelForSequenceClassification",
+    _IMAGES: "AutoModelForImageClassification",
+}
+_ENDS = {
+    _CAUSAL: ("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "GenerationDecoder"),
+    _TEXTS: ("ForSequenceClassification",),
+    _IMAGES: ("ForImageClassification", "ForImageClassificationWithTeacher"),
+}
+"""How names of classes with each head end. Others in the tables of transformers read more than texts or images."""
+_OWN = (
+    "write a workload function `my.py:model` that returns the model, an example and the loss, and name it `my:model`:"
+    " docs/workloads.md, One of your own"
+)
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_Example: TypeAlias = "tuple[tuple[str, Tensor], Tensor, Any, Any]"
+"""Name and values of the input, targets, the loss, and what each sample counts in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +63,18 @@ class Pretrained:
     targets: tuple[Tensor, ...]
     loss: Any
     weight: Any
+    built: str
+    """Class of transformers that the model is an instance of, with the version of transformers."""
 
 
 def pretrained(path: Path, sizes: str = "", *, on_meta: bool = False) -> Pretrained:
     """The model of a `config.json`, or of a folder with one; weights in the folder are used if it is the folder.
 
     `sizes` are the example's, such as `length=512,batch=2`. With `on_meta` its weights take no memory.
-    The first of its `architectures` decides what it is: a causal language model predicts the next token, others learn
+    `architectures` names the class that is built: a causal language model predicts the next token, a classifier learns
     the class of a sample. Where it drops attention weights, attention is written out, so that it draws by sample.
-    Raises ArgumentError where transformers is not installed, and for files and models that it can't make.
+    Raises ArgumentError where transformers is not installed, for classes that are neither of these, and for files that
+    contradict themselves.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -68,8 +91,13 @@ def pretrained(path: Path, sizes: str = "", *, on_meta: bool = False) -> Pretrai
         with contextlib.redirect_stderr(io.StringIO()):
             config = transformers.AutoConfig.for_model(**held)
             with torch.device("meta") if on_meta else contextlib.nullcontext():
-                model, reads_images = _model(transformers, config, path if path.is_dir() and not on_meta else None)
-        return _of_images(model, config, batch) if reads_images else _of_text(model, config, batch, tokens)
+                model = _model(transformers, config, str(file), path if path.is_dir() and not on_meta else None)
+        head = _head(type(model).__name__)
+        inputs, targets, loss, weight = (
+            _of_images(config, batch) if head == _IMAGES else _of_text(config, batch, tokens, is_causal=head == _CAUSAL)
+        )
+        built = f"{type(model).__name__} of transformers {transformers.__version__}"
+        return Pretrained(Scores(model, inputs[0]), (inputs[1],), (targets,), loss, weight, built)
     except HpgoError:
         raise
     except Exception as error:  # whatever transformers raises
@@ -105,26 +133,102 @@ def _transformers() -> Any:
     return transformers
 
 
-def _model(transformers: Any, config: Any, folder: Path | None) -> tuple[nn.Module, bool]:
-    """The model, and whether it reads images."""
-    names = config.architectures or []
-    is_causal = not names or names[0].endswith(("ForCausalLM", "LMHeadModel"))
-    reads_images = hasattr(config, "image_size")
-    kind = (
-        transformers.AutoModelForImageClassification
-        if reads_images
-        else transformers.AutoModelForCausalLM
-        if is_causal
-        else transformers.AutoModelForSequenceClassification
-    )
+def _model(transformers: Any, config: Any, file: str, folder: Path | None) -> nn.Module:
+    """The model of the class that `architectures` names."""
+    name = _named(transformers, config, file)
+    kind = getattr(transformers, _AUTO[_head(name)])
     config.use_cache = False
-    drops = any(
-        getattr(config, name, 0) for name in ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
-    )
+    drops = any(getattr(config, key, 0) for key in ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob"))
     options = {"attn_implementation": "eager"} if drops else {}
     if folder is not None and any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
-        return kind.from_pretrained(folder, config=config, local_files_only=True, **options), reads_images
-    return kind.from_config(config, **options), reads_images
+        model = kind.from_pretrained(folder, config=config, local_files_only=True, **options)
+    else:
+        model = kind.from_config(config, **options)
+    if type(model).__name__ != name:
+        raise ArgumentError(
+            f"`architectures` of `{file}` names `{name}`, but transformers {transformers.__version__} builds"
+            f" `{type(model).__name__}` for it",
+            _OWN,
+        )
+    _check_objective(model, name, file)
+    return model
+
+
+def _head(name: str) -> str:
+    """What the class `name` computes, by the convention of transformers; empty for what can't be trained here."""
+    return next((head for head, ends in _ENDS.items() if name.endswith(ends)), "")
+
+
+def _named(transformers: Any, config: Any, file: str) -> str:
+    """The class that `architectures` names. Raises ArgumentError unless it can be built and trained as it is."""
+    known = {head: _classes(transformers, head, config.model_type) for head in _AUTO}
+    names = config.architectures
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        said = "is missing" if not names else f"is {shorten(str(names))}"
+        choices = [one for classes in known.values() for one in classes]
+        raise ArgumentError(
+            f"`architectures` of `{file}` {said}, but it must name the one class to build",
+            f'write one of its classes into the file: `"architectures": ["{choices[0]}"]`'
+            + "".join(f' or `["{other}"]`' for other in choices[1:3])
+            if choices
+            else _OWN,
+        )
+    name: str = names[0]
+    # A classifier that is an encoder-decoder reads the same text twice, shifted, which no example here does.
+    is_twofold = _head(name) == _TEXTS and getattr(config, "is_encoder_decoder", False)
+    if name in known.get(_head(name), ()) and not is_twofold:
+        return name
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise ArgumentError(
+            f"`architectures` of `{file}` names `{shorten(name)}`, which transformers"
+            f" {transformers.__version__} doesn't have",
+            f"install a version of transformers that has it, or {_OWN}",
+        )
+    model_type = getattr(getattr(found, "config_class", None), "model_type", None)
+    if model_type is not None and model_type != config.model_type:
+        raise ArgumentError(
+            f"`architectures` of `{file}` names `{name}`, which is of model_type {model_type}, but the file's"
+            f" `model_type` is {config.model_type}",
+            f'write `"model_type": "{model_type}"` into the file, or name a class of {config.model_type}',
+        )
+    raise ArgumentError(
+        f"`architectures` of `{file}` names `{name}`, but only causal language models and classifiers of texts or"
+        " images can be built from a config.json",
+        _OWN,
+    )
+
+
+def _classes(transformers: Any, head: str, model_type: str) -> list[str]:
+    """Classes of transformers that have this head, for configurations of `model_type`."""
+    mapping = getattr(transformers.models.auto.modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES")
+    found = mapping.get(model_type, ())
+    return [found] if isinstance(found, str) else list(found)
+
+
+def _check_objective(model: Any, name: str, file: str) -> None:
+    """Raises ArgumentError for a model that the loss of its head would train to something else than it is made for."""
+    config = model.config
+    if _head(name) == _CAUSAL:
+        if config.model_type in _reading_ahead() and not getattr(config, "is_decoder", False):
+            raise ArgumentError(
+                f"`{name}` of `{file}` is not causal: without `is_decoder`, it reads the tokens that it shall predict",
+                'write `"is_decoder": true` into the file, or name a class of another kind',
+            )
+    elif getattr(config, "problem_type", None) not in {None, "single_label_classification"} or config.num_labels < 2:
+        said = getattr(config, "problem_type", None) or f"regression, with {config.num_labels} label"
+        raise ArgumentError(
+            f"`{file}` is for {said}, but a classifier that is built from a config.json learns one of several classes",
+            _OWN,
+        )
+
+
+def _reading_ahead() -> set[str]:
+    """Values of `model_type` whose models attend to later tokens unless they are decoders."""
+    from transformers.models.auto import modeling_auto
+
+    # XLNet hides tokens by a `perm_mask` that only its own training gives it.
+    return {*modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, "xlnet"}
 
 
 class Scores(nn.Module):
@@ -140,29 +244,29 @@ class Scores(nn.Module):
         return scores
 
 
-def _of_text(model: nn.Module, config: Any, batch: int, tokens: int | None) -> Pretrained:
+def _of_text(config: Any, batch: int, tokens: int | None, *, is_causal: bool) -> _Example:
     most = getattr(config, "max_position_embeddings", None) or _MOST
     if tokens is not None and tokens > most:
         raise ArgumentError(f"the model reads {most} tokens, not {tokens}", f"give a `length` up to {most}")
     length = tokens or min(_TOKENS, most)
-    if hasattr(config, "num_labels") and not _scores_tokens(model):
+    if not is_causal:
         config.pad_token_id = getattr(config, "pad_token_id", None) or 0
         text, labels = seeded(
             lambda: (torch.randint(1, config.vocab_size, (batch, length)), torch.randint(config.num_labels, (batch,)))
         )
-        return Pretrained(Scores(model, "input_ids"), (text,), (labels,), functional.cross_entropy, None)
+        return ("input_ids", text), labels, functional.cross_entropy, None
     text = seeded(lambda: (torch.randint(config.vocab_size, (batch, length + 1)),))[0]
     inputs, following = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-    return Pretrained(Scores(model, "input_ids"), (inputs,), (following,), next_token_loss, tokens_that_count)
+    return ("input_ids", inputs), following, next_token_loss, tokens_that_count
 
 
-def _scores_tokens(model: nn.Module) -> bool:
-    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-
-
-def _of_images(model: nn.Module, config: Any, batch: int) -> Pretrained:
-    size = config.image_size if isinstance(config.image_size, (list, tuple)) else (config.image_size,) * 2
+def _of_images(config: Any, batch: int) -> _Example:
+    size = getattr(config, "image_size", None) or _PIXELS
+    size = size if isinstance(size, (list, tuple)) else (size,) * 2
     images, labels = seeded(
-        lambda: (torch.randn(batch, config.num_channels, *size), torch.randint(config.num_labels, (batch,)))
+        lambda: (
+            torch.randn(batch, getattr(config, "num_channels", 3), *size),
+            torch.randint(config.num_labels, (batch,)),
+        )
     )
-    return Pretrained(Scores(model, "pixel_values"), (images,), (labels,), functional.cross_entropy, None)
+    return ("pixel_values", images), labels, functional.cross_entropy, None

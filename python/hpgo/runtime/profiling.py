@@ -261,7 +261,7 @@ def _circumstances(workload: Workload, setting: dict[str, Any], device: torch.de
     held = [setting["dtype"]] if setting["dtype"] else sorted({_name(one.dtype) or "" for one in tensors})
     autocast = [f"autocast to {setting['autocast']}"] if setting["autocast"] else []
     return {
-        "source": _source(setting, device),
+        "source": f"{workload.built}{', ' if workload.built else ''}{_source(setting, device)}",
         "device": _device(device),
         "machine": platform.node(),
         "dtype": ", ".join([*held, *autocast]),
@@ -296,6 +296,8 @@ def _processor() -> str:
 def _notes(
     workload: Workload, sizes: tuple[int, ...], benches: list[Bench], noise: float, *, inference: bool
 ) -> Iterator[str]:
+    if workload.built:
+        yield f"the model is {workload.built}, as `architectures` says"
     for rows, bench in zip(sizes, benches, strict=True):
         if bench.lacked is not None:
             yield f"there was no memory to measure layers together, and they ran one by one: {bench.lacked}"

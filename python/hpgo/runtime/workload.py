@@ -16,9 +16,11 @@ from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
 from hpgo.runtime.cuts import Made, cut, look
 from hpgo.runtime.grouping import GRAINS, QUARTER
+from hpgo.runtime.losses import Reduction, reduction
 from hpgo.runtime.models import MODELS, built_in, has_quarters
 from hpgo.runtime.modules import Network
 from hpgo.runtime.named import made_by
+from hpgo.runtime.parts import Value
 from hpgo.runtime.passes import MOST_SEED
 
 if TYPE_CHECKING:
@@ -35,8 +37,8 @@ class Workload:
 
     `model` is a `Network`, or a list, `nn.Sequential` or dict of modules that feed each other in order. The examples
     have the batch as their first dimension; without a data set, they are repeated. `loss(outputs, targets)` is the mean
-    over the samples that it is given; where samples count differently, `weight(targets)` gives the number that each
-    counts, and `loss` is the mean weighted by them.
+    over the samples that it is given, or their sum; where samples count differently, `weight(targets)` gives the number
+    that each counts, and `loss` is the mean weighted by them.
 
     >>> toy = Workload([nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)], torch.zeros(2, 4), torch.zeros(2, 2),
     ...                loss=nn.functional.mse_loss)
@@ -72,6 +74,9 @@ class Workload:
         self.loss, self.weight, self.name = loss, weight, name
         self.is_on_meta = False
         """Whether its weights have no values, and take no memory."""
+        self.built = ""
+        """Class of transformers that a configuration's model is, with the version of transformers; else empty."""
+        self._adds_up: bool | None = None  # until it is found out
         self._quartered: Callable[[], Workload] | None = None
         self._graph = _graph(model, self.example_inputs)
         self._take(_network(model) if self._graph is None else self._graph.network("op"))
@@ -163,7 +168,7 @@ class Workload:
             torch.manual_seed(seed)
             read = pretrained(Path(name), rest, on_meta=on_meta)
             made = cls(read.model, read.inputs, read.targets, read.loss, weight=read.weight, name=text)
-            made.is_on_meta = on_meta
+            made.is_on_meta, made.built = on_meta, read.built
             return made
         if not rest:
             raise ArgumentError(
@@ -248,6 +253,21 @@ class Workload:
             self._looks[dtype] = look(self.network, self.example_inputs, dtype)
         return self._looks[dtype]
 
+    def outputs(self, dtype: torch.dtype | None) -> list[Value]:
+        """Tensors that the model returns, with weights of `dtype`."""
+        made = self.look(dtype)
+        known = {value.name: value for one in made.values() for value in one.values}
+        return [
+            value
+            for feed in self.network.outputs
+            for value in (made[feed].values if feed in made else (known[feed],) if feed in known else ())
+        ]
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the loss is a sum over samples; False until `reduction` has found out."""
+        return bool(self._adds_up)
+
     def weight_of(self, targets: Tensor | Sequence[Tensor]) -> Tensor:
         """What each sample counts, of the shape `(rows,)` in float64: 1 unless the workload says otherwise."""
         given = _tensors("targets", targets)
@@ -259,12 +279,43 @@ class Workload:
             raise ArgumentError(f"`weight` gave {said} for {len(given[0])} samples", "give one number a sample")
         return weights.detach().to(torch.float64)
 
+    def reduction(
+        self, outputs: Sequence[Value], device: torch.device, targets: Sequence[Tensor] | None = None
+    ) -> Reduction:
+        """How the loss adds up samples, for such `outputs` of the model; `targets` are the example's if left out.
+
+        Calls the loss on `device`, with made-up outputs. The first call decides whether `loss_of` takes the loss for a
+        sum. Raises ArgumentError for a sum in a workload with a `weight`, and for one that was no sum before.
+        """
+        given = tuple(one.to(device) for one in (self.example_targets if targets is None else targets))
+        found = reduction(self.loss, None if self.weight is None else self.weight_of, outputs, given)
+        if found.kind == "sum" and (self.weight is not None or self._adds_up is False):
+            raise ArgumentError(
+                "`loss` is the sum over the samples that it is given, but "
+                + ("`weight` is for a mean" if self.weight is not None else "the example's targets did not show it"),
+                'give the mean, such as `reduction="mean"`'
+                + (", or leave `weight` out" if self.weight is not None else ", or an example whose samples count"),
+            )
+        if self._adds_up is None:
+            self._adds_up = found.kind == "sum"
+        return found
+
     def loss_of(self, outputs: Tensor | Sequence[Tensor], targets: Tensor | Sequence[Tensor]) -> Tensor:
         """The sum over rows of each sample's weight times its loss: parts of a batch add up, however it is parted.
 
-        Divided by the sum of the global batch's weights, it is the mean loss. Floating targets are cast as outputs are.
+        Divided by the sum of the global batch's weights, it is the mean loss. A `loss` that is a sum is given as it is.
+        Floating targets are cast as outputs are.
         """
         made, given = _tensors("outputs", outputs), _tensors("targets", targets)
+        if self._adds_up is None:
+            rows = len(given[0])
+            self.reduction(
+                [
+                    Value("", by_row=len(one) == rows, has_gradient=True, shape=tuple(one.shape[1:]), dtype=one.dtype)
+                    for one in made
+                ],
+                made[0].device,
+            )
         kind = next((tensor.dtype for tensor in made if tensor.is_floating_point()), None)
         cast = tuple(tensor.to(kind) if kind and tensor.is_floating_point() else tensor for tensor in given)
         total = float(self.weight_of(given).sum()) if self.weight is not None else len(given[0])
@@ -274,6 +325,8 @@ class Workload:
         if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
             said = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else shown(mean)
             raise ArgumentError(f"`loss` gave {said}", "give the mean over the samples, one number")
+        if self._adds_up:
+            return mean.reshape(())
         return (mean.reshape(()) if mean.dim() else mean) * total
 
 

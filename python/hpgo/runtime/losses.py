@@ -1,0 +1,397 @@
+"""Checks of a loss: how it adds up samples, and whether language models are given the tokens that they read.
+
+Parts of a batch add up to the whole batch only if the loss is a mean or a sum over samples. The checks compare pairs of
+rows together and alone, on outputs that are made up: the model does not run, and torch's generators keep their states.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import counted
+from hpgo.runtime.models.gpt import next_token_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Self
+
+    from torch import Tensor
+
+    from hpgo.runtime.parts import Value
+    from hpgo.runtime.workload import Workload
+
+Kind = Literal["mean", "sum", "weighted", "mixed", "unknown"]
+_IGNORED = -100
+"""Targets that Hugging Face and `cross_entropy` leave out."""
+_MOST_PAIRS = 4
+"""Pairs of rows that are compared. Not tuned: each costs 8 calls of the loss."""
+_NEAR = 1e-5
+"""Relative difference of losses that are equal but for rounding, in 32 bits. Not tuned."""
+_ROUGH = 1e-2
+"""The same where the loss computes in 16 bits, which have 8 of them for digits. Not tuned."""
+_NOTHING = 1e-3
+"""Difference between shares of a mean that trains as if there were none. Not tuned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How a loss adds up the samples that it is given."""
+
+    kind: Kind
+    """`mean` and `sum` are over samples, and a `mean` may be weighted by the workload's `weight`. `weighted`: each
+    sample counts by something in the targets that `weight` doesn't say. `mixed`: samples have no loss of their own."""
+    reason: str = ""
+    """Numbers that show it, or why it is unknown; empty for `mean` and `sum`."""
+    hint: str = ""
+
+
+class _Number(float):
+    """A loss, with the bytes of the type that it is computed in."""
+
+    def __new__(cls, value: float, size: int) -> Self:
+        made = super().__new__(cls, value)
+        made.size = size
+        return made
+
+    size: int
+
+
+class _IncomparableError(Exception):
+    """A loss that is no finite number on made-up outputs."""
+
+
+def reduction(
+    loss: Callable[[Any, Any], Any],
+    weight: Callable[[tuple[Tensor, ...]], Tensor] | None,
+    outputs: Sequence[Value],
+    targets: Sequence[Tensor],
+) -> Reduction:
+    """How `loss` adds up rows of outputs like `outputs` and `targets`; `weight` is what each row is said to count.
+
+    >>> from hpgo.runtime.parts import Value
+    >>> scores = [Value("head", by_row=True, has_gradient=True, shape=(3,), dtype=torch.float32)]
+    >>> reduction(nn.CrossEntropyLoss(reduction="sum"), None, scores, [torch.tensor([0, 1])]).kind
+    'sum'
+    """
+    if not any(value.by_row and value.dtype.is_floating_point for value in outputs):
+        return Reduction("unknown", "the model's outputs have no row for each sample")
+    loss = _private(loss)
+    found: list[Reduction] = []
+    with _aside(targets[0].device):
+        for pair in _pairs(targets):
+            weights = None if weight is None else weight(pair).tolist()
+            if weights is not None and min(weights) <= 0:
+                continue
+            one = _of_pair(loss, weights, outputs, pair)
+            if one is not None:
+                found.append(one)
+    kinds = {one.kind for one in found}
+    if not found:
+        return Reduction("unknown", "no two samples of it count")
+    if {"sum", "mean"} <= kinds:
+        return Reduction("mixed", "some pairs of samples are added up, and others averaged")
+    order = ["mixed", "weighted", "sum", "mean", "unknown"]
+    return min(found, key=lambda one: order.index(one.kind))
+
+
+def _of_pair(
+    loss: Callable[[Any, Any], Any], weights: list[float] | None, outputs: Sequence[Value], pair: tuple[Tensor, ...]
+) -> Reduction | None:
+    """What two rows of targets show; None if they show nothing, all their losses being 0."""
+    shown: list[tuple[_Number, _Number, _Number]] | None = None
+    reason = ""
+    for is_wide, dtype in ((True, torch.float64), (False, torch.float64), (True, None), (False, None)):
+        try:
+            shown = [
+                _losses(loss, outputs, _made_up(outputs, pair, draw, dtype, is_wide=is_wide), pair) for draw in (0, 1)
+            ]
+        except _IncomparableError as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001 -- whatever the loss raises on what it was not made for
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        else:
+            break
+    if shown is None:
+        return Reduction("unknown", f"on made-up outputs it gives {reason}")
+    first, second = weights or (1.0, 1.0)
+
+    def holds(expected: Callable[[float, float], float], near: float) -> bool:
+        return all(
+            abs(both - expected(one, other)) <= near * max(abs(both), abs(one), abs(other))
+            for both, one, other in shown
+        )
+
+    def mean(one: float, other: float) -> float:
+        return (first * one + second * other) / (first + second)
+
+    if all(math.isfinite(value) for losses in shown for value in losses):
+        if not any(value for losses in shown for value in losses):
+            return None
+        near = _NEAR if shown[0][0].size > 2 else _ROUGH
+        if holds(mean, near):
+            return Reduction("mean")
+        if holds(lambda one, other: one + other, near):
+            return Reduction("sum")
+    shares = [_share(*losses) for losses in shown]
+    both, one, other = shown[0]
+    numbers = f"two samples give {one:.4g} and {other:.4g} alone, and {both:.4g} together"
+    known = [share for share in shares if share is not None]
+    if len(known) == len(shares):
+        # What rounding makes of a mean differs from draw to draw.
+        apart = max(known) - min(known)
+        if apart < 5 * _ROUGH and abs(known[0] - first / (first + second)) > 2 * apart + _NOTHING:
+            return _weighted(known[0], weights, pair, numbers)
+    if holds(mean, _ROUGH):
+        return Reduction("mean")
+    if holds(lambda one, other: one + other, _ROUGH):
+        return Reduction("sum")
+    return Reduction("mixed", numbers)
+
+
+def _share(both: float, one: float, other: float) -> float | None:
+    """What the first of two rows counts in the mean of both, from 0 to 1; None if `both` is no mean of them."""
+    if not math.isfinite(one) or not math.isfinite(other):
+        alone, share = (other, 0.0) if math.isfinite(other) else (one, 1.0)  # the other has nothing that counts
+        return share if math.isfinite(alone) and abs(both - alone) <= _NEAR * abs(both) else None
+    if abs(one - other) <= _NEAR * max(abs(one), abs(other)):
+        return None
+    share = (both - other) / (one - other)
+    return share if -_NEAR <= share <= 1 + _NEAR else None
+
+
+def _weighted(share: float, weights: list[float] | None, pair: tuple[Tensor, ...], numbers: str) -> Reduction:
+    """A mean in which the first of two rows counts `share`, and the second the rest."""
+    counts = f"two samples count {share:.3g} and {1 - share:.3g} in it"
+    if weights is not None:
+        counts += f", and `weight` says {weights[0]:.4g} and {weights[1]:.4g}"
+    hint = "say what each sample counts in it: `Workload(…, weight=lambda targets: …)`, one number for each row"
+    for tensor in pair:
+        counted = (tensor != _IGNORED).flatten(1).sum(1).tolist() if tensor.dim() > 1 else [0, 0]
+        if sum(counted) and abs(counted[0] / sum(counted) - share) < _NOTHING:
+            dims = "1" if tensor.dim() == 2 else str(tuple(range(1, tensor.dim())))
+            hint = f"say what each sample counts: `Workload(…, weight=lambda targets: (targets != -100).sum({dims}))`"
+    return Reduction("weighted", f"{counts}: {numbers}", hint)
+
+
+def remarks(
+    workload: Workload,
+    outputs: Sequence[Value],
+    device: torch.device,
+    *,
+    rows: int,
+    batch: int,
+    inputs: Sequence[Tensor] = (),
+    targets: Sequence[Tensor] = (),
+) -> dict[str, str]:
+    """What whoever trains with the loss should know, a sentence for each kind of remark.
+
+    `rows` samples are given to the loss at once, of a global batch of `batch`. Inputs and targets are those of the
+    example if left out. Raises ArgumentError where training would not be that of one device, and can be mended.
+    """
+    found: dict[str, str] = {}
+    inputs, targets = inputs or workload.example_inputs, targets or workload.example_targets
+    one = workload.reduction(outputs, device, targets)
+    if one.kind == "weighted" and rows < batch:
+        raise ArgumentError(
+            f"`loss` is given {counted(rows, 'sample')} at once, of a global batch of {batch}, but it is not the mean"
+            f" over samples: {one.reason}",
+            one.hint,
+        )
+    if one.kind == "sum":
+        found["sum"] = (
+            "the loss is the sum over samples, not their mean: losses and gradients are those of the sum over the"
+            f" global batch of {batch}"
+        )
+    elif one.kind == "mixed" and rows < batch:
+        found["mixed"] = (
+            f"the loss depends on which samples it is given together, here {rows} of a global batch of {batch}: other"
+            f" micro-batches and numbers of replicas train differently, and so does one device ({one.reason})"
+        )
+    elif one.kind == "unknown" and rows < batch:
+        found["unknown"] = f"whether the loss is a mean over samples was not found out: {one.reason}"
+    where = reads_its_targets(
+        workload.loss, outputs, [tensor.to(device) for tensor in inputs], [tensor.to(device) for tensor in targets]
+    )
+    if where:
+        said, hint = _SHIFTED[where]
+        if workload.loss is next_token_loss:
+            raise ArgumentError(said, hint)
+        found["tokens"] = f"{said}: {hint}"
+    return found
+
+
+_SHIFTED = {
+    "current": (
+        (
+            "targets are the tokens at the same place of the input, and the loss doesn't shift them as Hugging Face's"
+            " own loss does, so each place learns to repeat the token that it reads"
+        ),
+        "give the next tokens: inputs `tokens[:-1]` and targets `tokens[1:]`",
+    ),
+    "twice": (
+        (
+            "targets are the next tokens already, and the loss shifts them once more, so each place learns the token"
+            " after the next"
+        ),
+        "give the inputs as targets, or a loss that doesn't shift",
+    ),
+}
+
+
+def reads_its_targets(
+    loss: Callable[[Any, Any], Any], outputs: Sequence[Value], inputs: Sequence[Tensor], targets: Sequence[Tensor]
+) -> Literal["", "current", "twice"]:
+    """Whether tokens are predicted from themselves: `current`, or from two places before, since they are shifted twice.
+
+    Hugging Face's models are given the tokens that they read as labels, and shift them in their own loss. Other losses
+    are given the next tokens. Empty for both, and where nothing is known.
+    """
+    pairs = [
+        (given, wanted)
+        for given in inputs
+        for wanted in targets
+        if given.dim() > 1 and given.shape[1] > 1 and given.shape == wanted.shape and _are_tokens(given, wanted)
+    ]
+    relations = {(at, *_relation(*pair)) for at, pair in enumerate(pairs)}
+    is_same, is_next = (any(one[place] for one in relations) for place in (1, 2))
+    if is_same == is_next:
+        return ""
+    at = next(one[0] for one in relations if one[1] or one[2])
+    wanted = pairs[at][1][:2]
+    # The last position must have a target for its output to count.
+    rows = tuple(
+        torch.where(one == _IGNORED, one.clamp(min=0).amax(), one) if one is pairs[at][1] else one for one in targets
+    )
+    ignores_last = _ignores_last(_private(loss), outputs, tuple(one[: len(wanted)] for one in rows), wanted.shape[1])
+    if is_same and ignores_last is False:
+        return "current"
+    return "twice" if is_next and ignores_last else ""
+
+
+def _are_tokens(*tensors: Tensor) -> bool:
+    return not any(one.is_floating_point() or one.is_complex() or one.dtype == torch.bool for one in tensors)
+
+
+def _relation(given: Tensor, wanted: Tensor) -> tuple[bool, bool]:
+    """Whether all targets that count are the inputs at their place, and whether they are those one place behind."""
+    counts = wanted != _IGNORED
+    is_same = bool((given == wanted)[counts].all() and counts.any())
+    here = counts[:, :-1]
+    is_next = bool((given[:, 1:] == wanted[:, :-1])[here].all() and here.any())
+    return is_same and not is_next, is_next and not is_same
+
+
+def _ignores_last(
+    loss: Callable[[Any, Any], Any], outputs: Sequence[Value], targets: tuple[Tensor, ...], length: int
+) -> bool | None:
+    """Whether the outputs at the last place of a text count nothing; None if nobody knows."""
+    with _aside(targets[0].device):
+        for dtype in (torch.float64, None):
+            made = _made_up(outputs, targets, 0, dtype, is_wide=True)
+            changed = list(made)
+            for at, (value, one) in enumerate(zip(outputs, made, strict=True)):
+                place = next((dim for dim, size in enumerate(value.shape, start=1) if size == length), None)
+                if value.by_row and one.is_floating_point() and place is not None:
+                    changed[at] = one.clone()
+                    changed[at].select(place, length - 1).mul_(-1)
+            if all(one is other for one, other in zip(made, changed, strict=True)):
+                return None
+            try:
+                return _call(loss, made, targets) == _call(loss, changed, targets)
+            except Exception:  # noqa: BLE001, S112 -- whatever the loss raises on what it was not made for
+                continue
+    return None
+
+
+def _private(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A copy of a loss with a state, whose buffers stay as they are."""
+    return copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
+
+
+@contextmanager
+def _aside(device: torch.device) -> Iterator[None]:
+    """Leaves random numbers, gradients and warnings as they are."""
+    with (
+        warnings.catch_warnings(),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        torch.autocast(device.type, enabled=False),
+        torch.no_grad(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _pairs(targets: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Pairs of rows, far from each other; one row alone is paired with itself."""
+    rows = len(targets[0])
+    half = (rows + 1) // 2
+    step = max(1, half // _MOST_PAIRS)
+    for at in range(0, half, step)[:_MOST_PAIRS]:
+        index = torch.tensor([at, (at + half) % rows], device=targets[0].device)
+        yield tuple(one[index] for one in targets)
+
+
+def _made_up(
+    outputs: Sequence[Value], targets: Sequence[Tensor], draw: int, dtype: torch.dtype | None, *, is_wide: bool
+) -> list[Tensor]:
+    """Random outputs for the rows of `targets`; the second row's are larger, so that losses of rows differ.
+
+    `is_wide` ones are normal numbers, others lie between 0 and 1, as probabilities do.
+    """
+    device, rows = targets[0].device, len(targets[0])
+    generator = torch.Generator(device).manual_seed(draw)
+    made = []
+    for value in outputs:
+        shape = value.shape_of(rows)
+        if not value.dtype.is_floating_point:
+            made.append(torch.zeros(shape, dtype=value.dtype, device=device))
+            continue
+        kind = dtype or value.dtype
+        if is_wide:
+            one = torch.randn(shape, generator=generator, dtype=torch.float32, device=device)
+            if value.by_row and rows > 1:
+                one[1] *= 4
+        else:
+            one = 0.05 + 0.9 * torch.rand(shape, generator=generator, dtype=torch.float32, device=device)
+            if value.by_row and rows > 1:
+                one[1] *= one[1]
+        made.append(one.to(kind))
+    return made
+
+
+def _losses(
+    loss: Callable[[Any, Any], Any], outputs: Sequence[Value], made: Sequence[Tensor], targets: Sequence[Tensor]
+) -> tuple[_Number, _Number, _Number]:
+    """The loss of two rows together, and of each alone. Raises _IncomparableError."""
+    both = _call(loss, made, targets)
+    if not math.isfinite(both):
+        raise _IncomparableError(str(both))
+    if _call(loss, made, targets) != both:
+        raise _IncomparableError("another number each time")
+    one, other = (
+        _call(
+            loss,
+            [tensor[at : at + 1] if value.by_row else tensor for value, tensor in zip(outputs, made, strict=True)],
+            [tensor[at : at + 1] for tensor in targets],
+        )
+        for at in (0, 1)
+    )
+    return both, one, other
+
+
+def _call(loss: Callable[[Any, Any], Any], outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> _Number:
+    kind = next(one.dtype for one in outputs if one.is_floating_point())
+    cast = [one.to(kind) if one.is_floating_point() else one for one in targets]
+    made = loss(outputs[0] if len(outputs) == 1 else tuple(outputs), cast[0] if len(cast) == 1 else tuple(cast))
+    if not isinstance(made, torch.Tensor) or made.numel() != 1:
+        raise _IncomparableError("no single number")
+    return _Number(float(made), made.dtype.itemsize)
