@@ -49,7 +49,7 @@ def test_megatron_is_told_the_model_and_the_way() -> None:
         ({"fused": False}, ["--no-rope-fusion", "--no-bias-swiglu-fusion"]),
         ({"precision": "fp16"}, ["--fp16"]),
         ({"cp": 2}, ["--context-parallel-size 2", "--cp-comm-type p2p"]),
-        ({}, ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"]),
+        ({}, ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl native"]),
         ({"narrow_gradients": True}, ["--grad-reduce-in-bf16"]),
     ],
 )

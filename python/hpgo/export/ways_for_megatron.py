@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_shell
+from hpgo.base.units import format_bytes
 from hpgo.export.for_megatron import CLIPPING, layout
 from hpgo.export.ways import WayJob
 
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 _PADDED = 128
 """To a multiple of so many, times those that share a matrix, the vocabulary is padded."""
+_NATIVE_LOSS_BYTES = 2
+"""Bytes per logit that the native loss fusion holds beyond the price: fp32 softmax and bf16 gradient (6) instead of 4.
+
+Source: Megatron-LM 0.19, `megatron/core/fusions/fused_cross_entropy.py`.
+"""
 _UNFUSED = ("masked-softmax", "bias-gelu", "bias-swiglu", "bias-dropout", "rope")
 
 
@@ -171,7 +177,8 @@ def _precision(job: WayJob) -> dict[str, int | str | bool]:
         "accumulate-allreduce-grads-in-fp32": way.precision != "fp16" and not way.narrow_gradients,
         "grad-reduce-in-bf16": way.narrow_gradients and way.precision != "fp16",
         "cross-entropy-loss-fusion": way.fused_loss,
-        "cross-entropy-fusion-impl": "te" if way.fused_loss else False,
+        # Megatron-LM 0.18 and later refuse Transformer Engine's kernel.
+        "cross-entropy-fusion-impl": "native" if way.fused_loss else False,
         "attention-backend": "auto" if way.flash else "unfused",
     }
     if way.precision == "fp8":
@@ -195,6 +202,10 @@ def _notes(job: WayJob) -> list[str]:
     notes = [CLIPPING.format("--clip-grad")]
     if way.flash:
         notes.append("attention is priced as one kernel, flash's or cuDNN's: --attention-backend picks one")
+    if way.fused_loss:
+        more_bytes = _NATIVE_LOSS_BYTES * (1 + model.further_tokens) * way.micro_batch_size * seq * model.vocab
+        more = format_bytes(more_bytes / way.context / way.tensor)
+        notes.append(f"the native loss keeps the softmax in fp32: the last stage needs about {more} more than priced")
     padded = -(-model.vocab // (_PADDED * way.tensor)) * _PADDED * way.tensor
     if padded != model.vocab:
         notes.append(f"the vocabulary is padded to {padded} words, and priced as {model.vocab}")
