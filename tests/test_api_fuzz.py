@@ -205,6 +205,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     records = [
         hpgo.calibrate(PLAN, PLAN.timeline()),
         hpgo.SharedWeight(("a", "b"), 8.0), TRANSFORMER, hpgo.Latent(kv_rank=8, rope_dim=4, value_dim=8),
+        hpgo.Arithmetic(activation="silu", norm_epsilon=1e-5), hpgo.RopeScaling(rope_type="linear", factor=2.0),
         PROFILE, PROFILE.layers[0], CLUSTER, CLUSTER.machines[0], CLUSTER.machines[0].device, CLUSTER.intra, PLAN,
         PLAN.stages[0], PLAN.stages[0].memory, PLAN.assumed, PLAN.alternatives[0], stages.Crossing("a", 8.0), CHAIN,
         CHAIN.stages[0], CHAIN.hops[0], ORDERS, PROGRAM, PROGRAM.stages[0], PROGRAM.for_rank(0), TIMELINE,

@@ -114,7 +114,7 @@ LLAMA = {
     ("change", "message"),
     [
         ({"hidden_size": None}, "`hidden_size` must be a whole number from 1"),
-        ({"hidden_size": ..., "hidden_act": "silu"}, "`hidden_size` is missing"),
+        ({"model_type": "deepseek_v2"}, "`num_experts_per_tok` is missing"),
         ({"num_key_value_heads": 3}, "4 heads, which don't part evenly into 3"),
         ({"model_type": "mamba"}, "models of type `mamba` are not known"),
         ({"model_type": ...}, "neither `model_type`"),

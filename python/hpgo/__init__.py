@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.base.errors import RunError as RunError
     from hpgo.base.errors import ScheduleError as ScheduleError
     from hpgo.machine.cluster import Cluster as Cluster
+    from hpgo.model.arithmetic import Arithmetic as Arithmetic
+    from hpgo.model.arithmetic import RopeScaling as RopeScaling
     from hpgo.model.estimate import estimate as estimate
     from hpgo.model.formats import read_profile as read_profile
     from hpgo.model.formats import write_profile as write_profile
@@ -95,6 +97,8 @@ _PUBLIC: dict[str, str] = {
     "FileError": "hpgo.base.errors",
     "HpgoError": "hpgo.base.errors",
     "InfeasibleError": "hpgo.base.errors",
+    "Arithmetic": "hpgo.model.arithmetic",
+    "RopeScaling": "hpgo.model.arithmetic",
     "Latent": "hpgo.model.transformer",
     "Layer": "hpgo.model.profile",
     "Layout": "hpgo.programs.layout",

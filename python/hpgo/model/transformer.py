@@ -13,6 +13,7 @@ from hpgo.base.checks import check_is, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import check_fields
 from hpgo.base.wording import counted
+from hpgo.model.arithmetic import Arithmetic  # noqa: TC001 -- `check_fields` reads the annotation
 
 if TYPE_CHECKING:
     import os
@@ -124,6 +125,8 @@ class Transformer:
     published counts do."""
     longest: int = 0
     """Tokens of the longest sequence that it is made for; 0 if nobody says."""
+    arithmetic: Arithmetic | None = None
+    """Values that change results, but not costs; None if they are not stated."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -163,6 +166,10 @@ class Transformer:
             )
         if not self.ffn and len(self.dense_layers if self.experts else range(self.layers)):
             raise ArgumentError(f"transformer `{self.name}` has layers without experts, and ffn is 0", "give their ffn")
+        if self.positions and self.arithmetic is not None and self.arithmetic.rope_theta is not None:
+            raise ArgumentError(
+                f"transformer `{self.name}` has learned positions and a rope_theta", "leave one of them out"
+            )
 
     def holds_experts(self, layer: int) -> bool:
         """Whether a layer, counted from 0, does. Raises ArgumentError if there is no such layer."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import sqrt
 from typing import Any
 
+from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.transformer import Latent, Transformer
 
 
@@ -30,6 +32,74 @@ def _every_second(layers: int) -> tuple[int, ...]:
 def _all_but_every_sixth(layers: int) -> tuple[int, ...]:
     return tuple(at for at in range(layers) if (at + 1) % 6)
 
+
+def _silu(theta: float, *, epsilon: float = 1e-6, **more: Any) -> Arithmetic:
+    """Return the arithmetic of Llama and its descendants."""
+    return Arithmetic(activation="silu", norm_epsilon=epsilon, rope_theta=theta, **more)
+
+
+def _gemma(hidden: int, theta: float = 1e4, **more: Any) -> Arithmetic:
+    return Arithmetic(
+        activation="gelu_pytorch_tanh", norm_epsilon=1e-6, norm_adds_one=True, rope_theta=theta,
+        embedding_scale=sqrt(hidden), **more,
+    )  # fmt: skip
+
+
+def _yarn(mscale: float) -> RopeScaling:
+    return RopeScaling(
+        rope_type="yarn", factor=40, original_max_position_embeddings=4096, beta_fast=32, beta_slow=1, mscale=mscale,
+        mscale_all_dim=mscale,
+    )  # fmt: skip
+
+
+def _deepseek(mscale: float, **router: Any) -> Arithmetic:
+    return _silu(
+        1e4, rope_interleaved=True, rope_scaling=_yarn(mscale), router_aux_loss=0.001,
+        router_aux_loss_per_sequence=True, **router,
+    )  # fmt: skip
+
+
+# The values of the published configurations.
+_GPT2 = Arithmetic(
+    activation="gelu_new", norm_epsilon=1e-5, attention_dropout=0.1, hidden_dropout=0.1, embedding_dropout=0.1
+)
+_NEOX = Arithmetic(
+    activation="gelu_fast", norm_epsilon=1e-5, rope_theta=1e4, rotary_fraction=0.25, parallel_residual=True
+)
+_LLAMA_2, _LLAMA_3 = _silu(1e4, epsilon=1e-5), _silu(5e5, epsilon=1e-5)
+_LLAMA_31 = replace(
+    _LLAMA_3,
+    rope_scaling=RopeScaling(
+        rope_type="llama3", factor=8, original_max_position_embeddings=8192, low_freq_factor=1, high_freq_factor=4
+    ),
+)
+_MIXTRAL = _silu(1e6, epsilon=1e-5, router_normalizes=True)
+_QWEN = _silu(1e6)
+_QWEN_EXPERTS = replace(_QWEN, router_normalizes=True, router_aux_loss=0.001)
+_SOFTCAPS = {"attention_logit_softcap": 50.0, "final_logit_softcap": 30.0}
+_BY_SIGMOID = {
+    "router_score": "sigmoid", "router_bias": True, "router_normalizes": True, "router_scale": 2.5,
+    "router_group_top": 2,
+}  # fmt: skip
+
+_ARITHMETIC: dict[str, Arithmetic] = {
+    # Not of GPT-3: its paper does not state dropout, and no configuration was published.
+    "gpt-2": _GPT2, "gpt-2-xl": _GPT2, "gpt-neox-20b": _NEOX,
+    "llama-2-7b": _LLAMA_2, "llama-2-13b": _LLAMA_2, "llama-2-70b": _LLAMA_2,
+    "llama-3-8b": _LLAMA_3, "llama-3-70b": _LLAMA_3, "llama-3.1-405b": _LLAMA_31,
+    "mistral-7b": _silu(1e4, epsilon=1e-5),
+    "mixtral-8x7b": replace(_MIXTRAL, router_aux_loss=0.02),
+    "mixtral-8x22b": replace(_MIXTRAL, router_aux_loss=0.001),
+    "qwen2-7b": _QWEN, "qwen2.5-72b": _silu(1e6, epsilon=1e-5), "qwen3-8b": _QWEN, "qwen3-32b": _QWEN,
+    "qwen3-30b-a3b": _QWEN_EXPERTS, "qwen3-235b-a22b": _QWEN_EXPERTS,
+    "gemma-7b": _gemma(3072),
+    "gemma-2-9b": _gemma(3584, **_SOFTCAPS),
+    "gemma-2-27b": _gemma(4608, attention_scale=144**-0.5, **_SOFTCAPS),
+    "gemma-3-1b": _gemma(1152, 1e6, rope_local_theta=1e4),
+    "deepseek-v2-lite": _deepseek(0.707),
+    "deepseek-v2": _deepseek(0.707, router_scale=16.0),
+    "deepseek-v3": _deepseek(1.0, **_BY_SIGMOID),
+}  # fmt: skip
 
 _LATENT = Latent(kv_rank=512, rope_dim=64, value_dim=128, q_rank=1536)
 
@@ -98,5 +168,7 @@ _SHAPES: dict[str, Transformer] = {
     ),
 }  # fmt: skip
 
-TRANSFORMERS: dict[str, Transformer] = {name: replace(shape, name=name) for name, shape in _SHAPES.items()}
+TRANSFORMERS: dict[str, Transformer] = {
+    name: replace(shape, name=name, arithmetic=_ARITHMETIC.get(name)) for name, shape in _SHAPES.items()
+}
 """By name."""

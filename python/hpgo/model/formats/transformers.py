@@ -11,19 +11,26 @@
     vocab: 32000
 
 The second has a key for each field of `hpgo.Transformer`. Of the first, each model type that is known here has its own
-names, and its own habits that no key tells: where it adds vectors, what it normalises. So a type, or a key of one, that
-nobody here has heard of is refused.
+names, and its own habits that no key tells: where it adds vectors, what it normalises. A key that is left out has the
+default of its class in transformers, and `class_defaults.json` holds these. A type that is not known here is refused,
+and so is a key that is not known and may change what the model computes.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import MISSING
+from functools import cache
+from math import sqrt
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record
-from hpgo.base.errors import ProfileError
+from hpgo.base.errors import HpgoError, ProfileError
 from hpgo.base.files import as_path, is_folder
-from hpgo.base.wording import near, shorten, shown
+from hpgo.base.wording import in_a_row, near, shorten, shown
+from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.transformer import MOST_LAYERS, Latent, Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
 
@@ -34,25 +41,51 @@ if TYPE_CHECKING:
 VERSION = 1
 VERSION_KEY = "hpgo_transformer"
 
-_REQUIRED = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"}
-_OPTIONAL = {name for name in Transformer.__dataclass_fields__ if name not in _REQUIRED} | {"q_rank"}
+_OPTIONAL = {
+    name
+    for kind in (Transformer, Arithmetic, RopeScaling)
+    for name, field in kind.__dataclass_fields__.items()
+    if field.default is not MISSING
+} | {"q_rank"}
+_SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers", "n_group")
 
-_READ_OR_ASKED = """
-activation_function architectures attention_dropout attn_bias_type attn_logit_softcapping attn_pdrop auto_map
-aux_loss_alpha bad_words_ids bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout dtype
-embd_pdrop eos_token_id ep_size final_logit_softcapping gradient_accumulation_steps gradient_checkpointing hidden_act
-hidden_activation hidden_dropout id2label initializer_range is_decoder is_encoder_decoder keys_to_ignore_at_inference
-label2id layer_norm_eps layer_norm_epsilon max_window_layers model_type n_ctx name_or_path norm_topk_prob
-output_attentions output_hidden_states output_router_logits pad_token_id partial_rotary_factor pretraining_tp
-problem_type qk_head_dim quantization_config query_pre_attn_scalar reorder_and_upcast_attn resid_pdrop return_dict
-rms_norm_eps rope_interleave rope_local_base_freq rope_parameters rope_scaling rope_theta rope_type rotary_emb_base
-rotary_pct routed_scaling_factor router_aux_loss_coef router_jitter_noise scale_attn_by_inverse_layer_idx
-scale_attn_weights scoring_func seq_aux summary_activation summary_first_dropout summary_proj_to_labels summary_type
-summary_use_proj task_specific_params torch_dtype transformers_version unsloth_fixed use_bidirectional_attention
-use_cache use_mrope use_parallel_residual use_return_dict
+_WHENCE = f"take all of the config.json that the model came with, or describe it with `{VERSION_KEY}: 1`"
+_REFUSED_HINT = (
+    "remove a key that does not change what the model computes, or describe the model with"
+    f" `{VERSION_KEY}: 1`: `help(hpgo.Transformer)` lists the fields"
+)
+
+# Keys that change nothing in what a language model computes when it is trained.
+_BOOKKEEPING = """
+architectures auto_map cache_implementation dtype finetuning_task gradient_accumulation_steps gradient_checkpointing
+is_llama_config keys_to_ignore_at_inference model_name model_type name_or_path quantization_config return_dict
+return_legacy_cache save_step torch_dtype torchscript transformers_version unsloth_fixed unsloth_version
+use_return_dict
 """
-_NO_SHAPE = frozenset(_READ_OR_ASKED.split())
-"""Keys of a `config.json` that do not say how large anything is."""
+_IMPLEMENTATION = """
+attn_implementation chunk_size_feed_forward ep_size is_decoder output_attentions output_hidden_states output_past
+output_router_logits pretraining_tp reorder_and_upcast_attn use_cache use_flash_attention use_flash_attention_2
+use_flash_attn
+"""
+_OTHER_HEADS = """
+classifier_dropout id2label label2id num_labels problem_type summary_activation summary_first_dropout
+summary_proj_to_labels summary_type summary_use_proj task_specific_params
+"""
+_TOKENIZER = "bos_token eos_token model_max_length pad_token padding_side prefix sep_token tokenizer_class unk_token"
+_LENGTHS = "max_sequence_length max_seq_len max_seq_length n_ctx seq_length"
+# The others of its kind are in the table of defaults: transformers itself reads over them.
+_GENERATION = "bad_words_ids num_beam_groups diversity_penalty forced_bos_token_id forced_eos_token_id tf_legacy_loss"
+_HARMLESS = frozenset(
+    " ".join((_BOOKKEEPING, _IMPLEMENTATION, _OTHER_HEADS, _TOKENIZER, _LENGTHS, _GENERATION)).split()
+)
+_TOKEN_IDS = ("_token_id", "_token_ids", "_token_index")
+
+
+@cache
+def _class_defaults() -> dict[str, Any]:
+    """Return what `docs/class_defaults.py` wrote: by model type, what transformers' configuration class has."""
+    table: dict[str, Any] = json.loads(Path(__file__).with_name("class_defaults.json").read_text(encoding="utf-8"))
+    return table
 
 
 def read_transformer(source: str | os.PathLike[str]) -> Transformer:
@@ -100,8 +133,7 @@ def of_document(document: object, *, name: str = "transformer", file: str = "tex
     ...     "num_attention_heads": 4, "vocab_size": 1000}).kv_heads
     4
     """
-    whence = f"take all of the config.json that the model came with, or describe it with `{VERSION_KEY}: 1`"
-    top = Section(document, file, ProfileError, whence=whence)
+    top = Section(document, file, ProfileError, whence=_WHENCE)
     if VERSION_KEY in top:
         version = top.get(VERSION_KEY)
         if isinstance(version, bool) or version != VERSION:
@@ -112,40 +144,93 @@ def of_document(document: object, *, name: str = "transformer", file: str = "tex
             f"neither `model_type`, as a Hugging Face configuration has it, nor `{VERSION_KEY}` is there",
             "name a config.json, or write one with a key for each field of hpgo.Transformer",
         )
-    kind = top.text("model_type")
+    return _of_config(top, document, name)  # type: ignore[arg-type]  # a section is a mapping
+
+
+def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transformer:
+    """Return the transformer of a Hugging Face configuration, whose left-out keys have the default of their class."""
+    kind = whole_file.text("model_type")
     if kind not in _KINDS:
         known = ", ".join(sorted(_KINDS))
-        top.fail(
+        whole_file.fail(
             f"models of type `{kind}` are not known",
             f"known are {known}; of others a few lines of YAML with `{VERSION_KEY}: 1` say the shape",
         )
+    row = _class_defaults()["types"][kind]
+    stated = _by_own_names(whole_file, given, row["names"])
+    defaults = {key: value for key, value in row["defaults"].items() if value is not None}
+    # A null that the class takes stands for itself: it is not the same as a key that is left out.
+    top = Section(defaults | stated, whole_file.where, ProfileError, whence=_WHENCE)
     fields = _KINDS[kind](top)
-    held = top.get("_name_or_path", None)
+    _check_keys(top, stated, kind)
+    held = given.get("_name_or_path")
     title = held.rstrip("/").rpartition("/")[2] if isinstance(held, str) else ""
+    try:
+        return Transformer(name=title or name, **fields)
+    except HpgoError as error:
+        left_out = [f"{key} {defaults[key]}" for key in _SIZES if key in defaults and key not in stated]
+        said = f" (by the default of its class: {', '.join(left_out)})" if left_out else ""
+        top.fail(error.message + said, error.hint)
+
+
+def _by_own_names(top: Section, given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Return the keys of a configuration under the names that its class has for them."""
+    for key, own in names.items():
+        if key in given and own in given and given[key] != given[own]:
+            top.fail(f"`{own}` and its other name `{key}` have different values", "keep one of them")
+    return {names.get(key, key): value for key, value in given.items()}
+
+
+def _check_keys(top: Section, stated: dict[str, Any], kind: str) -> None:
+    """Refuse all keys at once that are unknown and may change what the model computes, and nulls without a meaning."""
+    table = _class_defaults()
+    row = table["types"][kind]
+    nulls = [key for key in row["not_null"] if key in stated and stated[key] is None and key not in _HARMLESS]
+    if nulls:
+        top.fail(f"{_listed(nulls)} must not be null in a model of type `{kind}`", "leave it out, or give a value")
     unknown = [
         key for key in top.unread()
-        if key not in _NO_SHAPE and not str(key).startswith("_") and top.get(key) not in (None, False)
+        if key in stated and key not in _HARMLESS and key not in table["generation"]
+        and not str(key).startswith("_") and not str(key).endswith(_TOKEN_IDS)
+        and stated[key] not in (None, False, [], {}) and stated[key] != row["defaults"].get(key)
     ]  # fmt: skip
     if unknown:
-        top.fail(
-            f"`{shorten(unknown[0])}` of a model of type `{kind}` is not known",
-            f"take it out if it does not change what layers cost, or describe the model with `{VERSION_KEY}: 1`",
-        )
-    return top.build(Transformer, name=title or name, **fields)
+        verb = "is" if len(unknown) == 1 else "are"
+        top.fail(f"{_listed(unknown)} of a model of type `{kind}` {verb} not known, and may change it", _REFUSED_HINT)
+
+
+def _listed(keys: list[str]) -> str:
+    return in_a_row([f"`{shorten(str(key))}`" for key in keys])
 
 
 def _or(top: Section, key: str, default: int) -> int:
-    """A whole number that may be left out, or null."""
+    """Return a whole number, or `default` for a key that is null, or left out and without a default of its class."""
     return default if top.get(key, None) is None else top.whole(key)
 
 
 def _is_set(top: Section, key: str, default: bool = False) -> bool:
-    """A flag that may be left out, or null."""
+    """Return a flag, or `default` for a key that is null, or left out and without a default of its class."""
     return default if top.get(key, None) is None else top.flag(key)
 
 
-def _common(top: Section, *, tied: bool = False) -> dict[str, Any]:
-    """What nearly all types name alike; `tied` if nothing is said."""
+def _amount(top: Section, key: str) -> float:
+    """Return a number from 0; null is 0."""
+    return 0.0 if top.get(key, None) is None else top.amount(key)
+
+
+def _perhaps(top: Section, key: str) -> float | None:
+    """Return a number from 0, or None for a key that is null or left out."""
+    return None if top.get(key, None) is None else top.amount(key)
+
+
+def _must_be(top: Section, key: str, value: object, why: str) -> None:
+    """Refuse a stated `key` that is not `value`, since no code trains such a model."""
+    if (held := top.get(key, None)) is not None and held != value:
+        top.fail(f"`{key}` is {shown(held)}, but {why}", f"give {value}, or describe the model with `{VERSION_KEY}: 1`")
+
+
+def _common(top: Section) -> dict[str, Any]:
+    """Return the sizes that nearly all types name alike."""
     hidden, heads = top.whole("hidden_size", least=1), top.whole("num_attention_heads", least=1)
     return {
         "layers": top.build(whole, "num_hidden_layers", top.whole("num_hidden_layers", least=1), most=MOST_LAYERS),
@@ -155,9 +240,78 @@ def _common(top: Section, *, tied: bool = False) -> dict[str, Any]:
         "head_dim": _or(top, "head_dim", hidden // heads),
         "ffn": top.whole("intermediate_size"),
         "vocab": top.whole("vocab_size", least=1),
-        "tied": _is_set(top, "tie_word_embeddings", tied),
+        "tied": top.flag("tie_word_embeddings"),
         "longest": _or(top, "max_position_embeddings", 0),
     }
+
+
+_ROPE_KEYS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "proportional": (),
+}
+"""Rules of RoPE scaling that transformers has, with the keys that each needs."""
+
+
+def _rope(top: Section, *, theta: str = "rope_theta", fraction: str = "partial_rotary_factor") -> dict[str, Any]:
+    """Return the fields of rotary positions, from older keys or from `rope_parameters` of transformers 5."""
+    stated = [top.get(key, None) for key in ("rope_scaling", "rope_parameters")]
+    held = Section(next(filter(None, stated), {}), f"{top.where}, RoPE", ProfileError, whence=_WHENCE)
+    base, share = top.amount(theta), top.amount(fraction)
+    local = top.amount("rope_local_base_freq") if "rope_local_base_freq" in top else None
+    if any(kind in held for kind in ("full_attention", "sliding_attention")):
+        if local is None:
+            held.fail("RoPE by kinds of layers is not known of models of this type", _REFUSED_HINT)
+        if held.get("sliding_attention", None):
+            part = held.within("sliding_attention")
+            local = _perhaps(part, "rope_theta") or local
+            if _rope_scaling(part, 0) is not None:
+                part.fail("RoPE of layers with a window is scaled, which is not known", _REFUSED_HINT)
+        held = held.within("full_attention") if held.get("full_attention", None) else Section({}, "", ProfileError)
+    return {
+        "rope_theta": _perhaps(held, "rope_theta") or base,
+        "rope_local_theta": local,
+        "rotary_fraction": _perhaps(held, "partial_rotary_factor") or share,
+        "rope_scaling": _rope_scaling(held, _or(top, "max_position_embeddings", 0)),
+    }
+
+
+def _rope_scaling(held: Section, longest: int) -> RopeScaling | None:
+    kind = held.text("rope_type" if "rope_type" in held else "type", "default")
+    if kind == "default":
+        return None
+    if kind not in _ROPE_KEYS:
+        held.fail(f"RoPE scaling of type `{shorten(kind)}` is not known", f"known are {', '.join(_ROPE_KEYS)}")
+    for key in _ROPE_KEYS[kind]:
+        held.get(key)
+    values = {key: held.get(key) for key in held if key in RopeScaling.__dataclass_fields__}
+    if kind in {"yarn", "longrope", "llama3"} and longest:
+        values.setdefault("original_max_position_embeddings", longest)
+    for key in ("type", "rope_type", "rope_theta", "partial_rotary_factor", "finetuned"):
+        held.get(key, None)
+    held.done()
+    return record(RopeScaling, Section(values | {"rope_type": kind}, held.where, ProfileError), optional=_OPTIONAL)
+
+
+def _plain(top: Section, *, activation: str = "hidden_act", epsilon: str = "rms_norm_eps") -> dict[str, Any]:
+    """Return the fields of `Arithmetic` that types without experts name alike."""
+    return {
+        "activation": top.text(activation),
+        "norm_epsilon": top.amount(epsilon),
+        "attention_dropout": _amount(top, "attention_dropout"),
+        "init_std": top.amount("initializer_range"),
+    }
+
+
+def _turned(top: Section, **more: Any) -> dict[str, Any]:
+    """Return the arithmetic of a type with rotary positions that turn all of each head."""
+    rope = _rope(top)
+    if rope["rotary_fraction"] != 1:
+        top.fail("`partial_rotary_factor` is not 1, but models of this type rotate all of each head", _REFUSED_HINT)
+    return {"arithmetic": top.build(Arithmetic, **_plain(top) | rope | more)}
 
 
 def _attention_bias(top: Section) -> str:
@@ -165,141 +319,252 @@ def _attention_bias(top: Section) -> str:
 
 
 def _llama(top: Section) -> dict[str, Any]:
-    bias = _is_set(top, "mlp_bias")
-    return _common(top) | {"attention_bias": _attention_bias(top), "ffn_bias": bias}
+    return _common(top) | {"attention_bias": _attention_bias(top), "ffn_bias": top.flag("mlp_bias")} | _turned(top)
+
+
+def _everywhere(top: Section, layers: int) -> dict[str, Any]:
+    """Return the window of a type that has it in all layers or in none."""
+    window = _or(top, "sliding_window", 0)
+    return {"window": window, "window_layers": tuple(range(layers)) if window else ()}
 
 
 def _mistral(top: Section) -> dict[str, Any]:
     fields = _common(top)
-    window = _or(top, "sliding_window", 0)
-    return fields | {"window": window, "window_layers": tuple(range(fields["layers"])) if window else ()}
+    return fields | _everywhere(top, fields["layers"]) | _turned(top)
 
 
 def _mixtral(top: Section) -> dict[str, Any]:
-    fields = _mistral(top)
-    experts, each = top.whole("num_local_experts", least=1), top.whole("num_experts_per_tok", least=1)
-    width = fields["ffn"]
-    return fields | {"ffn": 0, "experts": experts, "experts_per_token": each, "expert_ffn": width}
+    fields = _common(top)
+    router = {
+        "router_normalizes": True,
+        "router_aux_loss": top.amount("router_aux_loss_coef"),
+        "router_jitter": top.amount("router_jitter_noise"),
+    }
+    experts = {
+        "ffn": 0,
+        "experts": top.whole("num_local_experts", least=1),
+        "experts_per_token": top.whole("num_experts_per_tok", least=1),
+        "expert_ffn": fields["ffn"],
+    }
+    return fields | _everywhere(top, fields["layers"]) | experts | _turned(top, **router)
 
 
-def _windows(top: Section, layers: int, last: Callable[[int], bool]) -> dict[str, Any]:
-    """Of a type whose layers have a window or not, as `layer_types` says, or else all that aren't `last`."""
+def _windows(top: Section, layers: int, has_window: Callable[[int], bool]) -> dict[str, Any]:
+    """Return the window of a type whose layers have it as `layer_types` says, or else as `has_window`."""
     window = _or(top, "sliding_window", 0)
-    kinds = top.items("layer_types", []) or ["full" if last(at) else "sliding_attention" for at in range(layers)]
+    kinds = [str(kind) for kind in (top.items("layer_types") if top.get("layer_types", None) else ())]
+    kinds = kinds or ["sliding_attention" if has_window(at) else "full_attention" for at in range(layers)]
+    if strange := set(kinds) - {"sliding_attention", "full_attention", "attention"}:
+        top.fail(f"`layer_types` has `{shorten(min(strange))}`, which is not known", _REFUSED_HINT)
+    if len(kinds) != layers:
+        top.fail(f"`layer_types` has {len(kinds)} entries, but there are {layers} layers", "give one for each layer")
     with_window = tuple(at for at, kind in enumerate(kinds) if kind == "sliding_attention")
-    return {"window": window, "window_layers": with_window} if window else {}
+    return {"window": window, "window_layers": with_window} if window and with_window else {}
+
+
+def _qwen(top: Section, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the window of Qwen 2 and 3: from layer `max_window_layers` on, if it is in use."""
+    first = top.whole("max_window_layers")
+    windows = _windows(top, fields["layers"], lambda at: at >= first)
+    return windows if top.flag("use_sliding_window") else {}
 
 
 def _qwen2(top: Section) -> dict[str, Any]:
     fields = _common(top)
-    first = _or(top, "max_window_layers", fields["layers"])
-    windows = _windows(top, fields["layers"], lambda at: at < first)
-    return fields | (windows if _is_set(top, "use_sliding_window") else {}) | {"attention_bias": "qkv"}
+    return fields | _qwen(top, fields) | {"attention_bias": "qkv"} | _turned(top)
 
 
 def _qwen3(top: Section) -> dict[str, Any]:
-    return _qwen2(top) | {"attention_bias": _attention_bias(top), "head_norms": True}
+    fields = _common(top)
+    return fields | _qwen(top, fields) | {"attention_bias": _attention_bias(top), "head_norms": True} | _turned(top)
 
 
 def _qwen_experts(top: Section, layers: int, experts: str) -> dict[str, Any]:
-    every, dense = _or(top, "decoder_sparse_step", 1) or 1, top.items("mlp_only_layers", [])
+    every = top.whole("decoder_sparse_step", least=1)
+    dense = () if top.get("mlp_only_layers", None) is None else top.items("mlp_only_layers")
+    router = {
+        "router_normalizes": top.flag("norm_topk_prob"),
+        "router_aux_loss": top.amount("router_aux_loss_coef"),
+    }
     return {
         "experts": top.whole(experts, least=1),
         "experts_per_token": top.whole("num_experts_per_tok", least=1),
         "expert_ffn": top.whole("moe_intermediate_size", least=1),
         "dense_layers": tuple(at for at in range(layers) if at in dense or (at + 1) % every),
-    }
+    } | _turned(top, **router)
 
 
 def _qwen2_moe(top: Section) -> dict[str, Any]:
-    fields = _qwen2(top)
-    bias = "qkv" if _is_set(top, "qkv_bias", True) else "none"
-    fields |= _qwen_experts(top, fields["layers"], "num_experts")
+    fields = _common(top)
+    first, in_use = top.whole("max_window_layers"), top.flag("use_sliding_window")
+    # Every second layer below `max_window_layers`, in contrast to Qwen 2 without experts.
+    windows = _windows(top, fields["layers"], lambda at: at % 2 == 0 and at < first)
+    bias = "qkv" if top.flag("qkv_bias") else "none"
     shared = top.whole("shared_expert_intermediate_size")
+    fields |= (windows if in_use else {}) | _qwen_experts(top, fields["layers"], "num_experts")
     return fields | {"attention_bias": bias, "shared_ffn": shared, "shared_gate": bool(shared)}
 
 
 def _qwen3_moe(top: Section) -> dict[str, Any]:
-    fields = _qwen3(top)
-    return fields | _qwen_experts(
-        top, fields["layers"], "num_local_experts" if "num_local_experts" in top else "num_experts"
-    )
+    fields = _common(top)
+    windows = _everywhere(top, fields["layers"])
+    top.get("max_window_layers", None)  # of no effect, in contrast to Qwen 3 without experts
+    fields |= (windows if top.flag("use_sliding_window") else {}) | {"head_norms": True}
+    return fields | {"attention_bias": _attention_bias(top)} | _qwen_experts(top, fields["layers"], "num_local_experts")
 
 
 def _gemma(top: Section) -> dict[str, Any]:
-    return _common(top, tied=True) | {"attention_bias": _attention_bias(top)}
+    fields = _common(top)
+    _must_be(top, "hidden_activation", "gelu_pytorch_tanh", "models of this type have that activation")
+    more: dict[str, Any] = {"norm_adds_one": True, "embedding_scale": sqrt(fields["hidden"])}
+    if top.text("hidden_act") == "gelu":  # written for years where the tanh approximation was meant
+        more["activation"] = "gelu_pytorch_tanh"
+    return fields | {"attention_bias": _attention_bias(top)} | _turned(top, **more)
+
+
+def _gemma_of_windows(top: Section, has_window: Callable[[int], bool]) -> dict[str, Any]:
+    """Return the fields of Gemma 2 and 3, but for what sets these apart."""
+    fields = _common(top)
+    activation = top.text("hidden_activation")
+    _must_be(top, "hidden_act", activation, f"`hidden_activation` is {activation}")
+    by = top.amount("query_pre_attn_scalar")
+    scores = {
+        "activation": activation,
+        "norm_adds_one": True,
+        "embedding_scale": sqrt(fields["hidden"]),
+        "attention_scale": None if by == fields["head_dim"] or not by else by**-0.5,
+        "attention_logit_softcap": _perhaps(top, "attn_logit_softcapping"),
+        "final_logit_softcap": _perhaps(top, "final_logit_softcapping"),
+    }
+    windows = _windows(top, fields["layers"], has_window)
+    rope = _rope(top)
+    plain = _plain(top, activation="hidden_activation")
+    return fields | windows | {
+        "attention_bias": _attention_bias(top),
+        "norms_per_layer": 4,
+        "arithmetic": top.build(Arithmetic, **plain | rope | scores),
+    }  # fmt: skip
 
 
 def _gemma2(top: Section) -> dict[str, Any]:
-    fields = _gemma(top)
-    return fields | _windows(top, fields["layers"], lambda at: at % 2 == 1) | {"norms_per_layer": 4}
+    return _gemma_of_windows(top, lambda at: at % 2 == 0)
 
 
 def _gemma3(top: Section) -> dict[str, Any]:
-    fields = _gemma(top)
     every = _or(top, "sliding_window_pattern", 6) or 6
-    windows = _windows(top, fields["layers"], lambda at: (at + 1) % every == 0)
-    return fields | windows | {"norms_per_layer": 4, "head_norms": True}
+    return _gemma_of_windows(top, lambda at: (at + 1) % every != 0) | {"head_norms": True}
 
 
 _PLAIN = {"gated": False, "attention_bias": "all", "ffn_bias": True, "centred_norms": True}
-"""As GPT-2 and its descendants have it."""
+"""The shape of GPT-2 and its descendants."""
 
 
 def _gpt2(top: Section) -> dict[str, Any]:
     hidden, heads = top.whole("n_embd", least=1), top.whole("n_head", least=1)
     positions = top.whole("n_positions")
+    arithmetic = _plain(top, activation="activation_function", epsilon="layer_norm_epsilon") | {
+        "attention_dropout": top.amount("attn_pdrop"),
+        "hidden_dropout": top.amount("resid_pdrop"),
+        "embedding_dropout": top.amount("embd_pdrop"),
+        "attention_scale": None if top.flag("scale_attn_weights") else 1.0,
+        "attention_scale_by_layer": top.flag("scale_attn_by_inverse_layer_idx"),
+    }
     return _PLAIN | {
-        "layers": top.whole("n_layer", least=1),
+        "layers": top.build(whole, "n_layer", top.whole("n_layer", least=1), most=MOST_LAYERS),
         "hidden": hidden,
         "heads": heads,
         "kv_heads": heads,
         "head_dim": hidden // heads,
         "ffn": _or(top, "n_inner", 4 * hidden),
         "vocab": top.whole("vocab_size", least=1),
-        "tied": _is_set(top, "tie_word_embeddings", True),
+        "tied": top.flag("tie_word_embeddings"),
         "positions": positions,
         "longest": positions,
+        "arithmetic": top.build(Arithmetic, **arithmetic),
     }
 
 
 def _gpt_neox(top: Section) -> dict[str, Any]:
-    bias = "all" if _is_set(top, "attention_bias", True) else "none"
-    return _common(top) | _PLAIN | {"attention_bias": bias}
+    fields = _common(top)
+    for key, size in (("num_key_value_heads", fields["heads"]), ("head_dim", fields["hidden"] // fields["heads"])):
+        _must_be(top, key, size, "models of this type take it from `num_attention_heads`")
+    theta = top.amount("rotary_emb_base")
+    _must_be(top, "rope_theta", theta, f"`rotary_emb_base` is {theta:g}")
+    dropout = top.amount("hidden_dropout")
+    share = top.amount("rotary_pct")
+    _must_be(top, "partial_rotary_factor", share, f"`rotary_pct` is {share:g}")
+    arithmetic = _plain(top, epsilon="layer_norm_eps") | _rope(top, theta="rotary_emb_base", fraction="rotary_pct")
+    arithmetic |= {
+        "hidden_dropout": dropout,
+        "embedding_dropout": dropout,
+        "parallel_residual": top.flag("use_parallel_residual"),
+    }
+    bias = "all" if top.flag("attention_bias") else "none"
+    return fields | _PLAIN | {"attention_bias": bias, "arithmetic": top.build(Arithmetic, **arithmetic)}
 
 
-def _deepseek(top: Section) -> dict[str, Any]:
-    # `head_dim` is the turned part's there.
-    fields = _common(top) | {"head_dim": top.whole("qk_nope_head_dim") + top.whole("qk_rope_head_dim")}
+def _deepseek_v2(top: Section) -> dict[str, Any]:
+    _must_be(top, "scoring_func", "softmax", "models of this type have that score")
+    _must_be(top, "norm_topk_prob", False, "transformers and the model's own code disagree on what follows")
+    if (how := top.get("topk_method", None)) not in {"greedy", "group_limited_greedy"}:
+        top.fail(f"`topk_method` is {shown(how)}, but it must be greedy or group_limited_greedy")
+    return _deepseek(top, grouped=how != "greedy", interleaved=True, score={})
+
+
+def _deepseek_v3(top: Section) -> dict[str, Any]:
+    _must_be(top, "scoring_func", "sigmoid", "models of this type have that score")
+    _must_be(top, "topk_method", "noaux_tc", "models of this type have that method")
+    score = {"router_score": "sigmoid", "router_bias": True, "router_normalizes": _is_set(top, "norm_topk_prob")}
+    grouped = (_or(top, "n_group", 1) or 1) > 1
+    score |= {"router_group_top": 2} if grouped else {}
+    return _deepseek(top, grouped=grouped, interleaved=_is_set(top, "rope_interleave"), score=score)
+
+
+def _deepseek(top: Section, *, grouped: bool, interleaved: bool, score: dict[str, Any]) -> dict[str, Any]:
+    # `head_dim` is the turned part's there, and both are made anew from these two.
+    turned = top.whole("qk_rope_head_dim")
+    fields = _common(top) | {"head_dim": top.whole("qk_nope_head_dim") + turned}
+    top.get("qk_head_dim", None)
     if _is_set(top, "attention_bias") or _is_set(top, "mlp_bias"):
         top.fail("`attention_bias` and `mlp_bias` are not known of models with latent attention", "they are false")
     fields["kv_heads"] = fields["heads"]
     latent = Latent(
         kv_rank=top.whole("kv_lora_rank", least=1),
-        rope_dim=top.whole("qk_rope_head_dim"),
+        rope_dim=turned,
         value_dim=top.whole("v_head_dim", least=1),
         q_rank=_or(top, "q_lora_rank", 0) or None,
     )
     width, every = top.whole("moe_intermediate_size", least=1), _or(top, "moe_layer_freq", 1) or 1
-    groups, anywhere = _or(top, "n_group", 1) or 1, top.get("topk_method", None) == "greedy"
-    groups = 1 if anywhere else groups
+    groups, chosen = _or(top, "n_group", 1) or 1, _or(top, "topk_group", 0)
+    groups = groups if grouped else 1
     first = _or(top, "first_k_dense_replace", 0)
-    return fields | {
-        "latent": latent,
-        "further_tokens": _or(top, "num_nextn_predict_layers", 0),
-        "experts": top.whole("n_routed_experts", least=1),
-        "experts_per_token": top.whole("num_experts_per_tok", least=1),
-        "expert_ffn": width,
-        "shared_ffn": width * _or(top, "n_shared_experts", 0),
-        "expert_groups": groups,
-        "groups_per_token": min(groups, _or(top, "topk_group", groups) or groups),
-        "dense_layers": tuple(at for at in range(fields["layers"]) if at < first or at % every),
+    balance = _amount(top, "aux_loss_alpha")
+    router = score | {
+        "router_scale": top.amount("routed_scaling_factor"),
+        "router_aux_loss": balance,
+        "router_aux_loss_per_sequence": _is_set(top, "seq_aux", default=True) and balance > 0,
+        "rope_interleaved": interleaved,
     }
+    return (
+        fields
+        | {
+            "latent": latent,
+            "further_tokens": _or(top, "num_nextn_predict_layers", 0),
+            "experts": top.whole("n_routed_experts", least=1),
+            "experts_per_token": top.whole("num_experts_per_tok", least=1),
+            "expert_ffn": width,
+            "shared_ffn": width * _or(top, "n_shared_experts", 0),
+            "expert_groups": groups,
+            "groups_per_token": min(groups, chosen or groups),
+            "dense_layers": tuple(at for at in range(fields["layers"]) if at < first or at % every),
+        }
+        | _turned(top, **router)
+    )
 
 
 _KINDS: dict[str, Callable[[Section], dict[str, Any]]] = {
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
+    "deepseek_v2": _deepseek_v2,
+    "deepseek_v3": _deepseek_v3,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

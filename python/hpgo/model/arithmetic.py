@@ -1,0 +1,133 @@
+"""The parts of a transformer that change what it computes, but not what it costs.
+
+Two models of one shape take the same time and memory with another rotary base, norm epsilon or router score. They are
+different models all the same, so an export has to state these values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.records import check_fields
+
+RouterScore = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Rotary position embeddings stretched to longer sequences; the fields have Hugging Face's names.
+
+    None in a field means that the model's configuration does not state it. Raises ArgumentError for a factor that is
+    not positive.
+
+    >>> RopeScaling(rope_type="yarn", factor=40, original_max_position_embeddings=4096).mscale_all_dim is None
+    True
+    """
+
+    rope_type: str
+    """Rule of the scaling: linear, dynamic, yarn, longrope, llama3, proportional or mrope."""
+    factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    """Longest sequence of the training before the scaling."""
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    attention_factor: float | None = None
+    """Factor of the rotated queries and keys; None if it follows from `factor` and the two below."""
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    """In latent attention, scores are multiplied by (0.1 × this × ln(factor) + 1)², if it is stated (YaRN)."""
+    truncate: bool | None = None
+    """Whether YaRN rounds the limits of its ramp to whole dimensions; None is True."""
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+    mrope_section: tuple[int, ...] | None = None
+    """Frequencies that turn by time, by height and by width, in models of pictures."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("factor", "original_max_position_embeddings"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ArgumentError(f"{name} of the RoPE scaling is {value}, but it must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """The parts of a transformer that change its results, but neither time nor memory of a step.
+
+    Fields with a default have the value of a plain Llama. Raises ArgumentError for values without a meaning, such as a
+    negative epsilon.
+
+    >>> Arithmetic(activation="silu", norm_epsilon=1e-5, rope_theta=500_000).router_score
+    'softmax'
+    """
+
+    activation: str
+    """Activation function of the feed-forward networks, as Hugging Face names it: silu, gelu, gelu_pytorch_tanh, …"""
+    norm_epsilon: float
+    norm_adds_one: bool = False
+    """Whether norms multiply by 1 + weight, and weights start at 0 (Gemma)."""
+    rope_theta: float | None = None
+    """Base of the rotary frequencies; None if positions are learned."""
+    rope_local_theta: float | None = None
+    """Their base in layers with a sliding window, where `rope_scaling` does not apply; None if all layers are alike."""
+    rotary_fraction: float = 1.0
+    """Share of each head's dimensions that is rotated."""
+    rope_interleaved: bool = False
+    """Whether neighboring dimensions are rotated together, instead of dimension *i* and *i* + half (DeepSeek)."""
+    rope_scaling: RopeScaling | None = None
+    parallel_residual: bool = False
+    """Whether attention and feed-forward network both read the layer's input (GPT-NeoX)."""
+    attention_scale: float | None = None
+    """Factor of the scores before the softmax; None is 1 / sqrt(head_dim)."""
+    attention_scale_by_layer: bool = False
+    """Whether scores of layer *i*, counted from 0, are also divided by *i* + 1 (an option of GPT-2)."""
+    attention_logit_softcap: float | None = None
+    """Scores become cap × tanh(score / cap); None if they stay as they are."""
+    final_logit_softcap: float | None = None
+    """The LM head's logits likewise."""
+    embedding_scale: float = 1.0
+    """Factor of token embeddings: sqrt(hidden) in Gemma."""
+    attention_dropout: float = 0.0
+    """Share of attention weights that training sets to 0."""
+    hidden_dropout: float = 0.0
+    """Share of the results of attention and feed-forward networks that training sets to 0."""
+    embedding_dropout: float = 0.0
+    router_score: RouterScore = "softmax"
+    """Function over all experts that makes a token's scores of the router's logits."""
+    router_normalizes: bool = False
+    """Whether the scores of the chosen experts are divided by their sum."""
+    router_scale: float = 1.0
+    """Factor of the chosen experts' scores, after `router_normalizes`."""
+    router_bias: bool = False
+    """Whether experts are chosen by score plus a bias of each, and weighted by the score alone (DeepSeek-V3)."""
+    router_group_top: int = 1
+    """Best scores of a group of experts whose sum is the group's score, where tokens choose groups first."""
+    router_aux_loss: float = 0.0
+    """Coefficient of the loss that balances experts."""
+    router_aux_loss_per_sequence: bool = False
+    """Whether that loss looks at each sequence by itself, instead of at the whole micro-batch."""
+    router_jitter: float = 0.0
+    """Inputs of experts are multiplied by a random number from 1 − this to 1 + this in training."""
+    init_std: float = 0.02
+    """Standard deviation of initial weights."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in (
+            "norm_epsilon", "rope_theta", "rope_local_theta", "rotary_fraction", "attention_scale",
+            "attention_logit_softcap", "final_logit_softcap", "embedding_scale", "router_scale", "router_group_top",
+        ):  # fmt: skip
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ArgumentError(f"{name} is {value}, but it must be positive")
+        shares = ("attention_dropout", "hidden_dropout", "embedding_dropout", "router_jitter", "rotary_fraction")
+        for name in (*shares, "router_aux_loss", "init_std"):
+            value = getattr(self, name)
+            if value < 0 or (name in shares and value > 1):
+                limit = "from 0 to 1" if name in shares else "at least 0"
+                raise ArgumentError(f"{name} is {value}, but it must be {limit}")
+        if self.rope_theta is None and (self.rope_scaling or self.rope_local_theta):
+            raise ArgumentError("rope_scaling and rope_local_theta need a rope_theta", "give rope_theta")

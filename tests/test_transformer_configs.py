@@ -1,0 +1,442 @@
+"""Hugging Face configurations with keys left out, and the values in them that change what a model computes.
+
+The oracle is `transformers` itself: its configuration classes, and the modules that it builds.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpgo
+from hpgo.model.formats.transformers import of_document
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+
+KINDS = (
+    "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral",
+    "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'hpgo[torch]'")
+    package = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+    package.logging.set_verbosity_error()
+    return package
+
+
+def built(transformers: Any, held: dict[str, Any], device: str = "meta") -> Any:
+    """Build the model of a configuration as `AutoModelForCausalLM` does."""
+    import torch
+
+    given = {key: value for key, value in held.items() if key != "model_type"}
+    config = transformers.AutoConfig.for_model(held["model_type"], **given)
+    with torch.device(device):
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def count(model: Any) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+# Sizes that are no defaults. All divide, whichever of them are left out.
+SIZES: dict[str, Any] = {
+    "hidden_size": 2048, "num_hidden_layers": 3, "num_attention_heads": 64, "num_key_value_heads": 32,
+    "intermediate_size": 640, "vocab_size": 1000, "head_dim": 96, "tie_word_embeddings": True, "attention_bias": True,
+    "mlp_bias": True, "sliding_window": 128, "max_position_embeddings": 512, "moe_intermediate_size": 96,
+    "num_experts_per_tok": 2, "num_local_experts": 8, "num_experts": 8, "decoder_sparse_step": 2,
+    "mlp_only_layers": [0], "shared_expert_intermediate_size": 80, "qkv_bias": False, "n_routed_experts": 16,
+    "n_shared_experts": 3, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "q_lora_rank": None,
+    "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 40, "use_sliding_window": True,
+    "max_window_layers": 1, "n_embd": 2048, "n_layer": 3, "n_head": 64, "n_inner": 320, "n_positions": 256,
+}  # fmt: skip
+# Latent attention with biases is refused, and its `head_dim` follows from other keys.
+NOT_OF = {"deepseek_v2": {"attention_bias", "mlp_bias", "head_dim"}, "deepseek_v3": {"attention_bias", "head_dim"}}
+
+
+def sizes_of(transformers: Any, kind: str) -> dict[str, Any]:
+    """Return the sizes that a type has a key for."""
+    config = transformers.CONFIG_MAPPING[kind]()
+    own = {config.attribute_map.get(key, key) for key in config.to_dict()} - NOT_OF.get(kind, set())
+    return {"model_type": kind} | {key: size for key, size in SIZES.items() if key in own}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_config_with_keys_left_out_is_the_model_that_transformers_builds(transformers, kind) -> None:
+    every, chance = sizes_of(transformers, kind), random.Random(kind)
+    other_names = {own: name for name, own in transformers.CONFIG_MAPPING[kind].attribute_map.items()}
+    layers = "n_layer" if kind == "gpt2" else "num_hidden_layers"
+    needed = {"model_type", layers} | ({"num_experts_per_tok"} if kind == "deepseek_v2" else set())
+    counted = 0
+    for _ in range(8):
+        share = chance.random()
+        kept = [key for key in every if key in needed or chance.random() < share]
+        held = {other_names.get(key, key) if chance.random() < 0.3 else key: every[key] for key in kept}
+        model = built(transformers, held)
+        heads = model.config.num_attention_heads
+        # transformers builds heads that don't part among those with keys, and fails when it computes with them.
+        if heads % getattr(model.config, "num_key_value_heads", heads) and "deepseek" not in kind:
+            with pytest.raises(hpgo.ProfileError, match="by the default of its class"):
+                of_document(held)
+            continue
+        assert of_document(held).parameters == count(model), held
+        counted += 1
+    assert counted
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "deepseek_v2"])
+def test_a_model_type_alone_is_the_model_that_its_class_describes(transformers, kind) -> None:
+    assert of_document({"model_type": kind}).parameters == count(built(transformers, {"model_type": kind}))
+
+
+@pytest.mark.parametrize(
+    ("held", "parameters", "windows"),
+    [
+        (
+            {
+                "model_type": "gemma3_text", "hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": 48,
+                "num_attention_heads": 16, "num_key_value_heads": 8, "sliding_window": 1024,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            },
+            11_766_034_176,
+            40,
+        ),
+        (
+            {
+                "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+                "num_key_value_heads": 8, "tie_word_embeddings": True,
+            },
+            4_022_468_096,
+            0,
+        ),
+        ({"model_type": "mistral", "num_hidden_layers": 32}, 7_241_732_096, 32),
+        ({"model_type": "deepseek_v3"}, 671_026_404_352, 0),
+    ],
+)  # fmt: skip
+def test_shortened_configs_of_public_models_have_the_published_size_and_window(held, parameters, windows) -> None:
+    shape = of_document(held)
+    assert (shape.parameters, len(shape.window_layers)) == (parameters, windows)
+
+
+def test_configs_of_public_models_count_to_the_last_parameter(reference) -> None:
+    counts = json.loads((reference / "configs" / "parameters.json").read_text())
+    compared = 0
+    for name, parameters in counts.items():
+        file = reference / "configs" / f"{name}.json"
+        if json.loads(file.read_text())["model_type"] in KINDS:
+            assert hpgo.Transformer.read(file).parameters == parameters, name
+            compared += 1
+    assert compared >= 10
+
+
+def test_the_table_of_defaults_is_that_of_the_pinned_transformers(transformers) -> None:
+    import class_defaults
+
+    assert class_defaults.TYPES == KINDS
+    held = json.loads(class_defaults.TABLE.read_text(encoding="utf-8"))
+    if transformers.__version__ != held["transformers"]:
+        pytest.skip(f"the table is from transformers {held['transformers']}, and {transformers.__version__} is here")
+    assert class_defaults.table() == held
+
+
+def test_the_table_of_defaults_agrees_with_the_recorded_one(reference) -> None:
+    recorded = json.loads((reference / "transformers" / "class_defaults.json").read_text())
+    held = json.loads((Path(hpgo.__file__).parent / "model/formats/class_defaults.json").read_text())["types"]
+    # Made by the class after the defaults, from other keys.
+    made = {"layer_types", "qk_head_dim", "head_dim", "num_key_value_heads", "sliding_window", "mlp_only_layers"}
+    for kind in KINDS:
+        stated = recorded[kind]["defaults"]
+        mine = held[kind]["defaults"]
+        for key in stated.keys() & mine.keys():
+            assert mine[key] == stated[key] or (key in made and mine[key] is None) or key == "sliding_window", key
+        assert stated.keys() - mine.keys() <= made, kind
+        assert held[kind]["names"] == recorded[kind]["names"]
+
+
+# --- which layers have a window ---
+
+
+@pytest.mark.parametrize(
+    "kind", ["mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma2", "gemma3_text"]
+)
+@pytest.mark.parametrize("in_use", [True, False])
+@pytest.mark.parametrize("first", [0, 2, 28])
+def test_layers_with_a_window_are_those_of_transformers(transformers, kind, in_use, first) -> None:
+    held = {
+        "model_type": kind, "num_hidden_layers": 7, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 32, "vocab_size": 50, "sliding_window": 16,
+        "moe_intermediate_size": 8, "use_sliding_window": in_use, "max_window_layers": first,
+    }  # fmt: skip
+    own = set(transformers.CONFIG_MAPPING[kind]().to_dict()) | {"model_type"}
+    held = {key: value for key, value in held.items() if key in own}
+    model = built(transformers, held)
+    with_window = tuple(at for at, layer in enumerate(model.model.layers) if window_of(layer, model.config, at))
+    shape = of_document(held)
+    assert shape.window_layers == with_window
+    assert not with_window or shape.window == model.config.sliding_window
+
+
+def window_of(layer: Any, config: Any, at: int) -> int | None:
+    """Return the window of a layer: its attention's own, or the one that all layers have."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and kinds[at] != "sliding_attention":
+        return None
+    return config.sliding_window
+
+
+# --- what changes results, not costs ---
+
+TINY: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+    "intermediate_size": 96, "vocab_size": 60, "moe_intermediate_size": 16, "num_experts_per_tok": 2,
+    "num_local_experts": 8, "n_routed_experts": 8, "first_k_dense_replace": 0, "n_group": 4, "topk_group": 2,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 32, "max_position_embeddings": 64,
+    "shared_expert_intermediate_size": 16, "num_experts": 8,
+}  # fmt: skip
+SWITCHED: dict[str, list[dict[str, Any]]] = {
+    "deepseek_v2": [{}, {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0}],
+    "deepseek_v3": [{}, {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "rope_interleave": False}],
+    "gemma": [{}, {"hidden_act": "gelu"}],
+    "gemma2": [{}, {"query_pre_attn_scalar": 144, "attn_logit_softcapping": None, "final_logit_softcapping": None}],
+    "gemma3_text": [{}, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 5000.0}],
+    "gpt2": [{}, {"scale_attn_weights": False, "resid_pdrop": 0.0, "scale_attn_by_inverse_layer_idx": True}],
+    "gpt_neox": [
+        {},
+        {"rotary_pct": 0.5, "use_parallel_residual": False, "rotary_emb_base": 500, "hidden_dropout": 0.1},
+    ],
+    "llama": [{}, {"rms_norm_eps": 1e-4, "rope_theta": 5e5, "hidden_act": "relu", "attention_dropout": 0.1}],
+    "mistral": [{}, {"rope_theta": 1e6}],
+    "mixtral": [{}, {"router_jitter_noise": 0.1, "rope_theta": 1e4}],
+    "qwen2": [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 7e4}}],
+    "qwen2_moe": [{}, {"norm_topk_prob": True}],
+    "qwen3": [{}, {"rms_norm_eps": 1e-5}],
+    "qwen3_moe": [{}, {"norm_topk_prob": True}],
+}
+CASES = [(kind, change) for kind, changes in SWITCHED.items() for change in changes]
+
+
+def tiny(transformers: Any, kind: str, change: dict[str, Any]) -> dict[str, Any]:
+    config = transformers.CONFIG_MAPPING[kind]()
+    own = {config.attribute_map.get(key, key) for key in config.to_dict()} - NOT_OF.get(kind, set())
+    return {"model_type": kind} | {key: size for key, size in TINY.items() if key in own} | change
+
+
+@pytest.mark.parametrize(("kind", "change"), CASES)
+def test_values_that_change_results_are_those_of_modules_of_transformers(transformers, kind, change) -> None:
+    import torch
+
+    held = tiny(transformers, kind, change)
+    shape = of_document(held)
+    said = shape.arithmetic
+    assert said is not None
+    model = built(transformers, held, "cpu").eval()
+    modules, config = list(model.modules()), model.config
+    # Activation: by what it gives.
+    at = torch.linspace(-3, 3, 50)
+    functions = [module for module in modules if hasattr(module, "act_fn") or hasattr(module, "act")]
+    acts = [getattr(module, "act_fn", None) or module.act for module in functions]
+    assert acts
+    for act in acts:
+        assert torch.equal(act(at), transformers.activations.ACT2FN[said.activation](at))
+    # Norms of whole tokens: their epsilon, and what a weight of 0 gives.
+    norms = [
+        module for module in modules
+        if "Norm" in type(module).__name__ and module.weight.numel() == shape.hidden
+    ]  # fmt: skip
+    assert norms
+    for norm in norms:
+        epsilon = next(getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name))
+        assert epsilon == said.norm_epsilon
+        with torch.no_grad():
+            norm.weight.zero_()
+            assert bool(norm(torch.randn(1, 2, shape.hidden)).abs().sum() > 0) is said.norm_adds_one
+    # Embeddings.
+    table = model.get_input_embeddings()
+    words = torch.tensor([[1, 2]])
+    assert torch.allclose(table(words), table.weight[words] * said.embedding_scale, rtol=1e-6)
+    # Scores.
+    usual = shape.head_dim**-0.5
+    if kind == "gpt2":
+        assert (said.attention_scale == 1.0) is not config.scale_attn_weights
+        assert said.attention_scale_by_layer is config.scale_attn_by_inverse_layer_idx
+    else:
+        scales = {module.scaling for module in modules if hasattr(module, "scaling")}
+        assert list(scales) == [pytest.approx(said.attention_scale or usual)]
+    assert said.attention_logit_softcap == getattr(config, "attn_logit_softcapping", None)
+    assert said.final_logit_softcap == getattr(config, "final_logit_softcapping", None)
+    # Dropout and residual.
+    dropouts = [getattr(module, "attention_dropout", None) for module in modules]
+    dropouts += [module.attn_dropout.p for module in modules if hasattr(module, "attn_dropout")]
+    assert {p for p in dropouts if p is not None} <= {said.attention_dropout}
+    of_hidden = ("resid_dropout", "mlp.dropout", "post_attention_dropout", "post_mlp_dropout")
+    hidden = [module.p for name, module in model.named_modules() if name.endswith(of_hidden)]
+    assert set(hidden) <= {said.hidden_dropout}
+    embedding = [module.p for name, module in model.named_modules() if name.endswith((".drop", "emb_dropout"))]
+    assert set(embedding) <= {said.embedding_dropout}
+    parallel = {module.use_parallel_residual for module in modules if hasattr(module, "use_parallel_residual")}
+    assert said.parallel_residual is (parallel == {True})
+    assert said.init_std == config.initializer_range
+
+
+@pytest.mark.parametrize(("kind", "change"), [(kind, change) for kind, change in CASES if kind != "gpt2"])
+def test_rotary_frequencies_follow_from_what_is_recorded(transformers, kind, change) -> None:
+    held = tiny(transformers, kind, change)
+    shape = of_document(held)
+    said = shape.arithmetic
+    assert said is not None
+    assert said.rope_theta is not None
+    model = built(transformers, held, "cpu")
+    turned = shape.latent.rope_dim if shape.latent else int(shape.head_dim * said.rotary_fraction)
+    rotary = next(module for module in model.modules() if "Rotary" in type(module).__name__)
+    factor = said.rope_scaling.factor if said.rope_scaling else 1.0
+    usual = [said.rope_theta ** (-2 * at / turned) / factor for at in range(turned // 2)]
+    if said.rope_local_theta is None:
+        assert rotary.inv_freq.tolist() == pytest.approx(usual)
+    else:
+        local = [said.rope_local_theta ** (-2 * at / turned) for at in range(turned // 2)]
+        assert rotary.full_attention_inv_freq.tolist() == pytest.approx(usual)
+        assert rotary.sliding_attention_inv_freq.tolist() == pytest.approx(local)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"), [case for case in CASES if case[0].endswith(("moe", "v2", "v3", "mixtral"))]
+)
+def test_routers_choose_and_weigh_experts_as_recorded(transformers, kind, change) -> None:
+    import torch
+
+    held = tiny(transformers, kind, change)
+    shape = of_document(held)
+    said = shape.arithmetic
+    assert said is not None
+    torch.manual_seed(5)
+    model = built(transformers, held, "cpu").eval()
+    router = next(module for module in model.modules() if "Router" in type(module).__name__)
+    with torch.no_grad():
+        router.weight.normal_()
+        bias = torch.randn(shape.experts) if said.router_bias else torch.zeros(shape.experts)
+        if said.router_bias:
+            router.e_score_correction_bias.copy_(bias)
+        else:
+            assert not hasattr(router, "e_score_correction_bias")
+        tokens = torch.randn(20, shape.hidden)
+        _, weights, chosen = router(tokens)
+        logits = tokens @ router.weight.T
+    scores = logits.sigmoid() if said.router_score == "sigmoid" else logits.softmax(-1)
+    ranked = (scores + bias).view(20, shape.expert_groups, -1)
+    best = ranked.topk(said.router_group_top, -1).values.sum(-1).topk(shape.groups_per_token, -1).indices
+    allowed = torch.zeros(20, shape.expert_groups, dtype=torch.bool).scatter_(1, best, value=True)
+    ranked = ranked.masked_fill(~allowed.unsqueeze(-1), -torch.inf).view(20, -1)
+    picked = ranked.topk(shape.experts_per_token, -1).indices
+    wanted = scores.gather(1, picked)
+    wanted = (wanted / wanted.sum(-1, keepdim=True) if said.router_normalizes else wanted) * said.router_scale
+    mine, theirs = (torch.zeros_like(scores).scatter_(1, at, of) for at, of in ((picked, wanted), (chosen, weights)))
+    assert torch.allclose(mine, theirs, atol=1e-5)
+    config = model.config
+    assert said.router_aux_loss == getattr(config, "router_aux_loss_coef", 0.0)
+    assert said.router_jitter == getattr(config, "router_jitter_noise", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("llama", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+        ("qwen2", {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}),
+        ("deepseek_v3", {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32}),
+        ("mistral", {"rope_type": "dynamic", "factor": 2.0}),
+        ("llama", {"rope_type": "longrope", "short_factor": [1.0] * 12, "long_factor": [2.0] * 12}),
+    ],
+)
+def test_rope_scaling_is_kept_whole(transformers, kind, keys) -> None:
+    held = tiny(transformers, kind, {}) | {"rope_scaling": dict(keys)}
+    scaling = of_document(held).arithmetic.rope_scaling
+    theirs = transformers.AutoConfig.for_model(**held).rope_parameters
+    for key, value in theirs.items():
+        if key in {"type", "rope_theta"}:
+            continue
+        mine = getattr(scaling, key)
+        assert (list(mine) if isinstance(mine, tuple) else mine) == value, key
+
+
+def test_presets_state_what_changes_results_where_it_was_published() -> None:
+    from hpgo.model.transformer_presets import TRANSFORMERS
+
+    assert [name for name, shape in TRANSFORMERS.items() if shape.arithmetic is None] == ["gpt-3-175b"]
+    assert TRANSFORMERS["llama-3-8b"].arithmetic.rope_theta == 500_000
+    assert all((shape.positions == 0) == (shape.arithmetic.rope_theta is not None)
+               for shape in TRANSFORMERS.values() if shape.arithmetic)  # fmt: skip
+
+
+def test_hpgos_own_yaml_takes_the_arithmetic_as_a_mapping(tmp_path) -> None:
+    file = tmp_path / "mine.yaml"
+    shape = "hpgo_transformer: 1\nlayers: 2\nhidden: 64\nheads: 4\nkv_heads: 2\nhead_dim: 16\nffn: 256\nvocab: 1000\n"
+    file.write_text(
+        shape + "arithmetic:\n  activation: silu\n  norm_epsilon: 1e-5\n  rope_theta: 5e5\n"
+        "  rope_scaling: {rope_type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4}\n"
+    )
+    said = hpgo.Transformer.read(file).arithmetic
+    assert (said.rope_theta, said.rope_scaling.factor, said.router_score) == (5e5, 8, "softmax")
+    file.write_text(shape)
+    assert hpgo.Transformer.read(file).arithmetic is None
+    for line, wrong in (
+        ("{activation: silu}", "`norm_epsilon` is missing"),
+        ("{activation: silu, norm_epsilon: -1}", "norm_epsilon is -1"),
+        ("{activation: silu, norm_epsilon: 1e-5, theta: 3}", "`theta` is unknown"),
+    ):
+        file.write_text(f"{shape}arithmetic: {line}\n")
+        with pytest.raises(hpgo.ProfileError, match=wrong):
+            hpgo.Transformer.read(file)
+
+
+# --- keys ---
+
+LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "vocab_size": 1000}  # fmt: skip
+
+
+def test_keys_that_cannot_change_the_arithmetic_are_read_over() -> None:
+    harmless = {
+        "is_llama_config": True, "unsloth_version": "2025.1", "output_past": True, "max_length": 50, "top_k": 3,
+        "temperature": 0.7, "num_beams": 4, "do_sample": True, "image_token_id": 7, "eos_token_ids": [1],
+        "tokenizer_class": "LlamaTokenizer", "pretraining_tp": 2, "use_cache": True, "no_such_thing": False,
+        "gradient_checkpointing": True, "task_specific_params": {"text-generation": {"do_sample": True}},
+    }  # fmt: skip
+    assert of_document(LLAMA | harmless) == of_document(LLAMA)
+
+
+def test_all_keys_that_may_change_the_arithmetic_are_refused_at_once() -> None:
+    with pytest.raises(hpgo.ProfileError) as caught:
+        of_document(LLAMA | {"top_k": 5, "residual_multiplier": 0.2, "linear_attention_every": 4, "num_experts": 8})
+    for key in ("residual_multiplier", "linear_attention_every", "num_experts"):
+        assert f"`{key}`" in caught.value.message
+    assert "top_k" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"use_bidirectional_attention": True, "model_type": "gemma"}, "`use_bidirectional_attention`"),
+        ({"model_type": "gemma", "attention_bias": None}, "`attention_bias` must not be null"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2}}, "`spiral` is not known"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "`factor` is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2, "twist": 1}}, "`twist` is unknown"),
+        ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor` is not 1"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "1 entries, but there are 2 layers"),
+        ({"model_type": "gemma2", "layer_types": ["chunked_attention"] * 2}, "`chunked_attention`"),
+        ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "`scoring_func` is `softmax`"),
+        ({"model_type": "mixtral", "num_experts": 4, "num_local_experts": 8}, "have different values"),
+        ({"model_type": "qwen3", "num_attention_heads": 8}, "num_key_value_heads 32"),
+    ],
+)
+def test_what_would_be_another_model_is_refused_with_the_key(change, message) -> None:
+    with pytest.raises(hpgo.ProfileError) as caught:
+        of_document(LLAMA | change)
+    assert message in caught.value.message
+    assert caught.value.hint
