@@ -87,7 +87,8 @@ accuracy: build
 	$(BIN)/python docs/accuracy.py
 
 # The frameworks' own code reads, builds and runs what `hpgo export` writes, and docs/export.md gets the table; makes
-# .frameworks, an environment each. $MEGATRON_LM names a checkout of Megatron-LM, for its parser of arguments.
+# .frameworks, an environment each. $MEGATRON_LM names a clone of Megatron-LM, for the parsers
+# of its last three releases.
 frameworks: build torch
 	$(BIN)/python tests/frameworks/run.py --write docs/export.md
 

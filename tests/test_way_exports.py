@@ -6,6 +6,7 @@ The launchers' own code reads such files in tests/frameworks.
 from __future__ import annotations
 
 import tomllib
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ from test_export import assigned, main
 
 import hpgo
 from hpgo import export
+from hpgo.model.arithmetic import Arithmetic, RopeScaling
+from hpgo.model.transformer_presets import TRANSFORMERS
+from hpgo.ways.arithmetic import TABLES
+from hpgo.ways.launchers import DEEPSPEED, MEGATRON, TORCHTITAN
 
 H100 = hpgo.Cluster.preset("h100:8")
 
@@ -36,7 +41,9 @@ def test_megatron_is_told_the_model_and_the_way() -> None:
     (layout,) = (word for word in words if "layout" in word)
     assert layout.count("t*2") == 40
     assert not any("recompute" in word for word in words)
-    assert "priced as 128256" in text
+    # No words are padded, and the price counts 128,256 of them.
+    assert "--make-vocab-size-divisible-by 64" in words
+    assert "padded" not in text
 
 
 @pytest.mark.parametrize(
@@ -49,7 +56,7 @@ def test_megatron_is_told_the_model_and_the_way() -> None:
         ({"fused": False}, ["--no-rope-fusion", "--no-bias-swiglu-fusion"]),
         ({"precision": "fp16"}, ["--fp16"]),
         ({"cp": 2}, ["--context-parallel-size 2", "--cp-comm-type p2p"]),
-        ({}, ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"]),
+        ({}, ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl native"]),
         ({"narrow_gradients": True}, ["--grad-reduce-in-bf16"]),
     ],
 )
@@ -157,10 +164,10 @@ def test_a_way_that_does_not_fit_is_refused() -> None:
 
 def test_models_that_no_settings_describe_are_refused() -> None:
     plan = made("gemma-2-9b", devices=16, tp=8, pp=1)
-    with pytest.raises(hpgo.ArgumentError, match="`gemma-2-9b` has 4 norms a layer"):
+    with pytest.raises(hpgo.ArgumentError, match="no settings for 4 norms a layer, which `gemma-2-9b` has"):
         export.files(plan, "megatron")
     shared = made("gpt-2", devices=4, zero=3, global_batch_size=4, seq=1024)
-    with pytest.raises(hpgo.ArgumentError, match="`gpt-2` has layers other than Llama's"):
+    with pytest.raises(hpgo.ArgumentError, match="no settings for layers other than Llama's, which `gpt-2` has"):
         export.files(shared, "torchtitan")
 
 
@@ -178,3 +185,91 @@ def test_the_command_exports_a_way(run, tmp_path) -> None:
     done = run("export", "way.json", "--to", "megatron")
     assert "--num-layers 80" in done.stdout
     assert "DeepSpeed has no tensor parallelism" in run("export", "way.json", "--to", "deepspeed", code=1).stderr
+
+
+def test_every_field_of_a_models_arithmetic_is_a_setting_or_a_refusal_for_each_framework() -> None:
+    assert set(TABLES) == {rules.shape for rules in (MEGATRON, TORCHTITAN, DEEPSPEED)} - {"any"}
+    names = {field.name for field in fields(Arithmetic)}
+    for framework, table in TABLES.items():
+        assert set(table) == names, framework
+
+
+CHANGES: dict[str, Any] = {
+    "activation": "gelu_new", "norm_epsilon": 3e-5, "norm_adds_one": True, "rope_theta": 7e5, "rope_local_theta": 1e4,
+    "rotary_fraction": 0.5, "rope_interleaved": True, "rope_scaling": RopeScaling(rope_type="dynamic", factor=2),
+    "parallel_residual": True, "attention_scale": 0.5, "attention_scale_by_layer": True, "attention_logit_softcap": 9.0,
+    "final_logit_softcap": 9.0, "embedding_scale": 3.0, "attention_dropout": 0.25, "hidden_dropout": 0.25,
+    "embedding_dropout": 0.5, "router_score": "sigmoid", "router_normalizes": True, "router_scale": 3.0,
+    "router_bias": True, "router_group_top": 2, "router_aux_loss": 0.5, "router_aux_loss_per_sequence": True,
+    "router_jitter": 0.5, "init_std": 0.5,
+}  # fmt: skip
+"""Another value of each field than the model below has."""
+UNSTATED = {
+    "llama": {"rope_interleaved", "init_std", *(name for name in CHANGES if name.startswith("router_"))},
+    "megatron": set[str](),
+}
+"""Fields that change nothing in a framework: another order of rows, its own initial weights, experts it has none of."""
+
+
+@pytest.mark.parametrize("rules", [MEGATRON, TORCHTITAN], ids=["megatron", "torchtitan"])
+@pytest.mark.parametrize("name", [field.name for field in fields(Arithmetic)])
+def test_another_value_of_any_field_gives_other_settings_or_a_refusal(rules: Any, name: str) -> None:
+    dense = TRANSFORMERS["llama-3-8b"]
+    assert dense.arithmetic is not None
+    model = replace(
+        dense, experts=8, experts_per_token=4, expert_ffn=128, expert_groups=4, groups_per_token=4,
+        arithmetic=replace(dense.arithmetic, router_aux_loss=0.25),
+    ) if name.startswith("router_") else dense  # fmt: skip
+    assert model.arithmetic is not None
+    other = replace(model, arithmetic=replace(model.arithmetic, **{name: CHANGES[name]}))
+    assert (rules.stated(model) == rules.stated(other)) == (name in UNSTATED[rules.shape])
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "deepspeed"])
+def test_a_plan_for_a_framework_is_one_that_it_exports(framework: Any) -> None:
+    planned = 0
+    for name, model in TRANSFORMERS.items():
+        ends = {end: tuple(at for at in getattr(model, end) if at < 4) for end in ("dense_layers", "window_layers")}
+        small = {"ffn": min(model.ffn, 1024), "expert_ffn": min(model.expert_ffn, 64), "vocab": 2048}
+        for further in (0, 1):
+            tiny = replace(model, layers=4, further_tokens=further, **small, **ends)
+            asked: dict[str, Any] = {"global_batch_size": 8, "seq": 512}
+            refused = None
+            try:
+                found = hpgo.choose_way(tiny, hpgo.Cluster.preset("h100:1"), launcher=framework, **asked)
+            except hpgo.ArgumentError as error:
+                refused = error
+            if refused is None:
+                best = hpgo.WayPlan.of(found.best, tiny, hpgo.Cluster.preset("h100:1"))
+                assert export.files(best, framework), name
+                planned += 1
+                continue
+            plan = hpgo.WayPlan.of(hpgo.price(tiny, H100, devices=1, zero=0, **asked), tiny, H100)
+            with pytest.raises(hpgo.ArgumentError) as caught:
+                export.files(plan, framework)
+            assert (caught.value.message, caught.value.hint) == (refused.message, refused.hint), name
+    assert planned > 1
+
+
+def test_layers_with_a_window_gather_keys_and_values_and_others_pass_them_round() -> None:
+    def told(model: Any) -> str:
+        price = hpgo.price(model, H100, cp=2, tp=4, devices=8, global_batch_size=8, seq=8192)
+        words = main(hpgo.WayPlan.of(price, model, H100), "megatron").splitlines()
+        return next(line for line in words if line.startswith("--cp-comm-type"))
+
+    model = TRANSFORMERS["mistral-7b"]
+    assert told(model) == "--cp-comm-type all_gather"
+    assert told(replace(model, window=0, window_layers=())) == "--cp-comm-type p2p"
+    some = replace(model, layers=4, window_layers=(0, 2))
+    assert told(some) == "--cp-comm-type all_gather p2p all_gather p2p"
+
+
+def test_sequences_are_not_shared_without_fused_attention() -> None:
+    with pytest.raises(hpgo.ArgumentError, match="shares sequences only with fused attention, and cp is 2"):
+        export.files(made(tp=8, pp=4, cp=2, flash=False, recompute="full"), "megatron")
+
+
+def test_what_a_model_does_not_state_is_said_as_the_frameworks_default() -> None:
+    model = replace(TRANSFORMERS["llama-3-8b"], arithmetic=None)
+    plan = hpgo.WayPlan.of(hpgo.price(model, H100, tp=8, global_batch_size=8, seq=8192), model, H100)
+    assert "# --rotary-base 10000, --rotary-percent 1.0, --norm-epsilon 1e-05" in main(plan, "megatron")

@@ -1,21 +1,17 @@
-"""Plans exported for Megatron-LM and what builds on it, read by Megatron Core, and by Megatron-LM's own parser.
+"""Plans exported for Megatron-LM and what builds on it, read by Megatron Core.
 
-Megatron Core's wheel has no parser of arguments: that is read from the checkout that $MEGATRON_LM names.
+The parser of Megatron-LM's arguments is not in its wheel: `megatron_parser_checks` runs that of several releases.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import io
 import logging
-import os
 import re
 import shlex
-import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -170,29 +166,6 @@ def compare(case: Case, config: TransformerConfig) -> None:
         assert sorted(each.get_ranks(kind)) == sorted(groups.values())
 
 
-def parsed(case: Case) -> bool:
-    """Whether Megatron-LM's own parser and checks understand the arguments as the case means them."""
-    from megatron.training.arguments import core_transformer_config_from_args, parse_args, validate_args
-
-    files = outcome(case.given, "megatron", reasons(case))
-    if files is None:
-        return False
-    os.environ.update(RANK="0", WORLD_SIZE=str(len(case.grid)), CUDA_DEVICE_MAX_CONNECTIONS="1")
-    # What an export leaves to its user: a model, a length, a tokenizer; and no fused kernels, which need a GPU.
-    sys.argv = ["pretrain_gpt.py", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8",
-                "--max-position-embeddings", "8", "--lr", "1e-4", "--train-iters", "1", "--vocab-size", "32",
-                "--tokenizer-type", "NullTokenizer", "--transformer-impl", "local", "--no-persist-layer-norm",
-                "--no-gradient-accumulation-fusion", *shlex.split(files["arguments.txt"], comments=True)]  # fmt: skip
-    with contextlib.redirect_stdout(io.StringIO()):
-        arguments = validate_args(parse_args())
-        compare(case, core_transformer_config_from_args(arguments))
-    assert arguments.data_parallel_size == case.replicas[0]
-    micro_batches = arguments.global_batch_size // (arguments.micro_batch_size * arguments.data_parallel_size)
-    assert (arguments.micro_batch_size, micro_batches) == (case.share, case.micro_batches)
-    assert bool(arguments.use_distributed_optimizer) == bool(case.zero)
-    return True
-
-
 def some_model(chance: random.Random) -> dict[str, Any]:
     """Llamas, Qwens and GPT-2s; also with experts, in all layers or but the first, and with a further token."""
     kv_heads = chance.choice([4, 8])
@@ -298,35 +271,6 @@ def compare_way(case: WayCase, config: TransformerConfig) -> None:
         assert (config.recompute_method, config.recompute_num_layers) == how
     assert (config.bf16, config.fp16) == (case.precision != "fp16", case.precision == "fp16")
     assert config.fp8 == ("hybrid" if case.precision == "fp8" else None)
-
-
-def parsed_way(case: WayCase) -> bool:
-    """Whether Megatron-LM's own parser and checks understand the arguments as the way means them."""
-    from megatron.training.arguments import core_transformer_config_from_args, parse_args, validate_args
-
-    files = files_of(case, "megatron", refused_way("megatron", case))
-    if files is None:
-        return False
-    os.environ.update(RANK="0", WORLD_SIZE=str(case.gpus), CUDA_DEVICE_MAX_CONNECTIONS="1")
-    # What an export leaves to its user: a tokenizer and a rate; and no fused kernels, which need a GPU.
-    sys.argv = ["pretrain_gpt.py", "--lr", "1e-4", "--train-iters", "1", "--tokenizer-type", "NullTokenizer",
-                "--transformer-impl", "local", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion",
-                "--no-rope-fusion", *shlex.split(files["arguments.txt"], comments=True)]  # fmt: skip
-    # As above, of experts in 8 bits.
-    with (
-        contextlib.redirect_stdout(io.StringIO()),
-        mock.patch("megatron.core.transformer.transformer_config.is_te_min_version", return_value=True),
-    ):
-        arguments = validate_args(parse_args())
-        compare_way(case, core_transformer_config_from_args(arguments))
-    assert arguments.data_parallel_size == case.dp
-    micro_batches = arguments.global_batch_size // (arguments.micro_batch_size * arguments.data_parallel_size)
-    assert (arguments.micro_batch_size, micro_batches) == (case.micro_batch_size, case.micro_batches)
-    assert (arguments.seq_length, arguments.vocab_size) == (case.seq, case.model.vocab)
-    assert arguments.untie_embeddings_and_output_weights != case.model.tied
-    assert bool(arguments.use_distributed_optimizer) == (case.zero == 1)
-    assert arguments.accumulate_allreduce_grads_in_fp32 == (case.precision != "fp16")
-    return True
 
 
 # Building and training
@@ -487,13 +431,6 @@ def _global(model: Any, name: str) -> str:
     return ".".join(parts)
 
 
-def checkout(folder: str) -> str:
-    """The version of a checkout of Megatron-LM."""
-    space: dict[str, Any] = {}
-    exec((Path(folder) / "megatron" / "core" / "package_info.py").read_text(encoding="utf-8"), space)
-    return f"the parser of Megatron-LM {space['MAJOR']}.{space['MINOR']}.{space['PATCH']}"
-
-
 FORMS = {
     "megatron": of_arguments,
     "megatron-bridge": of_bridge,
@@ -509,12 +446,4 @@ if __name__ == "__main__":
     ]
     same_ways = tally_ways(ways(200, some_model, often=(0, 1)), same_core)
     rows[0] = replace(rows[0], built=built(), trained=trained(), ways=same_ways)
-    if found := os.environ.get("MEGATRON_LM"):
-        sys.path.insert(0, found)
-        read = tally(cases(200, SCHEDULES), parsed)
-        own = Result(
-            "megatron", checkout(found), read, ways=tally_ways(ways(200, some_model, often=(0, 1)), parsed_way)
-        )
-    else:
-        own = Result("megatron", "Megatron-LM's parser", "skipped: $MEGATRON_LM names no checkout")
-    done(rows[0], own, *rows[1:])
+    done(*rows)

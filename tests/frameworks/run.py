@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import environments
+from releases import megatron_releases
 from rich.console import Console
 from rich.table import Table
 
@@ -41,9 +42,9 @@ COLUMNS = {
 }
 
 
-def check(module: str, python: Path) -> list[dict[str, str]]:
-    """Rows of the table; what fails is a row that says so."""
-    paths = (str(environments.ROOT / "python"), str(HERE))
+def check(module: str, python: Path, sources: str = "") -> list[dict[str, str]]:
+    """Rows of the table; what fails is a row that says so. `sources` come before what the environment has."""
+    paths = (*([sources] if sources else []), str(environments.ROOT / "python"), str(HERE))
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
         ended = subprocess.run(
@@ -70,6 +71,12 @@ def main(arguments: list[str]) -> int:
             began_s = time.monotonic()
             rows += check(module, python)
             Console(stderr=True).print(f"{module} {python.parent.parent.name}: {time.monotonic() - began_s:.0f} s")
+    releases = megatron_releases()
+    for sources in releases:
+        rows += check("megatron_parser_checks", environments.python("megatron"), sources)
+    if not releases:
+        said = {"target": "megatron", "ran": "Megatron-LM's parser", "read_back": "skipped: $MEGATRON_LM names nothing"}
+        rows.append(dict.fromkeys(COLUMNS, "") | said)
     table = Table(*COLUMNS.values())
     for row in rows:
         table.add_row(*(row[key] for key in COLUMNS))

@@ -13,16 +13,16 @@ from hpgo import _core
 from hpgo.base.errors import ArgumentError, InfeasibleError
 from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes
-from hpgo.base.wording import counted, shorten
+from hpgo.base.wording import counted
 from hpgo.planning.configured import orders_of
 from hpgo.programs.launchers import Launcher, of_ways
-from hpgo.ways.launchers import FEWER_TOKENS
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
     from hpgo.model.transformer import Transformer
     from hpgo.planning.way_plans import WayPlan
     from hpgo.programs.orders import Schedule
+    from hpgo.ways.arithmetic import Stated
     from hpgo.ways.way import Way
 
 
@@ -48,8 +48,8 @@ class WayJob:
                 f"the way does not fit: {price.way.named()} lacks {format_bytes(price.missing_bytes)} of a GPU",
                 "plan again: `hpgo plan` makes plans that fit",
             )
-        if why := rules.lacking(plan.transformer):
-            raise ArgumentError(f"{row.title} {why}", FEWER_TOKENS)
+        if lack := rules.lacking(plan.transformer):
+            raise ArgumentError(f"{row.title} {lack.why}", lack.hint)
         if why := rules.broken(price.way, micro_batches=price.micro_batches, experts=bool(plan.transformer.experts)):
             raise ArgumentError(f"{row.title} {why}", f"plan for it: `hpgo plan … --seq … --for {row.name}`")
         return cls(target, place, row, plan)
@@ -63,6 +63,13 @@ class WayJob:
     def model(self) -> Transformer:
         """What is trained."""
         return self.plan.transformer
+
+    @property
+    def stated(self) -> Stated:
+        """The settings of the framework for the model's arithmetic."""
+        rules = self.launcher.ways
+        assert rules is not None, "of_ways gave the row"  # noqa: S101
+        return rules.stated(self.model)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -102,22 +109,3 @@ class WayJob:
             layers = counted(len(model.window_layers), "layer")
             said.append(f"priced with a window of {model.window} tokens in {layers}: the model has to have it")
         return said
-
-    def check_shape(self, *, plain: bool, told: bool = False) -> None:
-        """Raises ArgumentError for a model whose layers no settings say; `plain` ones are those of Llama.
-
-        `told` is where settings say experts, latent attention and windows.
-        """
-        model, title = self.model, self.launcher.title
-        what = None
-        if (model.experts or model.latent is not None) and not told:
-            what = "experts" if model.experts else "latent attention"
-        elif model.norms_per_layer != 2:
-            what = f"{model.norms_per_layer} norms a layer"
-        elif plain and (not model.gated or model.centred_norms or model.positions):
-            what = "layers other than Llama's"
-        if what:
-            raise ArgumentError(
-                f"`{shorten(model.name)}` has {what}, and no settings of {title} are written for that",
-                "set the degrees by hand in a recipe of that model: `hpgo price` names them",
-            )

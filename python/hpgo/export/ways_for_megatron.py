@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from itertools import groupby
+from math import gcd
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_shell
+from hpgo.base.units import format_bytes
 from hpgo.export.for_megatron import CLIPPING, layout
 from hpgo.export.ways import WayJob
 
@@ -13,17 +15,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hpgo.export.targets import Place, Target
+    from hpgo.model.arithmetic import Arithmetic
+    from hpgo.model.transformer import Transformer
     from hpgo.planning.way_plans import WayPlan
+
+Value = int | float | str | bool | tuple[str, ...]
 
 _PADDED = 128
 """To a multiple of so many, times those that share a matrix, the vocabulary is padded."""
+_LEAST_DIVISOR = 8
+"""Smallest multiple of words per GPU that is left without padding: matrix multiplications are slow for others.
+
+Source: NVIDIA, Matrix Multiplication Background, on tensor cores and 16-byte alignment.
+"""
+_NATIVE_LOSS_BYTES = 2
+"""Bytes per logit that the native loss fusion holds beyond the price: fp32 softmax and bf16 gradient (6) instead of 4.
+
+Source: Megatron-LM 0.19, `megatron/core/fusions/fused_cross_entropy.py`.
+"""
 _UNFUSED = ("masked-softmax", "bias-gelu", "bias-swiglu", "bias-dropout", "rope")
 
 
 def arguments(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
     """One argument a line, each quoted for a shell, under comments."""
     job = WayJob.of(plan, target, place)
-    job.check_shape(plain=False, told=True)
     sections = (
         _model(job),
         _attention(job),
@@ -33,18 +48,33 @@ def arguments(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
         _memory(job),
         _precision(job),
         _overlap(job),
+        _arithmetic(job),
     )
     words = [
-        f"--{key}{'' if value is True else f' {in_shell(str(value))}'}"
-        for section in sections
-        for key, value in section.items()
+        f"--{key}{'' if value is True else f' {_words(value)}'}"
+        for key, value in {name: value for section in sections for name, value in section.items()}.items()
         if value is not False
     ]
     comments = job.header("pass them on: grep -v '^#' FILE | xargs torchrun ... pretrain_gpt.py ...", *_notes(job))
     return {place.main or "arguments.txt": "\n".join([*(f"# {line}" for line in comments), *words]) + "\n"}
 
 
-def _model(job: WayJob) -> dict[str, int | str | bool]:
+def _words(value: Value) -> str:
+    return " ".join(in_shell(str(one)) for one in (value if isinstance(value, tuple) else (value,)))
+
+
+def _arithmetic(job: WayJob) -> dict[str, Value]:
+    """Return the settings that change results and no price; those that a configuration states replace earlier ones."""
+    return {"make-vocab-size-divisible-by": _divisor(job), **job.stated.settings}
+
+
+def _divisor(job: WayJob) -> int:
+    """Return the largest divisor up to Megatron-LM's own that pads no vocabulary; its own if each pads."""
+    divisor = gcd(job.model.vocab // job.way.tensor, _PADDED) if job.model.vocab % job.way.tensor == 0 else _PADDED
+    return divisor if divisor >= _LEAST_DIVISOR else _PADDED
+
+
+def _model(job: WayJob) -> dict[str, Value]:
     model = job.model
     return {
         "num-layers": model.layers,
@@ -63,10 +93,10 @@ def _model(job: WayJob) -> dict[str, int | str | bool]:
     }
 
 
-def _attention(job: WayJob) -> dict[str, int | str | bool]:
+def _attention(job: WayJob) -> dict[str, Value]:
     model, latent = job.model, job.model.latent
     shares_keys = model.kv_heads != model.heads
-    told: dict[str, int | str | bool] = {}
+    told: dict[str, Value] = {}
     if latent is None:
         told |= {
             "kv-channels": model.head_dim,
@@ -92,7 +122,7 @@ def _attention(job: WayJob) -> dict[str, int | str | bool]:
     return told
 
 
-def _experts(job: WayJob) -> dict[str, int | str | bool]:
+def _experts(job: WayJob) -> dict[str, Value]:
     model, way = job.model, job.way
     if not model.experts:
         return {}
@@ -123,22 +153,33 @@ def _pattern(layers: Iterable[bool]) -> str:
     return "+".join(f"[{int(one)}]*{len(list(held))}" for one, held in groupby(layers))
 
 
-def _parallel(job: WayJob) -> dict[str, int | str | bool]:
+def _parallel(job: WayJob) -> dict[str, Value]:
     way = job.way
-    told: dict[str, int | str | bool] = {
+    told: dict[str, Value] = {
         "tensor-model-parallel-size": way.tensor,
         "sequence-parallel": way.sequence,
         "context-parallel-size": way.context,
         "pipeline-model-parallel-size": way.pipeline,
     }
     if way.context > 1:
-        told["cp-comm-type"] = "p2p"
+        told["cp-comm-type"] = _exchange(job.model)
     if way.pipeline > 1:
         told["pipeline-model-parallel-layout"] = layout(job.counts, job.model.further_tokens)
     return told
 
 
-def _batch(job: WayJob) -> dict[str, int | str | bool]:
+def _exchange(model: Transformer) -> tuple[str, ...]:
+    """Return how the layers exchange keys and values: one word for all, or one for each layer.
+
+    Transformer Engine refuses p2p in layers with a window. Its a2a needs heads of keys that tp × cp divides, so
+    all_gather is what all models have. Source: `attn_forward_func_with_cp` in
+    `transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py`, 2.9 to 2.18.
+    """
+    each = ["all_gather" if at in model.window_layers else "p2p" for at in range(model.layers)]
+    return tuple(each) if len(set(each)) > 1 else (each[0],)
+
+
+def _batch(job: WayJob) -> dict[str, Value]:
     price = job.plan.price
     return {
         "micro-batch-size": price.way.micro_batch_size,
@@ -147,9 +188,9 @@ def _batch(job: WayJob) -> dict[str, int | str | bool]:
     }
 
 
-def _memory(job: WayJob) -> dict[str, int | str | bool]:
+def _memory(job: WayJob) -> dict[str, Value]:
     way = job.way
-    told: dict[str, int | str | bool] = {"use-distributed-optimizer": way.zero == 1}
+    told: dict[str, Value] = {"use-distributed-optimizer": way.zero == 1}
     if way.recompute == "selective":
         told["recompute-granularity"] = "selective"
     elif way.recompute == "full":
@@ -163,15 +204,16 @@ def _memory(job: WayJob) -> dict[str, int | str | bool]:
     return told | {"cpu-offloading": way.offload_layers > 0, "cpu-offloading-num-layers": way.offload_layers or False}
 
 
-def _precision(job: WayJob) -> dict[str, int | str | bool]:
+def _precision(job: WayJob) -> dict[str, Value]:
     way = job.way
-    told: dict[str, int | str | bool] = {
+    told: dict[str, Value] = {
         "bf16": way.precision != "fp16",
         "fp16": way.precision == "fp16",
         "accumulate-allreduce-grads-in-fp32": way.precision != "fp16" and not way.narrow_gradients,
         "grad-reduce-in-bf16": way.narrow_gradients and way.precision != "fp16",
         "cross-entropy-loss-fusion": way.fused_loss,
-        "cross-entropy-fusion-impl": "te" if way.fused_loss else False,
+        # Megatron-LM 0.18 and later refuse Transformer Engine's kernel.
+        "cross-entropy-fusion-impl": "native" if way.fused_loss else False,
         "attention-backend": "auto" if way.flash else "unfused",
     }
     if way.precision == "fp8":
@@ -184,7 +226,7 @@ def _precision(job: WayJob) -> dict[str, int | str | bool]:
     return told | ({} if way.fused else {f"no-{name}-fusion": True for name in _UNFUSED})
 
 
-def _overlap(job: WayJob) -> dict[str, int | str | bool]:
+def _overlap(job: WayJob) -> dict[str, Value]:
     way = job.way
     summed = way.overlap and way.shards > 1
     return {"overlap-grad-reduce": summed, "overlap-param-gather": summed and way.zero == 1}
@@ -195,20 +237,22 @@ def _notes(job: WayJob) -> list[str]:
     notes = [CLIPPING.format("--clip-grad")]
     if way.flash:
         notes.append("attention is priced as one kernel, flash's or cuDNN's: --attention-backend picks one")
-    padded = -(-model.vocab // (_PADDED * way.tensor)) * _PADDED * way.tensor
+    if way.fused_loss:
+        more_bytes = _NATIVE_LOSS_BYTES * (1 + model.further_tokens) * way.micro_batch_size * seq * model.vocab
+        more = format_bytes(more_bytes / way.context / way.tensor)
+        notes.append(f"the native loss keeps the softmax in fp32: the last stage needs about {more} more than priced")
+    divisor = _divisor(job) * way.tensor
+    padded = -(-model.vocab // divisor) * divisor
     if padded != model.vocab:
         notes.append(f"the vocabulary is padded to {padded} words, and priced as {model.vocab}")
-    if not model.positions:
-        notes.append("positions turn queries and keys: --rotary-base and the like are for you to say")
-    elif model.positions < seq:
+    notes += _defaults(model) if model.arithmetic is None else _priced_without(model.arithmetic)
+    if model.positions and model.positions < seq:
         notes.append(f"there are {model.positions} learned positions, and sequences of {seq} tokens")
-    if (model.attention_bias == "all") != model.ffn_bias:
-        notes.append("matrices add vectors in attention or in feed-forward networks alone, which no argument says")
     if model.further_tokens:
         notes.append("how much losses of further tokens count is for you to say: --mtp-loss-scaling-factor")
     if model.experts:
         notes += [
-            "experts are priced as having equally many tokens: how a router scores and balances is for you to say",
+            "experts are priced as having equally many tokens",
             "between machines each token is priced to go once to each: --moe-token-dispatcher-type flex does so",
         ]
     if way.precision in {"fp8", "fp4"} and not (way.precision == "fp8" and way.zero == 1):
@@ -218,3 +262,20 @@ def _notes(job: WayJob) -> list[str]:
     if way.tensor > 1:
         notes.append("exchange of tensor parallelism is priced as not hidden: --tp-comm-overlap may hide some of it")
     return notes
+
+
+def _defaults(model: Transformer) -> list[str]:
+    """Return the defaults that Megatron-LM trains where nobody stated the model's arithmetic."""
+    rope = "" if model.positions else "--rotary-base 10000, --rotary-percent 1.0, "
+    router = ", --moe-router-score-function softmax, --moe-aux-loss-coeff 0" if model.experts else ""
+    activation = "SiLU (--swiglu)" if model.gated else "GELU"
+    return [
+        "the model states no values that change results alone, so these are Megatron-LM's defaults:",
+        f"{rope}--norm-epsilon 1e-05, --init-method-std 0.02, {activation}{router}",
+    ]
+
+
+def _priced_without(arithmetic: Arithmetic) -> list[str]:
+    """Return what the model's configuration states and the price leaves out."""
+    shares = (arithmetic.attention_dropout, arithmetic.hidden_dropout, arithmetic.embedding_dropout)
+    return ["dropout is not priced, and this model has some"] if any(shares) else []

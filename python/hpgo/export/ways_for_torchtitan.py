@@ -28,7 +28,7 @@ _FLAVOURS: dict[tuple[int, ...], str] = {
 
 def toml(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
     """Sections of a job's TOML, for 0.2."""
-    job = _checked(plan, target, place)
+    job = WayJob.of(plan, target, place)
     way, price = job.way, job.plan.price
     if way.tensor > 1 and not way.sequence:
         raise ArgumentError(
@@ -66,7 +66,7 @@ def toml(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
 
 def python(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
     """A module whose function `planned` sets what the way decides in a `Trainer.Config`, for 0.3."""
-    job = _checked(plan, target, place)
+    job = WayJob.of(plan, target, place)
     way, price = job.way, job.plan.price
     settings: dict[str, object] = {
         "training.seq_len": price.seq,
@@ -90,12 +90,6 @@ def python(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
     full = way.recompute == "full"
     text = module("a way of training", comments, shape=shape, settings=settings, parts=parts, place=place, full=full)
     return {place.main or "planned.py": text} | _beside(job)
-
-
-def _checked(plan: WayPlan, target: Target, place: Place) -> WayJob:
-    job = WayJob.of(plan, target, place)
-    job.check_shape(plain=True)
-    return job
 
 
 def _shape(job: WayJob) -> tuple[int, ...]:

@@ -6,20 +6,31 @@ What degrees have to divide, `hpgo.ways.way` says for all launchers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hpgo.base.records import Record
-from hpgo.base.wording import counted, in_a_row
+from hpgo.base.wording import counted, in_a_row, shorten
+from hpgo.ways.arithmetic import TABLES, Stated, stated
 from hpgo.ways.way import MOST_ZERO, Passes, Precision, Recompute, Way
 
 if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
 
+BY_HAND = "plan for deepspeed, which runs your own model; or set what `hpgo price` names in a recipe of that model"
+"""The hint for a model that the settings of a framework do not describe."""
 FEWER_TOKENS = (
     "do without: further_tokens, num_nextn_predict_layers in a config.json, is 0 then; if positions are not learned,"
     " `--for megatron` has them"
 )
-"""The way out of what is lacking."""
+"""The hint for further tokens that a framework does not predict."""
+
+
+class Lack(NamedTuple):
+    """The reason why a framework runs no configuration of a model, and the way out."""
+
+    why: str
+    """In words that follow the framework's name."""
+    hint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +64,13 @@ class Rules(Record):
     """Whether its optimizers copy 16-bit gradients into one flat tensor."""
     dtensor: bool = False
     """Whether it shares matrices and replicas by PyTorch's DTensor and FSDP2."""
+    shape: Literal["any", "llama", "megatron"] = "any"
+    """Models that its settings describe: any, since the model is the user's; torchtitan's Llama; or Megatron-LM's GPT.
+
+    `hpgo.ways.arithmetic.TABLES` has the settings for the arithmetic of the latter two.
+    """
+    context_needs_flash: bool = False
+    """Whether parts of a sequence need a fused attention kernel."""
     further_tokens: bool = False
     """Whether it has layers that predict further tokens."""
     offloads: bool = False
@@ -62,8 +80,44 @@ class Rules(Record):
     sums_each_pass: bool = False
     """Whether they are summed in each pass where there is no pipeline, which is priced with ZeRO stage 3 alone."""
 
-    def lacking(self, model: Transformer) -> str | None:
-        """Why the launcher runs no way of `model`, in words that go on after its name; None if it runs some."""
+    def stated(self, model: Transformer) -> Stated:
+        """Return the settings for the model's arithmetic, and what has none; nothing where the model is the user's."""
+        return stated(TABLES.get(self.shape, {}), model)
+
+    def lacking(self, model: Transformer) -> Lack | None:
+        """Return why the framework runs no configuration of `model`; None if it runs some.
+
+        The search and the exports both ask this, so that a plan for a framework is one that can be exported for it.
+        """
+        if why := self._lacking_shape(model) or self._lacking_arithmetic(model):
+            return Lack(why, BY_HAND)
+        why = self._lacking_further(model)
+        return None if why is None else Lack(why, FEWER_TOKENS)
+
+    def _lacking_arithmetic(self, model: Transformer) -> str | None:
+        missing = self.stated(model).missing
+        return f"has no setting for {in_a_row(missing, 'or')}, which `{shorten(model.name)}` needs" if missing else None
+
+    def _lacking_shape(self, model: Transformer) -> str | None:
+        if self.shape == "any":
+            return None
+        what = None
+        if self.shape == "llama" and (model.experts or model.latent is not None):
+            what = "experts" if model.experts else "latent attention"
+        elif model.norms_per_layer != 2:
+            what = f"{model.norms_per_layer} norms a layer"
+        elif self.shape == "llama":
+            odd = not model.gated or model.centred_norms or model.positions
+            biases = model.attention_bias != "none" or model.ffn_bias
+            what = "layers other than Llama's" if odd else "biases" if biases else None
+            what = what or ("sliding windows" if model.window_layers else "tied embeddings" if model.tied else None)
+        elif model.latent is None and (model.attention_bias == "all") != model.ffn_bias:
+            what = "biases in attention or in feed-forward networks alone"
+        elif model.ffn_bias and model.attention_bias == "qkv":
+            what = "biases in feed-forward networks, but not in the output of attention"
+        return f"has no settings for {what}, which `{shorten(model.name)}` has" if what else None
+
+    def _lacking_further(self, model: Transformer) -> str | None:
         if not model.further_tokens:
             return None
         if not self.further_tokens:
@@ -97,6 +151,8 @@ class Rules(Record):
             return f"has no tensor parallelism here, and tp is {way.tensor}"
         if way.context > 1 and not self.context:
             return f"has no context parallelism here, and cp is {way.context}"
+        if way.context > 1 and not way.flash and self.context_needs_flash:
+            return f"shares sequences only with fused attention, and cp is {way.context}"
         if way.expert > 1 and not self.expert:
             return f"has no expert parallelism here, and ep is {way.expert}"
         if way.chunks > 1 and not self.interleaves:
@@ -160,8 +216,14 @@ MEGATRON = Rules(
     narrow_gradients=True,
     further_tokens=True,
     offloads=True,
+    shape="megatron",
+    context_needs_flash=True,
 )
-"""Its FSDP, which shares more, excludes much else, and is not looked for."""
+"""Its FSDP, which shares more, excludes much else, and is not looked for.
+
+Its attention is that of Transformer Engine, whose `UnfusedDotProductAttention` has no context parallelism
+(`transformer_engine/pytorch/attention/dot_product_attention/utils.py`, 2.9 to 2.18).
+"""
 TORCHTITAN = Rules(
     zeros=(2, 3),
     zeros_piped=(2,),
@@ -170,6 +232,7 @@ TORCHTITAN = Rules(
     dtensor=True,
     overlaps_piped=False,
     sums_each_pass=True,
+    shape="llama",
 )
 """Replicas are FSDP's: weights stay gathered from forward to backward, or are gathered in each; beside a pipeline they
 stay gathered for the step. It refuses to compile layers whose backward passes are split; DualPipeV, which it also has,

@@ -9,8 +9,7 @@ from hpgo.base.checks import listed, whole
 from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import in_a_row, near, shorten, shown
-from hpgo.ways.launchers import FEWER_TOKENS
-from hpgo.ways.way import MOST_ZERO, DegreeError, Way, check_batch, check_degrees, ends_of, nearest
+from hpgo.ways.way import MOST_ZERO, Way, check_batch, check_degrees, ends_of, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -111,8 +110,8 @@ class Space:
     def check(self, model: Transformer, gpus: Gpus, *, global_batch_size: int, seq: int, precision: Precision) -> None:
         """Raises ArgumentError if what is fixed leaves nothing, naming what is to blame and the nearest that does."""
         rules, given = self.rules, self.fixed
-        if why := rules.lacking(model):
-            raise ArgumentError(f"{self.title} {why}", FEWER_TOKENS)
+        if lack := rules.lacking(model):
+            raise ArgumentError(f"{self.title} {lack.why}", lack.hint)
         degree = {name: int(given.get(name, 1)) for name in ("tp", "cp", "ep", "pp", "vpp")}
         passes = given.get("schedule", "1f1b")
         if passes != "1f1b" and "vpp" not in given:
