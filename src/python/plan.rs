@@ -189,10 +189,33 @@ impl Asked<'_> {
 /// What `work` makes of a question; it is [`watched`].
 fn answer<T: Send>(
     py: Python<'_>,
+    question: QuestionRecord,
+    deadline_s: Option<f64>,
+    progress: Option<&Py<PyAny>>,
+    keep_partial: bool,
+    work: impl FnOnce(&Asked<'_>) -> Result<T> + Send,
+) -> PyResult<T> {
+    let has_no_time = deadline_s == Some(0.0);
+    let cuts = move |graph: &Graph, _: &Cluster, _: &Settings, control: &Control| {
+        // Without any time there is no search, but what a single stage takes is still answered.
+        if has_no_time { one_stage(graph) } else { States::for_plans(graph, control) }
+    };
+    answer_at(py, question, deadline_s, progress, keep_partial, cuts, work)
+}
+
+/// No cuts but both ends.
+fn one_stage(graph: &Graph) -> Result<States> {
+    States::between(graph, &[(0..graph.layers.len()).collect()])
+}
+
+/// The same at the cuts that `cuts` finds, unless the question names them.
+fn answer_at<T: Send>(
+    py: Python<'_>,
     mut question: QuestionRecord,
     deadline_s: Option<f64>,
     progress: Option<&Py<PyAny>>,
     keep_partial: bool,
+    cuts: impl FnOnce(&Graph, &Cluster, &Settings, &Control) -> Result<States> + Send,
     work: impl FnOnce(&Asked<'_>) -> Result<T> + Send,
 ) -> PyResult<T> {
     let deadline = deadline_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
@@ -201,11 +224,7 @@ fn answer<T: Send>(
         let stage_ends = question.stage_ends.take();
         let (graph, cluster, settings) = question.split()?;
         let states = match stage_ends {
-            // Without any time there is no search, but what a single stage takes is still answered.
-            None if deadline.is_some_and(|limit| limit.is_zero()) => {
-                States::between(&graph, &[(0..graph.layers.len()).collect()])?
-            }
-            None => States::for_plans(&graph, &control)?,
+            None => cuts(&graph, &cluster, &settings, &control)?,
             Some(ends) => States::ending_at(&graph, &ends)?,
         };
         let model = Model::new(&graph, &states);
@@ -221,7 +240,14 @@ fn plan(
     deadline_s: Option<f64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<(PlanRecord, SearchRecord)> {
-    answer(py, question, deadline_s, progress.as_ref(), true, |asked| {
+    let cuts = |graph: &Graph, cluster: &Cluster, settings: &Settings, control: &Control| {
+        // Listing the cuts of a branching model takes longer than this, which needs none.
+        if hybrid::no_layers_fit(&Model::new(graph, &one_stage(graph)?), cluster, settings)? {
+            return Err(hybrid::no_plan_fits());
+        }
+        States::for_plans(graph, control)
+    };
+    answer_at(py, question, deadline_s, progress.as_ref(), true, cuts, |asked| {
         let &Asked { states, model, cluster, settings, control } = asked;
         let answer = hybrid::plan(model, cluster, settings, control)?;
         let search = SearchRecord {
@@ -263,11 +289,24 @@ fn closest_plan(py: Python<'_>, question: QuestionRecord, deadline_s: Option<f64
     })
 }
 
-/// Whether some plan fits the devices' memory that is made without a search. `false` means that none was made.
+/// The plan that comes closest to fitting the devices' memory, if one is found in time, and which changes of
+/// `hybrid::helpful_changes` let some plan fit. For questions of which it is certain that no plan fits.
 #[pyfunction]
-fn fits_at_once(py: Python<'_>, question: QuestionRecord, deadline_s: Option<f64>) -> PyResult<bool> {
-    answer(py, question, deadline_s, None, false, |&Asked { model, cluster, settings, control, .. }| {
-        hybrid::fits_at_once(model, cluster, settings, control)
+fn shortage(
+    py: Python<'_>,
+    question: QuestionRecord,
+    deadline_s: Option<f64>,
+) -> PyResult<(Option<PlanRecord>, Vec<bool>)> {
+    // One order of the layers explains a shortage as well as all cuts, and takes a fraction of the time.
+    let cuts = |graph: &Graph, _: &Cluster, _: &Settings, _: &Control| States::of(graph, 0);
+    answer_at(py, question, None, None, false, cuts, |asked| {
+        let &Asked { model, cluster, settings, control, .. } = asked;
+        let soon = Control::with_deadline(
+            deadline_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
+        );
+        let closest = hybrid::closest(model, cluster, settings, &soon).ok();
+        let helps = hybrid::helpful_changes(model, cluster, settings, control)?;
+        Ok((closest.map(|found| asked.record(found)), helps))
     })
 }
 
@@ -417,7 +456,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(classic_plans, module)?)?;
     module.add_function(wrap_pyfunction!(closest_plan, module)?)?;
-    module.add_function(wrap_pyfunction!(fits_at_once, module)?)?;
+    module.add_function(wrap_pyfunction!(shortage, module)?)?;
     module.add_function(wrap_pyfunction!(fits, module)?)?;
     module.add_function(wrap_pyfunction!(nothing_fits, module)?)?;
     module.add_function(wrap_pyfunction!(quick_plan, module)?)?;

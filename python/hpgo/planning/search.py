@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 NO_PLAN_FITS = "no plan fits"
 """How the native planner words it that no plan can fit. Where it merely found none, it says so."""
-_CLOSEST_S = {True: 0.5, False: 4.0}
-"""Seconds to look for the closest plan, by whether it is certain that none fits."""
+_BOTH = "recompute and shard"
+_PACKED_S, _CLOSEST_S = 0.03, 4.0
+"""Seconds to look for the closest plan: where it is certain that none fits, and where it is not."""
 _HINT_S = 1.5
 """Seconds to look for a plan that fits after one change of the question."""
 
@@ -198,42 +199,18 @@ def with_alternatives(question: Question, best: Plan) -> Plan:
 def explained(error: InfeasibleError, question: Question) -> InfeasibleError:
     """Return `error` with the stage that lacks memory in the closest plan found, and what would make some plan fit.
 
-    Where it is certain that no plan fits, nothing is searched for: the answer takes a tenth of a second.
+    Where it is certain that no plan fits, nothing is searched for: the answer takes about a tenth of a second.
     """
-    certain = error.message == NO_PLAN_FITS
-    try:
-        closest = plan_of(question, _core.closest_plan(question, _CLOSEST_S[certain]))
-    except HpgoError:  # nothing found in time
+    found = _at_once(question) if error.message == NO_PLAN_FITS else _searched(question)
+    if found is None:
         return error
+    closest, helps = found
     index, stage = min(enumerate(closest.stages), key=lambda row: row[1].headroom_bytes)
     device = _smallest(question.cluster, stage.devices)
-    recomputed = replace(question, recompute=(True,))
-    sharded = replace(question.memory, shard_optimizer=True)
-    smallest = question.micro_batch_sizes[0]
-    single = replace(question, global_batch_size=smallest, micro_batch_sizes=(smallest,), recompute=(False,))
-    helps: list[str] = []
-    changes = [
-        ("recompute activations", recomputed),
-        ("shard the optimizer state", replace(question, memory=sharded)),
-        ("recompute and shard", replace(recomputed, memory=sharded)),
-        ("choose schedule `zb`", single),  # it can do with one micro-batch in flight
-    ]
-    if 2 * question.cluster.devices <= MOST_DEVICES:
-        doubled = replace(question.cluster, machines=question.cluster.machines * 2)
-        changes.append((f"use {doubled.devices} devices", replace(question, cluster=doubled)))
-    fits = _core.fits_at_once if certain else _core.fits
-    for words, changed in changes:
-        if helps and words == "recompute and shard":
-            continue
-        try:
-            if fits(changed, _HINT_S):
-                helps.append(words)
-        except HpgoError:  # what would help is not worth failing for
-            continue
     reserved_bytes = question.memory.reserved_bytes
     reserved = f", {format_bytes(reserved_bytes)} of it reserved" if reserved_bytes else ""
     sizes = divisors(question.global_batch_size)
-    can_shrink = any(question.smallest_share <= size < smallest for size in sizes)
+    can_shrink = any(question.smallest_share <= size < question.micro_batch_sizes[0] for size in sizes)
     smaller = " or a smaller micro-batch" if can_shrink else ""
     hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
     return InfeasibleError(
@@ -244,6 +221,52 @@ def explained(error: InfeasibleError, question: Question) -> InfeasibleError:
         f" {format_bytes(-stage.headroom_bytes)} short",
         hint,
     )
+
+
+def _at_once(question: Question) -> tuple[Plan, list[str]] | None:
+    """Return the closest plan that packing finds, and which changes let packing find one that fits."""
+    try:
+        closest, fits = _core.shortage(question, _PACKED_S)
+    except HpgoError:  # an explanation is not worth failing for
+        return None
+    if closest is None:
+        return None
+    words = ["recompute activations", "shard the optimizer state", _BOTH, "choose schedule `zb`"]
+    if 2 * question.cluster.devices <= MOST_DEVICES:
+        words.append(f"use {2 * question.cluster.devices} devices")
+    helps = [name for name, fit in zip(words, fits, strict=False) if fit]
+    return plan_of(question, closest), helps if helps in ([], [_BOTH]) else [name for name in helps if name != _BOTH]
+
+
+def _searched(question: Question) -> tuple[Plan, list[str]] | None:
+    """Return the closest plan that is found, and which changes let a short search find one that fits."""
+    try:
+        closest = plan_of(question, _core.closest_plan(question, _CLOSEST_S))
+    except HpgoError:  # nothing found in time
+        return None
+    recomputed = replace(question, recompute=(True,))
+    sharded = replace(question.memory, shard_optimizer=True)
+    smallest = question.micro_batch_sizes[0]
+    single = replace(question, global_batch_size=smallest, micro_batch_sizes=(smallest,), recompute=(False,))
+    helps: list[str] = []
+    changes = [
+        ("recompute activations", recomputed),
+        ("shard the optimizer state", replace(question, memory=sharded)),
+        (_BOTH, replace(recomputed, memory=sharded)),
+        ("choose schedule `zb`", single),  # it can do with one micro-batch in flight
+    ]
+    if 2 * question.cluster.devices <= MOST_DEVICES:
+        doubled = replace(question.cluster, machines=question.cluster.machines * 2)
+        changes.append((f"use {doubled.devices} devices", replace(question, cluster=doubled)))
+    for words, changed in changes:
+        if helps and words == _BOTH:
+            continue
+        try:
+            if _core.fits(changed, _HINT_S):
+                helps.append(words)
+        except HpgoError:  # what would help is not worth failing for
+            continue
+    return closest, helps
 
 
 def _smallest(cluster: Cluster, devices: Sequence[int]) -> str:

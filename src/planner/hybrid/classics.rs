@@ -8,8 +8,8 @@ use super::settings::Settings;
 use super::task::Task;
 use super::{Answer, NARROWEST, SHORT, Schedules, Search, WHOLE, nothing_fits};
 use crate::control::{Control, Stopped};
-use crate::cost::Model;
 use crate::cost::network::Cluster;
+use crate::cost::{MemoryModel, Model};
 use crate::error::{Error, Result};
 
 /// By less than this, a plan that needs less memory isn't closer.
@@ -108,11 +108,37 @@ pub fn fitting(model: &Model, cluster: &Cluster, settings: &Settings, control: &
 ///
 /// # Errors
 /// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
-pub fn fits_at_once(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<bool> {
+fn fits_at_once(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<bool> {
     if nothing_fits(model, cluster, settings, Schedules::OF_SETTINGS, control)? {
         return Ok(false);
     }
-    Ok(Task::all(model, cluster, settings).iter().any(|task| Packing::new(task).has_plan(control)))
+    Ok(Task::all(model, cluster, settings).iter().any(|task| Packing::coarse(task).has_plan(control)))
+}
+
+/// Returns which changes let some plan fit that is made without a search, in this order: recomputation, a sharded
+/// optimizer state, both, one micro-batch in flight, twice the machines.
+///
+/// # Errors
+/// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
+pub fn helpful_changes(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Vec<bool>> {
+    let recomputed = Settings { recompute: vec![true], ..settings.clone() };
+    let sharding = MemoryModel { shard_optimizer: true, ..settings.memory };
+    let smallest = settings.micro_batch_sizes.first().copied().unwrap_or(settings.global_batch);
+    let single = Settings {
+        global_batch: smallest,
+        micro_batch_sizes: vec![smallest],
+        recompute: vec![false],
+        ..settings.clone()
+    };
+    let doubled = Cluster { machines: cluster.machines.repeat(2), ..cluster.clone() };
+    let changes = [
+        (cluster, recomputed.clone()),
+        (cluster, Settings { memory: sharding, ..settings.clone() }),
+        (cluster, Settings { memory: sharding, ..recomputed }),
+        (cluster, single),
+        (&doubled, settings.clone()),
+    ];
+    changes.iter().map(|(cluster, settings)| fits_at_once(model, cluster, settings, control)).collect()
 }
 
 /// The plan that lacks least memory, among those that `Packing` makes, and its price. Stopped early, it is the closest
@@ -132,7 +158,7 @@ pub fn closest(
     let mut best: Option<(f64, Candidate)> = None;
     for task in Task::all(model, cluster, settings) {
         let less_bytes = best.as_ref().map_or(f64::INFINITY, |(bytes, _)| bytes * NOTABLE);
-        best = Packing::new(&task).closest(less_bytes, control).or(best);
+        best = Packing::coarse(&task).closest(less_bytes, control).or(best);
     }
     match best {
         Some((_, plan)) => Pricer::new(model, cluster, settings).price(&plan).map(|priced| (plan, priced)),

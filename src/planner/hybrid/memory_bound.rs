@@ -57,6 +57,17 @@ pub fn nothing_fits(
     Ok(!open.par_iter().any(|each| each.fit_stages(most_priced, control)))
 }
 
+/// Returns whether [`nothing_fits`] is certain of it by the conditions on layers alone, which need no cuts.
+///
+/// # Errors
+/// As [`nothing_fits`].
+pub fn no_layers_fit(model: &Model, cluster: &Cluster, settings: &Settings) -> Result<bool> {
+    settings.check()?;
+    cluster.check()?;
+    let tasks = Task::all(model, cluster, settings);
+    Ok(!tasks.iter().any(|task| Conditions::new(task, Schedules::OF_SETTINGS).fit_layers()))
+}
+
 /// The conditions on plans of one micro-batch size.
 struct Conditions<'a> {
     task: &'a Task<'a>,

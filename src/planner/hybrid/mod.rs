@@ -48,11 +48,11 @@ use crate::error::{Error, Result};
 
 pub use all_cuts::least_step_s as least_step_of_all_cuts_s;
 pub use bound::least_step_s as least_step_of_all_s;
-pub use classics::{Straight, closest, data_parallel, fits_at_once, fitting, straight};
+pub use classics::{Straight, closest, data_parallel, fitting, helpful_changes, straight};
 pub use drafts::draft;
 pub use evaluate::{evaluate, reprice};
 pub use exhaustive::exhaustive;
-pub use memory_bound::{Schedules, nothing_fits};
+pub use memory_bound::{Schedules, no_layers_fit, nothing_fits};
 pub use price::{Candidate, Priced, Pricer, StageChoice, StagePrice};
 pub use settings::{Settings, WarmUp};
 
@@ -194,6 +194,12 @@ impl Effort {
 const NO_PLAN_FITS: &str = "no plan fits";
 const MORE_MEMORY: &str = "use more devices, or devices with more memory";
 
+/// The error for a question of which it is certain that no plan fits.
+#[must_use]
+pub fn no_plan_fits() -> Error {
+    Error::infeasible(NO_PLAN_FITS, MORE_MEMORY)
+}
+
 /// The answer to one question.
 #[derive(Debug, Clone)]
 pub struct Answer {
@@ -225,7 +231,7 @@ pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Con
     settings.check()?;
     cluster.check()?;
     if nothing_fits(model, cluster, settings, Schedules::OF_SETTINGS, control)? {
-        return Err(Error::infeasible(NO_PLAN_FITS, MORE_MEMORY));
+        return Err(no_plan_fits());
     }
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
     search.is_watched = true;
