@@ -154,7 +154,7 @@ def _stages(found: Calibration) -> list[tuple[str, ...]]:
 
 
 def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+' if seconds else ''}{format_seconds(abs(seconds))}"
+    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
 
 
 def _apart(new: float, old: float) -> str:

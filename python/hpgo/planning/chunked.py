@@ -16,7 +16,7 @@ from hpgo.base.units import format_bytes
 from hpgo.base.wording import counted
 from hpgo.planning.choices import choice
 from hpgo.planning.cuts import MOST_ACTIONS, sizes
-from hpgo.planning.laws import check_bound
+from hpgo.planning.laws import bounded
 from hpgo.planning.running import durations_of
 from hpgo.planning.search import plan_of
 from hpgo.programs.orders import built, fitted, schedule
@@ -114,7 +114,7 @@ def _searched(
     plan = price(one, rows, built(record))
     return replace(
         plan,
-        **check_bound(plan, lower_bound_s=facts["lower_bound_s"]),
+        lower_bound_s=bounded(plan, "lower_bound_s", facts["lower_bound_s"]),
         cuts=facts["one_order"] or "all",
         placements="compact",
         simulated=facts["simulated"],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Layer
     from hpgo.planning.chain.plans import ChainPlan
     from hpgo.planning.configured import Price
-    from hpgo.planning.plans import Plan
+    from hpgo.planning.plans import Alternative, Plan, ScheduleChoice
     from hpgo.programs.stages import Stage
 
 _LENGTHS = ("forward_s", "backward_s", "transfer_s", "transfer_busy_s", "sync_s", "sync_tail_s")
@@ -54,21 +54,23 @@ def check_file(plan: Plan, source: str) -> None:
             raise ArgumentError(f"{source}: the {name} breaks {what}", "make it again with `hpgo plan`")
 
 
-def check_bound(plan: Plan, **bounds_s: float | None) -> dict[str, float | None]:
-    """Return bounds of a search as fields of `plan`, at most its step. Raises InternalError for a larger one.
+def bounded(plan: Plan, name: str, bound_s: float | None) -> float | None:
+    """Return the bound of a search that found `plan`, at most its step. Raises InternalError for a larger one.
 
     A plan that does not fit is no answer, so its step may be below the bound.
     """
-    for name, bound_s in bounds_s.items():
-        if bound_s is not None and plan.fits and not is_most(bound_s, plan.step_s):
-            broken(f"the plan of `{shorten(plan.profile)}`", bound_is_below_step, f"`{name}`")
-    return {name: None if bound_s is None else min(bound_s, plan.step_s) for name, bound_s in bounds_s.items()}
+    if bound_s is None:
+        return None
+    if plan.fits and not is_most(bound_s, plan.step_s):
+        broken(f"the plan of `{shorten(plan.profile)}`", bound_is_below_step, f"`{name}`")
+    return min(bound_s, plan.step_s)
 
 
 def _plans(plan: Plan) -> Iterator[tuple[str, _Checked]]:
     sources = _Sources.of(plan)
     yield "plan", _Checked(plan, sources)
-    for row in (*plan.alternatives, *plan.schedules):
+    rows: list[Alternative | ScheduleChoice] = [*plan.alternatives, *plan.schedules]
+    for row in rows:
         if row.plan is not None and row.plan is not plan:
             own = row.plan.assumptions is plan.assumptions or sources.serves(row.plan)
             yield f"plan `{row.name}`", _Checked(row.plan, sources if own else _Sources.of(row.plan))
@@ -205,7 +207,8 @@ def bound_is_below_step(one: _Checked) -> str:
 def compared_steps_are_their_plans(one: _Checked) -> str:
     """The step in a comparison is that of the compared plan; none that fits is below `auto`'s choice."""
     plan = one.plan
-    for row in (*plan.alternatives, *plan.schedules):
+    rows: list[Alternative | ScheduleChoice] = [*plan.alternatives, *plan.schedules]
+    for row in rows:
         if row.step_s is not None and row.plan is not None and row.plan.step_s != row.step_s:
             return f"`{row.name}`"
     for row in plan.schedules:
@@ -408,7 +411,8 @@ def interval_is_the_longest(plan: ChainPlan) -> str:
     for at, stage in enumerate(plan.stages, 1):
         if not is_equal(stage.interval_s * len(stage.hosts), stage.compute_s):
             return f"stage {at}"
-    longest_s = max((part.interval_s for part in (*plan.stages, *plan.hops)), default=0.0)
+    intervals_s = [stage.interval_s for stage in plan.stages] + [hop.interval_s for hop in plan.hops]
+    longest_s = max(intervals_s, default=0.0)
     return "" if is_equal(plan.interval_s, longest_s) else "`interval_s`"
 
 

@@ -11,7 +11,7 @@ from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.model.batches import at_batch
-from hpgo.planning.laws import check_bound
+from hpgo.planning.laws import bounded
 from hpgo.planning.notes import notes
 from hpgo.planning.plans import Alternative, Assumptions, Plan
 from hpgo.programs.stages import Crossing, Memory, Stage
@@ -41,12 +41,9 @@ def search(question: Question, deadline_s: float | None, progress: Callable[[flo
     best = plan_of(question, found)
     return replace(
         best,
-        **check_bound(
-            best,
-            lower_bound_s=facts["lower_bound_s"],
-            searched_cuts_bound_s=facts["searched_cuts_bound_s"],
-            compact_bound_s=facts["compact_bound_s"],
-        ),
+        lower_bound_s=bounded(best, "lower_bound_s", facts["lower_bound_s"]),
+        searched_cuts_bound_s=bounded(best, "searched_cuts_bound_s", facts["searched_cuts_bound_s"]),
+        compact_bound_s=bounded(best, "compact_bound_s", facts["compact_bound_s"]),
         cuts=facts["one_order"] or "all",
         placements="all" if facts["compact_bound_s"] is None else "compact",
         stopped=facts["stopped"],

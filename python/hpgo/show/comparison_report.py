@@ -126,4 +126,4 @@ def document(found: Comparison, forbidden: str = "") -> dict[str, object]:
 
 
 def _signed(value: float, shown: Callable[[float], str]) -> str:
-    return f"{'-' if value < 0 else '+' if value else ''}{shown(abs(value))}"
+    return f"{'-' if value < 0 else '+'}{shown(abs(value))}"

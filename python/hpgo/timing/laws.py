@@ -87,9 +87,15 @@ def makespan_covers_work(makespan_s: float, schedule: Schedule, compute_s: NDArr
 def measures_are_lengths(run: Run) -> str:
     """Times and memory of a run are not negative, and times are finite."""
     found = run.measures
-    times_s = {"makespan_s": (found.makespan_s,), "max_rank_span_s": (found.max_rank_span_s,)}
+    times_s: dict[str, tuple[float, ...]] = {
+        "makespan_s": (found.makespan_s,),
+        "max_rank_span_s": (found.max_rank_span_s,),
+    }
     times_s |= {"busy_s": found.busy_s, "idle_by_cause_s": found.idle_by_cause_s}
-    sizes = {"peak_memory_bytes": found.peak_memory_bytes or (), "bytes_sent": found.bytes_sent or ()}
+    sizes: dict[str, tuple[float, ...]] = {
+        "peak_memory_bytes": found.peak_memory_bytes or (),
+        "bytes_sent": found.bytes_sent or (),
+    }
     wrong = [name for name, values in times_s.items() if not all(0 <= one < inf for one in values)]
     wrong += [name for name, values in sizes.items() if not all(one >= 0 for one in values)]
     return f"`{wrong[0]}`" if wrong else ""

@@ -188,6 +188,7 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
         "memory_cap_bytes": _each_rank(top, "memory_cap_bytes", ranks, may_lack=True),
         "row": top.text("row", "rank"),  # files of the version before don't say
     }
+    devices: tuple[int, ...] = ()
     if "devices" in top and top.items("devices"):
         devices = tuple(map(int, _each_rank(top, "devices", ranks) or ()))
         if min(devices) < 1:
@@ -222,7 +223,7 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
     if "actions" in top:
         top.get("actions")
     top.done()
-    check_file(top.where, parts["measures"], facts.get("devices", ()))
+    check_file(top.where, parts["measures"], devices)
     for part in ("times", "transfers", "syncs", "idle"):
         where = f"{top.where}, {'actions' if part == 'times' else part}"
         _check_span(parts[part], makespan_s, where)

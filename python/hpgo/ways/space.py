@@ -9,7 +9,7 @@ from hpgo.base.checks import listed, whole
 from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import in_a_row, near, shorten, shown
-from hpgo.ways.way import MOST_ZERO, Way, check_batch, check_degrees, ends_of, nearest
+from hpgo.ways.way import MOST_ZERO, DegreeError, Way, check_batch, check_degrees, ends_of, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
