@@ -402,16 +402,6 @@ def test_devices_of_one_machine_use_its_faster_links():
     assert all(":" in stage.hosts[0] for stage in slow.stages) or len(slow.stages) == 1
 
 
-def test_branching_profile_is_planned_in_one_order_and_says_so():
-    from hpgo.model.profile import Layer
-
-    layers = tuple(Layer(name, name, (1.0,), (0.0,), (8.0,), 4.0) for name in "abcd")
-    profile = hpgo.Profile("fork", (1,), layers, (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")))
-    plan = partition(profile, mixed_cluster())
-    assert "branches" in plan.remarks[0]
-    assert plan.stages[-1].last == 4
-
-
 def test_pipeedge_files_read_as_profile_and_cluster_give_the_same_plan(tmp_path):
     question = steady({"t": [1.0, 2.0, 3.0, 4.0], "u": [2.0, 4.0, 6.0, 8.0]}, {"t": 2, "u": 1}, values=[0, 1, 2, 1, 0])
     paths = question.write(tmp_path)
@@ -542,6 +532,82 @@ def test_infeasible_memory_says_how_much_is_short_and_what_would_do():
     assert "1 more host like `t` would do" in raised.value.hint
     question.hosts["t-1"] = "t"
     assert question.plan().stages
+
+
+def has_plan(question: Question, allowed=lambda host, layer: True) -> bool:
+    every = (question.parts(path) for path in question.paths(allowed))
+    return any(parts is not None and max(*parts[0], *parts[1]) < math.inf for parts in every)
+
+
+@MANY
+@given(questions(), st.booleans(), st.data())
+def test_what_does_not_fit_is_explained_by_the_constraint_that_is_the_cause(question, has_links, data):
+    for kind in question.types.values():
+        kind["mb"] = data.draw(st.integers(3, 12))
+    if has_links:
+        question.links = data.draw(link_files(sorted(question.hosts), sorted(question.types)))
+    layers = len(question.memory_mb)
+    bars = data.draw(st.lists(st.tuples(st.sampled_from(sorted(question.hosts)), st.integers(1, layers)), max_size=2))
+
+    def allowed(host: str, layer: int) -> bool:
+        return (host, layer + 1) not in bars
+
+    try:
+        question.plan(exclude=[f"{host}={layer}" for host, layer in bars])
+    except hpgo.InfeasibleError as error:
+        assert_cause(question, allowed, error)
+    else:
+        assert has_plan(question, allowed)
+
+
+def assert_cause(question: Question, allowed, error: hpgo.InfeasibleError) -> None:
+    message, hint = error.message, error.hint
+    assert not has_plan(question, allowed)
+    roomy = replace(question, types={name: kind | {"mb": 10**6} for name, kind in question.types.items()})
+    number = re.match(r"layer (\d+) ", message)
+    if number is not None and "may not run" in message:
+        assert not any(allowed(host, int(number[1]) - 1) for host in question.hosts)
+    elif number is not None:
+        layer, count = int(number[1]) - 1, len(question.memory_mb)
+        stages = [(first, end) for first in range(layer + 1) for end in range(layer + 1, count + 1)]
+        may = [host for host in question.hosts if allowed(host, layer)]
+        assert not any(question.fits(host, *stage) for host in may for stage in stages)
+    elif "short by" in message:
+        assert not any(True for _ in question.paths())
+    elif "short of memory" in message:
+        assert has_plan(roomy, allowed)
+    else:
+        assert "no way from the first layer to the last" in message
+        assert not has_plan(roomy, allowed)
+        assert has_plan(roomy) or "links" in message
+        assert has_plan(replace(roomy, links={}, types=quick(roomy)), allowed) or "exclusions" in message
+    if "no pins and exclusions" in hint:
+        assert has_plan(question)
+    if "no batches that wait" in hint:
+        assert has_plan(replace(question, buffers=(0, 0)), allowed)
+    more = re.match(r"(\d+) more hosts? like `(t\d)`.*would do", hint)
+    if more is not None and not question.links and all(allowed(host, 0) for host in question.hosts):
+        hosts = question.hosts | {f"more{at}": more[2] for at in range(int(more[1]))}
+        assert len(hosts) > 6 or has_plan(replace(question, hosts=hosts), allowed)
+
+
+def quick(question: Question) -> dict[str, dict]:
+    return {name: kind | {"mbps": 10**6} for name, kind in question.types.items()}
+
+
+def test_a_layer_that_fits_with_others_only_is_not_blamed():
+    """What the fourth layer puts out is larger than the host; with the fifth it stays inside."""
+    types = {"small": [1] * 5, "large": [1] * 5}
+    question = steady(types, {"small": 2, "large": 1}, memory_mb=[6, 4, 1, 4, 6], values=[16, 1, 1, 1, 120, 1])
+    question.types["small"]["mb"], question.types["large"]["mb"] = 10, 14
+    assert any((stage.first, stage.last) == (4, 5) for stage in question.plan().stages)
+
+
+@pytest.mark.parametrize("end", [{"host": "t-1"}, {"host": "t-0"}, {"bandwidth": 1e6, "latency": 0.05}])
+def test_batches_that_wait_are_not_charged_to_the_first_stage(end):
+    question = steady({"t": [1]}, {"t": 2}, memory_mb=[2], values=[16, 0], links={"input": end}, buffers=(2, 0))
+    question.types["t"]["mb"] = 5  # 2 MB of layer and one batch of 2 MB
+    assert question.plan().stages[0].memory_bytes == 4 * MEGA
 
 
 def test_command_prints_table_json_and_schedule(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -66,11 +65,10 @@ def task_of_profile(
         forward_s = [total(index, "forward_s") for index in range(len(states))]
         time_s = [max(0.0, later - earlier) for earlier, later in pairwise(forward_s)]
         layer_bytes = [later.parameter_bytes - earlier.parameter_bytes for earlier, later in pairwise(states)]
-        parts = [
-            [place + 1 for place in sorted(set(later).difference(earlier))] for earlier, later in pairwise(before)
-        ]
-    branches = len(profile.edges) >= len(profile.layers) or any(
-        max(Counter(ends).values(), default=0) > 1 for ends in zip(*profile.edges, strict=True)
+        parts = [[place + 1 for place in sorted(set(later).difference(earlier))] for earlier, later in pairwise(before)]
+    # A chain has an edge fewer than layers, and none of these begin or end at the same one.
+    branches = len(profile.edges) != len(profile.layers) - 1 or any(
+        len(ends) > len(set(ends)) for ends in zip(*profile.edges, strict=True)
     )
     free = any(not any((*layer.forward_s, *layer.backward_s, layer.parameter_bytes)) for layer in profile.layers)
     # Devices are alike if nothing but their number differs: same type, and no faster links to some than to others.

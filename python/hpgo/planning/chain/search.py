@@ -214,7 +214,9 @@ def _solved(
         asked = f"{samples_per_s:g} samples/s are a batch of {batch_size} every {longest_s:.6g} s"
         raise InfeasibleError(error.message, f"{error.hint}; {asked}") from None
     if not found["has_all_positions"]:
-        cuts = f"the graph has {len(task.before)} cut points; the plan uses the {len(task.row)} of one order of its layers"
+        cuts = (
+            f"the graph has {len(task.before)} cut points; the plan uses the {len(task.row)} of one order of its layers"
+        )
     plan = _plan(found, task, rules.groups, batch_size=batch_size, objective=objective, units=units)
     if cuts != "all":
         plan = replace(plan, cuts=cuts, searched_cuts_bound=found["searched_bound"])
