@@ -7,7 +7,7 @@ use hpgo::cost::network::{Cluster, Link, Machine};
 use hpgo::cost::{MemoryModel, Model};
 use hpgo::model::graph::{Graph, Layer, Measurement};
 use hpgo::model::states::{DEFAULT_BOUND, States};
-use hpgo::planner::hybrid::{self, Answer, Candidate, Priced, Pricer, Settings, StageChoice, WarmUp};
+use hpgo::planner::hybrid::{self, Answer, Candidate, Priced, Pricer, Schedules, Settings, StageChoice, WarmUp};
 use hpgo::{Control, Error};
 use proptest::bool::weighted;
 use proptest::prelude::*;
@@ -300,6 +300,111 @@ fn the_bound_on_all_placements_is_above_no_plan() {
     }
     let (asked, closed, mean) = (asked.get(), closed.get(), ratios.get() / f64::from(asked.get()));
     println!("{asked} questions, {closed} closed, bound / optimum {mean:.4} on average");
+}
+
+/// A search that knows the cuts of one order of the layers, held against every plan with any cuts.
+#[test]
+#[expect(clippy::print_stdout, reason = "figures for whoever runs it with `--nocapture`")]
+fn a_search_of_some_cuts_has_a_bound_over_all_and_never_says_that_nothing_fits_where_a_plan_with_others_does() {
+    let cases = std::env::var("HPGO_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(600_u32);
+    let config = Config { cases, max_global_rejects: 100 * cases, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let control = Control::default();
+    let (asked, beaten, missed) = (Cell::new(0), Cell::new(0), Cell::new(0));
+    let outcome = runner.run(&questions(), |Question { graph, cluster, settings }| {
+        let all = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
+        let some = Model::new(&graph, &States::of(&graph, 0).expect("a graph without cycles"));
+        if some.has_all_cuts {
+            return Err(TestCaseError::reject("a chain has one order"));
+        }
+        let best = match hybrid::exhaustive(&all, &cluster, &settings, &control) {
+            Ok((_, best, _)) => Some(best.step_s),
+            Err(Error::Infeasible { .. }) => None,
+            Err(_) => return Err(TestCaseError::reject("too many cuts for the oracle")),
+        };
+        asked.set(asked.get() + 1);
+        match (hybrid::plan(&some, &cluster, &settings, &control), best) {
+            (Ok(answer), Some(best_s)) => {
+                let least_s = hybrid::least_step_of_all_cuts_s(&all, &cluster, &settings);
+                prop_assert!(least_s <= best_s * (1.0 + ROUNDING), "{} is above {}", least_s, best_s);
+                prop_assert!(answer.lower_bound_s <= best_s * (1.0 + ROUNDING), "{} {}", answer.lower_bound_s, best_s);
+                let searched_s = answer.searched_cuts_bound_s.expect("these are not all cuts");
+                prop_assert!(answer.lower_bound_s <= searched_s);
+                prop_assert!(searched_s <= answer.priced.step_s * (1.0 + ROUNDING));
+                beaten.set(beaten.get() + u32::from(best_s < searched_s * (1.0 - ROUNDING)));
+            }
+            (Err(Error::Infeasible { message, .. }), Some(_)) => {
+                missed.set(missed.get() + 1);
+                prop_assert!(message.starts_with("no plan was found that fits"), "{}", message);
+            }
+            (Err(Error::Infeasible { .. }), None) => {}
+            (answer, best) => prop_assert!(false, "{:?} and {:?}", answer, best),
+        }
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+    let (asked, beaten, missed) = (asked.get(), beaten.get(), missed.get());
+    println!("{asked} questions: other cuts beat the bound of {beaten}, and fit where none was found in {missed}");
+    assert!(beaten > 0, "no question tells the two bounds apart");
+}
+
+/// The conditions on memory, for the settings' schedule and for others, held against every plan.
+#[test]
+#[expect(clippy::print_stdout, reason = "figures for whoever runs it with `--nocapture`")]
+fn nothing_is_said_to_fit_nowhere_where_a_plan_fits() {
+    let cases = std::env::var("HPGO_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(2_000_u32);
+    let config = Config { cases, max_global_rejects: 100 * cases, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let control = Control::default();
+    let (infeasible, shown) = (Cell::new(0), Cell::new(0));
+    let short = (questions(), prop_oneof![clusters(), larger_clusters()], 0.2..1.0_f64).prop_map(
+        |(question, cluster, share)| {
+            let shrink =
+                |machine: Machine| Machine { memory_bytes: machine.memory_bytes.min(9_000.0) * share, ..machine };
+            let machines = cluster.machines.into_iter().map(shrink).collect();
+            Question { cluster: Cluster { machines, ..cluster }, ..question }
+        },
+    );
+    let outcome = runner.run(&short, |Question { graph, cluster, settings }| {
+        let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
+        if model.cuts() > if cluster.devices() > 6 { 4 } else { 6 } {
+            return Err(TestCaseError::reject("too many plans"));
+        }
+        let fits = |settings: &Settings| match hybrid::exhaustive(&model, &cluster, settings, &control) {
+            Ok(_) => Ok(true),
+            Err(Error::Infeasible { .. }) => Ok(false),
+            Err(_) => Err(TestCaseError::reject("too many cuts for the oracle")),
+        };
+        let says = |settings: &Settings, warms_up, one_stage_a_device| {
+            let schedules = Schedules { warms_up, one_stage_a_device };
+            hybrid::nothing_fits(&model, &cluster, settings, schedules, &control)
+                .map_err(|error| TestCaseError::fail(error.to_string()))
+        };
+        let nothing_fits = says(&settings, true, true)?;
+        let has_plan = fits(&settings)?;
+        prop_assert!(!(nothing_fits && has_plan), "a plan fits");
+        infeasible.set(infeasible.get() + u32::from(!has_plan));
+        shown.set(shown.get() + u32::from(nothing_fits));
+        // In a step of one micro-batch a stage holds what it must under any schedule.
+        let singles = settings.micro_batch_sizes.iter().map(|&size| Settings {
+            global_batch: size,
+            micro_batch_sizes: vec![size],
+            ..settings.clone()
+        });
+        let any = singles.map(|single| fits(&single)).collect::<Result<Vec<bool>, _>>()?.contains(&true);
+        for one_stage_a_device in [true, false] {
+            prop_assert!(!(any && says(&settings, false, one_stage_a_device)?), "a plan fits {}", one_stage_a_device);
+        }
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+    let (infeasible, shown) = (infeasible.get(), shown.get());
+    println!("{infeasible} questions without a plan, of which the conditions show {shown}");
+    assert!(shown * 10 >= infeasible * 9, "{shown} of {infeasible}");
 }
 
 #[test]

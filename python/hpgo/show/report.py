@@ -536,7 +536,10 @@ def sweep(plans: Sequence[Plan]) -> tuple[str, list[str], list[tuple[object, ...
         for plan in plans
     ]
     rows = [(*known, *answer) for *known, answer in zip(*asked.values(), answers, strict=True)]
-    return f"{title}; stages as layers × devices", [*asked, *columns], rows
+    title += "; stages as layers × devices"
+    if any(plan.searched_cuts_bound_s is not None for plan in plans):
+        title += "; only some cuts were searched, gaps are over all cuts"
+    return title, [*asked, *columns], rows
 
 
 def _instead(plan: Plan, other: Alternative) -> str:
