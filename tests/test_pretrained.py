@@ -17,6 +17,7 @@ import cut_models  # noqa: E402 -- needs torch
 
 import hpgo.runtime  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
+from hpgo.runtime.profiling import measure  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -302,6 +303,6 @@ def test_the_class_that_is_built_is_the_one_that_is_named(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_profile_names_the_class_that_was_built(tmp_path: Path, transformers: Any) -> None:
-    measured = hpgo.runtime.profiling.measure(config("bert", tmp_path), seconds=0)
+    measured = measure(config("bert", tmp_path), seconds=0)
     assert (measured.profile.source or "").startswith("BertForSequenceClassification of transformers ")
     assert any("`architectures`" in note and "BertForSequenceClassification" in note for note in measured.notes)

@@ -204,8 +204,9 @@ class Bench:
         } | dict.fromkeys((*self._held, *self._output_names), "")
         """Of each value; none of what the model is given or returns."""
         self._targets = tuple(one.to(device) for one in repeated(workload.example_targets, (range(rows),)).tensors)
-        if not inference:
-            workload.reduction(workload.outputs(dtype), device)  # now, so that no pass is measured with it
+        # Now, so that no pass is measured with it.
+        self.reduction = None if inference else workload.reduction(workload.outputs(dtype), device)
+        """How the loss adds up samples."""
         self.figures: dict[str, Figures] = {}
         """Of each layer, the hidden ones too, once `run` has ended."""
         self.whole: Whole | None = None

@@ -229,6 +229,19 @@ def remarks(
     return found
 
 
+def note(found: Reduction) -> str | None:
+    """The same for whoever doesn't train yet, without a batch; None for a mean."""
+    return {
+        "mean": None,
+        "sum": "the loss is the sum over samples, not their mean: runs train on the sum over the global batch",
+        "weighted": f"the loss is not the mean over samples, and runs in micro-batches refuse it: {found.reason};"
+        f" {found.hint}",
+        "mixed": "the loss depends on which samples it is given together, so runs train differently with other"
+        f" micro-batches and numbers of replicas ({found.reason})",
+        "unknown": f"whether the loss is a mean over samples was not found out: {found.reason}",
+    }[found.kind]
+
+
 _SHIFTED = {
     "current": (
         (

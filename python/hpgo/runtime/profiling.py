@@ -32,6 +32,7 @@ from hpgo.runtime.devices import check_types, device_named
 from hpgo.runtime.grouping import Grain
 from hpgo.runtime.heap import keep_freed
 from hpgo.runtime.layer_times import Bench, Figures, Whole
+from hpgo.runtime.losses import note
 from hpgo.runtime.workload import Workload
 
 if TYPE_CHECKING:
@@ -298,6 +299,8 @@ def _notes(
 ) -> Iterator[str]:
     if workload.built:
         yield f"the model is {workload.built}, as `architectures` says"
+    if benches[0].reduction is not None and (said := note(benches[0].reduction)):
+        yield said
     for rows, bench in zip(sizes, benches, strict=True):
         if bench.lacked is not None:
             yield f"there was no memory to measure layers together, and they ran one by one: {bench.lacked}"
