@@ -356,7 +356,7 @@ def test_ends_of_different_rows_are_told_apart(ends: list[str], cut: int) -> Non
 
 def deep_plan() -> hpgo.Plan:
     """A plan of layers whose names differ behind the sixteenth character only."""
-    layers = tuple(hpgo.Layer(name, name, (1.0,), (2.0,), (8.0,), 4.0) for name in DEEP)
+    layers = tuple(hpgo.Layer(name, name, (1.0 + at / 9,), (2.0,), (8.0,), 4.0) for at, name in enumerate(DEEP))
     profile = hpgo.Profile("deep", (1,), layers, tuple(pairwise(DEEP)), "made")
     count = len(DEEP)
     return hpgo.evaluate(
