@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.base.documents import parse
-from hpgo.base.wording import nearest_names
+from hpgo.base.wording import nearest_names, short_names, spans_of
 from hpgo.cli.main import group
 from hpgo.machine.presets import PRESETS
+from hpgo.show import report
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = """
@@ -331,3 +333,48 @@ def test_the_layers_of_the_ends_are_named_where_they_help(tmp_path: Path, monkey
     assert CliRunner().invoke(group, [*asked, "--first-layers", "4"]).exit_code == 0
     # The search finds such ends by itself.
     assert hpgo.choose_way("seven.yaml", "h100:1", global_batch_size=8, seq=512, fix={"pp": 2}).best.way.pipeline == 2
+
+
+# --- Names that are too long for a table ------------------------------------------------------------------------------
+
+DEEP = [f"transformer.h.{block}.{part}" for block in range(12) for part in ("ln_1", "attn.c_proj", "mlp.c_fc")]
+
+
+@given(st.lists(st.text("ab.0-_…", max_size=60), max_size=12))
+def test_different_names_are_never_shown_as_the_same_text(names: list[str]) -> None:
+    short = short_names(names)
+    assert set(short) == set(names)
+    assert len(set(short.values())) == len(set(names))
+    assert all(short[name] == name for name in names if len(name) <= 16) or any(len(name) > 16 for name in names)
+
+
+@given(st.lists(st.sampled_from(DEEP), min_size=1, max_size=8), st.integers(0, 40))
+def test_ends_of_different_rows_are_told_apart(ends: list[str], cut: int) -> None:
+    rows = [[name] for name in dict.fromkeys(ends)] + [[DEEP[0], DEEP[-1]]] * (cut > 20)
+    assert len(set(spans_of(rows))) == len(rows)
+
+
+def deep_plan() -> hpgo.Plan:
+    """A plan of layers whose names differ behind the sixteenth character only."""
+    layers = tuple(hpgo.Layer(name, name, (1.0,), (2.0,), (8.0,), 4.0) for name in DEEP)
+    profile = hpgo.Profile("deep", (1,), layers, tuple(pairwise(DEEP)), "made")
+    return hpgo.evaluate(
+        profile,
+        hpgo.Cluster.preset("dapple-c"),
+        [(count, [at]) for at, count in enumerate((3, 6, 12, 15))],
+        global_batch_size=8,
+    )
+
+
+def test_tables_markdown_and_pictures_show_both_ends_of_each_stage(tmp_path: Path) -> None:
+    plan = deep_plan()
+    for text in (str(plan), report.markdown(plan)):
+        for stage in plan.stages:
+            first, last = (name.removeprefix("transformer.") for name in (stage.layers[0], stage.layers[-1]))
+            assert f"…{first} … …{last}" in text
+        assert "transformer.h." not in text.split("forward")[0]
+    rows = hpgo.simulate(plan).row_names
+    assert len({row.partition("(")[2] for row in rows}) == len(rows)
+    path = tmp_path / "step.svg"
+    hpgo.simulate(plan).save(path)
+    assert "…h.0.mlp.c_fc" in path.read_text(encoding="utf-8")

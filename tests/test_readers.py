@@ -6,7 +6,10 @@ What a file may hold at most is bounded while it is read, and nested or repeated
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
 import os
+import re
 import resource
 import sys
 import threading
@@ -174,3 +177,128 @@ def test_plans_and_timelines_are_read_from_pipes_once(tmp_path: Path) -> None:
         writer.join(10)
         assert (tmp_path / "out.svg").read_text().startswith("<svg")
         (tmp_path / "out.svg").unlink()
+
+
+# --- Configurations of other simulators, dumps of torch, and packed files ---------------------------------------------
+
+
+def with_transfers_and_waits(schedule: hpgo.Schedule) -> str:
+    """Orders as torch dumps them: with transfers, a wait for each send, and what sharded parameters need."""
+    lines = []
+    for order in schedule.with_transfers():
+        stages = sorted({int(stage) for entry in order for stage in re.findall(r"(\d+)[FB]", entry)})
+        entries = [f"{stage}UNSHARD" for stage in stages] + order
+        entries += [entry.replace("SEND", "WAIT_SEND") for entry in order if "SEND" in entry]
+        for stage in stages:
+            entries += [f"{stage}REDUCE_GRAD", f"{stage}WAIT_REDUCE_GRAD", f"{stage}RESHARD"]
+        lines.append(",".join(entries))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_v", "dualpipe_v"])
+def test_orders_with_transfers_and_waits_are_those_without(name: str) -> None:
+    built = hpgo.schedule(name, ranks=2, micro_batches=4)
+    assert hpgo.Schedule.from_text(with_transfers_and_waits(built)) == built
+
+
+def test_dumps_recorded_from_torch_are_their_compute_entries_with_waits_or_without(reference: Path) -> None:
+    for line in (reference / "schedules/torch_comms.jsonl").read_text().splitlines():
+        actions = json.loads(line)["actions"]
+        plain = [[one for one in rank.split() if re.fullmatch(r"\d+[FBIW]\d+|\(.*", one)] for rank in actions]
+        waits = [re.sub(r"(\d+)(SEND_[FB]\d+)", r"\1\2 \1WAIT_\2", rank) for rank in actions]
+        waits = [re.sub(r"(\d+)(REDUCE_GRAD)", r"\1\2 \1WAIT_\2", rank) for rank in waits]
+        assert hpgo.Schedule.from_text("\n".join(actions)).orders == plain
+        assert hpgo.Schedule.from_text("\n".join(waits)).orders == plain
+
+
+@pytest.mark.parametrize("entry", ["0WAIT_RECV_F0", "0WAIT_SEND_I0", "0WAIT_SEND_F", "0WAIT_REDUCE_GRAD0", "0WAIT"])
+def test_waits_for_what_nobody_starts_are_no_entries(entry: str) -> None:
+    with pytest.raises(hpgo.ScheduleError, match=f"`{entry}` is not an action"):
+        hpgo.Schedule.from_text(f"0F0,0B0,{entry}")
+
+
+def simulated(folder: Path, configuration: dict[str, object]) -> float:
+    """Seconds that `hpgo simulate` says a configuration takes."""
+    path = folder / "one.yaml"
+    path.write_text(json.dumps(configuration))
+    done = CliRunner().invoke(group, ["simulate", "--config", str(path), "--no-visualization", "--json"])
+    assert done.exit_code == 0, done.exception
+    return hpgo.Timeline.from_json(done.stdout).makespan_s
+
+
+def test_configurations_of_another_simulator_count_stages_and_time_each(tmp_path: Path) -> None:
+    ours = hpgo.simulate(
+        hpgo.schedule("interleaved", ranks=2, micro_batches=4), forward_s=1.5, backward_s=2.5, latency_s=0.25
+    )
+    asked = {"num_devices": 2, "num_stages": 4, "num_batches": 4, "strategy": "1f1b_interleave", "p2p_latency": 0.25}
+    times = {"forward": 1.5, "backward": 2.5}
+    assert simulated(tmp_path, asked | {"op_times": times}) == pytest.approx(ours.makespan_s)
+    each = {"forward": {"0": 1.5, "1": 1.5, "2": 1.5, "3": 1.5}, "backward": 2.5}
+    assert simulated(tmp_path, asked | {"op_times": each}) == pytest.approx(ours.makespan_s)
+    one = hpgo.simulate(hpgo.schedule("1f1b", ranks=3, micro_batches=4), forward_s=1, backward_s=2)
+    assert simulated(tmp_path, {"num_devices": 3, "num_batches": 4}) == pytest.approx(one.makespan_s)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"strategy": "1f1b_interleav"}, "there is no strategy `1f1b_interleav`"),
+        ({"num_stages": 5}, "`num_stages` is 5, but it must be a multiple of the 2 devices"),
+        ({"op_times": {"forwards": 1}}, "`forwards` is unknown"),
+        ({"op_times": {"forward": {"7": 1}}}, "`7` is unknown"),
+        ({"op_times": {"forward": -1}}, "`forward` holds -1"),
+        ({"forward_times": [1]}, "`forward_times` is unknown"),
+    ],
+)
+def test_what_such_a_configuration_gets_wrong_is_named(wrong: dict[str, object], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps({"num_devices": 2, "num_stages": 4, "num_batches": 4} | wrong))
+    done = CliRunner().invoke(group, ["simulate", "--config", str(path), "--no-visualization"])
+    assert isinstance(done.exception, hpgo.ArgumentError), done.output
+    assert said in done.exception.message
+
+
+def test_recorded_steps_of_that_simulator_are_met_from_its_own_keys(reference: Path, tmp_path: Path) -> None:
+    compared = 0
+    for line in (reference / "schedules/victarry.jsonl").read_text().splitlines()[::4]:
+        row = json.loads(line)
+        same = {"1f1b", "1f1b_overlap", "zb1p"} | (
+            {"1f1b_interleave"} if row["num_batches"] % row["num_devices"] == 0 else set()
+        )
+        if row["strategy"] in same:
+            keys = ("strategy", "num_devices", "num_stages", "num_batches", "p2p_latency", "op_times")
+            assert simulated(tmp_path, {key: row[key] for key in keys}) == pytest.approx(row["makespan"])
+            compared += 1
+    assert compared > 20
+
+
+def test_packed_files_are_read_whatever_their_name(tmp_path: Path) -> None:
+    timeline = hpgo.simulate(hpgo.schedule("1f1b", ranks=2, micro_batches=2))
+    for name in ("run.timeline.json.gz", "run.timeline.json"):
+        (tmp_path / name).write_bytes(gzip.compress(timeline.to_json().encode()))
+        assert hpgo.Timeline.read(tmp_path / name).makespan_s == timeline.makespan_s
+    profile = hpgo.read_profile("vgg-16")
+    hpgo.write_profile(profile, tmp_path / "plain.txt")
+    packed = tmp_path / "vgg-16-pbs-32.txt.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "plain.txt").read_bytes()))
+    assert hpgo.read_profile(packed).batch_sizes == (32,), "the name says it in front of its endings"
+    assert hpgo.read_profile(packed).name == "vgg-16"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(lambda data: data[:-9], "damaged"), (lambda data: data[:30] + b"\0" * 9 + data[39:], "damaged")],
+)
+def test_damaged_packed_files_are_named(change: Callable[[bytes], bytes], said: str, tmp_path: Path) -> None:
+    text = hpgo.simulate(hpgo.schedule("1f1b", ranks=2, micro_batches=2)).to_json()
+    (tmp_path / "a.json.gz").write_bytes(change(gzip.compress(text.encode())))
+    with pytest.raises(hpgo.ArgumentError, match=rf"a\.json\.gz is packed by gzip, and {said}"):
+        hpgo.Timeline.read(tmp_path / "a.json.gz")
+
+
+def test_a_packed_file_that_holds_too_much_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "bomb.json.gz", "wb", compresslevel=9) as file:
+        for _ in range(80):
+            file.write(b" " * 2**20)
+    with pytest.raises(hpgo.ProfileError, match="more than 64 MiB when it is unpacked"):
+        hpgo.read_profile(tmp_path / "bomb.json.gz")

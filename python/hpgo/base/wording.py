@@ -85,21 +85,67 @@ def _is_one_slip(typed: str, name: str) -> bool:
     return one[1:] == other[1:] or one[1:] == other or one == other[1:] or one == other[1::-1] + other[2:]
 
 
-def span_of(names: Sequence[str]) -> str:
-    """Names in a row, told by their ends; long ones are cut.
+def span_of(names: Sequence[str]) -> tuple[list[str], str]:
+    """Return names in a row as their ends and what stands behind these, which is a range if they count on.
 
     >>> span_of(["encoder-1", "encoder-2", "encoder-3"]), span_of(["input", "embedding", "encoder-1"])
-    ('encoder 1–3', 'input … encoder-1')
+    ((['encoder'], ' 1–3'), (['input', 'encoder-1'], ''))
     """
     first, last = (re.fullmatch(r"(.*?)[-_. ]?(\d{1,9})", name, re.DOTALL) for name in (names[0], names[-1]))
     alike = first and last and first[1] == last[1] != "" and int(last[2]) - int(first[2]) == len(names) - 1
     if first and last and alike and len(names) > 1:
-        return f"{_cut(first[1])} {first[2]}–{last[2]}"
-    return _cut(names[0]) if len(names) == 1 else f"{_cut(names[0])} … {_cut(names[-1])}"
+        return [first[1]], f" {first[2]}–{last[2]}"
+    return [names[0]] if len(names) == 1 else [names[0], names[-1]], ""
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= 16 else f"{name[:15]}…"
+def spans_of(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return several rows of names, each told by its ends: different names are never told alike.
+
+    >>> spans_of([["embedding", "encoder-1"], ["encoder-2", "encoder-3"]])
+    ['embedding … encoder-1', 'encoder 2–3']
+    """
+    ends = [span_of(names) for names in rows]
+    short = short_names([name for names, _ in ends for name in names])
+    return [" … ".join(short[name] for name in names) + counted_on for names, counted_on in ends]
+
+
+def short_names(names: Iterable[str], *, most: int = 16) -> dict[str, str]:
+    """Return a short text for each name, which no other one has.
+
+    Names with more than `most` characters lose the beginning that they share, and then their middle.
+
+    >>> short_names(["transformer.h.0.attn.c_proj", "transformer.h.11.mlp"])
+    {'transformer.h.0.attn.c_proj': '…h.0.attn.c_proj', 'transformer.h.11.mlp': '…h.11.mlp'}
+    >>> short_names(["wte", "a.name.of.forty.characters.with.all.parts"])["a.name.of.forty.characters.with.all.parts"]
+    'a.name.o…racters.with.all.parts'
+    """
+    whole = list(dict.fromkeys(names))
+    shared = _shared([name for name in whole if len(name) > most])
+    room = 2 * most
+    while True:
+        short = {name: _short(name, shared if len(name) > most else 0, room) for name in whole}
+        if len(set(short.values())) == len(whole):
+            return short
+        if room > max(map(len, whole)):
+            return {name: name for name in whole}
+        room *= 2
+
+
+def _short(name: str, shared: int, room: int) -> str:
+    text = f"…{name[shared:]}" if shared else name
+    head = room // 4
+    return text if len(text) <= room else f"{text[:head]}…{text[head + 1 - room :]}"
+
+
+def _shared(names: Sequence[str]) -> int:
+    """How many characters of the names' common beginning may be left out: whole parts, and no name before a number."""
+    if len(names) < 2:
+        return 0
+    first, last = min(names), max(names)
+    common = next((at for at, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+    ends = [found.end() for found in re.finditer(r"[-_./: ]", first[:common])]
+    fitting = [end for end in ends if end > 1 and not any(name[end : end + 1].isdigit() for name in names)]
+    return max(fitting, default=0)
 
 
 def counted(number: int, thing: str) -> str:

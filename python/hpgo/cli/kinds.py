@@ -118,7 +118,7 @@ def _large_enough(name: str) -> str:
     return f"-c h100:{machines} -b {max(64, 8 * machines)}"
 
 
-def lacks_seq(params: Mapping[str, Any]) -> ArgumentError | None:
+def lacks_seq(params: Mapping[str, Any]) -> HpgoError | None:
     """Return the error for `hpgo plan` of a transformer without `--seq`; None if PROFILE is no transformer."""
     from hpgo.model.builtin import MODELS
     from hpgo.model.formats.transformers import transformer_of

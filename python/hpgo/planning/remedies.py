@@ -27,7 +27,8 @@ _FIELDS = {
     "micro_batch_size": "micro_batch_size",
 }  # fmt: skip
 """Arguments of `hpgo.price`, and the fields of `Way` that they become."""
-_MOST = 4096  # values of one degree that are tried: 20 ms
+_MOST = 1024  # numbers of GPUs that are tried. Not tuned.
+_NEAR = 8  # values of each of two degrees that are tried together. Twice as many take four times as long. Not tuned.
 
 
 def of_price(
@@ -41,8 +42,8 @@ def of_price(
     def accepts(changes: Mapping[str, int]) -> bool:
         fields = {_FIELDS.get(name, name): value for name, value in changes.items()}
         count, batch = fields.pop("devices", gpus), fields.pop("global_batch_size", global_batch_size)
-        if changes.get("tp") == 1:
-            fields["sequence"] = False
+        if "tp" in changes and (way.tensor == 1 or changes["tp"] == 1):
+            fields["sequence"] = changes["tp"] > 1  # as `hpgo.price` has it if nothing is said
         try:
             tried = replace(way, **fields)  # type: ignore[arg-type]  # all are whole numbers
             check_degrees(model, tried, seq=seq)
@@ -153,7 +154,9 @@ def _pairs(
     accepts: Callable[[Mapping[str, int]], bool],
 ) -> list[str]:
     """Two degrees that are accepted together, where no single one is."""
-    known = {name: [*each][:64] for name, each in values.items()}
+    known = {
+        name: sorted(each, key=lambda one, name=name: abs(one - now[name]))[:_NEAR] for name, each in values.items()
+    }
     for one in blamed or ["pp"]:
         for other in (name for name in known if name != one):
             pairs = product(known[one], known[other])

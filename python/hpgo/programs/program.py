@@ -16,7 +16,7 @@ from hpgo.base.checks import MOST_GPUS, check_is, check_text, device_number, lis
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
-from hpgo.base.wording import as_whole, exactly, shown, span_of
+from hpgo.base.wording import as_whole, exactly, shown, spans_of
 from hpgo.programs.costs import Costs, StageBytes
 from hpgo.programs.orders import Schedule
 from hpgo.programs.ranks import GradientSum, ProgramStage, RankProgram, even_rows, rank_actions, rank_stages
@@ -104,6 +104,8 @@ class Program(Record):
         of_rank: dict[int, list[ProgramStage]] = {}
         for rank, stage in zip(self.schedule.rank_of_stage, self.stages, strict=True):
             of_rank.setdefault(rank, []).append(stage)
+        rows = [stage.layers for stage in self.stages]
+        said = dict(zip(rows, spans_of(rows), strict=True))
         kinds = [kind for kind, count in zip(self.device_types, self.machines, strict=False) for _ in range(count)]
         names = []
         for rank in range(self.schedule.ranks):
@@ -111,7 +113,7 @@ class Program(Record):
             here = sorted({kinds[device] for device in of_rank[rank][0].devices}) if kinds else []
             kind = " and ".join(here) or "devices"
             devices = [f"{count} × {kind}" if here else f"{count} {kind}"] if count > 1 else here
-            layers = [", ".join(dict.fromkeys(span_of(stage.layers) for stage in of_rank[rank]))]
+            layers = [", ".join(dict.fromkeys(said[stage.layers] for stage in of_rank[rank]))]
             names.append(f"{self.row} {rank} ({', '.join([*devices, *layers])})")
         return tuple(names)
 

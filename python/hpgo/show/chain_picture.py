@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import printable
+from hpgo.base.wording import printable, short_names
 from hpgo.draw.axis import number_text, ticks, time_unit
 from hpgo.draw.fonts import fitted
 from hpgo.draw.options import Options
@@ -16,6 +16,8 @@ from hpgo.draw.svg import svg as svg_of
 from hpgo.show.chain_report import megabytes, proof
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hpgo.planning.chain.plans import ChainPlan
 
 _MARGIN, _TOP, _ROW, _BAR, _THIN = 16.0, 84.0, 44.0, 16.0, 8.0
@@ -36,8 +38,9 @@ def _scene(plan: ChainPlan) -> Scene:
     title = printable(f"{plan.model}: {every}, {plan.samples_per_s:.4g} samples/s")
     bottom = _TOP + _ROW * len(plan.stages)
     items = [*_head(title), *_axis(plan.interval_s, bottom)]
+    hosts = short_names(host for stage in plan.stages for host in stage.hosts)
     for index in range(len(plan.stages)):
-        items += _stage(plan, index)
+        items += _stage(plan, index, hosts)
     described = "; ".join(
         f"stage {number} on {', '.join(stage.hosts)}: {plan.utilisation(stage):.0%} busy"
         for number, stage in enumerate(plan.stages, 1)
@@ -70,13 +73,14 @@ def _axis(pace_s: float, bottom: float) -> list[Item]:
     ]
 
 
-def _stage(plan: ChainPlan, index: int) -> list[Item]:
+def _stage(plan: ChainPlan, index: int, short: Mapping[str, str]) -> list[Item]:
     stage, hop = plan.stages[index], plan.hops[index + 1]
     top = _TOP + _ROW * index + 4
     px_per_s = _WIDE / plan.interval_s if plan.interval_s else 0.0
     layers = f"layer {stage.first}" if stage.first == stage.last else f"layers {stage.first}–{stage.last}"
     layers = ", ".join(stage.layers) or layers
-    shown = ", ".join(stage.hosts[:2]) + (f" +{len(stage.hosts) - 2}" if len(stage.hosts) > 2 else "")
+    others = f" +{len(stage.hosts) - 2}" if len(stage.hosts) > 2 else ""
+    shown = ", ".join(short[host] for host in stage.hosts[:2]) + others
     at = _LEFT + _WIDE + _GAP
     held = stage.memory_bytes / stage.host_memory_bytes
     memory, capacity = megabytes(stage.memory_bytes, plan.units), megabytes(stage.host_memory_bytes, plan.units)

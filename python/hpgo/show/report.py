@@ -10,14 +10,14 @@ import math
 import re
 import textwrap
 from collections import Counter
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpgo.base.tables import markdown as markdown_table
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import above, counted, percent, printable, times
+from hpgo.base.wording import above, counted, percent, printable, short_names, times
 from hpgo.model.profile import Profile
 from hpgo.planning import limits
 from hpgo.planning.notes import VARY
@@ -190,7 +190,7 @@ def _who(plan: Plan, run: range) -> tuple[object, ...]:
     each = " each" if len(run) > 1 else ""
     return (
         numbers(run),
-        _ends(first.layers[0], last.layers[-1], alone=len(run) == len(first.layers) == 1),
+        _ends(plan, first.layers[0], last.layers[-1], alone=len(run) == len(first.layers) == 1),
         f"{len(first.layers)}{each}",
         *((ranged(min(groups), max(groups)), devices) if plan.chunks > 1 else (devices, f"{first.replicas}{each}")),
         _samples(plan.micro_batch_size, first),
@@ -485,14 +485,20 @@ def device_ranges(devices: Iterable[int]) -> str:
     return ",".join(said)
 
 
-def layer_range(stage: Stage) -> str:
+def layer_range(plan: Plan, stage: Stage) -> str:
     """First and last layer."""
-    return _ends(stage.layers[0], stage.layers[-1], alone=len(stage.layers) == 1)
+    return _ends(plan, stage.layers[0], stage.layers[-1], alone=len(stage.layers) == 1)
 
 
-def _ends(first: str, last: str, *, alone: bool) -> str:
-    first, last = (name if len(name) <= 16 else f"{name[:15]}…" for name in (first, last))
-    return first if alone else f"{first} … {last}"
+def _ends(plan: Plan, first: str, last: str, *, alone: bool) -> str:
+    short = _short_names(tuple((stage.layers[0], stage.layers[-1]) for stage in plan.stages))
+    return short[first] if alone else f"{short[first]} … {short[last]}"
+
+
+@lru_cache(maxsize=16)
+def _short_names(ends: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Of the first and the last layers of a plan's stages."""
+    return short_names(name for pair in ends for name in pair)
 
 
 def shape(plan: Plan) -> str:

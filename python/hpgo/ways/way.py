@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,12 +108,12 @@ class Way:
             if getattr(self, end) is not None:
                 whole(end, getattr(self, end))
                 if self.pipeline == 1:
-                    raise ArgumentError(f"{end} is of a pipeline, whose degree is 1", "raise pipeline")
+                    raise ArgumentError(f"{end} is of a pipeline, whose degree is 1", "raise pp")
         if self.sequence and self.tensor == 1:
-            raise ArgumentError("sequence parallelism needs tensor parallelism, whose degree is 1", "raise tensor")
+            raise ArgumentError("sequence parallelism needs tensor parallelism, whose degree is 1", "raise tp")
         if self.chunks > 1 and self.pipeline == 1:
             raise ArgumentError(
-                f"{self.chunks} stages on each GPU need a pipeline, whose degree is 1", "raise pipeline, or take 1"
+                f"{self.chunks} stages on each GPU need a pipeline, whose degree is 1", "raise pp, or take vpp 1"
             )
         if self.splits:
             self._check_split()
@@ -348,7 +349,7 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
             message = f"tp {way.tensor} does not divide {said} {model_said}"
             raise DegreeError(message, nearest(way.tensor, fitting), ("tp",))
     if way.expert > 1 and not model.experts:
-        raise ArgumentError(f"ep {way.expert} shares experts, of which `{model.name}` has none", "take ep 1")
+        raise DegreeError(f"ep {way.expert} shares experts, of which `{model.name}` has none", "take ep 1", ("ep",))
     if model.experts and model.experts % way.expert:
         raise DegreeError(
             f"ep {way.expert} does not divide the {model.experts} experts {model_said}",
@@ -362,7 +363,7 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
         )
     parts = 2 * way.context if way.context > 1 else 1  # each GPU has one part from the front and one from the end
     if seq % parts or (way.sequence and seq // way.context % way.tensor):
-        fitting = [d for d in range(1, min(seq, 1024) + 1) if seq % (2 * d) == 0 and seq // d % way.tensor == 0]
+        fitting = _contexts(seq, way.tensor)
         raise DegreeError(
             f"cp {way.context} does not part sequences of {seq} tokens into {parts} for each of {way.tensor}",
             nearest(way.context, fitting) if fitting else "choose a length that is a power of two",
@@ -382,10 +383,7 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
                 f"{way.named_pipeline()} does not part the {model.layers} layers {model_said}",
                 "ranks between the ends have equally many layers, and each rank's stages, too",
             )
-        fitting = [
-            d for d in range(1, model.layers + 3)
-            if stage_layers(model.layers, d * way.chunks, laid_out=laid_out) is not None
-        ]  # fmt: skip
+        fitting = _pipelines(model.layers, way.chunks, laid_out=laid_out)
         degree = f"pp {way.pipeline}" + (f" with {way.chunks} stages each" if way.chunks > 1 else "")
         raise DegreeError(
             f"{degree} does not divide the {model.layers} layers {model_said}, nor {model.layers + 2} with"
@@ -393,6 +391,19 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
             nearest(way.pipeline, fitting) if fitting else "lower the number of stages on each GPU",
             ("pp", "vpp") if way.chunks > 1 else ("pp",),
         )
+
+
+@lru_cache(maxsize=256)
+def _pipelines(layers: int, chunks: int, *, laid_out: bool) -> list[int]:
+    """Degrees of pipeline parallelism that part so many layers."""
+    degrees = range(1, layers + 3)
+    return [d for d in degrees if stage_layers(layers, d * chunks, laid_out=laid_out) is not None]
+
+
+@lru_cache(maxsize=256)
+def _contexts(seq: int, tensor: int) -> list[int]:
+    """Degrees of context parallelism that part a sequence."""
+    return [d for d in range(1, min(seq, 1024) + 1) if seq % (2 * d) == 0 and seq // d % tensor == 0]
 
 
 def check_batch(way: Way, global_batch_size: int) -> None:

@@ -183,7 +183,7 @@ def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
     group = next(number for number, group in enumerate(plan.groups) if at in group.stages)
     text = stages_text([(layers, list(stage.devices))])
     said = [
-        ("layers", f"{len(stage.layers)}: {report.layer_range(stage)}"),
+        ("layers", f"{len(stage.layers)}: {report.layer_range(plan, stage)}"),
         ("devices", f"{report.device_ranges(stage.devices)} ({counted(stage.replicas, 'replica')})"),
         ("samples of a micro-batch", f"{stage.share} on the fullest replica"),
         ("in flight", counted(stage.in_flight, "micro-batch")),
