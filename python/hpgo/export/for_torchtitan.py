@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_python, in_toml
+from hpgo.export import precision
 from hpgo.export.jobs import Job
 
 if TYPE_CHECKING:
@@ -30,11 +31,13 @@ def toml(given: object, target: Target, place: Place) -> dict[str, str]:
         raise ArgumentError(
             f"{target.label} can't replicate a model that tensor parallelism splits", "plan with `--shard-optimizer`"
         )
+    kept = precision.torchtitan(job)
     lines = [
         *(f"# {line}" for line in job.header(CLIPPING, *_notes(job))),
         "[training]",
         f"global_batch_size = {job.program.global_batch_size}",
         f"local_batch_size = {_local_batch_size(job)}",
+        *([] if kept is None else [f'mixed_precision_param = "{kept}"']),
         "",
         "[parallelism]",
         *(f"{key} = {in_toml(value) if isinstance(value, str) else value}" for key, value in _degrees(job).items()),
@@ -60,6 +63,8 @@ def python(given: object, target: Target, place: Place) -> dict[str, str]:
         "training.global_batch_size": job.program.global_batch_size,
         "training.local_batch_size": _local_batch_size(job),
     } | {f"parallelism.{key}": value for key, value in _degrees(job).items()}
+    if (kept := precision.torchtitan(job)) is not None:
+        settings["training.mixed_precision_param"] = kept
     if job.ranks > 1:
         # It captures no CUDA graphs of a pipeline, and says so before it starts.
         settings["training.disable_cuda_graphs"] = True
