@@ -232,7 +232,7 @@ def test_torchtitan_sums_up_passes_where_there_is_no_pipeline(target: str) -> No
     plan = priced([3], replicas=2, share=2, micro_batches=4)
     text = main(plan, target)
     training = tomllib.loads(text)["training"] if "0.2" in target else _section(assigned(text), "training")
-    assert training == {"global_batch_size": 16, "local_batch_size": 2}
+    assert training == {"global_batch_size": 16, "local_batch_size": 2, "mixed_precision_param": "float32"}
     assert list(export.files(plan, target)) == ["job.toml" if "0.2" in target else "planned.py"]
 
 
@@ -777,3 +777,46 @@ def test_the_example_tells_idle_ranks_and_what_it_lacks(tmp_path: Path) -> None:
     assert said("plan.json", RANK="0", WORLD_SIZE="2").stderr == "the plan needs 3 ranks, not 2\n"
     assert said("none.json", RANK="0", WORLD_SIZE="3").stderr.startswith("error: file not found: `none.json`")
     assert "RANK" in said("plan.json").stderr
+
+
+OPTIMIZERS = ["adam-fp32", "adam-bf16", "adam-bf16-fp32-gradients", "sgd", "sgd-momentum"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("target", TRAINING)
+def test_the_precision_that_was_priced_is_a_setting_or_a_refusal(target: str, optimizer: Any) -> None:
+    plan = priced([2, 2], weights=hpgo.MemoryModel.preset(optimizer))
+    if target.startswith("torchtitan") and optimizer not in {"adam-fp32", "adam-bf16-fp32-gradients"}:
+        with pytest.raises(hpgo.ArgumentError, match=r"sums gradients in fp32|has no SGD") as caught:
+            export.files(plan, target)
+        assert "adam-fp32" in caught.value.hint
+        return
+    text = main(plan, target)
+    assert f"memory is priced for {optimizer}: " in text
+    narrow = optimizer.startswith("adam-bf16")
+    if target.startswith("megatron@"):
+        told = arguments(text)
+        assert ("bf16" in told) == narrow
+        assert ("grad-reduce-in-bf16" in told) == (optimizer == "adam-bf16")
+        assert ("accumulate-allreduce-grads-in-fp32" in told) == (optimizer == "adam-bf16-fp32-gradients")
+        assert told.get("optimizer", "adam") == optimizer.partition("-")[0]
+        assert ("sgd-momentum" in told) == (optimizer == "sgd")
+    elif target.startswith("torchtitan"):
+        (word,) = [line for line in text.splitlines() if "mixed_precision_param" in line]
+        assert ("bfloat16" in word) == narrow
+    elif target.startswith("deepspeed"):
+        config = assigned(text)["CONFIG"]
+        assert config.get("bf16", {}).get("enabled", False) == narrow
+        types = {"adam-bf16": "bf16", "adam-bf16-fp32-gradients": "fp32"}
+        assert config.get("data_types", {}).get("grad_accum_dtype") == types.get(optimizer)
+
+
+def test_sgd_whose_state_replicas_share_is_refused_by_megatron() -> None:
+    plan = priced([2, 2], replicas=2, weights=hpgo.MemoryModel.preset("sgd-momentum", shard_optimizer=True))
+    with pytest.raises(hpgo.ArgumentError, match="shares the state of Adam alone"):
+        export.files(plan, "megatron")
+
+
+def test_memory_of_no_known_optimizer_is_said() -> None:
+    plan = priced([2, 2], weights=hpgo.MemoryModel(gradients_per_weight=0.5, optimizer_per_weight=3))
+    assert "gradients of 0.5 and optimizer state of 3 times the weights" in main(plan, "megatron")

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -339,7 +340,8 @@ print("srun", *sys.argv[1:at])
 def test_slurm_gets_a_component_for_machines_that_are_alike_and_numbers_ranks_as_the_plan(
     sizes: tuple[int, ...], kinds: str, components: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = launch.slurm(job(machines(*sizes, kinds=kinds), *ARGUMENTS), sbatch=["partition=gpu", "time=1:00:00"])
+    options = ["partition=gpu", "time=1:00:00"]
+    text = launch.slurm(job(machines(*sizes, kinds=kinds), *ARGUMENTS), port=29500, sbatch=options)
     asked = [[]]  # type: list[list[str]]
     for line in re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE):
         if line == "hetjob":
@@ -373,6 +375,43 @@ def test_slurm_gets_a_component_for_machines_that_are_alike_and_numbers_ranks_as
     assert meets == {("node-0", "29500")}
     assert ("--het-group=0-" in done.stdout) == (len(shapes) > 1)
     assert not list(place.rglob("pwned"))
+
+
+@pytest.mark.parametrize("variable", ["SLURM_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK_HET_GROUP_0"])
+def test_srun_gets_the_processors_and_the_container_and_a_port_that_nobody_has(
+    variable: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["cpus-per-task=12", "container-image=nvcr.io#nvidia/pytorch:26.01-py3", "container-mounts=/data:/data"]
+    text = launch.slurm(job(machines(2, 2)), sbatch=options)
+    assert "#SBATCH --cpus-per-task=12" in text
+    assert not re.search("^#SBATCH.*container", text, re.MULTILINE)
+    for name, does in (
+        ("srun", 'echo "$SRUN_CPUS_PER_TASK $OMP_NUM_THREADS $MASTER_PORT $*"'),
+        ("scontrol", "echo node-0; echo node-1"),
+    ):
+        (place / "bin" / name).write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
+        (place / "bin" / name).chmod(0o755)
+    for name, value in (("SLURM_JOB_NODELIST", "node-[0-1]"), (variable, "12"), ("SLURM_JOB_ID", "70007")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 20007))
+        taken.listen()
+        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    processors, threads, port, *words = done.stdout.split()
+    assert (processors, threads) == ("12", "12")
+    assert 20007 < int(port) < 30000
+    image, mounts = "--container-image=nvcr.io#nvidia/pytorch:26.01-py3", "--container-mounts=/data:/data"
+    assert words.index(image) < words.index(mounts) < words.index("bash")
+
+
+def test_jobs_of_one_machine_meet_at_a_free_port_unless_one_is_given() -> None:
+    for write in (launch.local, launch.torchrun):
+        assert "$((20000 + $$ % 10000))" in write(job(machines(3)))
+        assert "20000" not in write(job(machines(3)), port=1234)
+    several = launch.torchrun(job(machines(2, 2)), hosts=["node-a", "node-b"])
+    assert "--master-port=29500" in several
 
 
 def _slurm_answers() -> bool:

@@ -82,7 +82,11 @@ def test_torchtitan_is_told_the_same_in_both_forms() -> None:
     assert [[name for name in part if "." in name] for part in new["PARTS"]] == [
         [name for name in part if "." in name] for part in old["parallelism"]["module_fqns_per_model_part"]
     ]
-    assert new["SHAPE"] == {"layers": 32, "dim": 4096, "vocab_size": 128256}
+    assert new["SHAPE"] == {
+        "layers": 32, "dim": 4096, "vocab_size": 128256, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128, "ffn": 14336,
+        "qk_norm": False, "biases": False, "tied": False,
+    }  # fmt: skip
+    assert (new["EPSILON"], new["ROPE"]) == (1e-5, {"theta": 5e5, "scaling": "none"})
     order = export.files(plan, "torchtitan")["order.csv"]
     assert len(order.splitlines()) == 2
     counted = made("llama-3-8b", tp=2, pp=2, vpp=2, zero=2, overlap=False, dtensor=True, micro_batch_size=2, devices=16)

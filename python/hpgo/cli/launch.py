@@ -39,7 +39,12 @@ _SECTIONS = {
 @click.option(
     "--hosts", "hosts_file", type=FILE, metavar="FILE", help="torchrun, ssh-hosts: a line for each machine, in order."
 )
-@click.option("--port", type=int, metavar="N", help="local, torchrun, slurm, ssh-hosts: where rank 0 listens; 29500.")
+@click.option(
+    "--port",
+    type=int,
+    metavar="N",
+    help="local, torchrun, slurm, ssh-hosts: port of rank 0; a free one, or 29500 if several machines must agree.",
+)
 @click.option(
     "--python",
     default="python3",

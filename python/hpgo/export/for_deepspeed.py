@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_python
+from hpgo.export import precision
 from hpgo.export.jobs import Job
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
         "gradient_accumulation_steps": job.program.micro_batches,
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": 1 if job.program.shard_optimizer and job.replicas > 1 else 0},
+        **precision.deepspeed(job),
     }
     # One group of all of a stage's layers: what the plan's memory counts with.
     interval = max(map(len, job.layers)) if job.program.recompute else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_shell
+from hpgo.export import precision
 from hpgo.export.jobs import Job, group_size
 from hpgo.programs.recomputation import group_of
 
@@ -25,7 +26,7 @@ _NAMES = {"microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtu
 def arguments(given: object, target: Target, place: Place) -> dict[str, str]:
     """One argument a line, each quoted for a shell, under comments."""
     job = Job.of(given, target, place)
-    told = settings(job).items()
+    told = (settings(job) | precision.megatron(job)).items()
     words = [f"--{_NAMES.get(key, key).replace('_', '-')}{_value(value)}" for key, value in told if value is not False]
     comments = job.header(
         "pass them on: grep -v '^#' FILE | xargs torchrun ... pretrain_gpt.py ...",
@@ -76,5 +77,5 @@ def layout(counts: Sequence[int], further: int = 0) -> str:
     return f"E{'|'.join(f't*{count}' if count else '' for count in counts)}{'m' * further}L"
 
 
-def _value(value: int | str | bool) -> str:
+def _value(value: float | str | bool) -> str:
     return "" if value is True else f" {in_shell(str(value))}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_python, in_toml
+from hpgo.export import precision
 from hpgo.export.jobs import Job
 
 if TYPE_CHECKING:
@@ -19,6 +20,43 @@ if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
 
 ORDER = "order.csv"
+_RAISE = '        raise ValueError(f"this is planned for a model of {SHAPE}, but this one has {found}")'
+_START = (
+    "def mine():",
+    "    from torchtitan.models.llama3.config_registry import llama3_8b  # or that of your model",
+    "",
+    "    return planned(llama3_8b())",
+)
+"""Lines of a user's module, where a plan knows its blocks alone."""
+_WHOLE_SHAPE = """
+
+def shapes_of(model):
+    \"\"\"The shape that each layer has a part in.\"\"\"
+    for layer in model.layers:
+        attention, mlp = layer.attention, layer.feed_forward
+        yield {
+            "layers": len(model.layers),
+            "dim": model.dim,
+            "vocab_size": model.vocab_size,
+            "n_heads": attention.n_heads,
+            "n_kv_heads": attention.n_kv_heads or attention.n_heads,
+            "head_dim": attention.head_dim or model.dim // attention.n_heads,
+            "ffn": mlp.w1.out_features,
+            "qk_norm": attention.qk_norm is not None,
+            "biases": any(one.bias for one in (attention.wo, mlp.w1, mlp.w2, mlp.w3)),
+            "tied": model.enable_weight_tying,
+        }
+
+
+def norms_of(model):
+    \"\"\"All norms of the model.\"\"\"
+    yield model.norm
+    for layer in model.layers:
+        yield from (layer.attention_norm, layer.ffn_norm)
+        if layer.attention.qk_norm is not None:
+            yield layer.attention.qk_norm
+""".splitlines()
+"""Functions that read a Llama or a Qwen3 of torchtitan 0.3 (`models/llama3`, `models/qwen3`)."""
 CLIPPING = "gradients are clipped at norm 1 unless training.max_norm says otherwise; the plan's price leaves that out"
 
 
@@ -30,11 +68,13 @@ def toml(given: object, target: Target, place: Place) -> dict[str, str]:
         raise ArgumentError(
             f"{target.label} can't replicate a model that tensor parallelism splits", "plan with `--shard-optimizer`"
         )
+    kept = precision.torchtitan(job)
     lines = [
         *(f"# {line}" for line in job.header(CLIPPING, *_notes(job))),
         "[training]",
         f"global_batch_size = {job.program.global_batch_size}",
         f"local_batch_size = {_local_batch_size(job)}",
+        *([] if kept is None else [f'mixed_precision_param = "{kept}"']),
         "",
         "[parallelism]",
         *(f"{key} = {in_toml(value) if isinstance(value, str) else value}" for key, value in _degrees(job).items()),
@@ -60,6 +100,8 @@ def python(given: object, target: Target, place: Place) -> dict[str, str]:
         "training.global_batch_size": job.program.global_batch_size,
         "training.local_batch_size": _local_batch_size(job),
     } | {f"parallelism.{key}": value for key, value in _degrees(job).items()}
+    if (kept := precision.torchtitan(job)) is not None:
+        settings["training.mixed_precision_param"] = kept
     if job.ranks > 1:
         # It captures no CUDA graphs of a pipeline, and says so before it starts.
         settings["training.disable_cuda_graphs"] = True
@@ -81,11 +123,17 @@ def module(
     parts: Sequence[Sequence[str]],
     place: Place,
     full: bool,
+    start: Sequence[str] = _START,
+    arithmetic: Mapping[str, object] | None = None,
 ) -> str:
-    """A Python module that sets what `what` decides, for a model of this `shape`: numbers by their names in its config.
+    """A Python module that sets what `what` decides, for a model of this `shape`, by the names in `_WHOLE_SHAPE`.
 
-    `parts` are the modules of each stage, none without a pipeline; `full` is whether layers are computed anew.
+    `parts` are the modules of each stage, none without a pipeline; `full` is whether layers are computed anew. `start`
+    are lines of a user's module, and `arithmetic` is set in the model: the epsilon of its norms, and fields of RoPE.
     """
+    whole = len(shape) > 1
+    changed = dict(arithmetic or {})
+    epsilon = changed.pop("eps", None)
     assigned = [f"    {key} = {in_python(value)}" for key, value in settings.items()]
     piped: list[str] = []
     if parts:
@@ -104,10 +152,7 @@ def module(
         "",
         "In a module of yours, say my_configs.py, for `--module my_configs --config mine`:",
         "",
-        "    from torchtitan.models.llama3.config_registry import llama3_8b",
-        "",
-        "    def mine():",
-        "        return planned(llama3_8b())",
+        *(f"    {line}" if line else "" for line in start),
         '"""',
         "",
         *(f"# {line}" for line in comments),
@@ -117,15 +162,31 @@ def module(
         "",
         *(["from torchtitan.distributed.activation_checkpoint import FullAC", ""] if full else []),
         f"SHAPE = {in_python(dict(shape))}",
+        *([f"EPSILON = {in_python(epsilon)}"] if epsilon is not None else []),
+        *([f"ROPE = {in_python(changed)}"] if changed else []),
         *piped,
+        *(_WHOLE_SHAPE if whole else []),
         "",
         "",
         "def planned(config):",
         '    """The same configuration, parallelised as planned."""',
         "    model = config.model_spec.model",
-        '    found = {name: len(model.layers) if name == "layers" else getattr(model, name) for name in SHAPE}',
-        "    if found != SHAPE:",
-        '        raise ValueError(f"this is planned for a model of {SHAPE}, but this one has {found}")',
+        *(
+            ["    for found in shapes_of(model):", "        if found != SHAPE:"]
+            if whole
+            else ['    found = {"layers": len(model.layers)}', "    if found != SHAPE:"]
+        ),
+        f"{'    ' * whole}{_RAISE}",
+        *(["    for norm in norms_of(model):", "        norm.eps = EPSILON"] if epsilon is not None else []),
+        *(
+            [
+                "    for layer in model.layers:",
+                "        for name, value in ROPE.items():",
+                "            setattr(layer.attention.rope, name, value)",
+            ]
+            if changed
+            else []
+        ),
         "    training, parallelism = config.training, config.parallelism",
         *assigned,
         f"    return replace(config, activation_checkpoint={'FullAC.Config()' if full else 'None'})  # checks it anew",

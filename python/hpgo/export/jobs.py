@@ -16,6 +16,7 @@ from hpgo.base.errors import ArgumentError, InfeasibleError
 from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import counted, shorten, shown
+from hpgo.export.precision import note
 from hpgo.model.profile import Profile
 from hpgo.planning.plans import Plan
 from hpgo.programs.blocks import Blocks
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpgo.export.targets import Place, Target
+    from hpgo.planning.optimizers import OptimizerName
     from hpgo.programs.launchers import Launcher
     from hpgo.programs.orders import Schedule
 
@@ -100,6 +102,11 @@ class Job:
         return replace(job, step_s=step_s, notes=tuple(_differences(job, program, step_s)))
 
     @property
+    def optimizer(self) -> OptimizerName | None:
+        """The optimizer that memory was priced for; None for a program, and for a plan with ratios of its own."""
+        return None if self.plan is None else self.plan.assumed.memory.optimizer
+
+    @property
     def ranks(self) -> int:
         """Of the pipeline: each holds `chunks` stages."""
         return self.program.schedule.ranks
@@ -165,7 +172,8 @@ class Job:
         lines = [f"{title}: {price}", f"made by hpgo {_core.__version__} for {self.target.label}"]
         if self.target.tested:
             lines.append(f"tried with {self.target.tested}")
-        lines += [*self.notes, *notes]
+        priced_for = note(self)
+        lines += [*self.notes, *([] if priced_for is None else [priced_for]), *notes]
         if self.by_rank:
             lines.append(f"start ranks where {self.place.name('ranks.csv')} says: not in the order of the devices")
         return lines

@@ -24,6 +24,12 @@ _FLAVOURS: dict[tuple[int, ...], str] = {
     (126, 16384, 128, 8, 53248, 128256): "405B",
 }
 """Of its `llama3`: layers, width, heads, those with keys of their own, inner width, words."""
+_REGISTRY: dict[tuple[int, ...], tuple[str, str, str]] = {
+    **{(*shape, 128, False): ("llama3", f"llama3_{name.lower()}", name) for shape, name in _FLAVOURS.items()},
+    (40, 5120, 40, 8, 17408, 151936, 128, True): ("qwen3", "qwen3_14b", "14B"),
+    (64, 5120, 64, 8, 25600, 151936, 128, True): ("qwen3", "qwen3_32b", "32B"),
+}
+"""Package, function of its registry and flavour in torchtitan 0.3.0, by the shape above, head width and head norms."""
 
 
 def toml(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
@@ -84,11 +90,25 @@ def python(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
     settings["config.compile.enable"] = bool(compiled)
     if len(compiled) == 1:
         settings["config.compile.components"] = compiled
-    shape = dict(zip(("layers", "dim", "vocab_size"), _planned_shape(job), strict=True))
+    model = job.model
+    shape: dict[str, int] = {
+        "layers": model.layers, "dim": model.hidden, "vocab_size": model.vocab, "n_heads": model.heads,
+        "n_kv_heads": model.kv_heads, "head_dim": model.head_dim, "ffn": model.ffn, "qk_norm": model.head_norms,
+        "biases": False, "tied": False,
+    }  # fmt: skip
     parts = parts_of(job.counts, "lm_head") if way.pipeline > 1 else []
-    comments = job.header(CLIPPING, *_split(job))
-    full = way.recompute == "full"
-    text = module("a way of training", comments, shape=shape, settings=settings, parts=parts, place=place, full=full)
+    comments = job.header(CLIPPING, *_split(job), *_unstated(job))
+    text = module(
+        "a way of training",
+        comments,
+        shape=shape,
+        settings=settings,
+        parts=parts,
+        place=place,
+        full=way.recompute == "full",
+        start=_start(job),
+        arithmetic=job.stated.settings,
+    )
     return {place.main or "planned.py": text} | _beside(job)
 
 
@@ -97,8 +117,33 @@ def _shape(job: WayJob) -> tuple[int, ...]:
     return model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, model.vocab
 
 
-def _planned_shape(job: WayJob) -> tuple[int, int, int]:
-    return job.model.layers, job.model.hidden, job.model.vocab
+def _start(job: WayJob) -> list[str]:
+    """Return lines of a user's module that take torchtitan's own configuration of the model, if it has one."""
+    model = job.model
+    found = _REGISTRY.get((*_shape(job), model.head_dim, model.head_norms))
+    if found is None:
+        kind = "qwen3" if model.head_norms else "llama3"
+        return [
+            "def mine():",
+            f"    config = ...  # none of torchtitan.models.{kind} has this SHAPE: make a Trainer.Config that has",
+            "    return planned(config)",
+        ]
+    package, function, flavour = found
+    lines = [f"from torchtitan.models.{package}.config_registry import {function}"]
+    if function == "llama3_405b":  # whose own configuration computes in float8
+        lines.insert(0, f"from torchtitan.models.{package} import model_registry")
+    lines += ["", "def mine():", f"    config = {function}()"]
+    if function == "llama3_405b":
+        lines.append(f'    config.model_spec = model_registry("{flavour}")  # bfloat16, as planned, not its float8')
+    return [*lines, "    return planned(config)"]
+
+
+def _unstated(job: WayJob) -> list[str]:
+    """Return what neither the model nor a setting says."""
+    weights = "initial weights are those of torchtitan's model"
+    if job.model.arithmetic is None:
+        return ["the model does not state RoPE and the epsilon of norms: those of your configuration stay", weights]
+    return [weights]
 
 
 def _beside(job: WayJob) -> dict[str, str]:
@@ -111,7 +156,9 @@ def _notes(job: WayJob) -> list[str]:
         f"the model must have {layers} layers of width {dim} with {heads} heads, {keys} with keys of their own, inner"
         f" width {ffn}, and {words} words"
     )
-    notes = [shape, *_split(job)]
+    told = ", ".join(f"{name} {value}" for name, value in job.stated.settings.items())
+    arithmetic = [f"the model must have {told}, which no setting says: compare your flavour's"] if told else []
+    notes = [shape, *arithmetic, *_split(job), *_unstated(job)]
     if job.way.pipeline > 1:
         notes.append("pipeline_parallel_schedule_csv is looked for from where the job is started")
     return notes

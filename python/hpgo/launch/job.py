@@ -217,6 +217,21 @@ def checked_port(port: object) -> int:
     return number
 
 
+def master_port(port: object, seed: str) -> list[str]:
+    """Return lines of bash that set and export MASTER_PORT: `port`, or a free one if that is None.
+
+    The search begins at a port that follows from `seed`, a variable of the shell with a number, so that 2 jobs which
+    start at once on one machine try different ports. It stays below 32768, where Linux takes ports for connections.
+    The lines must run on the machine of rank 0. Raises ArgumentError for a port that is none.
+    """
+    if port is not None:
+        return [f"export MASTER_PORT={checked_port(port)}"]
+    return [
+        f"export MASTER_PORT=$((20000 + {seed} % 10000))",
+        'while (: < "/dev/tcp/127.0.0.1/$MASTER_PORT") 2> /dev/null; do MASTER_PORT=$((MASTER_PORT + 1)); done',
+    ]
+
+
 def _cluster_of(plan: Plan, given: Cluster | None) -> Cluster:
     check_is("the cluster", given, Cluster, "make one, with `hpgo.Cluster.read` say", or_none=True)
     if plan.assumptions is not None:

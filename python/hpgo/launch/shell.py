@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_shell
 from hpgo.base.wording import counted
-from hpgo.launch.job import check_job, checked_port
+from hpgo.launch.job import check_job, checked_port, master_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,12 +79,12 @@ done
 """
 
 
-def local(job: Job, *, port: int = 29500) -> str:
+def local(job: Job, *, port: int | None = None) -> str:
     """A bash script that starts all ranks on this machine, whatever machines the plan has.
 
     For a plan of one machine this is the job; for others it tries the training script where it was written, and local
     ranks are those of the plan's machines. When a rank fails the others end, and the script exits with its code; so
-    they do on Ctrl-C (130) and on SIGTERM (143).
+    they do on Ctrl-C (130) and on SIGTERM (143). Rank 0 listens at `port`; None is a free one, found at the start.
 
     Raises ArgumentError for a port that is none.
 
@@ -103,7 +103,8 @@ def local(job: Job, *, port: int = 29500) -> str:
         [
             "#!/usr/bin/env bash",
             *job.header(*here),
-            f"export MASTER_ADDR=127.0.0.1 MASTER_PORT={checked_port(port)}",
+            "export MASTER_ADDR=127.0.0.1",
+            *master_port(port, "$$"),
             f"exec bash -c '{_ENDING}{_RANKS}{_WAITING}' ranks {devices} 0 {machines - 1} {_words(job.command)}",
             "",
         ]
@@ -145,11 +146,12 @@ def ssh_hosts(job: Job, *, hosts: Sequence[str] | None = None, port: int = 29500
     )
 
 
-def torchrun(job: Job, *, hosts: Sequence[str] | None = None, port: int = 29500) -> str:
+def torchrun(job: Job, *, hosts: Sequence[str] | None = None, port: int | None = None) -> str:
     """A bash script that takes the number of the machine where it is started, and calls torchrun there.
 
     The ranks of a machine follow each other because the rendezvous is static; machines may have different numbers of
-    devices. `hosts` as for `ssh_hosts`, but only the first is named; a plan of one machine needs none.
+    devices. `hosts` as for `ssh_hosts`, but only the first is named; a plan of one machine needs none. `port` None is
+    a free one on one machine, and 29500 on several, which have to agree.
 
     Raises ArgumentError for hosts that don't match the machines, and for a port that is none.
 
@@ -169,7 +171,9 @@ def torchrun(job: Job, *, hosts: Sequence[str] | None = None, port: int = 29500)
         for machine, node in enumerate(job.nodes)
     ]
     python, *words = job.command
-    where = f"--nnodes={machines} --master-addr={_address(names[0])} --master-port={checked_port(port)}"
+    chosen = master_port(None, "$$") if machines == 1 and port is None else []
+    told = '"$MASTER_PORT"' if chosen else checked_port(29500 if port is None else port)
+    where = f"--nnodes={machines} --master-addr={_address(names[0])} --master-port={told}"
     how = ["start it on every machine, with the machine's number: `bash FILE 0` on the first"] if machines > 1 else []
     return "\n".join(
         [
@@ -179,6 +183,7 @@ def torchrun(job: Job, *, hosts: Sequence[str] | None = None, port: int = 29500)
             *rows,
             f'  *) echo "which machine is this? give a number from 0 to {machines - 1}" >&2; exit 2 ;;',
             "esac",
+            *chosen,
             f'exec {in_shell(python)} -m torch.distributed.run {where} "$@" {_words(words)}',
             "",
         ]

@@ -10,7 +10,7 @@ from hpgo.base.checks import listed
 from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_shell
 from hpgo.base.wording import shown
-from hpgo.launch.job import check_job, checked_port
+from hpgo.launch.job import check_job, master_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 # What places the ranks, and so is the plan's to say.
 _PLACED = {"nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task", "distribution",
            "overcommit", "job-name", "array"}  # fmt: skip
-_OPTION = re.compile(r"([a-z][a-z-]*)(=[\w./:,@%+\[\]=*-]+)?", re.ASCII)
+_OPTION = re.compile(r"([a-z][a-z-]*)(=[\w./:,@%+\[\]=*#-]+)?", re.ASCII)
+# Pyxis's options and SLURM's own for OCI containers.
+_CONTAINER = re.compile(r"(no-)?container\b")
 _NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
 # SLURM numbers tasks node by node, over all components of a heterogeneous job.
 _TASK = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID"
 _COUNT = r'read -ra devices <<< "$DEVICES"; export LOCAL_WORLD_SIZE=${devices[SLURM_NODEID]}; exec "$@"'
 
 
-def slurm(job: Job, *, port: int = 29500, resource: str | None = "gpu", sbatch: Iterable[str] = ()) -> str:
+def slurm(job: Job, *, port: int | None = None, resource: str | None = "gpu", sbatch: Iterable[str] = ()) -> str:
     """A script for `sbatch`, with a task for each rank.
 
     Machines that follow each other and are alike make one component of the job; if there are several, it is a
@@ -35,9 +37,10 @@ def slurm(job: Job, *, port: int = 29500, resource: str | None = "gpu", sbatch: 
 
     Args:
         job: what shall run.
-        port: where rank 0 listens, on the first machine.
+        port: where rank 0 listens, on the first machine; None is a free one, found when the job starts.
         resource: SLURM's name for devices (`--gres`); None asks for none.
-        sbatch: more options, without the hyphens in front: `partition=gpu`. Every component gets them.
+        sbatch: more options, without the hyphens in front: `partition=gpu`. Every component gets them. Options of a
+            container go to `srun`: the batch script itself needs the host's `srun` and `scontrol`.
 
     Raises ArgumentError for options that would place ranks elsewhere, and for names that SLURM can't have.
 
@@ -49,7 +52,9 @@ def slurm(job: Job, *, port: int = 29500, resource: str | None = "gpu", sbatch: 
     ['#SBATCH --nodes=2', '#SBATCH --ntasks-per-node=8', '#SBATCH --gres=gpu:8', '#SBATCH --partition=gpu']
     """
     check_job(job)
-    more = [f"#SBATCH --{_option(option)}" for option in listed("the options of sbatch", sbatch)]
+    options = [_option(option) for option in listed("the options of sbatch", sbatch)]
+    more = [f"#SBATCH --{option}" for option in options if not _CONTAINER.match(option)]
+    contained = "".join(f" {in_shell(f'--{option}')}" for option in options if _CONTAINER.match(option))
     parts = [list(alike) for _, alike in groupby(job.nodes, key=lambda node: (node.ranks, node.kind))]
     typed = len({node.kind for node in job.nodes}) > 1
     directives: list[str] = [f"#SBATCH --job-name={job.name}"]
@@ -62,7 +67,7 @@ def slurm(job: Job, *, port: int = 29500, resource: str | None = "gpu", sbatch: 
             *more,
         ]
     groups = f" --het-group=0-{len(parts) - 1}" if len(parts) > 1 else ""
-    srun = f"srun{groups} --kill-on-bad-exit=1 --distribution=block"
+    srun = f"srun{groups} --kill-on-bad-exit=1 --distribution=block{contained}"
     devices = " ".join(str(node.ranks) for node in job.nodes)
     return "\n".join(
         [
@@ -71,9 +76,12 @@ def slurm(job: Job, *, port: int = 29500, resource: str | None = "gpu", sbatch: 
             *directives,
             "set -euo pipefail",
             'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
-            f"export MASTER_ADDR=${{hosts[0]}} MASTER_PORT={checked_port(port)} WORLD_SIZE={job.ranks}",
+            f"export MASTER_ADDR=${{hosts[0]}} WORLD_SIZE={job.ranks}",
+            *master_port(port, "${SLURM_JOB_ID:-0}"),
             f'export DEVICES="{devices}" GROUP_WORLD_SIZE={len(job.nodes)}',
-            "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}",
+            "cpus=${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_PER_TASK_HET_GROUP_0:-}}",
+            "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${cpus:-1}}",
+            '[ -z "$cpus" ] || export SRUN_CPUS_PER_TASK=$cpus # srun does not take it from sbatch since SLURM 22.05',
             f"exec {srun} bash -c '{_TASK}; {_COUNT}' rank {_words(job.command)}",
             "",
         ]
