@@ -3,8 +3,8 @@
     python benches/infeasible.py run --seeds 0-299 --json FILE    # one row a question, in one process
     python benches/infeasible.py table FILE ...                   # one column a file
 
-Each question is one of `questions.py` whose devices have less memory: a random share, from 2 % to 100 %, of what would hold
-the weights, gradients and optimizer states of the whole model once. Questions with a plan are left out.
+Each question is one of `questions.py` whose devices have less memory: a random share, from 2 % to 100 %, of what would
+hold the weights, gradients and optimizer states of the whole model once. Questions with a plan are left out.
 """
 
 from __future__ import annotations

@@ -128,8 +128,7 @@ def _print(found: Calibration) -> None:
     explained_s = [difference(whole_s + seconds, whole_s) and seconds for seconds in found.explained_s]
     rows = [("predicted", format_seconds(whole_s), "")]
     rows += [
-        (part, _signed(seconds), _share(seconds / whole_s))
-        for part, seconds in zip(PARTS, explained_s, strict=True)
+        (part, _signed(seconds), _share(seconds / whole_s)) for part, seconds in zip(PARTS, explained_s, strict=True)
     ]
     rows.append(("measured", format_seconds(found.measured.step_s), f"{_apart(found.measured.step_s, whole_s)}"))
     table(("", "step", "of the prediction"), rows)

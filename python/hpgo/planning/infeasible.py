@@ -1,7 +1,7 @@
 """Whether any plan can fit the devices' memory under schedules that the native search does not know.
 
-The native planner's memory conditions hold for every schedule once a stage need not hold more than one micro-batch. Where
-they fail, nothing has to be simulated.
+The native planner's memory conditions hold for every schedule once a stage need not hold more than one micro-batch.
+Where they fail, nothing has to be simulated.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 _MORE_MEMORY = "use more devices, or devices with more memory"
 
 
-def check_memory(question: Question, *, name: str | None, in_flight_as_1f1b: bool = False, chunks: bool = False) -> None:
+def check_memory(
+    question: Question, *, name: str | None, in_flight_as_1f1b: bool = False, chunks: bool = False
+) -> None:
     """Raise InfeasibleError if it is certain that no plan fits under the schedule `name`, or under any if it is None.
 
     Args:
+        question: what is planned.
+        name: the schedule; None for any.
         in_flight_as_1f1b: whether each stage holds at least as many micro-batches as under 1F1B.
         chunks: whether a device may run several stages.
     """

@@ -351,7 +351,9 @@ def _proof_of_some_cuts(plan: Plan, searched_s: float) -> str:
     if not plan.lower_bound_s or plan.gap is None:
         known = "nothing is known of plans with other cuts"
     else:
-        known = f"{above(plan.gap)}{whose(plan)}: no plan takes less than {_seconds(plan.lower_bound_s)}, whatever its cuts"
+        known = (
+            f"{above(plan.gap)}{whose(plan)}: no plan takes less than {_seconds(plan.lower_bound_s)}, whatever its cuts"
+        )
     gap = max(0.0, plan.step_s / searched_s - 1) if searched_s else math.inf
     if math.isinf(gap):
         return known

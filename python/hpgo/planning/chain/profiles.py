@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 _MOST_CUTS = 20_000
-"""Cuts that all orders of the layers are searched for. Of more than 10,000 the search takes one order, too, if their pairs
-are more than 60 million, 4 bytes each (`MOST_PAIRS`). 16,386 cuts of 14 branches take 5 s; twice as many take four times as
-long and as much memory, half as many a quarter."""
+"""Cuts that all orders of the layers are searched for. Of more than 10,000 the search takes one order, too, if their
+pairs are more than 60 million, 4 bytes each (`MOST_PAIRS`). 16,386 cuts of 14 branches take 5 s; twice as many take
+four times as long and as much memory, half as many a quarter."""
 
 
 def task_of_profile(
