@@ -154,9 +154,11 @@ def _pairs(
     accepts: Callable[[Mapping[str, int]], bool],
 ) -> list[str]:
     """Two degrees that are accepted together, where no single one is."""
-    known = {
-        name: sorted(each, key=lambda one, name=name: abs(one - now[name]))[:_NEAR] for name, each in values.items()
-    }
+
+    def nearest_first(name: str) -> list[int]:
+        return sorted(values[name], key=lambda value: abs(value - now[name]))[:_NEAR]
+
+    known = {name: nearest_first(name) for name in values}
     for one in blamed or ["pp"]:
         for other in (name for name in known if name != one):
             pairs = product(known[one], known[other])
