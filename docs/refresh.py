@@ -42,6 +42,8 @@ _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n?((?:(?!\$ ).*\n?)*)", re.MULTILINE
 _FILE = re.compile(r"# (\w+\.py)\n")
 _EFFORT = re.compile(r"[0-9,]+ partial\s+plans,\s+[0-9,]+\s+whole\s+ones\s+simulated")
 _FIGURE = re.compile(r"(?<!\w)[-+]?\d[\d.,]*(e[-+]?\d+)?( ([num]?s|min|[kMG]?B(/s)?|[%×])(?!\w))?")
+_VARY = re.compile(r"Measured times vary between passes .*? or for longer *|; times differ by .*? may be as fast")
+"""What a plan says of measured times, which depends on how busy the machine is that measures them."""
 _LEFT_OUT = "…"
 _END = "\x1f"
 """Between what commands of a block print: they run in one shell."""
@@ -115,8 +117,8 @@ def _without(shown: list[str], printed: list[str]) -> list[str]:
 
 
 def _words(text: str) -> str:
-    """Without figures and spaces."""
-    return _FIGURE.sub("0", " ".join(text.split()))
+    """Return the text without figures, spaces, and what depends on how busy the machine is."""
+    return _FIGURE.sub("0", _VARY.sub("", " ".join(text.split())))
 
 
 def same(one: str, other: str) -> bool:

@@ -353,6 +353,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Transformer.ffn_parameters": (TRANSFORMER.ffn_parameters, {"width": 16}),
             "Transformer.layer_parameters": (TRANSFORMER.layer_parameters, {"layer": 1}),
             "Transformer.parameters_by_part": (TRANSFORMER.parameters_by_part, {}),
+            "Layer.with_consistent_split": (PROFILE.layers[0].with_consistent_split, {}),
+            "Profile.with_consistent_split": (PROFILE.with_consistent_split, {}),
             "Profile.without_loading": (PROFILE.without_loading, {}),
             "Profile.without_ties": (PROFILE.without_ties, {}),
             "Profile.networkx": (PROFILE.networkx, {}),

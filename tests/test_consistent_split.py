@@ -40,10 +40,14 @@ def split_by(inputs: float, weights: float, layers: int = 4) -> hpgo.Profile:
 
 
 def work_s(profile: hpgo.Profile, samples: int) -> float:
-    """What one device computes for so many samples at the rate of the batch size where that takes least."""
-    return samples * min(
-        sum(layer.forward_s[at] + layer.backward_s[at] for layer in profile.layers) / size
-        for at, size in enumerate(profile.batch_sizes)
+    """What one device computes for so many samples, each layer at the batch size where that takes it least.
+
+    On the line between two sizes, time a sample is least at one of its ends.
+    """
+    return samples * sum(
+        min(passes_s[at] / size for at, size in enumerate(profile.batch_sizes))
+        for layer in profile.layers
+        for passes_s in (layer.forward_s, layer.backward_s)
     )
 
 

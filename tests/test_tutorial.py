@@ -51,6 +51,8 @@ def test_a_page_that_shows_other_words_is_out_of_date() -> None:
     shown = "$ hpgo run\nstep 1  loss 5.6  120 ms\n"
     assert refresh.alike(shown, shown.replace("120 ms", "1.3 s").replace("5.6", "4.25"))
     assert not refresh.alike(shown, shown.replace("loss", "cost"))
+    varying = "toy on a: a step takes 1 s\nMeasured times vary between passes by 41 %,\nor for longer\n\nproof"
+    assert refresh.alike("toy on a: a step takes 2 s\n\nproof", varying)
 
 
 def test_what_the_page_speaks_of_is_there(folder: Path) -> None:
