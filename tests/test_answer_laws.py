@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import chance
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from toys import chain
 
@@ -180,6 +180,7 @@ def question(random: Random, layers: tuple[int, int] = (2, 7)) -> chance.Questio
 
 @QUESTIONS
 @given(SEEDS)
+@example(193)  # broke a law once
 def test_plans_of_every_schedule_keep_the_laws(seed: int) -> None:
     random = Random(seed)
     asked = replace(question(random), schedule=random.choice(ONE_STAGE + SEVERAL))
@@ -209,6 +210,7 @@ def test_plans_of_the_best_schedule_keep_the_laws(seed: int) -> None:
 
 @QUESTIONS
 @given(SEEDS)
+@example(12053)  # broke a law once
 def test_prices_of_given_stages_keep_the_laws(seed: int) -> None:
     random = Random(seed)
     case = chance.case(random, counts=(2, 9), batch_sizes=[(1,), (1, 2, 4), (2, 8)], halves=0.0)
@@ -236,6 +238,7 @@ def test_prices_of_given_stages_keep_the_laws(seed: int) -> None:
 
 @QUESTIONS
 @given(SEEDS)
+@example(113743722)  # broke a law once
 def test_chain_plans_keep_the_laws(seed: int) -> None:
     random = Random(seed)
     branching = random.random() < 0.5
