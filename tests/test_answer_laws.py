@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -51,11 +52,14 @@ answered: Counter[str] = Counter()
 @pytest.fixture(scope="module", autouse=True)
 def _summary(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and "HPGO_LAWS_EXAMPLES" in os.environ:
-        reporter.write_line("")
-        for kind, count in sorted(answered.items()):
-            reporter.write_line(f"{kind}: {count} answers, no law broken unless a test failed")
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    if capture is not None and "HPGO_LAWS_EXAMPLES" in os.environ:
+        with capture.global_and_fixture_disabled():
+            sys.stdout.write("\n")
+            for kind, count in sorted(answered.items()):
+                sys.stdout.write(
+                    f"{kind}: {count:,} answers of {EXAMPLES:,} questions checked; failures are listed below\n"
+                )
 
 
 # --- Laws, computed from what was asked -------------------------------------------------------------------------------
