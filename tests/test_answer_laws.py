@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import chance
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from toys import chain
 
@@ -51,11 +52,14 @@ answered: Counter[str] = Counter()
 @pytest.fixture(scope="module", autouse=True)
 def _summary(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and "HPGO_LAWS_EXAMPLES" in os.environ:
-        reporter.write_line("")
-        for kind, count in sorted(answered.items()):
-            reporter.write_line(f"{kind}: {count} answers, no law broken unless a test failed")
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    if capture is not None and "HPGO_LAWS_EXAMPLES" in os.environ:
+        with capture.global_and_fixture_disabled():
+            sys.stdout.write("\n")
+            for kind, count in sorted(answered.items()):
+                sys.stdout.write(
+                    f"{kind}: {count:,} answers of {EXAMPLES:,} questions checked; failures are listed below\n"
+                )
 
 
 # --- Laws, computed from what was asked -------------------------------------------------------------------------------
@@ -180,6 +184,7 @@ def question(random: Random, layers: tuple[int, int] = (2, 7)) -> chance.Questio
 
 @QUESTIONS
 @given(SEEDS)
+@example(193)  # broke a law once
 def test_plans_of_every_schedule_keep_the_laws(seed: int) -> None:
     random = Random(seed)
     asked = replace(question(random), schedule=random.choice(ONE_STAGE + SEVERAL))
@@ -209,6 +214,7 @@ def test_plans_of_the_best_schedule_keep_the_laws(seed: int) -> None:
 
 @QUESTIONS
 @given(SEEDS)
+@example(12053)  # broke a law once
 def test_prices_of_given_stages_keep_the_laws(seed: int) -> None:
     random = Random(seed)
     case = chance.case(random, counts=(2, 9), batch_sizes=[(1,), (1, 2, 4), (2, 8)], halves=0.0)
@@ -236,6 +242,7 @@ def test_prices_of_given_stages_keep_the_laws(seed: int) -> None:
 
 @QUESTIONS
 @given(SEEDS)
+@example(113743722)  # broke a law once
 def test_chain_plans_keep_the_laws(seed: int) -> None:
     random = Random(seed)
     branching = random.random() < 0.5

@@ -233,7 +233,8 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
             if not ids.issuperset(stage.layers):
                 absent = next(layer for layer in stage.layers if layer not in ids)
                 section.fail(f"stage {number} has layer {shown(absent)}, which the profile of the plan lacks")
-        plan = _in_priced_order(plan, plan.assumptions.profile)
+        profile = plan.assumptions.profile
+        plan = _in_priced_order(plan, profile if plan.assumptions.count_loading else profile.without_loading())
     if plan.placements == "compact" and "compact_bound_s" not in section:  # older files bound those alone
         plan = replace(plan, lower_bound_s=None, compact_bound_s=plan.lower_bound_s)
     if plan.cuts != "all" and plan.chunks == 1 and "searched_cuts_bound_s" not in section:  # likewise
