@@ -263,6 +263,25 @@ def test_losses_of_other_kinds(loss: Any, outputs: torch.Tensor, targets: torch.
     assert kind(loss, outputs, targets) == wanted
 
 
+def test_what_is_not_known_is_told_once_the_first_batch_does_not_show_it_either() -> None:
+    inputs, targets = CASES["padded, said"][1:3]
+    nothing = torch.full_like(targets, -100)
+    told: list[str] = []
+    with pipeline(Workload(Text(), inputs, nothing, tokens_loss, weight=counted), 2, told.append) as run:
+        run.step(inputs, targets)
+    assert told == []
+
+    def drawing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(functional.dropout(outputs), targets)
+
+    _, inputs, targets, *_ = CASES["mean"]
+    with pipeline(Workload(Classifier(), inputs.float(), targets.float(), drawing), 2, told.append) as run:
+        assert told == []
+        run.step(inputs.float(), targets.float())
+    assert len(told) == 1
+    assert "not found out: on made-up outputs it gives another number each time" in told[0]
+
+
 class Counting(nn.Module):
     """A loss with a state, which draws random numbers that change nothing."""
 

@@ -11,6 +11,7 @@ import math
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -34,6 +35,9 @@ _IGNORED = -100
 """Targets that Hugging Face and `cross_entropy` leave out."""
 _MOST_PAIRS = 4
 """Pairs of rows that are compared. Not tuned: each costs 8 calls of the loss."""
+_LARGE = 2**24
+"""Numbers of a row of outputs from which on one pair is compared, in the run's own type: 2**24 take 128 MiB in float64.
+Not tuned. At half, fewer losses are checked in float64; at twice, the check takes twice the memory."""
 _NEAR = 1e-5
 """Relative difference of losses that are equal but for rounding, in 32 bits. Not tuned."""
 _ROUGH = 1e-2
@@ -75,7 +79,7 @@ def reduction(
     outputs: Sequence[Value],
     targets: Sequence[Tensor],
 ) -> Reduction:
-    """How `loss` adds up rows of outputs like `outputs` and `targets`; `weight` is what each row is said to count.
+    """Find out how `loss` adds up rows of outputs like `outputs` and `targets`; `weight` says what each row counts.
 
     >>> from hpgo.runtime.parts import Value
     >>> scores = [Value("head", by_row=True, has_gradient=True, shape=(3,), dtype=torch.float32)]
@@ -87,7 +91,7 @@ def reduction(
     loss = _private(loss)
     found: list[Reduction] = []
     with _aside(targets[0].device):
-        for pair in _pairs(targets):
+        for pair in islice(_pairs(targets), 1 if _is_large(outputs) else _MOST_PAIRS):
             weights = None if weight is None else weight(pair).tolist()
             if weights is not None and min(weights) <= 0:
                 continue
@@ -106,10 +110,10 @@ def reduction(
 def _of_pair(
     loss: Callable[[Any, Any], Any], weights: list[float] | None, outputs: Sequence[Value], pair: tuple[Tensor, ...]
 ) -> Reduction | None:
-    """What two rows of targets show; None if they show nothing, all their losses being 0."""
+    """Compare two rows together and alone; return None if all their losses are 0."""
     shown: list[tuple[_Number, _Number, _Number]] | None = None
     reason = ""
-    for is_wide, dtype in ((True, torch.float64), (False, torch.float64), (True, None), (False, None)):
+    for is_wide, dtype in product((True, False), (None,) if _is_large(outputs) else (torch.float64, None)):
         try:
             shown = [
                 _losses(loss, outputs, _made_up(outputs, pair, draw, dtype, is_wide=is_wide), pair) for draw in (0, 1)
@@ -158,7 +162,7 @@ def _of_pair(
 
 
 def _share(both: float, one: float, other: float) -> float | None:
-    """What the first of two rows counts in the mean of both, from 0 to 1; None if `both` is no mean of them."""
+    """Return what the first of two rows counts in the mean of both, from 0 to 1; None if `both` is no such mean."""
     if not math.isfinite(one) or not math.isfinite(other):
         alone, share = (other, 0.0) if math.isfinite(other) else (one, 1.0)  # the other has nothing that counts
         return share if math.isfinite(alone) and abs(both - alone) <= _NEAR * abs(both) else None
@@ -169,7 +173,7 @@ def _share(both: float, one: float, other: float) -> float | None:
 
 
 def _weighted(share: float, weights: list[float] | None, pair: tuple[Tensor, ...], numbers: str) -> Reduction:
-    """A mean in which the first of two rows counts `share`, and the second the rest."""
+    """Describe a mean in which the first of two rows counts `share`, and the second the rest."""
     counts = f"two samples count {share:.3g} and {1 - share:.3g} in it"
     if weights is not None:
         counts += f", and `weight` says {weights[0]:.4g} and {weights[1]:.4g}"
@@ -192,7 +196,7 @@ def remarks(
     inputs: Sequence[Tensor] = (),
     targets: Sequence[Tensor] = (),
 ) -> dict[str, str]:
-    """What whoever trains with the loss should know, a sentence for each kind of remark.
+    """Return a sentence for each kind of remark on training with the loss: sum, mixed, unknown or tokens.
 
     `rows` samples are given to the loss at once, of a global batch of `batch`. Inputs and targets are those of the
     example if left out. Raises ArgumentError where training would not be that of one device, and can be mended.
@@ -230,7 +234,7 @@ def remarks(
 
 
 def note(found: Reduction) -> str | None:
-    """The same for whoever doesn't train yet, without a batch; None for a mean."""
+    """Return the remark on a loss in a profile, whose batches are not known yet; None for a mean."""
     return {
         "mean": None,
         "sum": "the loss is the sum over samples, not their mean: runs train on the sum over the global batch",
@@ -263,10 +267,10 @@ _SHIFTED = {
 def reads_its_targets(
     loss: Callable[[Any, Any], Any], outputs: Sequence[Value], inputs: Sequence[Tensor], targets: Sequence[Tensor]
 ) -> Literal["", "current", "twice"]:
-    """Whether tokens are predicted from themselves: `current`, or from two places before, since they are shifted twice.
+    """Find out whether tokens are predicted from themselves (`current`) or from two places before (`twice`).
 
     Hugging Face's models are given the tokens that they read as labels, and shift them in their own loss. Other losses
-    are given the next tokens. Empty for both, and where nothing is known.
+    are given the next tokens. Returns an empty text for both, and where nothing is known.
     """
     pairs = [
         (given, wanted)
@@ -279,7 +283,7 @@ def reads_its_targets(
     if is_same == is_next:
         return ""
     at = next(one[0] for one in relations if one[1] or one[2])
-    wanted = pairs[at][1][:2]
+    wanted = pairs[at][1][:1]
     # The last position must have a target for its output to count.
     rows = tuple(
         torch.where(one == _IGNORED, one.clamp(min=0).amax(), one) if one is pairs[at][1] else one for one in targets
@@ -295,7 +299,7 @@ def _are_tokens(*tensors: Tensor) -> bool:
 
 
 def _relation(given: Tensor, wanted: Tensor) -> tuple[bool, bool]:
-    """Whether all targets that count are the inputs at their place, and whether they are those one place behind."""
+    """Return whether all targets that count are the inputs at their place, and whether at the next place."""
     counts = wanted != _IGNORED
     is_same = bool((given == wanted)[counts].all() and counts.any())
     here = counts[:, :-1]
@@ -306,9 +310,9 @@ def _relation(given: Tensor, wanted: Tensor) -> tuple[bool, bool]:
 def _ignores_last(
     loss: Callable[[Any, Any], Any], outputs: Sequence[Value], targets: tuple[Tensor, ...], length: int
 ) -> bool | None:
-    """Whether the outputs at the last place of a text count nothing; None if nobody knows."""
+    """Return whether outputs at the last place of a text change nothing; None if that can't be computed."""
     with _aside(targets[0].device):
-        for dtype in (torch.float64, None):
+        for dtype in (None,) if _is_large(outputs) else (torch.float64, None):
             made = _made_up(outputs, targets, 0, dtype, is_wide=True)
             changed = list(made)
             for at, (value, one) in enumerate(zip(outputs, made, strict=True)):
@@ -326,13 +330,13 @@ def _ignores_last(
 
 
 def _private(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A copy of a loss with a state, whose buffers stay as they are."""
+    """Copy a loss that is a module, so that its buffers stay as they are."""
     return copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
 
 
 @contextmanager
 def _aside(device: torch.device) -> Iterator[None]:
-    """Leaves random numbers, gradients and warnings as they are."""
+    """Keep the states of torch's generators, and neither record gradients nor warn."""
     with (
         warnings.catch_warnings(),
         torch.random.fork_rng([device] if device.type == "cuda" else []),
@@ -344,19 +348,23 @@ def _aside(device: torch.device) -> Iterator[None]:
 
 
 def _pairs(targets: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Pairs of rows, far from each other; one row alone is paired with itself."""
+    """Yield pairs of rows, far from each other; one row alone is paired with itself."""
     rows = len(targets[0])
     half = (rows + 1) // 2
     step = max(1, half // _MOST_PAIRS)
-    for at in range(0, half, step)[:_MOST_PAIRS]:
+    for at in range(0, half, step):
         index = torch.tensor([at, (at + half) % rows], device=targets[0].device)
         yield tuple(one[index] for one in targets)
+
+
+def _is_large(outputs: Sequence[Value]) -> bool:
+    return sum(math.prod(value.shape) for value in outputs) >= _LARGE
 
 
 def _made_up(
     outputs: Sequence[Value], targets: Sequence[Tensor], draw: int, dtype: torch.dtype | None, *, is_wide: bool
 ) -> list[Tensor]:
-    """Random outputs for the rows of `targets`; the second row's are larger, so that losses of rows differ.
+    """Draw random outputs for the rows of `targets`; the second row's are larger, so that losses of rows differ.
 
     `is_wide` ones are normal numbers, others lie between 0 and 1, as probabilities do.
     """
@@ -370,21 +378,21 @@ def _made_up(
             continue
         kind = dtype or value.dtype
         if is_wide:
-            one = torch.randn(shape, generator=generator, dtype=torch.float32, device=device)
+            one = torch.randn(shape, generator=generator, dtype=kind, device=device)
             if value.by_row and rows > 1:
                 one[1] *= 4
         else:
-            one = 0.05 + 0.9 * torch.rand(shape, generator=generator, dtype=torch.float32, device=device)
+            one = 0.05 + 0.9 * torch.rand(shape, generator=generator, dtype=kind, device=device)
             if value.by_row and rows > 1:
                 one[1] *= one[1]
-        made.append(one.to(kind))
+        made.append(one)
     return made
 
 
 def _losses(
     loss: Callable[[Any, Any], Any], outputs: Sequence[Value], made: Sequence[Tensor], targets: Sequence[Tensor]
 ) -> tuple[_Number, _Number, _Number]:
-    """The loss of two rows together, and of each alone. Raises _IncomparableError."""
+    """Return the loss of two rows together, and of each alone. Raises _IncomparableError."""
     both = _call(loss, made, targets)
     if not math.isfinite(both):
         raise _IncomparableError(str(both))

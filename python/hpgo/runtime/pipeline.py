@@ -174,7 +174,7 @@ class Pipeline:
                 f"optimizer is {shown(optimizer)}", "give a function that makes one of a list of parameters, or None"
             )
         _check_tell(tell)
-        self._tell, self._told = tell, set[str]()
+        self._tell, self._told, self._is_unknown = tell, set[str](), False
         limits = Limits(timeout_s, silence_s, grace_s)
         check_types(dtype, autocast)
         check_flag("find_nan", find_nan)
@@ -696,7 +696,7 @@ class Pipeline:
         return float(loss)
 
     def _look_at_loss(self, batch: Batch | None = None, *, stacklevel: int) -> None:
-        """Before the first step: tells what to know about the loss, with the example or with samples of a batch.
+        """Tell what to know about the loss before the first step, by the example or by samples of the first batch.
 
         Raises ArgumentError for a loss that would not train as on one device.
         """
@@ -717,7 +717,12 @@ class Pipeline:
                 targets=_chosen(batch.targets, samples) if batch else (),
             )
             if stage.chain == 0 and stage.rows.start == 0:
-                for kind in found.keys() - self._told:
+                if batch is None:
+                    # The first batch may show what the example doesn't.
+                    self._is_unknown = found.pop("unknown", None) is not None
+                elif not self._is_unknown:
+                    found.pop("unknown", None)
+                for kind in [one for one in found if one not in self._told]:
                     if self._tell is not None:
                         self._tell(found[kind])
                     else:

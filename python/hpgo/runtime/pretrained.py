@@ -134,7 +134,7 @@ def _transformers() -> Any:
 
 
 def _model(transformers: Any, config: Any, file: str, folder: Path | None) -> nn.Module:
-    """The model of the class that `architectures` names."""
+    """Build the model of the class that `architectures` names."""
     name = _named(transformers, config, file)
     kind = getattr(transformers, _AUTO[_head(name)])
     config.use_cache = False
@@ -155,12 +155,12 @@ def _model(transformers: Any, config: Any, file: str, folder: Path | None) -> nn
 
 
 def _head(name: str) -> str:
-    """What the class `name` computes, by the convention of transformers; empty for what can't be trained here."""
+    """Return the head of the class `name`, a key of `_ENDS`; empty for a class that can't be trained here."""
     return next((head for head, ends in _ENDS.items() if name.endswith(ends)), "")
 
 
 def _named(transformers: Any, config: Any, file: str) -> str:
-    """The class that `architectures` names. Raises ArgumentError unless it can be built and trained as it is."""
+    """Return the class that `architectures` names. Raises ArgumentError unless it can be built and trained."""
     known = {head: _classes(transformers, head, config.model_type) for head in _AUTO}
     names = config.architectures
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
@@ -200,14 +200,14 @@ def _named(transformers: Any, config: Any, file: str) -> str:
 
 
 def _classes(transformers: Any, head: str, model_type: str) -> list[str]:
-    """Classes of transformers that have this head, for configurations of `model_type`."""
+    """Return the classes of transformers that have this head, for configurations of `model_type`."""
     mapping = getattr(transformers.models.auto.modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES")
     found = mapping.get(model_type, ())
     return [found] if isinstance(found, str) else list(found)
 
 
 def _check_objective(model: Any, name: str, file: str) -> None:
-    """Raises ArgumentError for a model that the loss of its head would train to something else than it is made for."""
+    """Raise ArgumentError for a model that the loss of its head would train for another objective than its own."""
     config = model.config
     if _head(name) == _CAUSAL:
         if config.model_type in _reading_ahead() and not getattr(config, "is_decoder", False):
@@ -224,7 +224,7 @@ def _check_objective(model: Any, name: str, file: str) -> None:
 
 
 def _reading_ahead() -> set[str]:
-    """Values of `model_type` whose models attend to later tokens unless they are decoders."""
+    """Return values of `model_type` whose models attend to later tokens unless they are decoders."""
     from transformers.models.auto import modeling_auto
 
     # XLNet hides tokens by a `perm_mask` that only its own training gives it.

@@ -254,7 +254,7 @@ class Workload:
         return self._looks[dtype]
 
     def outputs(self, dtype: torch.dtype | None) -> list[Value]:
-        """Tensors that the model returns, with weights of `dtype`."""
+        """Return the shapes and types of the tensors that the model returns, with weights of `dtype`."""
         made = self.look(dtype)
         known = {value.name: value for one in made.values() for value in one.values}
         return [
@@ -282,7 +282,7 @@ class Workload:
     def reduction(
         self, outputs: Sequence[Value], device: torch.device, targets: Sequence[Tensor] | None = None
     ) -> Reduction:
-        """How the loss adds up samples, for such `outputs` of the model; `targets` are the example's if left out.
+        """Find out how the loss adds up samples, for such `outputs`; `targets` are the example's if left out.
 
         Calls the loss on `device`, with made-up outputs. The first call decides whether `loss_of` takes the loss for a
         sum. Raises ArgumentError for a sum in a workload with a `weight`, and for one that was no sum before.
