@@ -378,3 +378,37 @@ def test_tables_markdown_and_pictures_show_both_ends_of_each_stage(tmp_path: Pat
     path = tmp_path / "step.svg"
     hpgo.simulate(plan).save(path)
     assert "…h.0.mlp.c_fc" in path.read_text(encoding="utf-8")
+
+
+# --- Models that are no workload --------------------------------------------------------------------------------------
+
+
+def test_models_that_cannot_be_cut_are_told_by_what_they_return_or_are() -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    from hpgo.runtime import Workload
+
+    class Two(torch.nn.Module):
+        def __init__(self, give):
+            super().__init__()
+            self.one, self.two, self.give = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1), give
+
+        def forward(self, given):
+            hidden = self.one(given)
+            return self.give(hidden, self.two(hidden))
+
+    def refused(model, loss=torch.nn.functional.mse_loss):
+        with pytest.raises(hpgo.ArgumentError) as caught:
+            Workload(model, torch.zeros(2, 4), torch.zeros(2, 1), loss)
+        return caught.value
+
+    error = refused(Two(lambda hidden, out: {"hidden": hidden, "out": out}))
+    assert "returns a dict of `hidden` and `out`" in error.message
+    assert 'return a tuple instead, (outputs["hidden"], outputs["out"])' in error.hint
+    error = refused(Two(lambda hidden, out: (out.square().mean(), hidden)))
+    assert "returns one number as output 0" in error.message
+    assert "give the loss as `loss`" in error.hint
+    error = refused(torch.compile(Two(lambda hidden, out: out), backend="eager"))
+    assert "compiled by torch.compile" in error.message
+    assert "`model._orig_mod`" in error.hint
+    told = Workload(Two(lambda hidden, out: (hidden, out)), torch.zeros(2, 4), torch.zeros(2, 1), lambda o, t: o[1])
+    assert told.layers

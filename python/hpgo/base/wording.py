@@ -117,7 +117,7 @@ def short_names(names: Iterable[str], *, most: int = 16) -> dict[str, str]:
     >>> short_names(["transformer.h.0.attn.c_proj", "transformer.h.11.mlp"])
     {'transformer.h.0.attn.c_proj': '…h.0.attn.c_proj', 'transformer.h.11.mlp': '…h.11.mlp'}
     >>> short_names(["wte", "a.name.of.forty.characters.with.all.parts"])["a.name.of.forty.characters.with.all.parts"]
-    'a.name.o…racters.with.all.parts'
+    'a.name.o…aracters.with.all.parts'
     """
     whole = list(dict.fromkeys(names))
     shared = _shared([name for name in whole if len(name) > most])

@@ -154,11 +154,7 @@ def _pairs(
     accepts: Callable[[Mapping[str, int]], bool],
 ) -> list[str]:
     """Two degrees that are accepted together, where no single one is."""
-
-    def nearest_first(name: str) -> list[int]:
-        return sorted(values[name], key=lambda value: abs(value - now[name]))[:_NEAR]
-
-    known = {name: nearest_first(name) for name in values}
+    known = {name: _near(each, now[name]) for name, each in values.items()}
     for one in blamed or ["pp"]:
         for other in (name for name in known if name != one):
             pairs = product(known[one], known[other])
@@ -167,6 +163,10 @@ def _pairs(
                 a, b = min(fits, key=lambda pair: (abs(pair[0] - now[one]), abs(pair[1] - now[other])))
                 return [f"use `{one}={a}` and `{other}={b}`"]
     return []
+
+
+def _near(values: Iterable[int], now: int) -> list[int]:
+    return sorted(values, key=lambda value: abs(value - now))[:_NEAR]
 
 
 def _multiples(number: int, of: int) -> list[int]:

@@ -187,9 +187,9 @@ class Schedule(Record):
     def from_text(cls, text: str, *, name: str = "custom") -> Schedule:
         r"""Reads one line a rank, entries separated by commas or blanks; an empty cell is a bubble.
 
-        Entries are PyTorch's: `2F0`, `2B0`, `2I0`, `2W0`, `(0F7;7B3)OVERLAP_F_B`. Sends, receives and the handling of
-        sharded parameters (`2SEND_F0`, `0UNSHARD`, …) are read over. Raises ScheduleError that names the first wrong
-        action, what is missing, or the cycle of actions that wait for each other.
+        Entries are PyTorch's: `2F0`, `2B0`, `2I0`, `2W0`, `(0F7;7B3)OVERLAP_F_B`. Sends, receives, waits and the
+        handling of sharded parameters (`2SEND_F0`, `2WAIT_SEND_F0`, `0UNSHARD`, …) are read over. Raises ScheduleError
+        that names the first wrong action, what is missing, or the cycle of actions that wait for each other.
 
         >>> Schedule.from_text("0F0 0B0\n1F0 1B0").orders
         [['0F0', '0B0'], ['1F0', '1B0']]

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from hpgo.base.errors import ArgumentError
-from hpgo.base.wording import shorten
+from hpgo.base.wording import in_a_row, shorten
 from hpgo.runtime import dropout, halves
 from hpgo.runtime.grouping import Place, grouped
 from hpgo.runtime.modules import Given, Network, Node
@@ -49,6 +49,11 @@ def exported(model: nn.Module, inputs: Sequence[Tensor]) -> Graph:
 
 
 def _export(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
+    if isinstance(original := getattr(model, "_orig_mod", None), nn.Module):
+        raise ArgumentError(
+            f"{type(original).__name__} was compiled by torch.compile, which hides the layers between which it is cut",
+            "give the model as it was before, `model._orig_mod`; or compile it in place, by `model.compile()`",
+        )
     rows = max(2, len(inputs[0]))  # a batch of one would be taken for a constant
     examples = tuple(one if len(one) == rows else one[:1].expand(rows, *one.shape[1:]) for one in inputs)
     weights = list(model.parameters())
@@ -333,6 +338,7 @@ class Graph:
 
     def _returned(self) -> list[Any]:
         (output,) = (node for node in self.program.graph.nodes if node.op == "output")
+        self._check_returned(output)
         specs = self.program.graph_signature.output_specs
         found = [
             node
@@ -344,6 +350,29 @@ class Graph:
                 f"{type(self.model).__name__} returns an input or a parameter as it is", "return tensors it computes"
             )
         return found
+
+    def _check_returned(self, output: Any) -> None:
+        """Raises ArgumentError where a model returns what no stage can send: a dict, or a number without rows."""
+        called, spec = type(self.model).__name__, self.program.call_spec.out_spec
+        if spec.type is dict:
+            keys = [str(key) for key in spec.context]
+            read = ", ".join(f'outputs["{key}"]' for key in keys[:4])
+            raise ArgumentError(
+                f"{called} returns a dict of {in_a_row([f'`{shorten(key)}`' for key in keys[:4]])}, and a loss is given"
+                " a tensor or a tuple of them",
+                f"return a tuple instead, ({read}), and read `outputs[0]` and so on in the loss",
+            )
+        signature = self.program.graph_signature.output_specs
+        user = [node for node, one in zip(output.args[0], signature, strict=True) if one.kind.name == "USER_OUTPUT"]
+        for at, node in enumerate(user):
+            value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+            if isinstance(value, torch.Tensor) and value.ndim == 0:
+                raise ArgumentError(
+                    f"{called} returns one number as output {at}, as a model does that computes its own loss, and not a"
+                    " row for each sample",
+                    "return what the loss is computed of, and give the loss as `loss`: a function of outputs and"
+                    " targets",
+                )
 
     def _layers(self, returned: list[Any]) -> list[list[Any]]:
         """The real operations, parted where a cut may come."""

@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 
 _LEAST, _MOST = 5, 200
 """How often a layer runs, besides once to warm up."""
+_TRY = {
+    "the loss": "make it a function of what the model returns, a tensor or a tuple of them, and of the targets",
+    "the model as a whole": "call `.backward()` on the loss of the example without hpgo: it must run there, too",
+}
+_TRY_LAYER = "call the model without hpgo on inputs of {rows} rows: all of it must run there, too"
+"""What to try where something of the user's fails, by what it is."""
 _FEWEST = 2
 """The same where the time is up."""
 _BESIDES = 20
@@ -531,7 +537,7 @@ class Bench:
             said = f"{what} can't run on a batch of {self._rows}: {type(failure).__name__}: {first_line(failure)}"
             if lacks_memory(failure):
                 raise _LacksMemoryError(said, "try a smaller `--batch-size`, or `--dtype bfloat16`") from failure
-            raise RunError(said, "does the model run on its example?") from failure
+            raise RunError(said, _TRY.get(what, _TRY_LAYER.format(rows=self._rows))) from failure
 
     def _keep(self, one: _Layer, made: Any) -> None:
         one.made = [made] if isinstance(made, torch.Tensor) else list(made)

@@ -333,7 +333,7 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
     >>> from hpgo.model.transformer_presets import TRANSFORMERS
     >>> check_degrees(TRANSFORMERS["llama-3-8b"], Way(tensor=3), seq=8192)
     Traceback (most recent call last):
-    hpgo.ArgumentError: tp 3 does not divide the 32 heads of `llama-3-8b`
+    hpgo.ways.way.DegreeError: tp 3 does not divide the 32 heads of `llama-3-8b`
     """
     model_said = f"of `{model.name}`"
     for count, what in (
@@ -411,7 +411,7 @@ def check_batch(way: Way, global_batch_size: int) -> None:
 
     >>> check_batch(Way(data=4, micro_batch_size=3), 64)
     Traceback (most recent call last):
-    hpgo.ArgumentError: dp 4 with micro-batches of 3 does not divide a global batch of 64
+    hpgo.ways.way.DegreeError: dp 4 with micro-batches of 3 does not divide a global batch of 64
     """
     each = way.data * way.micro_batch_size
     if global_batch_size % each:
