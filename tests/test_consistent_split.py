@@ -132,6 +132,17 @@ def test_halves_are_rescaled_with_a_remark_where_they_are_not_98_to_200_percent(
     assert (REMARK in said) == (REMARK in plan.to_json()) == (REMARK in report.markdown(plan)) == remarked
 
 
+def test_twice_the_backward_pass_is_kept_however_it_is_rounded() -> None:
+    for number in range(1, 200):
+        first = number / 200
+        profile = split_by(2.0 * first, 2.0 * (1 - first))
+        scaled = replace(profile, layers=tuple(
+            replace(layer, **{key: tuple(one * 1.1 for one in getattr(layer, key)) for key in (
+                "backward_s", "input_gradient_s", "weight_gradient_s")}) for layer in profile.layers))  # fmt: skip
+        assert not any(layer.has_wrong_split for layer in scaled.layers)
+        assert scaled.with_consistent_split() == scaled
+
+
 def test_each_batch_size_is_rescaled_by_itself_and_so_are_sizes_between() -> None:
     layer = hpgo.Layer(
         "a", "a", (1.0, 2.0), (2.0, 3.0), (1e3, 2e3), 1e6, input_gradient_s=(0.1, 2.0), weight_gradient_s=(0.3, 1.6)
