@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import random
-import re
 from dataclasses import dataclass, replace
 
 import pytest
@@ -164,8 +163,7 @@ def test_bounds_of_one_order_hold_for_all_orders(question, objective, limit):
     try:
         plan = hpgo.partition(*question, objective=objective, **options)
     except hpgo.InfeasibleError as error:
-        certain = re.search("found|which are not all", error.message) is None
-        assert not (certain and best < math.inf), error.message
+        assert_no_false_certainty(error, is_possible=best < math.inf)
         return
     assert plan.value >= best * (1 - 1e-9)
     assert plan.lower_bound <= best * (1 + 1e-9)
@@ -173,6 +171,10 @@ def test_bounds_of_one_order_hold_for_all_orders(question, objective, limit):
     assert ("proven" in table(plan)) == (plan.gap == 0)
     assert (plan.cuts == "all") == (plan.searched_cuts_bound is None)
     assert_layers_are_shared_out(question[0], plan)
+
+
+def assert_no_false_certainty(error: hpgo.InfeasibleError, *, is_possible: bool) -> None:
+    assert not is_possible or "found" in error.message, error.message
 
 
 def wide(times: list[float]) -> hpgo.Profile:
@@ -216,7 +218,7 @@ def test_more_cuts_than_are_searched_are_told_beside_the_number_in_every_output(
     assert hpgo.ChainPlan.from_json(plan.to_json()) == plan
 
     hpgo.write_profile(profile, tmp_path / "profile.yaml")
-    (tmp_path / "cluster.yaml").write_text("hpgo_cluster: 1\nmachines: [{devices: 2}]\nintra: 10 GB/s\n")
+    (tmp_path / "cluster.yaml").write_text("hpgo_cluster: 1\nmachines: [{devices: 2, memory: 1 GB}]\nintra: 10 GB/s\n")
     asked = ["--profile", str(tmp_path / "profile.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]
     for option in ([], ["--explain"], ["--json"], ["--yaml"]):
         assert plan.cuts in CliRunner().invoke(command, [*asked, *option], catch_exceptions=False).stdout
@@ -245,7 +247,7 @@ def test_rules_name_layers_of_a_branching_model_by_id():
         [("start", "left"), ("start", "right"), ("left", "join"), ("right", "join")],
     )
     plan = hpgo.partition(profile, hosts_of([1.0, 1.0]), pins=["h1=left,right"])
-    assert next(stage.layers for stage in plan.stages if "left" in stage.layers) == ("left", "right")
+    assert {"left", "right"} <= next({*stage.layers} for stage in plan.stages if "h1" in stage.hosts)
 
 
 def test_rules_about_layers_leave_no_proof_where_layers_without_time_stay_with_a_neighbour():
@@ -260,9 +262,9 @@ def test_memory_that_is_short_is_told_before_any_search():
     profile = profile_of({f"l{at}": 1.0 for at in range(300)}, [(f"l{at}", f"l{at + 1}") for at in range(299)],
                          held={f"l{at}": 10.0 for at in range(300)})  # fmt: skip
     cluster = hosts_of([1.0 + at / 100 for at in range(40)], [74.0] * 40)
-    with pytest.raises(hpgo.InfeasibleError, match="layers alone need .* short by") as raised:
+    with pytest.raises(hpgo.InfeasibleError, match=r"layers alone need .* short by") as raised:
         hpgo.partition(profile, cluster, deadline_s=1e-9)
     assert "more host" in raised.value.hint
     heavy = replace(profile, layers=(replace(profile.layers[0], parameter_bytes=80.0), *profile.layers[1:]))
-    with pytest.raises(hpgo.InfeasibleError, match="layer 1 needs more than .* short by"):
+    with pytest.raises(hpgo.InfeasibleError, match=r"layer 1 needs more than .* short by"):
         hpgo.partition(heavy, hosts_of([1.0] * 80, [74.0] * 80), deadline_s=1e-9)
