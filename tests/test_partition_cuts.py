@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import random
-import re
 from dataclasses import dataclass, replace
 
 import pytest
@@ -164,12 +163,7 @@ def test_bounds_of_one_order_hold_for_all_orders(question, objective, limit):
     try:
         plan = hpgo.partition(*question, objective=objective, **options)
     except hpgo.InfeasibleError as error:
-        refused = error.message
-    else:
-        refused = ""
-    if refused:
-        is_certain = re.search("found|which are not all", refused) is None
-        assert not (is_certain and best < math.inf), refused
+        assert_no_false_certainty(error, is_possible=best < math.inf)
         return
     assert plan.value >= best * (1 - 1e-9)
     assert plan.lower_bound <= best * (1 + 1e-9)
@@ -177,6 +171,10 @@ def test_bounds_of_one_order_hold_for_all_orders(question, objective, limit):
     assert ("proven" in table(plan)) == (plan.gap == 0)
     assert (plan.cuts == "all") == (plan.searched_cuts_bound is None)
     assert_layers_are_shared_out(question[0], plan)
+
+
+def assert_no_false_certainty(error: hpgo.InfeasibleError, *, is_possible: bool) -> None:
+    assert not is_possible or "found" in error.message, error.message
 
 
 def wide(times: list[float]) -> hpgo.Profile:
@@ -220,7 +218,7 @@ def test_more_cuts_than_are_searched_are_told_beside_the_number_in_every_output(
     assert hpgo.ChainPlan.from_json(plan.to_json()) == plan
 
     hpgo.write_profile(profile, tmp_path / "profile.yaml")
-    (tmp_path / "cluster.yaml").write_text("hpgo_cluster: 1\nmachines: [{devices: 2}]\nintra: 10 GB/s\n")
+    (tmp_path / "cluster.yaml").write_text("hpgo_cluster: 1\nmachines: [{devices: 2, memory: 1 GB}]\nintra: 10 GB/s\n")
     asked = ["--profile", str(tmp_path / "profile.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]
     for option in ([], ["--explain"], ["--json"], ["--yaml"]):
         assert plan.cuts in CliRunner().invoke(command, [*asked, *option], catch_exceptions=False).stdout
@@ -249,7 +247,7 @@ def test_rules_name_layers_of_a_branching_model_by_id():
         [("start", "left"), ("start", "right"), ("left", "join"), ("right", "join")],
     )
     plan = hpgo.partition(profile, hosts_of([1.0, 1.0]), pins=["h1=left,right"])
-    assert next(stage.layers for stage in plan.stages if "left" in stage.layers) == ("left", "right")
+    assert {"left", "right"} <= next({*stage.layers} for stage in plan.stages if "h1" in stage.hosts)
 
 
 def test_rules_about_layers_leave_no_proof_where_layers_without_time_stay_with_a_neighbour():

@@ -60,8 +60,10 @@ class ChainStage(Record):
     host_memory_bytes: float
     """What the host has; it must be more."""
     layers: tuple[str, ...] = ()
-    """Ids of the layers, in the order in which they run, if the model branches: `first` and `last` then count the
-    layers in the order of the plan. Empty for a chain."""
+    """Ids of the layers, in the order in which they run, if the model branches. Empty for a chain.
+
+    `first` and `last` count the layers of a branching model in the order of the plan.
+    """
 
 
 @dataclass(frozen=True, slots=True)
