@@ -57,7 +57,7 @@ def all_that_is_run(launcher: str, model: hpgo.Transformer, cluster: hpgo.Cluste
     return found
 
 
-@pytest.mark.parametrize(("launcher", "tied"), [("megatron", False), ("torchtitan", True), ("deepspeed", False)])
+@pytest.mark.parametrize(("launcher", "tied"), [("megatron", False), ("torchtitan", False), ("deepspeed", True)])
 def test_the_best_way_of_a_launcher_is_that_of_trying_all_that_it_runs(launcher: str, tied: bool) -> None:
     model, cluster = replace(TINY, tied=tied), H100.first(4)
     every = all_that_is_run(launcher, model, cluster)

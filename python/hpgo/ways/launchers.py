@@ -89,10 +89,10 @@ class Rules(Record):
 
         The search and the exports both ask this, so that a plan for a framework is one that can be exported for it.
         """
-        if why := self._lacking_shape(model) or self._lacking_arithmetic(model):
-            return Lack(why, BY_HAND)
-        why = self._lacking_further(model)
-        return None if why is None else Lack(why, FEWER_TOKENS)
+        if why := self._lacking_further(model):
+            return Lack(why, FEWER_TOKENS)
+        why = self._lacking_shape(model) or self._lacking_arithmetic(model)
+        return None if why is None else Lack(why, BY_HAND)
 
     def _lacking_arithmetic(self, model: Transformer) -> str | None:
         missing = self.stated(model).missing
