@@ -72,8 +72,11 @@ def test_every_output_of_such_a_plan_says_what_its_bound_is_about(
     run: Callable[..., CompletedProcess[str]], tmp_path: Path
 ) -> None:
     profile = wide(0)
-    (tmp_path / "wide.yaml").write_text(profile.to_yaml())
-    (tmp_path / "two.yaml").write_text(fast_links(2).to_yaml())
+    hpgo.write_profile(profile, tmp_path / "wide.yaml")
+    (tmp_path / "two.yaml").write_text(
+        "hpgo_cluster: 1\nname: two\nmachines: [{devices: 2, memory: 64 GB}]\n"
+        "intra: {bandwidth: 1e12}\ninter: {bandwidth: 1e12}\n"
+    )
     words = ["plan", "wide.yaml", "-c", "two.yaml", "--micro-batch-size", "1"]
     text = " ".join(run(*words, "-b", "64").stdout.split())
     assert "whatever its cuts" in text
@@ -183,3 +186,21 @@ def test_no_random_plan_beats_the_bound_under_any_schedule_that_has_one(schedule
             global_batch_size=8, schedule=schedule,
         )  # fmt: skip
         assert other.step_s >= found.lower_bound_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("sides", [3, 16])
+def test_a_launcher_that_cuts_anywhere_but_in_tied_weights_has_a_bound_over_all_such_cuts(sides: int) -> None:
+    profile = wide(1)
+    kept = {"source", "sink", *(f"side{number}" for number in range(sides))}
+    profile = replace(
+        profile,
+        layers=tuple(layer for layer in profile.layers if layer.id in kept),
+        edges=tuple(edge for edge in profile.edges if kept.issuperset(edge)),
+        ties=(hpgo.SharedWeight(("source", "side0"), 500.0),),
+    )
+    plan = hpgo.plan(profile, fast_links(2), launcher="torch", **OPTIONS)
+    front = set(plan.stages[0].layers)
+    assert len(plan.stages) == 2
+    assert {"source", "side0"} <= front
+    assert (plan.cuts == "all") == (plan.searched_cuts_bound_s is None) == (sides == 3)
+    assert ("optimal" in report.proof(plan)) == (sides == 3)

@@ -203,12 +203,27 @@ impl States {
     }
 
     /// The states at which stages may end, each given as all layers before it; before them the empty one, behind them the
-    /// full one.
+    /// full one. `why` says why these are not all at which they may, if they are not.
     ///
     /// # Errors
     /// As [`States::between`].
-    pub fn ending_at(graph: &Graph, ends: &[Vec<usize>]) -> Result<Self> {
+    pub fn ending_at(graph: &Graph, ends: &[Vec<usize>], why: Option<String>) -> Result<Self> {
         let layers = graph.layers.len();
+        let cuts = why.map_or(Cuts::Exact, |why| Cuts::LinearOrder { why });
+        // Whether each end holds the one before it.
+        let mut known = vec![false; layers];
+        let mut held = 0;
+        let is_row = ends.iter().all(|end| {
+            let is_held = |&&layer: &&usize| known.get(layer).copied().unwrap_or(false);
+            let holds_all = end.iter().filter(is_held).count() == held && end.len() > held;
+            end.iter().filter(|&&layer| layer < layers).for_each(|&layer| known[layer] = true);
+            held = end.len();
+            holds_all
+        });
+        if !is_row && let Some(sets) = Self::down_sets(graph, ends)? {
+            let (order, wires) = checked(graph)?;
+            return Self::with(graph, order, &wires, Vec::new(), Sets::listed(sets), cuts, &Control::default());
+        }
         let mut passed = vec![false; layers];
         let mut stages = Vec::with_capacity(ends.len() + 1);
         for end in ends.iter().cloned().chain([(0..layers).collect()]) {
@@ -222,7 +237,34 @@ impl States {
             }
             stages.push(stage);
         }
-        Self::between(graph, &stages)
+        Ok(Self { cuts, ..Self::between(graph, &stages)? })
+    }
+
+    /// These states and both ends as sets of positions, each behind its subsets. `None` if one of them has a layer without
+    /// what it reads, or a layer that there isn't.
+    fn down_sets(graph: &Graph, ends: &[Vec<usize>]) -> Result<Option<Vec<Set>>> {
+        let (order, _) = checked(graph)?;
+        let mut position = vec![0; order.len()];
+        for (at, &layer) in order.iter().enumerate() {
+            position[layer] = at;
+        }
+        let whole: Vec<usize> = (0..order.len()).collect();
+        let mut sets = Vec::with_capacity(ends.len() + 2);
+        for end in std::iter::once(&Vec::new()).chain(ends).chain([&whole]) {
+            let mut set = Set::empty(order.len());
+            for &layer in end {
+                let Some(&at) = position.get(layer) else { return Ok(None) };
+                set.insert(at);
+            }
+            let is_open = |&(from, to): &(usize, usize)| set.contains(position[to]) && !set.contains(position[from]);
+            if graph.edges.iter().any(is_open) {
+                return Ok(None);
+            }
+            sets.push(set);
+        }
+        sets.sort_by(|a, b| a.count().cmp(&b.count()).then_with(|| a.cmp(b)));
+        sets.dedup();
+        Ok(Some(sets))
     }
 
     /// The cut points between given stages, first stage first: lists of layer indices that together hold every layer once.

@@ -69,6 +69,7 @@ struct QuestionRecord {
     most_replicas: u32,
     equal_replicas: bool,
     stage_ends: Option<Vec<Vec<usize>>>,
+    some_stage_ends: Option<String>,
 }
 
 impl QuestionRecord {
@@ -221,11 +222,11 @@ fn answer_at<T: Send>(
     let deadline = deadline_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
     let control = Control::with_deadline(deadline);
     watched(py, &control, progress, keep_partial, || {
-        let stage_ends = question.stage_ends.take();
+        let (stage_ends, some_stage_ends) = (question.stage_ends.take(), question.some_stage_ends.take());
         let (graph, cluster, settings) = question.split()?;
         let states = match stage_ends {
             None => cuts(&graph, &cluster, &settings, &control)?,
-            Some(ends) => States::ending_at(&graph, &ends)?,
+            Some(ends) => States::ending_at(&graph, &ends, some_stage_ends)?,
         };
         let model = Model::new(&graph, &states);
         work(&Asked { states: &states, model: &model, cluster: &cluster, settings: &settings, control: &control })

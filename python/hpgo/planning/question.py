@@ -123,6 +123,8 @@ class Question:
     """Whether all stages must have the same number of replicas."""
     stage_ends: tuple[tuple[int, ...], ...] | None = None
     """For each place where a stage may end, the layers before it by their place in the profile; None if anywhere."""
+    some_stage_ends: str | None = None
+    """Why `stage_ends` are not all cuts that the launcher can run; None if they are."""
     launcher: Launcher | None = None
     """Who is to run the plan; None if anybody may."""
 

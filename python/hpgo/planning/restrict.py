@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypedDict, get_args
 
 from hpgo.base.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
@@ -72,27 +72,39 @@ def restricted(question: Question, launcher: Launcher, *, schedule: str | None) 
         overlap=question.overlap and launcher.overlaps,
         memory=memory,
         recompute=(False,) if launcher.recomputes == "no" else question.recompute,
-        stage_ends=_stage_ends(question, launcher),
         launcher=launcher,
+        **_stage_ends(question, launcher),
     )
 
 
-def _stage_ends(question: Question, launcher: Launcher) -> tuple[tuple[int, ...], ...] | None:
+class _StageEnds(TypedDict, total=False):
+    """Fields of `Question`."""
+
+    stage_ends: tuple[tuple[int, ...], ...]
+    some_stage_ends: str | None
+
+
+def _stage_ends(question: Question, launcher: Launcher) -> _StageEnds:
+    """Return where stages may end for `launcher`, and why these are not all such places; nothing if anywhere."""
     profile = question.profile
+    some = None
     whole = _kept_whole(question, launcher)
     if launcher.cuts == "anywhere" and not whole:
-        return None
+        return {}
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     if launcher.cuts == "anywhere":
-        cuts = [tuple(profile.layers[index].id for index in state.layers) for state in cut_points(profile).states]
+        found = cut_points(profile)
+        some = found.one_order
+        cuts = [tuple(profile.layers[index].id for index in state.layers) for state in found.states]
         cuts = [cut for cut in cuts if 0 < len(cut) < len(profile.layers)]
     else:
         cuts = list(Blocks.of(profile).cuts(least_blocks=launcher.least_blocks))
-    return tuple(
+    ends = tuple(
         tuple(index_of[layer] for layer in cut)
         for cut in cuts
         if not any(layers & set(cut) and layers - set(cut) for layers in whole)
     )
+    return {"stage_ends": ends, "some_stage_ends": some}
 
 
 def _kept_whole(question: Question, launcher: Launcher) -> list[set[str]]:
