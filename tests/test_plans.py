@@ -267,11 +267,15 @@ def test_no_later_plan_undercuts_an_earlier_bound() -> None:
 
 
 def test_a_deadline_before_any_plan_says_so() -> None:
-    # No plan fits, so that none can come before the deadline; to know that takes hundreds of times as long.
+    # No plan fits, so that none can come before the deadline. That none fits may be known before it, too.
     small = hpgo.Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=100, inter_gbit_s=25, memory="1500 MB")
-    with pytest.raises(hpgo.HpgoError, match="passed before there was any plan") as caught:
+    with pytest.raises((hpgo.DeadlineError, hpgo.InfeasibleError)) as caught:
         hpgo.plan(hpgo.read_profile("amoebanet-36"), small, global_batch_size=64, deadline_s=1e-9)
-    assert "more time" in caught.value.hint
+    if isinstance(caught.value, hpgo.DeadlineError):
+        assert "passed before there was any plan" in caught.value.message
+        assert "more time" in caught.value.hint
+    else:
+        assert caught.value.message.startswith("no plan fits: ")
 
 
 @pytest.mark.parametrize(

