@@ -103,8 +103,14 @@ def _held(plan: Plan, name: str, in_flight: list[int]) -> Plan:
         for stage, count in zip(plan.stages, in_flight, strict=True)
     )
     return replace(
-        plan, schedule=name, stages=stages, lower_bound_s=None, searched_cuts_bound_s=None, compact_bound_s=None,
-        alternatives=(), schedules=()
+        plan,
+        schedule=name,
+        stages=stages,
+        lower_bound_s=None,
+        searched_cuts_bound_s=None,
+        compact_bound_s=None,
+        alternatives=(),
+        schedules=(),
     )
 
 

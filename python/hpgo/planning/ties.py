@@ -80,7 +80,15 @@ def least_memory(question: Question, best: Plan, within: float, deadline_s: floa
         if ended in {"deadline", "interrupt"}:
             stopped = ended
             break
-    searched = ("lower_bound_s", "searched_cuts_bound_s", "compact_bound_s", "cuts", "placements", "labels", "simulated")
+    searched = (
+        "lower_bound_s",
+        "searched_cuts_bound_s",
+        "compact_bound_s",
+        "cuts",
+        "placements",
+        "labels",
+        "simulated",
+    )
     return replace(
         kept,
         **{name: getattr(best, name) for name in searched},

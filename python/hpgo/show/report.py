@@ -333,7 +333,9 @@ def _proof_of_some_cuts(plan: Plan, searched_s: float) -> str:
     if not plan.lower_bound_s or plan.gap is None:
         known = "nothing is known of plans with other cuts"
     else:
-        known = f"{above(plan.gap)}{whose(plan)}: no plan takes less than {_seconds(plan.lower_bound_s)}, whatever its cuts"
+        known = (
+            f"{above(plan.gap)}{whose(plan)}: no plan takes less than {_seconds(plan.lower_bound_s)}, whatever its cuts"
+        )
     gap = max(0.0, plan.step_s / searched_s - 1) if searched_s else math.inf
     if math.isinf(gap):
         return known
@@ -418,7 +420,8 @@ def search_space(plan: Plan) -> str:
     """Which plans were compared, in words."""
     if plan.chunks > 1:
         return _improved(plan)
-    some = "cuts of one order of the layers" if "one order" in plan.cuts else "some cuts"
+    thinned = "stay with a neighbour" in plan.cuts or "in about equal steps" in plan.cuts
+    some = "some cuts" if thinned and "one order" not in plan.cuts else "cuts of one order of the layers"
     cuts = "every cut between layers" if plan.cuts == "all" else f"{some} ({plan.cuts})"
     if plan.restriction is not None:
         cuts = plan.restriction.space if plan.cuts == "all" else f"{cuts}; {plan.restriction.space}"
