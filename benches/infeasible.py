@@ -3,9 +3,9 @@
     python benches/infeasible.py run --seeds 0-299 --json FILE    # one row a question, in one process
     python benches/infeasible.py table FILE ...                   # one column a file
 
-Each question is one of `questions.py` whose devices have less memory: from a tenth of what the fullest device of a straight
-pipeline with up to 32 stages holds, to all of it. Questions with a plan are left out. Times are wall time and processor time;
-the latter says more on a machine with other work.
+Each question is one of `questions.py` whose devices have less memory: from a tenth of what the fullest device of a
+straight pipeline with up to 32 stages holds, to all of it. Questions with a plan are left out. Times are wall time and
+processor time. The latter says more on a machine with other work.
 """
 
 from __future__ import annotations
@@ -51,17 +51,11 @@ def row(seed: int) -> dict[str, Any] | None:
         hpgo.plan(asked.profile, asked.cluster, deadline_s=LIMIT_S, **asked.options)
     except hpgo.InfeasibleError as error:
         wall_s, busy_s = time.monotonic() - started_s, time.process_time() - busy_s
-        return {"seed": seed, "wall_s": round(wall_s, 4), "busy_s": round(busy_s, 4), "certain": error.message.startswith("no plan fits"),
-                "message": error.message, "hint": error.hint}  # fmt: skip
-    except hpgo.HpgoError:
-        return {
-            "seed": seed,
-            "wall_s": LIMIT_S,
-            "busy_s": LIMIT_S,
-            "certain": False,
-            "message": "no answer",
-            "hint": "",
-        }
+        certain = error.message.startswith("no plan fits")
+        answer = {"certain": certain, "message": error.message, "hint": error.hint}
+        return {"seed": seed, "wall_s": round(wall_s, 4), "busy_s": round(busy_s, 4), **answer}
+    except hpgo.HpgoError as error:  # the time was up
+        return {"seed": seed, "wall_s": LIMIT_S, "busy_s": LIMIT_S, "certain": False, "message": error.message}
     return None
 
 

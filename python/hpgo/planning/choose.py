@@ -114,9 +114,7 @@ def _none_found(error: InfeasibleError, whose: str, *, certain: bool = False) ->
     theirs, so it stays a clause about 1F1B.
     """
     if certain and error.message.startswith(NO_PLAN_FITS):
-        return InfeasibleError(
-            f"{NO_PLAN_FITS} {whose}, which holds what 1F1B does or more: {error.message}", error.hint
-        )
+        return InfeasibleError(f"{NO_PLAN_FITS} {whose}, which holds no less than 1F1B: {error.message}", error.hint)
     return InfeasibleError(f"no plan was found that fits {whose}; under 1F1B {error.message}", error.hint)
 
 

@@ -1,7 +1,7 @@
 """Whether any plan can fit the devices' memory under schedules that the native search does not know.
 
-The native planner's memory conditions hold for every schedule once a stage need not hold more than one micro-batch. Where
-they fail, nothing has to be simulated.
+The native planner's memory conditions hold for every schedule once a stage need not hold more than one micro-batch.
+Where they fail, nothing has to be simulated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def check_memory(
     """Raise InfeasibleError if it is certain that no plan fits under the schedule `name`, or under any if it is None.
 
     Args:
+        question: what is planned, under any schedule.
         left_s: seconds until nothing is to be known any more; None if that is never.
+        name: the schedule; None if all are compared.
         in_flight_as_1f1b: whether each stage holds at least as many micro-batches as under 1F1B.
         chunks: whether a device may run several stages.
     """
