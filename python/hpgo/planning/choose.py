@@ -110,8 +110,8 @@ def best(
 def _none_found(error: InfeasibleError, whose: str, *, certain: bool = False) -> InfeasibleError:
     """Return what to raise for other schedules if `error` says that 1F1B or eager 1F1B has no plan.
 
-    It is `certain` for them where they hold at least as much as 1F1B and nothing fits that. A bound on 1F1B's steps is no
-    bound on theirs, so it stays a clause about 1F1B.
+    It is `certain` for them where they hold at least as much as 1F1B and nothing fits that. A bound on 1F1B's steps is
+    no bound on theirs, so it stays a clause about 1F1B.
     """
     if certain and error.message.startswith(NO_PLAN_FITS):
         return InfeasibleError(f"{NO_PLAN_FITS} {whose}, which holds no less than 1F1B: {error.message}", error.hint)
