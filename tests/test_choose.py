@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import jsonschema
@@ -16,7 +17,7 @@ from toys import chain
 import hpgo
 from hpgo.planning import choose
 from hpgo.planning.chunked import CHUNKED
-from hpgo.planning.rerun import RUN_ON_PLANS
+from hpgo.planning.rerun import FRUGAL, RUN_ON_PLANS
 
 NAMES = ("1f1b", "eager_1f1b", "gpipe", *RUN_ON_PLANS)
 ALL = (*NAMES, *CHUNKED)
@@ -363,3 +364,35 @@ def test_plans_that_are_not_run_could_only_be_longer(name: str, monkeypatch: pyt
         assert best.step_s == thorough.step_s
         skipped += best.simulated < thorough.simulated
     assert skipped
+
+
+@pytest.mark.parametrize("name", [name for name in RUN_ON_PLANS if name not in FRUGAL])
+def test_schedules_that_are_refused_where_1f1b_fits_nowhere_hold_as_much_as_1f1b(name: str) -> None:
+    for ranks, micro_batches in product(range(1, 7), range(1, 14)):
+        held, least = (
+            hpgo.schedule(family, ranks=ranks, micro_batches=micro_batches).peak_in_flight for family in (name, "1f1b")
+        )
+        assert all(more >= few for more, few in zip(held, least, strict=True))
+
+
+def test_what_zb_h2_has_a_plan_for_is_not_said_to_fit_nowhere() -> None:
+    """A stage of each cut fits three devices, and none of the plans that are tried does."""
+    profile = hpgo.Profile(
+        "t",
+        (2,),
+        tuple(
+            hpgo.Layer(f"l{at}", "Linear", (length_s,), (2 * length_s,), (activation,), weights)
+            for at, (length_s, activation, weights) in enumerate(
+                [(0.002, 2e6, 1e7), (0.002, 4e6, 0.0), (0.004, 0.0, 1e7), (0.002, 0.0, 1e7)]
+            )
+        ),
+        (("l0", "l1"), ("l1", "l2"), ("l2", "l3")),
+    )
+    few = cluster(3, "53425213 B")
+    options = {"global_batch_size": 8, "schedule": "zb_h2", "min_micro_batch_size": 1}
+    stages = [(1, [0]), (2, [1]), (1, [2])]
+    assert hpgo.evaluate(profile, few, stages, micro_batch_size=1, **options).fits
+    try:
+        assert hpgo.plan(profile, few, **options).fits
+    except hpgo.InfeasibleError as error:
+        assert error.message.startswith("no plan was found that fits `zb_h2`")  # noqa: PT017

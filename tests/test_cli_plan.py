@@ -160,7 +160,7 @@ def test_looking_for_what_would_help_a_large_cluster_may_take_seconds_only(monke
 
         return call
 
-    for name in ("closest_plan", "fits"):
+    for name in ("shortage", "closest_plan", "fits"):
         monkeypatch.setattr(_core, name, noted(getattr(_core, name)))
     cluster = hpgo.Cluster.of(nodes=512, devices_per_node=8, intra_gbit_s=200, inter_gbit_s=25, memory="200 MB")
     with pytest.raises(hpgo.InfeasibleError, match="no plan fits") as caught:
@@ -170,12 +170,17 @@ def test_looking_for_what_would_help_a_large_cluster_may_take_seconds_only(monke
     assert sum(allowed_s) <= 12
 
 
-@pytest.mark.parametrize("busy", ["closest_plan", "fits"])
+@pytest.mark.parametrize("busy", ["shortage", "closest_plan", "fits"])
 def test_ctrl_c_ends_the_search_for_what_would_help(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
+    def uncertain(*_: object) -> None:
+        raise hpgo.InfeasibleError("no plan was found that fits", "")
+
     monkeypatch.setattr(_core, busy, interrupted)
+    if busy != "shortage":  # which explains what is certain
+        monkeypatch.setattr(_core, "plan", uncertain)
     with pytest.raises(KeyboardInterrupt):
         hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.of(memory="1 GB", **ONE_PAIR), global_batch_size=64)
 

@@ -478,7 +478,7 @@ def test_only_a_micro_batch_that_can_shrink_is_advised_to() -> None:
                 global_batch_size=size,
                 micro_batch_size=micro_batch_size,
             )
-        assert caught.value.message.startswith("no plan fits: in the one that comes closest, stage ")
+        assert caught.value.message.startswith("no plan fits: in the closest plan found, stage ")
         assert ("smaller micro-batch" in caught.value.hint) == can_shrink
 
 

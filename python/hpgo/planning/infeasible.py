@@ -23,19 +23,25 @@ _MORE_MEMORY = "use more devices, or devices with more memory"
 
 
 def check_memory(
-    question: Question, *, name: str | None, in_flight_as_1f1b: bool = False, chunks: bool = False
+    question: Question,
+    left_s: float | None,
+    *,
+    name: str | None,
+    in_flight_as_1f1b: bool = False,
+    chunks: bool = False,
 ) -> None:
     """Raise InfeasibleError if it is certain that no plan fits under the schedule `name`, or under any if it is None.
 
     Args:
-        question: what is planned.
-        name: the schedule; None for any.
+        question: what is planned, under any schedule.
+        left_s: seconds until nothing is to be known any more; None if that is never.
+        name: the schedule; None if all are compared.
         in_flight_as_1f1b: whether each stage holds at least as many micro-batches as under 1F1B.
         chunks: whether a device may run several stages.
     """
     asked = replace(question, schedule="1f1b")
     try:
-        if not _core.nothing_fits(asked, in_flight_as_1f1b, not chunks, None):
+        if not _core.nothing_fits(asked, in_flight_as_1f1b, not chunks, left_s):
             return
     except HpgoError:  # what is wrong with the question is for the search to say
         return

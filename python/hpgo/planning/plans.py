@@ -164,8 +164,8 @@ class Plan(Record):
     """A way to train: stages on devices, micro-batches, and the step that it is predicted to take.
 
     Times are seconds. `step_s` is the simulated step of `schedule`; no plan of the question takes less than
-    `lower_bound_s`, whatever its cuts and wherever its stages lie, and `gap` is the share by which the plan may
-    miss it.
+    `lower_bound_s`, whatever its cuts and wherever its stages lie, and `gap` is the share by which the plan may miss
+    it.
     """
 
     profile: str

@@ -438,7 +438,8 @@ def search_space(plan: Plan) -> str:
     """Which plans were compared, in words."""
     if plan.chunks > 1:
         return _improved(plan)
-    some = "cuts of one order of the layers" if "one order" in plan.cuts else "some cuts"
+    thinned = "stay with a neighbour" in plan.cuts or "in about equal steps" in plan.cuts
+    some = "some cuts" if thinned and "one order" not in plan.cuts else "cuts of one order of the layers"
     cuts = "every cut between layers" if plan.cuts == "all" else f"{some} ({plan.cuts})"
     if plan.restriction is not None:
         cuts = plan.restriction.space if plan.cuts == "all" else f"{cuts}; {plan.restriction.space}"
