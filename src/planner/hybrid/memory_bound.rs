@@ -91,7 +91,7 @@ impl<'a> Conditions<'a> {
             count += devices;
             let capacity_bytes = memory_bytes - task.settings.memory.reserved_bytes;
             match capacities.last_mut() {
-                Some((last, all)) if *last == capacity_bytes => *all = count,
+                Some((last, all)) if last.total_cmp(&capacity_bytes).is_eq() => *all = count,
                 _ => capacities.push((capacity_bytes, count)),
             }
         }

@@ -644,6 +644,7 @@ impl<'a> Search<'a> {
 fn seconds(time_s: f64) -> String {
     let (scale, unit) =
         [(1.0, "s"), (1e3, "ms")].into_iter().find(|(scale, _)| time_s * scale >= 1.0).unwrap_or((1e6, "us"));
+    #[allow(clippy::cast_sign_loss)] // clamped
     let digits = (3.0 - (time_s * scale).log10().floor()).clamp(0.0, 12.0) as usize;
     format!("{:.digits$} {unit}", time_s * scale)
 }
