@@ -134,7 +134,11 @@ def test_work_that_takes_too_long_or_too_much_memory_is_refused_and_the_rest_goe
 @pytest.mark.parametrize(
     ("change", "status", "said"),
     [
-        ({"global_batch_size": 512 * 10**6}, 400, "4,000,000 actions; the page takes 2,000,000"),
+        (
+            {"global_batch_size": 512 * 10**6, "step_s": 1e9, "alternatives": []},
+            400,
+            "4,000,000 actions; the page takes 2,000,000",
+        ),
         ({"global_batch_size": 10**400}, 400, "`mine.json`"),
         ({"notes": ["n" * 17 * 2**20]}, 413, "larger than 16 MiB"),
         ({"stages": []}, 400, "`mine.json`"),
