@@ -25,7 +25,7 @@ _CONFIGURATIONS: dict[str, Any] = {
     "gpt2": {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 8,
              "vocab_size": 16, "bos_token_id": 1, "eos_token_id": 1},
     "llama": {"architectures": ["LlamaForCausalLM"], "num_key_value_heads": 2, **_SMALL, **_WORDS},
-    "bert": {"architectures": ["BertForMaskedLM"], "type_vocab_size": 2, **_SMALL, **_WORDS},
+    "bert": {"architectures": ["BertForSequenceClassification"], "type_vocab_size": 2, **_SMALL, **_WORDS},
     "vit": {"architectures": ["ViTForImageClassification"], "image_size": 8, "patch_size": 4, **_SMALL},
 }  # fmt: skip
 
