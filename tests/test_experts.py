@@ -380,7 +380,7 @@ def test_reports_of_experts_say_that_nothing_certifies_them() -> None:
         ("mixtral-8x7b", {"ep": 8, "devices": 4}, "ep 8 does not divide the 4 GPUs", "nearest that does is 4"),
         ("mixtral-8x7b", {"ep": 2, "tp": 2, "sequence_parallel": False}, "needs sequence parallelism", "tp 1"),
         ("mixtral-8x7b", {"ep": 0}, "ep is 0", "whole number"),
-        ("llama-3-8b", {"ep": 2}, "ep 2 shares experts, of which `llama-3-8b` has none", "ep 1"),
+        ("llama-3-8b", {"ep": 2}, "ep 2 shares experts, of which `llama-3-8b` has none", "ep=1"),
         ("deepseek-v3", {"tp": 3}, "tp 3 does not divide the 128 heads", "2 and 4"),
         ("deepseek-v3", {"pp": 16, "vpp": 3}, "pp 16 with 3 stages each does not divide the 61 layers", "nearest"),
     ],

@@ -102,7 +102,8 @@ class InfeasibleError(HpgoError):
 class DeadlineError(HpgoError):
     """The time was up before there was anything to return.
 
-    >>> raise DeadlineError("0.01 s passed before there was any plan", "give it more time")
+    >>> import hpgo
+    >>> raise hpgo.DeadlineError("0.01 s passed before there was any plan", "give it more time")
     Traceback (most recent call last):
     hpgo.DeadlineError: 0.01 s passed before there was any plan
     """
@@ -113,7 +114,8 @@ class InternalError(HpgoError):
 
     `hpgo.base.laws.check` raises it. docs/proofs.md lists the laws.
 
-    >>> raise InternalError("the plan breaks the law `step_covers_work`", "report it with the input files")
+    >>> import hpgo
+    >>> raise hpgo.InternalError("the plan breaks the law `step_covers_work`", "report it with the input files")
     Traceback (most recent call last):
     hpgo.InternalError: the plan breaks the law `step_covers_work`
     """
