@@ -184,6 +184,7 @@ for _error in (
     ArgumentError,
     ScheduleError,
     InfeasibleError,
+    DeadlineError,
     InternalError,
     RunError,
     FileError,
