@@ -121,6 +121,7 @@ def test_the_layer_of_the_first_nan_is_told(then: Any, words: str, hint: str, *,
         assert hint in str(caught.value.hint)
 
 
+@pytest.mark.filterwarnings("ignore:whether the loss is a mean:RuntimeWarning")
 def test_the_half_for_weights_the_loss_and_the_data_are_told() -> None:
     big, steep = Layer(lambda _, made: made + 1e200), Layer(lambda _, made: Steep.apply(made, 1e200))
     holed = torch.ones(6, 4)

@@ -362,7 +362,8 @@ def test_a_run_says_what_is_wrong_with_its_plan_and_options() -> None:
     ):
         with pytest.raises(hpgo.HpgoError, match=words) as caught:
             Pipeline(**{"plan": alone(), "workload": "runtime_models:chain"} | change)
-        assert caught.value.hint
+        # There is nothing to type where no file nearby has a like name.
+        assert caught.value.hint or "file not found" in caught.value.message
 
 
 def on(name: str, *stages: tuple[list[int], list[range]]) -> hpgo.Program:

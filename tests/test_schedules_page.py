@@ -405,7 +405,7 @@ def test_without_its_extra_the_command_says_in_one_line_how_to_install_it() -> N
     assert run.returncode == 1
     assert run.stderr.splitlines() == [
         "error: the page needs starlette and uvicorn, which are not installed",
-        "hint: pip install starlette uvicorn",
+        "hint: install them: `pip install starlette uvicorn`",
     ]
 
 

@@ -45,10 +45,7 @@ _ENDS = {
     _IMAGES: ("ForImageClassification", "ForImageClassificationWithTeacher"),
 }
 """How names of classes with each head end. Others in the tables of transformers read more than texts or images."""
-_OWN = (
-    "write a workload function `my.py:model` that returns the model, an example and the loss, and name it `my:model`:"
-    " docs/workloads.md, One of your own"
-)
+_OWN = "write a workload function `my.py:model` that returns the model, an example and the loss, and name it `my:model`"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _Example: TypeAlias = "tuple[tuple[str, Tensor], Tensor, Any, Any]"
 """Name and values of the input, targets, the loss, and what each sample counts in it."""
