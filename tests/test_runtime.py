@@ -434,7 +434,8 @@ def test_timelines_are_of_the_last_hundred_steps() -> None:
         spans_s = [timeline.makespan_s for timeline in found]
         assert pipeline.timeline(2).measures == found[2].measures
         usual_s = spans_s[pipeline.usual_step()]
-        assert sum(span_s <= usual_s for span_s in spans_s[3:]) == 50
+        # The median of 99 steps. Two steps may take equally long, to the nanosecond.
+        assert sum(span_s < usual_s for span_s in spans_s[3:]) < 50 <= sum(span_s <= usual_s for span_s in spans_s[3:])
         for step in (1, 102):
             with pytest.raises(hpgo.ArgumentError, match=f"step {step} is not recorded: steps 2 to 101 are"):
                 pipeline.timeline(step)
