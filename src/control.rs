@@ -1,7 +1,7 @@
 //! How a caller watches long work and stops it. No Python in sight: the border and plain Rust use it alike.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
@@ -32,13 +32,26 @@ pub enum Stopped {
     Effort,
 }
 
+/// What a part of a search tells whoever watches the whole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Reports {
+    /// Its best answer and its bound.
+    #[default]
+    All,
+    /// Its best answer, if that is the best of all parts. Its bound is about this part alone.
+    Best,
+    /// Nothing: its answers are not those of the whole.
+    Nothing,
+}
+
 /// Shared between the thread that searches and the one that waits for it.
 #[derive(Debug, Default)]
 pub struct Control {
-    cancelled: AtomicBool,
+    cancelled: Arc<AtomicBool>,
     limit: Option<Duration>,
     deadline: Option<Instant>,
-    progress: Mutex<Progress>,
+    progress: Arc<Mutex<Progress>>,
+    reports: Reports,
 }
 
 impl Control {
@@ -47,6 +60,19 @@ impl Control {
     pub fn with_deadline(limit: Option<Duration>) -> Self {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         Self { limit, deadline, ..Self::default() }
+    }
+
+    /// The control of a part of this work, which may take this share of the time that is left.
+    #[must_use]
+    pub fn part(&self, share: f64, reports: Reports) -> Self {
+        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()).mul_f64(share));
+        Self {
+            cancelled: Arc::clone(&self.cancelled),
+            limit: left,
+            deadline: left.and_then(|left| Instant::now().checked_add(left)),
+            progress: Arc::clone(&self.progress),
+            reports,
+        }
     }
 
     /// Asks the work to stop at its next check.
@@ -94,7 +120,12 @@ impl Control {
 
     /// Says how far the work is.
     pub fn report(&self, progress: Progress) {
-        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = progress;
+        let mut shown = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.reports {
+            Reports::All => *shown = progress,
+            Reports::Best => shown.best_s = shown.best_s.min(progress.best_s),
+            Reports::Nothing => {}
+        }
     }
 
     /// How far the work is.

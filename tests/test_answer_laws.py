@@ -12,6 +12,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from natives import replace_method
 from toys import chain
 
 import hpgo
@@ -448,10 +450,8 @@ def test_both_columns_of_the_report_of_a_run_keep_the_laws(seed: int) -> None:
 # --- The product's own check ------------------------------------------------------------------------------------------
 
 
-def changed_record(change: Callable[[dict[str, Any]], None], name: str = "evaluate") -> Callable[..., Any]:
-    own = getattr(_core, name)
-
-    def false(*given: Any) -> Any:
+def changed_record(change: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
+    def false(own: Callable[..., Any], *given: Any) -> Any:
         found = own(*given)
         change(found[0] if isinstance(found, tuple) else found)
         return found
@@ -461,7 +461,7 @@ def changed_record(change: Callable[[dict[str, Any]], None], name: str = "evalua
 
 def stage_of(**changes: float) -> Callable[[dict[str, Any]], None]:
     def change(record: dict[str, Any]) -> None:
-        price = record["stages"][0]["price"]
+        price = record["stages"][0]["cost"]
         for name, factor in changes.items():
             where = price["memory"] if name.endswith("bytes") and name in price["memory"] else price
             where[name] = type(where[name])(where[name] * factor)
@@ -487,46 +487,55 @@ def test_a_false_price_of_given_stages_is_an_internal_error_that_names_the_law(
     monkeypatch: pytest.MonkeyPatch, law: str
 ) -> None:
     assert evaluate(TOY, PAIR, STAGES, global_batch_size=4).step_s > 0
-    monkeypatch.setattr(_core, "evaluate", changed_record(FALSE_RECORDS[law]))
+    replace_method(monkeypatch, "evaluate", changed_record(FALSE_RECORDS[law]))
     with pytest.raises(hpgo.InternalError, match=rf"breaks the law `{law}`"):
         evaluate(TOY, PAIR, STAGES, global_batch_size=4)
 
 
-@pytest.mark.parametrize("schedule", ["eager_1f1b", "auto"])
-def test_a_false_step_or_bound_of_the_search_is_an_internal_error(
-    monkeypatch: pytest.MonkeyPatch, schedule: str
-) -> None:
-    own = _core.plan
-
-    def false_bound(*given: Any) -> Any:
+def test_a_false_step_or_bound_of_the_search_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def false_bound(own: Callable[..., Any], *given: Any) -> Any:
         found, facts = own(*given)
         return found, facts | {"lower_bound_s": found["step_s"] * 1.01}
 
-    monkeypatch.setattr(_core, "plan", false_bound)
-    with pytest.raises(hpgo.InternalError, match="breaks the law `bound_is_below_step`"):
-        hpgo.plan(TOY, PAIR, global_batch_size=4, schedule=schedule)
-    monkeypatch.setattr(_core, "plan", own)
-    monkeypatch.setattr(_core, "plan", changed_record(FALSE_RECORDS["step_covers_work"], "plan"))
+    with monkeypatch.context() as patch:
+        replace_method(patch, "plan", false_bound)
+        with pytest.raises(hpgo.InternalError, match="breaks the law `bound_is_below_step`"):
+            hpgo.plan(TOY, PAIR, global_batch_size=4)
+    replace_method(monkeypatch, "plan", changed_record(FALSE_RECORDS["step_covers_work"]))
+    with pytest.raises(hpgo.InternalError):
+        hpgo.plan(TOY, PAIR, global_batch_size=4)
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "interleaved", "auto"])
+def test_a_false_step_or_bound_of_any_other_schedule_is_an_internal_error(
+    monkeypatch: pytest.MonkeyPatch, schedule: str
+) -> None:
+    def false_bounds(own: Callable[..., Any], *given: Any) -> Any:
+        tried = own(*given)
+        for each in tried:
+            if each["plan"] is not None:
+                each["search"]["lower_bound_s"] = each["plan"]["step_s"] * 1.01
+        return tried
+
+    def false_steps(own: Callable[..., Any], *given: Any) -> Any:
+        tried = own(*given)
+        for each in tried:
+            if each["plan"] is not None:
+                FALSE_RECORDS["step_covers_work"](each["plan"])
+        return tried
+
+    with monkeypatch.context() as patch:
+        replace_method(patch, "search", false_bounds)
+        with pytest.raises(hpgo.InternalError, match="breaks the law `bound_is_below_step`"):
+            hpgo.plan(TOY, PAIR, global_batch_size=4, schedule=schedule)
+    replace_method(monkeypatch, "search", false_steps)
     with pytest.raises(hpgo.InternalError):
         hpgo.plan(TOY, PAIR, global_batch_size=4, schedule=schedule)
 
 
-def test_a_false_bound_of_several_stages_a_device_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = _core.chunked_plan
-
-    def false(*given: Any) -> Any:
-        found, record, facts = own(*given)
-        return found, record, facts | {"lower_bound_s": found["step_s"] * 1.01}
-
-    monkeypatch.setattr(_core, "chunked_plan", false)
-    for schedule in ("interleaved", "auto"):
-        with pytest.raises(hpgo.InternalError, match="breaks the law `bound_is_below_step`"):
-            hpgo.plan(TOY, PAIR, global_batch_size=4, schedule=schedule)
-
-
 def test_the_command_line_names_the_law_and_prints_no_false_number(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     hpgo.write_profile(TOY, tmp_path / "toy.yaml")
-    monkeypatch.setattr(_core, "plan", changed_record(lambda record: record.update(step_s=0.12345), "plan"))
+    replace_method(monkeypatch, "plan", changed_record(lambda record: record.update(step_s=0.12345)))
     shown = CliRunner().invoke(group, ["plan", str(tmp_path / "toy.yaml"), "--cluster", "dapple-b", "-b", "4"])
     assert isinstance(shown.exception, hpgo.InternalError)
     assert "0.1234" not in f"{shown.output}{shown.exception}"
@@ -571,7 +580,8 @@ CHAIN_FAULTS: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("law", CHAIN_FAULTS)
 def test_a_false_chain_plan_is_an_internal_error(monkeypatch: pytest.MonkeyPatch, law: str) -> None:
     assert hpgo.partition(TOY, PAIR).interval_s > 0
-    monkeypatch.setattr(_core, "partition_chain", changed_record(CHAIN_FAULTS[law], "partition_chain"))
+    false = partial(changed_record(CHAIN_FAULTS[law]), _core.partition_chain)
+    monkeypatch.setattr(_core, "partition_chain", false)
     with pytest.raises(hpgo.InternalError, match=rf"breaks the law `{law}`"):
         hpgo.partition(TOY, PAIR)
 

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from toys import chain
 
 import hpgo
@@ -16,8 +17,6 @@ from hpgo.programs.orders import _Request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pytest
-
 STUB = ast.parse((Path(hpgo.__file__).parent / "_core.pyi").read_text(encoding="utf-8"))
 RECORDS = {
     node.name: {field.target.id: ast.unparse(field.annotation) for field in node.body}
@@ -27,7 +26,6 @@ RECORDS = {
 PROFILE = chain([1.0, 2.0], 8.0, 4.0)
 PAIR = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
 QUESTION = Question.of(PROFILE, PAIR, global_batch_size=4, schedule="1f1b")
-FOUR = Question.of(chain([1.0] * 4), PAIR, global_batch_size=4, schedule="1f1b")
 ORDERS = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
 
 
@@ -49,8 +47,9 @@ def crossed(function: str, ask: Callable[[], object], monkeypatch: pytest.Monkey
 def check(annotation: str, value: Any, found: set[str]) -> None:
     """Compares records and what is in them; collects the names of those met."""
     if annotation.startswith("list["):
-        for each in value:
-            check(annotation[5:-1], each, found)
+        inner = annotation.removesuffix(" | None")[5:-1]
+        for each in value or []:
+            check(inner, each, found)
     elif annotation.startswith("tuple["):
         for part, each in zip(annotation[6:-1].split(", "), value, strict=True):
             check(part, each, found)
@@ -73,14 +72,6 @@ def test_every_record_has_the_fields_that_the_stub_says(monkeypatch: pytest.Monk
     met: set[str] = set()
     request = _Request(2, 4, None, None, None, None, None)
     values = {
-        "plan": _core.plan(QUESTION, None, None),
-        "classic_plans": _core.classic_plans(QUESTION, None),
-        "quick_plan": _core.quick_plan(QUESTION, None),
-        "closest_plan": _core.closest_plan(QUESTION, None),
-        "exhaustive": _core.exhaustive(QUESTION),
-        "evaluate": _core.evaluate(QUESTION, [([0, 1], [0, 1])]),
-        "chunked_plan": _core.chunked_plan(FOUR, "interleaved", [2], [1, 2], None, None),
-        "evaluate_orders": _core.evaluate_orders(QUESTION, [([0], [0]), ([1], [1])], ORDERS),
         "build_schedule": _core.build_schedule("1f1b", request),
         "read_schedule": _core.read_schedule("mine", ORDERS.to_text()),
         "without_flush": _core.without_flush(hpgo.schedule("pipedream", ranks=2, micro_batches=4), 2),
@@ -89,7 +80,61 @@ def test_every_record_has_the_fields_that_the_stub_says(monkeypatch: pytest.Monk
     }
     for function, value in values.items():
         check(returns(function), value, met)
+    session = QUESTION.session
+    answers = {
+        "plan": session.plan(QUESTION, None, None),
+        "search": session.search(QUESTION, ["1f1b", "zb"], None, None),
+        "classics": session.classics(QUESTION, None),
+        "closest": session.closest(QUESTION, None),
+        "exhaustive": session.exhaustive(QUESTION),
+        "evaluate": session.evaluate(QUESTION, [([0], [0]), ([1], [1])], None, ORDERS),
+        "evaluate_each": session.evaluate_each(QUESTION, [([0, 1], [0, 1])], [(2, False, None)]),
+    }
+    for method, value in answers.items():
+        check(returns(method, "Session"), value, met)
     simulated = crossed("simulate", lambda: hpgo.simulate(ORDERS, transfer_s=0.1), monkeypatch)
     for part in ("actions", "times", "transfers", "syncs", "idle", "measures"):
         check(returns(part, "Simulation"), getattr(simulated, part)(), met)
     assert met == set(RECORDS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"launcher": "megatron"},
+        {"tie": 0.005},
+        {"schedule": "zb"},
+        {"schedule": "auto"},
+    ],
+    ids=str,
+)
+def test_a_question_crosses_the_border_ten_times_at_most(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each crossing converts what it is given: many of them cost more than the search of a small question."""
+    calls: list[str] = []
+    native = _core.Session
+
+    class Counted:
+        def __init__(self, *given: Any) -> None:
+            calls.append("Session")
+            self._own = native(*given)
+
+        def __getattr__(self, name: str) -> Any:
+            calls.append(name)
+            return getattr(self._own, name)
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            calls.append(name)
+            return function(*given)
+
+        return call
+
+    for name, value in list(vars(_core).items()):
+        if callable(value) and not isinstance(value, type):
+            monkeypatch.setattr(_core, name, counted(name, value))
+    monkeypatch.setattr(_core, "Session", Counted)
+    hpgo.plan("bert-48", "dapple-a", global_batch_size=64, **options)
+    assert len(calls) <= 10, calls

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from natives import replace_method
 
 import hpgo
-from hpgo import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,15 +153,12 @@ def test_mistakes_end_with_an_error_a_way_out_and_the_right_code(words: list[str
 def test_looking_for_what_would_help_a_large_cluster_may_take_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed_s: list[float] = []
 
-    def noted(native: Callable[[object, float], object]) -> Callable[[object, float], object]:
-        def call(question: object, deadline_s: float) -> object:
-            allowed_s.append(deadline_s)
-            return native(question, deadline_s)
+    def noted(native: Callable[[object, float], object], question: object, deadline_s: float) -> object:
+        allowed_s.append(deadline_s)
+        return native(question, deadline_s)
 
-        return call
-
-    for name in ("shortage", "closest_plan", "fits"):
-        monkeypatch.setattr(_core, name, noted(getattr(_core, name)))
+    for name in ("shortage", "closest", "fits"):
+        replace_method(monkeypatch, name, noted)
     cluster = hpgo.Cluster.of(nodes=512, devices_per_node=8, intra_gbit_s=200, inter_gbit_s=25, memory="200 MB")
     with pytest.raises(hpgo.InfeasibleError, match="no plan fits") as caught:
         hpgo.plan(hpgo.read_profile("xlnet-36"), cluster, global_batch_size=4096)
@@ -170,7 +167,7 @@ def test_looking_for_what_would_help_a_large_cluster_may_take_seconds_only(monke
     assert sum(allowed_s) <= 12
 
 
-@pytest.mark.parametrize("busy", ["shortage", "closest_plan", "fits"])
+@pytest.mark.parametrize("busy", ["shortage", "closest", "fits"])
 def test_ctrl_c_ends_the_search_for_what_would_help(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -178,9 +175,9 @@ def test_ctrl_c_ends_the_search_for_what_would_help(busy: str, monkeypatch: pyte
     def uncertain(*_: object) -> None:
         raise hpgo.InfeasibleError("no plan was found that fits", "")
 
-    monkeypatch.setattr(_core, busy, interrupted)
+    replace_method(monkeypatch, busy, interrupted)
     if busy != "shortage":  # which explains what is certain
-        monkeypatch.setattr(_core, "plan", uncertain)
+        replace_method(monkeypatch, "plan", uncertain)
     with pytest.raises(KeyboardInterrupt):
         hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.of(memory="1 GB", **ONE_PAIR), global_batch_size=64)
 

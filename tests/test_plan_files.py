@@ -18,9 +18,8 @@ from toys import chain
 import hpgo
 from hpgo.cli.main import group
 from hpgo.machine.cluster import Device, Link, Machine
-from hpgo.planning.chunked import CHUNKED
 from hpgo.planning.question import SCHEDULES
-from hpgo.planning.rerun import RUN_ON_PLANS
+from hpgo.planning.schedule_search import ONE_STAGE, VIRTUAL_STAGES
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs/plan.schema.json").read_text(encoding="utf-8")))
@@ -95,7 +94,7 @@ def clusters(draw: st.DrawFn) -> hpgo.Cluster:
 
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]]:
-    schedule = draw(st.sampled_from([*SCHEDULES, *RUN_ON_PLANS]))
+    schedule = draw(st.sampled_from([*SCHEDULES, *ONE_STAGE]))
     options = {
         "global_batch_size": draw(st.sampled_from([4, 6, 8, 12])),
         "schedule": schedule,
@@ -134,7 +133,7 @@ def test_a_plan_from_a_file_has_its_price_to_the_last_digit_and_so_have_its_alte
 
 def test_every_compared_schedule_has_its_plan_and_that_plan_its_price(auto: hpgo.Plan) -> None:
     planned = [choice for choice in auto.schedules if choice.planned and choice.stages]
-    assert len(planned) == len(SCHEDULES) + len(RUN_ON_PLANS) + len(CHUNKED)
+    assert len(planned) == len(SCHEDULES) + len(ONE_STAGE) + len(VIRTUAL_STAGES)
     for choice in planned:
         own = again(auto).alternative(choice.name)
         assert own.schedule == choice.name

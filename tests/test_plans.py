@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from natives import replace_method
 from toys import toy
 
 import hpgo
-from hpgo import _core
 from hpgo.base.units import parse_bytes
 from hpgo.compat import Conductor, devices_from_seps, model_of
 from hpgo.machine.cluster import Device, Machine
@@ -343,7 +343,7 @@ def test_ctrl_c_while_the_alternatives_are_looked_for_leaves_the_proof(monkeypat
 
     question = (hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"))
     whole = hpgo.plan(*question, global_batch_size=64)
-    monkeypatch.setattr(_core, "classic_plans", interrupted)
+    replace_method(monkeypatch, "classics", interrupted)
     stopped = hpgo.plan(*question, global_batch_size=64)
     assert all(other.why.startswith("not searched") for other in stopped.alternatives)
     assert replace(stopped, alternatives=()) == replace(whole, alternatives=())

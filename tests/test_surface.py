@@ -14,10 +14,9 @@ from hpgo.draw.options import Chosen, Options
 from hpgo.export.targets import TargetName
 from hpgo.machine.rates import RATES, WIDTHS, ComputeType, DeviceName
 from hpgo.model.formats.pipeedge import BYTES_OF_DTYPE, MEGA, Units, ValueType
-from hpgo.planning.chunked import CHUNKED
 from hpgo.planning.optimizers import OPTIMIZERS, OptimizerName
 from hpgo.planning.question import SCHEDULES
-from hpgo.planning.rerun import RUN_ON_PLANS
+from hpgo.planning.schedule_search import ONE_STAGE, VIRTUAL_STAGES
 from hpgo.programs.launchers import TABLE as LAUNCHERS
 from hpgo.programs.names import (
     Communication,
@@ -38,7 +37,7 @@ ROOMS = (hpgo.draw, hpgo.export, hpgo.launch)
 
 def test_words_in_types_are_those_that_run() -> None:
     assert sorted(get_args(ScheduleName)) == sorted(family.name for family in hpgo.schedules())
-    assert sorted(get_args(PlannedSchedule)) == sorted([*SCHEDULES, *RUN_ON_PLANS, *CHUNKED, "auto"])
+    assert sorted(get_args(PlannedSchedule)) == sorted([*SCHEDULES, *ONE_STAGE, *VIRTUAL_STAGES, "auto"])
     assert list(get_args(Communication)) == list(COMMUNICATION)
     assert set(get_args(OptimizerName)) == set(OPTIMIZERS)
     assert list(get_args(DeviceName)) == list(RATES)

@@ -31,7 +31,7 @@ class MemoryRecord(TypedDict):
     buffers_bytes: float
 
 @type_check_only
-class PriceRecord(TypedDict):
+class CostRecord(TypedDict):
     share: int
     forward_s: float
     backward_s: float
@@ -48,33 +48,36 @@ class PriceRecord(TypedDict):
 class StageRecord(TypedDict):
     layers: list[int]
     devices: Sequence[int]
-    window: int
-    price: PriceRecord
+    max_in_flight: int
+    cost: CostRecord
 
 @type_check_only
 class PlanRecord(TypedDict):
     micro_batch_size: int
     recompute: bool
     step_s: float
-    path_s: float
     stages: list[StageRecord]
+    virtual_stages: int
+    actions: list[str] | None
 
 @type_check_only
 class SearchRecord(TypedDict):
-    lower_bound_s: float
+    lower_bound_s: float | None
     searched_cuts_bound_s: float | None
-    compact_bound_s: float | None
+    node_aligned_bound_s: float | None
     one_order: str | None
-    stopped: _Stopped | None
-    labels: int
+    is_node_aligned: bool
+    stop_reason: _Stopped | None
+    explored_labels: int
     simulated: int
 
 @type_check_only
-class ChunkedRecord(TypedDict):
-    lower_bound_s: float
-    one_order: str | None
-    stopped: _Stopped | None
-    simulated: int
+class TriedRecord(TypedDict):
+    schedule: str
+    plan: PlanRecord | None
+    search: SearchRecord
+    message: str | None
+    hint: str | None
 
 @type_check_only
 class ClassicsRecord(TypedDict):
@@ -222,30 +225,6 @@ def write_schedule(schedule: Schedule, in_steps: bool) -> str: ...
 def validate_schedule(schedule: Schedule) -> None: ...
 def peak_in_flight(schedule: Schedule) -> list[int]: ...
 def schedule_families() -> list[FamilyRecord]: ...
-def plan(
-    question: Question, deadline_s: float | None, progress: Callable[[float, float], object] | None
-) -> tuple[PlanRecord, SearchRecord]: ...
-def classic_plans(question: Question, deadline_s: float | None) -> ClassicsRecord: ...
-def closest_plan(question: Question, deadline_s: float | None) -> PlanRecord: ...
-def fits(question: Question, deadline_s: float | None) -> bool: ...
-def shortage(question: Question, deadline_s: float | None) -> tuple[PlanRecord | None, list[bool]]: ...
-def nothing_fits(question: Question, warms_up: bool, one_stage_a_device: bool, deadline_s: float | None) -> bool: ...
-def quick_plan(question: Question, deadline_s: float | None) -> PlanRecord: ...
-def exhaustive(question: Question) -> tuple[PlanRecord, int]: ...
-def evaluate(
-    question: Question, stages: Sequence[tuple[list[int], list[int]]], windows: Sequence[int] | None = None
-) -> PlanRecord: ...
-def chunked_plan(
-    question: Question,
-    name: str,
-    chunks: Sequence[int],
-    sizes: Sequence[int],
-    deadline_s: float | None,
-    progress: Callable[[float, float], object] | None,
-) -> tuple[PlanRecord, ScheduleRecord, ChunkedRecord]: ...
-def evaluate_orders(
-    question: Question, stages: Sequence[tuple[list[int], list[int]]], orders: Schedule
-) -> PlanRecord: ...
 def simulate(
     schedule: Schedule,
     costs: Columns,
@@ -253,6 +232,49 @@ def simulate(
     iterations: int,
 ) -> Simulation: ...
 def communication_lists(schedule: Schedule, deferred_receives: bool) -> list[list[str]]: ...
+
+_Progress = Callable[[float, float], object] | None
+_Stages = Sequence[tuple[list[int], list[int]]]
+
+ONE_STAGE: list[ScheduleName]
+FRUGAL: list[ScheduleName]
+VIRTUAL_STAGES: list[tuple[ScheduleName, list[int]]]
+
+@final
+class Session:
+    """A model, where it may be cut, and a cluster. Each method reads its settings from a `Question`."""
+
+    def __new__(
+        cls,
+        profile: Profile,
+        cluster: Cluster,
+        stage_ends: Sequence[Sequence[int]] | None,
+        some_stage_ends: str | None,
+    ) -> Session: ...
+    def plan(
+        self, settings: Question, deadline_s: float | None, progress: _Progress, most_bytes: float | None = None
+    ) -> tuple[PlanRecord, SearchRecord]: ...
+    def search(
+        self, settings: Question, schedules: Sequence[str], deadline_s: float | None, progress: _Progress
+    ) -> list[TriedRecord]: ...
+    def classics(self, settings: Question, deadline_s: float | None) -> ClassicsRecord: ...
+    def closest(self, settings: Question, deadline_s: float | None) -> PlanRecord: ...
+    def shortage(self, settings: Question, deadline_s: float | None) -> tuple[PlanRecord | None, list[bool]]: ...
+    def fits(self, settings: Question, deadline_s: float | None) -> bool: ...
+    def nothing_fits(
+        self, settings: Question, warms_up: bool, one_stage_a_device: bool, deadline_s: float | None
+    ) -> bool: ...
+    def exhaustive(self, settings: Question) -> tuple[PlanRecord, int]: ...
+    def evaluate(
+        self,
+        settings: Question,
+        stages: _Stages,
+        windows: Sequence[int] | None = None,
+        orders: Schedule | None = None,
+    ) -> PlanRecord: ...
+    def evaluate_each(
+        self, settings: Question, stages: _Stages, each: Sequence[tuple[int, bool, Sequence[int] | None]]
+    ) -> list[PlanRecord | None]: ...
 
 @final
 class CheckedSchedule: ...

@@ -1,6 +1,6 @@
 //! Decides who computes what.
 
 pub mod chain;
-pub mod chunked;
 pub mod hybrid;
 pub mod legacy;
+pub mod orders;

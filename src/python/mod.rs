@@ -7,9 +7,9 @@
 
 mod chain;
 mod legacy;
-mod plan;
 mod records;
 mod schedule;
+mod session;
 mod simulate;
 mod states;
 
@@ -131,7 +131,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     chain::register(module)?;
     legacy::register(module)?;
-    plan::register(module)?;
+    session::register(module)?;
     schedule::register(module)?;
     simulate::register(module)?;
     states::register(module)?;

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpgo import _core
 from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import shorten
@@ -41,7 +40,7 @@ def check_memory(
     """
     asked = replace(question, schedule="1f1b")
     try:
-        if not _core.nothing_fits(asked, in_flight_as_1f1b, not chunks, left_s):
+        if not asked.session.nothing_fits(asked, in_flight_as_1f1b, not chunks, left_s):
             return
     except HpgoError:  # what is wrong with the question is for the search to say
         return

@@ -6,14 +6,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from hpgo import _core
 from hpgo.base.checks import check_progress, device_number, listed, number, whole
 from hpgo.base.errors import ArgumentError, DeadlineError
 from hpgo.base.wording import as_whole, shown
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.laws import checked
 from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question
-from hpgo.planning.search import plan_of, price, search, with_alternatives
+from hpgo.planning.schedule_search import best_of_all, best_of_one, check_schedule
+from hpgo.planning.search import evaluated, plan_of, search, with_alternatives
 from hpgo.planning.ties import least_memory, with_leaner
 
 if TYPE_CHECKING:
@@ -135,10 +135,8 @@ def _best(
             f"`tie` is not for schedule {question.schedule!r}",
             f"choose one of {', '.join(SCHEDULES)}; `auto` lists the memory of every schedule",
         )
-    from hpgo.planning import choose  # loads what simulates, which the search does without
-
-    choose.check(question.schedule)
-    solve = choose.best_of_all if question.schedule == "auto" else choose.best
+    check_schedule(question.schedule)
+    solve = best_of_all if question.schedule == "auto" else best_of_one
     return solve(question, deadline_s=deadline_s, progress=progress)
 
 
@@ -173,18 +171,10 @@ def evaluate(
     """
     question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
     rows = rows_of(question.profile, stages)
-    if question.schedule in SCHEDULES:
-        return checked(price(question, rows))
-    from hpgo.planning import choose, chunked  # load what simulates, which pricing does without
-    from hpgo.planning.reprice import reprice
-    from hpgo.planning.rerun import run_on
-
-    choose.check(question.schedule)
+    check_schedule(question.schedule)
     if question.schedule == "auto":
         raise ArgumentError("can't price a plan for schedule 'auto'", "it chooses a schedule for `plan`")
-    if question.schedule in chunked.CHUNKED:
-        return checked(chunked.evaluate(question, rows))
-    return reprice(run_on(price(replace(question, schedule="1f1b"), rows), question.schedule))
+    return checked(evaluated(question, rows))
 
 
 def exhaustive(
@@ -210,7 +200,7 @@ def exhaustive(
         raise ArgumentError(
             f"can't try all plans for schedule {question.schedule!r}", f"choose one of {', '.join(SCHEDULES)}"
         )
-    found, plans = _core.exhaustive(question)
+    found, plans = question.session.exhaustive(question)
     best = plan_of(question, found)
     return checked(replace(best, lower_bound_s=best.step_s, simulated=plans))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from hpgo.base.checks import check_flag, check_is, choice, number, whole
@@ -14,18 +14,20 @@ from hpgo.base.wording import counted, near, shown
 from hpgo.machine.cluster import Cluster, cluster_of
 from hpgo.model.formats import profile_of
 from hpgo.planning.optimizers import OPTIMIZERS
+from hpgo.planning.sessions import Sessions
 from hpgo.programs.blocks import Blocks
 
 if TYPE_CHECKING:
     import os
 
+    from hpgo import _core
     from hpgo.model.profile import Profile
     from hpgo.planning.optimizers import OptimizerName
     from hpgo.programs.launchers import Launcher
     from hpgo.programs.names import PlannedSchedule
 
 SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
-"""What the search plans for, with a proof; `hpgo.planning.choose` runs other schedules on what it finds.
+"""What the search plans for, with a proof; `hpgo.planning.schedule_search` plans for other schedules.
 
 `1f1b` warms up as little as keeps all stages busy; `eager_1f1b` runs stages ahead where memory allows, which hides
 transfers; `gpipe` runs all forwards first."""
@@ -105,7 +107,6 @@ class Question:
     """Samples of a micro-batch that a device gets, at least."""
     recompute: tuple[bool, ...]
     schedule: str
-    """The native planner knows `SCHEDULES` only."""
     equal_shares: bool
     overlap: bool
     memory: MemoryModel
@@ -127,6 +128,13 @@ class Question:
     """Why `stage_ends` are not all cuts that the launcher can run; None if they are."""
     launcher: Launcher | None = None
     """Who is to run the plan; None if anybody may."""
+    sessions: Sessions = field(default_factory=Sessions, compare=False, repr=False)
+    """What the native planner knows of this question and of its variants."""
+
+    @property
+    def session(self) -> _core.Session:
+        """The native planner's model, cuts and cluster, which variants with other settings share."""
+        return self.sessions.of(self.profile, self.cluster, self.stage_ends, self.some_stage_ends)
 
     @classmethod
     def of(

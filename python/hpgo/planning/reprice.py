@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpgo.planning.files import known_source
 from hpgo.planning.laws import checked
 from hpgo.planning.planner import rows_of
 from hpgo.planning.question import SCHEDULES, Question
-from hpgo.planning.search import price
+from hpgo.planning.search import evaluated
 
 if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
@@ -37,11 +36,5 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
     )
     stages = rows_of(question.profile, [(stage.layers, stage.devices) for stage in plan.stages])
     if plan.schedule in SCHEDULES:
-        return checked(price(question, stages, [stage.in_flight for stage in plan.stages]))
-    from hpgo.planning import chunked, rerun  # load what simulates, which pricing does without
-
-    orders = plan.orders()
-    if plan.chunks > 1:
-        return checked(chunked.price(question, stages, orders))
-    base = price(replace(question, schedule="1f1b"), stages, [1] * len(stages))
-    return checked(replace(rerun.run_as(base, orders), actions=tuple(orders.to_text().splitlines())))
+        return checked(evaluated(question, stages, max_in_flight=[stage.in_flight for stage in plan.stages]))
+    return checked(evaluated(question, stages, orders=plan.orders()))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
     from hpgo.model.profile import Profile, SharedWeight
     from hpgo.planning.question import Question
+    from hpgo.programs.orders import Schedule
 
 NO_PLAN_FITS = "no plan fits"
 """How the native planner words it that no plan can fit. Where it merely found none, it says so."""
@@ -35,65 +36,71 @@ _HINT_S = 1.5
 def search(question: Question, deadline_s: float | None, progress: Callable[[float, float], object] | None) -> Plan:
     """The native search for one of `SCHEDULES`, as `hpgo.plan` describes it, without alternatives."""
     try:
-        found, facts = _core.plan(question, deadline_s, progress)
+        found, facts = question.session.plan(question, deadline_s, progress)
     except InfeasibleError as error:
         raise explained(error, question) from None
+    return searched(question, found, facts)
+
+
+def searched(question: Question, found: _core.PlanRecord, facts: _core.SearchRecord) -> Plan:
+    """Return the plan that a search found, with what is known about it. Raises InternalError for a false bound."""
     best = plan_of(question, found)
     return replace(
         best,
         lower_bound_s=bounded(best, "lower_bound_s", facts["lower_bound_s"]),
         searched_cuts_bound_s=bounded(best, "searched_cuts_bound_s", facts["searched_cuts_bound_s"]),
-        compact_bound_s=bounded(best, "compact_bound_s", facts["compact_bound_s"]),
+        compact_bound_s=bounded(best, "compact_bound_s", facts["node_aligned_bound_s"]),
         cuts=facts["one_order"] or "all",
-        placements="all" if facts["compact_bound_s"] is None else "compact",
-        stopped=facts["stopped"],
-        labels=facts["labels"],
+        placements="compact" if facts["is_node_aligned"] else "all",
+        stopped=facts["stop_reason"],
+        labels=facts["explored_labels"],
         simulated=facts["simulated"],
     )
 
 
-def price(
-    question: Question, stages: Sequence[tuple[list[int], list[int]]], windows: Sequence[int] | None = None
+def evaluated(
+    question: Question,
+    stages: Sequence[tuple[list[int], list[int]]],
+    *,
+    max_in_flight: Sequence[int] | None = None,
+    orders: Schedule | None = None,
 ) -> Plan:
-    """The plan with these stages: for each its layers, by their place in the profile, and its devices.
+    """Return the plan with these stages, under the question's schedule.
 
-    Without `windows`, how many micro-batches each has in flight is chosen.
+    Args:
+        question: what is planned.
+        stages: for each stage its layers, by their place in the profile, and its devices.
+        max_in_flight: micro-batches in flight of each stage, under 1F1B, eager 1F1B or GPipe; None if they are chosen.
+        orders: who does what in which order, under any other schedule; None if that is chosen.
     """
-    return plan_of(question, priced(question, stages, windows))
-
-
-def priced(
-    question: Question, stages: Sequence[tuple[list[int], list[int]]], windows: Sequence[int] | None = None
-) -> _core.PlanRecord:
-    """What `price` makes a plan of."""
-    found = _core.evaluate(question, stages, windows)
+    found = question.session.evaluate(question, stages, max_in_flight, orders)
     for record, (_, devices) in zip(found["stages"], stages, strict=True):
         record["devices"] = devices
-    return found
+    return plan_of(question, found)
 
 
-def plan_of(question: Question, found: _core.PlanRecord, *, chunks: int = 1) -> Plan:
-    """What the native planner found or priced, with so many stages on each device."""
+def plan_of(question: Question, found: _core.PlanRecord) -> Plan:
+    """Return what the native planner found or evaluated as a plan."""
     profile = question.profile
     stages = []
     for record in found["stages"]:
-        price = record["price"]
+        cost = record["cost"]
         stages.append(
             Stage(
                 layers=tuple(profile.layers[index].id for index in record["layers"]),
                 devices=tuple(record["devices"]),
-                in_flight=record["window"],
-                share=price["share"],
-                forward_s=price["forward_s"],
-                backward_s=price["backward_s"],
-                transfer_s=price["transfer_s"],
-                transfer_busy_s=price["transfer_busy_s"],
-                sync_s=price["sync_s"],
-                sync_tail_s=price["sync_tail_s"],
-                memory=Memory(**price["memory"]),
-                capacity_bytes=price["capacity_bytes"],
-                input_gradient_s=price["input_gradient_s"],
-                weight_gradient_s=price["weight_gradient_s"],
+                in_flight=record["max_in_flight"],
+                share=cost["share"],
+                forward_s=cost["forward_s"],
+                backward_s=cost["backward_s"],
+                transfer_s=cost["transfer_s"],
+                transfer_busy_s=cost["transfer_busy_s"],
+                sync_s=cost["sync_s"],
+                sync_tail_s=cost["sync_tail_s"],
+                memory=Memory(**cost["memory"]),
+                capacity_bytes=cost["capacity_bytes"],
+                input_gradient_s=cost["input_gradient_s"],
+                weight_gradient_s=cost["weight_gradient_s"],
             )
         )
     micro_batch_size = found["micro_batch_size"]
@@ -105,7 +112,8 @@ def plan_of(question: Question, found: _core.PlanRecord, *, chunks: int = 1) -> 
         micro_batch_size=micro_batch_size,
         recompute=found["recompute"],
         stages=tuple(stages),
-        chunks=chunks,
+        chunks=found["virtual_stages"],
+        actions=tuple(found["actions"] or ()),
         step_s=found["step_s"],
         one_device_step_s=question.global_batch_size // micro_batch_size * _profile_step_s(profile, micro_batch_size),
         loading_s=question.loading_s,
@@ -164,7 +172,7 @@ def with_alternatives(question: Question, best: Plan) -> Plan:
     """`best` with what people try first, and why it is worse. A search that was stopped looks no further for it."""
     not_searched = "not searched, as the search was stopped"
     try:
-        classics = _core.classic_plans(question, None if best.finished else 0.0)
+        classics = question.session.classics(question, None if best.finished else 0.0)
     except KeyboardInterrupt:  # `best` is worth having all the same
         classics = {"data_parallel": None, "straight": None, "straight_stopped": "interrupt"}
         shared = not_searched
@@ -223,7 +231,7 @@ def explained(error: InfeasibleError, question: Question) -> InfeasibleError:
 def _at_once(question: Question) -> tuple[Plan, list[str]] | None:
     """Return the closest plan that packing finds, and which changes let packing find one that fits."""
     try:
-        closest, fits = _core.shortage(question, _PACKED_S)
+        closest, fits = question.session.shortage(question, _PACKED_S)
     except HpgoError:  # an explanation is not worth failing for
         return None
     if closest is None:
@@ -238,7 +246,7 @@ def _at_once(question: Question) -> tuple[Plan, list[str]] | None:
 def _searched(question: Question) -> tuple[Plan, list[str]] | None:
     """Return the closest plan that is found, and which changes let a short search find one that fits."""
     try:
-        closest = plan_of(question, _core.closest_plan(question, _CLOSEST_S))
+        closest = plan_of(question, question.session.closest(question, _CLOSEST_S))
     except HpgoError:  # nothing found in time
         return None
     recomputed = replace(question, recompute=(True,))
@@ -259,7 +267,7 @@ def _searched(question: Question) -> tuple[Plan, list[str]] | None:
         if helps and words == _BOTH:
             continue
         try:
-            if _core.fits(changed, _HINT_S):
+            if changed.session.fits(changed, _HINT_S):
                 helps.append(words)
         except HpgoError:  # what would help is not worth failing for
             continue

@@ -11,11 +11,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpgo import _core
 from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.planning.plans import Alternative, Tie
-from hpgo.planning.search import plan_of, price, priced
+from hpgo.planning.search import plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,27 +122,12 @@ def _beside(question: Question, best: Plan, limit_s: float) -> Iterator[Plan]:
         tried.append((best.micro_batch_size, True, None))
     if best.micro_batches <= most and question.schedule == "eager_1f1b":
         tried.append((best.micro_batch_size, best.recompute, fewest))
-    for size, recompute, windows in tried:
-        asked = replace(question, micro_batch_sizes=(size,), recompute=(recompute,))
-        try:
-            found = priced(asked, rows, windows)
-        except HpgoError:  # such a micro-batch can't be shared in equal parts
-            continue
-        if found["step_s"] <= limit_s and (plan := plan_of(asked, found)).fits:
+    for found in question.session.evaluate_each(question, rows, tried):
+        if found is not None and found["step_s"] <= limit_s and (plan := plan_of(question, found)).fits:
             yield plan
 
 
 def _on_smaller_devices(question: Question, most_bytes: float, deadline_s: float | None) -> tuple[Plan, str | None]:
     """The best plan that holds at most `most_bytes`, priced on the devices as they are, and what stopped the search."""
-    reserved = question.memory.reserved_bytes
-    machines = tuple(
-        replace(
-            machine,
-            device=replace(machine.device, memory_bytes=min(machine.device.memory_bytes, most_bytes + reserved)),
-        )
-        for machine in question.cluster.machines
-    )
-    found, facts = _core.plan(replace(question, cluster=replace(question.cluster, machines=machines)), deadline_s, None)
-    asked = replace(question, micro_batch_sizes=(found["micro_batch_size"],), recompute=(found["recompute"],))
-    stages = [(list(record["layers"]), list(record["devices"])) for record in found["stages"]]
-    return price(asked, stages, [record["window"] for record in found["stages"]]), facts["stopped"]
+    found, facts = question.session.plan(question, deadline_s, None, most_bytes + question.memory.reserved_bytes)
+    return plan_of(question, found), facts["stop_reason"]

@@ -68,7 +68,8 @@ impl Candidate {
     }
 
     /// The same stages with other windows.
-    pub(super) fn with_windows(mut self, windows: &[u32]) -> Self {
+    #[must_use]
+    pub fn with_windows(mut self, windows: &[u32]) -> Self {
         self.stages.iter_mut().zip(windows).for_each(|(stage, &window)| stage.window = window);
         self
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import counted
-from hpgo.planning.chunked import CHUNKED
+from hpgo.planning.schedule_search import VIRTUAL_STAGES
 from hpgo.programs.orders import schedule
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def regrouped(stages: Stages, name: str, micro_batches: int, times_s: Mapping[st
 
 def _order(name: str, groups: int, stages: int, micro_batches: int) -> list[int]:
     """On which group of devices a schedule runs each stage."""
-    if name not in CHUNKED:
+    if name not in VIRTUAL_STAGES:
         return list(range(groups))
     chunks, rest = divmod(stages, groups)
-    several = chunks if not rest and chunks in CHUNKED[name] else CHUNKED[name][0]
+    several = chunks if not rest and chunks in VIRTUAL_STAGES[name] else VIRTUAL_STAGES[name][0]
     return list(schedule(name, ranks=groups, micro_batches=micro_batches, chunks=several).rank_of_stage)

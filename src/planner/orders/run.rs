@@ -330,7 +330,7 @@ pub fn evaluate(
 }
 
 /// Devices of each rank as numbers of devices by machine.
-fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Schedule) -> Result<Vec<Vec<(u32, u32)>>> {
+pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Schedule) -> Result<Vec<Vec<(u32, u32)>>> {
     let mut rank_of_device: FxHashMap<u32, u32> = FxHashMap::default();
     let mut footprints: Vec<Vec<(u32, u32)>> = vec![Vec::new(); orders.orders.len()];
     let mut first_of_rank: FxHashMap<u32, usize> = FxHashMap::default();

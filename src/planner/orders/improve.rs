@@ -14,7 +14,7 @@ use crate::planner::hybrid::{Settings, StagePrice};
 use crate::schedule::{Family, Request, Schedule};
 use crate::simulate::Sweep;
 
-use super::Found;
+use super::Plan;
 use super::run::{Peaks, Prices, Run, durations, footprint, run};
 use super::shapes::{Shape, balanced};
 
@@ -385,12 +385,12 @@ impl<'a> Improver<'a> {
     }
 
     /// The best plan so far, for who asked.
-    pub(super) fn into_found(self) -> Found {
+    pub(super) fn into_plan(self) -> Plan {
         let groups = groups(&self.shape.line, &self.best.trial.replicas);
-        Found {
+        Plan {
             micro_batch: self.shape.micro_batch,
             recompute: self.shape.recompute,
-            cuts: self.best.trial.ends.iter().map(|&end| self.row[end]).collect(),
+            ends: self.best.trial.ends.windows(2).map(|two| (self.row[two[0]], self.row[two[1]])).collect(),
             devices: self.best.orders.rank_of_stage.iter().map(|&rank| groups[rank as usize].clone()).collect(),
             orders: self.best.orders,
             run: self.best.run,

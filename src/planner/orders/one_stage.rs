@@ -1,0 +1,240 @@
+//! Plans for schedules with one stage a device whose steps the hybrid search does not know: zero bubble, overlapped and
+//! sequential ones.
+//!
+//! They are run on cuts that suit 1F1B: the best ones for each depth of the pipeline and each micro-batch size worth
+//! trying. Each is simulated, and the shortest step within memory is taken. Other cuts may be better, so there is no bound.
+
+use rayon::prelude::*;
+
+use super::fit::run_under;
+use super::run::Run;
+use super::{MOST_ACTIONS, Plan, Problem, near_sizes};
+use crate::control::Control;
+use crate::error::Result;
+use crate::planner::hybrid::{self, Candidate, Pricer, Settings, StagePrice, WarmUp};
+use crate::schedule::{Family, Schedule};
+
+/// Schedules of this file.
+pub const ONE_STAGE: [&str; 5] = ["zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential"];
+/// Schedules of this file that can do with one activation a stage, which is less than 1F1B holds.
+pub const FRUGAL: [&str; 2] = ["zb", "sequential"];
+
+/// Cuts that are run at once. They share the step that they must beat, so that the answer does not depend on the threads.
+const AT_ONCE: usize = 8;
+/// Sums in another order round differently.
+const ROUNDING: f64 = 1.0 + 1e-9;
+
+/// A plan of 1F1B that other schedules are run on.
+#[derive(Debug)]
+pub(super) struct Cuts {
+    plan: Candidate,
+    /// As if each stage held one micro-batch.
+    costs: Vec<StagePrice>,
+    micro_batches: u32,
+    /// What the busiest stage computes in a step: no order of its passes makes the step shorter.
+    computing_s: f64,
+}
+
+impl Cuts {
+    /// `None` if its step has too many actions to be simulated quickly.
+    fn of(problem: &Problem<'_>, plan: Candidate) -> Option<Self> {
+        let micro_batches = problem.settings.global_batch / plan.micro_batch;
+        if 3 * u64::from(micro_batches) * plan.stages.len() as u64 > MOST_ACTIONS {
+            return None;
+        }
+        let costs = Pricer::new(problem.model, problem.cluster, problem.settings).stages(&plan).ok()?;
+        let longest_s = costs.iter().map(|stage| stage.forward_s + stage.backward_s).fold(0.0, f64::max);
+        Some(Self { plan, costs, micro_batches, computing_s: f64::from(micro_batches) * longest_s })
+    }
+}
+
+/// `first`, and 1F1B's best plans for every depth and micro-batch size worth trying.
+pub(super) fn cuts(problem: &Problem<'_>, first: &[Candidate], near_size: u32, control: &Control) -> Vec<Cuts> {
+    let settings = Settings { warm_up: WarmUp::Least, ..problem.settings.clone() };
+    let each = near_sizes(&settings.micro_batch_sizes, near_size)
+        .into_iter()
+        .map(|size| Settings { micro_batch_sizes: vec![size], ..settings.clone() });
+    let found = first.iter().cloned().chain(of_each_depth(problem, each.collect(), control));
+    distinct(problem, found)
+}
+
+/// Plans that hold least: the best ones for one micro-batch at a time, of the smallest sizes.
+pub(super) fn sparest(problem: &Problem<'_>, control: &Control) -> Vec<Cuts> {
+    let mut sizes = problem.settings.micro_batch_sizes.clone();
+    sizes.sort_unstable();
+    sizes.retain(|&size| 3 * u64::from(problem.settings.global_batch / size) <= MOST_ACTIONS);
+    let single = |&size: &u32| Settings {
+        global_batch: size,
+        micro_batch_sizes: vec![size],
+        warm_up: WarmUp::Least,
+        ..problem.settings.clone()
+    };
+    let each = sizes.iter().take(super::MOST_SIZES).map(single).collect();
+    distinct(problem, of_each_depth(problem, each, control).into_iter())
+}
+
+/// The best plan for each of some settings and each depth worth trying, with and without recomputation as they allow.
+fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) -> Vec<Candidate> {
+    let devices = problem.cluster.devices();
+    let layers = problem.model.layer_parameter_bytes.len() as u32;
+    let most = problem.settings.most_stages.min(layers).min(devices);
+    let mut depths: Vec<u32> = (0..32).map(|power| 1 << power).take_while(|&depth| depth <= most).collect();
+    if devices <= most && !devices.is_power_of_two() {
+        depths.push(devices);
+    }
+    let mut asked = Vec::new();
+    for settings in each {
+        for &depth in &depths {
+            asked.extend(settings.recompute.iter().map(|&recompute| Settings {
+                most_stages: depth,
+                most_replicas: devices.div_ceil(depth),
+                recompute: vec![recompute],
+                ..settings.clone()
+            }));
+        }
+    }
+    let found = asked.into_par_iter().map(|settings| {
+        if control.should_stop() {
+            return None;
+        }
+        hybrid::fitting(problem.model, problem.cluster, &settings, control).ok().map(|found| found.plan)
+    });
+    found.collect::<Vec<_>>().into_iter().flatten().collect()
+}
+
+/// Those with other stages than the ones before, small enough to be simulated.
+fn distinct(problem: &Problem<'_>, plans: impl Iterator<Item = Candidate>) -> Vec<Cuts> {
+    let mut seen = rustc_hash::FxHashSet::default();
+    plans
+        .map(|plan| {
+            let ones = vec![1; plan.stages.len()];
+            plan.with_windows(&ones)
+        })
+        .filter(|plan| seen.insert(plan.clone()))
+        .filter_map(|plan| Cuts::of(problem, plan))
+        .collect()
+}
+
+/// The shortest step of the schedule `family` on these cuts that fits, or what lacks least, and how many were simulated.
+///
+/// One is run, however late it is. `None` if there are none.
+pub(super) fn best(
+    problem: &Problem<'_>,
+    family: &Family,
+    cuts: &[Cuts],
+    control: &Control,
+) -> Result<Option<(Plan, u64)>> {
+    let mut best: Option<(&Cuts, Schedule, Run)> = None;
+    let mut simulated = 0;
+    for few in cuts.chunks(AT_ONCE) {
+        if best.is_some() && control.should_stop() {
+            break;
+        }
+        let shortest_s = best.iter().map(|(.., run)| run).filter(|run| run.fits()).map(|run| run.step_s);
+        let shortest_s = shortest_s.fold(f64::INFINITY, f64::min);
+        let runs = few.par_iter().enumerate().map(|(at, cuts)| {
+            let is_worth = cuts.computing_s < shortest_s * ROUNDING && (at == 0 || !control.should_stop());
+            let run = is_worth.then(|| {
+                let ranks: Vec<u32> = (0..cuts.costs.len() as u32).collect();
+                run_under(family, &cuts.costs, &ranks, cuts.micro_batches, cuts.plan.recompute)
+            });
+            run.transpose().map(|run| run.map(|(orders, run)| (cuts, orders, run)))
+        });
+        for found in runs.collect::<Result<Vec<_>>>()?.into_iter().flatten() {
+            simulated += 1;
+            if best.as_ref().is_none_or(|(.., best)| found.2.is_better_than(best)) {
+                best = Some(found);
+            }
+        }
+        if let Some((.., run)) = best.as_ref().filter(|(.., run)| run.fits()) {
+            control.report(crate::control::Progress { best_s: run.step_s, lower_bound_s: 0.0 });
+        }
+    }
+    Ok(best.map(|(cuts, orders, run)| {
+        let Candidate { micro_batch, recompute, ref stages } = cuts.plan;
+        let ends = stages.iter().map(|stage| (stage.begin, stage.end)).collect();
+        (Plan { micro_batch, recompute, ends, devices: cuts.plan.devices(problem.cluster), orders, run }, simulated)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cost::network::{Cluster, Link, Machine};
+    use crate::cost::{MemoryModel, Model};
+    use crate::model::graph::{Graph, Layer, Measurement};
+    use crate::model::states::{DEFAULT_BOUND, States};
+    use crate::schedule::family;
+
+    fn chain(forward_s: &[f64], activation_bytes: f64) -> Graph {
+        let layer = |(at, &forward_s): (usize, &f64)| Layer {
+            id: at.to_string(),
+            name: at.to_string(),
+            parameter_bytes: 1e6,
+            measured: vec![Measurement {
+                forward_s,
+                backward_s: 2.0 * forward_s,
+                halves_s: None,
+                activation_bytes,
+                saved_bytes: activation_bytes,
+            }],
+        };
+        Graph {
+            batch_sizes: vec![1],
+            layers: forward_s.iter().enumerate().map(layer).collect(),
+            edges: (1..forward_s.len()).map(|to| (to - 1, to)).collect(),
+            ties: Vec::new(),
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+
+        /// Cuts that are left out, as their busiest stage computes for too long, would not have been the answer.
+        #[test]
+        fn cuts_that_are_not_run_could_only_be_longer(
+            forward_s in prop::collection::vec(0.5..2.0, 6),
+            activation_bytes in prop_oneof![Just(0.0), Just(1e8), Just(1e9)],
+            devices in prop_oneof![Just(4_u32), Just(6_u32)],
+            name in prop::sample::select(&ONE_STAGE),
+        ) {
+            let graph = chain(&forward_s, activation_bytes);
+            let states = States::of(&graph, DEFAULT_BOUND).unwrap();
+            let model = Model::new(&graph, &states);
+            let link = Link { bytes_per_s: 1e9, collective_bytes_per_s: 1e9, latency_s: 0.0 };
+            let machine = Machine { devices: 1, memory_bytes: 64e9, speed: 1.0 };
+            let cluster = Cluster { machines: vec![machine; devices as usize], intra: link, inter: link };
+            let settings = Settings {
+                global_batch: 24,
+                micro_batch_sizes: vec![1, 2, 3, 4, 6, 8, 12, 24],
+                smallest_share: 1,
+                uneven_shares: true,
+                overlap_sync: true,
+                recompute: vec![false],
+                warm_up: WarmUp::Least,
+                memory: MemoryModel {
+                    gradients_per_weight: 1.0,
+                    optimizer_per_weight: 2.0,
+                    shard_optimizer: false,
+                    reserved_bytes: 0.0,
+                },
+                most_stages: u32::MAX,
+                most_replicas: u32::MAX,
+                equal_replicas: false,
+            };
+            let problem = Problem { model: &model, cluster: &cluster, settings: &settings };
+            let control = Control::default();
+            let mut cuts = cuts(&problem, &[], 4, &control);
+            prop_assert!(cuts.len() > AT_ONCE);
+            let family = family(name).unwrap();
+            let (best, _) = super::best(&problem, family, &cuts, &control).unwrap().unwrap();
+            cuts.iter_mut().for_each(|cuts| cuts.computing_s = 0.0);
+            let (thorough, simulated) = super::best(&problem, family, &cuts, &control).unwrap().unwrap();
+            prop_assert_eq!(simulated as usize, cuts.len());
+            prop_assert_eq!(best.run, thorough.run);
+            prop_assert_eq!(best.ends, thorough.ends);
+        }
+    }
+}

@@ -1,0 +1,597 @@
+//! One planning problem for Python: model, graph, cuts and cluster are converted once, and every search reads them here.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyModule;
+
+use super::records::ProfileRecord;
+use super::schedule::Record;
+use super::{to_py_err, watched};
+use crate::control::{Control, Stopped};
+use crate::cost::network::{Cluster, Link, Machine};
+use crate::cost::{MemoryModel, Model};
+use crate::error::{Error, Result};
+use crate::model::graph::Graph;
+use crate::model::states::{Cuts, States};
+use crate::planner::hybrid::{self, Candidate, Priced, Settings, StagePrice, WarmUp};
+use crate::planner::orders::{self, Outcome, Problem};
+
+/// `hpgo.machine.cluster.Cluster`.
+#[derive(FromPyObject)]
+struct ClusterRecord {
+    machines: Vec<MachineRecord>,
+    intra: Link,
+    inter: Link,
+}
+
+#[derive(FromPyObject)]
+struct MachineRecord {
+    device: DeviceRecord,
+    count: u32,
+}
+
+#[derive(FromPyObject)]
+struct DeviceRecord {
+    memory_bytes: f64,
+    speed: f64,
+}
+
+impl From<ClusterRecord> for Cluster {
+    fn from(cluster: ClusterRecord) -> Self {
+        let machine = |machine: MachineRecord| Machine {
+            devices: machine.count,
+            memory_bytes: machine.device.memory_bytes,
+            speed: machine.device.speed,
+        };
+        Self {
+            machines: cluster.machines.into_iter().map(machine).collect(),
+            intra: cluster.intra,
+            inter: cluster.inter,
+        }
+    }
+}
+
+/// What `hpgo.planning.question.Question` leaves open, apart from model and cluster.
+#[derive(FromPyObject)]
+struct SettingsRecord {
+    global_batch_size: u32,
+    micro_batch_sizes: Vec<u32>,
+    smallest_share: u32,
+    recompute: Vec<bool>,
+    schedule: String,
+    equal_shares: bool,
+    overlap: bool,
+    memory: MemoryModel,
+    most_stages: u32,
+    most_replicas: u32,
+    equal_replicas: bool,
+}
+
+impl SettingsRecord {
+    /// The warm-up is that of 1F1B where the schedule has none to choose.
+    fn settings(self) -> Settings {
+        Settings {
+            warm_up: match self.schedule.as_str() {
+                "gpipe" => WarmUp::All,
+                "eager_1f1b" => WarmUp::Eager,
+                _ => WarmUp::Least,
+            },
+            global_batch: self.global_batch_size,
+            micro_batch_sizes: self.micro_batch_sizes,
+            smallest_share: self.smallest_share,
+            uneven_shares: !self.equal_shares,
+            overlap_sync: self.overlap,
+            recompute: self.recompute,
+            memory: self.memory,
+            most_stages: self.most_stages,
+            most_replicas: self.most_replicas,
+            equal_replicas: self.equal_replicas,
+        }
+    }
+}
+
+/// One stage of an answer.
+#[derive(IntoPyObject)]
+struct StageRecord {
+    layers: Vec<usize>,
+    devices: Vec<u32>,
+    max_in_flight: u32,
+    cost: StagePrice,
+}
+
+/// A plan with its costs.
+#[derive(IntoPyObject)]
+struct PlanRecord {
+    micro_batch_size: u32,
+    recompute: bool,
+    step_s: f64,
+    stages: Vec<StageRecord>,
+    /// Stages on each device.
+    virtual_stages: usize,
+    /// The actions of each rank; `None` where they follow from the micro-batches in flight.
+    actions: Option<Vec<String>>,
+}
+
+/// What a search says beyond the plan. `lower_bound_s` is `None` where no bound is known.
+#[derive(IntoPyObject, Default)]
+struct SearchRecord {
+    lower_bound_s: Option<f64>,
+    searched_cuts_bound_s: Option<f64>,
+    node_aligned_bound_s: Option<f64>,
+    one_order: Option<String>,
+    /// Whether only node-aligned placements were searched.
+    is_node_aligned: bool,
+    stop_reason: Option<&'static str>,
+    explored_labels: u64,
+    simulated: u64,
+}
+
+/// What a search gave for one schedule: a plan, which may lack memory, or why there is none.
+#[derive(IntoPyObject)]
+struct TriedRecord {
+    schedule: String,
+    plan: Option<PlanRecord>,
+    search: SearchRecord,
+    message: Option<String>,
+    hint: Option<String>,
+}
+
+/// The plans that people try first, where there are any.
+#[derive(IntoPyObject)]
+struct ClassicsRecord {
+    data_parallel: Option<PlanRecord>,
+    straight: Option<PlanRecord>,
+    /// Why there may be a straight pipeline where none was found, or a better one.
+    straight_stopped: Option<&'static str>,
+}
+
+fn name_of(stopped: Stopped) -> &'static str {
+    match stopped {
+        Stopped::Deadline => "deadline",
+        Stopped::Interrupt => "interrupt",
+        Stopped::Effort => "effort",
+    }
+}
+
+fn control_of(deadline_s: Option<f64>) -> Control {
+    Control::with_deadline(deadline_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
+}
+
+/// Where a stage may end, if not anywhere: for each place the layers before it, and why these are not all such places.
+type StageEnds = (Vec<Vec<usize>>, Option<String>);
+
+/// A model, where it may be cut, and a cluster; see the stub file.
+#[pyclass(frozen, module = "hpgo._core")]
+struct Session {
+    graph: Graph,
+    cluster: Cluster,
+    stage_ends: Option<StageEnds>,
+    /// Listed when they are first asked for, which takes seconds for some branching models.
+    cuts: OnceLock<(States, Model)>,
+}
+
+/// A session with the settings of one search, its cuts, and what stops it.
+struct Asked<'a> {
+    session: &'a Session,
+    states: &'a States,
+    model: &'a Model,
+    settings: &'a Settings,
+    control: &'a Control,
+}
+
+impl<'a> Asked<'a> {
+    fn problem(&self) -> Problem<'a> {
+        Problem { model: self.model, cluster: &self.session.cluster, settings: self.settings }
+    }
+
+    fn record(&self, (plan, priced): (Candidate, Priced)) -> PlanRecord {
+        let stages = (plan.stages.iter().zip(priced.stages).zip(plan.devices(&self.session.cluster)))
+            .map(|((stage, cost), devices)| StageRecord {
+                layers: self.states.layers_between(stage.begin, stage.end),
+                devices,
+                max_in_flight: stage.window,
+                cost,
+            })
+            .collect();
+        PlanRecord {
+            micro_batch_size: plan.micro_batch,
+            recompute: plan.recompute,
+            step_s: priced.step_s,
+            stages,
+            virtual_stages: 1,
+            actions: None,
+        }
+    }
+
+    /// Why only some cuts were searched; `None` if all were.
+    fn one_order(&self) -> Option<String> {
+        match self.states.cuts() {
+            Cuts::Exact => None,
+            Cuts::Fewer { why } | Cuts::LinearOrder { why } => Some(why.clone()),
+        }
+    }
+
+    fn certified(&self, answer: hybrid::Answer) -> (PlanRecord, SearchRecord) {
+        let search = SearchRecord {
+            lower_bound_s: Some(answer.lower_bound_s),
+            searched_cuts_bound_s: answer.searched_cuts_bound_s,
+            node_aligned_bound_s: answer.compact_bound_s,
+            is_node_aligned: answer.compact_bound_s.is_some(),
+            one_order: self.one_order(),
+            stop_reason: answer.stopped.map(name_of),
+            explored_labels: answer.labels,
+            simulated: answer.simulated,
+        };
+        (self.record((answer.plan, answer.priced)), search)
+    }
+
+    fn tried(&self, (schedule, outcome): orders::Tried) -> Result<TriedRecord> {
+        let nothing =
+            |error: &Error| (None, SearchRecord::default(), Some(error.to_string()), Some(error.hint().to_owned()));
+        let (plan, search, message, hint) = match outcome {
+            Outcome::Certified(answer) => {
+                let (plan, search) = self.certified(*answer);
+                (Some(plan), search, None, None)
+            }
+            Outcome::Quick(answer) => {
+                let stop_reason = Some(name_of(Stopped::Deadline));
+                let search = SearchRecord { stop_reason, one_order: self.one_order(), ..SearchRecord::default() };
+                (Some(self.record((answer.plan, answer.priced))), search, None, None)
+            }
+            Outcome::Simulated(found) => {
+                let search = SearchRecord {
+                    lower_bound_s: found.lower_bound_s,
+                    is_node_aligned: found.is_node_aligned,
+                    one_order: self
+                        .one_order()
+                        .or_else(|| (!found.has_all_cuts).then(|| "each cut holds all before it".to_owned())),
+                    stop_reason: self.control.stopped().map(name_of),
+                    simulated: found.simulated,
+                    ..SearchRecord::default()
+                };
+                (Some(self.evaluated_again(found.plan)?), search, None, None)
+            }
+            Outcome::Nothing(error) => nothing(&error),
+        };
+        Ok(TriedRecord { schedule, plan, search, message, hint })
+    }
+
+    /// The search adds up the same numbers in another order. Evaluated again, the plan is what its file gives when read.
+    fn evaluated_again(&self, plan: orders::Plan) -> Result<PlanRecord> {
+        let layers: Vec<_> = plan.ends.iter().map(|&(begin, end)| self.states.layers_between(begin, end)).collect();
+        let settings = Settings {
+            micro_batch_sizes: vec![plan.micro_batch],
+            recompute: vec![plan.recompute],
+            ..self.settings.clone()
+        };
+        self.session.ordered(&settings, layers, plan.devices, &plan.orders)
+    }
+}
+
+impl Session {
+    /// Answers with all cuts that plans may have, or those that the problem names.
+    fn answer<T: Send>(
+        &self,
+        py: Python<'_>,
+        settings: SettingsRecord,
+        control: &Control,
+        progress: Option<&Py<PyAny>>,
+        keep_partial: bool,
+        work: impl FnOnce(&Asked<'_>) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        let settings = settings.settings();
+        watched(py, control, progress, keep_partial, || {
+            let (states, model) = self.cuts(control)?;
+            work(&Asked { session: self, states, model, settings: &settings, control })
+        })
+    }
+
+    fn cuts(&self, control: &Control) -> Result<&(States, Model)> {
+        if let Some(known) = self.cuts.get() {
+            return Ok(known);
+        }
+        let states = match &self.stage_ends {
+            None => States::for_plans(&self.graph, control)?,
+            Some((ends, why)) => States::ending_at(&self.graph, ends, why.clone())?,
+        };
+        let model = Model::new(&self.graph, &states);
+        Ok(self.cuts.get_or_init(|| (states, model)))
+    }
+
+    /// Answers with other cuts than those of the problem, unless it names some.
+    fn answer_at<T: Send>(
+        &self,
+        py: Python<'_>,
+        settings: SettingsRecord,
+        control: &Control,
+        cuts: impl FnOnce(&Graph) -> Result<States> + Send,
+        work: impl FnOnce(&Asked<'_>) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        if self.stage_ends.is_some()
+            || self.cuts.get().is_some_and(|(states, _)| *states.cuts() == Cuts::Exact && states.is_linear())
+        {
+            return self.answer(py, settings, control, None, false, work);
+        }
+        let settings = settings.settings();
+        watched(py, control, None, false, || {
+            let states = cuts(&self.graph)?;
+            let model = Model::new(&self.graph, &states);
+            work(&Asked { session: self, states: &states, model: &model, settings: &settings, control })
+        })
+    }
+
+    /// Evaluates stages that are run in these orders.
+    fn ordered(
+        &self,
+        settings: &Settings,
+        layers: Vec<Vec<usize>>,
+        devices: Vec<Vec<u32>>,
+        orders: &crate::schedule::Schedule,
+    ) -> Result<PlanRecord> {
+        let states = States::between(&self.graph, &layers)?;
+        let model = Model::new(&self.graph, &states);
+        let (micro_batch, recompute, run) = orders::evaluate(&model, &self.cluster, settings, &devices, orders)?;
+        Ok(run_record(&states, (micro_batch, recompute), devices, run, orders))
+    }
+}
+
+/// No cuts but both ends.
+fn one_stage(graph: &Graph) -> Result<States> {
+    States::between(graph, &[(0..graph.layers.len()).collect()])
+}
+
+/// The record of one stage between every two neighbouring cuts, run in these orders. The costs are those of the model's
+/// own order of layers, so this is the order to list.
+fn run_record(
+    states: &States,
+    (micro_batch_size, recompute): (u32, bool),
+    devices: Vec<Vec<u32>>,
+    run: orders::Run,
+    orders: &crate::schedule::Schedule,
+) -> PlanRecord {
+    let stages = (devices.into_iter().enumerate().zip(run.stages.into_iter().zip(run.in_flight)))
+        .map(|((stage, devices), (cost, max_in_flight))| StageRecord {
+            layers: states.layers_between(stage, stage + 1),
+            devices,
+            max_in_flight,
+            cost,
+        })
+        .collect();
+    let actions = Some(orders.to_text().lines().map(str::to_owned).collect());
+    let virtual_stages = orders.rank_of_stage.len() / orders.orders.len().max(1);
+    PlanRecord { micro_batch_size, recompute, step_s: run.step_s, stages, virtual_stages, actions }
+}
+
+#[pymethods]
+impl Session {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        profile: ProfileRecord,
+        cluster: ClusterRecord,
+        stage_ends: Option<Vec<Vec<usize>>>,
+        some_stage_ends: Option<String>,
+    ) -> PyResult<Self> {
+        let graph = profile.try_into().map_err(|error| to_py_err(py, &error))?;
+        let stage_ends = stage_ends.map(|ends| (ends, some_stage_ends));
+        Ok(Self { graph, cluster: cluster.into(), stage_ends, cuts: OnceLock::new() })
+    }
+
+    /// The best plan, and what is known about it. With `most_bytes`, devices count as having at most that much memory
+    /// while it is searched for.
+    #[pyo3(signature = (settings, deadline_s, progress, most_bytes=None))]
+    fn plan(
+        &self,
+        py: Python<'_>,
+        settings: SettingsRecord,
+        deadline_s: Option<f64>,
+        progress: Option<Py<PyAny>>,
+        most_bytes: Option<f64>,
+    ) -> PyResult<(PlanRecord, SearchRecord)> {
+        let control = control_of(deadline_s);
+        let settings = settings.settings();
+        let limited = most_bytes.map(|most_bytes| {
+            let mut cluster = self.cluster.clone();
+            cluster.machines.iter_mut().for_each(|machine| machine.memory_bytes = machine.memory_bytes.min(most_bytes));
+            cluster
+        });
+        let cluster = limited.as_ref().unwrap_or(&self.cluster);
+        watched(py, &control, progress.as_ref(), true, || {
+            // Listing the cuts of a branching model takes longer than this, which needs none.
+            if self.cuts.get().is_none() && self.stage_ends.is_none() {
+                let whole = Model::new(&self.graph, &one_stage(&self.graph)?);
+                if hybrid::no_layers_fit(&whole, cluster, &settings)? {
+                    return Err(hybrid::no_plan_fits());
+                }
+            }
+            let (states, model) = self.cuts(&control)?;
+            let asked = Asked { session: self, states, model, settings: &settings, control: &control };
+            let mut answer = hybrid::plan(model, cluster, &settings, &control)?;
+            if limited.is_some() {
+                answer.priced = hybrid::Pricer::new(model, &self.cluster, &settings).price(&answer.plan)?;
+            }
+            Ok(asked.certified(answer))
+        })
+    }
+
+    /// The best plan of each of these schedules, at least one of which `plan` does not search for.
+    fn search(
+        &self,
+        py: Python<'_>,
+        settings: SettingsRecord,
+        schedules: Vec<String>,
+        deadline_s: Option<f64>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Vec<TriedRecord>> {
+        let control = control_of(deadline_s);
+        self.answer(py, settings, &control, progress.as_ref(), true, |asked| {
+            let tried = orders::search(&asked.problem(), &schedules, asked.control)?;
+            tried.into_iter().map(|tried| asked.tried(tried)).collect()
+        })
+    }
+
+    /// The plans that people try first; a short search, and none of its findings if it was interrupted.
+    fn classics(&self, py: Python<'_>, settings: SettingsRecord, deadline_s: Option<f64>) -> PyResult<ClassicsRecord> {
+        let control = control_of(deadline_s);
+        let classics = |asked: &Asked<'_>| {
+            let Problem { model, cluster, settings } = asked.problem();
+            let straight = hybrid::straight(model, cluster, settings, asked.control)?;
+            Ok(ClassicsRecord {
+                data_parallel: hybrid::data_parallel(model, cluster, settings).map(|found| asked.record(found)),
+                straight: straight.plan.map(|found| asked.record(found)),
+                straight_stopped: straight.stopped.map(name_of),
+            })
+        };
+        if deadline_s == Some(0.0) {
+            // Without any time there is no search, but what a single stage takes is still answered.
+            return self.answer_at(py, settings, &control, one_stage, classics);
+        }
+        self.answer(py, settings, &control, None, false, classics)
+    }
+
+    /// The plan that comes closest to fitting the devices' memory.
+    fn closest(&self, py: Python<'_>, settings: SettingsRecord, deadline_s: Option<f64>) -> PyResult<PlanRecord> {
+        self.answer(py, settings, &control_of(deadline_s), None, false, |asked| {
+            Ok(asked.record(hybrid::closest(asked.model, &self.cluster, asked.settings, asked.control)?))
+        })
+    }
+
+    /// The plan that comes closest to fitting the devices' memory, if one is found in time, and which changes of
+    /// `hybrid::helpful_changes` let some plan fit. For problems of which it is certain that no plan fits.
+    fn shortage(
+        &self,
+        py: Python<'_>,
+        settings: SettingsRecord,
+        deadline_s: Option<f64>,
+    ) -> PyResult<(Option<PlanRecord>, Vec<bool>)> {
+        // One order of the layers explains a shortage as well as all cuts, and takes a fraction of the time.
+        self.answer_at(
+            py,
+            settings,
+            &Control::default(),
+            |graph| States::of(graph, 0),
+            |asked| {
+                let Problem { model, cluster, settings } = asked.problem();
+                let closest = hybrid::closest(model, cluster, settings, &control_of(deadline_s)).ok();
+                let helps = hybrid::helpful_changes(model, cluster, settings, asked.control)?;
+                Ok((closest.map(|found| asked.record(found)), helps))
+            },
+        )
+    }
+
+    /// Whether some plan fits the devices' memory; not known to fit when the deadline passes.
+    fn fits(&self, py: Python<'_>, settings: SettingsRecord, deadline_s: Option<f64>) -> PyResult<bool> {
+        self.answer(py, settings, &control_of(deadline_s), None, false, |asked| {
+            match hybrid::fitting(asked.model, &self.cluster, asked.settings, asked.control) {
+                Ok(_) => Ok(true),
+                Err(Error::Infeasible { .. } | Error::TimedOut { .. } | Error::Cancelled) => Ok(false),
+                Err(other) => Err(other),
+            }
+        })
+    }
+
+    /// Whether it is certain that no plan fits the devices' memory under some schedules, as `hybrid::nothing_fits` says.
+    fn nothing_fits(
+        &self,
+        py: Python<'_>,
+        settings: SettingsRecord,
+        warms_up: bool,
+        one_stage_a_device: bool,
+        deadline_s: Option<f64>,
+    ) -> PyResult<bool> {
+        let schedules = hybrid::Schedules { warms_up, one_stage_a_device };
+        self.answer(py, settings, &control_of(deadline_s), None, false, |asked| {
+            hybrid::nothing_fits(asked.model, &self.cluster, asked.settings, schedules, asked.control)
+        })
+    }
+
+    /// The best of all plans of a small problem, each simulated, and how many there are.
+    fn exhaustive(&self, py: Python<'_>, settings: SettingsRecord) -> PyResult<(PlanRecord, u64)> {
+        self.answer(py, settings, &Control::default(), None, false, |asked| {
+            let (plan, priced, plans) = hybrid::exhaustive(asked.model, &self.cluster, asked.settings, asked.control)?;
+            Ok((asked.record((plan, priced)), plans))
+        })
+    }
+
+    /// The costs of a plan given as layers and devices of each stage, under the schedule of the settings. Micro-batches in
+    /// flight, or orders, are chosen, unless one of them is given.
+    #[pyo3(signature = (settings, stages, windows=None, orders=None))]
+    fn evaluate(
+        &self,
+        py: Python<'_>,
+        settings: SettingsRecord,
+        stages: Vec<(Vec<usize>, Vec<u32>)>,
+        windows: Option<Vec<u32>>,
+        orders: Option<Record<'_>>,
+    ) -> PyResult<PlanRecord> {
+        let orders = orders.map(|orders| orders.to_schedule());
+        let evaluated = py.detach(|| {
+            let (layers, devices): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
+            let name = settings.schedule.clone();
+            let settings = settings.settings();
+            if let Some(orders) = orders {
+                let (orders, is_checked) = orders?;
+                if !is_checked {
+                    orders.validate()?;
+                }
+                return self.ordered(&settings, layers, devices, &orders);
+            }
+            let states = States::between(&self.graph, &layers)?;
+            let model = Model::new(&self.graph, &states);
+            let control = Control::default();
+            let asked = Asked { session: self, states: &states, model: &model, settings: &settings, control: &control };
+            if !orders::CERTIFIED.iter().any(|(certified, _)| *certified == name) {
+                let (size, recompute, orders, run) =
+                    orders::fastest(&model, &self.cluster, &settings, &devices, &name)?;
+                return Ok(run_record(&states, (size, recompute), devices, run, &orders));
+            }
+            Ok(asked.record(match windows {
+                None => hybrid::evaluate(&model, &self.cluster, &settings, &devices)?,
+                Some(windows) => hybrid::reprice(&model, &self.cluster, &settings, &devices, &windows)?,
+            }))
+        });
+        evaluated.map_err(|error| to_py_err(py, &error))
+    }
+
+    /// As `evaluate` for the same stages with other micro-batch sizes, with recomputation or without, and with micro-batches
+    /// in flight that are given or chosen; `None` where the replicas of a stage can't share the micro-batch.
+    fn evaluate_each(
+        &self,
+        py: Python<'_>,
+        settings: SettingsRecord,
+        stages: Vec<(Vec<usize>, Vec<u32>)>,
+        each: Vec<(u32, bool, Option<Vec<u32>>)>,
+    ) -> PyResult<Vec<Option<PlanRecord>>> {
+        let settings = settings.settings();
+        let evaluated = py.detach(|| {
+            let (layers, devices): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
+            let states = States::between(&self.graph, &layers)?;
+            let model = Model::new(&self.graph, &states);
+            let control = Control::default();
+            let one = |(size, recompute, windows): (u32, bool, Option<Vec<u32>>)| {
+                let settings =
+                    Settings { micro_batch_sizes: vec![size], recompute: vec![recompute], ..settings.clone() };
+                let asked =
+                    Asked { session: self, states: &states, model: &model, settings: &settings, control: &control };
+                let found = match windows {
+                    None => hybrid::evaluate(&model, &self.cluster, &settings, &devices),
+                    Some(windows) => hybrid::reprice(&model, &self.cluster, &settings, &devices, &windows),
+                };
+                let mut record = asked.record(found.ok()?);
+                record.stages.iter_mut().zip(&devices).for_each(|(stage, devices)| stage.devices.clone_from(devices));
+                Some(record)
+            };
+            Ok(each.into_iter().map(one).collect())
+        });
+        evaluated.map_err(|error: Error| to_py_err(py, &error))
+    }
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("ONE_STAGE", orders::ONE_STAGE)?;
+    module.add("FRUGAL", orders::FRUGAL)?;
+    module.add("VIRTUAL_STAGES", orders::VIRTUAL_STAGES.map(|(name, stages)| (name, stages.to_vec())).to_vec())?;
+    module.add_class::<Session>()
+}
