@@ -22,7 +22,7 @@ from hpgo.planning.ties import with_leaner
 from hpgo.programs.orders import schedules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from hpgo.planning.plans import Plan
     from hpgo.planning.question import Question
@@ -108,8 +108,8 @@ def best_of_all(question: Question, *, deadline_s: float | None, progress: Progr
         raise _none_found(explained(error, replace(question, schedule=first)), "under any schedule") from None
     for each in tried:  # where 1F1B fits nowhere, the first of these says why
         if each["schedule"] in SCHEDULES and each["message"] is not None:
-            error = InfeasibleError(each["message"], each["hint"] or "")
-            each["message"] = explained(error, replace(question, schedule=first)).message
+            nothing_fits = InfeasibleError(each["message"], each["hint"] or "")
+            each["message"] = explained(nothing_fits, replace(question, schedule=first)).message
     choices = [_choice(question, each) for each in tried]
     listed = {choice.name for choice in choices}
     choices += [_unknown(name, "not tried, as the search was stopped") for name in names if name not in listed]

@@ -129,6 +129,8 @@ fn of_sizes(
         report(&pool, others.as_ref(), control);
         let each = effort / pool.len() as u64;
         pool.par_iter_mut().for_each(|improver| improver.improve(each, control));
+        let now = pool.iter().chain(&others).map(|i| i.best().score()).fold(f64::INFINITY, f64::min);
+        eprintln!("ROUND {} {} {now}", family.name, effort);
         pool.sort_by(|a, b| a.best().score().total_cmp(&b.best().score()));
         for out in pool.drain(keep.min(pool.len())..) {
             simulated += out.simulated;
