@@ -112,12 +112,7 @@ pub fn search(problem: &Problem<'_>, names: &[String], control: &Control) -> Res
     problem.cluster.check()?;
     let mut search = Search { problem, names, control, tried: Vec::new() };
     search.run()?;
-    let fits = |outcome: &Outcome| match outcome {
-        Outcome::Certified(_) | Outcome::Quick(_) => true,
-        Outcome::Simulated(found) => found.plan.run.fits(),
-        Outcome::Nothing(_) => false,
-    };
-    if control.should_stop() && !search.tried.iter().any(|(_, outcome)| fits(outcome)) {
+    if control.should_stop() && !search.tried.iter().any(|(_, outcome)| step_s(outcome).is_some()) {
         return Err(control.error());
     }
     Ok(search.tried)
@@ -191,8 +186,7 @@ impl Search<'_> {
         let cuts = one_stage::sparest(self.problem, self.control);
         self.run_each(&self.families(FRUGAL)?, &cuts, false)?;
         self.virtual_stages()?;
-        let fits = |(_, outcome): &Tried| matches!(outcome, Outcome::Simulated(found) if found.plan.run.fits());
-        if !self.tried.iter().any(fits) {
+        if !self.tried.iter().any(|(_, outcome)| step_s(outcome).is_some()) {
             return Err(error);
         }
         for (name, _) in certified {
@@ -230,20 +224,24 @@ impl Search<'_> {
     }
 
     fn virtual_stages(&mut self) -> Result<()> {
-        let mut near_size = None;
+        let mut asked = Vec::new();
         for (name, chunks) in VIRTUAL_STAGES {
-            if !self.is_asked(name) {
-                continue;
+            if self.is_asked(name) {
+                asked.push((family(name)?, chunks));
             }
-            if !self.tried.is_empty() && self.control.should_stop() {
-                break;
-            }
-            let near_size = *near_size.get_or_insert_with(|| self.near_size());
-            let outcome = match virtual_stages::best(self.problem, family(name)?, chunks, near_size, &self.quiet()) {
+        }
+        if asked.is_empty() || (!self.tried.is_empty() && self.control.should_stop()) {
+            return Ok(());
+        }
+        let known_s = self.tried.iter().filter_map(|(_, outcome)| step_s(outcome)).fold(f64::INFINITY, f64::min);
+        let found = virtual_stages::best_of_each(self.problem, &asked, self.near_size(), known_s, &self.quiet());
+        for ((family, _), found) in asked.into_iter().zip(found) {
+            let outcome = match found {
                 Ok(found) => Outcome::Simulated(Box::new(found)),
+                Err(Error::TimedOut { .. } | Error::Cancelled) if !self.tried.is_empty() => continue,
                 Err(error) => Outcome::Nothing(error),
             };
-            self.tried.push((name.to_owned(), outcome));
+            self.tried.push((family.name.to_owned(), outcome));
         }
         Ok(())
     }
@@ -269,6 +267,15 @@ impl Search<'_> {
 
     fn families<const N: usize>(&self, names: [&str; N]) -> Result<Vec<&'static Family>> {
         names.into_iter().filter(|name| self.is_asked(name)).map(family).collect()
+    }
+}
+
+/// The step of a plan that fits.
+fn step_s(outcome: &Outcome) -> Option<f64> {
+    match outcome {
+        Outcome::Certified(answer) | Outcome::Quick(answer) => Some(answer.priced.step_s),
+        Outcome::Simulated(found) => found.plan.run.fits().then_some(found.plan.run.step_s),
+        Outcome::Nothing(_) => None,
     }
 }
 

@@ -36,41 +36,113 @@ const POOL: usize = 12;
 /// Actions that trials of the first round of improvement may have, over all shapes; each round has as many.
 const EFFORT: u64 = 3_000_000;
 
-/// The best plan that was found, or the one that lacks least memory.
+/// Rounds of improvement, each of which keeps the better half of the shapes.
+const ROUNDS: usize = 4;
+/// Where several schedules are compared, one whose step is longer than the best one by this factor after the first round
+/// is not improved any more. In 97 searches of eleven questions later rounds shortened no step that fits by more than
+/// 6.3 %.
+const BEHIND: f64 = 1.08;
+
+/// The best plans of these schedules that were found, or what lacks least memory, in their order.
 ///
-/// A few micro-batch sizes near `near_size` are tried; while nothing fits, the next few.
-///
-/// # Errors
-/// [`Error::Infeasible`] if there is no cut into so many stages, or all sizes have too many micro-batches;
-/// [`Error::TimedOut`] or [`Error::Cancelled`] if the search was stopped before it had a plan.
-pub(super) fn best(
+/// A few micro-batch sizes near `near_size` are tried; while nothing fits, the next few. `known_s` is the shortest step of
+/// other schedules; if it is infinite and there is a single schedule, that is improved whatever its step.
+pub(super) fn best_of_each(
     problem: &Problem<'_>,
-    family: &'static Family,
-    chunks: &[u32],
+    asked: &[(&'static Family, &'static [u32])],
     near_size: u32,
+    known_s: f64,
     control: &Control,
-) -> Result<Found> {
-    let mut left = few_actions(problem, family.name, chunks)?;
-    let mut best: Option<Found> = None;
-    let mut refused = None;
-    while !left.is_empty() && !best.as_ref().is_some_and(|best| best.plan.run.fits() || control.should_stop()) {
-        let mut few = near_sizes(&left, near_size);
-        left.retain(|size| !few.contains(size));
-        few.sort_unstable();
-        match of_sizes(problem, family, chunks, &few, control) {
-            Ok(found) => {
-                let simulated = found.simulated + best.as_ref().map_or(0, |best| best.simulated);
-                if best.as_ref().is_none_or(|best| found.plan.run.is_better_than(&best.plan.run)) {
-                    best = Some(found);
-                }
-                best.iter_mut().for_each(|best| best.simulated = simulated);
-            }
-            Err(error @ Error::Infeasible { .. }) => refused = refused.or(Some(error)), // these sizes have no cut
-            Err(Error::TimedOut { .. }) if best.is_some() => {}
-            Err(error) => return Err(error),
-        }
+) -> Vec<Result<Found>> {
+    let row = shapes::row(problem.model);
+    let start = |&(family, chunks)| Search::new(problem, &row, family, chunks, near_size).started(control);
+    let searches: Vec<Search<'_>> = asked.par_iter().map(start).collect();
+    // All first rounds end before any second one begins, so that the answer does not depend on the threads.
+    let best_s = searches.iter().map(Search::step_s).fold(known_s, f64::min);
+    let finish = |search: Search<'_>| {
+        let step_s = search.step_s();
+        search.finished(step_s == f64::INFINITY || step_s <= BEHIND * best_s, control)
+    };
+    searches.into_par_iter().map(finish).collect()
+}
+
+/// The search for one schedule.
+struct Search<'a> {
+    problem: &'a Problem<'a>,
+    row: &'a [usize],
+    family: &'static Family,
+    chunks: &'a [u32],
+    near_size: u32,
+    /// Sizes that were not tried yet.
+    left: Vec<u32>,
+    /// Shapes of the sizes that are being tried.
+    pool: Option<Pool<'a>>,
+    /// The best plan of sizes that were tried before, none of which fits.
+    best: Option<Found>,
+    refused: Option<Error>,
+}
+
+impl<'a> Search<'a> {
+    fn new(
+        problem: &'a Problem<'a>,
+        row: &'a [usize],
+        family: &'static Family,
+        chunks: &'a [u32],
+        near_size: u32,
+    ) -> Self {
+        let (left, refused) = match few_actions(problem, family.name, chunks) {
+            Ok(left) => (left, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        Self { problem, row, family, chunks, near_size, left, pool: None, best: None, refused }
     }
-    best.ok_or_else(|| refused.unwrap_or_else(|| control.error()))
+
+    /// With a first round for the next few sizes that have any cuts.
+    fn started(mut self, control: &Control) -> Self {
+        while self.pool.is_none() && !self.left.is_empty() && !control.should_stop() {
+            let mut few = near_sizes(&self.left, self.near_size);
+            self.left.retain(|size| !few.contains(size));
+            few.sort_unstable();
+            match Pool::new(&self, &few, control) {
+                Ok(mut pool) => {
+                    pool.improve(0, control);
+                    pool.improve(EFFORT, control);
+                    self.pool = Some(pool);
+                }
+                Err(error) => self.refused = self.refused.or(Some(error)),
+            }
+        }
+        self
+    }
+
+    /// The shortest step that fits; infinite if none does.
+    fn step_s(&self) -> f64 {
+        self.pool.as_ref().map_or(f64::INFINITY, Pool::step_s)
+    }
+
+    /// The answer, with further rounds if they are worth it.
+    ///
+    /// # Errors
+    /// [`Error::Infeasible`] if there is no cut into so many stages, or all sizes have too many micro-batches;
+    /// [`Error::TimedOut`] or [`Error::Cancelled`] if the search was stopped before it had a plan.
+    fn finished(mut self, is_worth_it: bool, control: &Control) -> Result<Found> {
+        while let Some(mut pool) = self.pool.take() {
+            if is_worth_it {
+                (1..ROUNDS).for_each(|_| pool.improve(EFFORT, control));
+            }
+            let mut found = pool.into_found(self.problem, self.row, control)?;
+            found.simulated += self.best.as_ref().map_or(0, |best| best.simulated);
+            let fits = found.plan.run.fits();
+            match &mut self.best {
+                Some(best) if !found.plan.run.is_better_than(&best.plan.run) => best.simulated = found.simulated,
+                best => *best = Some(found),
+            }
+            if !fits {
+                self = self.started(control);
+            }
+        }
+        self.best.ok_or_else(|| self.refused.unwrap_or_else(|| control.error()))
+    }
 }
 
 /// Micro-batch sizes that make so few actions that a step can be simulated quickly.
@@ -93,73 +165,78 @@ fn few_actions(problem: &Problem<'_>, name: &str, chunks: &[u32]) -> Result<Vec<
     }
 }
 
-/// The best plan with micro-batches of `sizes`; the bound is about all sizes.
-fn of_sizes(
-    problem: &Problem<'_>,
-    family: &'static Family,
-    chunks: &[u32],
-    sizes: &[u32],
-    control: &Control,
-) -> Result<Found> {
-    let &Problem { model, cluster, settings } = problem;
-    let row = shapes::row(model);
-    let shapes = shapes(cluster, settings, family, (chunks, sizes), row.len() - 1);
-    let lower_bound_s = lower_bound_s(model, cluster, settings, family);
-    control.report(Progress { lower_bound_s, ..Progress::default() });
-    let start = |shape| Improver::start((model, cluster, settings), &row, family, shape, control);
-    let mut pool: Vec<Improver> = shapes.into_par_iter().filter_map(start).collect();
-    if pool.is_empty() {
-        return Err(if control.should_stop() {
-            control.error()
-        } else {
-            Error::infeasible(
-                format!(
-                    "there is no cut for `{}`, which runs several stages on each of two devices or more{}",
-                    family.name,
-                    if family.limits.is_empty() { String::new() } else { format!(" and needs {}", family.limits) }
-                ),
-                "choose a schedule with one stage on each device, smaller micro-batches, or a larger batch",
-            )
-        });
-    }
-    let mut simulated = 0;
-    let mut others: Option<Improver> = None; // the best of those that are out of the pool
-    let mut keep = POOL;
-    for effort in [0, EFFORT, EFFORT, EFFORT, EFFORT] {
-        report(&pool, others.as_ref(), control);
-        let each = effort / pool.len() as u64;
-        pool.par_iter_mut().for_each(|improver| improver.improve(each, control));
-        let now = pool.iter().chain(&others).map(|i| i.best().score()).fold(f64::INFINITY, f64::min);
-        eprintln!("ROUND {} {} {now}", family.name, effort);
-        pool.sort_by(|a, b| a.best().score().total_cmp(&b.best().score()));
-        for out in pool.drain(keep.min(pool.len())..) {
-            simulated += out.simulated;
-            if others.as_ref().is_none_or(|best| out.best().is_better_than(best.best())) {
-                others = Some(out);
-            }
-        }
-        keep = keep.div_ceil(2);
-    }
-    simulated += pool.iter().map(|improver| improver.simulated).sum::<u64>();
-    let mut best = (pool.into_iter().chain(others))
-        .reduce(|best, other| if other.best().is_better_than(best.best()) { other } else { best })
-        .ok_or_else(|| control.error())?;
-    best.finish(control);
-    control.report(Progress { best_s: best.best().step_s, lower_bound_s });
-    Ok(Found {
-        plan: best.into_plan(),
-        lower_bound_s: Some(lower_bound_s),
-        has_all_cuts: row.len() == model.cuts(),
-        is_node_aligned: true,
-        simulated,
-    })
+/// The most promising shapes of a few micro-batch sizes.
+struct Pool<'a> {
+    shapes: Vec<Improver<'a>>,
+    /// The best of those that are out of the pool.
+    others: Option<Improver<'a>>,
+    /// Shapes that stay after the next round.
+    keep: usize,
+    /// No plan with any of the micro-batch sizes of the problem takes less.
+    lower_bound_s: f64,
+    simulated: u64,
 }
 
-/// Says how good the best plan is that fits.
-fn report(pool: &[Improver], others: Option<&Improver>, control: &Control) {
-    let fitting = pool.iter().chain(others).map(Improver::best).filter(|run| run.fits()).map(|run| run.step_s);
-    let lower_bound_s = control.progress().lower_bound_s;
-    control.report(Progress { best_s: fitting.fold(f64::INFINITY, f64::min), lower_bound_s });
+impl<'a> Pool<'a> {
+    fn new(search: &Search<'a>, sizes: &[u32], control: &Control) -> Result<Self> {
+        let &Search { problem, row, family, chunks, .. } = search;
+        let &Problem { model, cluster, settings } = problem;
+        let shapes = shapes(cluster, settings, family, (chunks, sizes), row.len() - 1);
+        let lower_bound_s = lower_bound_s(model, cluster, settings, family);
+        control.report(Progress { lower_bound_s, ..control.progress() });
+        let start = |shape| Improver::start((model, cluster, settings), row, family, shape, control);
+        let shapes: Vec<Improver<'a>> = shapes.into_par_iter().filter_map(start).collect();
+        if !shapes.is_empty() {
+            return Ok(Self { shapes, others: None, keep: POOL, lower_bound_s, simulated: 0 });
+        }
+        control.check()?;
+        let needs = if family.limits.is_empty() { String::new() } else { format!(" and needs {}", family.limits) };
+        Err(Error::infeasible(
+            format!(
+                "there is no cut for `{}`, which runs several stages on each of two devices or more{needs}",
+                family.name
+            ),
+            "choose a schedule with one stage on each device, smaller micro-batches, or a larger batch",
+        ))
+    }
+
+    /// One round: improves all shapes, and keeps the best ones.
+    fn improve(&mut self, effort: u64, control: &Control) {
+        control.report(Progress { best_s: self.step_s(), lower_bound_s: self.lower_bound_s });
+        let each = effort / self.shapes.len() as u64;
+        self.shapes.par_iter_mut().for_each(|improver| improver.improve(each, control));
+        self.shapes.sort_by(|a, b| a.best().score().total_cmp(&b.best().score()));
+        for out in self.shapes.drain(self.keep.min(self.shapes.len())..) {
+            self.simulated += out.simulated;
+            if self.others.as_ref().is_none_or(|best| out.best().is_better_than(best.best())) {
+                self.others = Some(out);
+            }
+        }
+        self.keep = self.keep.div_ceil(2);
+    }
+
+    /// The shortest step that fits; infinite if none does.
+    fn step_s(&self) -> f64 {
+        let runs = self.shapes.iter().chain(&self.others).map(Improver::best);
+        runs.filter(|run| run.fits()).map(|run| run.step_s).fold(f64::INFINITY, f64::min)
+    }
+
+    fn into_found(self, problem: &Problem<'_>, row: &[usize], control: &Control) -> Result<Found> {
+        let simulated = self.simulated + self.shapes.iter().map(|improver| improver.simulated).sum::<u64>();
+        let mut best = (self.shapes.into_iter().chain(self.others))
+            .reduce(|best, other| if other.best().is_better_than(best.best()) { other } else { best })
+            .ok_or_else(|| control.error())?;
+        best.finish(control);
+        let best_s = if best.best().fits() { best.best().step_s } else { f64::INFINITY };
+        control.report(Progress { best_s, lower_bound_s: self.lower_bound_s });
+        Ok(Found {
+            plan: best.into_plan(),
+            lower_bound_s: Some(self.lower_bound_s),
+            has_all_cuts: row.len() == problem.model.cuts(),
+            is_node_aligned: true,
+            simulated,
+        })
+    }
 }
 
 /// With a comma after each three digits, as `60,000`.
