@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 from hpgo import _core
 from hpgo.base.checks import check_flag, check_progress, check_text, choice, listed, number, whole
-from hpgo.base.errors import ArgumentError, ClusterError, InfeasibleError
+from hpgo.base.errors import ArgumentError, ClusterError, DeadlineError, InfeasibleError
 from hpgo.base.files import as_path
 from hpgo.base.wording import near, shown
 from hpgo.machine.cluster import cluster_of
@@ -130,7 +130,7 @@ def partition(
                 the bound.
 
     Raises ArgumentError, ProfileError and ClusterError for input that makes no sense; InfeasibleError, which says what
-    is short.
+    is short; DeadlineError, which says what any plan takes at least, if the deadline came before there was one.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.of(nodes=4, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=100)
@@ -208,6 +208,9 @@ def _solved(
     left_s = None if deadline_s is None else max(1e-9, deadline_s - (time.monotonic() - began_s))
     try:
         found = _core.partition_chain(chain, objective, longest_s, left_s, progress)
+    except DeadlineError as error:  # the search had what was left of the time
+        passed = error.message.replace("the time was up", f"{deadline_s:g} s passed", 1)
+        raise DeadlineError(passed, error.hint) from None
     except InfeasibleError as error:
         if longest_s is None:
             raise
