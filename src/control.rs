@@ -36,7 +36,6 @@ pub enum Stopped {
 #[derive(Debug, Default)]
 pub struct Control {
     cancelled: AtomicBool,
-    limit: Option<Duration>,
     deadline: Option<Instant>,
     progress: Mutex<Progress>,
 }
@@ -46,7 +45,7 @@ impl Control {
     #[must_use]
     pub fn with_deadline(limit: Option<Duration>) -> Self {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        Self { limit, deadline, ..Self::default() }
+        Self { deadline, ..Self::default() }
     }
 
     /// Asks the work to stop at its next check.
@@ -86,9 +85,10 @@ impl Control {
     /// The error of work that was stopped before it had anything to return.
     #[must_use]
     pub fn error(&self) -> Error {
-        match self.limit {
-            Some(limit) if !self.is_cancelled() => Error::TimedOut { limit_s: limit.as_secs_f64() },
-            _ => Error::Cancelled,
+        if self.deadline.is_some() && !self.is_cancelled() {
+            Error::TimedOut { known: String::new() }
+        } else {
+            Error::Cancelled
         }
     }
 
