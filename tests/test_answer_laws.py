@@ -617,20 +617,20 @@ def test_pairs_and_times_of_single_micro_batches_count_as_work_of_a_rank() -> No
 @pytest.mark.parametrize(
     ("speed_up", "stages", "law"),
     [
-        (16.5, [(0, 2, 1, list(range(16)))], "original_speed_up_is_possible"),
-        (-0.1, [(0, 2, 1, list(range(16)))], "original_speed_up_is_possible"),
-        (2.5, [(0, 1, 1, [0]), (1, 2, 1, [1])], "original_speed_up_is_possible"),
-        (1.5, [(0, 1, 1, [0]), (1, 2, 1, [0])], "original_stages_follow_each_other"),
-        (1.5, [(0, 1, 1, [0]), (1, 2, 1, [16])], "original_stages_follow_each_other"),
-        (1.5, [(0, 1, 1, [0]), (0, 2, 1, [1])], "original_stages_follow_each_other"),
-        (1.5, [(0, 1, 1, [0]), (1, 1, 1, [1])], "original_stages_follow_each_other"),
+        (16.5, [(0, 3, 1, list(range(16)))], "original_speed_up_is_possible"),
+        (-0.1, [(0, 3, 1, list(range(16)))], "original_speed_up_is_possible"),
+        (2.5, [(0, 1, 1, [0]), (1, 3, 1, [1])], "original_speed_up_is_possible"),
+        (1.5, [(0, 1, 1, [0]), (1, 3, 1, [0])], "original_stages_follow_each_other"),
+        (1.5, [(0, 1, 1, [0]), (1, 3, 1, [16])], "original_stages_follow_each_other"),
+        (1.5, [(0, 1, 1, [0]), (0, 3, 1, [1])], "original_stages_follow_each_other"),
+        (1.5, [(0, 1, 1, [0]), (1, 2, 1, [1])], "original_stages_follow_each_other"),
     ],
 )
 def test_a_false_answer_of_the_original_planner_is_an_internal_error(
     monkeypatch: pytest.MonkeyPatch, speed_up: float, stages: list[Any], law: str
 ) -> None:
     conductor = compat.Conductor(compat.model_of(TOY, 8), compat.devices_from_seps([8, 16]))
-    assert len(conductor.m.layers) == 3
+    assert len(conductor.m.layers) == 4
     assert conductor.py_orchestrate()[0] > 0
     monkeypatch.setattr(_core, "legacy_plans", lambda *_: [(speed_up, stages, 1)])
     with pytest.raises(hpgo.InternalError, match=f"breaks the law `{law}`"):
@@ -665,6 +665,8 @@ def test_a_plan_file_with_impossible_numbers_is_the_users_to_mend(law: str) -> N
 
 def test_files_of_chain_plans_and_of_runs_with_impossible_numbers_are_refused() -> None:
     document = json.loads(hpgo.partition(TOY, PAIR).to_json())
+    with pytest.raises(hpgo.ArgumentError, match="objective"):
+        hpgo.ChainPlan.from_json(json.dumps(document | {"objective": "x"}))
     document["lower_bound"] = 1e9
     with pytest.raises(hpgo.ArgumentError, match="value_is_above_bound"):
         hpgo.ChainPlan.from_json(json.dumps(document))

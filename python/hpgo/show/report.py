@@ -539,7 +539,7 @@ def sweep(plans: Sequence[Plan]) -> tuple[str, list[str], list[tuple[object, ...
             f"{plan.samples_per_s:.4g}",
             f"{plan.speed_up:.4g}",
             f"{100 * plan.bubble:.1f} %",
-            "-" if plan.gap is None else f"{100 * plan.gap:.1f} %",
+            "-" if plan.gap is None or math.isinf(plan.gap) else f"{100 * plan.gap:.1f} %",
             _free(min(plan.groups, key=lambda group: group.headroom_bytes / group.capacity_bytes)),
         )
         for plan in plans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, TypedDict, Unpack, get_args
 
 from hpgo import _core
 from hpgo.base.checks import check_flag, check_progress, check_text, choice, listed, number, whole
@@ -15,7 +15,7 @@ from hpgo.machine.cluster import cluster_of
 from hpgo.model.formats import pipeedge, profile_of
 from hpgo.planning.chain.before import old_calls
 from hpgo.planning.chain.files import task_of_files
-from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage
+from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage, Objective
 from hpgo.planning.chain.profiles import task_of_profile
 from hpgo.planning.chain.records import Chain, Group, HostType, Task
 from hpgo.planning.chain.rules import Rules
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from hpgo.programs.names import ServingLauncher
 
     Path = str | os.PathLike[str]
-
-Objective = Literal["throughput", "latency", "hosts", "bits"]
 
 
 class Options(TypedDict, total=False):
@@ -234,7 +232,7 @@ def _weights_bytes(task: Task, row: _core.ChainStageRecord) -> float:
 
 
 def _plan(
-    found: _core.ChainRecord, task: Task, groups: list[Group], *, batch_size: int, objective: str, units: str
+    found: _core.ChainRecord, task: Task, groups: list[Group], *, batch_size: int, objective: Objective, units: str
 ) -> ChainPlan:
     free = [list(group.hosts) for group in groups]
     stages = []
