@@ -94,3 +94,23 @@ def test_no_cut_around_layers_without_time_gives_a_better_plan(block: int) -> No
         assert found.step_s <= best_s * (1 + 1e-9), seed
         compared += 1
     assert compared > 3
+
+
+def test_a_model_without_any_times_is_planned_in_no_time() -> None:
+    """Paths of no length can't get shorter, and annealing must not wait until they do."""
+    layers = [
+        hpgo.Layer(name, "Linear", (0.0, 0.0), (0.0, 0.0), output, weights)
+        for name, output, weights in (
+            ("a", (1.07e6, 5.65e6), 263.6e6), ("b", (9.3e4, 37.3e4), 56.6e6), ("c", (8.1e5, 4.3e6), 55.4e6),
+        )
+    ]  # fmt: skip
+    ties = (hpgo.SharedWeight(("c", "a"), 55.4e6),)
+    profile = hpgo.Profile("untimed", (2, 8), tuple(layers), (("b", "c"),), ties=ties)
+    cluster = hpgo.Cluster.of(nodes=1, devices_per_node=4, intra_gbit_s=0.2, memory="658 MB")
+    options: dict[str, Any] = {"recompute": True, "memory": hpgo.MemoryModel(1, 0)}
+    plan = hpgo.plan(profile, cluster, global_batch_size=6, **options)
+    assert len(plan.stages) == 2
+    assert plan.lower_bound_s == 0
+    assert plan.step_s > 0
+    assert "inf × the best" not in str(plan)
+    assert "not known to be near the best" in str(plan)
