@@ -558,9 +558,11 @@ def _instead(plan: Plan, other: Alternative) -> str:
         return f"{counted(other.stages, 'stage')}: {other.why}"
     if other.why == "is this plan":
         return other.why
-    ratio = other.step_s / plan.step_s if plan.step_s else math.inf
+    ratio = other.step_s / plan.step_s if plan.step_s else math.inf if other.step_s else 1.0
     if abs(ratio - 1) <= 1e-9:
         longer = "as long"
+    elif math.isinf(ratio):
+        longer = "longer"
     elif ratio < 1:  # of a plan that was preferred for its memory
         longer = f"{percent(1 - ratio)} shorter"
     else:
