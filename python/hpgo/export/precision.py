@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError
 from hpgo.planning.optimizers import OPTIMIZERS
@@ -45,13 +45,13 @@ def megatron(job: Job) -> dict[str, bool | float | str]:
     return {} if job.optimizer is None else dict(MEGATRON[job.optimizer])
 
 
-def optimizer(job: Job) -> dict[str, float | str]:
+def optimizer(job: Job) -> dict[str, Any]:
     """Return the name of Megatron Core's optimizer and its momentum; nothing if no optimizer was priced."""
     if job.optimizer is None:
         return {}
     chosen = megatron(job)
-    named = {"optimizer": str(chosen.get("optimizer", "adam"))}
-    return named | {key: float(value) for key, value in chosen.items() if key == "sgd_momentum"}
+    named = {"optimizer": chosen.get("optimizer", "adam")}
+    return named | {key: value for key, value in chosen.items() if key == "sgd_momentum"}
 
 
 def verl(job: Job) -> dict[str, str | bool]:
