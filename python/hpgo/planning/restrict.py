@@ -169,12 +169,11 @@ def _lacking_bytes(plan: Plan, question: Question, launcher: Launcher) -> float:
     if group is None:
         return 0.0
     aside_bytes = plan.assumed.memory.reserved_bytes - question.memory.reserved_bytes
+    kept_bytes = [activations_bytes(question.profile, blocks, stage, group, stage.in_flight) for stage in plan.stages]
     return (
         max(
-            activations_bytes(question.profile, blocks, stage, group, stage.in_flight)
-            - stage.memory.activations_bytes
-            - stage.headroom_bytes
-            for stage in plan.stages
+            sum(kept_bytes[at] for at in own.stages) - own.memory.activations_bytes - own.headroom_bytes
+            for own in plan.groups
         )
         - aside_bytes
     )

@@ -63,6 +63,8 @@ class Launcher:
     """Whether replicas may share the state of SGD."""
     shares_bf16: bool = False
     """Whether replicas share the state of an optimizer of 16-bit weights in any case."""
+    single_v: bool = False
+    """Whether stages make at most one V on the ranks, where they do not make loops: two stages a rank in `hanayo`."""
     widens_halves: bool = True
     """Whether gradients may be wider than weights where backward passes are split."""
     ways: Rules | None = None
@@ -124,6 +126,7 @@ TABLE: tuple[Launcher, ...] = (
         recomputes="block",
         tensor_parallel=True,
         optimizers=_FSDP,
+        single_v=True,
         ways=TORCHTITAN_02,
     ),
     Launcher(
@@ -136,6 +139,7 @@ TABLE: tuple[Launcher, ...] = (
         recomputes="block",
         tensor_parallel=True,
         optimizers=_FSDP,
+        single_v=True,
         ways=TORCHTITAN,
     ),
     # Gradients are summed in one go once all backward passes are done.
