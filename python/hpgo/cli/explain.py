@@ -128,7 +128,10 @@ def _around(held: WayPlan, priced: Callable[[Mapping[str, object]], Price]) -> l
 def _forbidden(held: WayPlan, other: Price) -> str:
     """Which rule of the plan's launcher another way breaks; empty if it runs it."""
     rules = held.row.ways
-    why = rules.broken(other.way, micro_batches=other.micro_batches) if rules is not None else None
+    if rules is None:
+        return ""
+    model = held.transformer
+    why = rules.broken(other.way, micro_batches=other.micro_batches, experts=bool(model.experts), tied=model.tied)
     return f"{held.row.title} {why}" if why else ""
 
 

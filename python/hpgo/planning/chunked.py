@@ -22,7 +22,7 @@ from hpgo.planning.search import plan_of
 from hpgo.programs.orders import built, fitted, schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hpgo.planning.choices import Try
     from hpgo.planning.clock import Clock
@@ -45,6 +45,12 @@ CHUNKED: dict[ScheduleName, tuple[int, ...]] = {
 """Schedules with several stages a device, and how many are tried."""
 
 
+def _chunks(question: Question, name: ScheduleName) -> tuple[int, ...]:
+    """Those of `CHUNKED` that the launcher of the question runs."""
+    is_single = name == "hanayo" and question.launcher is not None and question.launcher.single_v
+    return (2,) if is_single else CHUNKED[name]
+
+
 def best_of(
     question: Question,
     name: ScheduleName,
@@ -63,28 +69,61 @@ def best_of(
     near_size = near(question, clock) if near_size is None else near_size
     plans: list[Plan] = []
     refused: InfeasibleError | None = None
+    is_whole = True
     while left and not any(plan.fits for plan in plans) and not (plans and clock.over()):
         few = sizes(left, near_size)
         left = [size for size in left if size not in few]
-        try:
-            plans.append(_searched(question, name, few, clock, progress))
-        except InfeasibleError as error:  # these sizes have no cut
-            refused = refused or error
-        except DeadlineError:
-            if not plans:
-                raise
-    if not plans and refused is not None:
-        raise refused
+        for some, chunks, most_stages in _parts(question, name, few):
+            one = replace(question, most_stages=most_stages)
+            try:
+                plans.append(_searched(one, name, some, chunks, clock, progress=progress))
+            except InfeasibleError as error:  # these sizes have no cut
+                refused = refused or error
+            except DeadlineError:
+                if not plans:
+                    raise
+                is_whole = False
+                break
+    if not plans:
+        raise refused or InfeasibleError(
+            f"`{name}` needs two micro-batches or more, and all sizes make one of the whole batch",
+            "choose smaller micro-batches, with `micro_batch_size`, or a larger batch",
+        )
     plan = min(plans, key=lambda plan: (plan.missing_bytes, plan.step_s))
-    plan = replace(plan, simulated=sum(plan.simulated for plan in plans))
+    bounds_s = [one.lower_bound_s for one in plans]
+    plan = replace(
+        plan,
+        simulated=sum(plan.simulated for plan in plans),
+        lower_bound_s=min(bounds_s) if is_whole and None not in bounds_s else None,  # type: ignore[type-var]
+    )
     if not plan.fits:
         return None, choice(plan, f"lacks {format_bytes(plan.missing_bytes)} on a device")
     return plan, choice(plan, plan.limit)
 
 
+def _parts(
+    question: Question, name: ScheduleName, few: Sequence[int]
+) -> Iterator[tuple[list[int], tuple[int, ...], int]]:
+    """Micro-batch sizes, numbers of stages a device and most stages that are searched together.
+
+    A launcher's own interleaved 1F1B needs as many micro-batches as there are ranks, or more.
+    """
+    chunks, most = _chunks(question, name), question.most_stages
+    if question.launcher is None or question.launcher.by_file:
+        yield list(few), chunks, most
+        return
+    devices = question.cluster.devices
+    free = [size for size in few if question.global_batch_size // size >= devices]
+    if free:
+        yield free, chunks, most
+    for size, count in product([size for size in few if size not in free], chunks):
+        if (micro_batches := question.global_batch_size // size) > 1:
+            yield [size], (count,), min(most, count * micro_batches)
+
+
 def _few_actions(question: Question, name: ScheduleName) -> list[int]:
     """Micro-batch sizes that make so few actions that a step can be simulated in no time."""
-    stages = 2 * min(CHUNKED[name])
+    stages = 2 * min(_chunks(question, name))
     actions = {size: 3 * stages * (question.global_batch_size // size) for size in question.micro_batch_sizes}
     few = [size for size, count in actions.items() if count <= MOST_ACTIONS]
     if not few:
@@ -101,12 +140,14 @@ def _searched(
     question: Question,
     name: ScheduleName,
     few: Sequence[int],
+    chunks: tuple[int, ...],
     clock: Clock,
+    *,
     progress: Callable[[float, float], object] | None,
 ) -> Plan:
     """The best plan for a few micro-batch sizes that was found, or the one that lacks least; the bound is for all."""
     asked = replace(question, schedule="1f1b")
-    found, record, facts = _core.chunked_plan(asked, name, CHUNKED[name], sorted(few), clock.left_s(), progress)
+    found, record, facts = _core.chunked_plan(asked, name, chunks, sorted(few), clock.left_s(), progress)
     clock.stopped = facts["stopped"] or clock.stopped
     # The search adds up the same numbers in another order. Priced again, the plan is what `Plan.reprice` gives.
     one = replace(question, micro_batch_sizes=(found["micro_batch_size"],), recompute=(found["recompute"],))

@@ -131,7 +131,7 @@ class Space:
                 " with, keeps none",
                 "take none, which is the same then, or full; `hpgo price --no-flash` knows attention that keeps them",
             )
-        if why := rules.broken_degrees(rules.as_run(way)):
+        if why := rules.broken_degrees(rules.as_run(way), tied=model.tied):
             raise ArgumentError(
                 f"{self.title} {why}", "leave that open, or plan for another launcher with `--for`: megatron runs most"
             )
