@@ -5,9 +5,9 @@
 
 Seeds take turns among three kinds of questions. *Hard* ones are those of `questions.py`. *Middle* ones have the same
 families of models with fewer layers, on 4 to 64 devices. *Small* ones have 2 to 9 layers in any order, some with a
-shared weight, on 1 to 8 devices. The last two vary schedule, optimizer, recomputation and batch sizes, too. Devices have
-from a tenth of what the fullest device of a straight pipeline with up to 32 stages holds, to all of it. Questions with a
-plan are left out. Times are wall time and processor time. The latter says more on a machine with other work.
+shared weight, on 1 to 8 devices. The last two vary schedule, optimizer, recomputation and batch sizes, too. Memory is
+from a tenth of what the fullest device of a straight pipeline with up to 32 stages holds, to all of it. Questions with
+a plan are left out. Times are wall time and processor time. The latter says more on a machine with other work.
 
 Whoever tunes the planner looks at even seeds. Figures are those of odd seeds.
 """

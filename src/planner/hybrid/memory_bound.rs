@@ -33,6 +33,10 @@ impl Schedules {
 /// Splits of stages that are priced for all micro-batch sizes together: about 10 ns each. Where there are more, stages
 /// further in front count as the last ones priced, which hold less, or only the conditions on layers are checked. Not tuned.
 const MAX_PRICED: usize = 10_000_000;
+/// The same for the sizes of which that many tell nothing, if no size has a row that fits.
+const MAX_PRICED_AGAIN: usize = 30_000_000;
+/// The same where the answer only saves time.
+const MAX_PRICED_AT_A_GLANCE: usize = 1_000_000;
 /// Prices of devices that are tried where devices differ in memory, or as many more as there are capacities. Not tuned.
 const MAX_PRICES: usize = 12;
 /// Shares of the largest device: what a device holds of layers smaller than that is not counted, and the rest of a device is
@@ -54,14 +58,69 @@ pub fn nothing_fits(
     schedules: Schedules,
     control: &Control,
 ) -> Result<bool> {
+    shows(model, cluster, settings, schedules, &[MAX_PRICED, MAX_PRICED_AGAIN], control)
+}
+
+/// Returns the same for the settings' schedule after a short look.
+///
+/// # Errors
+/// As [`nothing_fits`].
+pub(super) fn nothing_fits_at_a_glance(
+    model: &Model,
+    cluster: &Cluster,
+    settings: &Settings,
+    control: &Control,
+) -> Result<bool> {
+    shows(model, cluster, settings, Schedules::OF_SETTINGS, &[MAX_PRICED_AT_A_GLANCE], control)
+}
+
+/// Returns the same if in each turn so many splits may be priced.
+fn shows(
+    model: &Model,
+    cluster: &Cluster,
+    settings: &Settings,
+    schedules: Schedules,
+    turns: &[usize],
+    control: &Control,
+) -> Result<bool> {
     settings.check()?;
     cluster.check()?;
     let tasks = Task::all(model, cluster, settings);
     let conditions: Vec<Conditions> = tasks.iter().map(|task| Conditions::new(task, schedules)).collect();
     // The conditions on stages take longest, so those on layers come first for all sizes.
     let open: Vec<&Conditions> = conditions.iter().filter(|each| each.fit_layers()).collect();
-    let most_priced = MAX_PRICED / open.len().max(1);
-    Ok(!open.par_iter().any(|each| each.fit_stages(most_priced, control)))
+    if !(model.has_all_cuts && schedules.one_stage_a_device) {
+        return Ok(open.is_empty());
+    }
+    Ok(no_rows_fit(&open, &Ends::Cuts(model), turns, control))
+}
+
+/// Returns whether it is certain that no row of stages fits for any micro-batch size.
+fn no_rows_fit(sizes: &[&Conditions<'_>], ends: &Ends<'_>, turns: &[usize], control: &Control) -> bool {
+    let mut open = sizes.to_vec();
+    for priced in turns {
+        let most_priced = priced / open.len().max(1);
+        // A size for which a row fits ends all of it. Those for which nothing is known yet are looked at more closely.
+        let rows = open.par_iter().map(|each| match each.row(ends, most_priced, control) {
+            Row::Fits => Err(()),
+            Row::Unknown => Ok(Some(*each)),
+            Row::Fails => Ok(None),
+        });
+        let Ok(unknown) = rows.collect::<std::result::Result<Vec<_>, ()>>() else { return false };
+        open = unknown.into_iter().flatten().collect();
+        if open.is_empty() {
+            return true;
+        }
+    }
+    false
+}
+
+/// Whether stages of one micro-batch size can follow one another.
+enum Row {
+    Fits,
+    Fails,
+    /// What was priced does not tell.
+    Unknown,
 }
 
 /// Returns whether [`nothing_fits`] is certain of it whatever the cuts of `model` are: of one with a `lineage`, all cuts
@@ -86,8 +145,7 @@ pub fn nothing_fits_with_any_cuts(
         return Ok(open.is_empty());
     };
     let ends = Ends::Slices(Slices::new(model, lineage));
-    let most_priced = MAX_PRICED / open.len();
-    Ok(!open.par_iter().any(|each| each.fit_row(&ends, most_priced, control)))
+    Ok(no_rows_fit(&open, &ends, &[MAX_PRICED, MAX_PRICED_AGAIN], control))
 }
 
 /// Where stages in a row may end: at the cuts of a model, or in slices of all its cuts.
@@ -317,19 +375,12 @@ impl<'a> Conditions<'a> {
         each.into_iter().map(price).collect()
     }
 
-    /// Returns whether stages between the model's cuts can follow one another, if these are all cuts.
-    fn fit_stages(&self, most_priced: usize, control: &Control) -> bool {
-        let model = self.task.model;
-        let is_known = model.has_all_cuts && self.schedules.one_stage_a_device;
-        !is_known || self.fit_row(&Ends::Cuts(model), most_priced, control)
-    }
-
     /// Returns whether stages can follow one another, each on devices that have the memory for it, until all devices are
     /// taken, at any price. Devices may be any, whatever other stages take.
-    fn fit_row(&self, ends: &Ends<'_>, most_priced: usize, control: &Control) -> bool {
+    fn row(&self, ends: &Ends<'_>, most_priced: usize, control: &Control) -> Row {
         let last = ends.count() - 1;
         if self.splits.is_empty() || ends.pairs() > most_priced {
-            return !self.splits.is_empty();
+            return if self.splits.is_empty() { Row::Fails } else { Row::Unknown };
         }
         let most_stages = (self.task.settings.most_stages as usize).min(last).min(self.capacities[0].1 as usize);
         let has_levels = self.in_flight(2) > self.in_flight(1);
@@ -357,20 +408,20 @@ impl<'a> Conditions<'a> {
                     continue;
                 }
                 if control.should_stop() {
-                    return true;
+                    return Row::Unknown;
                 }
                 priced += self.put_stages_before(end, &level, &prices, &rest, &mut taken);
             }
             let fits = |taken: &[f64]| taken.iter().zip(&prices).all(|(&taken, price)| taken <= price.of_all);
             if fits(&taken[..prices.len()]) {
-                return true;
+                return if is_last && from_end < levels { Row::Unknown } else { Row::Fits };
             }
             if is_last || !taken.chunks(prices.len()).any(fits) {
-                return false;
+                break;
             }
             behind = taken;
         }
-        false
+        Row::Fails
     }
 
     /// Returns bytes of all devices for each byte of weights, and for each byte that is saved of the first share, at least.
