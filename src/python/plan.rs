@@ -13,9 +13,10 @@ use crate::cost::network::{Cluster, Link, Machine};
 use crate::cost::{MemoryModel, Model};
 use crate::error::{Error, Result};
 use crate::model::graph::Graph;
+use crate::model::lineage::Lineage;
 use crate::model::states::{Cuts, States};
 use crate::planner::chunked;
-use crate::planner::hybrid::{self, Candidate, Priced, Settings, StagePrice, WarmUp};
+use crate::planner::hybrid::{self, Candidate, Priced, Schedules, Settings, StagePrice, WarmUp};
 
 /// `hpgo.machine.cluster.Cluster`.
 #[derive(FromPyObject)]
@@ -233,6 +234,18 @@ fn answer_at<T: Send>(
     })
 }
 
+/// Whether it is certain that no plan fits without listing the cuts of a branching model, which takes longer than this.
+fn fits_nowhere(
+    graph: &Graph,
+    cluster: &Cluster,
+    settings: &Settings,
+    schedules: Schedules,
+    control: &Control,
+) -> Result<bool> {
+    let (model, lineage) = (Model::new(graph, &one_stage(graph)?), Lineage::of(graph)?);
+    hybrid::nothing_fits_with_any_cuts(&model, lineage.as_ref(), cluster, settings, schedules, control)
+}
+
 /// The best plan, and what is known about it.
 #[pyfunction]
 fn plan(
@@ -242,8 +255,7 @@ fn plan(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<(PlanRecord, SearchRecord)> {
     let cuts = |graph: &Graph, cluster: &Cluster, settings: &Settings, control: &Control| {
-        // Listing the cuts of a branching model takes longer than this, which needs none.
-        if hybrid::no_layers_fit(&Model::new(graph, &one_stage(graph)?), cluster, settings)? {
+        if fits_nowhere(graph, cluster, settings, Schedules::OF_SETTINGS, control)? {
             return Err(hybrid::no_plan_fits());
         }
         States::for_plans(graph, control)
@@ -332,8 +344,13 @@ fn nothing_fits(
     one_stage_a_device: bool,
     deadline_s: Option<f64>,
 ) -> PyResult<bool> {
-    let schedules = hybrid::Schedules { warms_up, one_stage_a_device };
-    answer(py, question, deadline_s, None, false, |&Asked { model, cluster, settings, control, .. }| {
+    let schedules = Schedules { warms_up, one_stage_a_device };
+    let cuts = |graph: &Graph, cluster: &Cluster, settings: &Settings, control: &Control| {
+        // Several stages on a device have conditions on layers only. If no plan fits, nor does that of a single stage.
+        let needs_no_cuts = !one_stage_a_device || fits_nowhere(graph, cluster, settings, schedules, control)?;
+        if needs_no_cuts { one_stage(graph) } else { States::for_plans(graph, control) }
+    };
+    answer_at(py, question, deadline_s, None, false, cuts, |&Asked { model, cluster, settings, control, .. }| {
         hybrid::nothing_fits(model, cluster, settings, schedules, control)
     })
 }
