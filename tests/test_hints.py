@@ -298,8 +298,49 @@ def test_degrees_that_a_hint_names_are_accepted_in_the_same_question(shape, aske
     try:
         hpgo.price(shape, "h100", **asked)
     except hpgo.ArgumentError as error:
-        for changes in in_code(error.hint):
+        named = in_code(error.hint)
+        assert named, error  # noqa: PT017 -- some questions are not refused
+        for changes in named:
             hpgo.price(shape, "h100", **{**asked, **changes})
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ("--vpp 7", "use `--vpp 1`"),
+        ("--schedule zb_v", "use `--vpp 2` and `--pp 2`"),
+        ("--tp 5 --ep 2", "use `--tp 4` and `--ep 1`"),
+        ("--cp 9 --pp 12 --micro-batch-size 4", ""),
+    ],
+)
+def test_several_degrees_that_are_refused_lead_to_options_that_are_accepted(options: str, hint: str) -> None:
+    asked = ["price", "llama-3-8b", "-c", "h100:16", "-b", "256", "--seq", "4096"]
+    refused = CliRunner().invoke(group, [*asked, *options.split()])
+    assert isinstance(refused.exception, hpgo.ArgumentError)
+    said = refused.exception.hint
+    assert said.startswith("use `--") or "nearest" in said, said
+    assert hint in said, said
+    for one in re.split(r",? or ", said):
+        changed = [word for part in one.split("`")[1::2] for word in part.split()]
+        if changed:
+            done = CliRunner().invoke(group, [*asked, *options.split(), *changed])
+            assert done.exit_code == 0, (changed, done.exception)
+
+
+def test_names_that_are_fixed_in_vain_together_are_left_open_together() -> None:
+    fix = {"tp": 6, "cp": 5, "vpp": 16, "zero": 1}
+    asked = {"global_batch_size": 1, "seq": 512, "launcher": "megatron", "top": 1}
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.choose_way("gpt-2", "h100:1", fix=fix, **asked)
+    assert caught.value.hint == "leave tp, cp and vpp open"
+    assert hpgo.choose_way("gpt-2", "h100:1", fix={"zero": 1}, **asked).best
+
+
+def test_a_cluster_that_is_too_small_leads_to_a_larger_one_of_its_kind() -> None:
+    with pytest.raises(hpgo.ClusterError) as caught:
+        hpgo.price("gpt-2", "a100:2", global_batch_size=24, seq=512, devices=24)
+    assert caught.value.hint == "name a larger one, such as `a100:3`"
+    assert hpgo.price("gpt-2", "a100:3", global_batch_size=24, seq=512, devices=24).gpus == 24
 
 
 @given(
