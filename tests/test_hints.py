@@ -453,3 +453,69 @@ def test_models_that_cannot_be_cut_are_told_by_what_they_return_or_are() -> None
     assert "`model._orig_mod`" in error.hint
     told = Workload(Two(lambda hidden, out: (hidden, out)), torch.zeros(2, 4), torch.zeros(2, 1), lambda o, t: o[1])
     assert told.layers
+
+
+# --- PipeEdge's files ---
+
+PIPEEDGE: dict[str, object] = {
+    "models": {"net": {"layers": 2, "mem_MB": [1.0, 2.0], "parameters_in": 10, "parameters_out": [10, 20]}},
+    "types": {
+        kind: {
+            "bw_Mbps": 1000,
+            "mem_MB": 2048,
+            "model_profiles": {"net": [{"batch_size": 8, "dtype": "torch.float32", "time_s": [0.1, 0.2]}]},
+        }
+        for kind in ("fast", "slow")
+    },
+    "devices": {"fast": ["one"], "slow": ["two"]},
+    "links": {
+        "latency": "1 ms",
+        "links": [{"between": ["one", "two"], "bandwidth": "100 MB/s"}, {"from": "fast", "to": "slow"}],
+        "input": {"host": "one"},
+        "output": {"bandwidth": "1 MB/s"},
+    },
+}
+
+
+def places_of(held: object, above: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Where the keys of a document stand."""
+    if isinstance(held, dict):
+        return [place for key, value in held.items() for place in ((*above, key), *places_of(value, (*above, key)))]
+    if isinstance(held, list):
+        return [place for at, value in enumerate(held) for place in places_of(value, (*above, at))]
+    return []
+
+
+def misspelt(held: object, place: tuple[str | int, ...]) -> object:
+    """The document with a letter more at the end of the key at `place`."""
+    first, *rest = place
+    if isinstance(held, list):
+        return [misspelt(value, tuple(rest)) if at == first else value for at, value in enumerate(held)]
+    assert isinstance(held, dict)
+    return {
+        (f"{key}x" if key == first and not rest else key): misspelt(value, tuple(rest)) if key == first and rest
+        else value for key, value in held.items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "place"), [(file, place) for file, held in PIPEEDGE.items() for place in places_of(held)]
+)
+def test_a_misspelt_name_in_a_file_of_pipeedge_is_refused_beside_the_one_that_is_meant(
+    file: str, place: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    paths = {name: tmp_path / f"{name}.yml" for name in PIPEEDGE}
+
+    def planned(changed: dict[str, object]) -> hpgo.ChainPlan:
+        for name, held in (PIPEEDGE | changed).items():
+            paths[name].write_text(yaml.safe_dump(held))
+        return hpgo.partition_files(
+            paths["models"], paths["types"], paths["devices"], model="net", batch_size=8, links=paths["links"]
+        )
+
+    assert planned({}).stages
+    with pytest.raises(hpgo.HpgoError) as caught:
+        planned({file: misspelt(PIPEEDGE[file], place)})
+    said = f"{caught.value.message} {caught.value.hint}"
+    assert f"`{place[-1]}`" in said, said
+    assert f"`{place[-1]}x`" in said, said
