@@ -222,6 +222,7 @@ def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
         "plan bert-48 -c dapple-a -b 64 --reserve 20GB",
         "plan bert-48 -c dapple-a -b 64 --optimizer-per-weight=-1",
         "estimate llama-3-8b --device h100 --batch-size 1 --efficiency 2",
+        "estimate llama-3-8b --device h100 --dim tokens=128 --batch-size 99999999",
         "estimate llama-3-8b --device h100 --dim token=4",
         "price llama-3-8b -c h100:1 -b 8 --seq 2048 --recompute-layers 4",
         "price llama-3-8b -c h100:1 -b 8 --seq 2048 --pp 2 --first-layers 40",
@@ -496,6 +497,17 @@ def misspelt(held: object, place: tuple[str | int, ...]) -> object:
         (f"{key}x" if key == first and not rest else key): misspelt(value, tuple(rest)) if key == first and rest
         else value for key, value in held.items()
     }  # fmt: skip
+
+
+def test_files_of_another_kind_are_told_in_the_place_of_those_of_pipeedge(tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text(CLUSTER)
+    paths = {name: tmp_path / f"{name}.yml" for name in ("models", "types", "devices")}
+    for name, path in paths.items():
+        path.write_text(yaml.safe_dump(PIPEEDGE[name]))
+    for name in paths:
+        given = [tmp_path / "lab.yaml" if other == name else path for other, path in paths.items()]
+        with pytest.raises(hpgo.HpgoError, match=r"lab\.yaml is a cluster, not a file of PipeEdge's"):
+            hpgo.partition_files(*given, model="net", batch_size=8)
 
 
 @pytest.mark.parametrize(

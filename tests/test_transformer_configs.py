@@ -9,6 +9,7 @@ import contextlib
 import json
 import random
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.model.formats.transformers import of_document
+from hpgo.model.transformer_presets import TRANSFORMERS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
@@ -543,3 +545,39 @@ def test_the_activation_functions_are_those_of_transformers(transformers) -> Non
 def test_a_model_with_a_language_model_within_leads_to_that() -> None:
     error = refused({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})
     assert "`text_config`" in error.hint
+
+
+# --- transformers by name ---
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "other"),
+    [
+        ("deepseek-v2-lite", "deepseek-v2-lite", {"longest", "rope_scaling"}),
+        ("deepseek-v3", "deepseek-v3", {"further_tokens", "rope_scaling"}),
+        ("gpt-2-xl", "gpt2-xl", set()),
+        ("mistral-7b", "mistral-7b-v0.1", set()),
+        # A file of the first weights, before the publisher's own: with fewer tokens and another base.
+        ("mixtral-8x22b", "mixtral-8x22b", {"vocab", "rope_theta"}),
+        # The file states a width of dense layers, of which there are none.
+        ("qwen3-30b-a3b", "qwen3-30b-a3b", {"ffn"}),
+    ],
+)
+def test_a_transformer_by_name_is_that_of_its_published_configuration(reference, name, file, other) -> None:
+    known, read = TRANSFORMERS[name], hpgo.Transformer.read(reference / "configs" / f"{file}.json")
+    values = [
+        {field.name: getattr(each, field.name) for each in (one, one.arithmetic) for field in fields(each)}
+        for one in (known, read)
+    ]
+    differ = {key for key in values[0] if values[0][key] != values[1][key]} - {"name", "arithmetic"}
+    # The recorded files leave out the scaling of positions and what goes with it.
+    assert differ == other
+
+
+def test_positions_that_are_scaled_reach_the_longest_sequence() -> None:
+    for shape in TRANSFORMERS.values():
+        if shape.arithmetic is not None and (scaling := shape.arithmetic.rope_scaling) is not None:
+            assert scaling.factor is not None
+            assert scaling.original_max_position_embeddings is not None
+            if scaling.rope_type == "yarn":
+                assert shape.longest == scaling.factor * scaling.original_max_position_embeddings, shape.name

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from hpgo.base.documents import Section, hinted, parse_yaml, read_text
+from hpgo.base.documents import Section, hinted, kind_of_document, parse_yaml, read_text
 from hpgo.base.errors import ArgumentError, ClusterError, HpgoError, ProfileError
 from hpgo.base.units import parse_bytes_per_s, parse_seconds
 from hpgo.base.wording import as_float, in_a_row, near, nearest_names, printable, shorten, shown
@@ -371,6 +371,8 @@ def bytes_of(dtype: str) -> int:
 
 def _mapping(path: str | os.PathLike[str], error: type[HpgoError]) -> dict[str, object]:
     document = parse_yaml(read_text(path, error), str(path), error)
+    if kind := kind_of_document(document):
+        raise error(f"{path} is {kind}, not a file of PipeEdge's")
     if not isinstance(document, dict):
         raise error(f"{path}: must be a mapping of names, got {shown(document)}", "")
     return document
