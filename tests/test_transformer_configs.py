@@ -531,6 +531,10 @@ def test_rope_by_kinds_of_layers_is_read_where_transformers_reads_it(transformer
     assert transformers.Gemma3TextConfig(rope_parameters={"full_attention": dict(flat)}).rope_parameters[
         "full_attention"]["rope_theta"] == 2e4  # fmt: skip
     assert "has no kinds of layers" in refused(held | {"rope_parameters": flat}).message
+    older = {"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0}}
+    assert refused(older).hint == "rename it `rope_type`"
+    assert transformers.Gemma3TextConfig(rope_scaling={"type": "linear", "factor": 8.0}).rope_parameters[
+        "full_attention"]["rope_type"] == "default"  # fmt: skip
 
 
 def test_the_activation_functions_are_those_of_transformers(transformers) -> None:

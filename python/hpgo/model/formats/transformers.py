@@ -360,6 +360,10 @@ def _rope(top: Section, *, theta: str = "rope_theta", fraction: str = "partial_r
             "`rope_parameters` has no kinds of layers, but a model of this type reads them by kind",
             'write them under `"full_attention"`',
         )
+    if local is not None and "type" in held and "rope_type" not in held:
+        held.fail(
+            "`type` is an older name, which transformers does not read in a model of this type", "rename it `rope_type`"
+        )
     if by_kind:
         if local is None or older:
             held.fail("RoPE by kinds of layers is not known of models of this type", "state it once, without kinds")
