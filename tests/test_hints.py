@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import hpgo
 from hpgo.base.documents import parse
 from hpgo.base.wording import nearest_names, short_names, spans_of
-from hpgo.cli.main import group
+from hpgo.cli.main import group, run
 from hpgo.machine.presets import PRESETS
 from hpgo.show import report
 
@@ -531,3 +531,22 @@ def test_a_misspelt_name_in_a_file_of_pipeedge_is_refused_beside_the_one_that_is
     said = f"{caught.value.message} {caught.value.hint}"
     assert f"`{place[-1]}`" in said, said
     assert f"`{place[-1]}x`" in said, said
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("launch plan.json --on slrum --script x.py", "did you mean `slurm`?"),
+        ("estimate llama-3-8b --device h20 --dim tokens=4", "did you mean `h200`?"),
+        ("plan bert-48 -c dapple-a -b 64 --optimizer sdg", "did you mean `sgd`?"),
+        ("price llama-3-8b -c h100:1 -b 8 --seq 2048 --precision nothing", "`hpgo price --help` says more"),
+    ],
+)
+def test_a_misspelt_choice_leads_to_the_one_that_is_meant(
+    typed: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        run(group, typed.split(), "hpgo")
+    assert f"hint: {hint}" in capsys.readouterr().err
