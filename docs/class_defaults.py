@@ -18,6 +18,7 @@ from typing import Any
 import transformers
 from transformers import CONFIG_MAPPING
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 TABLE = Path(__file__).parents[1] / "python/hpgo/model/formats/class_defaults.json"
 TYPES = (
@@ -29,7 +30,7 @@ _ROPE = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
 
 
 def of_type(model_type: str) -> dict[str, Any]:
-    """Return the defaults, the other names of keys, and the keys that may not be null, of one model type."""
+    """Return the class, the defaults, the other names of keys, and the keys that may not be null, of a model type."""
     kind = CONFIG_MAPPING[model_type]
     common = {field.name for field in fields(PreTrainedConfig)} | {"rope_parameters", "use_cache"}
     own = [field for field in fields(kind) if field.name not in common and not field.name.endswith("_token_id")]
@@ -44,6 +45,7 @@ def of_type(model_type: str) -> dict[str, Any]:
     if rope:
         defaults[theta], defaults[share] = rope["rope_theta"], rope.get("partial_rotary_factor", 1.0)
     return {
+        "class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type],
         "defaults": dict(sorted(defaults.items())),
         "names": names,
         "not_null": sorted(names.get(field.name, field.name) for field in own if not _takes_null(kind, field.name)),

@@ -48,7 +48,6 @@ pub enum Reports {
 #[derive(Debug, Default)]
 pub struct Control {
     cancelled: Arc<AtomicBool>,
-    limit: Option<Duration>,
     deadline: Option<Instant>,
     progress: Arc<Mutex<Progress>>,
     reports: Reports,
@@ -59,7 +58,7 @@ impl Control {
     #[must_use]
     pub fn with_deadline(limit: Option<Duration>) -> Self {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        Self { limit, deadline, ..Self::default() }
+        Self { deadline, ..Self::default() }
     }
 
     /// The control of a part of this work, which may take this share of the time that is left.
@@ -68,7 +67,6 @@ impl Control {
         let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()).mul_f64(share));
         Self {
             cancelled: Arc::clone(&self.cancelled),
-            limit: left,
             deadline: left.and_then(|left| Instant::now().checked_add(left)),
             progress: Arc::clone(&self.progress),
             reports,
@@ -112,9 +110,10 @@ impl Control {
     /// The error of work that was stopped before it had anything to return.
     #[must_use]
     pub fn error(&self) -> Error {
-        match self.limit {
-            Some(limit) if !self.is_cancelled() => Error::TimedOut { limit_s: limit.as_secs_f64() },
-            _ => Error::Cancelled,
+        if self.deadline.is_some() && !self.is_cancelled() {
+            Error::TimedOut { known: String::new() }
+        } else {
+            Error::Cancelled
         }
     }
 

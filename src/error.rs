@@ -49,10 +49,10 @@ pub enum Error {
         hint: String,
     },
     /// The deadline came before there was anything to return.
-    #[error("{limit_s} s passed before there was any plan")]
+    #[error("the time was up before there was any plan{known}")]
     TimedOut {
-        /// Seconds that the work was given.
-        limit_s: f64,
+        /// What is known of all plans nevertheless, as the end of the sentence, or nothing.
+        known: String,
     },
     /// The caller asked to stop before there was anything to return.
     #[error("stopped before an answer was found")]

@@ -6,6 +6,7 @@ use hpgo::control::Stopped;
 use hpgo::cost::network::{Cluster, Link, Machine};
 use hpgo::cost::{MemoryModel, Model};
 use hpgo::model::graph::{Graph, Layer, Measurement};
+use hpgo::model::lineage::Lineage;
 use hpgo::model::states::{DEFAULT_BOUND, States};
 use hpgo::planner::hybrid::{self, Answer, Candidate, Priced, Pricer, Schedules, Settings, StageChoice, WarmUp};
 use hpgo::{Control, Error};
@@ -377,9 +378,15 @@ fn nothing_is_said_to_fit_nowhere_where_a_plan_fits() {
             Err(Error::Infeasible { .. }) => Ok(false),
             Err(_) => Err(TestCaseError::reject("too many cuts for the oracle")),
         };
+        let lineage = Lineage::of(&graph).expect("a graph without cycles");
         let says = |settings: &Settings, warms_up, one_stage_a_device| {
             let schedules = Schedules { warms_up, one_stage_a_device };
-            hybrid::nothing_fits(&model, &cluster, settings, schedules, &control)
+            let lineage = lineage.as_ref();
+            let of_any_cuts =
+                hybrid::nothing_fits_with_any_cuts(&model, lineage, &cluster, settings, schedules, &control);
+            let of_cuts = hybrid::nothing_fits(&model, &cluster, settings, schedules, &control);
+            of_any_cuts
+                .and_then(|of_any_cuts| Ok(of_cuts? || of_any_cuts))
                 .map_err(|error| TestCaseError::fail(error.to_string()))
         };
         let nothing_fits = says(&settings, true, true)?;

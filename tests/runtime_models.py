@@ -164,6 +164,27 @@ def late() -> Workload:
     return Workload(Late(), torch.randn(2, WIDTH), torch.zeros(2, WIDTH), loss)
 
 
+class Branches(nn.Module):
+    """Two branches of two layers and one of one layer, which meet in the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.left, self.left_end, self.right, self.right_end, self.gate, self.head = (
+            nn.Linear(WIDTH, WIDTH) for _ in range(7)
+        )
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        stem = torch.tanh(self.stem(given))
+        left = torch.relu(self.left_end(torch.tanh(self.left(stem))))
+        right = torch.relu(self.right_end(torch.tanh(self.right(stem))))
+        made: torch.Tensor = self.head(left + right * torch.sigmoid(self.gate(stem)))
+        return made
+
+
+def branches() -> Workload:
+    return Workload(Branches(), torch.randn(2, WIDTH), torch.zeros(2, WIDTH), loss)
+
+
 def batch(workload: Workload, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets of a step, in float64 where they are numbers."""
     generator = torch.Generator().manual_seed(seed)

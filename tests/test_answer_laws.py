@@ -25,7 +25,7 @@ from natives import replace_method
 from toys import chain
 
 import hpgo
-from hpgo import _core
+from hpgo import _core, compat
 from hpgo.cli.main import group
 from hpgo.planning import configured
 from hpgo.planning.comparison import changed, compare, neighbours
@@ -624,6 +624,37 @@ def test_pairs_and_times_of_single_micro_batches_count_as_work_of_a_rank() -> No
     assert together.measures.idle_over_total >= 0
 
 
+@pytest.mark.parametrize(
+    ("speed_up", "stages", "law"),
+    [
+        (16.5, [(0, 3, 1, list(range(16)))], "original_speed_up_is_possible"),
+        (-0.1, [(0, 3, 1, list(range(16)))], "original_speed_up_is_possible"),
+        (2.5, [(0, 1, 1, [0]), (1, 3, 1, [1])], "original_speed_up_is_possible"),
+        (1.5, [(0, 1, 1, [0]), (1, 3, 1, [0])], "original_stages_follow_each_other"),
+        (1.5, [(0, 1, 1, [0]), (1, 3, 1, [16])], "original_stages_follow_each_other"),
+        (1.5, [(0, 1, 1, [0]), (0, 3, 1, [1])], "original_stages_follow_each_other"),
+        (1.5, [(0, 1, 1, [0]), (1, 2, 1, [1])], "original_stages_follow_each_other"),
+    ],
+)
+def test_a_false_answer_of_the_original_planner_is_an_internal_error(
+    monkeypatch: pytest.MonkeyPatch, speed_up: float, stages: list[Any], law: str
+) -> None:
+    conductor = compat.Conductor(compat.model_of(TOY, 8), compat.devices_from_seps([8, 16]))
+    assert len(conductor.m.layers) == 4
+    assert conductor.py_orchestrate()[0] > 0
+    monkeypatch.setattr(_core, "legacy_plans", lambda *_: [(speed_up, stages, 1)])
+    with pytest.raises(hpgo.InternalError, match=f"breaks the law `{law}`"):
+        conductor.py_orchestrate()
+
+
+def test_false_columns_of_the_original_guide_are_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    conductor = compat.Conductor(compat.model_of(TOY, 8), compat.devices_from_seps([2]))
+    assert compat.columns(conductor.m, conductor.d).no_overlap <= 2
+    monkeypatch.setattr(_core, "legacy_columns", lambda *_: (1.5, None, 2.5))
+    with pytest.raises(hpgo.InternalError, match="original_speed_up_is_possible"):
+        compat.columns(conductor.m, conductor.d)
+
+
 FILE_FAULTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "step_covers_work": lambda document: document.update(step_s=document["step_s"] / 3),
     "bound_is_below_step": lambda document: document.update(lower_bound_s=document["step_s"] * 2),
@@ -644,6 +675,8 @@ def test_a_plan_file_with_impossible_numbers_is_the_users_to_mend(law: str) -> N
 
 def test_files_of_chain_plans_and_of_runs_with_impossible_numbers_are_refused() -> None:
     document = json.loads(hpgo.partition(TOY, PAIR).to_json())
+    with pytest.raises(hpgo.ArgumentError, match="objective"):
+        hpgo.ChainPlan.from_json(json.dumps(document | {"objective": "x"}))
     document["lower_bound"] = 1e9
     with pytest.raises(hpgo.ArgumentError, match="value_is_above_bound"):
         hpgo.ChainPlan.from_json(json.dumps(document))
@@ -693,7 +726,8 @@ def test_the_page_on_proofs_lists_every_law() -> None:
     from hpgo.planning import laws as plan_laws
 
     page = (Path(__file__).parent.parent / "docs/proofs.md").read_text(encoding="utf-8")
-    known = (*plan_laws.PLAN_LAWS, *plan_laws.PRICE_LAWS, *plan_laws.CHAIN_LAWS, *run_laws.RUN_LAWS)
+    known = (*plan_laws.PLAN_LAWS, *plan_laws.PRICE_LAWS, *plan_laws.CHAIN_LAWS)
+    known += (*plan_laws.ORIGINAL_LAWS, *run_laws.RUN_LAWS)
     alone = (plan_laws.ranks_hold_the_model, plan_laws.hosts_hold_their_weights)
     alone += (run_laws.makespan_covers_work, run_laws.causes_make_the_idle_time)
     assert [law.__name__ for law in (*known, *alone) if f"`{law.__name__}`" not in page] == []

@@ -238,6 +238,18 @@ def test_orders_from_a_file_have_their_sizes(simulate: Command, tmp_path: Path, 
     assert message in err
 
 
+def test_a_file_that_exists_is_read_whatever_its_name_ends_in(simulate: Command, tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text("a: [1, 2]\n")
+    code, _, err = simulate("--schedule", "list.yaml", "--no-visualization")
+    assert code == 1
+    assert "error: list.yaml: line 1: `a:` is not an action\nhint: write stage, kind and micro-batch" in err
+    (tmp_path / "orders").write_text("0F0,0B0\n")
+    assert simulate("--compare", "orders,orders", "--no-visualization")[0] == 0
+    (tmp_path / "1f1b").write_text("0F0,0B0\n")
+    assert simulate("--schedule", "1f1b", "-s", 4, "--no-visualization")[1].startswith("1f1b: 4 ranks")
+    assert "there is no schedule `absent.yaml`" in simulate("--schedule", "absent.yaml", "--no-visualization")[2]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -293,3 +293,37 @@ def test_a_device_that_nothing_is_known_of_is_told_which_are() -> None:
     with pytest.raises(hpgo.ClusterError, match="`t4` computes") as caught:
         rates_of("t4")
     assert "gb200" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("device", "memory", "meant"),
+    [
+        ("A100", "40 GB", ["A100-40GB", "A100-80GB"]),
+        ("a100", "39.4 GiB", ["A100-40GB", "A100-80GB"]),
+        ("A100-SXM4-40GB", "80 GB", ["A100-80GB"]),
+        ("H100", "94 GB", ["H100-96GB"]),
+    ],
+)
+def test_a_device_whose_memory_is_another_cards_is_refused_with_types_that_are_accepted(
+    device, memory, meant, tmp_path
+):
+    path = tmp_path / "lab.yaml"
+
+    def price(kind: str) -> float:
+        path.write_text(
+            f"hpgo_cluster: 1\nmachines: [{{devices: 8, type: {kind}, memory: {memory}}}]\nintra: 300 GB/s\n"
+        )
+        return hpgo.price("gpt-2", path, global_batch_size=8, seq=512).step_s
+
+    with pytest.raises(hpgo.ClusterError, match=f"`{device}`") as caught:
+        price(device)
+    assert caught.value.hint.split("`")[3::2] == meant
+    assert all(price(kind) for kind in meant)
+
+
+def test_less_memory_than_a_card_has_is_accepted_where_the_name_says_which_card():
+    assert rates_of("A100-80GB", 40e9) is RATES["a100"]
+    assert rates_of("A100", 70e9) is RATES["a100"]
+    assert rates_of("H100", 40e9) is RATES["h100"]
+    for preset in PRESETS.values():
+        assert rates_of(preset.device, preset.memory_bytes)

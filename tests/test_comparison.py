@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import combinations
 
 import pytest
@@ -169,6 +170,21 @@ def test_what_nobody_runs_says_the_rule(plan) -> None:
     done = CliRunner().invoke(group, ["explain", str(plan), "--against", "tp=3"])
     assert done.exit_code == 0, done.output
     assert "nobody runs it: tp 3 does not divide the 32 heads" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "against", ["tp=3", "pp=5", "cp=3,pp=7", "vpp=5", "ep=2", "micro_batch_size=7", "schedule=zb_v", "tp=8,pp=4,cp=8"]
+)
+def test_what_nobody_runs_leads_to_changes_that_are_accepted(plan, against) -> None:
+    done = CliRunner().invoke(group, ["explain", str(plan), "--against", against, "--json"])
+    said = json.loads(done.stdout)["refused"]
+    alternatives = [re.findall(r"`(\w+=\d+)`", one) for one in re.split(r",? or ", said)]
+    assert any(alternatives), said
+    for changes in filter(None, alternatives):
+        both = dict(one.split("=") for one in [*against.split(","), *changes])
+        typed = ",".join(f"{name}={value}" for name, value in both.items())
+        other = CliRunner().invoke(group, ["explain", str(plan), "--against", typed, "--json"])
+        assert "refused" not in json.loads(other.stdout), (typed, other.stdout)
 
 
 def test_words_that_are_no_degrees_are_usage_errors(plan) -> None:

@@ -33,6 +33,9 @@ TRAINING = [f"{target.name}@{target.version}" for target in export.TARGETS if ta
 WITH_BLOCKS = [name for name in TRAINING if not name.startswith(("torch@", "deepspeed"))]
 FAMILY = [name for name in TRAINING if name.startswith(("megatron", "nemo", "verl", "ms-swift"))]
 
+ANY = hpgo.MemoryModel(1, 2.5)
+"""Memory of no optimizer that has a name, which all targets take: the precision is the user's then."""
+
 
 def model(names: Sequence[str], *, edges: Iterable[tuple[str, str]] | None = None, name: str = "toy") -> hpgo.Profile:
     """Layers of a second forward and two back, in a row unless edges are given."""
@@ -68,7 +71,7 @@ def priced(
         [(size, range(at * replicas, (at + 1) * replicas)) for at, size in enumerate(sizes)],
         global_batch_size=micro_batches * share * replicas,
         micro_batch_size=share * replicas,
-        memory=weights,
+        memory=weights or ANY,
         **options,
     )
 
@@ -117,7 +120,7 @@ def settings_of(plan: hpgo.Plan | hpgo.Program, target: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def bert() -> hpgo.Plan:
-    return hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    return hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64, memory=ANY)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +149,7 @@ def test_every_launcher_gets_the_blocks_the_batch_and_the_grid_of_the_plan(
         share=share,
         recompute=recompute,
         overlap=overlap,
-        weights=hpgo.MemoryModel(shard_optimizer=shard),
+        weights=dataclasses.replace(ANY, shard_optimizer=shard),
     )
     batch, stages = 2 * share * replicas, len(counts)
     for target in FAMILY:
@@ -232,7 +235,7 @@ def test_torchtitan_sums_up_passes_where_there_is_no_pipeline(target: str) -> No
     plan = priced([3], replicas=2, share=2, micro_batches=4)
     text = main(plan, target)
     training = tomllib.loads(text)["training"] if "0.2" in target else _section(assigned(text), "training")
-    assert training == {"global_batch_size": 16, "local_batch_size": 2, "mixed_precision_param": "float32"}
+    assert training == {"global_batch_size": 16, "local_batch_size": 2}
     assert list(export.files(plan, target)) == ["job.toml" if "0.2" in target else "planned.py"]
 
 
@@ -308,8 +311,9 @@ def said_step_s(plan: hpgo.Plan, target: str) -> float:
 def test_a_header_prices_the_schedule_that_the_launcher_runs() -> None:
     profile, cluster = model(blocks(4)), hpgo.Cluster.of(nodes=4, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=2e-8)
     stages = [(2, [0]), (1, [1]), (1, [2]), (2, [3])]
-    plan = hpgo.evaluate(profile, cluster, stages, global_batch_size=16, micro_batch_size=1)
-    plain = hpgo.evaluate(profile, cluster, stages, global_batch_size=16, micro_batch_size=1, schedule="1f1b")
+    options: dict[str, Any] = {"global_batch_size": 16, "micro_batch_size": 1, "memory": ANY}
+    plan = hpgo.evaluate(profile, cluster, stages, **options)
+    plain = hpgo.evaluate(profile, cluster, stages, schedule="1f1b", **options)
     assert plain.step_s > 1.05 * plan.step_s, "the question must tell them apart"
     for target in TRAINING:
         runs = plan if target.startswith("torch") else plain
@@ -441,7 +445,7 @@ def on_groups(gpus: int, shard: bool = False, stages: Sequence[int] = (2, 2)) ->
     """A plan whose devices are groups of so many GPUs, two of them a stage."""
     profile = dataclasses.replace(model(blocks(sum(stages))), gpus_per_device=gpus)
     cluster = hpgo.Cluster.of(nodes=2, devices_per_node=2, intra_gbit_s=1, inter_gbit_s=1, gpus_per_device=gpus)
-    weights = hpgo.MemoryModel(shard_optimizer=shard)
+    weights = dataclasses.replace(ANY, shard_optimizer=shard)
     return priced(stages, replicas=2, profile=profile, cluster=cluster, weights=weights)
 
 
@@ -533,7 +537,7 @@ def test_a_schedule_that_a_launcher_lacks_is_refused() -> None:
 
 def test_ranks_off_the_order_of_devices_are_told_where_to_start() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
-    plan = hpgo.evaluate(profile, cluster, [(26, (0, 8)), (27, (1, 9))], global_batch_size=64)
+    plan = hpgo.evaluate(profile, cluster, [(26, (0, 8)), (27, (1, 9))], global_batch_size=64, memory=ANY)
     for target in TRAINING:
         written = export.files(plan, target)
         rows = list(csv.DictReader(io.StringIO(written["ranks.csv"])))
@@ -638,7 +642,11 @@ def test_pytorch_runs_the_module_to_the_gradients_of_one_process(tmp_path: Path)
 
     jobs: dict[str, hpgo.Plan | hpgo.Program] = {
         "skip": priced(
-            [2, 2], replicas=2, micro_batches=5, profile=skipping, weights=hpgo.MemoryModel(shard_optimizer=True)
+            [2, 2],
+            replicas=2,
+            micro_batches=5,
+            profile=skipping,
+            weights=dataclasses.replace(ANY, shard_optimizer=True),
         ),
         "zb": priced([2, 2], replicas=2, share=2, micro_batches=4, schedule="zb"),
         "one stage": priced([4], replicas=4, micro_batches=3, recompute=True),
@@ -782,33 +790,139 @@ def test_the_example_tells_idle_ranks_and_what_it_lacks(tmp_path: Path) -> None:
 OPTIMIZERS = ["adam-fp32", "adam-bf16", "adam-bf16-fp32-gradients", "sgd", "sgd-momentum"]
 
 
+@pytest.mark.parametrize("shard", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("target", TRAINING)
-def test_the_precision_that_was_priced_is_a_setting_or_a_refusal(target: str, optimizer: Any) -> None:
-    plan = priced([2, 2], weights=hpgo.MemoryModel.preset(optimizer))
-    if target.startswith("torchtitan") and optimizer not in {"adam-fp32", "adam-bf16-fp32-gradients"}:
-        with pytest.raises(hpgo.ArgumentError, match=r"sums gradients in fp32|has no SGD") as caught:
+def test_the_precision_that_was_priced_is_a_setting_or_a_refusal(target: str, optimizer: Any, shard: bool) -> None:
+    narrow, sums, sgd = "bf16" in optimizer, optimizer.endswith("bf16"), optimizer.startswith("sgd")
+    plan = priced([2, 2], replicas=2, weights=hpgo.MemoryModel.preset(optimizer, shard_optimizer=shard))
+    name = target.partition("@")[0]
+    refused = {
+        "torchtitan": "has no SGD" if sgd else "sums gradients in fp32" if sums else "",
+        "verl": "" if narrow else "keeps weights in 16 bits",
+        "ms-swift": "with a shared optimizer state alone" if sums and not shard else "",
+        "deepspeed": "32 bits only where replicas share" if narrow and not sums and not shard else "",
+    }.get(name, "")
+    if target in FAMILY and sgd and shard:
+        refused = "shares the state of Adam alone"
+    if refused:
+        with pytest.raises(hpgo.ArgumentError, match=refused) as caught:
             export.files(plan, target)
-        assert "adam-fp32" in caught.value.hint
+        assert "plan with" in caught.value.hint
         return
     text = main(plan, target)
     assert f"memory is priced for {optimizer}: " in text
-    narrow = optimizer.startswith("adam-bf16")
-    if target.startswith("megatron@"):
-        told = arguments(text)
-        assert ("bf16" in told) == narrow
-        assert ("grad-reduce-in-bf16" in told) == (optimizer == "adam-bf16")
-        assert ("accumulate-allreduce-grads-in-fp32" in told) == (optimizer == "adam-bf16-fp32-gradients")
-        assert told.get("optimizer", "adam") == optimizer.partition("-")[0]
-        assert ("sgd-momentum" in told) == (optimizer == "sgd")
-    elif target.startswith("torchtitan"):
+    if name == "torch":
+        told = assigned(text)
+        assert told["OPTIMIZER"] == optimizer
+        assert (told["WEIGHTS"], told["GRADIENTS"]) == (
+            "bfloat16" if narrow else "float32", "bfloat16" if sums else "float32",
+        )  # fmt: skip
+    elif name == "torchtitan":
         (word,) = [line for line in text.splitlines() if "mixed_precision_param" in line]
         assert ("bfloat16" in word) == narrow
-    elif target.startswith("deepspeed"):
+    elif name == "deepspeed":
         config = assigned(text)["CONFIG"]
         assert config.get("bf16", {}).get("enabled", False) == narrow
         types = {"adam-bf16": "bf16", "adam-bf16-fp32-gradients": "fp32"}
         assert config.get("data_types", {}).get("grad_accum_dtype") == types.get(optimizer)
+        assert config["zero_optimization"]["stage"] == int(shard)
+        assert config.get("zero_allow_untested_optimizer", False) == sgd
+    else:
+        told = settings_of(plan, target)
+        assert ("bf16" in told or told.get("dtype") == "bfloat16") == narrow
+        assert ("fp16" in told, told.get("optimizer", "adam")) == (False, optimizer.partition("-")[0])
+        assert float(told.get("sgd_momentum", 0.9)) == (0.0 if optimizer == "sgd" else 0.9)
+        widened = {"accumulate_allreduce_grads_in_fp32", "grad_reduce_in_fp32"} & set(told)
+        assert name == "ms-swift" or not narrow or bool(widened or "grad_reduce_in_fp32=True" in text) != sums
+        assert ("main_grads_dtype" in told) == (name == "ms-swift" and sums)
+
+
+@pytest.mark.parametrize("target", [name for name in FAMILY if not name.startswith("megatron@")])
+def test_degrees_that_a_recipe_may_raise_are_those_of_the_plan(target: str) -> None:
+    told = settings_of(priced([2, 2], replicas=2), target)
+    assert told["context_parallel_size"] == told["expert_model_parallel_size"] == "1"
+    assert "sequence_parallel" not in told
+    assert re.search(r"sequence_parallel\W+(false|False)", main(priced([2, 2]), target))
+    assert "sequence_parallel" not in main(on_groups(2), target)
+
+
+def test_deepspeed_is_told_to_share_with_nobody_where_its_optimizer_asks_for_that() -> None:
+    weights = hpgo.MemoryModel.preset("adam-bf16-fp32-gradients")
+    assert assigned(export.deepspeed(priced([2, 2], weights=weights)))["CONFIG"]["zero_optimization"] == {"stage": 1}
+    text = export.deepspeed(priced([2, 2], replicas=2, weights=hpgo.MemoryModel.preset("adam-bf16")))
+    assert (
+        "# DeepSpeed shares the optimizer's state between replicas with 16-bit weights, and the plan does not" in text
+    )
+
+
+def test_pytorch_widens_no_gradients_of_split_backward_passes() -> None:
+    weights = hpgo.MemoryModel.preset("adam-bf16-fp32-gradients")
+    split = priced([2, 2], micro_batches=4, schedule="zb_h1", weights=weights)
+    with pytest.raises(hpgo.ArgumentError, match="type of the weights where backward passes are split"):
+        export.files(split, "torch")
+    assert export.files(priced([2, 2], micro_batches=4, schedule="zb_h1"), "torch")
+
+
+def loaded(plan: hpgo.Plan, folder: Path) -> Any:
+    """The module that is exported for PyTorch."""
+    export.save(plan, "torch", f"{folder}/")
+    found = importlib.util.spec_from_file_location("planned", folder / "planned.py")
+    assert found
+    assert found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_a_mean_loss_and_a_summed_one_give_pytorch_the_mean_over_the_batch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    for share in (1, 4):
+        module = loaded(priced([2, 2], share=share, micro_batches=3), tmp_path)
+        output, target = torch.rand(2, share, 5, generator=torch.Generator().manual_seed(share))
+        mean = (output - target).square().sum(dim=1).mean()
+        for loss in (
+            lambda one, other: (one - other).square().sum(dim=1).mean(),
+            lambda one, other: (one - other).square().sum(),
+        ):
+            part = module.ShareOfMean(loss)
+            with torch.no_grad():
+                part(output * float("nan"), target)  # shows nothing
+                assert [float(part(output, target)) for _ in range(3)] == pytest.approx([float(mean) / 3] * 3)
+    words, classes = torch.rand(4, 7), torch.tensor([1, -100, 2, -100])
+    odd = module.ShareOfMean(torch.nn.functional.cross_entropy)
+    with pytest.raises(ValueError, match="must be their mean or their sum"):
+        odd(torch.stack([words] * 3, dim=2), torch.stack([classes, classes.flip(0), classes], dim=1).clamp(-100, 2))
+
+
+def test_pytorch_refuses_weights_and_optimizers_that_were_not_priced(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+
+    class Copying(torch.optim.Adam):
+        """Stands for an optimizer that keeps 32-bit copies."""
+
+    def made(optimizer: Any, dtype: Any, kind: Any, **options: Any) -> Any:
+        weights = hpgo.MemoryModel.preset(optimizer)
+        module = loaded(priced([2, 2], weights=weights), tmp_path)
+        layer = torch.nn.Linear(2, 2, dtype=dtype)
+        return module.planned_optimizer({0: layer}, kind, None, lr=0.1, **options), layer
+
+    made("adam-fp32", torch.float32, torch.optim.AdamW)
+    made("sgd", torch.float32, torch.optim.SGD)
+    made("sgd-momentum", torch.float32, torch.optim.SGD, momentum=0.9)
+    _, layer = made("adam-bf16-fp32-gradients", torch.bfloat16, Copying)
+    for _ in range(2):
+        layer(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+    assert layer.weight.grad.dtype == torch.float32
+    for optimizer, dtype, kind, options, says in (
+        ("adam-fp32", torch.bfloat16, torch.optim.Adam, {}, "weights in float32, but some are in torch.bfloat16"),
+        ("adam-bf16", torch.float32, Copying, {}, "weights in bfloat16"),
+        ("adam-bf16", torch.bfloat16, torch.optim.Adam, {}, "a copy of the weights in float32, and Adam does not"),
+        ("adam-fp32", torch.float32, torch.optim.SGD, {}, "planned for adam-fp32, not for SGD"),
+        ("sgd", torch.float32, torch.optim.SGD, {"momentum": 0.9}, "SGD without a momentum"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            made(optimizer, dtype, kind, **options)
 
 
 def test_sgd_whose_state_replicas_share_is_refused_by_megatron() -> None:

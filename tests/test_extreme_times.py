@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -47,3 +48,15 @@ def test_extreme_times_are_drawn_kept_and_read_back(tmp_path: Path, times: str, 
     for name in ("x.npz", "x.timeline.json"):
         timeline.save(tmp_path / name)
         assert hpgo.Timeline.read(tmp_path / name).measures == timeline.measures
+
+
+@pytest.mark.parametrize("communication", ["link", "latency", "stream", "stream_deferred", "rendezvous"])
+def test_messages_of_passes_without_length_start_at_zero_and_not_before(communication: Any) -> None:
+    """The start of a message is its arrival less what it takes, which rounds."""
+    orders = hpgo.schedule("1f1b", ranks=4, micro_batches=2)
+    random = Random(2)
+    for _ in range(50):
+        times = {name: random.random() * 1e-12 for name in ("backward_s", "transfer_s", "latency_s")}
+        timeline = hpgo.simulate(orders, forward_s=0.0, communication=communication, **times)  # type: ignore[arg-type]
+        assert timeline.transfer_start_s.min() >= 0
+        assert hpgo.Timeline.from_json(timeline.to_json()).measures == timeline.measures

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import pytest
 
 import hpgo
+from hpgo.planning.plans import Alternative
 
 
 def layer(name: str, seconds: float, output: float, weights: float, saved: float) -> hpgo.Layer:
@@ -94,3 +96,34 @@ def test_no_cut_around_layers_without_time_gives_a_better_plan(block: int) -> No
         assert found.step_s <= best_s * (1 + 1e-9), seed
         compared += 1
     assert compared > 3
+
+
+def test_a_model_without_any_times_is_planned_in_no_time() -> None:
+    """Paths of no length can't get shorter, and annealing must not wait until they do."""
+    layers = [
+        hpgo.Layer(name, "Linear", (0.0, 0.0), (0.0, 0.0), output, weights)
+        for name, output, weights in (
+            ("a", (1.07e6, 5.65e6), 263.6e6), ("b", (9.3e4, 37.3e4), 56.6e6), ("c", (8.1e5, 4.3e6), 55.4e6),
+        )
+    ]  # fmt: skip
+    ties = (hpgo.SharedWeight(("c", "a"), 55.4e6),)
+    profile = hpgo.Profile("untimed", (2, 8), tuple(layers), (("b", "c"),), ties=ties)
+    cluster = hpgo.Cluster.of(nodes=1, devices_per_node=4, intra_gbit_s=0.2, memory="658 MB")
+    options: dict[str, Any] = {"recompute": True, "memory": hpgo.MemoryModel(1, 0)}
+    plan = hpgo.plan(profile, cluster, global_batch_size=6, **options)
+    assert len(plan.stages) == 2
+    assert plan.lower_bound_s == 0
+    assert plan.step_s > 0
+    assert "inf × the best" not in str(plan)
+    assert "not known to be near the best" in str(plan)
+
+
+def test_alternatives_to_a_step_of_no_length_are_as_long_or_longer() -> None:
+    layers = tuple(hpgo.Layer(name, "Linear", (0.0,), (0.0,), (1e6,), 1e6) for name in "ab")
+    cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=1)
+    plan = hpgo.plan(hpgo.Profile("untimed", (1,), layers, (("a", "b"),)), cluster, global_batch_size=2)
+    assert plan.step_s == 0
+    for step_s, said in ((0.0, "0 s, as long (micro-batch 1): because"), (1.0, "1 s, longer (micro-batch 1): because")):
+        other = Alternative("another", step_s, 1, 1, 0.0, "because")
+        shown = " ".join(str(replace(plan, alternatives=(other,))).split())
+        assert f"or another {said}" in shown

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import hpgo
 from hpgo.base.documents import parse
 from hpgo.base.wording import nearest_names, short_names, spans_of
-from hpgo.cli.main import group
+from hpgo.cli.main import group, run
 from hpgo.machine.presets import PRESETS
 from hpgo.show import report
 
@@ -222,6 +222,7 @@ def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
         "plan bert-48 -c dapple-a -b 64 --reserve 20GB",
         "plan bert-48 -c dapple-a -b 64 --optimizer-per-weight=-1",
         "estimate llama-3-8b --device h100 --batch-size 1 --efficiency 2",
+        "estimate llama-3-8b --device h100 --dim tokens=128 --batch-size 99999999",
         "estimate llama-3-8b --device h100 --dim token=4",
         "price llama-3-8b -c h100:1 -b 8 --seq 2048 --recompute-layers 4",
         "price llama-3-8b -c h100:1 -b 8 --seq 2048 --pp 2 --first-layers 40",
@@ -298,8 +299,49 @@ def test_degrees_that_a_hint_names_are_accepted_in_the_same_question(shape, aske
     try:
         hpgo.price(shape, "h100", **asked)
     except hpgo.ArgumentError as error:
-        for changes in in_code(error.hint):
+        named = in_code(error.hint)
+        assert named, error  # noqa: PT017 -- some questions are not refused
+        for changes in named:
             hpgo.price(shape, "h100", **{**asked, **changes})
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ("--vpp 7", "use `--vpp 1`"),
+        ("--schedule zb_v", "use `--vpp 2` and `--pp 2`"),
+        ("--tp 5 --ep 2", "use `--tp 4` and `--ep 1`"),
+        ("--cp 9 --pp 12 --micro-batch-size 4", ""),
+    ],
+)
+def test_several_degrees_that_are_refused_lead_to_options_that_are_accepted(options: str, hint: str) -> None:
+    asked = ["price", "llama-3-8b", "-c", "h100:16", "-b", "256", "--seq", "4096"]
+    refused = CliRunner().invoke(group, [*asked, *options.split()])
+    assert isinstance(refused.exception, hpgo.ArgumentError)
+    said = refused.exception.hint
+    assert said.startswith("use `--") or "nearest" in said, said
+    assert hint in said, said
+    for one in re.split(r",? or ", said):
+        changed = [word for part in one.split("`")[1::2] for word in part.split()]
+        if changed:
+            done = CliRunner().invoke(group, [*asked, *options.split(), *changed])
+            assert done.exit_code == 0, (changed, done.exception)
+
+
+def test_names_that_are_fixed_in_vain_together_are_left_open_together() -> None:
+    fix = {"tp": 6, "cp": 5, "vpp": 16, "zero": 1}
+    asked = {"global_batch_size": 1, "seq": 512, "launcher": "megatron", "top": 1}
+    with pytest.raises(hpgo.ArgumentError) as caught:
+        hpgo.choose_way("gpt-2", "h100:1", fix=fix, **asked)
+    assert caught.value.hint == "leave tp, cp and vpp open"
+    assert hpgo.choose_way("gpt-2", "h100:1", fix={"zero": 1}, **asked).best
+
+
+def test_a_cluster_that_is_too_small_leads_to_a_larger_one_of_its_kind() -> None:
+    with pytest.raises(hpgo.ClusterError) as caught:
+        hpgo.price("gpt-2", "a100:2", global_batch_size=24, seq=512, devices=24)
+    assert caught.value.hint == "name a larger one, such as `a100:3`"
+    assert hpgo.price("gpt-2", "a100:3", global_batch_size=24, seq=512, devices=24).gpus == 24
 
 
 @given(
@@ -412,3 +454,99 @@ def test_models_that_cannot_be_cut_are_told_by_what_they_return_or_are() -> None
     assert "`model._orig_mod`" in error.hint
     told = Workload(Two(lambda hidden, out: (hidden, out)), torch.zeros(2, 4), torch.zeros(2, 1), lambda o, t: o[1])
     assert told.layers
+
+
+# --- PipeEdge's files ---
+
+PIPEEDGE: dict[str, object] = {
+    "models": {"net": {"layers": 2, "mem_MB": [1.0, 2.0], "parameters_in": 10, "parameters_out": [10, 20]}},
+    "types": {
+        kind: {
+            "bw_Mbps": 1000,
+            "mem_MB": 2048,
+            "model_profiles": {"net": [{"batch_size": 8, "dtype": "torch.float32", "time_s": [0.1, 0.2]}]},
+        }
+        for kind in ("fast", "slow")
+    },
+    "devices": {"fast": ["one"], "slow": ["two"]},
+    "links": {
+        "latency": "1 ms",
+        "links": [{"between": ["one", "two"], "bandwidth": "100 MB/s"}, {"from": "fast", "to": "slow"}],
+        "input": {"host": "one"},
+        "output": {"bandwidth": "1 MB/s"},
+    },
+}
+
+
+def places_of(held: object, above: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Where the keys of a document stand."""
+    if isinstance(held, dict):
+        return [place for key, value in held.items() for place in ((*above, key), *places_of(value, (*above, key)))]
+    if isinstance(held, list):
+        return [place for at, value in enumerate(held) for place in places_of(value, (*above, at))]
+    return []
+
+
+def misspelt(held: object, place: tuple[str | int, ...]) -> object:
+    """The document with a letter more at the end of the key at `place`."""
+    first, *rest = place
+    if isinstance(held, list):
+        return [misspelt(value, tuple(rest)) if at == first else value for at, value in enumerate(held)]
+    assert isinstance(held, dict)
+    return {
+        (f"{key}x" if key == first and not rest else key): misspelt(value, tuple(rest)) if key == first and rest
+        else value for key, value in held.items()
+    }  # fmt: skip
+
+
+def test_files_of_another_kind_are_told_in_the_place_of_those_of_pipeedge(tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text(CLUSTER)
+    paths = {name: tmp_path / f"{name}.yml" for name in ("models", "types", "devices")}
+    for name, path in paths.items():
+        path.write_text(yaml.safe_dump(PIPEEDGE[name]))
+    for name in paths:
+        given = [tmp_path / "lab.yaml" if other == name else path for other, path in paths.items()]
+        with pytest.raises(hpgo.HpgoError, match=r"lab\.yaml is a cluster, not a file of PipeEdge's"):
+            hpgo.partition_files(*given, model="net", batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("file", "place"), [(file, place) for file, held in PIPEEDGE.items() for place in places_of(held)]
+)
+def test_a_misspelt_name_in_a_file_of_pipeedge_is_refused_beside_the_one_that_is_meant(
+    file: str, place: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    paths = {name: tmp_path / f"{name}.yml" for name in PIPEEDGE}
+
+    def planned(changed: dict[str, object]) -> hpgo.ChainPlan:
+        for name, held in (PIPEEDGE | changed).items():
+            paths[name].write_text(yaml.safe_dump(held))
+        return hpgo.partition_files(
+            paths["models"], paths["types"], paths["devices"], model="net", batch_size=8, links=paths["links"]
+        )
+
+    assert planned({}).stages
+    with pytest.raises(hpgo.HpgoError) as caught:
+        planned({file: misspelt(PIPEEDGE[file], place)})
+    said = f"{caught.value.message} {caught.value.hint}"
+    assert f"`{place[-1]}`" in said, said
+    assert f"`{place[-1]}x`" in said, said
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("launch plan.json --on slrum --script x.py", "did you mean `slurm`?"),
+        ("estimate llama-3-8b --device h20 --dim tokens=4", "did you mean `h200`?"),
+        ("plan bert-48 -c dapple-a -b 64 --optimizer sdg", "did you mean `sgd`?"),
+        ("price llama-3-8b -c h100:1 -b 8 --seq 2048 --precision nothing", "`hpgo price --help` says more"),
+    ],
+)
+def test_a_misspelt_choice_leads_to_the_one_that_is_meant(
+    typed: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        run(group, typed.split(), "hpgo")
+    assert f"hint: {hint}" in capsys.readouterr().err

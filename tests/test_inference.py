@@ -154,6 +154,29 @@ def test_hosts_that_take_turns_give_the_whole_model_s_outputs_bit_for_bit_and_in
             assert flow.most_in_flight <= room_of(shared(*one), in_flight)
 
 
+def test_plans_of_branching_models_give_the_whole_model_s_outputs_bit_for_bit(tmp_path: Path, one_thread: None) -> None:
+    layers = ("stem", "left", "left_end", "right", "right_end", "gate", "head")
+    edges = [("stem", "left"), ("left", "left_end"), ("stem", "right"), ("right", "right_end"), ("stem", "gate"),
+             ("left_end", "gate"), ("right_end", "gate"), ("gate", "head")]  # fmt: skip
+    pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=100)
+
+    def planned(first: set[str]) -> hpgo.ChainPlan:
+        took_s = [1 / len(first) if layer in first else 1 / (len(layers) - len(first)) for layer in layers]
+        known = tuple(
+            hpgo.Layer(layer, layer, (one_s,), (0.0,), (64.0,), 64.0)
+            for layer, one_s in zip(layers, took_s, strict=True)
+        )
+        plan = hpgo.partition(hpgo.Profile("branches", (4,), known, tuple(edges)), pair)
+        assert set(plan.stages[0].layers) == first
+        return plan
+
+    firsts = [{"stem", "left"}, {"stem", "right", "right_end"}, {"stem", "left", "right", "right_end"}]
+    cases = [case(planned(first).program(batches=1), "branches") for first in firsts]
+    wanted = expected("branches")
+    for outputs, _ in ran(tmp_path / "ran", 2, cases):
+        assert all(torch.equal(one, other) for one, other in zip(outputs, wanted, strict=True))
+
+
 def test_a_slow_stage_is_twice_as_fast_on_two_hosts_that_take_turns(tmp_path: Path) -> None:
     cases = [
         case(program, "slow_end") | {"rows": [4] * 24} for program in (put("forward_only", 3, model="slow_end"),

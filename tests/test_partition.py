@@ -448,11 +448,20 @@ def test_deadline_returns_the_best_plan_so_far_with_an_honest_gap():
     assert "proven" in table(plan) or "above the best possible" in table(plan)
 
 
-def test_a_deadline_before_any_plan_says_so():
-    with pytest.raises(hpgo.HpgoError, match="passed before there was any plan") as raised:
-        partition(*large(), deadline_s=1e-9)
-    assert not isinstance(raised.value, hpgo.InfeasibleError)
+@pytest.mark.parametrize(
+    ("objective", "options", "what"),
+    [
+        ("throughput", {}, r"; each takes at least (\S+) s between batches"),
+        ("latency", {}, r"; each takes at least (\S+) s for a batch"),
+        ("hosts", {"samples_per_s": 0.01}, r"; each takes at least (\d+) of the hosts"),
+    ],
+)
+def test_a_deadline_before_any_plan_says_so_with_the_bound(objective, options, what):
+    with pytest.raises(hpgo.DeadlineError, match=rf"^1e-09 s passed before there was any plan{what}$") as raised:
+        partition(*large(), objective=objective, deadline_s=1e-9, **options)
     assert "more time" in raised.value.hint
+    bound = float(re.search(what, raised.value.message)[1])
+    assert 0 < bound <= partition(*large(), objective=objective, deadline_s=0.3, **options).value
 
 
 def test_the_same_question_has_the_same_answer_whatever_the_threads(tmp_path):

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -468,6 +468,41 @@ def test_every_question_has_a_plan_that_fits_or_a_stage_that_does_not(
     else:
         return
     assert re.search(r"stage \d+ of \d+ .* needs .* but `device` has .* short$", why)
+
+
+def rows_of_layers(lengths: list[int]) -> hpgo.Profile:
+    """Return layers without weights that save 1 GB each, in rows side by side, and one layer behind all of them."""
+
+    def layer(name: str, saved_bytes: float) -> hpgo.Layer:
+        return hpgo.Layer(name, "Linear", (1e-3,), (1e-3,), (1e3,), 0.0, saved_bytes=(saved_bytes,))
+
+    rows = [[f"row{row}-{number}" for number in range(length)] for row, length in enumerate(lengths)]
+    layers = [layer(name, 1e9) for row in rows for name in row]
+    edges = [edge for row in rows for edge in [*pairwise(row), (row[-1], "last")]]
+    return hpgo.Profile("rows", (1,), (*layers, layer("last", 0.0)), tuple(edges))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "memory"),
+    [
+        # The stage that is k-th from the end has room for 20 / k layers, so all together have room for 66.
+        ([80], "20.1 GB"),
+        # 13 ** 4 cuts are too many to list. Stages have room for 14 layers.
+        ([12] * 4, "6.1 GB"),
+    ],
+)
+def test_what_many_stages_or_many_cuts_cannot_hold_is_certain_to_fit_nowhere(lengths: list[int], memory: str) -> None:
+    cluster = hpgo.Cluster.of(nodes=64, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10, memory=memory)
+    with pytest.raises(hpgo.InfeasibleError, match=r"^no plan fits: "):
+        hpgo.plan(rows_of_layers(lengths), cluster, global_batch_size=64)
+
+
+def test_what_a_large_and_a_small_device_cannot_hold_is_certain_to_fit_nowhere() -> None:
+    # One large device and 63 small ones have the memory and the number, but each layer needs a large one.
+    sizes = [(1, "64 GB"), (63, "900 MB")]
+    for schedule in ("1f1b", "interleaved", "auto"):
+        with pytest.raises(hpgo.InfeasibleError, match=r"^no plan fits"):
+            hpgo.plan(rows_of_layers([70]), machines_of(*sizes), global_batch_size=8, schedule=schedule)
 
 
 def test_only_a_micro_batch_that_can_shrink_is_advised_to() -> None:

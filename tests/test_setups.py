@@ -12,6 +12,7 @@ from click.testing import CliRunner
 import hpgo
 from hpgo.cli.setups import read
 from hpgo.page.settings import Plans, settings_of, timelines
+from hpgo.page.work import Job, done
 from hpgo.timing.runs import order_of, run
 from hpgo.timing.setup import FIELDS, SettingError, Setup
 
@@ -89,6 +90,41 @@ def test_a_comparison_of_backward_passes_of_other_lengths_says_so() -> None:
         asked = [*words, "--input-gradient-times", halves[0], "--weight-gradient-times", halves[1]]
         noted = CliRunner().invoke(command, asked).stderr
         assert (said in noted) if said else "of B" not in noted
+        address = {"num_stages": "2", "schedule": "zb_h1", "backward_times": "2"}
+        address |= dict(zip(("input_gradient_times", "weight_gradient_times"), halves, strict=True))
+        shown = done(Job("page", tuple(address.items()))).body.decode()
+        assert (said in shown) if said else "of B" not in shown
+
+
+def test_a_run_keeps_its_notes_in_python_and_in_files() -> None:
+    orders = hpgo.schedule("zb_h1", ranks=2, micro_batches=4)
+    timeline = hpgo.simulate(orders, backward_s=2, input_gradient_s=3, weight_gradient_s=2)
+    [note] = timeline.notes
+    assert note.startswith("I and W together take 250 % of B")
+    assert "take 250 % of B" in timeline._repr_html_()
+    assert hpgo.Timeline.from_json(timeline.to_json()).notes == timeline.notes
+    [note] = hpgo.simulate(orders, backward_s=0, input_gradient_s=3, weight_gradient_s=2).notes
+    assert note.startswith("I and W together take time, and B none")
+    assert hpgo.simulate(orders).notes == ()
+    assert hpgo.simulate(orders, input_gradient_s=3, weight_gradient_s=2).notes == ()
+    document = json.loads(timeline.to_json()) | {"notes": [1]}
+    with pytest.raises(hpgo.ArgumentError, match="`notes` must be texts"):
+        hpgo.Timeline.from_json(json.dumps(document))
+
+
+def test_hints_of_the_command_line_name_its_options(tmp_path: Path) -> None:
+    from hpgo.cli.main import group
+
+    def hint(*words: str) -> str:
+        raised = CliRunner().invoke(group, ["simulate", "-s", "2", "--no-visualization", *words]).exception
+        assert isinstance(raised, hpgo.ArgumentError)
+        return f"{raised.message}: {raised.hint}"
+
+    for words in ((), ("--schedule", "zb")):
+        said = hint("-bw", "1", "--input-gradient-times", "3", *words)
+        assert said.startswith("`--input-gradient-times` is longer than the backward pass")
+        assert said.endswith("give `--weight-gradient-times` as well")
+    assert hint("-f", "1", "2", "3").startswith("`--forward-times` has 3 numbers")
 
 
 @pytest.mark.parametrize("name", [family.name for family in hpgo.schedules() if "durations" in family.options])

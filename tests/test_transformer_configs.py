@@ -9,6 +9,7 @@ import contextlib
 import json
 import random
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.model.formats.transformers import of_document
+from hpgo.model.transformer_presets import TRANSFORMERS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
@@ -458,3 +460,128 @@ def test_what_would_be_another_model_is_refused_with_the_key(change, message) ->
         of_document(LLAMA | change)
     assert message in caught.value.message
     assert caught.value.hint
+
+
+# --- a configuration is read as it is written, or refused ---
+
+SMALL: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 100,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def refused(held: dict[str, Any]) -> hpgo.HpgoError:
+    with pytest.raises(hpgo.ProfileError) as caught:
+        of_document(held)
+    return caught.value
+
+
+@pytest.mark.parametrize("key", [key for key in SMALL if key != "model_type"])
+def test_a_misspelt_key_is_named_with_the_one_that_is_meant_and_never_read_as_left_out(key) -> None:
+    wrong = key[:2] + key[3:]
+    error = refused({wrong if name == key else name: value for name, value in SMALL.items()})
+    assert f"`{wrong}` of a model of type `llama` is not known" in error.message
+    assert error.hint == f"rename `{wrong}` to `{key}`"
+
+
+def test_all_keys_that_are_not_known_are_named_at_once_with_those_that_are_misspelt() -> None:
+    held = {"logit_scale" if key == "vocab_size" else key.replace("hidden_size", "hiden_size"): value
+            for key, value in SMALL.items()}  # fmt: skip
+    error = refused(held)
+    assert "`hiden_size` and `logit_scale`" in error.message
+    assert error.hint == "rename `hiden_size` to `hidden_size`"
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ({"hidden_act": "sliu"}, "did you mean `silu`?"),
+        ({"model_type": "lama"}, "did you mean `llama`?"),
+        ({"rope_scaling": {"rope_type": "lineer", "factor": 2.0}}, "did you mean `linear`?"),
+        ({"num_key_value_heads": 3}, "set `num_key_value_heads` to 2"),
+        ({"intermediate_size": 0}, "set `intermediate_size`, such as 256"),
+        ({"head_dim": 7}, "set `head_dim` to an even number, such as 8"),
+        ({"num_attention_heads": 6}, "set the width to 66, or the heads to a number that divides it"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            'write `"architectures": ["LlamaForCausalLM"]` into the file to take it for a language model',
+        ),
+        ({"rope_scaling": {"rope_theta": None}}, ""),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+            "keep one of them",
+        ),
+    ],
+)
+def test_values_that_make_another_model_are_refused_with_the_files_own_keys(changes, hint) -> None:
+    of_document(SMALL)
+    assert refused(SMALL | changes).hint == hint
+
+
+def test_dense_layers_among_those_with_experts_are_refused_where_transformers_has_none() -> None:
+    held = {"model_type": "deepseek_v3", "moe_layer_freq": 1}
+    assert of_document(held).dense_layers == (0, 1, 2)
+    assert "`moe_layer_freq` is 2" in refused(held | {"moe_layer_freq": 2}).message
+
+
+def test_rope_by_kinds_of_layers_is_read_where_transformers_reads_it(transformers) -> None:
+    flat = {"rope_type": "default", "rope_theta": 2e4}
+    held = {"model_type": "gemma3_text", "rope_parameters": {"full_attention": flat}}
+    assert of_document(held).arithmetic.rope_theta == 2e4
+    assert transformers.Gemma3TextConfig(rope_parameters={"full_attention": dict(flat)}).rope_parameters[
+        "full_attention"]["rope_theta"] == 2e4  # fmt: skip
+    assert "has no kinds of layers" in refused(held | {"rope_parameters": flat}).message
+    older = {"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0}}
+    assert refused(older).hint == "rename it `rope_type`"
+    assert transformers.Gemma3TextConfig(rope_scaling={"type": "linear", "factor": 8.0}).rope_parameters[
+        "full_attention"]["rope_type"] == "default"  # fmt: skip
+
+
+def test_the_activation_functions_are_those_of_transformers(transformers) -> None:
+    from transformers.activations import ACT2FN
+
+    from hpgo.model.arithmetic import ACTIVATIONS
+
+    # These two have parameters, which no shape here counts.
+    assert set(ACT2FN) - {"prelu", "xielu"} <= set(ACTIVATIONS) <= set(ACT2FN)
+
+
+def test_a_model_with_a_language_model_within_leads_to_that() -> None:
+    error = refused({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})
+    assert "`text_config`" in error.hint
+
+
+# --- transformers by name ---
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "other"),
+    [
+        ("deepseek-v2-lite", "deepseek-v2-lite", {"longest", "rope_scaling"}),
+        ("deepseek-v3", "deepseek-v3", {"further_tokens", "rope_scaling"}),
+        ("gpt-2-xl", "gpt2-xl", set()),
+        ("mistral-7b", "mistral-7b-v0.1", set()),
+        # A file of the first weights, before the publisher's own: with fewer tokens and another base.
+        ("mixtral-8x22b", "mixtral-8x22b", {"vocab", "rope_theta"}),
+        # The file states a width of dense layers, of which there are none.
+        ("qwen3-30b-a3b", "qwen3-30b-a3b", {"ffn"}),
+    ],
+)
+def test_a_transformer_by_name_is_that_of_its_published_configuration(reference, name, file, other) -> None:
+    known, read = TRANSFORMERS[name], hpgo.Transformer.read(reference / "configs" / f"{file}.json")
+    values = [
+        {field.name: getattr(each, field.name) for each in (one, one.arithmetic) for field in fields(each)}
+        for one in (known, read)
+    ]
+    differ = {key for key in values[0] if values[0][key] != values[1][key]} - {"name", "arithmetic"}
+    # The recorded files leave out the scaling of positions and what goes with it.
+    assert differ == other
+
+
+def test_positions_that_are_scaled_reach_the_longest_sequence() -> None:
+    for shape in TRANSFORMERS.values():
+        if shape.arithmetic is not None and (scaling := shape.arithmetic.rope_scaling) is not None:
+            assert scaling.factor is not None
+            assert scaling.original_max_position_embeddings is not None
+            if scaling.rope_type == "yarn":
+                assert shape.longest == scaling.factor * scaling.original_max_position_embeddings, shape.name

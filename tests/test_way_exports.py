@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -227,6 +228,52 @@ def test_another_value_of_any_field_gives_other_settings_or_a_refusal(rules: Any
     assert model.arithmetic is not None
     other = replace(model, arithmetic=replace(model.arithmetic, **{name: CHANGES[name]}))
     assert (rules.stated(model) == rules.stated(other)) == (name in UNSTATED[rules.shape])
+
+
+TIED = replace(
+    TRANSFORMERS["llama-3-8b"], name="llama-3.2-1b", layers=16, hidden=2048, head_dim=64, ffn=8192, tied=True
+)
+
+
+def test_torchtitan_0_3_ties_embeddings_without_a_pipeline() -> None:
+    plan = hpgo.WayPlan.of(hpgo.price(TIED, H100, zero=2, devices=8, global_batch_size=8, seq=8192), TIED, H100)
+    text = main(plan, "torchtitan@0.3")
+    assert assigned(text)["SHAPE"]["tied"] is True
+    assert 'config.model_spec = model_registry("1B")' in text
+    with pytest.raises(hpgo.ArgumentError, match="has no settings for tied embeddings"):
+        export.files(plan, "torchtitan@0.2")
+    piped = hpgo.price(TIED, H100, zero=2, pp=2, overlap=False, devices=8, global_batch_size=8, seq=8192)
+    with pytest.raises(hpgo.ArgumentError, match="no pipeline of models with tied embeddings, and pp is 2"):
+        export.files(hpgo.WayPlan.of(piped, TIED, H100), "torchtitan@0.3")
+    with pytest.raises(hpgo.ArgumentError, match="no pipeline of models with tied embeddings"):
+        hpgo.choose_way(TIED, H100, launcher="torchtitan", global_batch_size=64, seq=8192, fix={"pp": 2})
+    found = hpgo.choose_way(TIED, H100, launcher="torchtitan", global_batch_size=64, seq=8192)
+    assert {one.way.pipeline for one in found.prices} == {1}
+
+
+def test_deepspeed_adds_gradients_up_as_they_are_priced() -> None:
+    one = assigned(main(made("llama-3-8b", zero=2, devices=16), "deepspeed"))["CONFIG"]
+    assert (one["data_types"], one["zero_optimization"]["stage"]) == ({"grad_accum_dtype": "fp32"}, 2)
+    narrow = made("llama-3-8b", zero=0, devices=16, narrow_gradients=True, recompute="full", pp=4, overlap=False)
+    assert assigned(main(narrow, "deepspeed"))["CONFIG"]["data_types"] == {"grad_accum_dtype": "bf16"}
+    wide = made("llama-3-8b", zero=0, devices=16, recompute="full", pp=8, overlap=False)
+    with pytest.raises(hpgo.ArgumentError, match="shares what replicas hold beside a pipeline as zero 1, not 0"):
+        export.files(wide, "deepspeed")
+
+
+def test_deepspeed_compares_the_users_model_with_the_planned_one() -> None:
+    space: dict[str, Any] = {}
+    exec(main(made("llama-3-8b", zero=3, devices=16), "deepspeed"), space)
+    config = SimpleNamespace(**space["MODEL"])
+    space["check_model"](config)
+    for name, other in (("rope_theta", 1e4), ("hidden_act", "gelu"), ("tie_word_embeddings", True)):
+        with pytest.raises(ValueError, match=f"another model: {name} is {other}"):
+            space["check_model"](SimpleNamespace(**{**space["MODEL"], name: other}))
+    arithmetic = TRANSFORMERS["llama-3-8b"].arithmetic
+    assert arithmetic is not None
+    named = {"activation", "norm_epsilon", "rope_theta", "attention_dropout", "init_std"}
+    left = {field.name for field in fields(Arithmetic)} - named
+    assert set(space["ARITHMETIC"]) == {name for name in left if not name.startswith("router_")}
 
 
 @pytest.mark.parametrize("framework", ["megatron", "torchtitan", "deepspeed"])

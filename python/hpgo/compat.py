@@ -17,6 +17,7 @@ from hpgo.base.checks import check_is, listed, number, whole
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.wording import shown
 from hpgo.machine.cluster import Cluster
+from hpgo.planning.laws import Original, check_original
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,6 +152,8 @@ class Conductor:
         check_is("d", self.d, Devices, "make them, with `devices_from_seps`")
         smallest = _count("min_micro_batch_size", self.m.min_micro_batch_size)
         plans = _core.legacy_plans(self.m.profile, list(self.d.seps), self.m.global_batch_size, smallest)
+        for speedup, stages, _ in plans:
+            check_original(self.m.profile.name, Original((speedup,), self.d.num_gpus, len(self.m.layers), stages))
         self.res = [Result(speedup, stages, rp) for speedup, stages, rp in plans]
         best = max(reversed(self.res), key=lambda result: result.speedup)  # of equals the last, as the original
         return best.speedup, best.stages
@@ -248,7 +251,10 @@ def columns(model: Model, devices: Devices) -> Columns:
         for setting in ("optimizer_memory_scaling", "peak_activation_per_batch")
     )
     batch_size = model.global_batch_size
-    return Columns(*_core.legacy_columns(model.profile, list(devices.seps), batch_size, scaling, peak))
+    found = Columns(*_core.legacy_columns(model.profile, list(devices.seps), batch_size, scaling, peak))
+    known = [one for one in (found.no_overlap, found.p3, found.overlap) if one is not None]
+    check_original(model.profile.name, Original(known, devices.num_gpus))
+    return found
 
 
 def devices_from_seps(seps: Sequence[int]) -> Devices:

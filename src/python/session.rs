@@ -14,9 +14,10 @@ use crate::cost::network::{Cluster, Link, Machine};
 use crate::cost::{MemoryModel, Model};
 use crate::error::{Error, Result};
 use crate::model::graph::Graph;
+use crate::model::lineage::Lineage;
 use crate::model::states::{Cuts, States};
-use crate::planner::hybrid::{self, Candidate, Priced, Settings, StagePrice, WarmUp};
-use crate::planner::orders::{self, Outcome, Problem};
+use crate::planner::hybrid::{self, Candidate, Priced, Schedules, Settings, StagePrice, WarmUp};
+use crate::planner::orders::{self, Outcome, Problem, VirtualStageLimits};
 
 /// `hpgo.machine.cluster.Cluster`.
 #[derive(FromPyObject)]
@@ -67,6 +68,8 @@ struct SettingsRecord {
     most_stages: u32,
     most_replicas: u32,
     equal_replicas: bool,
+    needs_full_ranks: bool,
+    has_single_wave: bool,
 }
 
 impl SettingsRecord {
@@ -322,6 +325,18 @@ impl Session {
         })
     }
 
+    /// Whether it is certain that no plan fits without listing the cuts of a branching model, which takes longer than this.
+    fn fits_nowhere(
+        &self,
+        cluster: &Cluster,
+        settings: &Settings,
+        schedules: Schedules,
+        control: &Control,
+    ) -> Result<bool> {
+        let (model, lineage) = (Model::new(&self.graph, &one_stage(&self.graph)?), Lineage::of(&self.graph)?);
+        hybrid::nothing_fits_with_any_cuts(&model, lineage.as_ref(), cluster, settings, schedules, control)
+    }
+
     /// Evaluates stages that are run in these orders.
     fn ordered(
         &self,
@@ -399,12 +414,9 @@ impl Session {
         });
         let cluster = limited.as_ref().unwrap_or(&self.cluster);
         watched(py, &control, progress.as_ref(), true, || {
-            // Listing the cuts of a branching model takes longer than this, which needs none.
-            if self.cuts.get().is_none() && self.stage_ends.is_none() {
-                let whole = Model::new(&self.graph, &one_stage(&self.graph)?);
-                if hybrid::no_layers_fit(&whole, cluster, &settings)? {
-                    return Err(hybrid::no_plan_fits());
-                }
+            let is_listed = self.cuts.get().is_some() || self.stage_ends.is_some();
+            if !is_listed && self.fits_nowhere(cluster, &settings, Schedules::OF_SETTINGS, &control)? {
+                return Err(hybrid::no_plan_fits());
             }
             let (states, model) = self.cuts(&control)?;
             let asked = Asked { session: self, states, model, settings: &settings, control: &control };
@@ -426,8 +438,12 @@ impl Session {
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Vec<TriedRecord>> {
         let control = control_of(deadline_s);
+        let limits = VirtualStageLimits {
+            needs_full_ranks: settings.needs_full_ranks,
+            has_single_wave: settings.has_single_wave,
+        };
         self.answer(py, settings, &control, progress.as_ref(), true, |asked| {
-            let tried = orders::search(&asked.problem(), &schedules, asked.control)?;
+            let tried = orders::search(&asked.problem(), &schedules, limits, asked.control)?;
             tried.into_iter().map(|tried| asked.tried(tried)).collect()
         })
     }
@@ -501,9 +517,22 @@ impl Session {
         one_stage_a_device: bool,
         deadline_s: Option<f64>,
     ) -> PyResult<bool> {
-        let schedules = hybrid::Schedules { warms_up, one_stage_a_device };
-        self.answer(py, settings, &control_of(deadline_s), None, false, |asked| {
-            hybrid::nothing_fits(asked.model, &self.cluster, asked.settings, schedules, asked.control)
+        let schedules = Schedules { warms_up, one_stage_a_device };
+        let control = control_of(deadline_s);
+        let settings = settings.settings();
+        watched(py, &control, None, false, || {
+            let whole;
+            let is_listed = self.cuts.get().is_some() || self.stage_ends.is_some();
+            // Several stages on a device have conditions on layers only. If no plan fits, nor does that of a single stage.
+            let needs_no_cuts = !is_listed
+                && (!one_stage_a_device || self.fits_nowhere(&self.cluster, &settings, schedules, &control)?);
+            let model = if needs_no_cuts {
+                whole = Model::new(&self.graph, &one_stage(&self.graph)?);
+                &whole
+            } else {
+                &self.cuts(&control)?.1
+            };
+            hybrid::nothing_fits(model, &self.cluster, &settings, schedules, &control)
         })
     }
 

@@ -345,7 +345,8 @@ impl Simulation {
                 columns.stage.push(message.from_stage);
                 columns.micro_batch.push(message.micro_batch + iteration * micro_batches);
                 columns.kind.push(u8::from(message.is_gradient));
-                columns.start_s.push(end_s - cost.busy_s - cost.latency_s);
+                // Of a message that leaves at 0 the difference may round to less.
+                columns.start_s.push((end_s - cost.busy_s - cost.latency_s).max(0.0));
                 columns.end_s.push(end_s);
             }
         }

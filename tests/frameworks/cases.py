@@ -20,6 +20,8 @@ ONE_CHAIN = (
     "hanayo", "zb_h1", "zb_h2", "zb", "interleaved_zb", "zb_v", "v_half", "v_min", "dualpipe_v",
 )  # fmt: skip
 """Schedules that end with a flush and hold one copy of the model: what an order file can say."""
+OPTIMIZERS = ("adam-fp32", "adam-bf16", "adam-bf16-fp32-gradients", "sgd", "sgd-momentum")
+"""What memory may be priced for."""
 _BY_PLAN = ("1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "1f1b_overlap", "sequential")
 
 
@@ -46,6 +48,8 @@ class Case:
     gpus: int
     """Of each device, which share each layer."""
     orders: hpgo.Schedule
+    optimizer: str = ""
+    """The one that memory is priced for; empty for a program, which has no price."""
     group: int | None = None
     """Micro-batches that take turns on the stages of a rank, where that is not as many as there are ranks."""
     odd: frozenset[str] = field(default_factory=frozenset)
@@ -82,27 +86,42 @@ class Case:
         return int(self.shard and max(self.replicas) > 1)
 
     @property
+    def bits(self) -> tuple[int, int] | None:
+        """Bits of weights and of gradients; None for a program."""
+        if not self.optimizer:
+            return None
+        return (16 if "bf16" in self.optimizer else 32), (16 if self.optimizer.endswith("bf16") else 32)
+
+    @property
     def parts(self) -> list[list[int]]:
         """Numbers of the blocks of each stage."""
         ends = [0, *accumulate(self.counts)]
         return [list(range(begin, end)) for begin, end in pairwise(ends)]
 
 
-def cases(number: int, schedules: tuple[str, ...], seed: int = 1) -> Iterator[Case]:
-    """So many, most of them with one of `schedules`; about a third are odd in some way."""
+def cases(
+    number: int, schedules: tuple[str, ...], seed: int = 1, *, optimizers: tuple[str, ...] = OPTIMIZERS
+) -> Iterator[Case]:
+    """So many, most of them with one of `schedules` and one of `optimizers`; about a third are odd in some way."""
     chance = random.Random(seed)
     for _ in range(number):
         some = schedules if chance.random() < 0.85 else ONE_CHAIN
         name = chance.choice(some)
-        yield _plan(chance, name) if name in _BY_PLAN and chance.random() < 0.8 else _program(chance, name)
+        optimizer = chance.choice(optimizers if chance.random() < 0.9 else OPTIMIZERS)
+        is_plan = name in _BY_PLAN and chance.random() < 0.8
+        yield _plan(chance, name, optimizer) if is_plan else _program(chance, name)
 
 
-def refused_by(case: Case, *, schedules: tuple[str, ...], whole_models: bool) -> list[str]:
-    """Why a launcher that runs `schedules` must refuse the case; none if it must not.
+def refused_by(
+    case: Case, *, schedules: tuple[str, ...], whole_models: bool, optimizers: tuple[str, ...] = OPTIMIZERS
+) -> list[str]:
+    """Why a launcher that runs `schedules` with `optimizers` must refuse the case; none if it must not.
 
     One of `whole_models` builds the model itself: it counts blocks, and splits layers over several GPUs.
     """
     reasons = []
+    if case.optimizer and case.optimizer not in optimizers:
+        reasons.append("optimizer")
     if case.schedule not in schedules:
         reasons.append("schedule")
     if len(set(case.replicas)) > 1:
@@ -177,7 +196,7 @@ def _model(chance: random.Random, odd: set[str]) -> tuple[list[str], list[list[s
     return before, blocks, after
 
 
-def _plan(chance: random.Random, schedule: str) -> Case:
+def _plan(chance: random.Random, schedule: str, optimizer: str) -> Case:
     odd: set[str] = set()
     before, blocks, after = _model(chance, odd)
     ids = [*before, *(layer for block in blocks for layer in block), *after]
@@ -219,7 +238,7 @@ def _plan(chance: random.Random, schedule: str) -> Case:
         schedule=schedule,
         recompute=recompute,
         overlap=chance.random() < 0.5,
-        memory=hpgo.MemoryModel(shard_optimizer=shard),
+        memory=hpgo.MemoryModel.preset(optimizer, shard_optimizer=shard),
     )  # fmt: skip
     last = {block[-1] for block in blocks}
     layers = tuple(tuple(ids[begin:end]) for begin, end in pairwise(bounds))
@@ -238,6 +257,7 @@ def _plan(chance: random.Random, schedule: str) -> Case:
         shard=shard,
         gpus=gpus,
         orders=orders,
+        optimizer=optimizer,
         odd=frozenset(odd),
     )
 

@@ -5,11 +5,11 @@ The parser of Megatron-LM's arguments is not in its wheel: `megatron_parser_chec
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import logging
 import re
 import shlex
+import sys
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ torch.cuda.get_device_capability = lambda *_: (9, 0)  # asked for while modules 
 torch.cuda.get_device_properties = lambda *_: SimpleNamespace(major=9, minor=0)  # and while arguments are checked
 
 import megatron.core
-from cases import Case, cases, check_places, outcome, refused_by, tally
+from cases import OPTIMIZERS, Case, cases, check_places, outcome, refused_by, tally
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
@@ -72,6 +72,8 @@ def of_bridge(files: dict[str, str]) -> dict[str, Any]:
     (text,) = (text for name, text in files.items() if name.endswith(".yaml"))
     sections = yaml.safe_load(text)
     assert sections["optimizer"]["use_distributed_optimizer"] == sections["ddp"]["use_distributed_optimizer"]
+    assert sections["optimizer"]["overlap_param_gather"] == sections["ddp"]["overlap_param_gather"]
+    assert sections.pop("comm_overlap") is None
     return {key: value for section in sections.values() for key, value in section.items()}
 
 
@@ -95,33 +97,86 @@ def of_verl(files: dict[str, str]) -> dict[str, Any]:
 
 
 def of_nemo(files: dict[str, str]) -> dict[str, Any]:
-    """What the function of a NeMo module assigns."""
+    """What the function of a NeMo module sets in a recipe that has all that it may change."""
     (text,) = (text for name, text in files.items() if name.endswith(".py"))
-    return {
-        node.targets[0].attr: ast.literal_eval(node.value)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)
+    overlap = SimpleNamespace(__fn_or_cls__=type("MegatronCommOverlapCallback", (), {}))
+    strategy = SimpleNamespace(ddp=SimpleNamespace(), pipeline_dtype=torch.bfloat16)
+    trainer = SimpleNamespace(strategy=strategy, plugins=SimpleNamespace(), callbacks=[overlap, SimpleNamespace()])
+    model = SimpleNamespace(config=SimpleNamespace())
+    recipe = SimpleNamespace(
+        trainer=trainer, model=model, data=SimpleNamespace(), optim=SimpleNamespace(config=SimpleNamespace())
+    )
+    modules = {
+        "nemo_run": SimpleNamespace(Config=lambda _, **values: SimpleNamespace(**values)),
+        **dict.fromkeys(("nemo", "nemo.lightning", "nemo.lightning.pytorch", "nemo.lightning.pytorch.plugins")),
+        "nemo.lightning.pytorch.plugins.mixed_precision": SimpleNamespace(MegatronMixedPrecision=None),
     }
+    space: dict[str, Any] = {"__name__": "planned"}
+    with mock.patch.dict(sys.modules, modules):
+        exec(text, space)
+    model.config.num_layers = space["BLOCKS"]
+    space["planned"](recipe)
+    ddp, kept = strategy.ddp, trainer.plugins
+    assert (overlap.overlap_grad_reduce, overlap.overlap_param_gather) == (
+        ddp.overlap_grad_reduce, ddp.overlap_param_gather,
+    )  # fmt: skip
+    told = vars(recipe.data) | vars(strategy) | vars(model.config) | vars(ddp) | vars(recipe.optim.config) | vars(kept)
+    if vars(kept):
+        assert kept.params_dtype == kept.pipeline_dtype == strategy.pipeline_dtype
+        assert (kept.precision == "bf16-mixed") == told["bf16"]
+    return told
 
 
 # Reading back
 
 
 def reasons(case: Case) -> list[str]:
-    return refused_by(case, schedules=SCHEDULES, whole_models=True)
+    sgd = ["shared state of SGD"] if case.zero and case.optimizer.startswith("sgd") else []
+    return refused_by(case, schedules=SCHEDULES, whole_models=True) + sgd
+
+
+def check_precision(case: Case, told: dict[str, Any]) -> None:
+    """Asserts that weights, sums of gradients and the optimizer are those that memory was priced for."""
+    if case.bits is None:
+        return
+    weights, sums = case.bits
+    dtype = str(told.get("params_dtype", told.get("torch_dtype", told.get("dtype"))))
+    assert bool(told.get("bf16")) == (weights == 16) or "bf16" not in told
+    assert "bf16" in told or dtype != "None" or weights == 32  # Megatron-LM's default
+    if dtype != "None":
+        assert ("bfloat16" in dtype) == (weights == 16)
+    if weights == 16:
+        narrow = (
+            told.get("grad_reduce_in_fp32") is False
+            or told.get("main_grads_dtype") == "bf16"
+            or bool(told.get("grad_reduce_in_bf16"))
+        )
+        assert narrow == (sums == 16)
+    assert told.get("optimizer", "adam") == case.optimizer.partition("-")[0]
+    if told.get("optimizer") == "sgd":
+        assert float(told.get("sgd_momentum", 0.9)) == (0.0 if case.optimizer == "sgd" else 0.9)
 
 
 def reader(target: str, told_by: Callable[[dict[str, str]], dict[str, Any]]) -> Callable[[Case], bool]:
     """A check that a target's files say what the case does, as Megatron Core understands them."""
 
     def the_same(case: Case) -> bool:
-        files = outcome(case.given, target, reasons(case))
+        also = []
+        if target == "verl" and case.bits is not None and case.bits[0] == 32:
+            also.append("32-bit weights")
+        if target == "ms-swift" and case.bits == (16, 16) and not case.shard:
+            also.append("16-bit gradients without a shared state")
+        files = outcome(case.given, target, reasons(case) + also)
         if files is None:
             return False
         check_places(case, files)
         told = told_by(files)
         assert (told["global_batch_size"], told["micro_batch_size"]) == (case.global_batch_size, case.share)
-        assert bool(told.get("use_distributed_optimizer")) == bool(case.zero)
+        precise = target == "ms-swift" and case.bits == (16, 16)  # which needs the distributed optimizer
+        assert bool(told.get("use_distributed_optimizer")) == (bool(case.zero) or precise)
+        check_precision(case, told)
+        if target != "megatron":  # whose defaults these are
+            assert (told["context_parallel_size"], told["expert_model_parallel_size"]) == (1, 1)
         compare(case, config_of(case, told))
         return True
 
@@ -442,7 +497,15 @@ FORMS = {
 if __name__ == "__main__":
     core = f"megatron-core {megatron.core.__version__}"
     rows = [
-        Result(target, core, tally(cases(200, SCHEDULES), reader(target, told_by))) for target, told_by in FORMS.items()
+        Result(
+            target,
+            core,
+            tally(
+                cases(200, SCHEDULES, optimizers=OPTIMIZERS[1:3] if target == "verl" else OPTIMIZERS),
+                reader(target, told_by),
+            ),
+        )
+        for target, told_by in FORMS.items()
     ]
     same_ways = tally_ways(ways(200, some_model, often=(0, 1)), same_core)
     rows[0] = replace(rows[0], built=built(), trained=trained(), ways=same_ways)

@@ -61,6 +61,13 @@ def parsed(case: Case) -> bool:
     micro_batches = arguments.global_batch_size // (arguments.micro_batch_size * arguments.data_parallel_size)
     assert (arguments.micro_batch_size, micro_batches) == (case.share, case.micro_batches)
     assert bool(arguments.use_distributed_optimizer) == bool(case.zero)
+    if case.bits is not None:
+        weights, sums = case.bits
+        assert arguments.params_dtype == (torch.bfloat16 if weights == 16 else torch.float32)
+        assert arguments.accumulate_allreduce_grads_in_fp32 == (case.bits == (16, 32))
+        assert arguments.grad_reduce_in_bf16 == (sums == 16)
+        assert arguments.optimizer == case.optimizer.partition("-")[0]
+        assert case.optimizer != "sgd" or arguments.sgd_momentum == 0
     return True
 
 

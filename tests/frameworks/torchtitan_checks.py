@@ -39,6 +39,8 @@ TARGET = f"torchtitan@{VERSION.rpartition('.')[0]}"
 OLD = VERSION.startswith("0.2.")
 HEAD = "output" if OLD else "lm_head"
 LENGTH, VOCABULARY = 8, 2048
+FSDP = ("adam-fp32", "adam-bf16-fp32-gradients")
+"""Its optimizers are Adam's, and gradients add up in 32 bits."""
 
 # What differs between the versions
 
@@ -60,7 +62,6 @@ def configuration(case: Case, folder: Path, main: str) -> Any:
         exec(compile(path.read_text(encoding="utf-8"), path, "exec"), space)
         config = space["planned"](base)
     config.training.seq_len = LENGTH
-    config.training.mixed_precision_param = "float32"
     return config
 
 
@@ -74,24 +75,33 @@ def job_of(case: WayCase, folder: Path, main: str) -> Any:
     from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
     base = llama3_debugmodel()
-    base.model_spec.model = _small(case.model.layers)
+    base.model_spec.model = _small(case.model.layers, tied=case.model.tied)
     path = folder / main
     space: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     exec(compile(path.read_text(encoding="utf-8"), path, "exec"), space)
     with contextlib.suppress(ValueError):
         other = llama3_debugmodel()
-        other.model_spec.model = _small(case.model.layers + 1)
+        other.model_spec.model = _small(case.model.layers + 1, tied=case.model.tied)
         space["planned"](other)
         raise AssertionError("a model with a layer more is taken")
-    return space["planned"](base)
+    with contextlib.suppress(ValueError):
+        other = llama3_debugmodel()
+        other.model_spec.model = _small(case.model.layers, tied=not case.model.tied)
+        space["planned"](other)
+        raise AssertionError("a model whose embeddings are tied otherwise is taken")
+    config = space["planned"](base)
+    # It refuses tied embeddings beside a pipeline here.
+    config.model_spec.model.update_from_config(config=config)
+    return config
 
 
-def _small(blocks: int) -> Any:
+def _small(blocks: int, *, tied: bool = False) -> Any:
     from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.models.llama3 import llama3_configs
 
     model = llama3_configs["debugmodel"](attn_backend="flex")
     model.layers = [copy.deepcopy(model.layers[0]) for _ in range(blocks)]
+    model.enable_weight_tying = tied
     for layer in model.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()  # the others are compiled for GPUs
     return model
@@ -195,7 +205,7 @@ def reasons(case: Case) -> list[str]:
     also = sorted({"waves"} & case.odd)
     if OLD and case.gpus > 1 and case.replicas[0] > 1 and case.ranks == 1 and not case.zero:
         also.append("replicas of a model that tensor parallelism splits")
-    return refused_by(case, schedules=ONE_CHAIN, whole_models=True) + also
+    return refused_by(case, schedules=ONE_CHAIN, whole_models=True, optimizers=FSDP) + also
 
 
 @contextlib.contextmanager
@@ -240,17 +250,21 @@ def the_same(case: Case) -> bool:
             orders = [[str(action) for cell in line.split(",") if (action := _Action.from_str(cell))] for line in lines]
             assert orders == case.orders.orders
         assert recomputes(config) == case.recompute
+        if case.bits is not None:
+            assert training.mixed_precision_param == ("bfloat16" if case.bits[0] == 16 else "float32")
+            assert training.mixed_precision_reduce == "float32"
     return True
 
 
-def debug_model(_: random.Random) -> dict[str, Any]:
-    """The width and the words of its smallest Llama."""
-    return {"hidden": 256, "heads": 16, "kv_heads": 16, "head_dim": 16, "ffn": 768, "vocab": VOCABULARY}
+def debug_model(chance: random.Random) -> dict[str, Any]:
+    """The width and the words of its smallest Llama, whose embeddings may be tied."""
+    shape = {"hidden": 256, "heads": 16, "kv_heads": 16, "head_dim": 16, "ffn": 768, "vocab": VOCABULARY}
+    return shape | {"tied": chance.random() < 0.2}
 
 
 def the_same_way(case: WayCase) -> bool:
     """Whether torchtitan understands the files as the way means them."""
-    reasons = refused_way("torchtitan", case)
+    reasons = refused_way(TARGET, case)
     if OLD and case.tp > 1 and not case.sequence_parallel:
         reasons.append("tensor parallelism alone")
     files = files_of(case, TARGET, reasons)
@@ -306,7 +320,7 @@ def some(number: int, most: int) -> Iterator[Case]:
     """Cases with a pipeline that torchtitan runs on at most so many processes."""
     fitting = (
         case
-        for case in cases(400, ONE_CHAIN, seed=4)
+        for case in cases(400, ONE_CHAIN, seed=4, optimizers=FSDP)
         if not reasons(case) and case.ranks > 1 and len(case.grid) <= most
     )
     for _ in range(number):
@@ -367,6 +381,7 @@ def batch(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _train(case: Case, folder: Path, main: str) -> dict[str, torch.Tensor]:
     config = configuration(case, folder, main)
+    config.training.mixed_precision_param = "float32"
     os.chdir(folder)
     schedule, parts, dims = parallelised(case, config, torch.distributed.get_world_size())
     inputs, targets = (
@@ -387,6 +402,6 @@ def _train(case: Case, folder: Path, main: str) -> dict[str, torch.Tensor]:
 
 
 if __name__ == "__main__":
-    read = tally(cases(200, ONE_CHAIN), the_same)
+    read = tally(cases(200, ONE_CHAIN, optimizers=FSDP), the_same)
     same_ways = tally_ways(ways(200, debug_model, often=(2, 3)), the_same_way)
     done(Result(TARGET, f"torchtitan {VERSION}", read, built(), trained(), same_ways))

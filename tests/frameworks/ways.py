@@ -119,27 +119,32 @@ def ways(
 
 
 def refused_by(launcher: str, case: WayCase) -> list[str]:
-    """Why the launcher must refuse the way; none if it must not."""
+    """Why the launcher, `NAME` or `NAME@VERSION`, must refuse the way; none if it must not."""
     reasons = []
+    framework = launcher.partition("@")[0]
     piped, replicas = case.pp > 1, case.dp * case.cp
     shared = replicas > 1 or (case.model.experts > 0 and case.tp * replicas > case.ep)
     known = {
         "megatron": {0, 1},
         "torchtitan": {2} if piped or case.micro_batches == 1 else set(),
         "deepspeed": {0, 1} if piped else {0, 1, 2, 3},
-    }[launcher] | ({3} if launcher == "torchtitan" and not piped else set())
+    }[framework] | ({3} if framework == "torchtitan" and not piped else set())
+    if framework == "deepspeed" and case.precision == "bf16":
+        known -= {0}  # gradients add up in 32 bits with ZeRO alone
     if case.zero not in (known if shared else {0}):
         reasons.append("what replicas share")
-    if launcher != "megatron" and (case.recompute == "selective" or case.recompute_layers):
+    if framework != "megatron" and (case.recompute == "selective" or case.recompute_layers):
         reasons.append("recomputation")
-    precisions = {"megatron": {"bf16", "fp16", "fp8"}, "torchtitan": {"bf16"}, "deepspeed": {"bf16", "fp16"}}[launcher]
+    precisions = {"megatron": {"bf16", "fp16", "fp8"}, "torchtitan": {"bf16"}, "deepspeed": {"bf16", "fp16"}}[framework]
     if case.precision not in precisions:
         reasons.append("precision")
-    if launcher == "deepspeed" and max(case.tp, case.cp, case.vpp) > 1:
+    if framework == "deepspeed" and max(case.tp, case.cp, case.vpp) > 1:
         reasons.append("degrees")
-    if launcher != "megatron" and (case.is_uneven or case.ep > 1):
+    if framework != "megatron" and (case.is_uneven or case.ep > 1):
         reasons.append("ends, or experts")
-    if case.model.further_tokens and (launcher != "megatron" or case.model.positions):
+    if framework == "torchtitan" and case.model.tied and (piped or launcher.endswith("0.2")):
+        reasons.append("tied embeddings")
+    if case.model.further_tokens and (framework != "megatron" or case.model.positions):
         reasons.append("further tokens")
     return reasons
 

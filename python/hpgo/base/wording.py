@@ -173,7 +173,11 @@ def above(gap: float) -> str:
 
     >>> above(0.0123), above(2.466)
     ('at most 1.2 % above the best', 'at most 3.47 × the best')
+    >>> above(float("inf"))  # the bound is 0
+    'not known to be near the best'
     """
+    if gap == float("inf"):
+        return "not known to be near the best"
     return f"at most {100 * gap:.2g} % above the best" if gap < 0.995 else f"at most {1 + gap:.3g} × the best"
 
 

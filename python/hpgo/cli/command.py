@@ -49,6 +49,7 @@ _WORD = re.compile(
 """An argument of a function of Python, perhaps with a value. Of single words, only those that mean nothing else."""
 _ARGUMENTS = {
     "batch_size": "profile_batch_size",
+    "batch_sizes": "batch_size",
     "layer_counts": "profile_layer_counts",
     "boundary_bytes": "profile_boundary",
     "headroom_bytes": "reserve",

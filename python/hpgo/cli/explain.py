@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -97,6 +98,7 @@ def command(
     try:
         other = priced(against)
     except HpgoError as error:
+        error = _with_remedy(error, held, against)
         said = f"{error.message}: {error.hint}" if error.hint else error.message
         click.echo(json_text({"refused": said}) if as_json else f"nobody runs it: {said}")
         return
@@ -105,6 +107,33 @@ def command(
         click.echo(json_text(comparison_report.document(found, forbidden)))
     else:
         click.echo("\n".join(comparison_report.lines(found, forbidden, width())))
+
+
+def _with_remedy(error: HpgoError, held: WayPlan, against: Mapping[str, object]) -> HpgoError:
+    """The error of a way that nobody runs, with a hint at changes that --against accepts."""
+    from hpgo.planning.comparison import NAMES, changed
+    from hpgo.planning.remedies import DEGREES, of_price
+    from hpgo.ways.way import DegreeError
+
+    known = held.price
+    if not isinstance(error, DegreeError):
+        return error
+    asked = {name: int(str(against.get(name, getattr(known.way, NAMES[name])))) for name in DEGREES}
+    others = {name: value for name, value in against.items() if name not in DEGREES}
+    if others.get("schedule", "1f1b") != "1f1b" and "vpp" not in against:
+        asked["vpp"] = 2
+    try:
+        # Two stages on each of several ranks are of every schedule, so degrees can be tried from there.
+        base = changed(known.way, {**others, "pp": max(2, asked["pp"]), "vpp": 2})
+        if "pp" in against:
+            base = replace(base, first_layers=None, last_layers=None)
+    except ArgumentError:
+        return error
+    return of_price(
+        error, held.transformer, base, asked, gpus=known.gpus, most_gpus=known.gpus,
+        global_batch_size=known.global_batch_size, seq=known.seq,
+        kept=("devices", "global_batch_size", "first_layers"),
+    )  # fmt: skip
 
 
 def _around(held: WayPlan, priced: Callable[[Mapping[str, object]], Price]) -> list[tuple[str, Price | str]]:
@@ -128,7 +157,10 @@ def _around(held: WayPlan, priced: Callable[[Mapping[str, object]], Price]) -> l
 def _forbidden(held: WayPlan, other: Price) -> str:
     """Which rule of the plan's launcher another way breaks; empty if it runs it."""
     rules = held.row.ways
-    why = rules.broken(other.way, micro_batches=other.micro_batches) if rules is not None else None
+    if rules is None:
+        return ""
+    model = held.transformer
+    why = rules.broken(other.way, micro_batches=other.micro_batches, experts=bool(model.experts), tied=model.tied)
     return f"{held.row.title} {why}" if why else ""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ import click
 
 from hpgo.base.errors import HpgoError
 from hpgo.base.signals import uninterrupted
-from hpgo.base.wording import near, shorten
+from hpgo.base.wording import near, shorten, similar
 from hpgo.cli.command import Group, write_columns
 from hpgo.cli.terminal import say
 
@@ -138,7 +139,7 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
                 click.echo(asked.get_usage(), err=True)
         say("error", error.format_message())
         if asked is not None:
-            say("hint", f"`{asked.command_path} --help` says more")
+            say("hint", _nearest_choice(error) or f"`{asked.command_path} --help` says more")
         sys.exit(error.exit_code)
     except SystemExit:
         if sys.stdout is stdout:
@@ -166,6 +167,13 @@ def fail(error: HpgoError) -> NoReturn:
     if error.hint:
         say("hint", error.hint)
     sys.exit(1)
+
+
+def _nearest_choice(error: click.ClickException) -> str:
+    """Return the choice that is like the one given, as a hint; empty if there is none."""
+    kind = getattr(getattr(error, "param", None), "type", None)
+    given = re.match("'(.*)' is not one of ", error.message)
+    return similar(given[1], map(str, kind.choices)) if given and isinstance(kind, click.Choice) else ""
 
 
 def main() -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+import os
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.errors import ArgumentError
-from hpgo.base.wording import percent
 from hpgo.cli.setups import SECTIONS, Listing, option, read, setup_options
 from hpgo.cli.terminal import say
 from hpgo.cli.values import PLAN, RUN_OUT, SCHEDULES, written
-from hpgo.model.profile import SPLIT_RATIOS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike
+    from collections.abc import Callable, Iterable, Sequence
 
     from hpgo.programs.names import ScheduleName
     from hpgo.timing.setup import Setup
     from hpgo.timing.timeline import Timeline
+
+    Called = Callable[[str], str]
+    """What errors call a field of `Setup`."""
 
 _DATA = (".npz", ".timeline.json")
 _MOST_ROWS = 64  # more ranks that differ are not listed one by one
@@ -70,6 +69,10 @@ def command(
       hpgo simulate --plan vgg19.plan.json -o vgg19.html
     """
     given = {key: value for key, value in options.items() if value is not None}
+
+    def called(key: str) -> str:
+        return f"`{option(key) if key in given else key}`"  # what the file says is called as there
+
     setup, beside = read(config, given)
     typed = beside.get("schedule", "1f1b") if compare is None else compare
     names: list[Any] = [typed] if compare is None else [name.strip() for name in typed.split(",")]
@@ -83,14 +86,14 @@ def command(
     if plan_file is not None:
         if sweep:
             raise ArgumentError("`--sweep` can't vary a plan", "a plan has its number of micro-batches")
-        timelines = _of_plan(plan_file, names if compare or "schedule" in given else [None], setup, given)
+        timelines = _of_plan(plan_file, names if compare or "schedule" in given else [None], setup, given, called)
     else:
         _check_known(names, setup)
-        _warn_of_split(setup.backward or None, setup.input_gradient_times or None, setup.weight_gradient_times or None)
         if sweep:
-            _sweep(names, setup, outputs, as_json=as_json)
+            _sweep(names, setup, called, outputs, as_json=as_json)
             return
-        timelines = [_timeline(setup, name) for name in names]
+        timelines = [_timeline(setup, name, called) for name in names]
+    _print_notes(note for timeline in timelines for note in timeline.notes)
     if as_json:
         documents = [timeline.to_json() for timeline in timelines]
         click.echo(documents[0] if compare is None else f"[{', '.join(documents)}]")
@@ -106,59 +109,46 @@ def command(
         click.echo(f"wrote {written}", err=True)
 
 
-def _of_plan(path: str, names: Sequence[ScheduleName | None], setup: Setup, given: dict[str, Any]) -> list[Timeline]:
+def _of_plan(
+    path: str, names: Sequence[ScheduleName | None], setup: Setup, given: dict[str, Any], called: Called
+) -> list[Timeline]:
     from hpgo.planning.plans import Plan
-    from hpgo.programs.costs import Costs
     from hpgo.timing.runs import BEYOND_A_PLAN, run_program
 
     allowed = {"schedule", "comm", "iterations", *BEYOND_A_PLAN.values()}
     if extra := ", ".join(option(key) for key in given if key not in allowed):
         raise ArgumentError(f"a plan brings its own numbers, but {extra} is given too", "leave out one of the two")
-    plan = Plan.read(path)
-    costs = plan.program().costs or Costs()
-    if setup.input_gradient_times or setup.weight_gradient_times:
-        halves_s = (
-            setup.input_gradient_times or costs.input_gradient_s,
-            setup.weight_gradient_times or costs.weight_gradient_s,
-        )
-        _warn_of_split(costs.backward_s, *halves_s)
-    return [run_program(setup, plan.program(name), called=lambda key: f"`{option(key)}`") for name in names]
+    program_of = Plan.read(path).program
+    return [run_program(setup, program_of(name), called=called) for name in names]
 
 
-def _warn_of_split(backward_s: ArrayLike | None, inputs_s: ArrayLike | None, weights_s: ArrayLike | None) -> None:
-    """Print a note that schedules don't compare, if split backward passes are outside `SPLIT_RATIOS` of whole ones."""
-    import numpy as np
-
-    if backward_s is None or inputs_s is None or weights_s is None:
-        return
-    # Lists of one number a stage and of one a rank have no common shape; `simulate` refuses or expands them.
-    with suppress(ValueError), np.errstate(all="ignore"):
-        ratios = (np.asarray(inputs_s, float) + np.asarray(weights_s, float)) / np.asarray(backward_s, float)
-        wrong = ratios[(ratios < SPLIT_RATIOS[0]) | (ratios > SPLIT_RATIOS[1])]
-        if len(wrong):
-            say(
-                "note",
-                f"I and W together take {percent(float(wrong[0]))} of B: schedules that split backward passes compute"
-                " for other times than those that don't, so their steps don't compare",
-            )
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in dict.fromkeys(notes):
+        say("note", note)
 
 
-def _timeline(setup: Setup, name: ScheduleName) -> Timeline:
+def _timeline(setup: Setup, name: ScheduleName, called: Called) -> Timeline:
     from hpgo.timing.runs import order_of, run
 
     if not _is_file(name):
-        return run(setup, order_of(setup, name))
+        return run(setup, order_of(setup, name, called=called), called=called)
     from hpgo.programs.orders import Schedule
 
     order = Schedule.read(name)
     for key, size in (("num_stages", order.ranks), ("num_batches", order.total_micro_batches)):
         if (asked := getattr(setup, key)) not in {None, size}:
             raise ArgumentError(f"`{option(key)}` is {asked}, but the orders in {name} are for {size}", "leave it out")
-    return run(setup, order)
+    return run(setup, order, called=called)
 
 
 def _is_file(name: str) -> bool:
-    return name.lower().endswith((".csv", ".txt"))
+    """Return whether `name` is the file of a schedule: it looks like one, or a file and no schedule is called so."""
+    from hpgo.programs.orders import schedules
+
+    if name.lower().endswith((".csv", ".txt")):
+        return True
+    is_known = any(name == family.name for family in schedules())
+    return not is_known and os.path.isfile(name)  # noqa: PTH113 -- `Path.is_file` fails on names that are too long
 
 
 def _check_known(names: Sequence[ScheduleName], setup: Setup) -> None:
@@ -192,7 +182,9 @@ def _print(timelines: Sequence[Timeline], *, alone: bool) -> None:
         table(*rows)
 
 
-def _sweep(names: Sequence[ScheduleName], setup: Setup, outputs: Sequence[str], *, as_json: bool) -> None:
+def _sweep(
+    names: Sequence[ScheduleName], setup: Setup, called: Called, outputs: Sequence[str], *, as_json: bool
+) -> None:
     from hpgo.cli.terminal import progress, table
     from hpgo.show import run_report
     from hpgo.timing.runs import sweep
@@ -202,8 +194,16 @@ def _sweep(names: Sequence[ScheduleName], setup: Setup, outputs: Sequence[str], 
 
         for output in outputs:
             check(output)
+    notes: list[str] = []
+
+    def timeline_of(setup: Setup, name: ScheduleName) -> Timeline:
+        timeline = _timeline(setup, name, called)
+        notes.extend(timeline.notes)
+        return timeline
+
     with progress("simulating") as report:
-        points = sweep(setup, names, _timeline, report)
+        points = sweep(setup, names, timeline_of, report)
+    _print_notes(notes)
     if as_json:
         click.echo(json.dumps([asdict(point) for point in points]))
     else:

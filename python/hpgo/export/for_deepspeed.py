@@ -24,7 +24,11 @@ IMPORTS = (
 MODULE = '''
 
 class PlannedPipelineModule(PipelineModule):
-    """Give it the layers in the order of LAYERS: `PlannedPipelineModule(layers, loss_fn=...)`."""
+    """Give it the layers in the order of LAYERS: `PlannedPipelineModule(layers, loss_fn=mean_loss)`.
+
+    `loss_fn(output, labels)` is the mean over the samples of a micro-batch, never their sum: DeepSpeed divides
+    gradients by the number of micro-batches and of replicas.
+    """
 
     def __init__(self, layers, *, topology=None, activation_checkpoint_interval=CHECKPOINT_INTERVAL,
                  activation_checkpoint_func=checkpointing.non_reentrant_checkpoint, **options):

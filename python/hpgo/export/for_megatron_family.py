@@ -1,7 +1,7 @@
 """What is built on Megatron Core and configured otherwise: Megatron-Bridge, NeMo, verl, ms-swift.
 
 They name the model themselves, so the number of its blocks is checked by the layout, not set. What they turn on of
-their own accord is set either way.
+their own accord is set either way: some recipes share sequences or hide other exchange than was priced.
 """
 
 from __future__ import annotations
@@ -9,18 +9,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_python, in_shell, in_yaml
+from hpgo.export import precision
 from hpgo.export.for_megatron import CLIPPING, settings
 from hpgo.export.jobs import Job
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hpgo.export.targets import Place, Target
 
-Value = int | str | bool | None
+Value = int | float | str | bool | dict[str, "Value"] | None
 
 _DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 _RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_layers")
 _OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
 _GROUP = "microbatch_group_size_per_vp_stage"
+_SINGLE = ("context_parallel_size", "expert_model_parallel_size")
+"""Degrees that recipes may raise, and that a plan of layers does not have."""
 
 
 def bridge(given: object, target: Target, place: Place) -> dict[str, str]:
@@ -32,15 +37,20 @@ def bridge(given: object, target: Target, place: Place) -> dict[str, str]:
         "model": _part(
             told,
             *_DEGREES,
+            *_single(told),
             "virtual_pipeline_model_parallel_size",
             "pipeline_model_parallel_layout",
             _GROUP,
             *_RECOMPUTATION,
         ),
         "ddp": _part(told, "use_distributed_optimizer", *_OVERLAPS),
-        "optimizer": _part(told, "use_distributed_optimizer"),
+        # Either section turns on what the other one has.
+        "optimizer": _part(told, "use_distributed_optimizer", "overlap_param_gather") | precision.optimizer(job),
     }
+    if (kept := precision.widths(job)) is not None:
+        sections["mixed_precision"] = _mixed_precision(*kept)
     lines = _comments(job, "optimizer.clip_grad")
+    lines.append("comm_overlap: null  # it would replace the settings of ddp")
     for name, values in sections.items():
         lines += [f"{name}:", *(f"  {key}: {_yaml(value)}" for key, value in values.items())]
     return {place.main or "planned.yaml": "\n".join(lines) + "\n"} | job.beside()
@@ -49,10 +59,10 @@ def bridge(given: object, target: Target, place: Place) -> dict[str, str]:
 def swift(given: object, target: Target, place: Place) -> dict[str, str]:
     """YAML of arguments: `megatron sft FILE`, with those of the model and the data beside them."""
     job = Job.of(given, target, place)
-    told = _told(job)
+    told = _told(job) | precision.swift(job) | precision.optimizer(job)
     told["recompute_granularity"] = told["recompute_granularity"] or "none"
-    keys = ("global_batch_size", "micro_batch_size", *_DEGREES, "pipeline_model_parallel_layout", _GROUP,
-            *_RECOMPUTATION, "use_distributed_optimizer", *_OVERLAPS)  # fmt: skip
+    # The plan's virtual stages follow from the layout.
+    keys = [key for key in told if key not in {"num_layers", "virtual_pipeline_model_parallel_size"}]
     # It passes each on as text, so what is to be left alone must not be there.
     values = {key: told[key] for key in keys if told[key] is not None}
     lines = [*_comments(job, "clip_grad"), *(f"{key}: {_yaml(value)}" for key, value in values.items())]
@@ -69,7 +79,7 @@ def verl(given: object, target: Target, place: Place) -> dict[str, str]:
         "data.train_batch_size": told["global_batch_size"],
         "data.micro_batch_size_per_gpu": told["micro_batch_size"],
         "data.use_dynamic_bsz": False,
-        **{f"engine.{key}": told[key] for key in (*_DEGREES, "virtual_pipeline_model_parallel_size")},
+        **{f"engine.{key}": told[key] for key in (*_DEGREES, *_single(told), "virtual_pipeline_model_parallel_size")},
         "engine.use_distributed_optimizer": told["use_distributed_optimizer"],
         **{f"++engine.override_ddp_config.{key}": told[key] for key in _OVERLAPS},
         **{f"++engine.override_transformer_config.{key}": told[key] for key in _RECOMPUTATION},
@@ -78,6 +88,9 @@ def verl(given: object, target: Target, place: Place) -> dict[str, str]:
             for key in ("pipeline_model_parallel_layout", _GROUP)
         },
     }
+    if kept := precision.verl(job):
+        overrides["engine.dtype"] = kept["dtype"]
+        overrides["++engine.override_ddp_config.grad_reduce_in_fp32"] = kept["grad_reduce_in_fp32"]
     comments = _comments(
         job,
         "optim.clip_grad",
@@ -96,17 +109,27 @@ def nemo(given: object, target: Target, place: Place) -> dict[str, str]:
         **{f"recipe.data.{key}": told[key] for key in ("global_batch_size", "micro_batch_size")},
         **{
             f"strategy.{key}": told[key]
-            for key in (*_DEGREES, "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout")
+            for key in (
+                *_DEGREES,
+                *_single(told),
+                "virtual_pipeline_model_parallel_size",
+                "pipeline_model_parallel_layout",
+            )
         },
         **{f"recipe.model.config.{key}": told[key] for key in (_GROUP, *_RECOMPUTATION)},
         **{f"strategy.ddp.{key}": told[key] for key in ("use_distributed_optimizer", *_OVERLAPS)},
         "recipe.optim.config.use_distributed_optimizer": told["use_distributed_optimizer"],
+        "recipe.optim.config.overlap_param_gather": told["overlap_param_gather"],
+        **{f"recipe.optim.config.{key}": value for key, value in precision.optimizer(job).items()},
     }
+    kept = precision.widths(job)
+    plugin, imports = ([], []) if kept is None else (_plugin(*kept), _IMPORTS)
     lines = [
         '"""What a plan decides in a recipe of NeMo, llm.llama3_8b.pretrain_recipe() say."""',
         "",
         *_comments(job, "recipe.optim.config.clip_grad"),
         "",
+        *imports,
         f"BLOCKS = {told['num_layers']}",
         "",
         "",
@@ -117,6 +140,11 @@ def nemo(given: object, target: Target, place: Place) -> dict[str, str]:
         '        raise ValueError(f"the plan is for {BLOCKS} blocks, but the model has {found}")',
         "    strategy = recipe.trainer.strategy",
         *(f"    {key} = {in_python(value)}" for key, value in values.items()),
+        *plugin,
+        "    # This callback would replace the settings of ddp.",
+        '    for callback in getattr(recipe.trainer, "callbacks", None) or []:',
+        '        if getattr(callback, "__fn_or_cls__", type(callback)).__name__ == "MegatronCommOverlapCallback":',
+        *(f"            callback.{key} = {in_python(told[key])}" for key in _OVERLAPS),
         "    return recipe",
     ]
     return {place.main or "planned.py": "\n".join(lines) + "\n"} | job.beside()
@@ -127,7 +155,61 @@ def _told(job: Job) -> dict[str, Value]:
     nothing: dict[str, Value] = dict.fromkeys((*_RECOMPUTATION, "pipeline_model_parallel_layout", _GROUP))
     off: dict[str, Value] = dict.fromkeys(("use_distributed_optimizer", *_OVERLAPS), False)
     chunks: dict[str, Value] = {"virtual_pipeline_model_parallel_size": job.chunks if job.chunks > 1 else None}
-    return nothing | off | chunks | settings(job)
+    single: dict[str, Value] = dict.fromkeys(_SINGLE, 1)
+    if job.gpus_per_device == 1:
+        single["sequence_parallel"] = False  # Megatron Core refuses it without tensor parallelism
+    return nothing | off | chunks | single | settings(job)
+
+
+def _single(told: Mapping[str, Value]) -> list[str]:
+    return [key for key in (*_SINGLE, "sequence_parallel") if key in told]
+
+
+_IMPORTS = (
+    "import nemo_run as run",
+    "import torch",
+    "from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecision",
+    "",
+)
+
+
+def _plugin(weights: str, gradients: str) -> list[str]:
+    """Return lines that replace the recipe's precision: NeMo gives its plugin's to the model and to the optimizer.
+
+    Source: `MegatronStrategy.connect` and `MegatronMixedPrecision` of NeMo 2.5.3.
+    """
+    return [
+        "    recipe.trainer.plugins = run.Config(",
+        "        MegatronMixedPrecision,",
+        f"        precision={in_python('bf16-mixed' if weights == 'bfloat16' else '32')},",
+        f"        params_dtype=torch.{weights},",
+        f"        pipeline_dtype=torch.{weights},",
+        f"        grad_reduce_in_fp32={gradients == 'float32'},",
+        "    )",
+        f"    strategy.pipeline_dtype = torch.{weights}",
+        f"    recipe.optim.config.bf16 = {weights == 'bfloat16'}",
+        "    recipe.optim.config.fp16 = False",
+    ]
+
+
+def _mixed_precision(weights: str, gradients: str) -> dict[str, Value]:
+    """Return a `MixedPrecisionConfig`, which gives its values to the model, to ddp and to the optimizer.
+
+    It is named as a whole, since recipes name theirs by a word, which has no fields to set. Source:
+    `training/mixed_precision.py` and `training/utils/omegaconf_utils.py` of Megatron-Bridge 0.6.0.
+    """
+    dtype: dict[str, Value] = {"_target_": f"torch.{weights}", "_call_": False}
+    return {
+        "_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig",
+        "fp32": weights == "float32",
+        "bf16": weights == "bfloat16",
+        "fp16": False,
+        "fp8": None,
+        "fp4": None,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "grad_reduce_in_fp32": gradients == "float32",
+    }
 
 
 def _comments(job: Job, clip: str, *notes: str) -> list[str]:
@@ -142,6 +224,8 @@ def _part(told: dict[str, Value], *keys: str) -> dict[str, Value]:
 def _yaml(value: Value) -> str:
     if value is None:
         return "null"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_yaml(one)}" for key, one in value.items()) + "}"
     return in_yaml(value) if isinstance(value, str) else str(value).lower()
 
 

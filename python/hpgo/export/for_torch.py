@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_python
+from hpgo.export import precision
 from hpgo.export.jobs import Job
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _HEAD = '''"""A plan for torch.distributed.pipelining. In each process, once its
     mesh = planned_mesh("cuda")
     modules = {stage: build(LAYERS[stage]) for stage in my_stages(mesh)}
     optimizer = planned_optimizer(modules, torch.optim.AdamW, mesh, lr=1e-4)
-    schedule = planned_schedule(modules, summed_loss, mesh, device)
+    schedule = planned_schedule(modules, loss, mesh, device)
     ...
     rows = my_rows(mesh)
     schedule.step(*[inputs[rows]] * first(mesh), target=targets[rows] if last(mesh) else None)
@@ -25,8 +26,8 @@ _HEAD = '''"""A plan for torch.distributed.pipelining. In each process, once its
     optimizer.step()
 
 A module takes what PASSED_ON names of the stage before it, as arguments in that order, and returns what it names of its
-own stage. `summed_loss(output, target)` is the sum over samples: it is divided by the global batch here, so gradients
-are those of the mean over the whole batch.
+own stage. `loss(output, target)` is the mean or the sum over the samples of a micro-batch. The first micro-batch shows
+which it is, and gradients are those of the mean over the whole batch.
 """
 '''
 
@@ -60,7 +61,7 @@ def my_rows(mesh):
     return [m * size + begin + row for m in range(MICRO_BATCHES) for row in range(SHARE)]
 
 
-def planned_schedule(modules, summed_loss, mesh, device):
+def planned_schedule(modules, loss, mesh, device):
     """A schedule of PyTorch's that runs the orders in ORDER. `modules` are those of this process, by stage."""
     if sorted(modules) != my_stages(mesh):
         raise ValueError(f"this process runs stages {my_stages(mesh)}, but modules are given for {sorted(modules)}")
@@ -71,11 +72,54 @@ def planned_schedule(modules, summed_loss, mesh, device):
     schedule = _PipelineScheduleRuntime(
         stages,
         n_microbatches=MICRO_BATCHES,
-        loss_fn=lambda output, target: summed_loss(output, target) / GLOBAL_BATCH_SIZE,
+        loss_fn=ShareOfMean(loss),
         scale_grads=False,
     )
     schedule._load_csv(str(ORDER))
     return schedule
+
+
+class ShareOfMean:
+    """What a micro-batch adds to the mean loss over the global batch, for a `loss` that is a mean or a sum."""
+
+    def __init__(self, loss):
+        self.loss = loss
+        self.factor = 1 / GLOBAL_BATCH_SIZE  # a sample's mean is its sum
+        self.checks = 2 if SHARE > 1 else 0  # PyTorch first tries the loss on memory that holds anything
+
+    def __call__(self, output, target):
+        if self.checks:
+            self.check(output, target)
+        return self.loss(output, target) * self.factor
+
+    def check(self, output, target):
+        """Compare the loss of a micro-batch with those of its samples."""
+        with torch.no_grad():
+            whole = self.loss(output, target)
+            each = [float(self.loss(*pair)) for pair in zip(samples(output), samples(target))]
+        if not all(map(math.isfinite, [float(whole), *each])):
+            return
+        total, largest = sum(each), max(map(abs, each))
+        near = (0.01 if whole.element_size() < 4 else 1e-4) * largest
+        is_mean, is_sum = abs(float(whole) - total / SHARE) <= near, abs(float(whole) - total) <= near * SHARE
+        if not is_mean and not is_sum:
+            raise ValueError(
+                f"the loss of {SHARE} samples is {float(whole):.6g}, and alone they have {each}: it must be their mean"
+                " or their sum, or gradients are not those of the whole batch"
+            )
+        if is_mean != is_sum:  # losses that add up to 0 show neither
+            self.factor = SHARE / GLOBAL_BATCH_SIZE if is_mean else 1 / GLOBAL_BATCH_SIZE
+            self.checks -= 1
+
+
+def samples(value):
+    """The samples of a micro-batch, each as a batch of one."""
+    if isinstance(value, (tuple, list)):
+        return list(zip(*map(samples, value)))
+    parts = value.chunk(SHARE)
+    if len(parts) != SHARE:
+        raise ValueError(f"a micro-batch has {SHARE} samples, and the loss is given {len(value)} rows")
+    return parts
 
 
 def sum_gradients(modules, mesh):
@@ -90,6 +134,20 @@ def sum_gradients(modules, mesh):
 def planned_optimizer(modules, kind, mesh, **options):
     """An optimizer of this kind for this process; replicas share its state if the plan says so (ZeRO stage 1)."""
     parameters = [parameter for module in modules.values() for parameter in module.parameters()]
+    for parameter in parameters if WEIGHTS else ():
+        if parameter.dtype != getattr(torch, WEIGHTS):
+            raise ValueError(f"memory is planned for weights in {WEIGHTS}, but some are in {parameter.dtype}")
+        parameter.grad_dtype = getattr(torch, GRADIENTS)
+    is_theirs = getattr(kind, "__module__", "").startswith("torch.optim")
+    if OPTIMIZER and is_theirs and (kind is torch.optim.SGD) != OPTIMIZER.startswith("sgd"):
+        raise ValueError(f"memory is planned for {OPTIMIZER}, not for {kind.__name__}")
+    if OPTIMIZER == "sgd" and options.get("momentum"):
+        raise ValueError("memory is planned for SGD without a momentum")
+    if WEIGHTS == "bfloat16" and is_theirs:
+        raise ValueError(
+            f"memory is planned for an optimizer that keeps its state and a copy of the weights in float32, and"
+            f" {kind.__name__} does not: give one that does, or plan with `--optimizer adam-fp32`"
+        )
     if SHARD_OPTIMIZER:
         return ZeroRedundancyOptimizer(
             parameters, optimizer_class=kind, process_group=mesh["data"].get_group(), **options
@@ -114,9 +172,11 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
     job = Job.of(given, target, place)
     program = job.program
     passed_on = [[one.layer for one in stage.crossings] for stage in program.stages]
+    weights, gradients = precision.widths(job) or (None, None)
     lines = [
         *(f"# {line}" for line in job.header()),
         "",
+        "import math",
         "from pathlib import Path",
         "",
         "import torch",
@@ -139,6 +199,9 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
         f"MICRO_BATCHES = {program.micro_batches}",
         f"GLOBAL_BATCH_SIZE = {program.global_batch_size}",
         f"RECOMPUTE = {program.recompute}",
+        f"OPTIMIZER = {in_python(job.optimizer)}",
+        f"WEIGHTS = {in_python(weights)}",
+        f"GRADIENTS = {in_python(gradients)}",
         f"SHARD_OPTIMIZER = {program.shard_optimizer and job.replicas > 1}",
     ]
     text = f"{_HEAD}\n" + "\n".join(lines) + "\n" + _CODE

@@ -20,7 +20,7 @@ from hpgo.export.precision import note
 from hpgo.model.profile import Profile
 from hpgo.planning.plans import Plan
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.launchers import check, launcher, runs_as, sums_shared
+from hpgo.programs.launchers import check, check_optimizer, launcher, runs_as, sums_shared
 from hpgo.programs.orders import schedule as build
 from hpgo.programs.program import Program
 from hpgo.programs.recomputation import activations_bytes, group_of
@@ -98,6 +98,13 @@ class Job:
             notes=(),
         )
         _check_ties(job)
+        check_optimizer(
+            row,
+            job.optimizer,
+            # A single replica has nobody to share with, and may be told to.
+            shard_optimizer=program.shard_optimizer if replicas > 1 else row.shares_bf16,
+            splits_backward=any("W" in action for order in runs.schedule.orders for action in order),
+        )
         step_s = _step_s(job)
         return replace(job, step_s=step_s, notes=tuple(_differences(job, program, step_s)))
 
@@ -318,6 +325,13 @@ def _differences(job: Job, planned: Program, step_s: float | None) -> Iterator[s
     if planned.schedule != job.program.schedule:
         name = row.schedules[runs_as(row, planned.schedule.name)]
         yield f"{title} runs {name}, not the plan's `{in_comment(planned.schedule.name)}`"
+    if (
+        row.shares_bf16
+        and job.replicas > 1
+        and not planned.shard_optimizer
+        and (job.optimizer or "").startswith("adam-bf16")
+    ):
+        yield f"{title} shares the optimizer's state between replicas with 16-bit weights, and the plan does not"
     if _sums_each_pass(job.program, row):
         if job.program.micro_batches > 1:
             yield f"{title} sums gradients in each of the {job.program.micro_batches} passes, not only in the last"

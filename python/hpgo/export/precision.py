@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError
 from hpgo.planning.optimizers import OPTIMIZERS
@@ -22,52 +22,96 @@ MEGATRON: Mapping[OptimizerName, Mapping[str, bool | float | str]] = {
     "sgd-momentum": {"optimizer": "sgd"},
 }
 """Names of its configuration. Source: `megatron/training/arguments.py`, 0.16.1 to 0.19."""
-TORCHTITAN: Mapping[OptimizerName, str] = {"adam-fp32": "float32", "adam-bf16-fp32-gradients": "bfloat16"}
-"""Values of `training.mixed_precision_param`. Its optimizers are Adam's, and FSDP sums gradients in fp32."""
 DEEPSPEED: Mapping[OptimizerName, Mapping[str, object]] = {
     "adam-fp32": {},
     "adam-bf16": {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}},
     "adam-bf16-fp32-gradients": {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
-    "sgd": {},
-    "sgd-momentum": {},
+    "sgd": {"zero_allow_untested_optimizer": True},
+    "sgd-momentum": {"zero_allow_untested_optimizer": True},
 }
 """Blocks of its configuration; the optimizer itself is the user's argument of `deepspeed.initialize`."""
 
 
-def megatron(job: Job) -> dict[str, bool | float | str]:
-    """Return the settings for a plan's precision and optimizer; nothing if no optimizer was priced.
-
-    Raises ArgumentError for SGD whose state replicas share, which Megatron-LM does not run.
-    """
+def widths(job: Job) -> tuple[str, str] | None:
+    """Return PyTorch's names for the types of weights and gradients; None if no optimizer was priced."""
     if (name := job.optimizer) is None:
+        return None
+    names = {2: "bfloat16", 4: "float32"}
+    return names[OPTIMIZERS[name].weights], names[OPTIMIZERS[name].gradients]
+
+
+def megatron(job: Job) -> dict[str, bool | float | str]:
+    """Return the settings for a plan's precision and optimizer; nothing if no optimizer was priced."""
+    return {} if job.optimizer is None else dict(MEGATRON[job.optimizer])
+
+
+def optimizer(job: Job) -> dict[str, Any]:
+    """Return the name of Megatron Core's optimizer and its momentum; nothing if no optimizer was priced."""
+    if job.optimizer is None:
         return {}
-    if name.startswith("sgd") and job.replicas > 1 and job.program.shard_optimizer:
+    chosen = megatron(job)
+    named = {"optimizer": chosen.get("optimizer", "adam")}
+    return named | {key: value for key, value in chosen.items() if key == "sgd_momentum"}
+
+
+def verl(job: Job) -> dict[str, str | bool]:
+    """Return `dtype`, and `grad_reduce_in_fp32`; nothing if no optimizer was priced.
+
+    Raises ArgumentError for weights in 32 bits, which verl's Megatron engine refuses
+    (`McoreEngineConfig.__post_init__` in `verl/workers/config/engine.py`, 0.9.1).
+    """
+    if (kept := widths(job)) is None:
+        return {}
+    weights, gradients = kept
+    if weights == "float32":
         raise ArgumentError(
-            f"{job.launcher.title} shares the state of Adam alone between replicas, and the plan was priced for {name}",
-            "plan without `--shard-optimizer`, or with `--optimizer adam-bf16-fp32-gradients`",
+            f"{job.target.title} keeps weights in 16 bits, and the plan was priced for {job.optimizer}",
+            "plan with `--optimizer adam-bf16-fp32-gradients`, or `adam-bf16`",
         )
-    return dict(MEGATRON[name])
+    return {"dtype": weights, "grad_reduce_in_fp32": gradients == "float32"}
+
+
+def swift(job: Job) -> dict[str, str | bool]:
+    """Return ms-swift's arguments for the precision; nothing if no optimizer was priced.
+
+    It sums gradients in fp32 unless `main_grads_dtype` is bf16, which Megatron Core takes with its precision-aware
+    optimizer alone, and that one needs the distributed optimizer (`_map_dtype` in
+    `swift/megatron/arguments/megatron_args.py`, 4.5.2; `megatron/core/optimizer/optimizer_config.py`, 0.16.1).
+
+    Raises ArgumentError for 16-bit gradients without a shared optimizer state.
+    """
+    if (kept := widths(job)) is None:
+        return {}
+    weights, gradients = kept
+    told: dict[str, str | bool] = {"torch_dtype": weights, "bf16": weights == "bfloat16", "fp16": False}
+    if gradients == "bfloat16":
+        if not job.program.shard_optimizer:
+            raise ArgumentError(
+                f"{job.target.title} sums gradients in 16 bits with a shared optimizer state alone, and the plan was"
+                f" priced for {job.optimizer} without",
+                "plan with `--shard-optimizer`, or with `--optimizer adam-bf16-fp32-gradients`",
+            )
+        told |= {"use_distributed_optimizer": True, "use_precision_aware_optimizer": True, "main_grads_dtype": "bf16"}
+    return told
 
 
 def torchtitan(job: Job) -> str | None:
-    """Return the value of `training.mixed_precision_param`; None if no optimizer was priced.
-
-    Raises ArgumentError for an optimizer, or sums of gradients, that torchtitan does not have.
-    """
-    if (name := job.optimizer) is None:
-        return None
-    if name not in TORCHTITAN:
-        why = "sums gradients in fp32" if name.startswith("adam") else "has no SGD"
-        raise ArgumentError(
-            f"{job.launcher.title} {why}, and the plan was priced for {name}",
-            f"plan with `--optimizer {' or '.join(TORCHTITAN)}`",
-        )
-    return TORCHTITAN[name]
+    """Return the value of `training.mixed_precision_param`; None if no optimizer was priced."""
+    return None if (kept := widths(job)) is None else kept[0]
 
 
 def deepspeed(job: Job) -> dict[str, object]:
-    """Return the blocks of the configuration for a plan's precision; nothing if no optimizer was priced."""
-    return {} if job.optimizer is None else dict(DEEPSPEED[job.optimizer])
+    """Return the blocks of the configuration for a plan's precision; nothing if no optimizer was priced.
+
+    Source: `DeepSpeedEngine._do_optimizer_sanity_check` of 0.19.8, which takes 32-bit gradients of 16-bit weights with
+    ZeRO alone, and optimizers that it does not know, such as SGD, only if it is told to.
+    """
+    if (name := job.optimizer) is None:
+        return {}
+    blocks = dict(DEEPSPEED[name])
+    if name == "adam-bf16-fp32-gradients":
+        blocks["zero_optimization"] = {"stage": 1}
+    return blocks
 
 
 def note(job: Job) -> str | None:

@@ -50,7 +50,9 @@ class WayJob:
             )
         if lack := rules.lacking(plan.transformer):
             raise ArgumentError(f"{row.title} {lack.why}", lack.hint)
-        if why := rules.broken(price.way, micro_batches=price.micro_batches, experts=bool(plan.transformer.experts)):
+        model = plan.transformer
+        why = rules.broken(price.way, micro_batches=price.micro_batches, experts=bool(model.experts), tied=model.tied)
+        if why:
             raise ArgumentError(f"{row.title} {why}", f"plan for it: `hpgo plan … --seq … --for {row.name}`")
         return cls(target, place, row, plan)
 

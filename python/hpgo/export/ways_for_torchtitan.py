@@ -25,11 +25,22 @@ _FLAVOURS: dict[tuple[int, ...], str] = {
 }
 """Of its `llama3`: layers, width, heads, those with keys of their own, inner width, words."""
 _REGISTRY: dict[tuple[int, ...], tuple[str, str, str]] = {
-    **{(*shape, 128, False): ("llama3", f"llama3_{name.lower()}", name) for shape, name in _FLAVOURS.items()},
-    (40, 5120, 40, 8, 17408, 151936, 128, True): ("qwen3", "qwen3_14b", "14B"),
-    (64, 5120, 64, 8, 25600, 151936, 128, True): ("qwen3", "qwen3_32b", "32B"),
+    **{(*shape, 128, False, False): ("llama3", f"llama3_{name.lower()}", name) for shape, name in _FLAVOURS.items()},
+    (16, 2048, 32, 8, 8192, 128256, 64, False, True): ("llama3", "llama3_8b", "1B"),
+    (28, 3072, 24, 8, 8192, 128256, 128, False, True): ("llama3", "llama3_8b", "3B"),
+    (28, 1024, 16, 8, 3072, 151936, 128, True, True): ("qwen3", "qwen3_0_6b", "0.6B"),
+    (28, 2048, 16, 8, 6144, 151936, 128, True, True): ("qwen3", "qwen3_1_7b", "1.7B"),
+    (40, 5120, 40, 8, 17408, 151936, 128, True, False): ("qwen3", "qwen3_14b", "14B"),
+    (64, 5120, 64, 8, 25600, 151936, 128, True, False): ("qwen3", "qwen3_32b", "32B"),
 }
-"""Package, function of its registry and flavour in torchtitan 0.3.0, by the shape above, head width and head norms."""
+"""Package, function of its registry and flavour in torchtitan 0.3.0, by the shape above, head width, head norms and
+tied embeddings."""
+_REPLACED = {
+    "405B": "bfloat16, as planned, not its float8",
+    "1B": "its own configuration is for 8B",
+    "3B": "its own configuration is for 8B",
+}
+"""Flavours whose function of the registry has another model, and why."""
 
 
 def toml(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
@@ -94,7 +105,7 @@ def python(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
     shape: dict[str, int] = {
         "layers": model.layers, "dim": model.hidden, "vocab_size": model.vocab, "n_heads": model.heads,
         "n_kv_heads": model.kv_heads, "head_dim": model.head_dim, "ffn": model.ffn, "qk_norm": model.head_norms,
-        "biases": False, "tied": False,
+        "biases": False, "tied": model.tied,
     }  # fmt: skip
     parts = parts_of(job.counts, "lm_head") if way.pipeline > 1 else []
     comments = job.header(CLIPPING, *_split(job), *_unstated(job))
@@ -120,7 +131,7 @@ def _shape(job: WayJob) -> tuple[int, ...]:
 def _start(job: WayJob) -> list[str]:
     """Return lines of a user's module that take torchtitan's own configuration of the model, if it has one."""
     model = job.model
-    found = _REGISTRY.get((*_shape(job), model.head_dim, model.head_norms))
+    found = _REGISTRY.get((*_shape(job), model.head_dim, model.head_norms, model.tied))
     if found is None:
         kind = "qwen3" if model.head_norms else "llama3"
         return [
@@ -130,11 +141,12 @@ def _start(job: WayJob) -> list[str]:
         ]
     package, function, flavour = found
     lines = [f"from torchtitan.models.{package}.config_registry import {function}"]
-    if function == "llama3_405b":  # whose own configuration computes in float8
+    why = _REPLACED.get(flavour)
+    if why:
         lines.insert(0, f"from torchtitan.models.{package} import model_registry")
     lines += ["", "def mine():", f"    config = {function}()"]
-    if function == "llama3_405b":
-        lines.append(f'    config.model_spec = model_registry("{flavour}")  # bfloat16, as planned, not its float8')
+    if why:
+        lines.append(f'    config.model_spec = model_registry("{flavour}")  # {why}')
     return [*lines, "    return planned(config)"]
 
 

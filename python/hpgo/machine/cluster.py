@@ -287,9 +287,13 @@ class Cluster(Record):
         """
         devices = _count("devices", devices)
         if devices > self.devices:
+            from hpgo.machine.presets import PRESETS
+
+            base = self.name.partition(":")[0]
+            larger = f"{base}:{-(-devices // PRESETS[base].devices)}" if base in PRESETS else ""
             raise ClusterError(
                 f"cluster `{self.name}` has {self.devices} devices, not {devices}",
-                "name a larger one: `h100:16` is sixteen machines",
+                f"name a larger one, such as `{larger}`" if larger else f"use at most {self.devices}",
             )
         if devices == self.devices:
             return self

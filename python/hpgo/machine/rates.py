@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.errors import ClusterError
-from hpgo.base.wording import shorten
+from hpgo.base.units import format_bytes
+from hpgo.base.wording import in_a_row, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,6 +152,12 @@ The second name is the one that messages suggest. Each name stands for one card:
 other memory, compute at other rates."""
 
 
+_MEMORY = ({"a100-40": 40e9, "a100": 80e9}, {"h100": 80e9, "h100-96": 96e9})
+"""Bytes of memory of cards of one chip that share its bare name, the smallest first, from their datasheets."""
+_GIB_FOR_GB = 2**30 / 1e9 * 1.001
+"""Datasheets say GB and mean GiB, so a device has up to this many times the bytes that its datasheet promises."""
+
+
 def _spelt(name: str) -> str:
     """Return a name without what spelling varies: case, the maker in front, blanks or underscores for hyphens."""
     plain = "-".join(re.split(r"[-_\s]+", name.strip().lower()))
@@ -178,15 +185,21 @@ def same_card(one: str, other: str) -> bool:
     return (key_of(one) or _spelt(one)) == (key_of(other) or _spelt(other))
 
 
-def rates_of(device: str) -> Rates:
+def rates_of(device: str, memory_bytes: float | None = None) -> Rates:
     """Return the rates of a device by its name in a cluster, such as `H100-80GB`.
 
-    Raises ClusterError with the nearest names if the name is not one of `NAMES`.
+    Raises ClusterError with the nearest names if the name is not one of `NAMES`, and if the device's memory, where it
+    is given, is that of another card of the chip.
 
     >>> rates_of("A100-40GB").bytes_per_s, rates_of("H100-80GB").narrow_flop_per_s["fp8"]
     (1555000000000.0, 1979000000000000.0)
+    >>> rates_of("A100", 40e9)
+    Traceback (most recent call last):
+    hpgo.ClusterError: a device of type `A100` with 40 GB may be more than one card, and their memory bandwidth differs
     """
     if (key := key_of(device)) is not None:
+        if memory_bytes is not None:
+            _check_card(device, key, memory_bytes)
         return RATES[key]
     import difflib
 
@@ -197,4 +210,30 @@ def rates_of(device: str) -> Rates:
         f"it is not known how fast a device of type `{shorten(device)}` computes",
         f"{how} {', '.join(nearest or RATES)}: set `type` to the one to compare with, and `speed` to how many times as"
         " fast yours is",
+    )
+
+
+def _check_card(device: str, key: str, memory_bytes: float) -> None:
+    """Raise ClusterError if a name with `memory_bytes` doesn't tell which card of a chip is meant."""
+    cards = next((cards for cards in _MEMORY if key in cards), {key: memory_bytes})
+    fitting = [card for card, most in cards.items() if memory_bytes <= most * _GIB_FOR_GB]
+    says_memory = _spelt(device) != _spelt(NAMES[key][0])
+    larger = [card for card in fitting if cards[card] >= cards[key]]
+    if key in fitting and (says_memory or len(larger) == len(fitting)):
+        return
+    size = format_bytes(memory_bytes)
+    names = [f"`{NAMES[card][1]}`" for card in fitting]
+    if not names:
+        known = in_a_row([f"`{NAMES[card][1]}`" for card in cards])
+        raise ClusterError(
+            f"a device of type `{shorten(device)}` has {size}, which none of its cards has: known are {known}",
+            "set `type` to the one to compare with, and `speed` to how many times as fast yours is",
+        )
+    what = (
+        "is not that card"
+        if says_memory or len(names) == 1
+        else "may be more than one card, and their memory bandwidth differs"
+    )
+    raise ClusterError(
+        f"a device of type `{shorten(device)}` with {size} {what}", f"set `type` to {in_a_row(names, 'or')}"
     )

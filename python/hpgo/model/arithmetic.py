@@ -11,8 +11,15 @@ from typing import Literal
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import check_fields
+from hpgo.base.wording import near, shorten
 
 RouterScore = Literal["softmax", "sigmoid"]
+ACTIVATIONS = (
+    "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh", "gelu_pytorch_tanh",
+    "hardswish", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu",
+    "sqrtsoftplus", "swish", "tanh",
+)  # fmt: skip
+"""The activation functions of transformers, without the two that have parameters, `prelu` and `xielu`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +124,10 @@ class Arithmetic:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.activation not in ACTIVATIONS:
+            raise ArgumentError(
+                f"there is no activation function `{shorten(self.activation)}`", near(self.activation, ACTIVATIONS)
+            )
         for name in (
             "norm_epsilon", "rope_theta", "rope_local_theta", "rotary_fraction", "attention_scale",
             "attention_logit_softcap", "final_logit_softcap", "embedding_scale", "router_scale", "router_group_top",

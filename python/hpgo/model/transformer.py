@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hpgo.base.checks import check_is, whole
+from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.base.records import check_fields
 from hpgo.base.wording import counted
@@ -138,34 +139,49 @@ class Transformer:
             raise ArgumentError(
                 f"transformer `{self.name}` has {counted(self.heads, 'head')}, which don't part evenly into"
                 f" {self.kv_heads} with keys and values of their own",
-                "kv_heads divides heads",
+                f"set `kv_heads` to {max(d for d in divisors(self.heads) if d <= self.kv_heads)}",
             )
         for field in ("dense_layers", "window_layers"):
             if (most := max(getattr(self, field), default=0)) >= self.layers:
                 raise ArgumentError(
                     f"transformer `{self.name}` has {counted(self.layers, 'layer')}, and {field} names {most}",
-                    "they count from 0",
+                    f"name layers from 0 to {self.layers - 1}",
                 )
         if self.experts and not (self.expert_ffn and 0 < self.experts_per_token <= self.experts):
             raise ArgumentError(
                 f"transformer `{self.name}` has {counted(self.experts, 'expert')} of width {self.expert_ffn}, and a"
                 f" token goes to {self.experts_per_token}",
-                "give expert_ffn and experts_per_token, from 1 to experts",
+                f"set `experts_per_token` to a whole number from 1 to {self.experts}"
+                if self.expert_ffn
+                else f"set `expert_ffn`, the width of each, such as {self.hidden}",
             )
         grouped = 0 < self.groups_per_token <= self.expert_groups and self.experts % self.expert_groups == 0
         if self.experts and not grouped:
             raise ArgumentError(
                 f"transformer `{self.name}` has {counted(self.experts, 'expert')} in {self.expert_groups} groups, and a"
                 f" token goes to {self.groups_per_token} of them",
-                "expert_groups divides experts, and groups_per_token is from 1 to as many",
+                f"set `expert_groups` to {min(divisors(self.experts), key=lambda d: abs(d - self.expert_groups))}"
+                if self.experts % self.expert_groups
+                else f"set `groups_per_token` to a whole number from 1 to {self.expert_groups}",
             )
         told = self.experts_per_token or self.expert_ffn or self.shared_ffn or self.dense_layers
         if not self.experts and (told or self.expert_groups != 1):
             raise ArgumentError(
-                f"transformer `{self.name}` has no experts, but says what they are like", "give experts"
+                f"transformer `{self.name}` has no experts, but says what they are like", "set `experts`"
             )
         if not self.ffn and len(self.dense_layers if self.experts else range(self.layers)):
-            raise ArgumentError(f"transformer `{self.name}` has layers without experts, and ffn is 0", "give their ffn")
+            raise ArgumentError(
+                f"transformer `{self.name}` has layers without experts, and `ffn` is 0",
+                f"set `ffn`, such as {4 * self.hidden}",
+            )
+        rotated = self.head_dim if self.latent is None else self.latent.rope_dim
+        if self.arithmetic is not None and self.arithmetic.rope_theta is not None and rotated % 2:
+            raise ArgumentError(
+                f"transformer `{self.name}` rotates heads of width {rotated}, but RoPE turns pairs of dimensions",
+                f"set `head_dim` to an even number, such as {rotated + 1}"
+                if self.latent is None
+                else f"set `rope_dim` to an even number, such as {rotated + 1}",
+            )
         if self.positions and self.arithmetic is not None and self.arithmetic.rope_theta is not None:
             raise ArgumentError(
                 f"transformer `{self.name}` has learned positions and a rope_theta", "leave one of them out"

@@ -156,7 +156,7 @@ _SHAPES: dict[str, Transformer] = {
     # DeepSeek-AI 2024 (arXiv 2405.04434, 2412.19437), without the layers that predict further tokens
     "deepseek-v2-lite": _shape(
         27, 2048, 16, 16, 10944, 102400, head_dim=192, latent=replace(_LATENT, q_rank=None), experts=64,
-        experts_per_token=6, expert_ffn=1408, shared_ffn=2816, dense_layers=(0,), longest=32768,
+        experts_per_token=6, expert_ffn=1408, shared_ffn=2816, dense_layers=(0,), longest=163840,
     ),
     "deepseek-v2": _shape(
         60, 5120, 128, 128, 12288, 102400, head_dim=192, latent=_LATENT, experts=160, experts_per_token=6,

@@ -86,7 +86,7 @@ def _result(items: Sequence[tuple[str, str]], drawn: Sequence[Timeline]) -> dict
     )
     words = (
         f'<div class="wide" tabindex="0" role="group" aria-label="Figures"><table><tr>{head}</tr>{body}</table></div>'
-        f'<p class="hint">{escape(definitions(drawn, with_table=True))}</p>'
+        f'<p class="hint">{escape(definitions(drawn, with_table=True))}</p>{_notes(drawn)}'
     )
     frame = (
         f'<iframe id="picture" src="{picture}" title="Picture: {escape(title)}"></iframe>'
@@ -105,6 +105,11 @@ def _result(items: Sequence[tuple[str, str]], drawn: Sequence[Timeline]) -> dict
         "MORE": more,
         "SAID": escape(said),
     }
+
+
+def _notes(drawn: Sequence[Timeline]) -> str:
+    notes = dict.fromkeys(note for timeline in drawn for note in timeline.notes)
+    return "".join(f'<p class="hint">Note: {escape(note)}.</p>' for note in notes)
 
 
 def _blamed(error: HpgoError | None) -> str:

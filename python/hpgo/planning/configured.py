@@ -233,39 +233,53 @@ def price(
     most_gpus = cluster.devices
     if devices is not None:
         cluster = cluster.first(devices)
-    way = Way(
-        tensor=whole("tp", tp),
-        sequence=whole("tp", tp) > 1 if sequence_parallel is None else sequence_parallel,
-        context=whole("cp", cp),
-        expert=whole("ep", ep),
-        pipeline=whole("pp", pp),
-        first_layers=None if first_layers is None else whole("first_layers", first_layers),
-        last_layers=None if last_layers is None else whole("last_layers", last_layers),
-        chunks=whole("vpp", vpp),
-        schedule=schedule,
-        micro_batch_size=whole("micro_batch_size", micro_batch_size),
-        recompute=recompute,
-        recompute_layers=None if recompute_layers is None else whole("recompute_layers", recompute_layers),
-        zero=whole("zero", zero, least=0, most=3),
-        precision=precision,
-        flash=flash,
-        fused=fused,
-        overlap=overlap,
-        fused_loss=fused_loss,
-        fused_update=fused_update,
-        flat_update=flat_update,
-        dtensor=dtensor,
-        narrow_gradients=narrow_gradients,
-        offload_layers=whole("offload_layers", offload_layers, least=0),
-    )
+    degrees = {
+        "tp": whole("tp", tp), "cp": whole("cp", cp), "ep": whole("ep", ep), "pp": whole("pp", pp),
+        "vpp": whole("vpp", vpp), "micro_batch_size": whole("micro_batch_size", micro_batch_size),
+    }  # fmt: skip
+
+    def way_of(pipeline: int, chunks: int) -> Way:
+        return Way(
+            tensor=degrees["tp"],
+            sequence=degrees["tp"] > 1 if sequence_parallel is None else sequence_parallel,
+            context=degrees["cp"],
+            expert=degrees["ep"],
+            pipeline=pipeline,
+            first_layers=None if first_layers is None else whole("first_layers", first_layers),
+            last_layers=None if last_layers is None else whole("last_layers", last_layers),
+            chunks=chunks,
+            schedule=schedule,
+            micro_batch_size=degrees["micro_batch_size"],
+            recompute=recompute,
+            recompute_layers=None if recompute_layers is None else whole("recompute_layers", recompute_layers),
+            zero=whole("zero", zero, least=0, most=3),
+            precision=precision,
+            flash=flash,
+            fused=fused,
+            overlap=overlap,
+            fused_loss=fused_loss,
+            fused_update=fused_update,
+            flat_update=flat_update,
+            dtensor=dtensor,
+            narrow_gradients=narrow_gradients,
+            offload_layers=whole("offload_layers", offload_layers, least=0),
+        )
+
     try:
+        way = way_of(degrees["pp"], degrees["vpp"])
         return price_on(model, cluster, way, platform, global_batch_size=global_batch_size, seq=seq)
     except DegreeError as error:
         from hpgo.planning.remedies import of_price
 
+        try:
+            # Two stages on each of several ranks are of every schedule, so degrees can be tried from there.
+            base = way_of(max(2, degrees["pp"]), 2)
+        except ArgumentError:
+            raise error from None
         raise of_price(
-            error, model, way, gpus=cluster.devices, most_gpus=most_gpus, global_batch_size=global_batch_size, seq=seq
-        ) from None
+            error, model, base, degrees,
+            gpus=cluster.devices, most_gpus=most_gpus, global_batch_size=global_batch_size, seq=seq,
+        ) from None  # fmt: skip
 
 
 def price_on(

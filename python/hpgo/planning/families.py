@@ -159,6 +159,8 @@ def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Famil
             data = gpus.count // shape.group // pipeline
             if global_batch_size % data or not (takes("pp", pipeline) and takes("dp", data)):
                 continue
+            if pipeline > 1 and model.tied and not rules.ties_piped:
+                continue
             most_chunks = (model.layers + 2) // pipeline if pipeline > 1 else 1
             chunks = [count for count in range(1, most_chunks + 1) if takes("vpp", count)]
             experts = [each for each in divisors(model.experts or 1) if gpus.count // pipeline % each == 0]

@@ -1,4 +1,6 @@
-"""Laws that plans, prices of transformers and chain plans keep. Every answer is checked before it leaves.
+"""Laws that plans, prices of transformers, chain plans and answers of the original planner keep.
+
+Every answer is checked before it leaves.
 
 The numbers are computed here from the profile and the cluster, independently of the native planner. docs/proofs.md
 lists the laws.
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.laws import broken, check, first_broken, is_equal, is_most
@@ -456,3 +458,44 @@ CHAIN_LAWS = (
     chain_numbers_are_lengths, stages_follow_each_other, interval_is_the_longest, latency_is_the_sum,
     value_is_above_bound, hosts_hold_their_stages,
 )  # fmt: skip
+
+
+# --- Answers of the original planner ----------------------------------------------------------------------------------
+
+
+class Original(NamedTuple):
+    """An answer of the original HPGO planner (`hpgo.compat`): its speed-ups, and its stages, if it has any."""
+
+    speed_ups: Sequence[float]
+    devices: int
+    states: int = 0
+    stages: Sequence[tuple[int, int, int, Sequence[int]]] = ()
+
+
+def check_original(model: str, answer: Original) -> None:
+    """Raise InternalError if an answer of the original planner breaks a law."""
+    check(f"the compatible plan of `{shorten(model)}`", ORIGINAL_LAWS, answer)
+
+
+def original_speed_up_is_possible(answer: Original) -> str:
+    """A speed-up of the original planner is at most the number of devices, which it takes to be equally fast."""
+    used = sum(len(devices) for *_, devices in answer.stages) or answer.devices
+    wrong = (one for one in answer.speed_ups if not (0 <= one < inf and is_most(one, used)))
+    return "" if next(wrong, None) is None else "`speedup`"
+
+
+def original_stages_follow_each_other(answer: Original) -> str:
+    """Stages of the original planner hold the states one after the other to the last one, each device at most one."""
+    first, last, used = 0, answer.states - 1, set[int]()
+    for at, (start, end, _, devices) in enumerate(answer.stages):
+        is_last = at == len(answer.stages) - 1
+        if start != first or not start <= end <= last or (is_last and end != last):
+            return f"stage {at}"
+        if not devices or not used.isdisjoint(devices) or not all(0 <= one < answer.devices for one in devices):
+            return f"the devices of stage {at}"
+        first = end
+        used.update(devices)
+    return ""
+
+
+ORIGINAL_LAWS = (original_speed_up_is_possible, original_stages_follow_each_other)

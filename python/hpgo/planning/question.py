@@ -132,6 +132,16 @@ class Question:
     """What the native planner knows of this question and of its variants."""
 
     @property
+    def needs_full_ranks(self) -> bool:
+        """Whether interleaved schedules need as many micro-batches as ranks, or more: a framework's own do."""
+        return self.launcher is not None and not self.launcher.by_file
+
+    @property
+    def has_single_wave(self) -> bool:
+        """Whether Hanayo has two stages on each device, a single V."""
+        return self.launcher is not None and self.launcher.single_v
+
+    @property
     def session(self) -> _core.Session:
         """The native planner's model, cuts and cluster, which variants with other settings share."""
         return self.sessions.of(self.profile, self.cluster, self.stage_ends, self.some_stage_ends)

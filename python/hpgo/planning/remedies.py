@@ -16,13 +16,13 @@ from hpgo.base.wording import in_a_row
 from hpgo.ways.way import MOST_ZERO, DegreeError, check_batch, check_degrees, data_degree, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from hpgo.model.transformer import Transformer
     from hpgo.ways.space import Space
     from hpgo.ways.way import Way
 
-_FIELDS = {
+DEGREES = {
     "tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "vpp": "chunks",
     "micro_batch_size": "micro_batch_size",
 }  # fmt: skip
@@ -32,27 +32,40 @@ _NEAR = 8  # values of each of two degrees that are tried together. Twice as man
 
 
 def of_price(
-    error: DegreeError, model: Transformer, way: Way, *, gpus: int, most_gpus: int, global_batch_size: int, seq: int
+    error: DegreeError,
+    model: Transformer,
+    way: Way,
+    asked: Mapping[str, int],
+    *,
+    gpus: int,
+    most_gpus: int,
+    global_batch_size: int,
+    seq: int,
+    kept: Container[str] = (),
 ) -> ArgumentError:
     """Return `error` with a hint whose arguments `hpgo.price` accepts in place of the refused ones.
 
-    `gpus` are used of `most_gpus` that the cluster has.
+    `asked` are the degrees that were refused, by the keys of `DEGREES`; what else is asked is in `way`. `gpus` are used
+    of `most_gpus` that the cluster has. Names that are `kept` can't be asked for otherwise.
     """
+    now = {**asked, "devices": gpus, "global_batch_size": global_batch_size}
 
     def accepts(changes: Mapping[str, int]) -> bool:
-        fields = {_FIELDS.get(name, name): value for name, value in changes.items()}
-        count, batch = fields.pop("devices", gpus), fields.pop("global_batch_size", global_batch_size)
-        if "tp" in changes and (way.tensor == 1 or changes["tp"] == 1):
-            fields["sequence"] = changes["tp"] > 1  # as `hpgo.price` has it if nothing is said
+        degrees = {**now, **changes}
+        fields: dict[str, int | bool] = {field: degrees[name] for name, field in DEGREES.items()}
+        fields |= {name: value for name, value in changes.items() if name not in now}
+        if degrees["tp"] == 1 or ("tp" in changes and asked["tp"] == 1):
+            fields["sequence"] = degrees["tp"] > 1  # as `hpgo.price` has it if nothing is said
         try:
             tried = replace(way, **fields)  # type: ignore[arg-type]  # all are whole numbers
             check_degrees(model, tried, seq=seq)
-            check_batch(replace(tried, data=data_degree(tried, count)), batch)
+            data = data_degree(tried, degrees["devices"])
+            check_batch(replace(tried, data=data), degrees["global_batch_size"])
         except ArgumentError:
             return False
         return True
 
-    each = way.group * way.pipeline
+    each = asked["tp"] * asked["cp"] * asked["pp"]
     degrees = sorted({*divisors(gpus), *divisors(most_gpus)})
     values: dict[str, Iterable[int]] = {
         "tp": degrees,
@@ -65,10 +78,9 @@ def of_price(
             {each * at for at in range(1, min(most_gpus // each, _MOST) + 1)}
             | {1 << power for power in range(most_gpus.bit_length())}
         ),
-        "global_batch_size": _multiples(global_batch_size, max(1, gpus // each) * way.micro_batch_size),
+        "global_batch_size": _multiples(global_batch_size, max(1, gpus // each) * asked["micro_batch_size"]),
     }
-    now = {name: getattr(way, field) for name, field in _FIELDS.items()}
-    now |= {"devices": gpus, "global_batch_size": global_batch_size}
+    values = {name: each for name, each in values.items() if name not in kept}
 
     def fitting(name: str) -> list[int]:
         return [value for value in values[name] if value != now[name] and accepts({name: value})]
@@ -78,13 +90,13 @@ def of_price(
     for name in blamed:
         if fits := fitting(name):
             found.append(_nearest(name, now[name], fits, first=not found))
-    if "pp" in error.degrees and (ends := _ends(model, way, accepts)):
+    if "pp" in error.degrees and "first_layers" not in kept and (ends := _ends(model, way, accepts)):
         found.append(f"give the ends another number of layers: {' '.join(ends)}")
     if not found:
         others = (name for name in values if name not in blamed)
         found = [_nearest(name, now[name], fits) for name in others if (fits := fitting(name))][:2]
     if not found:
-        found = _pairs(blamed, values, now, accepts)
+        found = _pairs(blamed, values, now, accepts) or _several(values, now, accepts)
     return ArgumentError(error.message, ", or ".join(found))
 
 
@@ -118,7 +130,24 @@ def of_space(
     if not found:
         names = [name for name in dict.fromkeys((*space.fixed, *space.excluded)) if has_ways(space.without(name))]
         found = [f"leave {in_a_row([name.replace('_', '-') for name in names], 'or')} open"] if names else []
-    return ArgumentError(error.message, ", or ".join(found) or error.hint)
+    if not found and (names := _in_the_way(space, has_ways)):
+        found = [f"leave {in_a_row([name.replace('_', '-') for name in names])} open"]
+    return ArgumentError(error.message, ", or ".join(found))
+
+
+def _in_the_way(space: Space, has_ways: Callable[[Space], bool]) -> list[str]:
+    """Names that leave ways if all of them are open, where no single one does; none if that is not enough."""
+    names, left = list(dict.fromkeys((*space.fixed, *space.excluded))), space
+    for name in names:
+        left = left.without(name)
+    if not has_ways(left):
+        return []
+    for name in names:
+        fixed = {key: space.fixed[key] for key in (name,) if key in space.fixed}
+        excluded = {key: space.excluded[key] for key in (name,) if key in space.excluded}
+        tried = replace(left, fixed={**left.fixed, **fixed}, excluded={**left.excluded, **excluded})
+        left = tried if has_ways(tried) else left
+    return [name for name in names if name not in left.fixed and name not in left.excluded]
 
 
 def _nearest(name: str, now: int, fitting: list[int], *, verb: str = "use", first: bool = False) -> str:
@@ -162,6 +191,33 @@ def _pairs(
             if fits:
                 a, b = min(fits, key=lambda pair: (abs(pair[0] - now[one]), abs(pair[1] - now[other])))
                 return [f"use `{one}={a}` and `{other}={b}`"]
+    return []
+
+
+def _several(
+    values: Mapping[str, Iterable[int]], now: Mapping[str, int], accepts: Callable[[Mapping[str, int]], bool]
+) -> list[str]:
+    """Degrees that are accepted together, where no two are: each as near to what was asked as the ones before let it.
+
+    It begins with degrees of 1, or the pipeline that a schedule needs, and with a batch and GPUs that fit these.
+    """
+    gpus, batch = now["devices"], now["global_batch_size"]
+    one = dict.fromkeys(DEGREES, 1)
+    starts = [one, one | {"pp": 2}, one | {"pp": 2, "vpp": 2}]
+    sizes = [{"devices": gpus, "global_batch_size": batch}]
+    if "global_batch_size" in values:
+        sizes += [{"devices": gpus, "global_batch_size": size} for size in _near(_multiples(batch, gpus), batch)]
+    sizes += [{"devices": count, "global_batch_size": batch} for count in _near(values.get("devices", ()), gpus)]
+    for size, start in product(sizes, starts):
+        if not accepts(chosen := start | size):
+            continue
+        for name in ("tp", "pp", "vpp", "cp", "ep", "micro_batch_size", "global_batch_size", "devices"):
+            for value in (now[name], *_near(values.get(name, ()), now[name])):
+                if abs(value - now[name]) < abs(chosen[name] - now[name]) and accepts({**chosen, name: value}):
+                    chosen = {**chosen, name: value}
+                    break
+        changed = [f"`{name}={value}`" for name, value in chosen.items() if value != now[name]]
+        return [f"use {in_a_row(changed)}"]
     return []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypedDict, get_args
 
 from hpgo.base.errors import ArgumentError, HpgoError, InfeasibleError
@@ -18,8 +19,9 @@ from hpgo.planning.plans import Restriction
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.search import search
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.launchers import sums_shared
+from hpgo.programs.launchers import check_optimizer, sums_shared
 from hpgo.programs.names import PlannedSchedule
+from hpgo.programs.orders import schedules
 from hpgo.programs.recomputation import activations_bytes, group_of
 
 if TYPE_CHECKING:
@@ -56,6 +58,18 @@ def restricted(question: Question, launcher: Launcher, *, schedule: str | None) 
                 f"{title} does not share the optimizer's state between replicas", "leave out `shard_optimizer`"
             )
         memory = replace(memory, shard_optimizer=True)
+    elif launcher.shares_bf16 and (memory.optimizer or "").startswith("adam-bf16"):
+        memory = replace(memory, shard_optimizer=True)
+    splitting = {family.name for family in schedules() if family.splits_backward}
+    check_optimizer(
+        launcher,
+        memory.optimizer,
+        shard_optimizer=memory.shard_optimizer,
+        splits_backward=schedule in splitting,
+    )
+    if memory.optimizer == "adam-bf16-fp32-gradients" and not launcher.widens_halves:
+        whole = {name: own for name, own in launcher.schedules.items() if name not in splitting}
+        launcher = replace(launcher, schedules=MappingProxyType(whole))
     cluster = question.cluster
     if cluster.gpus_per_device > 1 and not launcher.tensor_parallel:
         raise ArgumentError(
@@ -155,12 +169,11 @@ def _lacking_bytes(plan: Plan, question: Question, launcher: Launcher) -> float:
     if group is None:
         return 0.0
     aside_bytes = plan.assumed.memory.reserved_bytes - question.memory.reserved_bytes
+    kept_bytes = [activations_bytes(question.profile, blocks, stage, group, stage.in_flight) for stage in plan.stages]
     return (
         max(
-            activations_bytes(question.profile, blocks, stage, group, stage.in_flight)
-            - stage.memory.activations_bytes
-            - stage.headroom_bytes
-            for stage in plan.stages
+            sum(kept_bytes[at] for at in own.stages) - own.memory.activations_bytes - own.headroom_bytes
+            for own in plan.groups
         )
         - aside_bytes
     )

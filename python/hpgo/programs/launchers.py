@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
-from hpgo.ways.launchers import DEEPSPEED, MEGATRON, TORCHTITAN, Rules
+from hpgo.ways.launchers import DEEPSPEED, MEGATRON, TORCHTITAN, TORCHTITAN_02, Rules
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from hpgo.planning.optimizers import OptimizerName
     from hpgo.programs.blocks import Blocks
     from hpgo.programs.names import ScheduleName
 
@@ -56,6 +57,16 @@ class Launcher:
     """Of each stage."""
     ties: Literal["any", "ends", "none"] = "none"
     """Weights that stages may share, whose gradients it sums: any, or what embeds and what predicts, or none."""
+    optimizers: tuple[OptimizerName, ...] = ()
+    """Optimizers that it has settings for; all if empty."""
+    shares_sgd: bool = True
+    """Whether replicas may share the state of SGD."""
+    shares_bf16: bool = False
+    """Whether replicas share the state of an optimizer of 16-bit weights in any case."""
+    single_v: bool = False
+    """Whether stages make at most one V on the ranks, where they do not make loops: two stages a rank in `hanayo`."""
+    widens_halves: bool = True
+    """Whether gradients may be wider than weights where backward passes are split."""
     ways: Rules | None = None
     """Which ways of training a transformer it runs; None for those that no way is exported for."""
 
@@ -86,6 +97,8 @@ _BY_FILE = MappingProxyType(
         _CSV,
     )
 )  # fmt: skip
+_FSDP: tuple[OptimizerName, ...] = ("adam-fp32", "adam-bf16-fp32-gradients")
+"""torchtitan's optimizers are Adam's, and FSDP sums gradients in fp32."""
 
 TABLE: tuple[Launcher, ...] = (
     Launcher(
@@ -97,6 +110,7 @@ TABLE: tuple[Launcher, ...] = (
         recomputes="groups",
         tensor_parallel=True,
         ties="ends",
+        shares_sgd=False,
         ways=MEGATRON,
     ),
     # Its data parallelism beside a pipeline is FSDP, which shares the optimizer's state. PyTorch's runtime sums
@@ -111,7 +125,9 @@ TABLE: tuple[Launcher, ...] = (
         overlaps=False,
         recomputes="block",
         tensor_parallel=True,
-        ways=TORCHTITAN,
+        optimizers=_FSDP,
+        single_v=True,
+        ways=TORCHTITAN_02,
     ),
     Launcher(
         "torchtitan",
@@ -122,6 +138,8 @@ TABLE: tuple[Launcher, ...] = (
         overlaps=False,
         recomputes="block",
         tensor_parallel=True,
+        optimizers=_FSDP,
+        single_v=True,
         ways=TORCHTITAN,
     ),
     # Gradients are summed in one go once all backward passes are done.
@@ -133,9 +151,13 @@ TABLE: tuple[Launcher, ...] = (
         cuts="anywhere",
         overlaps=False,
         ties="any",
+        shares_bf16=True,
         ways=DEEPSPEED,
     ),
-    Launcher("torch", "2.15", "PyTorch", schedules=_BY_FILE, cuts="anywhere", overlaps=False),
+    # `stage_backward_weight` assigns gradients of the type of the weights.
+    Launcher(
+        "torch", "2.15", "PyTorch", schedules=_BY_FILE, cuts="anywhere", overlaps=False, widens_halves=False,
+    ),
     *(
         Launcher(name, version, title, schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1)
         for name, version, title in (
@@ -254,6 +276,40 @@ def sums_shared(launcher: Launcher, layers: Collection[str], blocks: Blocks | No
     if launcher.ties != "ends" or blocks is None:
         return launcher.ties == "any"
     return {*blocks.before, *blocks.after}.issuperset(layers)
+
+
+def check_optimizer(
+    launcher: Launcher, optimizer: OptimizerName | None, *, shard_optimizer: bool, splits_backward: bool
+) -> None:
+    """Raise ArgumentError, with the way out, if `launcher` has no settings for what memory is priced with.
+
+    `shard_optimizer` is whether replicas share the optimizer's state, where there are several; `splits_backward` is
+    whether gradients of inputs and of weights are passes of their own. An `optimizer` of None is one without a preset.
+    """
+    if optimizer is None:
+        return
+    sgd, priced = optimizer.startswith("sgd"), f"and the plan is priced for {optimizer}"
+    if launcher.optimizers and optimizer not in launcher.optimizers:
+        why = "has no SGD" if sgd else "sums gradients in fp32"
+        raise ArgumentError(
+            f"{launcher.title} {why}, {priced}", f"plan with `--optimizer {' or '.join(launcher.optimizers)}`"
+        )
+    if sgd and shard_optimizer and not launcher.shares_sgd:
+        raise ArgumentError(
+            f"{launcher.title} shares the state of Adam alone between replicas, {priced}",
+            "plan without `--shard-optimizer`, or with `--optimizer adam-bf16-fp32-gradients`",
+        )
+    if optimizer == "adam-bf16-fp32-gradients" and splits_backward and not launcher.widens_halves:
+        raise ArgumentError(
+            f"{launcher.title} sums gradients in the type of the weights where backward passes are split, {priced}",
+            "plan with `--optimizer adam-bf16`, or with a schedule that does not split them, `--schedule 1f1b` say",
+        )
+    if optimizer == "adam-bf16-fp32-gradients" and not shard_optimizer and launcher.shares_bf16:
+        raise ArgumentError(
+            f"{launcher.title} sums gradients of 16-bit weights in 32 bits only where replicas share the optimizer's"
+            f" state, {priced}",
+            "plan with `--shard-optimizer`, or with `--optimizer adam-bf16`",
+        )
 
 
 def check(

@@ -207,7 +207,10 @@ class Schedule(Record):
         path = as_path(path, ScheduleError)
         with hinted("name a CSV file with one line a rank"):
             text = read_text(path, ScheduleError, most=MOST_BYTES_OF_RUNS)
-        return cls.from_text(text, name=path.stem)
+        try:
+            return cls.from_text(text, name=path.stem)
+        except ScheduleError as error:
+            raise ScheduleError(f"{path}: {error.message}", error.hint) from None
 
     def to_text(self, *, in_steps: bool = False) -> str:
         """One line a rank, entries separated by commas.

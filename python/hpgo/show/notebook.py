@@ -117,7 +117,8 @@ def of_timeline(timeline: Timeline) -> str:
         )
     ]  # fmt: skip
     columns = [timeline.row, "busy", "idle", "activations held", *(["peak memory"] if peaks else [])]
-    return _answer(f"{headline}, bubble {_percent(measures.idle_over_total)}", picture, _table(columns, rows))
+    notes = _facts([("note", note) for note in timeline.notes]) if timeline.notes else ""
+    return _answer(f"{headline}, bubble {_percent(measures.idle_over_total)}", picture, _table(columns, rows), notes)
 
 
 def of_chain(plan: ChainPlan) -> str:

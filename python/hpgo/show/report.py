@@ -539,7 +539,7 @@ def sweep(plans: Sequence[Plan]) -> tuple[str, list[str], list[tuple[object, ...
             f"{plan.samples_per_s:.4g}",
             f"{plan.speed_up:.4g}",
             f"{100 * plan.bubble:.1f} %",
-            "-" if plan.gap is None else f"{100 * plan.gap:.1f} %",
+            "-" if plan.gap is None or math.isinf(plan.gap) else f"{100 * plan.gap:.1f} %",
             _free(min(plan.groups, key=lambda group: group.headroom_bytes / group.capacity_bytes)),
         )
         for plan in plans
@@ -558,9 +558,11 @@ def _instead(plan: Plan, other: Alternative) -> str:
         return f"{counted(other.stages, 'stage')}: {other.why}"
     if other.why == "is this plan":
         return other.why
-    ratio = other.step_s / plan.step_s if plan.step_s else math.inf
+    ratio = other.step_s / plan.step_s if plan.step_s else math.inf if other.step_s else 1.0
     if abs(ratio - 1) <= 1e-9:
         longer = "as long"
+    elif math.isinf(ratio):
+        longer = "longer"
     elif ratio < 1:  # of a plan that was preferred for its memory
         longer = f"{percent(1 - ratio)} shorter"
     else:

@@ -10,7 +10,8 @@ from hpgo import _core
 from hpgo.base.checks import check_is, choice, whole
 from hpgo.base.errors import ArgumentError
 from hpgo.base.room import check_room
-from hpgo.base.wording import near, shown
+from hpgo.base.wording import near, percent, shown
+from hpgo.model.profile import SPLIT_RATIOS
 from hpgo.programs.costs import Costs, StageBytes
 from hpgo.programs.orders import MOST_ACTIONS, Schedule
 from hpgo.programs.program import Program
@@ -152,12 +153,28 @@ def simulate(
         devices=() if program is None else program.devices_of_rank,
         title="" if program is None else program.title,
         row_names=() if program is None else program.row_names,
+        notes=_notes(columns.compute_s),
     )
     return replace(timeline, micro_batches=micro_batches, iterations=iterations)
 
 
 RUN_BYTES = 60
 """Of memory for each action, measured: what the simulator keeps, and takes while it runs."""
+
+
+def _notes(compute_s: NDArray[np.float64]) -> tuple[str, ...]:
+    """Return a note that schedules don't compare, if split backward passes are outside `SPLIT_RATIOS` of whole ones."""
+    whole_s, halves_s = compute_s[:, 1], compute_s[:, 2] + compute_s[:, 3]
+    wrong = (halves_s < SPLIT_RATIOS[0] * whole_s) | (halves_s > SPLIT_RATIOS[1] * whole_s)
+    if not wrong.any():
+        return ()
+    at = int(wrong.argmax())
+    share = percent(float(halves_s[at] / whole_s[at])) + " of B" if whole_s[at] else "time, and B none"
+    note = (
+        f"I and W together take {share}: schedules that split backward passes compute for other times than those that"
+        " don't, so their steps don't compare"
+    )
+    return (note,)
 
 
 def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple[Schedule, Costs, Program | None]:

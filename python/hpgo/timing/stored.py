@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FIELDS = (
     "schedule", "ranks", "stages", "chunks", "micro_batches", "iterations", "communication", "memory_cap_bytes", "row",
-    "devices", "title", "row_names",
+    "devices", "title", "row_names", "notes",
 )  # fmt: skip
 """What a timeline says beside its columns; the makespan is among the measures."""
 
@@ -199,6 +199,11 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
         if len(names) != ranks or not all(isinstance(name, str) for name in names):
             top.wrong("row_names", f"a name for each of {ranks} ranks, or none", names)
         facts["row_names"] = tuple(names)
+    if "notes" in top:
+        notes = top.items("notes")
+        if not all(isinstance(note, str) for note in notes):
+            top.wrong("notes", "texts", notes)
+        facts["notes"] = tuple(notes)
     if facts["row"] not in {"rank", "stage", "group"}:
         top.wrong("row", "rank, stage or group", facts["row"])
     actions = _columns_of(top, ranks) if columns is None else columns

@@ -111,6 +111,8 @@ class Timeline(Record):
     """What runs on what, where that is known."""
     row_names: tuple[str, ...] = ()
     """What each rank stands for, in words; empty where its number says it."""
+    notes: tuple[str, ...] = ()
+    """What to know before the run is compared with others: halves of backward passes that don't add up, say."""
 
     def __post_init__(self) -> None:
         if isinstance(self.schedule, str):  # names are only shown, whatever they hold
@@ -289,6 +291,7 @@ def of_simulation(
     devices: tuple[int, ...],
     title: str,
     row_names: tuple[str, ...],
+    notes: tuple[str, ...],
 ) -> Timeline:
     """The timeline of a native simulation; `stage_bytes` has the columns of `hpgo.StageBytes`."""
     import numpy as np
@@ -345,4 +348,5 @@ def of_simulation(
         devices=devices,
         title=title,
         row_names=row_names,
+        notes=notes,
     )

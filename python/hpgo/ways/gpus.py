@@ -70,7 +70,9 @@ class Gpus:
                 f"a device of cluster `{shorten(cluster.name)}` is {cluster.gpus_per_device} GPUs",
                 "name one with a device for each GPU: how many share a layer is part of the plan",
             )
-        rates, kept = rates_of(first.device.name), _KEPT[precision]
+        # Of another speed, the name is that of a device to compare with, which may have other memory.
+        memory_bytes = first.device.memory_bytes if first.device.speed == 1 else None
+        rates, kept = rates_of(first.device.name, memory_bytes), _KEPT[precision]
         if kept not in rates.flop_per_s:
             known = [name for name in ("bf16", "fp16") if _KEPT[name] in rates.flop_per_s]
             raise ClusterError(

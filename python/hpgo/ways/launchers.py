@@ -69,6 +69,12 @@ class Rules(Record):
 
     `hpgo.ways.arithmetic.TABLES` has the settings for the arithmetic of the latter two.
     """
+    ties: bool = True
+    """Whether one matrix may both embed and predict; for models that the user brings, always."""
+    ties_piped: bool = True
+    """The same beside a pipeline, whose ends are on several GPUs then."""
+    widens_by_zero: bool = False
+    """Whether 16-bit weights have 32-bit sums of gradients only where replicas share something, or there is one."""
     context_needs_flash: bool = False
     """Whether parts of a sequence need a fused attention kernel."""
     further_tokens: bool = False
@@ -110,7 +116,8 @@ class Rules(Record):
             odd = not model.gated or model.centred_norms or model.positions
             biases = model.attention_bias != "none" or model.ffn_bias
             what = "layers other than Llama's" if odd else "biases" if biases else None
-            what = what or ("sliding windows" if model.window_layers else "tied embeddings" if model.tied else None)
+            what = what or ("sliding windows" if model.window_layers else None)
+            what = what or ("tied embeddings" if model.tied and not self.ties else None)
         elif model.latent is None and (model.attention_bias == "all") != model.ffn_bias:
             what = "biases in attention or in feed-forward networks alone"
         elif model.ffn_bias and model.attention_bias == "qkv":
@@ -127,13 +134,15 @@ class Rules(Record):
             return f"predicts no further tokens of models that learn positions, and `{model.name}` does both"
         return None
 
-    def broken(self, way: Way, *, micro_batches: int, experts: bool = False) -> str | None:
+    def broken(self, way: Way, *, micro_batches: int, experts: bool = False, tied: bool = False) -> str | None:
         """Why the launcher does not run `way`, in words that go on after its name; None if it does.
+
+        `experts` and `tied` are the model's: whether layers hold some, and whether one matrix embeds and predicts.
 
         >>> MEGATRON.broken(Way(data=8, zero=3), micro_batches=1)
         'shares what replicas hold as zero 0 or 1, not 3'
         """
-        if why := self.broken_degrees(way):
+        if why := self.broken_degrees(way, tied=tied):
             return why
         if way.zero in self.zeros_of(way, micro_batches=micro_batches, experts=experts):
             return None
@@ -145,8 +154,10 @@ class Rules(Record):
         beside = " beside a pipeline" if way.pipeline > 1 and self.zeros != self.zeros_piped else ""
         return f"shares what replicas hold{beside} as zero {in_a_row(known, 'or')}, not {way.zero}"
 
-    def broken_degrees(self, way: Way) -> str | None:
+    def broken_degrees(self, way: Way, *, tied: bool = False) -> str | None:
         """As `broken`, of all but what replicas share."""
+        if way.pipeline > 1 and tied and not self.ties_piped:
+            return f"has no pipeline of models with tied embeddings, and pp is {way.pipeline}"
         if way.tensor > 1 and not self.tensor:
             return f"has no tensor parallelism here, and tp is {way.tensor}"
         if way.context > 1 and not self.context:
@@ -190,9 +201,11 @@ class Rules(Record):
         """
         if max(way.shards, way.expert_shards if experts else 1) == 1:
             return (0,)
+        widens = self.widens_by_zero and way.precision == "bf16" and not way.narrow_gradients
+        zeros = tuple(zero for zero in (self.zeros_piped if way.pipeline > 1 else self.zeros) if zero or not widens)
         if way.pipeline > 1:
-            return self.zeros_piped
-        return tuple(zero for zero in self.zeros if zero == MOST_ZERO or not self.sums_each_pass or micro_batches == 1)
+            return zeros
+        return tuple(zero for zero in zeros if zero == MOST_ZERO or not self.sums_each_pass or micro_batches == 1)
 
     def as_run(self, way: Way) -> Way:
         """`way` with gradients summed when the launcher does, and fused operations where it compiles layers.
@@ -233,10 +246,14 @@ TORCHTITAN = Rules(
     overlaps_piped=False,
     sums_each_pass=True,
     shape="llama",
+    ties_piped=False,
 )
 """Replicas are FSDP's: weights stay gathered from forward to backward, or are gathered in each; beside a pipeline they
 stay gathered for the step. It refuses to compile layers whose backward passes are split; DualPipeV, which it also has,
-runs the halves of its pairs one after the other, and so has nothing for its memory."""
+runs the halves of its pairs one after the other, and so has nothing for its memory. Its Llamas and Qwen3s tie
+embeddings without a pipeline (`Decoder.Config.update_from_config`, 0.3.0)."""
+TORCHTITAN_02 = replace(TORCHTITAN, ties=False)
+"""Version 0.2 ties the matrices of Qwen3 alone, which it takes by name."""
 DEEPSPEED = Rules(
     zeros=(0, 1, 2, 3),
     zeros_piped=(0, 1),
@@ -245,6 +262,9 @@ DEEPSPEED = Rules(
     context=False,
     interleaves=False,
     flat_update=True,
+    narrow_gradients=True,
+    widens_by_zero=True,
     overlaps_piped=False,
 )
-"""Its engines split what a user's own layers compute by nothing but samples and stages."""
+"""Its engines split what a user's own layers compute by nothing but samples and stages. They refuse 32-bit sums of
+gradients of 16-bit weights without ZeRO (`DeepSpeedEngine._do_optimizer_sanity_check`, 0.19.8)."""

@@ -65,7 +65,9 @@ class Space:
         space = cls(rules, title, fixed, left)
         for name, value in fixed.items():
             if not space._is_left_in(name, value):
-                raise ArgumentError(f"{name} is fixed to {value} and excluded", "take one of them back")
+                raise ArgumentError(
+                    f"{name} is fixed to {value} and excluded", f"leave {_shown(name)} out of one of them"
+                )
         return space
 
     def takes(self, name: str, value: Value) -> bool:
@@ -119,7 +121,7 @@ class Space:
         piped = max(degree["pp"], 2) if degree["vpp"] > 1 else degree["pp"]
         if degree["vpp"] > 1 and given.get("pp") == 1:
             what = f"vpp {degree['vpp']}" if "vpp" in given else f"schedule {passes}"
-            raise ArgumentError(f"{what} needs a pipeline, and pp is fixed to 1", "take one of them back")
+            raise DegreeError(f"{what} needs a pipeline, and pp is fixed to 1", "leave pp open", ("pp", "vpp"))
         way = Way(
             tensor=degree["tp"], sequence=degree["tp"] > 1, context=degree["cp"], expert=degree["ep"],
             pipeline=piped, chunks=degree["vpp"], precision=precision, recompute=given.get("recompute", "none"),  # type: ignore[arg-type]  # it was looked at
@@ -131,7 +133,7 @@ class Space:
                 " with, keeps none",
                 "take none, which is the same then, or full; `hpgo price --no-flash` knows attention that keeps them",
             )
-        if why := rules.broken_degrees(rules.as_run(way)):
+        if why := rules.broken_degrees(rules.as_run(way), tied=model.tied):
             raise ArgumentError(
                 f"{self.title} {why}", "leave that open, or plan for another launcher with `--for`: megatron runs most"
             )

@@ -108,28 +108,27 @@ class Way:
             if getattr(self, end) is not None:
                 whole(end, getattr(self, end))
                 if self.pipeline == 1:
-                    raise ArgumentError(f"{end} is of a pipeline, whose degree is 1", "raise pp")
+                    raise ArgumentError(f"{end} is of a pipeline, whose degree is 1", f"leave {end} out")
         if self.sequence and self.tensor == 1:
-            raise ArgumentError("sequence parallelism needs tensor parallelism, whose degree is 1", "raise tp")
-        if self.chunks > 1 and self.pipeline == 1:
             raise ArgumentError(
-                f"{self.chunks} stages on each GPU need a pipeline, whose degree is 1", "raise pp, or take vpp 1"
+                "sequence parallelism needs tensor parallelism, whose degree is 1", "leave sequence_parallel out"
+            )
+        if self.chunks > 1 and self.pipeline == 1:
+            raise DegreeError(
+                f"{self.chunks} stages on each GPU need a pipeline, whose degree is 1", "use `vpp=1`", ("pp", "vpp")
             )
         if self.splits:
             self._check_split()
         if self.recompute_layers is not None and self.recompute != "full":
             raise ArgumentError(
                 f"recompute_layers is {self.recompute_layers}, but what is computed anew is {self.recompute}",
-                "it counts whole layers: recompute='full'",
+                "use recompute='full', whose layers it counts",
             )
 
     def _check_split(self) -> None:
         if self.chunks != 2 and (self.schedule == "zb_v" or self.chunks == 1):
             several = "two stages" if self.schedule == "zb_v" else "several stages"
-            raise ArgumentError(
-                f"{self.schedule} has {several} on each GPU, not {self.chunks}",
-                "interleave two, with vpp 2",
-            )
+            raise DegreeError(f"{self.schedule} has {several} on each GPU, not {self.chunks}", "use `vpp=2`", ("vpp",))
         if self.schedule == "zb_v" and (self.first_layers, self.last_layers) != (None, None):
             raise ArgumentError(
                 "the first GPU of a V has the last stage, too", "leave first_layers and last_layers out"

@@ -154,7 +154,20 @@ pub fn partition(
             }
             Ok(plan)
         }
-        Answer::Stopped => Err(control.error()),
+        Answer::Stopped => Err(match control.error() {
+            Error::TimedOut { .. } => Error::TimedOut { known: at_least(objective, least) },
+            interrupted => interrupted,
+        }),
         Answer::Nothing => Err(shortage::explain(whole.as_ref().unwrap_or(&costs), max_interval_s, control)),
+    }
+}
+
+/// What a lower bound says of all plans, behind the statement that none was found.
+fn at_least(objective: Objective, bound: f64) -> String {
+    match objective {
+        Objective::Throughput if bound > 0.0 => format!("; each takes at least {bound:.6} s between batches"),
+        Objective::Latency if bound > 0.0 => format!("; each takes at least {bound:.6} s for a batch"),
+        Objective::Hosts => format!("; each takes at least {bound:.0} of the hosts"),
+        _ => String::new(),
     }
 }

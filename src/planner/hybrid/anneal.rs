@@ -207,7 +207,7 @@ impl<'a> Annealing<'a> {
                     }
                 }
             }
-            if path_s > before_s * (1.0 - SETTLED) {
+            if path_s >= before_s * (1.0 - SETTLED) {
                 return tried * (STEP + STEP_OF_STAGE * plan.stages() as u64);
             }
         }

@@ -2,6 +2,7 @@
 //!
 //! They are points of the search space; a report says by how much they are slower, or what memory they lack.
 
+use super::memory_bound::nothing_fits_at_a_glance;
 use super::packing::Packing;
 use super::price::{Candidate, Priced, Pricer, StageChoice};
 use super::settings::Settings;
@@ -109,7 +110,7 @@ pub fn fitting(model: &Model, cluster: &Cluster, settings: &Settings, control: &
 /// # Errors
 /// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
 fn fits_at_once(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<bool> {
-    if nothing_fits(model, cluster, settings, Schedules::OF_SETTINGS, control)? {
+    if nothing_fits_at_a_glance(model, cluster, settings, control)? {
         return Ok(false);
     }
     Ok(Task::all(model, cluster, settings).iter().any(|task| Packing::coarse(task).has_plan(control)))

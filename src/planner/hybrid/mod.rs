@@ -33,6 +33,7 @@ mod relaxed;
 mod search;
 mod settings;
 mod sketch;
+mod slices;
 mod smaller;
 mod space;
 mod task;
@@ -52,7 +53,7 @@ pub use classics::{Straight, closest, data_parallel, fitting, helpful_changes, s
 pub use drafts::draft;
 pub use evaluate::{evaluate, reprice};
 pub use exhaustive::exhaustive;
-pub use memory_bound::{Schedules, no_layers_fit, nothing_fits};
+pub use memory_bound::{Schedules, nothing_fits, nothing_fits_with_any_cuts};
 pub use price::{Candidate, Priced, Pricer, StageChoice, StagePrice};
 pub use settings::{Settings, WarmUp};
 
@@ -627,6 +628,8 @@ impl<'a> Search<'a> {
             }
         }
         let priced = self.pricer.price(&plan)?;
+        // What was chosen last may be no compact placement, and shorter than all of these.
+        let compact_bound_s = compact_bound_s.map(|bound_s| bound_s.min(priced.step_s));
         Ok(Answer {
             lower_bound_s,
             searched_cuts_bound_s,

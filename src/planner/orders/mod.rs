@@ -50,6 +50,15 @@ pub struct Problem<'a> {
     pub settings: &'a Settings,
 }
 
+/// What a framework requires of schedules with several stages on a device.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct VirtualStageLimits {
+    /// Two micro-batches or more, and no more ranks than micro-batches.
+    pub needs_full_ranks: bool,
+    /// Hanayo has a single wave: two stages on each device.
+    pub has_single_wave: bool,
+}
+
 /// A simulated plan.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -107,10 +116,15 @@ pub type Tried = (String, Outcome);
 /// [`Error::Argument`] for a schedule that can't be planned, or a question that makes no sense; [`Error::Infeasible`] with
 /// what 1F1B or eager 1F1B lacks if that fits nowhere and no schedule that holds less was found to fit;
 /// [`Error::TimedOut`] or [`Error::Cancelled`] if the search was stopped before there was any plan.
-pub fn search(problem: &Problem<'_>, names: &[String], control: &Control) -> Result<Vec<Tried>> {
+pub fn search(
+    problem: &Problem<'_>,
+    names: &[String],
+    limits: VirtualStageLimits,
+    control: &Control,
+) -> Result<Vec<Tried>> {
     problem.settings.check()?;
     problem.cluster.check()?;
-    let mut search = Search { problem, names, control, tried: Vec::new() };
+    let mut search = Search { problem, names, limits, control, tried: Vec::new() };
     search.run()?;
     if control.should_stop() && !search.tried.iter().any(|(_, outcome)| step_s(outcome).is_some()) {
         return Err(control.error());
@@ -121,6 +135,7 @@ pub fn search(problem: &Problem<'_>, names: &[String], control: &Control) -> Res
 struct Search<'a> {
     problem: &'a Problem<'a>,
     names: &'a [String],
+    limits: VirtualStageLimits,
     control: &'a Control,
     tried: Vec<Tried>,
 }
@@ -227,14 +242,21 @@ impl Search<'_> {
         let mut asked = Vec::new();
         for (name, chunks) in VIRTUAL_STAGES {
             if self.is_asked(name) {
-                asked.push((family(name)?, chunks));
+                let is_single = name == "hanayo" && self.limits.has_single_wave;
+                asked.push((family(name)?, if is_single { &[2][..] } else { chunks }));
             }
         }
         if asked.is_empty() || (!self.tried.is_empty() && self.control.should_stop()) {
             return Ok(());
         }
         let known_s = self.tried.iter().filter_map(|(_, outcome)| step_s(outcome)).fold(f64::INFINITY, f64::min);
-        let found = virtual_stages::best_of_each(self.problem, &asked, self.near_size(), known_s, &self.quiet());
+        let found = virtual_stages::best_of_each(
+            self.problem,
+            &asked,
+            self.limits.needs_full_ranks,
+            (self.near_size(), known_s),
+            &self.quiet(),
+        );
         for ((family, _), found) in asked.into_iter().zip(found) {
             let outcome = match found {
                 Ok(found) => Outcome::Simulated(Box::new(found)),

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use super::bound::lower_bound_s;
 use super::improve::Improver;
-use super::shapes::{self, shapes};
+use super::shapes::{self, Shape, shapes};
 use super::{Found, MOST_ACTIONS, Problem, near_sizes};
 use crate::control::{Control, Progress};
 use crate::error::{Error, Result};
@@ -50,12 +50,13 @@ const BEHIND: f64 = 1.08;
 pub(super) fn best_of_each(
     problem: &Problem<'_>,
     asked: &[(&'static Family, &'static [u32])],
-    near_size: u32,
-    known_s: f64,
+    needs_full_ranks: bool,
+    (near_size, known_s): (u32, f64),
     control: &Control,
 ) -> Vec<Result<Found>> {
     let row = shapes::row(problem.model);
-    let start = |&(family, chunks)| Search::new(problem, &row, family, chunks, near_size).started(control);
+    let start =
+        |&(family, chunks)| Search::new(problem, &row, (family, chunks), needs_full_ranks, near_size).started(control);
     let searches: Vec<Search<'_>> = asked.par_iter().map(start).collect();
     // All first rounds end before any second one begins, so that the answer does not depend on the threads.
     let best_s = searches.iter().map(Search::step_s).fold(known_s, f64::min);
@@ -72,6 +73,7 @@ struct Search<'a> {
     row: &'a [usize],
     family: &'static Family,
     chunks: &'a [u32],
+    needs_full_ranks: bool,
     near_size: u32,
     /// Sizes that were not tried yet.
     left: Vec<u32>,
@@ -86,15 +88,15 @@ impl<'a> Search<'a> {
     fn new(
         problem: &'a Problem<'a>,
         row: &'a [usize],
-        family: &'static Family,
-        chunks: &'a [u32],
+        (family, chunks): (&'static Family, &'a [u32]),
+        needs_full_ranks: bool,
         near_size: u32,
     ) -> Self {
         let (left, refused) = match few_actions(problem, family.name, chunks) {
             Ok(left) => (left, None),
             Err(error) => (Vec::new(), Some(error)),
         };
-        Self { problem, row, family, chunks, near_size, left, pool: None, best: None, refused }
+        Self { problem, row, family, chunks, needs_full_ranks, near_size, left, pool: None, best: None, refused }
     }
 
     /// With a first round for the next few sizes that have any cuts.
@@ -181,7 +183,11 @@ impl<'a> Pool<'a> {
     fn new(search: &Search<'a>, sizes: &[u32], control: &Control) -> Result<Self> {
         let &Search { problem, row, family, chunks, .. } = search;
         let &Problem { model, cluster, settings } = problem;
-        let shapes = shapes(cluster, settings, family, (chunks, sizes), row.len() - 1);
+        let mut shapes = shapes(cluster, settings, family, (chunks, sizes), row.len() - 1);
+        if search.needs_full_ranks {
+            let micro_batches = |shape: &Shape| (settings.global_batch / shape.micro_batch) as usize;
+            shapes.retain(|shape| micro_batches(shape) > 1 && shape.replicas.len() <= micro_batches(shape));
+        }
         let lower_bound_s = lower_bound_s(model, cluster, settings, family);
         control.report(Progress { lower_bound_s, ..control.progress() });
         let start = |shape| Improver::start((model, cluster, settings), row, family, shape, control);
@@ -190,6 +196,12 @@ impl<'a> Pool<'a> {
             return Ok(Self { shapes, others: None, keep: POOL, lower_bound_s, simulated: 0 });
         }
         control.check()?;
+        if search.needs_full_ranks && sizes.iter().all(|size| settings.global_batch / size < 2) {
+            return Err(Error::infeasible(
+                format!("`{}` needs two micro-batches or more, and all sizes make one of the whole batch", family.name),
+                "choose smaller micro-batches, with `micro_batch_size`, or a larger batch",
+            ));
+        }
         let needs = if family.limits.is_empty() { String::new() } else { format!(" and needs {}", family.limits) };
         Err(Error::infeasible(
             format!(

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from hpgo.base.documents import Section, hinted, parse_yaml, read_text
+from hpgo.base.documents import Section, hinted, kind_of_document, parse_yaml, read_text
 from hpgo.base.errors import ArgumentError, ClusterError, HpgoError, ProfileError
 from hpgo.base.units import parse_bytes_per_s, parse_seconds
-from hpgo.base.wording import as_float, near, shorten, shown
+from hpgo.base.wording import as_float, in_a_row, near, nearest_names, printable, shorten, shown
 
 if TYPE_CHECKING:
     import os
@@ -104,6 +104,7 @@ class Links:
 
 _MODEL_KEYS = "layers mem_MB parameters_in parameters_out"
 _TIMING_KEYS = "batch_size dtype time_s"
+_LINK_KEYS = "links latency input output"
 _RESULT_KEYS = "layer memory shape_in shape_out time"
 _hint = hinted("`hpgo profile --format pipeedge` writes models.yml and device_types.yml")
 
@@ -138,11 +139,17 @@ def read_model(path: str | os.PathLike[str], name: str) -> tuple[Model, tuple[st
 
 
 @_hint
-def read_device_types(path: str | os.PathLike[str], *, model: str, layers: int) -> dict[str, DeviceType]:
+def read_device_types(
+    path: str | os.PathLike[str], *, model: str, layers: int, models: str | os.PathLike[str] | None = None
+) -> dict[str, DeviceType]:
     """The device types in the file `path` by name, with their timings of `model` only.
+
+    A type that has none of `model` is read without timings. But if the file `models` is given, and the type has those
+    of a name that is almost the model's and none of that file's, it is misspelt.
 
     Raises ClusterError naming file and key.
     """
+    others = _mapping(models, ProfileError) if models is not None else {}
     types = {}
     for name, value in _mapping(path, ClusterError).items():
         section = Section(value, f"{path}: type `{shorten(name)}`", ClusterError, keys="bw_Mbps mem_MB model_profiles")
@@ -152,8 +159,11 @@ def read_device_types(path: str | os.PathLike[str], *, model: str, layers: int) 
         section.check_spelling()
         timings: list[Timing] = []
         if profiles is not None:
-            models = Section(profiles, f"{section.where}: `model_profiles`", ClusterError)
-            rows = models.items(model) if model in models and models.get(model) is not None else []
+            held = Section(profiles, f"{section.where}: `model_profiles`", ClusterError)
+            rows = held.items(model) if model in held and held.get(model) is not None else []
+            strange = [str(other) for other in held if other not in others]
+            if models is not None and model not in held and (slip := nearest_names(model, strange, least=1.0)):
+                held.fail(f"there is no model `{shorten(slip[0])}` in {models}", f"did you mean `{printable(model)}`?")
             for index, row in enumerate(rows, 1):
                 entry = Section(
                     row, f"{section.where}: profile {index} of `{shorten(model)}`", ClusterError, keys=_TIMING_KEYS
@@ -164,7 +174,7 @@ def read_device_types(path: str | os.PathLike[str], *, model: str, layers: int) 
     return types
 
 
-@_hint
+@hinted("write each type with a list of hosts, such as `my-type: [host-0, host-1]`")
 def read_devices(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
     """The hosts of each type in the file `path`.
 
@@ -189,14 +199,14 @@ def read_devices(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
     return hosts
 
 
-@_hint
+@hinted(f"the keys of such a file are {in_a_row(_LINK_KEYS.split())}")
 def read_links(path: str | os.PathLike[str]) -> Links:
     """The links in the file `path`.
 
     Raises ClusterError naming file and key.
     """
     held = parse_yaml(read_text(path, ClusterError), str(path), ClusterError)
-    section = Section(held, str(path), ClusterError, keys="links latency input output")
+    section = Section(held, str(path), ClusterError, keys=_LINK_KEYS)
     lines: list[LinkLine] = []
     for index, value in enumerate(section.items("links", []), 1):
         line = Section(value, f"{path}: link {index}", ClusterError, keys="between from to bandwidth latency")
@@ -232,6 +242,7 @@ def read_results(path: str | os.PathLike[str]) -> tuple[Model, Timing]:
     rows: dict[int, Section] = {}
     for index, value in enumerate(section.items("profile_data"), 1):
         row = Section(value, f"{path}: entry {index} of `profile_data`", ProfileError, keys=_RESULT_KEYS)
+        row.check_spelling()
         number = row.whole("layer", least=1)
         if number in rows or number > count:
             row.fail(f"layer {number} of {count}" + (" is there twice" if number in rows else ""), "count from 1")
@@ -268,7 +279,7 @@ def read_profile(
 
     found, _ = read_model(models, model)
     layers = len(found.memory_mb)
-    types = read_device_types(device_types, model=model, layers=layers)
+    types = read_device_types(device_types, model=model, layers=layers, models=models)
     timings = {row.batch_size: row for row in _timings(types, str(device_types), model, device_type, dtype)}
     sizes = tuple(sorted(timings))
     ids = [f"layer{number}" for number in range(1, layers + 1)]
@@ -311,7 +322,7 @@ def read_cluster(
     from hpgo.machine.cluster import Cluster, Device, Link, Machine
 
     found, _ = read_model(models, model)
-    types = read_device_types(device_types, model=model, layers=len(found.memory_mb))
+    types = read_device_types(device_types, model=model, layers=len(found.memory_mb), models=models)
 
     def totals(name: str) -> dict[int, float]:
         rows = _timings(types, str(device_types), model, name, dtype)
@@ -360,6 +371,8 @@ def bytes_of(dtype: str) -> int:
 
 def _mapping(path: str | os.PathLike[str], error: type[HpgoError]) -> dict[str, object]:
     document = parse_yaml(read_text(path, error), str(path), error)
+    if kind := kind_of_document(document):
+        raise error(f"{path} is {kind}, not a file of PipeEdge's")
     if not isinstance(document, dict):
         raise error(f"{path}: must be a mapping of names, got {shown(document)}", "")
     return document

@@ -19,17 +19,18 @@ and so is a key that is not known and may change what the model computes.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import MISSING
 from functools import cache
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpgo.base.checks import whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record
 from hpgo.base.errors import HpgoError, ProfileError
 from hpgo.base.files import as_path, is_folder, may_be_file
-from hpgo.base.wording import in_a_row, near, shorten, shown
+from hpgo.base.wording import in_a_row, near, nearest_names, shorten, shown, similar
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.transformer import MOST_LAYERS, Latent, Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
@@ -50,10 +51,21 @@ _OPTIONAL = {
 _SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers", "n_group")
 
 _WHENCE = f"take all of the config.json that the model came with, or describe it with `{VERSION_KEY}: 1`"
-_REFUSED_HINT = (
-    "remove a key that does not change what the model computes, or describe the model with"
-    f" `{VERSION_KEY}: 1`: `help(hpgo.Transformer)` lists the fields"
-)
+_FIELDS_HINT = "`python -m pydoc hpgo.Transformer` lists the keys"
+_REFUSED_HINT = f"describe the model with `{VERSION_KEY}: 1`: {_FIELDS_HINT}"
+_WHOLE_HEADS = frozenset({"deepseek_v2", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama"})
+"""Types whose `hidden_size` must be a multiple of the number of heads, even where `head_dim` is stated."""
+_KEYS_OF_FIELDS = {
+    "kv_heads": ("num_key_value_heads",),
+    "experts": ("n_routed_experts", "num_local_experts", "num_experts"),
+    "experts_per_token": ("num_experts_per_tok",),
+    "expert_ffn": ("moe_intermediate_size", "intermediate_size"),
+    "expert_groups": ("n_group",),
+    "groups_per_token": ("topk_group",),
+    "ffn": ("intermediate_size", "n_inner"),
+    "head_dim": ("qk_rope_head_dim", "head_dim", "num_attention_heads", "n_head"),
+}
+"""Keys of configurations, by the field of `Transformer` that they set: the first that a type has."""
 
 # Keys that change nothing in what a language model computes when it is trained.
 _BOOKKEEPING = """
@@ -78,6 +90,8 @@ _GENERATION = "bad_words_ids num_beam_groups diversity_penalty forced_bos_token_
 _HARMLESS = frozenset(
     " ".join((_BOOKKEEPING, _IMPLEMENTATION, _OTHER_HEADS, _TOKENIZER, _LENGTHS, _GENERATION)).split()
 )
+_CAUSAL_ENDS = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead")
+"""How names of classes of causal language models end."""
 _TOKEN_IDS = ("_token_id", "_token_ids", "_token_index")
 
 
@@ -97,7 +111,7 @@ def read_transformer(source: str | os.PathLike[str]) -> Transformer:
     path = as_path(source, ProfileError)
     if is_folder(path):
         path = path / "config.json"
-    with hinted("`help(hpgo.Transformer)` says what a transformer's file holds"):
+    with hinted(_FIELDS_HINT):
         held = parse(read_text(path, ProfileError), str(path), ProfileError)
         return of_document(held, name=path.stem, file=str(path))
 
@@ -151,18 +165,30 @@ def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transfo
     """Return the transformer of a Hugging Face configuration, whose left-out keys have the default of their class."""
     kind = whole_file.text("model_type")
     if kind not in _KINDS:
+        text = given.get("text_config")
+        within = isinstance(text, dict) and text.get("model_type") in _KINDS
         known = ", ".join(sorted(_KINDS))
         whole_file.fail(
-            f"models of type `{kind}` are not known",
-            f"known are {known}; of others a few lines of YAML with `{VERSION_KEY}: 1` say the shape",
+            f"models of type `{shorten(kind)}` are not known",
+            "write what is under `text_config` into a file, to read the language model alone"
+            if within
+            else similar(kind, _KINDS, least=0.8) or f"known are {known}; of others, {_REFUSED_HINT}",
         )
     row = _class_defaults()["types"][kind]
     stated = _by_own_names(whole_file, given, row["names"])
     defaults = {key: value for key, value in row["defaults"].items() if value is not None}
     # A null that the class takes stands for itself: it is not the same as a key that is left out.
     top = Section(defaults | stated, whole_file.where, ProfileError, whence=_WHENCE)
+    _check_spelling(top, defaults, stated, kind)
     fields = _KINDS[kind](top)
     _check_keys(top, stated, kind)
+    _check_class(top, given, kind)
+    if kind in _WHOLE_HEADS and (over := fields["hidden"] % fields["heads"]):
+        top.fail(
+            f"the width of {fields['hidden']} is no multiple of {fields['heads']} heads, as in all models of type"
+            f" `{kind}`",
+            f"set the width to {fields['hidden'] - over + fields['heads']}, or the heads to a number that divides it",
+        )
     held = given.get("_name_or_path")
     title = held.rstrip("/").rpartition("/")[2] if isinstance(held, str) else ""
     try:
@@ -170,7 +196,28 @@ def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transfo
     except HpgoError as error:
         left_out = [f"{key} {defaults[key]}" for key in _SIZES if key in defaults and key not in stated]
         said = f" (by the default of its class: {', '.join(left_out)})" if left_out else ""
-        top.fail(error.message + said, error.hint)
+        top.fail(_in_keys(error.message, row["defaults"]) + said, _in_keys(error.hint, row["defaults"]))
+
+
+def _in_keys(text: str, known: dict[str, Any]) -> str:
+    """Return a message with the type's own keys in the place of the fields of `Transformer`."""
+    for field, keys in _KEYS_OF_FIELDS.items():
+        if own := next((key for key in keys if key in known), ""):
+            text = text.replace(f"`{field}`", f"`{own}`")
+    return text
+
+
+def _check_class(top: Section, given: dict[str, Any], kind: str) -> None:
+    """Refuse a configuration whose `architectures` names a class with another head than a language model's."""
+    names = given.get("architectures")
+    if names is None or (isinstance(names, list) and names and all(str(name).endswith(_CAUSAL_ENDS) for name in names)):
+        return  # `model_type` decides which one, as in transformers: public files have names of other types
+    own = _class_defaults()["types"][kind]["class"]
+    said = _listed(names) if isinstance(names, list) and names else shown(names)
+    top.fail(
+        f"`architectures` is {said}, but only causal language models are known by their shape",
+        f'write `"architectures": ["{own}"]` into the file to take it for a language model',
+    )
 
 
 def _by_own_names(top: Section, given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
@@ -188,21 +235,58 @@ def _check_keys(top: Section, stated: dict[str, Any], kind: str) -> None:
     nulls = [key for key in row["not_null"] if key in stated and stated[key] is None and key not in _HARMLESS]
     if nulls:
         top.fail(f"{_listed(nulls)} must not be null in a model of type `{kind}`", "leave it out, or give a value")
-    kinds = stated.get("layer_types")
+    if unknown := _unknown(top, stated, kind):
+        _refuse_keys(top, unknown, _slips(unknown, stated, kind), kind)
+
+
+def _check_spelling(top: Section, defaults: dict[str, Any], stated: dict[str, Any], kind: str) -> None:
+    """Refuse misspelt keys before the defaults of the keys that they stand for lead to another error."""
+    row = _class_defaults()["types"][kind]
+    strange = [key for key in stated if key not in row["defaults"] and not _changes_nothing(key, stated[key])]
+    if not (slips := _slips(strange, stated, kind)):
+        return
+    renamed = {slips.get(key, key): value for key, value in stated.items()}
+    whole_file = Section(defaults | renamed, top.where, ProfileError)
+    others: list[str] = []
+    with suppress(HpgoError):
+        _KINDS[kind](whole_file)
+        others = _unknown(whole_file, renamed, kind)
+    _refuse_keys(top, [key for key in stated if key in slips or key in others], slips, kind)
+
+
+def _slips(keys: list[str], stated: dict[str, Any], kind: str) -> dict[str, str]:
+    """Return what is meant by each of the unknown `keys` that is like one key of the type."""
+    absent = sorted({*_class_defaults()["types"][kind]["defaults"], "rope_scaling", "rope_parameters"} - stated.keys())
+    nearest = {key: nearest_names(str(key), absent, least=0.85) for key in keys}
+    return {key: names[0] for key, names in nearest.items() if len(names) == 1}
+
+
+def _unknown(top: Section, stated: dict[str, Any], kind: str) -> list[str]:
+    """Return the stated keys that nobody has asked for, and that may change what the model computes."""
+    row, kinds = _class_defaults()["types"][kind], stated.get("layer_types")
     if isinstance(kinds, list) and all(one == "full_attention" for one in kinds):
         top.get("layer_types")  # of no effect in types without windows
-    unknown = [
+    return [
         key for key in top.unread()
-        if key in stated and key not in _HARMLESS and key not in table["generation"]
-        and not str(key).startswith("_") and not str(key).endswith(_TOKEN_IDS)
-        and stated[key] not in (None, False, [], {}) and stated[key] != row["defaults"].get(key)
+        if key in stated and not _changes_nothing(key, stated[key]) and stated[key] != row["defaults"].get(key)
     ]  # fmt: skip
-    if unknown:
-        verb = "is" if len(unknown) == 1 else "are"
-        top.fail(
-            f"{_listed(unknown)} of a model of type `{kind}` {verb} not known, and may change its results",
-            _REFUSED_HINT,
-        )
+
+
+def _changes_nothing(key: object, value: object) -> bool:
+    """Return whether no model computes anything else for this key with this value."""
+    return (
+        key in _HARMLESS or key in _class_defaults()["generation"] or str(key).startswith("_")
+        or str(key).endswith(_TOKEN_IDS) or value in (None, False, [], {})
+    )  # fmt: skip
+
+
+def _refuse_keys(top: Section, unknown: list[str], slips: dict[str, str], kind: str) -> NoReturn:
+    verb = "is" if len(unknown) == 1 else "are"
+    meant = [f"rename `{shorten(str(key))}` to `{slips[key]}`" for key in unknown if key in slips]
+    top.fail(
+        f"{_listed(unknown)} of a model of type `{kind}` {verb} not known, and may change the results",
+        in_a_row(meant) if meant else _REFUSED_HINT,
+    )
 
 
 def _listed(keys: list[str]) -> str:
@@ -264,21 +348,33 @@ _ROPE_KEYS = {
 
 def _rope(top: Section, *, theta: str = "rope_theta", fraction: str = "partial_rotary_factor") -> dict[str, Any]:
     """Return the fields of rotary positions, from older keys or from `rope_parameters` of transformers 5."""
-    stated = [top.get(key, None) for key in ("rope_scaling", "rope_parameters")]
-    held = Section(next(filter(None, stated), {}), f"{top.where}, RoPE", ProfileError, whence=_WHENCE)
+    older, newer = (top.get(key, None) for key in ("rope_scaling", "rope_parameters"))
+    if older and newer and older != newer:
+        top.fail("`rope_scaling` and `rope_parameters` are both there, and differ", "keep one of them")
+    held = Section(older or newer or {}, f"{top.where}, RoPE", ProfileError, whence=_WHENCE)
     base, share = top.amount(theta), top.amount(fraction)
     local = top.amount("rope_local_base_freq") if "rope_local_base_freq" in top else None
-    if any(kind in held for kind in ("full_attention", "sliding_attention")):
-        if local is None:
-            held.fail("RoPE by kinds of layers is not known of models of this type", _REFUSED_HINT)
+    by_kind = any(kind in held for kind in ("full_attention", "sliding_attention"))
+    if local is not None and newer and not by_kind:
+        held.fail(
+            "`rope_parameters` has no kinds of layers, but a model of this type reads them by kind",
+            'write them under `"full_attention"`',
+        )
+    if local is not None and "type" in held and "rope_type" not in held:
+        held.fail(
+            "`type` is an older name, which transformers does not read in a model of this type", "rename it `rope_type`"
+        )
+    if by_kind:
+        if local is None or older:
+            held.fail("RoPE by kinds of layers is not known of models of this type", "state it once, without kinds")
         if held.get("sliding_attention", None):
             part = held.within("sliding_attention")
-            local = _perhaps(part, "rope_theta") or local
+            local = part.amount("rope_theta") if "rope_theta" in part else local
             if _rope_scaling(part, 0) is not None:
                 part.fail("RoPE of layers with a window is scaled, which is not known", _REFUSED_HINT)
         held = held.within("full_attention") if held.get("full_attention", None) else Section({}, "", ProfileError)
     return {
-        "rope_theta": _perhaps(held, "rope_theta") or base,
+        "rope_theta": held.amount("rope_theta") if "rope_theta" in held else base,
         "rope_local_theta": local,
         "rotary_fraction": _perhaps(held, "partial_rotary_factor") or share,
         "rope_scaling": _rope_scaling(held, _or(top, "max_position_embeddings", 0)),
@@ -290,7 +386,7 @@ def _rope_scaling(held: Section, longest: int) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind not in _ROPE_KEYS:
-        held.fail(f"RoPE scaling of type `{shorten(kind)}` is not known", f"known are {', '.join(_ROPE_KEYS)}")
+        held.fail(f"RoPE scaling of type `{shorten(kind)}` is not known", near(kind, ["default", *_ROPE_KEYS]))
     for key in _ROPE_KEYS[kind]:
         held.get(key)
     values = {key: held.get(key) for key in held if key in RopeScaling.__dataclass_fields__}
@@ -406,9 +502,9 @@ def _qwen2_moe(top: Section) -> dict[str, Any]:
     # Every second layer below `max_window_layers`, in contrast to Qwen 2 without experts.
     windows = _windows(top, fields["layers"], lambda at: at % 2 == 0 and at < first)
     bias = "qkv" if top.flag("qkv_bias") else "none"
-    shared = top.whole("shared_expert_intermediate_size")
+    shared = top.whole("shared_expert_intermediate_size", least=1)
     fields |= (windows if in_use else {}) | _qwen_experts(top, fields["layers"], "num_experts")
-    return fields | {"attention_bias": bias, "shared_ffn": shared, "shared_gate": bool(shared)}
+    return fields | {"attention_bias": bias, "shared_ffn": shared, "shared_gate": True}
 
 
 def _qwen3_moe(top: Section) -> dict[str, Any]:
@@ -433,12 +529,12 @@ def _gemma_of_windows(top: Section, has_window: Callable[[int], bool]) -> dict[s
     fields = _common(top)
     activation = top.text("hidden_activation")
     _must_be(top, "hidden_act", activation, f"`hidden_activation` is {activation}")
-    by = top.amount("query_pre_attn_scalar")
+    by = top.whole("query_pre_attn_scalar", least=1)
     scores = {
         "activation": activation,
         "norm_adds_one": True,
         "embedding_scale": sqrt(fields["hidden"]),
-        "attention_scale": None if by == fields["head_dim"] or not by else by**-0.5,
+        "attention_scale": None if by == fields["head_dim"] else by**-0.5,
         "attention_logit_softcap": _perhaps(top, "attn_logit_softcapping"),
         "final_logit_softcap": _perhaps(top, "final_logit_softcapping"),
     }
@@ -541,10 +637,11 @@ def _deepseek(top: Section, *, grouped: bool, interleaved: bool, score: dict[str
         value_dim=top.whole("v_head_dim", least=1),
         q_rank=_or(top, "q_lora_rank", 0) or None,
     )
-    width, every = top.whole("moe_intermediate_size", least=1), _or(top, "moe_layer_freq", 1) or 1
+    width = top.whole("moe_intermediate_size", least=1)
+    _must_be(top, "moe_layer_freq", 1, "transformers and the model's own code disagree on what follows")
     groups, chosen = _or(top, "n_group", 1) or 1, _or(top, "topk_group", 0)
     groups = groups if grouped else 1
-    first = _or(top, "first_k_dense_replace", 0)
+    first = top.whole("first_k_dense_replace")
     balance = _amount(top, "aux_loss_alpha")
     router = score | {
         "router_scale": top.amount("routed_scaling_factor"),
@@ -563,7 +660,7 @@ def _deepseek(top: Section, *, grouped: bool, interleaved: bool, score: dict[str
             "shared_ffn": width * _or(top, "n_shared_experts", 0),
             "expert_groups": groups,
             "groups_per_token": min(groups, chosen or groups),
-            "dense_layers": tuple(at for at in range(fields["layers"]) if at < first or at % every),
+            "dense_layers": tuple(range(min(first, fields["layers"]))),
         }
         | _turned(top, **router)
     )

@@ -35,7 +35,7 @@ def task_of_files(
         raise ArgumentError(f"there are no units {shown(units)}", f"known: {', '.join(pipeedge.MEGA)}")
     width, mega = pipeedge.bytes_of(dtype), pipeedge.MEGA[units]
     model, remarks = pipeedge.read_model(models, name)
-    types = pipeedge.read_device_types(device_types, model=name, layers=len(model.memory_mb))
+    types = pipeedge.read_device_types(device_types, model=name, layers=len(model.memory_mb), models=models)
     hosts = pipeedge.read_devices(devices)
     notes = list(remarks)
     groups = []

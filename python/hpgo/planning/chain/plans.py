@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import check_is, check_text, whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import os
 
     from hpgo.programs.program import Program
+
+Objective = Literal["throughput", "latency", "hosts", "bits"]
+"""What a plan is the best at."""
 
 _VERSION = 1
 _AGAIN = "make it again: `hpgo partition … --json`"
@@ -95,7 +98,7 @@ class ChainPlan(Record):
 
     model: str
     batch_size: int
-    objective: str
+    objective: Objective
     stages: tuple[ChainStage, ...]
     hops: tuple[ChainHop, ...]
     """One more than stages: into the first, between neighbours, out of the last."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, TypedDict, Unpack, get_args
 
 from hpgo import _core
 from hpgo.base.checks import check_flag, check_progress, check_text, choice, listed, number, whole
-from hpgo.base.errors import ArgumentError, ClusterError, InfeasibleError
+from hpgo.base.errors import ArgumentError, ClusterError, DeadlineError, InfeasibleError
 from hpgo.base.files import as_path
 from hpgo.base.wording import near, shown
 from hpgo.machine.cluster import cluster_of
 from hpgo.model.formats import pipeedge, profile_of
 from hpgo.planning.chain.before import old_calls
 from hpgo.planning.chain.files import task_of_files
-from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage
+from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage, Objective
 from hpgo.planning.chain.profiles import task_of_profile
 from hpgo.planning.chain.records import Chain, Group, HostType, Task
 from hpgo.planning.chain.rules import Rules
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from hpgo.programs.names import ServingLauncher
 
     Path = str | os.PathLike[str]
-
-Objective = Literal["throughput", "latency", "hosts", "bits"]
 
 
 class Options(TypedDict, total=False):
@@ -130,7 +128,7 @@ def partition(
                 the bound.
 
     Raises ArgumentError, ProfileError and ClusterError for input that makes no sense; InfeasibleError, which says what
-    is short.
+    is short; DeadlineError, which says what any plan takes at least, if the deadline came before there was one.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.of(nodes=4, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=100)
@@ -208,6 +206,9 @@ def _solved(
     left_s = None if deadline_s is None else max(1e-9, deadline_s - (time.monotonic() - began_s))
     try:
         found = _core.partition_chain(chain, objective, longest_s, left_s, progress)
+    except DeadlineError as error:  # the search had what was left of the time
+        passed = error.message.replace("the time was up", f"{deadline_s:g} s passed", 1)
+        raise DeadlineError(passed, error.hint) from None
     except InfeasibleError as error:
         if longest_s is None:
             raise
@@ -231,7 +232,7 @@ def _weights_bytes(task: Task, row: _core.ChainStageRecord) -> float:
 
 
 def _plan(
-    found: _core.ChainRecord, task: Task, groups: list[Group], *, batch_size: int, objective: str, units: str
+    found: _core.ChainRecord, task: Task, groups: list[Group], *, batch_size: int, objective: Objective, units: str
 ) -> ChainPlan:
     free = [list(group.hosts) for group in groups]
     stages = []
