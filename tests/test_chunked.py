@@ -232,7 +232,7 @@ def test_steps_of_too_many_actions_say_which_way_out_leads_somewhere() -> None:
 def test_a_deadline_before_anything_fits_is_no_statement_about_memory() -> None:
     profile = chain([1.0] * 64, 1e9, 1e9)
     with pytest.raises(hpgo.DeadlineError, match=r"^1e-06 s passed before there was any plan$"):
-        hpgo.plan(profile, cluster(16, "16 GB", each=4), global_batch_size=64, schedule="zb_v", deadline_s=1e-6)
+        hpgo.plan(profile, cluster(16, "64 GB", each=4), global_batch_size=64, schedule="zb_v", deadline_s=1e-6)
 
 
 def test_a_launcher_with_equal_replicas_gets_equal_groups() -> None:
