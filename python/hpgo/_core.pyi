@@ -249,8 +249,8 @@ class Session:
         cls,
         profile: Profile,
         cluster: Cluster,
-        stage_ends: Sequence[Sequence[int]] | None,
-        some_stage_ends: str | None,
+        parts: Sequence[Sequence[int]] | None,
+        together: Sequence[Sequence[int]],
     ) -> Session: ...
     def plan(
         self, settings: Question, deadline_s: float | None, progress: _Progress, most_bytes: float | None = None

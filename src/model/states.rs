@@ -161,13 +161,23 @@ impl States {
     /// # Errors
     /// As [`States::of`]; that of `control`, if it was stopped.
     pub fn for_plans(graph: &Graph, control: &Control) -> Result<Self> {
+        Self::for_plans_keeping(graph, &[], control)
+    }
+
+    /// As [`States::for_plans`], without the cuts that separate layers of one of the groups in `together`.
+    ///
+    /// # Errors
+    /// As [`States::for_plans`].
+    pub fn for_plans_keeping(graph: &Graph, together: &[Vec<usize>], control: &Control) -> Result<Self> {
         let (order, wires) = checked(graph)?;
         let layers = order.len();
         let bound = DEFAULT_BOUND.min(MOST_LISTED / layers);
         let joined = |joined| units::of(graph, &order, &wires, joined);
         let apart = joined(Joined::Nothing);
         if let Some(sets) = listed(&apart, layers, FEW, control)? {
-            return Self::with(graph, order, &wires, apart, sets, Cuts::Exact, control)?.thinned(control);
+            return Self::with(graph, order, &wires, apart, sets, Cuts::Exact, control)?
+                .keeping(together)
+                .thinned(control);
         }
         let (units, fewer_units) = (joined(Joined::Unsaved), joined(Joined::Free));
         let fewer = if units == fewer_units { None } else { listed(&fewer_units, layers, bound, control)? };
@@ -183,7 +193,7 @@ impl States {
         } else {
             Self::of_one_order(graph, order, &wires, units, bound, control)?
         };
-        states.thinned(control)
+        states.keeping(together).thinned(control)
     }
 
     fn of_one_order(
@@ -200,71 +210,6 @@ impl States {
             sets.len()
         );
         Self::with(graph, order, wires, units, sets, Cuts::LinearOrder { why }, control)
-    }
-
-    /// The states at which stages may end, each given as all layers before it; before them the empty one, behind them the
-    /// full one. `why` says why these are not all at which they may, if they are not.
-    ///
-    /// # Errors
-    /// As [`States::between`].
-    pub fn ending_at(graph: &Graph, ends: &[Vec<usize>], why: Option<String>) -> Result<Self> {
-        let layers = graph.layers.len();
-        let cuts = why.map_or(Cuts::Exact, |why| Cuts::LinearOrder { why });
-        // Whether each end holds the one before it.
-        let mut known = vec![false; layers];
-        let mut held = 0;
-        let is_row = ends.iter().all(|end| {
-            let is_held = |&&layer: &&usize| known.get(layer).copied().unwrap_or(false);
-            let holds_all = end.iter().filter(is_held).count() == held && end.len() > held;
-            end.iter().filter(|&&layer| layer < layers).for_each(|&layer| known[layer] = true);
-            held = end.len();
-            holds_all
-        });
-        if !is_row && let Some(sets) = Self::down_sets(graph, ends)? {
-            let (order, wires) = checked(graph)?;
-            return Self::with(graph, order, &wires, Vec::new(), Sets::listed(sets), cuts, &Control::default());
-        }
-        let mut passed = vec![false; layers];
-        let mut stages = Vec::with_capacity(ends.len() + 1);
-        for end in ends.iter().cloned().chain([(0..layers).collect()]) {
-            // A layer that there isn't is left for `between` to name.
-            let is_new = |&layer: &usize| !passed.get(layer).copied().unwrap_or(false);
-            let stage: Vec<usize> = end.into_iter().filter(is_new).collect();
-            for &layer in &stage {
-                if let Some(known) = passed.get_mut(layer) {
-                    *known = true;
-                }
-            }
-            stages.push(stage);
-        }
-        Ok(Self { cuts, ..Self::between(graph, &stages)? })
-    }
-
-    /// These states and both ends as sets of positions, each behind its subsets. `None` if one of them has a layer without
-    /// what it reads, or a layer that there isn't.
-    fn down_sets(graph: &Graph, ends: &[Vec<usize>]) -> Result<Option<Vec<Set>>> {
-        let (order, _) = checked(graph)?;
-        let mut position = vec![0; order.len()];
-        for (at, &layer) in order.iter().enumerate() {
-            position[layer] = at;
-        }
-        let whole: Vec<usize> = (0..order.len()).collect();
-        let mut sets = Vec::with_capacity(ends.len() + 2);
-        for end in std::iter::once(&Vec::new()).chain(ends).chain([&whole]) {
-            let mut set = Set::empty(order.len());
-            for &layer in end {
-                let Some(&at) = position.get(layer) else { return Ok(None) };
-                set.insert(at);
-            }
-            let is_open = |&(from, to): &(usize, usize)| set.contains(position[to]) && !set.contains(position[from]);
-            if graph.edges.iter().any(is_open) {
-                return Ok(None);
-            }
-            sets.push(set);
-        }
-        sets.sort_by(|a, b| a.count().cmp(&b.count()).then_with(|| a.cmp(b)));
-        sets.dedup();
-        Ok(Some(sets))
     }
 
     /// The cut points between given stages, first stage first: lists of layer indices that together hold every layer once.
@@ -423,12 +368,51 @@ impl States {
         states.iter().flat_map(of).copied().collect()
     }
 
+    /// Without the states that hold some layers of a group and not all.
+    fn keeping(self, together: &[Vec<usize>]) -> Self {
+        if together.is_empty() {
+            return self;
+        }
+        let mut position_of = vec![0; self.order.len()];
+        for (position, &layer) in self.order.iter().enumerate() {
+            position_of[layer] = position;
+        }
+        let is_inside = |state: usize, layer: usize| match &self.sets {
+            Sets::Row { enters, .. } => enters[position_of[layer]] as usize <= state,
+            Sets::Listed(sets) => sets[state].contains(position_of[layer]),
+        };
+        let splits = |state: usize, group: &Vec<usize>| {
+            let inside = group.iter().filter(|&&layer| is_inside(state, layer)).count();
+            inside > 0 && inside < group.len()
+        };
+        let kept: Vec<usize> =
+            (0..self.len()).filter(|&state| !together.iter().any(|group| splits(state, group))).collect();
+        let cuts = self.cuts.clone();
+        self.only(&kept, cuts)
+    }
+
+    /// Only some of the states, both ends among them.
+    fn only(self, kept: &[usize], cuts: Cuts) -> Self {
+        let enter = |&state: &u32| kept.partition_point(|&kept| kept < state as usize) as u32;
+        let sets = match &self.sets {
+            Sets::Row { enters, .. } => Sets::Row { enters: enters.iter().map(enter).collect(), states: kept.len() },
+            Sets::Listed(sets) => Sets::listed(kept.iter().map(|&state| sets[state].clone()).collect()),
+        };
+        Self {
+            cuts,
+            totals: self.totals_at(kept),
+            sets,
+            order: self.order,
+            batch_sizes: self.batch_sizes,
+            units: Vec::new(),
+        }
+    }
+
     /// Of a long row of cuts [`MOST_IN_A_ROW`]: so many parts of the model, about equal in time, bytes and layers, and in
     /// each of them the narrowest cut.
     fn thinned(self, control: &Control) -> Result<Self> {
         let states = self.len();
-        let Sets::Row { enters, .. } = &self.sets else { return Ok(self) };
-        if states <= MOST_IN_A_ROW {
+        if !self.is_linear() || states <= MOST_IN_A_ROW {
             return Ok(self);
         }
         let batch = self.batch_sizes - 1;
@@ -470,15 +454,7 @@ impl States {
                 why: format!("{} of {states} cut points, in about equal steps through the layers", kept.len()),
             },
         };
-        let enters = enters.iter().map(|&state| kept.partition_point(|&kept| kept < state as usize) as u32).collect();
-        Ok(Self {
-            cuts,
-            totals: self.totals_at(&kept),
-            sets: Sets::Row { enters, states: kept.len() },
-            order: self.order,
-            batch_sizes: self.batch_sizes,
-            units: Vec::new(),
-        })
+        Ok(self.only(&kept, cuts))
     }
 }
 

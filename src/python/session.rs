@@ -162,15 +162,15 @@ fn control_of(deadline_s: Option<f64>) -> Control {
     Control::with_deadline(deadline_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
 }
 
-/// Where a stage may end, if not anywhere: for each place the layers before it, and why these are not all such places.
-type StageEnds = (Vec<Vec<usize>>, Option<String>);
-
 /// A model, where it may be cut, and a cluster; see the stub file.
 #[pyclass(frozen, module = "hpgo._core")]
 struct Session {
     graph: Graph,
     cluster: Cluster,
-    stage_ends: Option<StageEnds>,
+    /// Parts of the model in a row, if stages hold whole ones only.
+    parts: Option<Vec<Vec<usize>>>,
+    /// Groups of layers that no cut may separate.
+    together: Vec<Vec<usize>>,
     /// Listed when they are first asked for, which takes seconds for some branching models.
     cuts: OnceLock<(States, Model)>,
 }
@@ -295,9 +295,9 @@ impl Session {
         if let Some(known) = self.cuts.get() {
             return Ok(known);
         }
-        let states = match &self.stage_ends {
-            None => States::for_plans(&self.graph, control)?,
-            Some((ends, why)) => States::ending_at(&self.graph, ends, why.clone())?,
+        let states = match &self.parts {
+            None => States::for_plans_keeping(&self.graph, &self.together, control)?,
+            Some(parts) => States::between(&self.graph, parts)?,
         };
         let model = Model::new(&self.graph, &states);
         Ok(self.cuts.get_or_init(|| (states, model)))
@@ -312,7 +312,8 @@ impl Session {
         cuts: impl FnOnce(&Graph) -> Result<States> + Send,
         work: impl FnOnce(&Asked<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
-        if self.stage_ends.is_some()
+        if self.parts.is_some()
+            || !self.together.is_empty()
             || self.cuts.get().is_some_and(|(states, _)| *states.cuts() == Cuts::Exact && states.is_linear())
         {
             return self.answer(py, settings, control, None, false, work);
@@ -386,12 +387,11 @@ impl Session {
         py: Python<'_>,
         profile: ProfileRecord,
         cluster: ClusterRecord,
-        stage_ends: Option<Vec<Vec<usize>>>,
-        some_stage_ends: Option<String>,
+        parts: Option<Vec<Vec<usize>>>,
+        together: Vec<Vec<usize>>,
     ) -> PyResult<Self> {
         let graph = profile.try_into().map_err(|error| to_py_err(py, &error))?;
-        let stage_ends = stage_ends.map(|ends| (ends, some_stage_ends));
-        Ok(Self { graph, cluster: cluster.into(), stage_ends, cuts: OnceLock::new() })
+        Ok(Self { graph, cluster: cluster.into(), parts, together, cuts: OnceLock::new() })
     }
 
     /// The best plan, and what is known about it. With `most_bytes`, devices count as having at most that much memory
@@ -414,7 +414,7 @@ impl Session {
         });
         let cluster = limited.as_ref().unwrap_or(&self.cluster);
         watched(py, &control, progress.as_ref(), true, || {
-            let is_listed = self.cuts.get().is_some() || self.stage_ends.is_some();
+            let is_listed = self.cuts.get().is_some() || self.parts.is_some();
             if !is_listed && self.fits_nowhere(cluster, &settings, Schedules::OF_SETTINGS, &control)? {
                 return Err(hybrid::no_plan_fits());
             }
@@ -522,7 +522,7 @@ impl Session {
         let settings = settings.settings();
         watched(py, &control, None, false, || {
             let whole;
-            let is_listed = self.cuts.get().is_some() || self.stage_ends.is_some();
+            let is_listed = self.cuts.get().is_some() || self.parts.is_some();
             // Several stages on a device have conditions on layers only. If no plan fits, nor does that of a single stage.
             let needs_no_cuts = !is_listed
                 && (!one_stage_a_device || self.fits_nowhere(&self.cluster, &settings, schedules, &control)?);

@@ -122,10 +122,10 @@ class Question:
     most_replicas: int = NO_LIMIT
     equal_replicas: bool = False
     """Whether all stages must have the same number of replicas."""
-    stage_ends: tuple[tuple[int, ...], ...] | None = None
-    """For each place where a stage may end, the layers before it by their place in the profile; None if anywhere."""
-    some_stage_ends: str | None = None
-    """Why `stage_ends` are not all cuts that the launcher can run; None if they are."""
+    parts: tuple[tuple[int, ...], ...] | None = None
+    """Parts of the model in a row, as layers by their place in the profile, if stages hold whole ones only."""
+    together: tuple[tuple[int, ...], ...] = ()
+    """Groups of layers that no cut may separate."""
     launcher: Launcher | None = None
     """Who is to run the plan; None if anybody may."""
     sessions: Sessions = field(default_factory=Sessions, compare=False, repr=False)
@@ -144,7 +144,7 @@ class Question:
     @property
     def session(self) -> _core.Session:
         """The native planner's model, cuts and cluster, which variants with other settings share."""
-        return self.sessions.of(self.profile, self.cluster, self.stage_ends, self.some_stage_ends)
+        return self.sessions.of(self.profile, self.cluster, self.parts, self.together)
 
     @classmethod
     def of(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypedDict, get_args
 from hpgo.base.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import counted, shorten
-from hpgo.model.states import cut_points
 from hpgo.planning.plans import Restriction
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.search import search
@@ -87,38 +86,33 @@ def restricted(question: Question, launcher: Launcher, *, schedule: str | None) 
         memory=memory,
         recompute=(False,) if launcher.recomputes == "no" else question.recompute,
         launcher=launcher,
-        **_stage_ends(question, launcher),
+        **_cuts(question, launcher),
     )
 
 
-class _StageEnds(TypedDict, total=False):
+class _Cuts(TypedDict, total=False):
     """Fields of `Question`."""
 
-    stage_ends: tuple[tuple[int, ...], ...]
-    some_stage_ends: str | None
+    parts: tuple[tuple[int, ...], ...]
+    together: tuple[tuple[int, ...], ...]
 
 
-def _stage_ends(question: Question, launcher: Launcher) -> _StageEnds:
-    """Return where stages may end for `launcher`, and why these are not all such places; nothing if anywhere."""
+def _cuts(question: Question, launcher: Launcher) -> _Cuts:
+    """Return what `launcher` does not cut."""
     profile = question.profile
-    some = None
-    whole = _kept_whole(question, launcher)
-    if launcher.cuts == "anywhere" and not whole:
-        return {}
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
+    whole = _kept_whole(question, launcher)
     if launcher.cuts == "anywhere":
-        found = cut_points(profile)
-        some = found.one_order
-        cuts = [tuple(profile.layers[index].id for index in state.layers) for state in found.states]
-        cuts = [cut for cut in cuts if 0 < len(cut) < len(profile.layers)]
-    else:
-        cuts = list(Blocks.of(profile).cuts(least_blocks=launcher.least_blocks))
-    ends = tuple(
-        tuple(index_of[layer] for layer in cut)
-        for cut in cuts
-        if not any(layers & set(cut) and layers - set(cut) for layers in whole)
-    )
-    return {"stage_ends": ends, "some_stage_ends": some}
+        return {"together": tuple(tuple(sorted(index_of[layer] for layer in layers)) for layers in whole)}
+    rows = Blocks.of(profile).parts(least_blocks=launcher.least_blocks)
+    row_of = {layer: at for at, row in enumerate(rows) for layer in row}
+    ends = [{row_of[layer] for layer in layers} for layers in whole]
+    parts: list[tuple[int, ...]] = []
+    for at, row in enumerate(rows):
+        layers = tuple(index_of[layer] for layer in row)
+        is_joined = any(min(held) < at <= max(held) for held in ends)
+        parts = [*parts[:-1], parts[-1] + layers] if is_joined else [*parts, layers]
+    return {"parts": tuple(parts)}
 
 
 def _kept_whole(question: Question, launcher: Launcher) -> list[set[str]]:

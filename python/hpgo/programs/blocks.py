@@ -97,20 +97,25 @@ class Blocks(Record):
             _check_cost(seconds, number_of, stem, name)
         return cls(stem, before, tuple(tuple(members[number]) for number in numbers), after)
 
-    def cuts(self, *, least_blocks: int = 0) -> tuple[tuple[str, ...], ...]:
-        """For each place between blocks where a pipeline may be cut, the layers before it.
+    def parts(self, *, least_blocks: int = 0) -> list[tuple[str, ...]]:
+        """Layers between which a pipeline may be cut, in a row.
 
         What embeds may be a stage of its own, and so may what predicts, unless each stage has `least_blocks` of 1.
         """
-        passed = list(self.before)
-        states = [tuple(passed)]
-        for block in self.blocks:
-            passed += block
+        parts = list(self.blocks)
+        if least_blocks:
+            parts[0] = self.before + parts[0]
+            parts[-1] += self.after
+            return parts
+        return [*([self.before] if self.before else []), *parts, *([self.after] if self.after else [])]
+
+    def cuts(self, *, least_blocks: int = 0) -> tuple[tuple[str, ...], ...]:
+        """For each place between two of `parts`, the layers before it."""
+        passed: list[str] = []
+        states = []
+        for part in self.parts(least_blocks=least_blocks)[:-1]:
+            passed += part
             states.append(tuple(passed))
-        if least_blocks or not self.before:
-            del states[0]
-        if least_blocks or not self.after:
-            del states[-1]
         return tuple(states)
 
     def counts(self, stages: Iterable[Sequence[str]], launcher: str) -> tuple[int, ...]:
