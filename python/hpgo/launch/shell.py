@@ -60,10 +60,11 @@ for GROUP_RANK in "${!devices[@]}"; do
 done
 """
 # When the connection ends, so does the input, and with it the ranks: bash may lose a signal that comes right before it
-# waits, so there are more.
-_WATCHER = r"""{ cat > /dev/null 3<&-; while kill -HUP $$; do sleep 1; done; } & watcher=$!
+# waits, so there are more. The signal is TERM, since bash cannot trap what was ignored when it started, and HUP is
+# ignored under `nohup`.
+_WATCHER = r"""{ cat > /dev/null 3<&-; while kill -TERM $$; do sleep 1; done; } & watcher=$!
 """
-_UNWATCHED = r"""trap "" HUP; kill -TERM -- "-$watcher"
+_UNWATCHED = r"""trap "" TERM; kill -TERM -- "-$watcher"
 """
 # Every ssh reads from a pipe that nobody writes to, and that this script alone holds open until it ends.
 _SSH = r"""folder=$(mktemp -d) && mkfifo "$folder/open" || exit 1
