@@ -69,6 +69,8 @@ pub(super) struct Improver<'a> {
     /// Of the groups that `prices` are for.
     replicas: Vec<u32>,
     sweep: Sweep,
+    /// By the samples of a replica.
+    totals_of: FxHashMap<u32, Totals>,
     /// Scores of trials that were run in `orders`; `None` for those that can't be.
     known: FxHashMap<Trial, Option<f64>>,
     /// Trials that orders were fitted to for nothing.
@@ -109,9 +111,11 @@ impl<'a> Improver<'a> {
         // Where orders are fitted to times, this is only about who runs which stage, and a few micro-batches tell.
         let few = Request { micro_batches: request.micro_batches.min(2 * request.ranks), ..request.clone() };
         let orders = family.build_under(if is_fitted { &few } else { &request }, control).ok()?;
-        let ends = balanced_ends(asked, row, &orders.rank_of_stage, &shape, &shape.replicas)?;
+        let mut totals_of = FxHashMap::default();
+        let ends = balanced_ends(asked, row, &orders.rank_of_stage, &shape, &shape.replicas, &mut totals_of)?;
         let trial = Trial { ends, replicas: shape.replicas.clone() };
-        let mut prices = prices(asked, &orders.rank_of_stage, &shape, &trial.replicas);
+        let footprints = footprints(cluster, &shape, &trial.replicas);
+        let mut prices = Prices::new(asked, shape.micro_batch, shape.recompute, &orders.rank_of_stage, footprints);
         let cuts: Vec<usize> = trial.ends.iter().map(|&end| row[end]).collect();
         let stages = prices.of(&cuts).ok()?;
         let orders = if is_fitted {
@@ -132,6 +136,7 @@ impl<'a> Improver<'a> {
             prices,
             replicas: trial.replicas.clone(),
             sweep,
+            totals_of,
             known: FxHashMap::default(),
             fitted: FxHashSet::default(),
             now: (trial.clone(), run.score()),
@@ -247,6 +252,10 @@ impl<'a> Improver<'a> {
 
     /// Runs a trial and keeps it if it is the best.
     fn simulate(&mut self, trial: &Trial) -> Option<f64> {
+        let (_, _, settings) = self.asked;
+        if trial.replicas.iter().any(|&replicas| settings.share(self.shape.micro_batch, replicas).is_none()) {
+            return None;
+        }
         let stages = self.stages(trial).ok()?;
         if self.fits_each() {
             let fitted = self.fitted_to(&stages, &Control::default()).ok()?;
@@ -318,7 +327,7 @@ impl<'a> Improver<'a> {
     /// Prices the stages of a trial.
     fn stages(&mut self, trial: &Trial) -> Result<Vec<StagePrice>> {
         if trial.replicas != self.replicas {
-            self.prices = prices(self.asked, &self.orders.rank_of_stage, &self.shape, &trial.replicas);
+            self.prices.regroup(footprints(self.asked.1, &self.shape, &trial.replicas));
             self.replicas.clone_from(&trial.replicas);
         }
         let cuts: Vec<usize> = trial.ends.iter().map(|&end| self.row[end]).collect();
@@ -344,7 +353,7 @@ impl<'a> Improver<'a> {
     }
 
     /// The plan at hand with a change, if it can be made: as it stands, and with balanced cuts where groups change.
-    fn changed(&self, change: Move) -> Vec<Trial> {
+    fn changed(&mut self, change: Move) -> Vec<Trial> {
         let mut trial = self.now.0.clone();
         let moved = |ends: &mut [usize], at: usize, by: isize| {
             ends[at] = ends[at].saturating_add_signed(by);
@@ -367,7 +376,8 @@ impl<'a> Improver<'a> {
                     trial.replicas[to] += 1;
                 }
                 let ranks = &self.orders.rank_of_stage;
-                let ends = balanced_ends(self.asked, self.row, ranks, &self.shape, &trial.replicas);
+                let totals_of = &mut self.totals_of;
+                let ends = balanced_ends(self.asked, self.row, ranks, &self.shape, &trial.replicas, totals_of);
                 let anew = ends.map(|ends| Trial { ends, replicas: trial.replicas.clone() });
                 return std::iter::once(trial).chain(anew).collect();
             }
@@ -410,14 +420,9 @@ fn groups(line: &[u32], replicas: &[u32]) -> Vec<Vec<u32>> {
     replicas.iter().map(group).collect()
 }
 
-fn prices<'a>(
-    asked: (&'a Model, &'a Cluster, &'a Settings),
-    rank_of_stage: &[u32],
-    shape: &Shape,
-    replicas: &[u32],
-) -> Prices<'a> {
-    let footprints = groups(&shape.line, replicas).iter().map(|devices| footprint(asked.1, devices)).collect();
-    Prices::new(asked, shape.micro_batch, shape.recompute, rank_of_stage, footprints)
+/// How many devices of each machine each group has.
+fn footprints(cluster: &Cluster, shape: &Shape, replicas: &[u32]) -> Vec<Vec<(u32, u32)>> {
+    groups(&shape.line, replicas).iter().map(|devices| footprint(cluster, devices)).collect()
 }
 
 /// Balanced cuts for groups of so many devices; `None` if a group can't share the micro-batch.
@@ -427,9 +432,9 @@ fn balanced_ends(
     rank_of_stage: &[u32],
     shape: &Shape,
     replicas: &[u32],
+    totals_of: &mut FxHashMap<u32, Totals>,
 ) -> Option<Vec<usize>> {
     let mut of_rank: Vec<Vec<f64>> = Vec::with_capacity(replicas.len());
-    let mut totals_of: FxHashMap<u32, Totals> = FxHashMap::default();
     for (devices, &count) in groups(&shape.line, replicas).iter().zip(replicas) {
         let share = settings.share(shape.micro_batch, count)?;
         let totals = totals_of.entry(share).or_insert_with(|| model.totals(share));

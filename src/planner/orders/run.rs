@@ -254,6 +254,12 @@ impl<'a> Prices<'a> {
         Self { pricer, micro_batch, recompute, rank_of_stage: rank_of_stage.to_vec(), footprints, known }
     }
 
+    /// The same for groups of other devices.
+    pub(super) fn regroup(&mut self, footprints: Vec<Vec<(u32, u32)>>) {
+        self.footprints = footprints;
+        self.known.clear();
+    }
+
     /// What each stage between these cuts costs, as if it had devices of its own.
     ///
     /// # Errors
