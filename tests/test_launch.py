@@ -264,7 +264,9 @@ def test_a_rank_that_hears_no_signal_is_killed(place: Path) -> None:
 def test_ranks_on_other_hosts_end_when_the_connection_does(before: list[str], place: Path) -> None:
     """Also where SIGHUP is ignored: bash can't trap what was ignored when it started."""
     text = launch.ssh_hosts(job(machines(2, 1), "wait"), hosts=["a", "b"])
-    process = subprocess.Popen([*before, "bash", "-c", text], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        [*before, "bash", "-c", text], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     assert process.stdout is not None
     ranks = said("".join(process.stdout.readline() for _ in range(3)))[3]
     process.kill()

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import hpgo
 from hpgo.cli.main import group
 from hpgo.model.builtin import MODELS, measured_on
-from hpgo.planning.optimizers import OPTIMIZERS
+from hpgo.programs.optimizers import OPTIMIZERS
 from hpgo.show.report import markdown, table
 
 

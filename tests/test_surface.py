@@ -14,7 +14,6 @@ from hpgo.draw.options import Chosen, Options
 from hpgo.export.targets import TargetName
 from hpgo.machine.rates import RATES, WIDTHS, ComputeType, DeviceName
 from hpgo.model.formats.pipeedge import BYTES_OF_DTYPE, MEGA, Units, ValueType
-from hpgo.planning.optimizers import OPTIMIZERS, OptimizerName
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.schedule_search import ONE_STAGE, VIRTUAL_STAGES
 from hpgo.programs.launchers import TABLE as LAUNCHERS
@@ -26,6 +25,7 @@ from hpgo.programs.names import (
     TrainingLauncher,
     WayLauncher,
 )
+from hpgo.programs.optimizers import OPTIMIZERS, OptimizerName
 from hpgo.timing.simulation import COMMUNICATION
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hpgo.base.units import parse_bytes, parse_bytes_per_s, parse_seconds
 from hpgo.cli.command import as_options as as_options  # noqa: PLC0414 -- for those who ask questions
 from hpgo.cli.terminal import say
 from hpgo.cli.values import CLUSTER, MODEL, PROFILE, Known
-from hpgo.planning.optimizers import OPTIMIZERS
+from hpgo.programs.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpgo.export.targets import Place, Target
-    from hpgo.planning.optimizers import OptimizerName
     from hpgo.programs.launchers import Launcher
+    from hpgo.programs.optimizers import OptimizerName
     from hpgo.programs.orders import Schedule
 
 

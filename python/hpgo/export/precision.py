@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import ArgumentError
-from hpgo.planning.optimizers import OPTIMIZERS
+from hpgo.programs.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpgo.export.jobs import Job
-    from hpgo.planning.optimizers import OptimizerName
+    from hpgo.programs.optimizers import OptimizerName
 
 MEGATRON: Mapping[OptimizerName, Mapping[str, bool | float | str]] = {
     "adam-fp32": {},

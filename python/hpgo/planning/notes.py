@@ -10,7 +10,7 @@ from hpgo.machine.rates import same_card
 from hpgo.model.builtin import measured_on
 from hpgo.model.estimate import is_estimate
 from hpgo.model.profile import SPLIT_RATIOS
-from hpgo.planning.optimizers import OPTIMIZERS
+from hpgo.programs.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,18 +13,18 @@ from hpgo.base.units import format_bytes, parse_bytes
 from hpgo.base.wording import counted, near, shown
 from hpgo.machine.cluster import Cluster, cluster_of
 from hpgo.model.formats import profile_of
-from hpgo.planning.optimizers import OPTIMIZERS
 from hpgo.planning.sessions import Sessions
 from hpgo.programs.blocks import Blocks
+from hpgo.programs.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     import os
 
     from hpgo import _core
     from hpgo.model.profile import Profile
-    from hpgo.planning.optimizers import OptimizerName
     from hpgo.programs.launchers import Launcher
     from hpgo.programs.names import PlannedSchedule
+    from hpgo.programs.optimizers import OptimizerName
 
 SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
 """What the search plans for, with a proof; `hpgo.planning.schedule_search` plans for other schedules.
@@ -55,7 +55,7 @@ class MemoryModel:
     def preset(
         cls, name: OptimizerName, *, shard_optimizer: bool = False, reserved_bytes: str | float = 0.0
     ) -> MemoryModel:
-        """The model of one of `hpgo.planning.optimizers.OPTIMIZERS`; `reserved_bytes` takes a unit, as in "2 GB".
+        """The model of one of `hpgo.programs.optimizers.OPTIMIZERS`; `reserved_bytes` takes a unit, as in "2 GB".
 
         Raises ArgumentError if there is none of that name, and for a size that makes no sense.
 

@@ -18,9 +18,9 @@ from hpgo.ways.launchers import DEEPSPEED, MEGATRON, TORCHTITAN, TORCHTITAN_02, 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from hpgo.planning.optimizers import OptimizerName
     from hpgo.programs.blocks import Blocks
     from hpgo.programs.names import ScheduleName
+    from hpgo.programs.optimizers import OptimizerName
 
 Cuts = Literal["anywhere", "blocks"]
 

@@ -21,8 +21,8 @@ from hpgo.base.wording import above, counted, percent, printable, short_names, t
 from hpgo.model.profile import Profile
 from hpgo.planning import limits
 from hpgo.planning.notes import VARY
-from hpgo.planning.optimizers import OPTIMIZERS
 from hpgo.planning.question import SCHEDULES
+from hpgo.programs.optimizers import OPTIMIZERS
 from hpgo.show.folding import alike, numbers, ranged
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hpgo.base.errors import ArgumentError
 from hpgo.base.units import parse_bytes
 from hpgo.base.wording import near, shorten
 from hpgo.page.settings import MOST, Size
-from hpgo.planning.optimizers import OPTIMIZERS
+from hpgo.programs.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -12,8 +12,8 @@ from hpgo.base.quoting import filled
 from hpgo.draw import palette
 from hpgo.machine.presets import PRESETS
 from hpgo.model.builtin import MODELS
-from hpgo.planning.optimizers import OPTIMIZERS
 from hpgo.programs.names import PlannedSchedule
+from hpgo.programs.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
