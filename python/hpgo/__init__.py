@@ -6,6 +6,8 @@ A profile goes in, a plan comes out, and everything else reads the plan. The pub
 
 from __future__ import annotations
 
+from hpgo.base.presentation import register
+
 TYPE_CHECKING = False  # as type checkers take it; `typing` itself would take longer to load than all of this
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from typing import Any
@@ -153,6 +155,20 @@ _PUBLIC: dict[str, str] = {
 _MODULES = ("draw", "export", "launch", "runtime")
 
 __all__ = [*_MODULES, *_PUBLIC]  # noqa: PLE0604 -- the names are strings
+
+
+for _record, _name in (
+    ("Profile", "profile"),
+    ("Cluster", "cluster"),
+    ("Schedule", "schedule"),
+    ("Timeline", "timeline"),
+    ("Plan", "plan"),
+    ("ChainPlan", "chain"),
+):
+    register("html", _record, "hpgo.show.notebook", f"of_{_name}")
+    register("frame", _record, "hpgo.show.notebook", f"{_name}_frame")
+register("text", "Plan", "hpgo.show.report", "table")
+register("picture", "Timeline", "hpgo.draw", "save")
 
 
 def __getattr__(name: str) -> Any:

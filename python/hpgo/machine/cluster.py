@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.checks import MOST_GPUS, check_is, check_text, number, whole
 from hpgo.base.documents import Section, hinted, kind_of_document, parse, read_text
 from hpgo.base.errors import ArgumentError, ClusterError
+from hpgo.base.presentation import present
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
 from hpgo.base.units import (
@@ -126,14 +127,11 @@ class Cluster(Record):
 
         Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
         """
-        from hpgo.show import notebook  # it reads what it shows
-
-        return notebook.cluster_frame(self)
+        return present("frame", self)
 
     def _repr_html_(self) -> str:
-        from hpgo.show import notebook
-
-        return notebook.of_cluster(self)
+        html: str = present("html", self)
+        return html
 
     def __repr__(self) -> str:
         types = ", ".join(dict.fromkeys(machine.device.name for machine in self.machines))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import MOST_GPUS, check_text, listed, number, whole
 from hpgo.base.errors import ProfileError
+from hpgo.base.presentation import present
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import as_float, brief, counted, near, shorten, shown
 
@@ -376,14 +377,11 @@ class Profile:
 
         Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
         """
-        from hpgo.show import notebook  # it reads what it shows
-
-        return notebook.profile_frame(self)
+        return present("frame", self)
 
     def _repr_html_(self) -> str:
-        from hpgo.show import notebook
-
-        return notebook.of_profile(self)
+        html: str = present("html", self)
+        return html
 
     def __repr__(self) -> str:
         sizes = ", ".join(map(str, self.batch_sizes))

@@ -13,6 +13,7 @@ from hpgo.base.checks import check_flag, number
 from hpgo.base.documents import read_text, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.laws import share_left
+from hpgo.base.presentation import present
 from hpgo.base.records import Record, check_fields
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import brief, counted, percent, shorten, shown
@@ -463,23 +464,19 @@ class Plan(Record):
         return cls.from_json(read_text(path, ArgumentError), source=str(path))
 
     def __str__(self) -> str:
-        from hpgo.show.report import table  # it reads plans
-
-        return table(self)
+        text: str = present("text", self)
+        return text
 
     def to_frame(self) -> Any:
         """A row a stage, as a frame of polars or pandas: its fields, and those of its memory.
 
         Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
         """
-        from hpgo.show import notebook  # it reads what it shows
-
-        return notebook.plan_frame(self)
+        return present("frame", self)
 
     def _repr_html_(self) -> str:
-        from hpgo.show import notebook
-
-        return notebook.of_plan(self)
+        html: str = present("html", self)
+        return html
 
     def __repr__(self) -> str:
         gap = "" if self.gap is None else f", gap {percent(self.gap)}"

@@ -17,6 +17,7 @@ from hpgo.base.checks import check_flag, check_is, check_text, listed, whole
 from hpgo.base.documents import hinted, read_text, write_text
 from hpgo.base.errors import ArgumentError, ScheduleError
 from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path
+from hpgo.base.presentation import present
 from hpgo.base.records import Record, check_fields
 from hpgo.base.room import check_room
 from hpgo.base.signals import uninterrupted
@@ -257,14 +258,11 @@ class Schedule(Record):
 
         Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
         """
-        from hpgo.show import notebook  # it reads what it shows
-
-        return notebook.schedule_frame(self)
+        return present("frame", self)
 
     def _repr_html_(self) -> str:
-        from hpgo.show import notebook
-
-        return notebook.of_schedule(self)
+        html: str = present("html", self)
+        return html
 
     def __repr__(self) -> str:
         return brief("Schedule", str(self))

@@ -10,6 +10,7 @@ from hpgo.base.checks import check_text
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.files import as_path, writing
 from hpgo.base.laws import difference, share_left
+from hpgo.base.presentation import present
 from hpgo.base.quoting import in_whole_letters
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
@@ -213,9 +214,8 @@ class Timeline(Record):
         path = as_path(path, HpgoError)
         ending = path.suffix.lower()
         if ending != ".npz" and not path.name.lower().endswith(".timeline.json"):
-            from hpgo import draw
-
-            return draw.save(self, path, **options)
+            drawn: Path = present("picture", self, path, **options)
+            return drawn
         with writing(path, HpgoError) as file:
             if ending == ".npz":
                 _check_room(len(self.rank), "npz", _NPZ_BYTES)
@@ -256,14 +256,11 @@ class Timeline(Record):
 
         Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
         """
-        from hpgo.show import notebook  # it reads what it shows
-
-        return notebook.timeline_frame(self)
+        return present("frame", self)
 
     def _repr_html_(self) -> str:
-        from hpgo.show import notebook
-
-        return notebook.of_timeline(self)
+        html: str = present("html", self)
+        return html
 
     def __repr__(self) -> str:
         of = f"{counted(self.ranks, 'rank')}, {counted(self.micro_batches, 'micro-batch')}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hpgo.base.checks import check_is, check_text, whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.errors import ArgumentError
+from hpgo.base.presentation import present
 from hpgo.base.quoting import in_yaml
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
@@ -307,14 +308,11 @@ class ChainPlan(Record):
 
         Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
         """
-        from hpgo.show import notebook  # it reads what it shows
-
-        return notebook.chain_frame(self)
+        return present("frame", self)
 
     def _repr_html_(self) -> str:
-        from hpgo.show import notebook
-
-        return notebook.of_chain(self)
+        html: str = present("html", self)
+        return html
 
     def __repr__(self) -> str:
         pace = f"a batch of {self.batch_size} every {format_seconds(self.interval_s)}"
