@@ -56,6 +56,7 @@ impl From<ClusterRecord> for Cluster {
 
 /// What `hpgo.planning.question.Question` leaves open, apart from model and cluster.
 #[derive(FromPyObject)]
+#[expect(clippy::struct_excessive_bools, reason = "they are the attributes of a Python record")]
 struct SettingsRecord {
     global_batch_size: u32,
     micro_batch_sizes: Vec<u32>,
@@ -327,15 +328,9 @@ impl Session {
     }
 
     /// Whether it is certain that no plan fits without listing the cuts of a branching model, which takes longer than this.
-    fn fits_nowhere(
-        &self,
-        cluster: &Cluster,
-        settings: &Settings,
-        schedules: Schedules,
-        control: &Control,
-    ) -> Result<bool> {
+    fn fits_nowhere(&self, settings: &Settings, schedules: Schedules, control: &Control) -> Result<bool> {
         let (model, lineage) = (Model::new(&self.graph, &one_stage(&self.graph)?), Lineage::of(&self.graph)?);
-        hybrid::nothing_fits_with_any_cuts(&model, lineage.as_ref(), cluster, settings, schedules, control)
+        hybrid::nothing_fits_with_any_cuts(&model, lineage.as_ref(), &self.cluster, settings, schedules, control)
     }
 
     /// Evaluates stages that are run in these orders.
@@ -394,37 +389,42 @@ impl Session {
         Ok(Self { graph, cluster: cluster.into(), parts, together, cuts: OnceLock::new() })
     }
 
-    /// The best plan, and what is known about it. With `most_bytes`, devices count as having at most that much memory
-    /// while it is searched for.
-    #[pyo3(signature = (settings, deadline_s, progress, most_bytes=None))]
+    /// The best plan, and what is known about it.
     fn plan(
         &self,
         py: Python<'_>,
         settings: SettingsRecord,
         deadline_s: Option<f64>,
         progress: Option<Py<PyAny>>,
-        most_bytes: Option<f64>,
     ) -> PyResult<(PlanRecord, SearchRecord)> {
         let control = control_of(deadline_s);
         let settings = settings.settings();
-        let limited = most_bytes.map(|most_bytes| {
-            let mut cluster = self.cluster.clone();
-            cluster.machines.iter_mut().for_each(|machine| machine.memory_bytes = machine.memory_bytes.min(most_bytes));
-            cluster
-        });
-        let cluster = limited.as_ref().unwrap_or(&self.cluster);
         watched(py, &control, progress.as_ref(), true, || {
             let is_listed = self.cuts.get().is_some() || self.parts.is_some();
-            if !is_listed && self.fits_nowhere(cluster, &settings, Schedules::OF_SETTINGS, &control)? {
+            if !is_listed && self.fits_nowhere(&settings, Schedules::OF_SETTINGS, &control)? {
                 return Err(hybrid::no_plan_fits());
             }
             let (states, model) = self.cuts(&control)?;
             let asked = Asked { session: self, states, model, settings: &settings, control: &control };
-            let mut answer = hybrid::plan(model, cluster, &settings, &control)?;
-            if limited.is_some() {
-                answer.priced = hybrid::Pricer::new(model, &self.cluster, &settings).price(&answer.plan)?;
-            }
+            let answer = hybrid::plan(model, &self.cluster, &settings, &control)?;
             Ok(asked.certified(answer))
+        })
+    }
+
+    /// A plan whose step is at most `limit_s` and whose fullest device holds less than `enough_bytes`, the least that is
+    /// found, and what stopped the search for it.
+    fn least_memory(
+        &self,
+        py: Python<'_>,
+        settings: SettingsRecord,
+        limit_s: f64,
+        enough_bytes: f64,
+        deadline_s: Option<f64>,
+    ) -> PyResult<(Option<PlanRecord>, Option<&'static str>)> {
+        self.answer(py, settings, &control_of(deadline_s), None, true, |asked| {
+            let Problem { model, cluster, settings } = asked.problem();
+            let lean = hybrid::least_memory(model, cluster, settings, limit_s, enough_bytes, asked.control)?;
+            Ok((lean.plan.map(|found| asked.record(found)), lean.stopped.map(name_of)))
         })
     }
 
@@ -524,8 +524,8 @@ impl Session {
             let whole;
             let is_listed = self.cuts.get().is_some() || self.parts.is_some();
             // Several stages on a device have conditions on layers only. If no plan fits, nor does that of a single stage.
-            let needs_no_cuts = !is_listed
-                && (!one_stage_a_device || self.fits_nowhere(&self.cluster, &settings, schedules, &control)?);
+            let needs_no_cuts =
+                !is_listed && (!one_stage_a_device || self.fits_nowhere(&settings, schedules, &control)?);
             let model = if needs_no_cuts {
                 whole = Model::new(&self.graph, &one_stage(&self.graph)?);
                 &whole

@@ -7,11 +7,9 @@ memory. Neither changes what the search has proved: the bound stays that of the 
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.planning.plans import Alternative, Tie
 from hpgo.planning.search import plan_of
@@ -26,8 +24,6 @@ _LONGER = 0.01  # a share of the step that few would miss
 _LESS = 0.75  # of the memory, which is worth a line of the report
 _SIZES = 3  # of micro-batches that are tried beside a plan
 _MOST_ACTIONS = 20_000  # of a step; simulations of more take longer than a hundredth of a second
-_ROUNDS = 8  # of halving the memory that is not yet known to be needed, or not to do
-_CLOSE = 0.02  # between what does and what does not, as a share
 
 
 def with_leaner(question: Question, best: Plan) -> Plan:
@@ -51,34 +47,14 @@ def least_memory(question: Question, best: Plan, within: float, deadline_s: floa
     The memory that is needed is narrowed down by searches on devices that have no more than some of it. After
     `deadline_s` seconds, or Ctrl-C, it is the best plan so far.
     """
-    until_s = None if deadline_s is None else time.monotonic() + deadline_s
     limit_s = best.step_s * (1 + within)
     kept = min([best, *_beside(question, best, limit_s)], key=lambda plan: (peak_bytes(plan), plan.step_s))
-    stopped, too_little = best.stopped, 0.0
-    for _ in range(_ROUNDS):
-        enough = peak_bytes(kept)
-        if best.stopped == "interrupt" or enough - too_little <= _CLOSE * enough:
-            break
-        left_s = None if until_s is None else until_s - time.monotonic()
-        if left_s is not None and left_s <= 0:
-            stopped = "deadline"
-            break
-        middle = (too_little + enough) / 2
-        try:
-            found, ended = _on_smaller_devices(question, middle, left_s)
-        except InfeasibleError:
-            too_little = middle
-            continue
-        except (HpgoError, KeyboardInterrupt) as error:  # time ran out, or patience, before there was a plan
-            stopped = "deadline" if isinstance(error, HpgoError) else "interrupt"
-            break
-        if found.step_s <= limit_s:
-            kept = found
-        else:
-            too_little = middle
-        if ended in {"deadline", "interrupt"}:
-            stopped = ended
-            break
+    stopped = best.stopped
+    if stopped != "interrupt":
+        left_s = None if deadline_s is None else max(1e-3, deadline_s)
+        found, ended = question.session.least_memory(question, limit_s, peak_bytes(kept), left_s)
+        kept = kept if found is None else plan_of(question, found)
+        stopped = ended or stopped
     searched = (
         "lower_bound_s",
         "searched_cuts_bound_s",
@@ -125,9 +101,3 @@ def _beside(question: Question, best: Plan, limit_s: float) -> Iterator[Plan]:
     for found in question.session.evaluate_each(question, rows, tried):
         if found is not None and found["step_s"] <= limit_s and (plan := plan_of(question, found)).fits:
             yield plan
-
-
-def _on_smaller_devices(question: Question, most_bytes: float, deadline_s: float | None) -> tuple[Plan, str | None]:
-    """The best plan that holds at most `most_bytes`, priced on the devices as they are, and what stopped the search."""
-    found, facts = question.session.plan(question, deadline_s, None, most_bytes + question.memory.reserved_bytes)
-    return plan_of(question, found), facts["stop_reason"]

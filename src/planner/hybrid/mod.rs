@@ -24,6 +24,7 @@ mod labels;
 mod laws;
 mod links;
 mod memory_bound;
+mod memory_preference;
 mod packing;
 mod paths;
 mod patterns;
@@ -54,6 +55,7 @@ pub use drafts::draft;
 pub use evaluate::{evaluate, reprice};
 pub use exhaustive::exhaustive;
 pub use memory_bound::{Schedules, nothing_fits, nothing_fits_with_any_cuts};
+pub use memory_preference::{Lean, least_memory};
 pub use price::{Candidate, Priced, Pricer, StageChoice, StagePrice};
 pub use settings::{Settings, WarmUp};
 

@@ -230,7 +230,9 @@ mod tests {
             prop_assert!(cuts.len() > AT_ONCE);
             let family = family(name).unwrap();
             let (best, _) = super::best(&problem, family, &cuts, &control).unwrap().unwrap();
-            cuts.iter_mut().for_each(|cuts| cuts.computing_s = 0.0);
+            for cuts in &mut cuts {
+                cuts.computing_s = 0.0;
+            }
             let (thorough, simulated) = super::best(&problem, family, &cuts, &control).unwrap().unwrap();
             prop_assert_eq!(simulated as usize, cuts.len());
             prop_assert_eq!(best.run, thorough.run);

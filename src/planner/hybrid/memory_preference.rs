@@ -1,0 +1,77 @@
+//! Plans that take hardly longer than the shortest step and hold less: searches on devices that count as smaller.
+
+use super::plan;
+use super::price::{Candidate, Priced, Pricer};
+use super::settings::Settings;
+use crate::control::{Control, Stopped};
+use crate::cost::Model;
+use crate::cost::network::Cluster;
+use crate::error::{Error, Result};
+
+/// Searches at most. Each halves the memory of which it is not known yet whether it is needed. Not tuned.
+const ROUNDS: u32 = 8;
+/// What is left of that memory in the end, as a share of what suffices. Not tuned.
+const CLOSE: f64 = 0.02;
+
+/// The plan with the least memory on its fullest device that searches find.
+#[derive(Debug, Clone, Default)]
+pub struct Lean {
+    /// Evaluated on the devices as they are; `None` if no plan with less memory was found.
+    pub plan: Option<(Candidate, Priced)>,
+    /// Why the search ended early, if a deadline or an interrupt ended it.
+    pub stopped: Option<Stopped>,
+}
+
+/// Searches for a plan whose step is at most `limit_s` and whose fullest device holds less than `enough_bytes`.
+///
+/// # Errors
+/// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
+pub fn least_memory(
+    model: &Model,
+    cluster: &Cluster,
+    settings: &Settings,
+    limit_s: f64,
+    enough_bytes: f64,
+    control: &Control,
+) -> Result<Lean> {
+    let mut lean = Lean::default();
+    let (mut too_little, mut enough) = (0.0, enough_bytes);
+    for _ in 0..ROUNDS {
+        if enough - too_little <= CLOSE * enough {
+            break;
+        }
+        lean.stopped = control.stopped();
+        if lean.stopped.is_some() {
+            break;
+        }
+        let middle = f64::midpoint(too_little, enough);
+        let mut smaller = cluster.clone();
+        for machine in &mut smaller.machines {
+            machine.memory_bytes = machine.memory_bytes.min(middle + settings.memory.reserved_bytes);
+        }
+        let answer = match plan(model, &smaller, settings, control) {
+            Ok(answer) => answer,
+            Err(Error::Infeasible { .. }) => {
+                too_little = middle;
+                continue;
+            }
+            Err(Error::TimedOut { .. } | Error::Cancelled) => {
+                lean.stopped = control.stopped();
+                break;
+            }
+            Err(error) => return Err(error),
+        };
+        if answer.priced.step_s <= limit_s {
+            let priced = Pricer::new(model, cluster, settings).price(&answer.plan)?;
+            enough = priced.stages.iter().map(|stage| stage.memory.total_bytes()).fold(0.0, f64::max);
+            lean.plan = Some((answer.plan, priced));
+        } else {
+            too_little = middle;
+        }
+        lean.stopped = answer.stopped.filter(|&stopped| stopped != Stopped::Effort);
+        if lean.stopped.is_some() {
+            break;
+        }
+    }
+    Ok(lean)
+}
