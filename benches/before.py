@@ -2,6 +2,7 @@
 
     python benches/before.py PYTHON 2x8     # or 8x8, 128x8, 2048x8: all built-in models on clusters of that size
     python benches/before.py PYTHON 2048x8 --limit-s 60
+    python benches/before.py PYTHON 2x8 --schedule auto
 
 PYTHON is the interpreter of an environment in which the other version is installed. Both answer on one thread in
 processes that live on, in turns. What counts is the processor time of the shortest of three calls, or of one if that
@@ -39,7 +40,7 @@ CALLS, LONG_S = 3, 10
 def answer() -> None:
     """Asks this version what is read, line by line, and says how long that took, the step, and its bound."""
     for line in sys.stdin:
-        model, name, batch, limit_s = json.loads(line)
+        model, name, batch, limit_s, schedule = json.loads(line)
         profile = hpgo.read_profile(model)
         if name.isdigit():
             cluster = hpgo.Cluster.of(
@@ -49,7 +50,7 @@ def answer() -> None:
             cluster = hpgo.Cluster.preset(name)
         begin_s = time.process_time()
         try:
-            plan = hpgo.plan(profile, cluster, global_batch_size=batch, deadline_s=limit_s)
+            plan = hpgo.plan(profile, cluster, global_batch_size=batch, deadline_s=limit_s, schedule=schedule)
         except hpgo.HpgoError:  # none fits, or none was found within the limit
             found = None, None
         else:
@@ -89,7 +90,7 @@ def span(ratios: list[float]) -> str:
     return f"{min(ratios):.4f} to {max(ratios):.4f}" if ratios else "none"
 
 
-def compare(other: str, size: str, limit_s: float | None) -> None:
+def compare(other: str, size: str, limit_s: float | None, schedule: str) -> None:
     """Asks both, and prints a row for each question and the medians."""
     now, before = Version(sys.executable), Version(other)
     clusters, batches = SIZES[size]
@@ -101,7 +102,7 @@ def compare(other: str, size: str, limit_s: float | None) -> None:
                 now.times_s, before.times_s = [], []
                 while len(now.times_s) < CALLS and sum(now.times_s + before.times_s) < LONG_S:
                     for one in (now, before):
-                        one.ask([model, cluster, batch, limit_s])
+                        one.ask([model, cluster, batch, limit_s, schedule])
                 now_s, before_s = min(now.times_s), min(before.times_s)
                 ratios.append(now_s / before_s)
                 said = "no plan"
@@ -131,9 +132,10 @@ if __name__ == "__main__":
         asked.add_argument("python")
         asked.add_argument("size", choices=SIZES)
         asked.add_argument("--limit-s", type=float)
+        asked.add_argument("--schedule", default="eager_1f1b")
         given = asked.parse_args()
         try:
-            compare(given.python, given.size, given.limit_s)
+            compare(given.python, given.size, given.limit_s, given.schedule)
         except KeyboardInterrupt:
             sys.exit(130)
         except OSError as failure:

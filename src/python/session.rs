@@ -263,7 +263,7 @@ impl<'a> Asked<'a> {
     }
 
     /// The search adds up the same numbers in another order. Evaluated again, the plan is what its file gives when read.
-    fn evaluated_again(&self, plan: orders::Plan) -> Result<PlanRecord> {
+    fn evaluated_again(&self, plan: orders::SimulatedPlan) -> Result<PlanRecord> {
         let layers: Vec<_> = plan.ends.iter().map(|&(begin, end)| self.states.layers_between(begin, end)).collect();
         let settings = Settings {
             micro_batch_sizes: vec![plan.micro_batch],

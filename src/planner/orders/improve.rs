@@ -14,23 +14,23 @@ use crate::planner::hybrid::{Settings, StagePrice};
 use crate::schedule::{Family, Request, Schedule};
 use crate::simulate::Sweep;
 
-use super::Plan;
+use super::SimulatedPlan;
 use super::run::{Peaks, Prices, Run, durations, footprint, run};
 use super::shapes::{Shape, balanced};
 
-/// Overhead of a trial, in actions that take as long.
+/// Overhead of an attempt, in actions that take as long.
 const OVERHEAD: u64 = 300;
 /// A score is smaller only if it is so by this part; less is rounding.
 const SMALLER: f64 = 1e-9;
 /// How far a border moves at once.
 const STRIDES: [isize; 8] = [1, -1, 2, -2, 5, -5, 12, -12];
-/// Fitting orders takes about as long as so many trials.
+/// Fitting orders takes about as long as so many attempts.
 const FITTING: u64 = 10;
-/// Orders of so few actions are fitted to each trial.
+/// Orders of so few actions are fitted to each attempt.
 const FEW_ACTIONS: usize = 400;
 /// All cuts are tried if they are so few.
 const MOST_CUTS: f64 = 1000.0;
-/// Trials that it remembers at once.
+/// Attempts that it remembers at once.
 const MOST_KNOWN: usize = 50_000;
 /// Kicks without success after which it rests.
 const MOST_KICKS: u32 = 40;
@@ -39,14 +39,14 @@ const MOST_DEVICES: u32 = 1024;
 
 /// What is tried.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Trial {
+struct Attempt {
     /// Places in the row around each stage.
     ends: Vec<usize>,
     /// Devices of each group.
     replicas: Vec<u32>,
 }
 
-/// A change of a trial.
+/// A change of an attempt.
 #[derive(Debug, Clone, Copy)]
 enum Move {
     /// All borders from the one behind stage `.0` to the one behind stage `.1` by `.2` places.
@@ -71,11 +71,11 @@ pub(super) struct Improver<'a> {
     sweep: Sweep,
     /// By the samples of a replica.
     totals_of: FxHashMap<u32, Totals>,
-    /// Scores of trials that were run in `orders`; `None` for those that can't be.
-    known: FxHashMap<Trial, Option<f64>>,
-    /// Trials that orders were fitted to for nothing.
-    fitted: FxHashSet<Trial>,
-    now: (Trial, f64),
+    /// Scores of attempts that were run in `orders`; `None` for those that can't be.
+    known: FxHashMap<Attempt, Option<f64>>,
+    /// Attempts that orders were fitted to for nothing.
+    fitted: FxHashSet<Attempt>,
+    now: (Attempt, f64),
     best: Best,
     random: u64,
     kicks: u32,
@@ -84,7 +84,7 @@ pub(super) struct Improver<'a> {
 }
 
 struct Best {
-    trial: Trial,
+    attempt: Attempt,
     orders: Schedule,
     run: Run,
 }
@@ -113,10 +113,10 @@ impl<'a> Improver<'a> {
         let orders = family.build_under(if is_fitted { &few } else { &request }, control).ok()?;
         let mut totals_of = FxHashMap::default();
         let ends = balanced_ends(asked, row, &orders.rank_of_stage, &shape, &shape.replicas, &mut totals_of)?;
-        let trial = Trial { ends, replicas: shape.replicas.clone() };
-        let footprints = footprints(cluster, &shape, &trial.replicas);
+        let attempt = Attempt { ends, replicas: shape.replicas.clone() };
+        let footprints = footprints(cluster, &shape, &attempt.replicas);
         let mut prices = Prices::new(asked, shape.micro_batch, shape.recompute, &orders.rank_of_stage, footprints);
-        let cuts: Vec<usize> = trial.ends.iter().map(|&end| row[end]).collect();
+        let cuts: Vec<usize> = attempt.ends.iter().map(|&end| row[end]).collect();
         let stages = prices.of(&cuts).ok()?;
         let orders = if is_fitted {
             let durations = Some(durations(&stages, &orders.rank_of_stage, shape.recompute));
@@ -134,13 +134,13 @@ impl<'a> Improver<'a> {
             family,
             peaks,
             prices,
-            replicas: trial.replicas.clone(),
+            replicas: attempt.replicas.clone(),
             sweep,
             totals_of,
             known: FxHashMap::default(),
             fitted: FxHashSet::default(),
-            now: (trial.clone(), run.score()),
-            best: Best { trial, orders: orders.clone(), run },
+            now: (attempt.clone(), run.score()),
+            best: Best { attempt, orders: orders.clone(), run },
             orders,
             shape,
             random: 0x9E37_79B9_7F4A_7C15,
@@ -155,7 +155,7 @@ impl<'a> Improver<'a> {
         &self.best.run
     }
 
-    /// Goes on until trials had so many actions, nothing helps any more, or `control` says so.
+    /// Goes on until attempts had so many actions, nothing helps any more, or `control` says so.
     pub(super) fn improve(&mut self, effort: u64, control: &Control) {
         let mut each = self.orders.action_count() as u64 + OVERHEAD;
         if self.fits_each() {
@@ -176,7 +176,7 @@ impl<'a> Improver<'a> {
             if self.best.run.score() < before * (1.0 - SMALLER) {
                 self.kicks = 0;
             }
-            self.now = (self.best.trial.clone(), self.best.run.score());
+            self.now = (self.best.attempt.clone(), self.best.run.score());
             if !self.fits_each() && self.orders != self.best.orders {
                 self.run_in(self.best.orders.clone());
             }
@@ -187,26 +187,26 @@ impl<'a> Improver<'a> {
 
     /// Tries all cuts for the groups to start with, if they are few.
     fn try_all(&mut self, each: u64, left: &mut u64, control: &Control) {
-        let (places, borders) = (self.row.len() - 2, self.best.trial.ends.len() - 2);
+        let (places, borders) = (self.row.len() - 2, self.best.attempt.ends.len() - 2);
         let ways = (0..borders).fold(1.0, |ways, at| ways * (places - at) as f64 / (at + 1) as f64);
         if ways > MOST_CUTS || ways * each as f64 > *left as f64 {
             return;
         }
-        let mut trial = Trial { ends: (0..=borders).collect(), replicas: self.shape.replicas.clone() };
-        trial.ends.push(places + 1);
+        let mut attempt = Attempt { ends: (0..=borders).collect(), replicas: self.shape.replicas.clone() };
+        attempt.ends.push(places + 1);
         while !control.should_stop() {
-            self.score(&trial);
+            self.score(&attempt);
             *left = left.saturating_sub(each);
             // The next cuts in order: the last border that still can moves on, those behind it stand right behind it.
-            let Some(at) = (1..=borders).rev().find(|&at| trial.ends[at] < places + at - borders) else { break };
-            trial.ends[at] += 1;
+            let Some(at) = (1..=borders).rev().find(|&at| attempt.ends[at] < places + at - borders) else { break };
+            attempt.ends[at] += 1;
             for behind in at + 1..=borders {
-                trial.ends[behind] = trial.ends[behind - 1] + 1;
+                attempt.ends[behind] = attempt.ends[behind - 1] + 1;
             }
         }
     }
 
-    /// Whether orders are fitted to each trial: where they look at times, and that takes no time to speak of.
+    /// Whether orders are fitted to each attempt: where they look at times, and that takes no time to speak of.
     fn fits_each(&self) -> bool {
         self.family.options.contains(&"durations") && self.orders.action_count() <= FEW_ACTIONS
     }
@@ -221,13 +221,13 @@ impl<'a> Improver<'a> {
             let change = moves[(offset + at) % moves.len()];
             at += 1;
             fruitless += 1;
-            for trial in self.changed(change) {
-                if !self.known.contains_key(&trial) {
+            for attempt in self.changed(change) {
+                if !self.known.contains_key(&attempt) {
                     *left = left.saturating_sub(each);
                 }
-                let Some(score) = self.score(&trial) else { continue };
+                let Some(score) = self.score(&attempt) else { continue };
                 if score < self.now.1 * (1.0 - SMALLER) {
-                    self.now = (trial, score);
+                    self.now = (attempt, score);
                     fruitless = 0;
                     at -= 1; // the same again
                     break;
@@ -237,26 +237,26 @@ impl<'a> Improver<'a> {
         self.moves = moves;
     }
 
-    /// What a trial scores; `None` if it can't be run.
-    fn score(&mut self, trial: &Trial) -> Option<f64> {
-        if let Some(&score) = self.known.get(trial) {
+    /// What an attempt scores; `None` if it can't be run.
+    fn score(&mut self, attempt: &Attempt) -> Option<f64> {
+        if let Some(&score) = self.known.get(attempt) {
             return score;
         }
-        let score = self.simulate(trial);
+        let score = self.simulate(attempt);
         if self.known.len() >= MOST_KNOWN {
             self.known.clear();
         }
-        self.known.insert(trial.clone(), score);
+        self.known.insert(attempt.clone(), score);
         score
     }
 
-    /// Runs a trial and keeps it if it is the best.
-    fn simulate(&mut self, trial: &Trial) -> Option<f64> {
+    /// Runs an attempt and keeps it if it is the best.
+    fn simulate(&mut self, attempt: &Attempt) -> Option<f64> {
         let (_, _, settings) = self.asked;
-        if trial.replicas.iter().any(|&replicas| settings.share(self.shape.micro_batch, replicas).is_none()) {
+        if attempt.replicas.iter().any(|&replicas| settings.share(self.shape.micro_batch, replicas).is_none()) {
             return None;
         }
-        let stages = self.stages(trial).ok()?;
+        let stages = self.stages(attempt).ok()?;
         if self.fits_each() {
             let fitted = self.fitted_to(&stages, &Control::default()).ok()?;
             self.peaks = Peaks::of(&fitted);
@@ -266,7 +266,7 @@ impl<'a> Improver<'a> {
         self.simulated += 1;
         let score = found.score();
         if found.is_better_than(&self.best.run) {
-            self.best = Best { trial: trial.clone(), orders: self.orders.clone(), run: found };
+            self.best = Best { attempt: attempt.clone(), orders: self.orders.clone(), run: found };
         }
         Some(score)
     }
@@ -278,14 +278,14 @@ impl<'a> Improver<'a> {
             return false;
         }
         *left -= FITTING * each;
-        let (trial, score) = self.now.clone();
-        let Ok(stages) = self.stages(&trial) else { return false };
+        let (attempt, score) = self.now.clone();
+        let Ok(stages) = self.stages(&attempt) else { return false };
         let Ok(fitted) = self.fitted_to(&stages, control) else { return false };
         if fitted == self.orders {
             return false;
         }
         let before = self.run_in(fitted);
-        let Some(score) = self.score(&trial).filter(|fitted| *fitted < score * (1.0 - SMALLER)) else {
+        let Some(score) = self.score(&attempt).filter(|fitted| *fitted < score * (1.0 - SMALLER)) else {
             self.run_in(before);
             return false;
         };
@@ -298,11 +298,11 @@ impl<'a> Improver<'a> {
         if self.fits_each() || !self.family.options.contains(&"durations") {
             return;
         }
-        let trial = self.best.trial.clone();
-        let Ok(stages) = self.stages(&trial) else { return };
+        let attempt = self.best.attempt.clone();
+        let Ok(stages) = self.stages(&attempt) else { return };
         if let Ok(fitted) = self.fitted_to(&stages, control) {
             self.run_in(fitted);
-            self.score(&trial);
+            self.score(&attempt);
         }
     }
 
@@ -316,7 +316,7 @@ impl<'a> Improver<'a> {
         self.family.build_under(&request, control)
     }
 
-    /// Runs trials in other orders from now on; returns those that it ran them in.
+    /// Runs attempts in other orders from now on; returns those that it ran them in.
     fn run_in(&mut self, orders: Schedule) -> Schedule {
         self.peaks = Peaks::of(&orders);
         self.known.clear();
@@ -324,13 +324,13 @@ impl<'a> Improver<'a> {
         std::mem::replace(&mut self.orders, orders)
     }
 
-    /// Prices the stages of a trial.
-    fn stages(&mut self, trial: &Trial) -> Result<Vec<StagePrice>> {
-        if trial.replicas != self.replicas {
-            self.prices.regroup(footprints(self.asked.1, &self.shape, &trial.replicas));
-            self.replicas.clone_from(&trial.replicas);
+    /// Prices the stages of an attempt.
+    fn stages(&mut self, attempt: &Attempt) -> Result<Vec<StagePrice>> {
+        if attempt.replicas != self.replicas {
+            self.prices.regroup(footprints(self.asked.1, &self.shape, &attempt.replicas));
+            self.replicas.clone_from(&attempt.replicas);
         }
-        let cuts: Vec<usize> = trial.ends.iter().map(|&end| self.row[end]).collect();
+        let cuts: Vec<usize> = attempt.ends.iter().map(|&end| self.row[end]).collect();
         self.prices.of(&cuts)
     }
 
@@ -339,8 +339,8 @@ impl<'a> Improver<'a> {
         if self.kicks.is_multiple_of(2) {
             for _ in 0..2 + self.next(3) {
                 let at = self.next(self.moves.len());
-                if let Some(trial) = self.changed(self.moves[at]).into_iter().next() {
-                    self.now.0 = trial;
+                if let Some(attempt) = self.changed(self.moves[at]).into_iter().next() {
+                    self.now.0 = attempt;
                 }
             }
         } else {
@@ -348,42 +348,42 @@ impl<'a> Improver<'a> {
             let (begin, end) = (self.now.0.ends[at - 1], self.now.0.ends[at + 1]);
             self.now.0.ends[at] = begin + 1 + self.next(end - begin - 1);
         }
-        let trial = self.now.0.clone();
-        self.now.1 = self.score(&trial).unwrap_or(f64::INFINITY);
+        let attempt = self.now.0.clone();
+        self.now.1 = self.score(&attempt).unwrap_or(f64::INFINITY);
     }
 
     /// The plan at hand with a change, if it can be made: as it stands, and with balanced cuts where groups change.
-    fn changed(&mut self, change: Move) -> Vec<Trial> {
-        let mut trial = self.now.0.clone();
+    fn changed(&mut self, change: Move) -> Vec<Attempt> {
+        let mut attempt = self.now.0.clone();
         let moved = |ends: &mut [usize], at: usize, by: isize| {
             ends[at] = ends[at].saturating_add_signed(by);
         };
         match change {
-            Move::Borders(first, last, by) => (first..=last).for_each(|at| moved(&mut trial.ends, at + 1, by)),
+            Move::Borders(first, last, by) => (first..=last).for_each(|at| moved(&mut attempt.ends, at + 1, by)),
             Move::Swap(one, other, by) => {
-                moved(&mut trial.ends, one + 1, by);
-                moved(&mut trial.ends, other + 1, -by);
+                moved(&mut attempt.ends, one + 1, by);
+                moved(&mut attempt.ends, other + 1, -by);
             }
             Move::Device(from, to) => {
-                let is_busy = trial.replicas.iter().sum::<u32>() as usize == self.shape.line.len();
-                if from.map_or(is_busy, |from| trial.replicas[from] == 1) {
+                let is_busy = attempt.replicas.iter().sum::<u32>() as usize == self.shape.line.len();
+                if from.map_or(is_busy, |from| attempt.replicas[from] == 1) {
                     return Vec::new();
                 }
                 if let Some(from) = from {
-                    trial.replicas[from] -= 1;
+                    attempt.replicas[from] -= 1;
                 }
                 if let Some(to) = to {
-                    trial.replicas[to] += 1;
+                    attempt.replicas[to] += 1;
                 }
                 let ranks = &self.orders.rank_of_stage;
                 let totals_of = &mut self.totals_of;
-                let ends = balanced_ends(self.asked, self.row, ranks, &self.shape, &trial.replicas, totals_of);
-                let anew = ends.map(|ends| Trial { ends, replicas: trial.replicas.clone() });
-                return std::iter::once(trial).chain(anew).collect();
+                let ends = balanced_ends(self.asked, self.row, ranks, &self.shape, &attempt.replicas, totals_of);
+                let anew = ends.map(|ends| Attempt { ends, replicas: attempt.replicas.clone() });
+                return std::iter::once(attempt).chain(anew).collect();
             }
         }
-        let inside = trial.ends[0] == 0 && trial.ends[trial.ends.len() - 1] == self.row.len() - 1;
-        if inside && trial.ends.windows(2).all(|two| two[0] < two[1]) { vec![trial] } else { Vec::new() }
+        let inside = attempt.ends[0] == 0 && attempt.ends[attempt.ends.len() - 1] == self.row.len() - 1;
+        if inside && attempt.ends.windows(2).all(|two| two[0] < two[1]) { vec![attempt] } else { Vec::new() }
     }
 
     /// A number below `below`, from a generator that starts alike everywhere (xorshift, Marsaglia, 2003).
@@ -395,12 +395,12 @@ impl<'a> Improver<'a> {
     }
 
     /// The best plan so far, for who asked.
-    pub(super) fn into_plan(self) -> Plan {
-        let groups = groups(&self.shape.line, &self.best.trial.replicas);
-        Plan {
+    pub(super) fn into_plan(self) -> SimulatedPlan {
+        let groups = groups(&self.shape.line, &self.best.attempt.replicas);
+        SimulatedPlan {
             micro_batch: self.shape.micro_batch,
             recompute: self.shape.recompute,
-            ends: self.best.trial.ends.windows(2).map(|two| (self.row[two[0]], self.row[two[1]])).collect(),
+            ends: self.best.attempt.ends.windows(2).map(|two| (self.row[two[0]], self.row[two[1]])).collect(),
             devices: self.best.orders.rank_of_stage.iter().map(|&rank| groups[rank as usize].clone()).collect(),
             orders: self.best.orders,
             run: self.best.run,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 1F1B's plans ─▶ cuts ─▶ one_stage: run each of them ─────────────────────┐
-//! shapes ─▶ virtual_stages: improve cuts and groups, trial by trial ───────┴─▶ evaluate again ─▶ the shortest step
+//! shapes ─▶ virtual_stages: improve cuts and groups, attempt by attempt ───────┴─▶ evaluate again ─▶ the shortest step
 //! ```
 
 mod bound;
@@ -61,7 +61,7 @@ pub struct VirtualStageLimits {
 
 /// A simulated plan.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct SimulatedPlan {
     /// Samples that enter the pipeline at once.
     pub micro_batch: u32,
     /// Whether activations are recomputed.
@@ -78,9 +78,9 @@ pub struct Plan {
 
 /// The best plan of a schedule that was found, or the one that lacks least memory.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct FoundPlan {
     /// The plan.
-    pub plan: Plan,
+    pub plan: SimulatedPlan,
     /// No plan of the question with this schedule takes less; `None` where no bound is known.
     pub lower_bound_s: Option<f64>,
     /// Whether borders could be at every cut; else only at those of one row, each of which holds the one before.
@@ -99,7 +99,7 @@ pub enum Outcome {
     /// A plan of such a schedule that was found when the time for the search was up. Its bound is not known.
     Quick(Box<hybrid::Answer>),
     /// A simulated plan, which may lack memory.
-    Simulated(Box<Found>),
+    Simulated(Box<FoundPlan>),
     /// Why there is no plan.
     Nothing(Error),
 }
@@ -221,7 +221,7 @@ impl Search<'_> {
     ) -> Result<()> {
         for family in families {
             let outcome = match one_stage::best(self.problem, family, cuts, &self.quiet())? {
-                Some((plan, simulated)) => Outcome::Simulated(Box::new(Found {
+                Some((plan, simulated)) => Outcome::Simulated(Box::new(FoundPlan {
                     plan,
                     lower_bound_s: None,
                     has_all_cuts: true, // those of the model

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::fit::run_under;
 use super::run::Run;
-use super::{MOST_ACTIONS, Plan, Problem, near_sizes};
+use super::{MOST_ACTIONS, Problem, SimulatedPlan, near_sizes};
 use crate::control::Control;
 use crate::error::Result;
 use crate::planner::hybrid::{self, Candidate, Pricer, Settings, StagePrice, WarmUp};
@@ -123,7 +123,7 @@ pub(super) fn best(
     family: &Family,
     cuts: &[Cuts],
     control: &Control,
-) -> Result<Option<(Plan, u64)>> {
+) -> Result<Option<(SimulatedPlan, u64)>> {
     let mut best: Option<(&Cuts, Schedule, Run)> = None;
     let mut simulated = 0;
     for few in cuts.chunks(AT_ONCE) {
@@ -153,7 +153,10 @@ pub(super) fn best(
     Ok(best.map(|(cuts, orders, run)| {
         let Candidate { micro_batch, recompute, ref stages } = cuts.plan;
         let ends = stages.iter().map(|stage| (stage.begin, stage.end)).collect();
-        (Plan { micro_batch, recompute, ends, devices: cuts.plan.devices(problem.cluster), orders, run }, simulated)
+        (
+            SimulatedPlan { micro_batch, recompute, ends, devices: cuts.plan.devices(problem.cluster), orders, run },
+            simulated,
+        )
     }))
 }
 

@@ -80,7 +80,7 @@ pub(super) fn row(model: &Model) -> Vec<usize> {
     row
 }
 
-/// Every shape worth a trial, for a model of so many layers, or parts that can't be cut.
+/// Every shape worth an attempt, for a model of so many layers, or parts that can't be cut.
 pub(super) fn shapes(
     cluster: &Cluster,
     settings: &Settings,

@@ -2,7 +2,7 @@
 //!
 //! A *group* is the devices that run one rank of the schedule: replicas of all its stages. The search starts from
 //! balanced cuts of every [`Shape`], and improves the most promising ones by moving borders between stages and devices
-//! between groups, each trial simulated under the memory of its groups. The bound is one on all plans of the question.
+//! between groups, each attempt simulated under the memory of its groups. The bound is one on all plans of the question.
 //!
 //! ```text
 //! shapes ─▶ balanced cuts ─▶ simulate ─▶ the best few ─▶ improve ─▶ the better half ─▶ improve twice as long ─▶ …
@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::bound::lower_bound_s;
 use super::improve::Improver;
 use super::shapes::{self, Shape, shapes};
-use super::{Found, MOST_ACTIONS, Problem, near_sizes};
+use super::{FoundPlan, MOST_ACTIONS, Problem, near_sizes};
 use crate::control::{Control, Progress};
 use crate::error::{Error, Result};
 use crate::schedule::Family;
@@ -33,7 +33,7 @@ pub const VIRTUAL_STAGES: [(&str, &[u32]); 9] = [
 
 /// Shapes that are improved: the most promising ones.
 const POOL: usize = 12;
-/// Actions that trials of the first round of improvement may have, over all shapes; each round has as many.
+/// Actions that attempts of the first round of improvement may have, over all shapes; each round has as many.
 const EFFORT: u64 = 3_000_000;
 
 /// Rounds of improvement, each of which keeps the better half of the shapes.
@@ -53,7 +53,7 @@ pub(super) fn best_of_each(
     needs_full_ranks: bool,
     (near_size, known_s): (u32, f64),
     control: &Control,
-) -> Vec<Result<Found>> {
+) -> Vec<Result<FoundPlan>> {
     let row = shapes::row(problem.model);
     let start =
         |&(family, chunks)| Search::new(problem, &row, (family, chunks), needs_full_ranks, near_size).started(control);
@@ -80,7 +80,7 @@ struct Search<'a> {
     /// Shapes of the sizes that are being tried.
     pool: Option<Pool<'a>>,
     /// The best plan of sizes that were tried before, none of which fits.
-    best: Option<Found>,
+    best: Option<FoundPlan>,
     refused: Option<Error>,
 }
 
@@ -127,7 +127,7 @@ impl<'a> Search<'a> {
     /// # Errors
     /// [`Error::Infeasible`] if there is no cut into so many stages, or all sizes have too many micro-batches;
     /// [`Error::TimedOut`] or [`Error::Cancelled`] if the search was stopped before it had a plan.
-    fn finished(mut self, is_worth_it: bool, control: &Control) -> Result<Found> {
+    fn finished(mut self, is_worth_it: bool, control: &Control) -> Result<FoundPlan> {
         while let Some(mut pool) = self.pool.take() {
             if is_worth_it {
                 (1..ROUNDS).for_each(|_| pool.improve(EFFORT, control));
@@ -233,7 +233,7 @@ impl<'a> Pool<'a> {
         runs.filter(|run| run.fits()).map(|run| run.step_s).fold(f64::INFINITY, f64::min)
     }
 
-    fn into_found(self, problem: &Problem<'_>, row: &[usize], control: &Control) -> Result<Found> {
+    fn into_found(self, problem: &Problem<'_>, row: &[usize], control: &Control) -> Result<FoundPlan> {
         let simulated = self.simulated + self.shapes.iter().map(|improver| improver.simulated).sum::<u64>();
         let mut best = (self.shapes.into_iter().chain(self.others))
             .reduce(|best, other| if other.best().is_better_than(best.best()) { other } else { best })
@@ -241,7 +241,7 @@ impl<'a> Pool<'a> {
         best.finish(control);
         let best_s = if best.best().fits() { best.best().step_s } else { f64::INFINITY };
         control.report(Progress { best_s, lower_bound_s: self.lower_bound_s });
-        Ok(Found {
+        Ok(FoundPlan {
             plan: best.into_plan(),
             lower_bound_s: Some(self.lower_bound_s),
             has_all_cuts: row.len() == problem.model.cuts(),
