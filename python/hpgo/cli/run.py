@@ -438,14 +438,15 @@ def _train(run: _Run, plan: Plan | Program, said: dict[str, Any] | None = None) 
     from hpgo.runtime import Pipeline
     from hpgo.runtime.optimizer import optimizer_of
 
-    predicted = _predicted(plan)
     options = _options(run)
     with Pipeline(plan, run.workload or "", optimizer=optimizer_of(run.optimizer), tell=_warn, **options) as pipeline:
         talks = pipeline.rank == 0
+        program = pipeline.program
+        predicted = _predicted(program) if talks else None
         if run.resume and _resume(run, pipeline, talks=talks and not run.as_json):
             if talks and run.as_json:
                 nothing = {**(said or {}), "steps_before": pipeline.steps, "losses": []}
-                _conclude(run, nothing, [], _beside(_program(plan), predicted, None))
+                _conclude(run, nothing, [], _beside(program, predicted, None))
             return
         batches = _batches(run, pipeline)
         losses: list[float] = []
@@ -454,7 +455,7 @@ def _train(run: _Run, plan: Plan | Program, said: dict[str, Any] | None = None) 
         _save(run, pipeline)  # nothing yet, but a folder that can't be written to is told now
         with (
             passing_lines() if talks and not run.as_json else nullcontext() as tell,
-            losses_to(run.losses, pipeline.program.world_size) if talks and run.losses else nullcontext() as add,
+            losses_to(run.losses, program.world_size) if talks and run.losses else nullcontext() as add,
         ):
             for step in range(done + 1, run.steps + 1):
                 inputs, targets = next(batches)
@@ -477,17 +478,17 @@ def _train(run: _Run, plan: Plan | Program, said: dict[str, Any] | None = None) 
         if run.timeline is not None:
             measured.save(run.timeline)
         done_here = {**(said or {}), "steps_before": done, "losses": losses}
-        _conclude(run, done_here, steps_s, _beside(_program(plan), predicted, measured))
+        _conclude(run, done_here, steps_s, _beside(program, predicted, measured))
 
 
 def _emulate(run: _Run, plan: Plan | Program, scale: float) -> None:
     """One rank's part of what only sleeps; rank 0 prints."""
     from hpgo.runtime import Emulation
 
-    predicted = _predicted(plan)
     steps_s: list[float] = []
     with Emulation(plan, scale=scale, timeout_s=run.options["timeout_s"]) as emulation:
         talks = emulation.rank == 0
+        predicted = _predicted(emulation.program) if talks else None
         with passing_lines() if talks and not run.as_json else nullcontext() as tell:
             for step in range(1, run.steps + 1):
                 steps_s.append(emulation.step())
@@ -497,7 +498,7 @@ def _emulate(run: _Run, plan: Plan | Program, scale: float) -> None:
     if talks:
         if run.timeline is not None:
             measured.save(run.timeline)
-        _conclude(run, {"scale": scale}, steps_s, _beside(_program(plan), predicted, measured))
+        _conclude(run, {"scale": scale}, steps_s, _beside(emulation.program, predicted, measured))
 
 
 def _batches(run: _Run, pipeline: Pipeline) -> Iterator[tuple[Share, Share]]:
@@ -535,11 +536,10 @@ def _warn(text: str) -> None:
     click.echo(f"warning: {text}", err=True)
 
 
-def _predicted(plan: Plan | Program) -> Timeline | None:
-    """The step as it should be, if the plan says what things take."""
+def _predicted(program: Program) -> Timeline | None:
+    """Return the step as it should be; None if the program does not say what things take."""
     from hpgo.timing.simulation import simulate
 
-    program = _program(plan)
     return None if program.costs is None else simulate(program)
 
 
