@@ -117,7 +117,7 @@ def _cuts(question: Question, launcher: Launcher) -> _Cuts:
 
 def _kept_whole(question: Question, launcher: Launcher) -> list[set[str]]:
     """Layers that no cut may part, since the launcher doesn't sum the gradients of a weight that they share."""
-    ties = (set(tie.layers) for tie in question.profile.ties)
+    ties = (set(tie.layers) for tie in question.profile.ties if tie.parameter_bytes)  # nothing is summed without bytes
     return [layers for layers in ties if not sums_shared(launcher, layers, question.blocks)]
 
 
