@@ -9,8 +9,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
 import hpgo
+from hpgo.cli.main import group
 from hpgo.show import report
 
 if TYPE_CHECKING:
@@ -148,6 +150,14 @@ def test_the_bound_of_one_schedule_is_never_shown_while_all_are_compared() -> No
         "bert-48", "dapple-a", global_batch_size=64, schedule="auto", progress=lambda _, bound_s: bounds.append(bound_s)
     )
     assert set(bounds) == {0.0}
+
+
+def test_a_stopped_comparison_names_the_schedule_of_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = hpgo.plan("vgg-19", "dapple-c", global_batch_size=512, schedule="auto")
+    assert whole.gap is not None
+    monkeypatch.setattr("hpgo.planning.planner.plan", lambda *_, **__: replace(whole, stopped="deadline"))
+    shown = CliRunner().invoke(group, ["plan", "vgg-19", "-c", "dapple-c", "-b", "512", "--schedule", "auto"])
+    assert f" for `{whole.schedule}`" in shown.stderr.splitlines()[0]
 
 
 def test_published_gnmt_has_no_bound_that_another_plan_beats(reference: Path) -> None:

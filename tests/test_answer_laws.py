@@ -511,18 +511,18 @@ def test_a_false_step_or_bound_of_any_other_schedule_is_an_internal_error(
     monkeypatch: pytest.MonkeyPatch, schedule: str
 ) -> None:
     def false_bounds(own: Callable[..., Any], *given: Any) -> Any:
-        tried = own(*given)
+        tried, stopped = own(*given)
         for each in tried:
             if each["plan"] is not None:
                 each["search"]["lower_bound_s"] = each["plan"]["step_s"] * 1.01
-        return tried
+        return tried, stopped
 
     def false_steps(own: Callable[..., Any], *given: Any) -> Any:
-        tried = own(*given)
+        tried, stopped = own(*given)
         for each in tried:
             if each["plan"] is not None:
                 FALSE_RECORDS["step_covers_work"](each["plan"])
-        return tried
+        return tried, stopped
 
     with monkeypatch.context() as patch:
         replace_method(patch, "search", false_bounds)

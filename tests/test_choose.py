@@ -271,6 +271,20 @@ def test_ctrl_c_gives_the_best_so_far_once_there_is_one(name: str) -> None:
     assert plan.timeline().makespan_s == pytest.approx(plan.step_s, rel=1e-12)
 
 
+def test_ctrl_c_after_the_first_schedule_is_said_of_the_plan() -> None:
+    """The schedule that is taken was searched to its end, but others were not tried."""
+    ticks: list[float] = []
+
+    def interrupted(best_s: float, _bound_s: float) -> None:
+        ticks.append(best_s)
+        if len(ticks) > 1 and best_s < float("inf"):
+            raise KeyboardInterrupt
+
+    plan = hpgo.plan("bert-48", "dapple-a", global_batch_size=64, schedule="auto", progress=interrupted)
+    assert plan.stopped == "interrupt"
+    assert any(choice.why.startswith("not tried") or choice.step_s for choice in plan.schedules)
+
+
 def test_the_same_question_has_the_same_answer_twice(auto: hpgo.Plan) -> None:
     again = hpgo.plan(
         hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64, schedule="auto"

@@ -428,7 +428,8 @@ impl Session {
         })
     }
 
-    /// The best plan of each of these schedules, at least one of which `plan` does not search for.
+    /// The best plan of each of these schedules, at least one of which `plan` does not search for, and what stopped the
+    /// search before all were tried to their end.
     fn search(
         &self,
         py: Python<'_>,
@@ -436,7 +437,7 @@ impl Session {
         schedules: Vec<String>,
         deadline_s: Option<f64>,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<Vec<TriedRecord>> {
+    ) -> PyResult<(Vec<TriedRecord>, Option<&'static str>)> {
         let control = control_of(deadline_s);
         let limits = VirtualStageLimits {
             needs_full_ranks: settings.needs_full_ranks,
@@ -444,7 +445,8 @@ impl Session {
         };
         self.answer(py, settings, &control, progress.as_ref(), true, |asked| {
             let tried = orders::search(&asked.problem(), &schedules, limits, asked.control)?;
-            tried.into_iter().map(|tried| asked.tried(tried)).collect()
+            let stopped = asked.control.stopped().map(name_of);
+            Ok((tried.into_iter().map(|tried| asked.tried(tried)).collect::<Result<_>>()?, stopped))
         })
     }
 

@@ -334,7 +334,8 @@ def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords
         best = plan(profile, cluster, global_batch_size=global_batch_size, progress=tell, **keywords)
     if not best.finished:
         why = "interrupted" if best.stopped == "interrupt" else "deadline reached"
-        known = "follows" if best.gap is None else f"is {above(best.gap)}"
+        whose = f" for `{best.schedule}`" if best.schedules else ""  # a bound on one schedule bounds no other
+        known = "follows" if best.gap is None else f"is {above(best.gap)}{whose}"
         taken_s = time.monotonic() - started_s
         say("note", f"{why} after {taken_s:.1f} s; the best plan so far {known}")
     return best

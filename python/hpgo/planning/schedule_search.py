@@ -76,7 +76,7 @@ def best_of_one(question: Question, *, deadline_s: float | None, progress: Progr
     )  # fmt: skip
     flushed = replace(question, schedule="1f1b")
     try:
-        (tried,) = question.session.search(question, [name], deadline_s, progress)
+        (tried,), _ = question.session.search(question, [name], deadline_s, progress)
     except InfeasibleError as error:
         raise _none_found(explained(error, flushed), f"`{name}`", certain=name not in FRUGAL) from None
     plan = _plan_of(question, tried)
@@ -103,7 +103,7 @@ def best_of_all(question: Question, *, deadline_s: float | None, progress: Progr
     names = [name for name in _ALL if question.launcher is None or name in question.launcher.schedules]
     first = "eager_1f1b" if "eager_1f1b" in names else "1f1b"
     try:
-        tried = question.session.search(question, names, deadline_s, progress)
+        tried, stopped = question.session.search(question, names, deadline_s, progress)
     except InfeasibleError as error:
         raise _none_found(explained(error, replace(question, schedule=first)), "under any schedule") from None
     for each in tried:  # where 1F1B fits nowhere, the first of these says why
@@ -117,6 +117,7 @@ def best_of_all(question: Question, *, deadline_s: float | None, progress: Progr
     winner = choices[0].plan
     if winner is None:
         raise InfeasibleError(f"no plan was found that fits under any schedule: {choices[0].why}", "use more devices")
+    winner = replace(winner, stopped=stopped or winner.stopped)  # others may be better, if they were not tried
     if winner.schedule in SCHEDULES:
         alone = replace(question, schedule=winner.schedule)
         winner = with_leaner(alone, with_alternatives(alone, winner))
