@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from toys import chain
 
 import hpgo
@@ -209,7 +210,7 @@ def test_every_family_is_planned_or_refused() -> None:
     for family in hpgo.schedules():
         if family.name in ALL:
             continue
-        with pytest.raises(hpgo.ArgumentError, match="can't plan"):
+        with refused(hpgo.ArgumentError, "unsupported"):
             check_schedule(family.name)
         refused.add(family.name)
     assert len(refused) + len(ALL) == len(hpgo.schedules())
@@ -253,7 +254,7 @@ def test_schedules_that_hold_one_activation_are_planned_where_1f1b_fits_nowhere(
 
 @pytest.mark.parametrize("name", NAMES[3:])
 def test_what_fits_nowhere_is_refused_for_every_schedule(name: str) -> None:
-    with pytest.raises(hpgo.base.errors.InfeasibleError, match="no plan"):
+    with refused(hpgo.base.errors.InfeasibleError, "insufficient_memory"):
         hpgo.plan(chain([1.0] * 4, parameter_bytes=10 * GB), cluster(4, "9 GB"), global_batch_size=16, schedule=name)
 
 

@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from toys import chain
 
 import hpgo
@@ -155,7 +156,7 @@ def test_groups_get_as_many_devices_as_they_need() -> None:
     profile = chain([1.0, 1.0, 9.0, 1.0], 1e6, 1e6)
     plan = hpgo.plan(profile, cluster(4, each=4), global_batch_size=64, schedule="zb_v")
     assert sorted(len(group.devices) for group in plan.groups) == [1, 3]
-    with pytest.raises(hpgo.InfeasibleError, match="there is no cut for `zb_v`"):
+    with refused(hpgo.InfeasibleError, "infeasible", "zb_v"):
         hpgo.plan(profile, cluster(1), global_batch_size=8, schedule="zb_v")
 
 
@@ -223,15 +224,15 @@ def test_a_plan_takes_as_long_as_its_stages_do_under_orders_that_are_fitted_to_t
 
 def test_steps_of_too_many_actions_say_which_way_out_leads_somewhere() -> None:
     profile, machines = chain([1.0] * 8, 1e6, 1e6), cluster(2)
-    with pytest.raises(hpgo.InfeasibleError, match="micro-batches of 1 has 60,000 actions") as refused:
+    with refused(hpgo.InfeasibleError, "infeasible", "1", "60", "000") as caught:
         hpgo.plan(profile, machines, global_batch_size=5000, micro_batch_size=1, schedule="zb_v")
-    assert "larger micro-batches" in refused.value.hint
+    assert "larger micro-batches" in caught.value.hint
     assert hpgo.plan(profile, machines, global_batch_size=5000, micro_batch_size=2, schedule="zb_v").fits
 
 
 def test_a_deadline_before_anything_fits_is_no_statement_about_memory() -> None:
     profile = chain([1.0] * 64, 1e9, 1e9)
-    with pytest.raises(hpgo.DeadlineError, match=r"^1e-06 s passed before there was any plan$"):
+    with refused(hpgo.DeadlineError, "time_limit", "1e-06"):
         hpgo.plan(profile, cluster(16, "64 GB", each=4), global_batch_size=64, schedule="zb_v", deadline_s=1e-6)
 
 
@@ -379,10 +380,10 @@ def test_a_plan_runs_by_other_schedules_that_place_its_stages_alike(uneven: hpgo
     looped = hpgo.simulate(uneven, schedule="looped_bfs")
     assert looped.makespan_s > 0
     for name in ("1f1b", "hanayo", "zb_v"):
-        with pytest.raises(hpgo.ArgumentError, match="but the plan has"):
+        with refused(hpgo.ArgumentError, "invalid_argument", "2", "6"):
             uneven.orders(name)
     flat = hpgo.plan(hpgo.read_profile("bert-48"), cluster(4, each=2), global_batch_size=64)
-    with pytest.raises(hpgo.ArgumentError, match="the plan has one stage a rank"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "interleaved", "2", "1"):
         flat.orders("interleaved")
 
 
@@ -391,11 +392,11 @@ def test_stages_of_a_plan_go_where_its_schedule_runs_them() -> None:
     wrong = [(2, [0]), (2, [1]), (2, [1]), (2, [0])]
     question = {"global_batch_size": 4, "micro_batch_size": 1}
     assert hpgo.evaluate(profile, machines, wrong, schedule="zb_v", **question).chunks == 2
-    with pytest.raises(hpgo.ArgumentError, match="device 1 is on stages of rank 1 and of rank 0"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "1", "0"):
         hpgo.evaluate(profile, machines, wrong, schedule="interleaved", **question)
-    with pytest.raises(hpgo.ArgumentError, match="not as many on each"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "3", "2"):
         hpgo.evaluate(profile, machines, [(2, [0]), (2, [1]), (4, [0])], schedule="interleaved", **question)
-    with pytest.raises(hpgo.ArgumentError, match="device 0 is in stage"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "0"):
         hpgo.evaluate(profile, machines, [(2, [0]), (2, [1]), (4, [0])], schedule="1f1b", **question)
 
 
@@ -473,12 +474,12 @@ def test_a_branching_model_is_cut_along_one_order_and_the_report_says_so() -> No
 def test_exports_carry_them_or_refuse_by_name(uneven: hpgo.Plan) -> None:
     orders = hpgo.export.files(uneven, "torch")["order.csv"]
     assert hpgo.Schedule.from_text(orders) == uneven.orders()
-    with pytest.raises(hpgo.ArgumentError, match=r"DeepSpeed.* does not run `interleaved`"):
+    with refused(hpgo.ArgumentError, "unknown_name", "interleaved", "DeepSpeed"):
         hpgo.export.files(uneven, "deepspeed")
     profile, machines = hpgo.read_profile("bert-48"), cluster(4, each=2)
     v_shaped = hpgo.plan(profile, machines, global_batch_size=64, schedule="zb_v", launcher="torchtitan")
     assert hpgo.export.files(v_shaped, "torchtitan")
-    with pytest.raises(hpgo.ArgumentError, match=r"Megatron-LM.* does not run `zb_v`"):
+    with refused(hpgo.ArgumentError, "unknown_name", "zb_v", "Megatron-LM"):
         hpgo.export.megatron(v_shaped)
     blocks = hpgo.plan(profile, machines, global_batch_size=64, schedule="interleaved", launcher="megatron")
     layout = hpgo.export.megatron(blocks).splitlines()[-1].split("'")[1]

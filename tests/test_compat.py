@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from toys import computing
 
 import HPGO
@@ -175,7 +176,7 @@ def test_columns_need_positive_settings_and_memory():
     assert columns(model, Devices((4,))).p3 is None
     for value in (0, -1, float("nan"), None):
         model.optimizer_memory_scaling = value
-        with pytest.raises(hpgo.ArgumentError, match="optimizer_memory_scaling"):
+        with refused(hpgo.ArgumentError, "invalid_argument", name="optimizer_memory_scaling"):
             columns(model, Devices((4,)))
 
 
@@ -370,24 +371,24 @@ def test_bad_settings_are_named():
     asked = conductor(computing([1.0, 1.0]), 8, [2])
     for smallest in (0, -1, 9, 1.5, None):
         asked.m.min_micro_batch_size = smallest
-        with pytest.raises(hpgo.ArgumentError, match="min_micro_batch_size"):
+        with refused(hpgo.ArgumentError, "invalid_argument", "min_micro_batch_size"):
             asked.py_orchestrate()
 
 
 def test_unknown_devices_are_named():
-    with pytest.raises(hpgo.ArgumentError, match="device 8 is not among"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "8"):
         Devices((8,)).all_reduce_s([7, 8], 1.0)
     with pytest.raises(hpgo.ArgumentError, match="no device"):
         Devices((8,)).split_concat_s([], [1], 1.0)
-    with pytest.raises(hpgo.ArgumentError, match="senders"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "-1"):
         Devices((8,)).split_concat_s([-1], [1], 1.0)
-    with pytest.raises(hpgo.ArgumentError, match="devices are nothing"):
+    with refused(hpgo.ArgumentError, "invalid_argument", name="devices"):
         Devices((8,)).all_reduce_s(None, 1.0)
 
 
 @pytest.mark.parametrize("size", [-1.0, float("nan"), float("inf"), "1 GB", None, True])
 def test_a_size_that_is_no_amount_is_named(size):
-    with pytest.raises(hpgo.ArgumentError, match="size is"):
+    with refused(hpgo.ArgumentError, "invalid_argument", name="size"):
         Devices((8,)).all_reduce_s([0, 1], size)
 
 
@@ -398,8 +399,8 @@ def test_stages_that_no_answer_has_are_named(stages):
 
 
 def test_models_without_time_or_with_several_batch_sizes_are_refused():
-    with pytest.raises(hpgo.ProfileError, match="takes no time"):
+    with refused(hpgo.ProfileError, "invalid_profile"):
         model_of(computing([0.0]), 1)
     layer = hpgo.Layer("a", "a", (1.0, 2.0), (1.0, 2.0), (1.0, 2.0), 1.0)
-    with pytest.raises(hpgo.ArgumentError, match="batch sizes 1, 2"):
+    with refused(hpgo.ArgumentError, "mismatch", "1", "2"):
         model_of(hpgo.Profile("two", (1, 2), (layer,), ()), 8)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from toys import chain
 
 import hpgo
@@ -97,7 +98,7 @@ def test_halves_add_up_to_the_backward_pass_or_to_twice_it_at_most(
         )
 
     if (inputs + weights > 0) != (backward > 0):
-        with pytest.raises(hpgo.ProfileError, match=r"input_gradient_s \+ weight_gradient_s is"):
+        with refused(hpgo.ProfileError, "invalid_profile", "input_gradient_s", "weight_gradient_s"):
             made()
         return
     layer = made().with_consistent_split()
@@ -174,7 +175,7 @@ def test_a_pass_that_takes_time_in_halves_only_or_as_a_whole_only_is_refused(
     keys = native.document(plain)
     keys["layers"][0] |= {"backward_s": backward_s, "input_gradient_s": half_s, "weight_gradient_s": half_s}
     (tmp_path / "one.json").write_text(json.dumps(keys))
-    with pytest.raises(hpgo.ProfileError, match=r"layer `layer0`: input_gradient_s \+ weight_gradient_s is") as raised:
+    with refused(hpgo.ProfileError, "invalid_profile", "layer0", "input_gradient_s", "weight_gradient_s") as raised:
         hpgo.read_profile(tmp_path / "one.json")
     assert "leave out input_gradient_s and weight_gradient_s" in raised.value.hint
 

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from timelines import timeline
 
 import hpgo.draw
@@ -667,7 +668,7 @@ assert "matplotlib" not in sys.modules
 
 def test_without_matplotlib_the_hint_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(HpgoError, match="need matplotlib") as caught:
+    with refused(HpgoError, "missing_package") as caught:
         hpgo.draw.save(timeline("1f1b"), tmp_path / "x.png")
     assert "pip install matplotlib" in caught.value.hint
 
@@ -675,18 +676,18 @@ def test_without_matplotlib_the_hint_says_what_to_install(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("path", "options", "said"),
     [
-        ("x.bmp", {}, "no picture format ends in `.bmp`"),
-        ("x", {}, "no picture format ends in `x`"),
-        ("x.svg", {"tansfers": "arrows"}, "unknown picture option `tansfers`"),
-        ("x.svg", {"transfers": "all"}, "transfers is `all`"),
-        ("x.svg", {"labels": ["a", "b"]}, "2 labels for 1 timelines"),
-        ("x.svg", {"width_px": 10}, "width_px is 10"),
-        ("x.svg", {"width_px": 10**9}, "wider than"),
-        ("nowhere/x.svg", {}, "can't write"),
+        ("x.bmp", {}, ("unknown_name", ".bmp")),
+        ("x", {}, ("unknown_name", "x")),
+        ("x.svg", {"tansfers": "arrows"}, ("unknown_name", "tansfers")),
+        ("x.svg", {"transfers": "all"}, ("invalid_argument", "all")),
+        ("x.svg", {"labels": ["a", "b"]}, ("invalid_argument", "2", "1")),
+        ("x.svg", {"width_px": 10}, ("invalid_argument", "width_px", "10")),
+        ("x.svg", {"width_px": 10**9}, ("invalid_argument", "20", "000", "10")),
+        ("nowhere/x.svg", {}, ("not_writable", "No")),
     ],
 )
-def test_mistakes_are_named(path: str, options: dict[str, object], said: str, tmp_path: Path) -> None:
-    with pytest.raises(HpgoError, match=re.escape(said)) as caught:
+def test_mistakes_are_named(path: str, options: dict[str, object], said: tuple[str, ...], tmp_path: Path) -> None:
+    with refused(HpgoError, *said) as caught:
         hpgo.draw.save(timeline("1f1b"), tmp_path / path, **options)
     assert caught.value.hint
 
@@ -702,7 +703,7 @@ def test_odd_timelines_are_drawn_too(name: str, unit_s: float, transfers: str) -
 
 
 def test_nothing_to_draw_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="no timeline"):
+    with refused(ArgumentError, "missing"):
         hpgo.draw.render([], ".svg")
 
 

@@ -13,6 +13,7 @@ import hpgo
 torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 import cut_models  # noqa: E402 -- needs torch
+from refusals import refused  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -184,13 +185,15 @@ class Counts(Asks):
 @pytest.mark.parametrize(
     ("model", "message", "hint"),
     [
-        (Asks(), r"can't export Asks, for line \d+ of .*test_graph.py, `if made.sum\(\) > 0", "change that line"),
-        (Fused(), "drops inside a fused attention", "attn_implementation='eager'"),
-        (Noisy(), "draws random numbers by `randn_like`.*test_graph.py", "draw by nn.Dropout"),
-        (Counts(), "changes what the model holds.*test_graph.py", "out of buffers"),
+        (Asks(), ("unsupported", "Asks", "test_graph.py", "0"), "change that line"),
+        (Fused(), ("unsupported",), "attn_implementation='eager'"),
+        (Noisy(), ("unsupported", "randn_like", "test_graph.py"), "draw by nn.Dropout"),
+        (Counts(), ("invalid_argument", "test_graph.py"), "out of buffers"),
     ],
 )
-def test_what_cannot_be_exported_or_cut_is_refused_with_the_line(model: nn.Module, message: str, hint: str) -> None:
-    with pytest.raises(hpgo.ArgumentError, match=message) as raised:
+def test_what_cannot_be_exported_or_cut_is_refused_with_the_line(
+    model: nn.Module, message: tuple[str, ...], hint: str
+) -> None:
+    with refused(hpgo.ArgumentError, *message) as raised:
         hpgo.runtime.Workload(model, torch.zeros(2, 3, 4), torch.zeros(2), functional.mse_loss)
     assert hint in raised.value.hint

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
+from refusals import refused
 from toys import chain
 
 import hpgo
@@ -532,7 +533,7 @@ def test_ray_starts_the_plans_ranks_on_as_many_nodes(place: Path) -> None:
 @pytest.mark.parametrize("target", ["kubeflow", "pytorchjob", "ray"])
 def test_mixed_machines_are_refused_where_they_could_change_places(target: str) -> None:
     for cluster in (machines(2, 3), machines(2, 2, kinds="VT")):
-        with pytest.raises(hpgo.ArgumentError, match="starts equal machines, but the cluster mixes") as caught:
+        with refused(hpgo.ArgumentError, "invalid_argument", "2") as caught:
             written(target, job(cluster))
         assert "slurm" in caught.value.hint
 
@@ -542,7 +543,7 @@ def test_a_plan_that_does_not_fit_is_not_started() -> None:
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100, memory="4 GB")
     plan = hpgo.evaluate(profile, cluster, [(26, [0]), (27, [1])], global_batch_size=64)
     assert not plan.fits
-    with pytest.raises(hpgo.ArgumentError, match=r"does not fit: a device lacks [0-9.]+ GB"):
+    with refused(hpgo.ArgumentError, "insufficient_memory", "GB"):
         launch.Job.of(plan, "train.py")
 
 
@@ -589,7 +590,7 @@ def test_a_plan_for_a_launcher_is_refused_where_its_ranks_would_land_elsewhere()
 
 def test_another_cluster_than_the_plans_is_refused() -> None:
     for other in (machines(2, 1), machines(4)):
-        with pytest.raises(hpgo.ArgumentError, match="made with another cluster"):
+        with refused(hpgo.ArgumentError, "mismatch"):
             job(machines(3), elsewhere=other)
 
 
@@ -607,7 +608,7 @@ def test_a_device_of_several_gpus_gets_as_many_ranks_that_follow_each_other() ->
 def test_a_plan_saved_without_its_cluster_takes_the_one_it_was_made_for(place: Path) -> None:
     plan = saved_plan(place)
     hpgo.Plan.read(plan).save(plan, embed=False)
-    with pytest.raises(hpgo.ArgumentError, match="saved without its cluster"):
+    with refused(hpgo.ArgumentError, "mismatch"):
         launch.Job.of(hpgo.Plan.read(plan), "says.py")
     given = launch.Job.of(hpgo.Plan.read(plan), "says.py", cluster=machines(2, 2))
     assert [node.ranks for node in given.nodes] == [2, 2]
@@ -688,5 +689,5 @@ def test_the_command_writes_what_the_functions_return(place: Path) -> None:
 
 
 def test_a_script_named_like_ray_would_hide_it(place: Path) -> None:
-    with pytest.raises(hpgo.ArgumentError, match=r"ray\.py"):
+    with refused(hpgo.ArgumentError, "unsupported"):
         launch.save(job(machines(2, 2)), "ray", place / "ray.py")

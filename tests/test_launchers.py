@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 import hpgo
 from hpgo.export.targets import TARGETS
@@ -39,23 +40,31 @@ def test_several_layers_make_a_block_if_each_block_has_the_same() -> None:
     names = ["embed", *(f"layers.{at}.{part}" for at in range(3) for part in ("attention", "mlp.w1")), "head"]
     found = Blocks.of(profile_of(names))
     assert found.blocks == tuple((f"layers.{at}.attention", f"layers.{at}.mlp.w1") for at in range(3))
-    with pytest.raises(hpgo.ArgumentError, match=r"blocks `layers\.0` and `layers\.2` have other layers"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "layers.0", "layers.2"):
         Blocks.of(profile_of([name for name in names if name != "layers.2.attention"]))
 
 
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        (["embed", "head"], "no numbered layers"),
-        (["embed", *(f"dense.{at}" for at in range(3)), *(f"moe.{at}" for at in range(3, 12))], r"`dense\.0`"),
-        (["stem.0", *(f"h.{at}" for at in range(4))], r"`stem\.0`"),
-        ([*(f"encoder.{at}" for at in range(3)), *(f"decoder.{at}" for at in range(3))], r"`decoder\.0`"),
-        (["h.0", "h.1", "h.3"], r"`h\.1` and `h\.3`, but none between"),
-        (["h.0", "pool", "h.1"], r"`pool` stands between the blocks"),
+        (["embed", "head"], ("invalid_argument", "toy")),
+        (
+            ["embed", *(f"dense.{at}" for at in range(3)), *(f"moe.{at}" for at in range(3, 12))],
+            ("invalid_argument", "dense.0"),
+        ),
+        (["stem.0", *(f"h.{at}" for at in range(4))], ("invalid_argument", "stem.0")),
+        (
+            [*(f"encoder.{at}" for at in range(3)), *(f"decoder.{at}" for at in range(3))],
+            ("invalid_argument", "decoder.0"),
+        ),
+        (["h.0", "h.1", "h.3"], ("invalid_argument", "h.1", "h.3")),
+        (["h.0", "pool", "h.1"], ("invalid_argument", "pool")),
     ],
 )
-def test_a_model_that_is_no_row_of_blocks_is_refused_with_the_layer_in_the_way(names: list[str], why: str) -> None:
-    with pytest.raises(hpgo.ArgumentError, match=why):
+def test_a_model_that_is_no_row_of_blocks_is_refused_with_the_layer_in_the_way(
+    names: list[str], why: tuple[str, ...]
+) -> None:
+    with refused(hpgo.ArgumentError, *why):
         Blocks.of(profile_of(names))
 
 
@@ -67,9 +76,9 @@ def test_built_in_models_that_are_no_transformers_are_refused(name: str) -> None
 
 def test_connections_past_a_block_are_refused() -> None:
     names = ["embed", *(f"h.{at}" for at in range(4)), "head"]
-    with pytest.raises(hpgo.ArgumentError, match=r"`h\.0` feeds `h\.2`, past the blocks between"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "h.0", "h.2"):
         Blocks.of(profile_of(names, [*pairwise(names), ("h.0", "h.2")]))
-    with pytest.raises(hpgo.ArgumentError, match=r"`h\.1` feeds `head`, past the blocks between"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "h.1", "head"):
         Blocks.of(profile_of(names, [*pairwise(names), ("h.1", "head")]))
     masked = Blocks.of(profile_of(names, [*pairwise(names), *(("embed", f"h.{at}") for at in range(1, 4))]))
     assert len(masked.blocks) == 4, "what embeds may feed every block: each stage makes masks itself"
@@ -77,14 +86,14 @@ def test_connections_past_a_block_are_refused() -> None:
 
 def test_two_outputs_of_one_block_are_refused() -> None:
     names = ["h.0.a", "h.0.b", "h.1.a", "h.1.b"]
-    with pytest.raises(hpgo.ArgumentError, match=r"`h\.0\.b` and `h\.0\.a` of one block both feed"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "h.0.b", "h.0.a"):
         Blocks.of(profile_of(names, [*pairwise(names), ("h.0.a", "h.1.a")]))
 
 
 def test_layers_of_real_cost_outside_the_blocks_are_refused() -> None:
     names = ["convolution", *(f"h.{at}" for at in range(4)), "head"]
     assert Blocks.of(profile_of(names, seconds={"convolution": 5.0})).before == ("convolution",)
-    with pytest.raises(hpgo.ArgumentError, match=r"take 23 % of its computing.*`convolution`, would be lost"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "convolution", "23"):
         Blocks.of(profile_of(names, seconds={"convolution": 36.0}))
 
 
@@ -105,7 +114,7 @@ def test_cuts_lie_between_blocks_and_each_stage_counts_its_own(
             assert sum(counts) == blocks
             assert counts[0] == max(0, size - before) // parts if size <= before + parts * blocks else blocks
         else:
-            with pytest.raises(hpgo.ArgumentError, match="cuts only between blocks"):
+            with refused(hpgo.ArgumentError, "invalid_argument", "h.…", "0", "Megatron-LM"):
                 found.counts(stages, "Megatron-LM")
     assert found.counts([names], "Megatron-LM") == (blocks,)
 
@@ -178,5 +187,5 @@ def test_exporters_write_for_the_versions_that_are_planned_for() -> None:
 
 
 def test_launchers_that_serve_train_nothing() -> None:
-    with pytest.raises(hpgo.ArgumentError, match="vLLM trains nothing"):
+    with refused(hpgo.ArgumentError, "unknown_name"):
         runs_as(launcher("vllm"), "1f1b")

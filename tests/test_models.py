@@ -9,6 +9,7 @@ from pathlib import Path
 import networkx
 import pytest
 from click.testing import CliRunner
+from refusals import refused
 
 import hpgo
 from hpgo.cli.main import group
@@ -161,9 +162,9 @@ def test_a_model_has_its_published_size(name):
 def test_a_model_is_read_by_name_and_a_misspelt_one_is_suggested():
     assert hpgo.read_profile("vgg-19") == built_in("vgg-19")
     assert hpgo.read_profile("vgg-19", batch_size=32) == built_in("vgg-19")
-    with pytest.raises(hpgo.ArgumentError, match="batch size 32, not 16"):
+    with refused(hpgo.ArgumentError, "mismatch", "32", "16"):
         hpgo.read_profile("vgg-19", batch_size=16)
-    with pytest.raises(hpgo.ProfileError, match="no built-in model and no file") as caught:
+    with refused(hpgo.ProfileError, "unknown_name") as caught:
         hpgo.read_profile("vgg19")
     assert caught.value.hint == "did you mean `vgg-19`?"
 

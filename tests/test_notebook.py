@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
+from refusals import refused
 from timelines import timeline
 
 import hpgo
@@ -244,6 +245,6 @@ def test_whole_numbers_and_others_make_one_column() -> None:
 def test_without_a_library_for_frames_the_error_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("polars", "pandas"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(hpgo.HpgoError, match="neither is installed") as raised:
+    with refused(hpgo.HpgoError, "missing_package", "polars", "pandas") as raised:
         PLAN.to_frame()
     assert "pip install pandas" in raised.value.hint

@@ -13,6 +13,7 @@ import yaml
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 import hpgo
 from hpgo.cli.partition import command
@@ -262,9 +263,9 @@ def test_memory_that_is_short_is_told_before_any_search():
     profile = profile_of({f"l{at}": 1.0 for at in range(300)}, [(f"l{at}", f"l{at + 1}") for at in range(299)],
                          held={f"l{at}": 10.0 for at in range(300)})  # fmt: skip
     cluster = hosts_of([1.0 + at / 100 for at in range(40)], [74.0] * 40)
-    with pytest.raises(hpgo.InfeasibleError, match=r"layers alone need .* short by") as raised:
+    with refused(hpgo.InfeasibleError, "infeasible", "0.0", "MiB") as raised:
         hpgo.partition(profile, cluster, deadline_s=1e-9)
     assert "more host" in raised.value.hint
     heavy = replace(profile, layers=(replace(profile.layers[0], parameter_bytes=80.0), *profile.layers[1:]))
-    with pytest.raises(hpgo.InfeasibleError, match=r"layer 1 needs more than .* short by"):
+    with refused(hpgo.InfeasibleError, "infeasible", "1"):
         hpgo.partition(heavy, hosts_of([1.0] * 80, [74.0] * 80), deadline_s=1e-9)

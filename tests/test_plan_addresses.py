@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 import hpgo
 from hpgo.page.planned.address import Asked, asked_of, changes_of, drawn_size, stages_text
@@ -43,15 +44,17 @@ def test_whatever_an_address_holds_it_is_read_or_refused(items) -> None:
 @pytest.mark.parametrize(
     ("stages", "said"),
     [
-        (",".join(["0-99999@0-99999"] * 4_000), "more than 131,072 layers and devices"),
-        ("0-9999999@0", "no range of numbers"),
-        ("5-4@0", "no range of numbers"),
-        ("0-5", "stage 0 is `0-5`"),
-        ("0" * 70_000, "70,000 letters"),
+        (",".join(["0-99999@0-99999"] * 4_000), ("too_large", "131", "072")),
+        ("0-9999999@0", ("invalid_argument", "0")),
+        ("5-4@0", ("invalid_argument", "0")),
+        ("0-5", ("invalid_argument", "0-5", "0")),
+        ("0" * 70_000, ("invalid_argument", "70", "000")),
     ],
 )
-def test_stages_that_are_too_many_or_none_are_refused_before_they_take_memory(stages: str, said: str) -> None:
-    with pytest.raises(hpgo.ArgumentError, match=said):
+def test_stages_that_are_too_many_or_none_are_refused_before_they_take_memory(
+    stages: str, said: tuple[str, ...]
+) -> None:
+    with refused(hpgo.ArgumentError, *said):
         asked_of([*QUESTION, ("stages", stages)])
 
 
@@ -86,9 +89,7 @@ def test_every_schedule_runs_the_stages_that_are_cut_for_it(name: str, stages: s
 
 def test_a_schedule_that_runs_more_stages_than_there_are_layers_says_so() -> None:
     one_each = [([f"layer-{at}"], [at]) for at in range(16)]
-    with pytest.raises(
-        hpgo.ArgumentError, match="`interleaved` runs 32 stages on 16 groups of devices, but there are 16"
-    ):
+    with refused(hpgo.ArgumentError, "invalid_argument", "interleaved", "32", "16"):
         regrouped(one_each, "interleaved", 64, {f"layer-{at}": 1.0 for at in range(16)})
 
 

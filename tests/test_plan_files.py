@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from toys import chain
 
 import hpgo
@@ -280,14 +281,14 @@ def test_a_lean_plan_keeps_digests_and_takes_only_what_matches_them(plan: hpgo.P
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     renamed = replace(profile, name="mine", source="elsewhere")
     assert lean.reprice(profile=renamed, cluster=replace(cluster, name="ours", source="")).step_s == plan.step_s
-    with pytest.raises(hpgo.ArgumentError, match="without its profile"):
+    with refused(hpgo.ArgumentError, "mismatch"):
         lean.reprice(cluster=cluster)
-    with pytest.raises(hpgo.ArgumentError, match="without its cluster"):
+    with refused(hpgo.ArgumentError, "mismatch"):
         lean.reprice(profile=profile)
     for other in ({"profile": hpgo.read_profile("bert-24")}, {"cluster": hpgo.Cluster.preset("dapple-b")}):
-        with pytest.raises(hpgo.ArgumentError, match=f"made with another {next(iter(other))}"):
+        with refused(hpgo.ArgumentError, "mismatch", next(iter(other))):
             lean.reprice(**{"profile": profile, "cluster": cluster} | other)
-        with pytest.raises(hpgo.ArgumentError, match=f"made with another {next(iter(other))}"):
+        with refused(hpgo.ArgumentError, "mismatch", next(iter(other))):
             plan.reprice(**other)
 
 
@@ -306,9 +307,9 @@ def test_a_file_of_version_1_is_read_and_says_what_it_lacks(auto: hpgo.Plan) -> 
     assert (old.stages, old.step_s, old.schedules[0].step_s) == (auto.stages, auto.step_s, auto.schedules[0].step_s)
     assert (old.assumptions, old.crossings, old.made_with) == (None, (), None)
     assert str(old) == str(replace(auto, assumptions=None))  # it does not say what the optimizer keeps
-    with pytest.raises(hpgo.ArgumentError, match="version 1"):
+    with refused(hpgo.ArgumentError, "missing", "1"):
         old.reprice()
-    with pytest.raises(hpgo.ArgumentError, match="no plan of the alternative `gpipe`") as caught:
+    with refused(hpgo.ArgumentError, "invalid_argument", "gpipe") as caught:
         old.alternative("gpipe")
     assert "saved without" in caught.value.hint
     assert again(old) == old
@@ -322,7 +323,7 @@ def test_a_file_that_an_older_hpgo_wrote_is_read_and_shown() -> None:
     assert old.timeline().makespan_s == new.timeline().makespan_s
     assert old.for_rank(3).stages[0].rows == new.for_rank(3).stages[0].rows
     for lacking in (old.reprice, lambda: old.assumed):
-        with pytest.raises(hpgo.ArgumentError, match="file of version 1"):
+        with refused(hpgo.ArgumentError, "missing", "1"):
             lacking()
 
 

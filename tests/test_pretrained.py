@@ -14,6 +14,7 @@ import hpgo
 torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 import cut_models  # noqa: E402 -- needs torch
+from refusals import refused  # noqa: E402
 
 import hpgo.runtime  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
@@ -157,7 +158,7 @@ def test_weights_of_a_folder_are_used_and_random_ones_follow_from_the_seed(tmp_p
 
 def test_without_transformers_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(hpgo.ArgumentError, match="need transformers, which can't be imported") as raised:
+    with refused(hpgo.ArgumentError, "missing_package") as raised:
         hpgo.runtime.Workload.read(config("gpt2", tmp_path))
     assert "pip install transformers" in raised.value.hint
 
@@ -177,7 +178,7 @@ def test_what_is_no_configuration_is_told_without_transformers(
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no /dev/zero")
 def test_a_configuration_without_an_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").symlink_to("/dev/zero")
-    with pytest.raises(hpgo.HpgoError, match="can't read the model's configuration"):
+    with refused(hpgo.HpgoError, "invalid_file", "64", "MiB"):
         hpgo.runtime.Workload.read(str(tmp_path))
 
 

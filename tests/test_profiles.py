@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 import hpgo
 from hpgo.model.formats import pipedream
@@ -93,10 +93,10 @@ def test_the_batch_size_is_given_or_stands_in_the_file_name(tmp_path: Path):
     assert (hpgo.read_profile(named).name, hpgo.read_profile(named).batch_sizes) == ("toy", (32,))
     assert hpgo.read_profile(str(named), batch_size=8).batch_sizes == (8,)
     assert hpgo.read_profile(bare, batch_size=8).batch_sizes == (8,)
-    with pytest.raises(hpgo.ProfileError, match="does not say how many samples") as caught:
+    with refused(hpgo.ProfileError, "wrong_kind_of_file") as caught:
         hpgo.read_profile(bare)
     assert "toy-pbs-32.txt" in caught.value.hint
-    with pytest.raises(hpgo.ProfileError, match="batch size is 0"):
+    with refused(hpgo.ProfileError, "invalid_profile", "0"):
         hpgo.read_profile(bare, batch_size=0)
 
 
@@ -209,11 +209,11 @@ def test_a_wrong_native_file_is_named_with_the_place_and_the_way_out(tmp_path, o
 
 
 def test_json_is_named_with_its_line_and_its_duplicate_keys(tmp_path):
-    with pytest.raises(hpgo.ProfileError, match=r"tiny\.json, line 2: not valid JSON"):
+    with refused(hpgo.ProfileError, "invalid_profile", "2", "JSON"):
         native_file(tmp_path, '{"hpgo_profile": 1,\n "name": }', "tiny.json")
-    with pytest.raises(hpgo.ProfileError, match="the key `name` is given twice"):
+    with refused(hpgo.ProfileError, "duplicate", "name"):
         native_file(tmp_path, '{"hpgo_profile": 1, "name": "a", "name": "b"}', "tiny.json")
-    with pytest.raises(hpgo.ProfileError, match="holds half a character"):
+    with refused(hpgo.ProfileError, "damaged_file"):
         native_file(tmp_path, '{"hpgo_profile": 1, "batch_sizes": 1, "layers": [], "name": "\\ud800"}', "tiny.json")
 
 
@@ -241,7 +241,7 @@ def test_files_that_are_no_profile_are_named(tmp_path, data, said):
 
 def test_a_missing_file_suggests_its_neighbour_and_a_folder_is_no_file(tmp_path):
     (tmp_path / "toy-pbs-8.txt").write_text(CHAIN)
-    with pytest.raises(hpgo.ProfileError, match="file not found") as caught:
+    with refused(hpgo.ProfileError, "not_found") as caught:
         hpgo.read_profile(tmp_path / "toy-pbs-4.txt")
     assert caught.value.hint == "did you mean `toy-pbs-8.txt`?"
     for source in (tmp_path, tmp_path / "no" / "such.txt", "a\0b", ""):
@@ -252,7 +252,7 @@ def test_a_missing_file_suggests_its_neighbour_and_a_folder_is_no_file(tmp_path)
 def test_a_file_says_its_batch_sizes_itself(tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(TINY)
-    with pytest.raises(hpgo.ArgumentError, match="measured at batch size 8, 16, not 4"):
+    with refused(hpgo.ArgumentError, "mismatch", "8", "16", "4"):
         hpgo.read_profile(path, batch_size=4)
 
 
@@ -271,7 +271,7 @@ def test_writing_picks_the_format_by_the_ending(tmp_path):
     ):
         with pytest.raises(hpgo.ArgumentError):
             wrong()
-    with pytest.raises(hpgo.ProfileError, match="can't write"):
+    with refused(hpgo.ProfileError, "not_writable"):
         hpgo.write_profile(profile, tmp_path / "no" / "a.json")
 
 
@@ -289,7 +289,7 @@ def test_a_long_cycle_is_named_in_part(tmp_path):
     count = 5000
     layers = "\n".join(CHAIN.splitlines()[0].replace("n1", f"n{index}") for index in range(count))
     edges = "\n".join(f"\tn{index} -- n{(index + 1) % count}" for index in range(count))
-    with pytest.raises(hpgo.ProfileError, match="cycle: n") as caught:
+    with refused(hpgo.ProfileError, "invalid_profile", "n0", "n1", "n2") as caught:
         parse(f"{layers}\n{edges}\n")
     assert len(str(caught.value)) < 200
 
@@ -413,18 +413,18 @@ def test_edges_of_a_repeated_layer_enter_its_first_and_leave_its_last(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said", "hint"),
     [
-        ("batch_sizes: 8\nbatch_size: 8", "`batch_size` and `batch_sizes` are both given", "leave one of them out"),
-        ("batch_size: [8]", "`batch_size` must be a whole number from 1", ""),
-        ("batch_size: 8", "has 2 values", "one for each batch size: 1"),
+        ("batch_sizes: 8\nbatch_size: 8", ("duplicate", "batch_size", "batch_sizes"), "leave one of them out"),
+        ("batch_size: [8]", ("invalid_profile", "batch_size", "1"), ""),
+        ("batch_size: 8", ("invalid_profile", "2"), "one for each batch size: 1"),
     ],
 )
 def test_batch_sizes_that_contradict_each_other_are_told(tmp_path, line, said, hint):
-    with pytest.raises(hpgo.ProfileError, match=re.escape(said)) as caught:
+    with refused(hpgo.ProfileError, *said) as caught:
         native_file(tmp_path, TINY.replace("batch_sizes: [8, 16]", line))
     assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("repeat", ["0", "-1", "2.5", "many", "100001"])
 def test_a_layer_is_repeated_a_whole_number_of_times(tmp_path, repeat):
-    with pytest.raises(hpgo.ProfileError, match=r"layers entry 1.*`repeat`"):
+    with refused(hpgo.ProfileError, "invalid_profile", "repeat", "1"):
         native_file(tmp_path, TINY.replace("{id: linear", f"{{id: linear, repeat: {repeat}"))

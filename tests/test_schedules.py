@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 import hpgo
 from hpgo import _core
@@ -103,32 +104,38 @@ def of_one_stage(forward_s: float) -> hpgo.Durations:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"ranks": -1, "micro_batches": 4}, "`ranks` is -1"),
-        ({"ranks": 2.5, "micro_batches": 4}, "`ranks` is 2.5"),
-        ({"ranks": 2, "micro_batches": True}, "`micro_batches` is True"),
-        ({"ranks": 2, "micro_batches": 10**20}, "`micro_batches` is 100000000000000000000"),
-        ({"ranks": 2, "micro_batches": 10**9}, "has 6000000000 actions"),
+        ({"ranks": -1, "micro_batches": 4}, ("invalid_argument", "ranks", "-1")),
+        ({"ranks": 2.5, "micro_batches": 4}, ("invalid_argument", "ranks", "2.5")),
+        ({"ranks": 2, "micro_batches": True}, ("invalid_argument", "micro_batches", "True")),
+        ({"ranks": 2, "micro_batches": 10**20}, ("invalid_argument", "micro_batches", "100000000000000000000")),
+        ({"ranks": 2, "micro_batches": 10**9}, ("invalid_argument", "6000000000")),
         (
             {"ranks": 2, "micro_batches": 4, "durations": hpgo.Durations((1.0,), (1.0,), (1.0,))},
-            "1 entries for 2 stages",
+            ("invalid_argument", "1", "2"),
         ),
         (
             {"ranks": 1, "micro_batches": 4, "durations": hpgo.Durations((float("nan"),), (1.0,), (1.0,))},
-            "`forward_s` holds NaN",
+            ("invalid_argument", "forward_s", "NaN"),
         ),
-        ({"ranks": 1, "micro_batches": 4, "durations": of_one_stage(1e308)}, "`forward_s` holds 1e308"),
-        ({"ranks": 1, "micro_batches": 4, "durations": hpgo.Durations("a", (1.0,), (1.0,))}, "`forward_s` is `a`"),
-        ({"ranks": 1, "micro_batches": 4, "durations": {"forward_s": 1.0}}, "`durations` is a dict"),
-        ({"ranks": 1, "micro_batches": 4, "windows": 5}, "`windows` is 5"),
-        ({"ranks": 2, "micro_batches": 4, "windows": "21"}, "`windows` is `21`"),
+        (
+            {"ranks": 1, "micro_batches": 4, "durations": of_one_stage(1e308)},
+            ("invalid_argument", "forward_s", "1e308"),
+        ),
+        (
+            {"ranks": 1, "micro_batches": 4, "durations": hpgo.Durations("a", (1.0,), (1.0,))},
+            ("invalid_argument", "forward_s", "a"),
+        ),
+        ({"ranks": 1, "micro_batches": 4, "durations": {"forward_s": 1.0}}, ("invalid_argument", "durations")),
+        ({"ranks": 1, "micro_batches": 4, "windows": 5}, ("invalid_argument", "windows", "5")),
+        ({"ranks": 2, "micro_batches": 4, "windows": "21"}, ("invalid_argument", "windows", "21")),
         (
             {"ranks": 1, "micro_batches": 4, "durations": hpgo.Durations((-1.0,), (1.0,), (1.0,))},
-            "`forward_s` holds -1",
+            ("invalid_argument", "forward_s", "-1"),
         ),
     ],
 )
-def test_numbers_that_make_no_sense_are_named(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(hpgo.ArgumentError, match=re.escape(message)):
+def test_numbers_that_make_no_sense_are_named(arguments: dict[str, object], message: tuple[str, ...]) -> None:
+    with refused(hpgo.ArgumentError, *message):
         hpgo.schedule("zb", **arguments)  # type: ignore[arg-type]
 
 
@@ -148,9 +155,9 @@ def test_orders_fitted_to_any_durations_can_be_run(data: st.DataObject, ranks: i
 
 @pytest.mark.parametrize("name", ["a\0b.csv", "."])
 def test_paths_that_are_none_are_named(name: str) -> None:
-    with pytest.raises(hpgo.ScheduleError, match=r"can't read|is not text"):
+    with refused(hpgo.ScheduleError, "not_writable"):
         hpgo.Schedule.read(name)
-    with pytest.raises(hpgo.ScheduleError, match="can't write"):
+    with refused(hpgo.ScheduleError, "not_writable"):
         hpgo.schedule("1f1b", ranks=1, micro_batches=1).save(name)
 
 
@@ -173,13 +180,13 @@ def test_files_go_out_and_in_again(tmp_path: Path) -> None:
 
 def test_files_that_are_no_schedules_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
-    with pytest.raises(hpgo.ScheduleError, match=r"file not found: `.*mine\.csv`"):
+    with refused(hpgo.ScheduleError, "not_found"):
         hpgo.Schedule.read(path)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(hpgo.ScheduleError, match=r"mine\.csv is not UTF-8 text \(byte 0\)"):
+    with refused(hpgo.ScheduleError, "damaged_file", "UTF-8", "0"):
         hpgo.Schedule.read(path)
     path.write_text("0F0,0B0\n1F0,,,\n")
-    with pytest.raises(hpgo.ScheduleError, match="`1B0` is missing on rank 1"):
+    with refused(hpgo.ScheduleError, "invalid_schedule", "1B0", "1"):
         hpgo.Schedule.read(path)
 
 
@@ -253,7 +260,7 @@ def test_sends_and_receives_stand_where_torch_places_them(reference: Path) -> No
 @pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min", "dualpipe_v"])
 def test_deferred_receives_on_a_v_are_refused_as_messages_would_be_mistaken(name: str) -> None:
     built = hpgo.schedule(name, ranks=4, micro_batches=8)
-    with pytest.raises(hpgo.ScheduleError, match=r"with deferred receives, rank \d of .* takes one for the other"):
+    with refused(hpgo.ScheduleError, "invalid_schedule", "1", "0"):
         built.with_transfers(deferred_receives=True)
     assert built.with_transfers()
 
@@ -273,12 +280,12 @@ def test_windows_of_replicated_asynchronous_stages_keep_all_devices_busy() -> No
     windows = asynchronous_windows([3, 1])
     assert windows == [2, 1]
     assert hpgo.schedule("pipedream", ranks=2, micro_batches=9, windows=windows).peak_in_flight == windows
-    with pytest.raises(hpgo.ArgumentError, match="`devices` is"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "devices"):
         asynchronous_windows([1, 0])
 
 
 def test_a_schedule_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    with pytest.raises(hpgo.ScheduleError, match="can't write"):
+    with refused(hpgo.ScheduleError, "not_writable"):
         hpgo.schedule("gpipe", ranks=1, micro_batches=1).save(tmp_path / "nowhere/mine.csv")
 
 
@@ -314,5 +321,5 @@ def test_a_layout_runs_as_megatron_would() -> None:
         "interleaved", ranks=4, micro_batches=8, chunks=4, group_size=4
     )
     assert layout.schedule(ranks=16, micro_batches=8) == hpgo.schedule("1f1b", ranks=16, micro_batches=8)
-    with pytest.raises(hpgo.ArgumentError, match="16 stages can't be spread evenly over 5 ranks"):
+    with refused(hpgo.ArgumentError, "invalid_argument", "16", "5"):
         layout.schedule(ranks=5, micro_batches=8)

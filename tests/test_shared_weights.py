@@ -12,6 +12,7 @@ import chance
 import pytest
 import twin
 import twin_steps
+from refusals import refused
 from test_brute_force import ways_to_cut, ways_to_place
 from toys import chain
 
@@ -202,16 +203,16 @@ def test_files_of_profiles_and_plans_keep_ties(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ties", "said"),
     [
-        ([(("layer0",), 1.0)], "joins no two layers"),
-        ([(("layer0", "layer0"), 1.0)], "joins no two layers"),
-        ([(("layer0", "layer9"), 1.0)], "there is no such layer"),
-        ([(("layer0", "layer1"), 5e8)], "shares more bytes"),
-        ([(("layer0", "layer1"), 3e8), (("layer0", "layer2"), 3e8)], "shares more bytes"),
-        ([(("layer0", "layer1"), -1.0)], "parameter_bytes of a tie"),
+        ([(("layer0",), 1.0)], ("duplicate", "layer0")),
+        ([(("layer0", "layer0"), 1.0)], ("duplicate", "layer0")),
+        ([(("layer0", "layer9"), 1.0)], ("unknown_name", "layer9")),
+        ([(("layer0", "layer1"), 5e8)], ("invalid_profile", "layer0", "parameter_bytes")),
+        ([(("layer0", "layer1"), 3e8), (("layer0", "layer2"), 3e8)], ("invalid_profile", "layer0", "parameter_bytes")),
+        ([(("layer0", "layer1"), -1.0)], ("invalid_profile", "parameter_bytes")),
     ],
 )
-def test_ties_that_make_no_sense_are_told(ties: list[tuple[tuple[str, ...], float]], said: str) -> None:
-    with pytest.raises(hpgo.ProfileError, match=said):
+def test_ties_that_make_no_sense_are_told(ties: list[tuple[tuple[str, ...], float]], said: tuple[str, ...]) -> None:
+    with refused(hpgo.ProfileError, *said):
         tied(chain([1.0] * 3, 1e6, [4e8, 1e8, 0.0]), *ties)
 
 
@@ -240,7 +241,7 @@ def test_launchers_that_sum_no_shared_weights_refuse_to_part_them() -> None:
     for profile, targets in ((ends, ("torch", "torchtitan")), (inner, ("torch", "torchtitan", "megatron"))):
         plan = hpgo.evaluate(profile, machines(2), stages, **question)
         for target in targets:
-            with pytest.raises(hpgo.ArgumentError, match="share a weight and are on different stages"):
+            with refused(hpgo.ArgumentError, "unsupported"):
                 export.files(plan, target)
     assert export.files(hpgo.evaluate(inner, machines(2), [(6, [0, 1])], **question), "torch")
 

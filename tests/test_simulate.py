@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 
 import hpgo
 from hpgo import _core
@@ -399,7 +400,7 @@ def test_a_plan_runs_as_it_was_priced() -> None:
         peaks = [stage.memory.total_bytes for stage in plan.stages]
         assert timeline.measures.peak_memory_bytes == pytest.approx(peaks)
     assert hpgo.simulate(plan, schedule="zb_h1").schedule == "zb_h1"
-    with pytest.raises(ArgumentError, match="one stage a rank"):
+    with refused(ArgumentError, "invalid_argument", "zb_v", "4", "2"):
         hpgo.simulate(plan, schedule="zb_v")
 
 
@@ -431,7 +432,7 @@ def test_numbers_that_do_not_fit_are_named(changed: dict[str, Any], message: str
 
 @pytest.mark.parametrize("given", [None, "1f1b", [1]])
 def test_what_is_neither_schedule_nor_plan_is_refused(given: Any) -> None:
-    with pytest.raises(ArgumentError, match="can't simulate"):
+    with refused(ArgumentError, "unsupported"):
         hpgo.simulate(given)
 
 
@@ -456,13 +457,13 @@ def test_an_order_that_can_not_run_is_explained() -> None:
     actions[[0, 2]] = actions[[2, 0]]
     broken = dataclasses.replace(schedule, actions=actions)
     for copy in (broken, pickle.loads(pickle.dumps(broken))):
-        with pytest.raises(ScheduleError, match="0B0"):
+        with refused(ScheduleError, "invalid_schedule", "0B0"):
             hpgo.simulate(copy)
 
 
 def test_blocking_messages_that_never_meet_are_explained() -> None:
     schedule = hpgo.Schedule.from_text("0F0 0F1 0F2 0F3 2F0 2F1 2F2 2F3 \n1F0 1F1 1F2 1F3")
-    with pytest.raises(ScheduleError, match="rank 0 stands at 0SEND_F2 until rank 1 comes to it"):
+    with refused(ScheduleError, "invalid_schedule", "0", "0SEND_F2", "1"):
         hpgo.simulate(schedule, communication="rendezvous")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from refusals import refused
 
 import hpgo
 from hpgo.timing import stored
@@ -75,30 +76,30 @@ def test_every_place_of_a_json_file_may_hold_anything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (("ranks",), "2", "`ranks` must be a whole number"),
-        (("ranks",), 10**9, "`ranks` must be at most"),
-        (("ranks",), 3, "`memory_cap_bytes` must be 3 numbers"),
-        (("actions",), [], "`actions` has 0 lines for 2 ranks"),
-        (("makespan_s",), float("nan"), "`makespan_s`"),
-        (("row",), "column", "`row` must be rank, stage or group"),
-        (("slack_s",), [1.0], "`slack_s` must be 36 numbers"),
-        (("idle", "cause", 0), 9, "`cause` must be whole numbers below 5"),
-        (("transfers", "from_rank", 0), 7, "`from_rank` must be whole numbers below 2"),
-        (("transfers", "stage"), [], "`stage` must be"),
-        (("memory", 0, "bytes"), [1.0], "`bytes` must be"),
-        (("actions", 0, 0, "action"), "0X0", "rank 0 has `0X0`"),
-        (("actions", 0, 0, "start_s"), None, "rank 0 has"),
-        (("actions", 0, 0, "start_s"), -1, "`start_s` must be finite numbers, zero or more"),
-        (("actions", 0, 0, "end_s"), 1e9, "`end_s` goes beyond the makespan"),
-        (("idle", "start_s", 0), 1e6, "`end_s` is before `start_s`"),
-        (("busy_s",), [1.0], "`busy_s` must be 2 numbers"),
-        (("strange",), 1, "`strange` is unknown"),
+        (("ranks",), "2", ("invalid_argument", "ranks")),
+        (("ranks",), 10**9, ("invalid_argument", "ranks")),
+        (("ranks",), 3, ("invalid_argument", "memory_cap_bytes", "3")),
+        (("actions",), [], ("invalid_argument", "actions", "0", "2")),
+        (("makespan_s",), float("nan"), ("invalid_argument", "makespan_s")),
+        (("row",), "column", ("invalid_argument", "row")),
+        (("slack_s",), [1.0], ("invalid_argument", "slack_s", "36")),
+        (("idle", "cause", 0), 9, ("invalid_argument", "cause", "5")),
+        (("transfers", "from_rank", 0), 7, ("invalid_argument", "from_rank", "2")),
+        (("transfers", "stage"), [], ("invalid_argument", "stage")),
+        (("memory", 0, "bytes"), [1.0], ("invalid_argument", "bytes")),
+        (("actions", 0, 0, "action"), "0X0", ("invalid_argument", "0X0", "0")),
+        (("actions", 0, 0, "start_s"), None, ("invalid_argument", "0")),
+        (("actions", 0, 0, "start_s"), -1, ("invalid_argument", "start_s")),
+        (("actions", 0, 0, "end_s"), 1e9, ("invalid_argument", "end_s")),
+        (("idle", "start_s", 0), 1e6, ("invalid_argument", "end_s", "start_s")),
+        (("busy_s",), [1.0], ("invalid_argument", "busy_s", "2")),
+        (("strange",), 1, ("unknown_name", "strange")),
     ],
 )
-def test_what_is_wrong_is_named(place: tuple[Any, ...], value: Any, words: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_named(place: tuple[Any, ...], value: Any, words: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "run.timeline.json"
     path.write_text(json.dumps(changed(json.loads(RUN.to_json()), place, value)))
-    with pytest.raises(hpgo.ArgumentError, match=words):
+    with refused(hpgo.ArgumentError, *words):
         hpgo.Timeline.read(path)
 
 
@@ -151,7 +152,7 @@ def test_arrays_that_claim_more_than_they_hold_are_refused_before_memory_is_take
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in members.items():
             archive.writestr(name, huge if name == "rank.npy" else data)
-    with pytest.raises(hpgo.ArgumentError, match="`rank` is damaged"):
+    with refused(hpgo.ArgumentError, "damaged_file", "rank"):
         hpgo.Timeline.read(path)
 
 
@@ -163,7 +164,7 @@ def test_a_document_that_holds_no_characters_is_refused(tmp_path: Path) -> None:
             codes = np.frombuffer(good["document"].tobytes(), "=u4").astype(f"{order}u4")
             codes[str(good["document"]).index("chunks") + 2] = code
             np.savez(path, **good | {"document": codes.view(f"{order}U{len(codes)}").reshape(())})
-            with pytest.raises(hpgo.ArgumentError, match="`document` is no text"):
+            with refused(hpgo.ArgumentError, "damaged_file", "document"):
                 hpgo.Timeline.read(path)
     for order in "<>":
         np.savez(path, **good | {"document": good["document"].astype(good["document"].dtype.newbyteorder(order))})
@@ -179,7 +180,7 @@ def test_headers_that_numpy_must_guess_at_are_refused_without_a_warning(tmp_path
             archive.writestr(name, data.replace(b"(36,), } ", b"(36L,), }", 1))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        with pytest.raises(hpgo.ArgumentError, match=r"holds no timeline: .*Python 2"):
+        with refused(hpgo.ArgumentError, "damaged_file", "Python", "2"):
             hpgo.Timeline.read(path)
     assert not told
 
@@ -194,7 +195,7 @@ def test_columns_may_be_numbers_of_any_kind(tmp_path: Path) -> None:
         wide = good[name].astype("g")
         wide[-1] = np.finfo("g").max
         np.savez(path, **good | {name: wide})
-        with pytest.raises(hpgo.ArgumentError, match=f"`{name}`"):
+        with refused(hpgo.ArgumentError, "invalid_argument", name):
             hpgo.Timeline.read(path)
 
 
@@ -204,13 +205,13 @@ def test_a_bomb_and_an_endless_file_are_refused(tmp_path: Path, monkeypatch: pyt
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("document.npy", bytes(2**23))
     assert path.stat().st_size < 2**15
-    with pytest.raises(hpgo.ArgumentError, match="holds more than"):
+    with refused(hpgo.ArgumentError, "damaged_file"):
         hpgo.Timeline.read(path)
     endless = tmp_path / "endless.timeline.json"
     endless.symlink_to("/dev/zero")
-    with pytest.raises(hpgo.ArgumentError, match="has more than"):
+    with refused(hpgo.ArgumentError, "too_large"):
         hpgo.Timeline.read(endless)
     nested = tmp_path / "deep.timeline.json"
     nested.write_text('{"format": ' + "[" * 100_000)
-    with pytest.raises(hpgo.ArgumentError, match="nested too deep"):
+    with refused(hpgo.ArgumentError, "damaged_file"):
         hpgo.Timeline.read(nested)

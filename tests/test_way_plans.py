@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 import hpgo
 
@@ -124,9 +125,9 @@ def test_a_key_that_is_missing_is_named(plan: hpgo.WayPlan, key: str) -> None:
 
 
 def test_parts_that_contradict_each_other_are_refused(plan: hpgo.WayPlan) -> None:
-    with pytest.raises(hpgo.ArgumentError, match="degrees for 64 GPUs"):
+    with refused(hpgo.ArgumentError, "mismatch", "64", "GPUs"):
         replace(plan, cluster=H100.first(32))
-    with pytest.raises(hpgo.ArgumentError, match="a price of `llama-3-70b`"):
+    with refused(hpgo.ArgumentError, "mismatch", "llama-3-70b"):
         hpgo.WayPlan.of(plan.price, "llama-3-8b", H100)
 
 
@@ -141,7 +142,7 @@ def saved(plan: hpgo.WayPlan, tmp_path: Path) -> Path:
 
 
 def test_readers_of_plans_say_what_such_a_file_is(saved: Path) -> None:
-    with pytest.raises(hpgo.ArgumentError, match="is a way of training a transformer") as caught:
+    with refused(hpgo.ArgumentError, "wrong_kind_of_file") as caught:
         hpgo.Plan.read(saved)
     assert "hpgo export" in caught.value.hint
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 import hpgo
 from hpgo.machine.cluster import Link
@@ -175,7 +176,7 @@ def test_values_that_wait_in_the_hosts_memory_take_none_of_a_gpu_and_time_that_p
     assert there.step_s > here.step_s
     assert "offload 20 layers" in there.way.named()
     for other in ({"pp": 2, "zero": 1}, {"recompute": "full"}):
-        with pytest.raises(hpgo.ArgumentError, match="offload_layers is 20"):
+        with refused(hpgo.ArgumentError, "conflict", "offload_layers", "20"):
             hpgo.price("llama-3-8b", hpgo.Cluster.preset("h100:1"), **asked | other, offload_layers=20)
 
 
@@ -424,15 +425,15 @@ def test_split_backward_passes_fill_the_bubble_and_take_as_much() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"schedule": "zb_v"}, "zb_v has two stages on each GPU, not 1"),
-        ({"schedule": "interleaved_zb"}, "interleaved_zb has several stages on each GPU, not 1"),
-        ({"schedule": "zb_v", "chunks": 3}, "zb_v has two stages on each GPU, not 3"),
-        ({"schedule": "zb_v", "chunks": 2, "last_layers": 2}, "the first GPU of a V has the last stage, too"),
-        ({"schedule": "gpipe"}, "schedule of a Way is"),
+        ({"schedule": "zb_v"}, ("invalid_argument", "zb_v", "GPU", "1")),
+        ({"schedule": "interleaved_zb"}, ("invalid_argument", "interleaved_zb", "GPU", "1")),
+        ({"schedule": "zb_v", "chunks": 3}, ("invalid_argument", "zb_v", "GPU", "3")),
+        ({"schedule": "zb_v", "chunks": 2, "last_layers": 2}, ("invalid_argument", "GPU")),
+        ({"schedule": "gpipe"}, ("invalid_argument", "Way")),
     ],
 )
-def test_schedules_that_nobody_runs_are_refused(asked: dict[str, object], says: str) -> None:
-    with pytest.raises(hpgo.ArgumentError, match=says):
+def test_schedules_that_nobody_runs_are_refused(asked: dict[str, object], says: tuple[str, ...]) -> None:
+    with refused(hpgo.ArgumentError, *says):
         Way(pipeline=4, **asked)
 
 
@@ -523,16 +524,16 @@ def test_a_way_that_nobody_runs_is_refused_with_the_nearest_that_somebody_does(w
 
 def test_clusters_that_rates_are_not_known_of_are_refused() -> None:
     one = hpgo.Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=100, inter_gbit_s=10)
-    with pytest.raises(hpgo.ClusterError, match="not known how fast a device of type `device` computes") as caught:
+    with refused(hpgo.ClusterError, "invalid_cluster", "device") as caught:
         hpgo.price("llama-3-8b", one, global_batch_size=64, seq=4096)
     assert "h100" in caught.value.hint
     mixed = replace(one, machines=(one.machines[0], replace(one.machines[1], count=9)))
-    with pytest.raises(hpgo.ClusterError, match="differ"):
+    with refused(hpgo.ClusterError, "invalid_cluster", "2x8"):
         hpgo.price("llama-3-8b", mixed, global_batch_size=64, seq=4096)
     groups = replace(hpgo.Cluster.preset("h100"), gpus_per_device=4)
-    with pytest.raises(hpgo.ClusterError, match="is 4 GPUs"):
+    with refused(hpgo.ClusterError, "invalid_cluster", "4", "GPUs"):
         hpgo.price("llama-3-8b", groups, global_batch_size=64, seq=4096)
-    with pytest.raises(hpgo.ClusterError, match="does not compute in bf16"):
+    with refused(hpgo.ClusterError, "unsupported", "bf16"):
         hpgo.price("llama-3-8b", hpgo.Cluster.preset("v100"), global_batch_size=64, seq=4096)
 
 

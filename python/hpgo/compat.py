@@ -208,6 +208,7 @@ def model_of(profile: Profile, global_batch_size: int) -> Model:
         raise ArgumentError(
             f"profile `{profile.name}` was measured with batch sizes {', '.join(map(str, profile.batch_sizes))}",
             "the compatible planner takes one; use `hpgo.plan`",
+            code="mismatch",
         )
     states = _core.legacy_states(profile, global_batch_size)
     layers = []

@@ -50,7 +50,7 @@ def whole(
     if number is None or not least <= number <= most:
         beyond = most != MOST or (number is not None and number > most)
         wanted = f"give a whole number from {least} {f'to {most}' if beyond else 'on'}"
-        raise error(f"{what} is {exactly(value)}", hint or wanted)
+        raise error(f"{what} is {exactly(value)}", hint or wanted, name=what)
     return number
 
 
@@ -78,7 +78,11 @@ def number(
     found = math.nan if isinstance(value, bool) or not isinstance(value, Real) else as_float(value)
     if not (found >= 0 if above is None else found > above) or found > most or (found == math.inf and not infinite):
         wanted = "a number from 0" if above is None else f"a number above {above:g}"
-        raise error(f"{what} is {shown(value)}", hint or f"give {wanted}{'' if most == math.inf else f' to {most:g}'}")
+        raise error(
+            f"{what} is {shown(value)}",
+            hint or f"give {wanted}{'' if most == math.inf else f' to {most:g}'}",
+            name=what,
+        )
     return found
 
 
@@ -90,7 +94,7 @@ def check_flag(what: str, value: object) -> None:
     hpgo.ArgumentError: overlap is `yes`
     """
     if not isinstance(value, bool):
-        raise ArgumentError(f"{what} is {shown(value)}", "choose True or False")
+        raise ArgumentError(f"{what} is {shown(value)}", "choose True or False", name=what)
 
 
 def check_is(what: str, value: object, kind: type | UnionType, hint: str, *, or_none: bool = False) -> None:
@@ -101,7 +105,7 @@ def check_is(what: str, value: object, kind: type | UnionType, hint: str, *, or_
     hpgo.ArgumentError: the job is `train.py`
     """
     if not isinstance(value, kind) and not (or_none and value is None):
-        raise ArgumentError(f"{what} is {shown(value)}", hint)
+        raise ArgumentError(f"{what} is {shown(value)}", hint, name=what)
 
 
 def choice(kind: str, value: object, known: Iterable[_Word], error: type[HpgoError] = ArgumentError) -> _Word:
@@ -113,7 +117,12 @@ def choice(kind: str, value: object, known: Iterable[_Word], error: type[HpgoErr
     """
     names = list(known)
     if not isinstance(value, str) or value not in names:
-        raise error(f"there is no {kind} {shown(value)}", near(value if isinstance(value, str) else "", names))
+        raise error(
+            f"there is no {kind} {shown(value)}",
+            near(value if isinstance(value, str) else "", names),
+            code="unknown_name",
+            kind=kind,
+        )
     return value
 
 
@@ -138,13 +147,15 @@ def listed(
     """
     are = "is" if name.startswith("`") else "are"
     if isinstance(values, str | bytes):
-        raise error(f"{name} {are} {shown(values)}", hint)
+        raise error(f"{name} {are} {shown(values)}", hint, name=name)
     try:
         found = list(islice(values, most + 1))
     except Exception as failure:  # noqa: BLE001 -- no list, or what it raised on the way
-        raise error(f"{name} {are} {shown(values)}", hint) from (None if isinstance(failure, TypeError) else failure)
+        raise error(f"{name} {are} {shown(values)}", hint, name=name) from (
+            None if isinstance(failure, TypeError) else failure
+        )
     if len(found) > most:
-        raise error(f"{name} {are} more than {most}", "name each once")
+        raise error(f"{name} {are} more than {most}", "name each once", code="too_large", name=name)
     return found
 
 
@@ -158,7 +169,7 @@ def device_number(stage: int, value: object) -> int:
     number = as_whole(value)
     if number is None or not 0 <= number <= MOST:
         given = f"{value!r:.40}" if isinstance(value, str) else exactly(value)
-        raise ArgumentError(f"stage {stage} names device {given}", "devices are numbered from 0")
+        raise ArgumentError(f"stage {stage} names device {given}", "devices are numbered from 0", code="unknown_name")
     return number
 
 
@@ -174,9 +185,13 @@ def check_text(what: str, value: object, error: type[HpgoError] = ArgumentError)
     hpgo.ArgumentError: a profile's name holds half a character
     """
     if not isinstance(value, str):
-        raise error(f"{what} must be text, got {shown(value)}", "an empty one will do")
+        raise error(f"{what} must be text, got {shown(value)}", "an empty one will do", name=what)
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise error(f"{what} holds half a character", "write it anew: large ones are pairs of `\\u` escapes") from None
+        raise error(
+            f"{what} holds half a character",
+            "write it anew: large ones are pairs of `\\u` escapes",
+            code="damaged_file",
+        ) from None
     return value

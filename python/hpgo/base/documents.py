@@ -43,7 +43,7 @@ def hinted(hint: str) -> Iterator[None]:
     try:
         yield
     except HpgoError as error:
-        raise type(error)(error.message, error.hint or hint) from None
+        raise error.reworded(error.message, error.hint or hint) from None
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def as_kind(kind: type[HpgoError]) -> Iterator[None]:
     try:
         yield
     except HpgoError as error:
-        raise kind(error.message, error.hint) from None
+        raise error.as_kind(kind) from None
 
 
 def read_text(path: str | os.PathLike[str], error: type[HpgoError], *, most: int = MOST_BYTES) -> str:
@@ -66,11 +66,13 @@ def read_text(path: str | os.PathLike[str], error: type[HpgoError], *, most: int
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as failure:
-        raise error(f"{path} is not UTF-8 text (byte {failure.start})", "name a text file") from None
+        raise error(
+            f"{path} is not UTF-8 text (byte {failure.start})", "name a text file", code="damaged_file"
+        ) from None
     if "\0" in text:
-        raise error(f"{path} is a binary file", "name a text file")
+        raise error(f"{path} is a binary file", "name a text file", code="damaged_file")
     if not text.strip():
-        raise error(f"{path} is empty", "name another file")
+        raise error(f"{path} is empty", "name another file", code="damaged_file")
     return text
 
 
@@ -184,12 +186,14 @@ class Section:
         """Raises: `key` is missing, or misspelt."""
         self.check_spelling()
         if self._keys:
-            self.fail(f"`{key}` is missing", self.whence)
+            self.fail(f"`{key}` is missing", self.whence, code="missing", name=key)
         # Which of the other keys are right is not known here.
         alike = [str(other) for other in self.unread() if nearest_names(key, [str(other)], least=0.8)]
         self.fail(
             f"`{key}` is missing",
             f"rename `{shorten(alike[0])}` to `{key}`, if that is meant" if len(alike) == 1 else self.whence,
+            code="missing",
+            name=key,
         )
 
     def check_spelling(self) -> None:
@@ -197,7 +201,7 @@ class Section:
         absent = sorted(self._keys - {*self._values})
         for other in [str(other) for other in self.unread() if other not in self._keys]:
             if hint := similar(other, absent):
-                self.fail(f"`{shorten(other)}` is unknown", hint)
+                self.fail(f"`{shorten(other)}` is unknown", hint, code="unknown_name", name=other)
 
     def text(self, key: str, default: str = ...) -> str:  # type: ignore[assignment]
         """Text."""
@@ -262,22 +266,23 @@ class Section:
         """Raises if the document has a key that was not asked for."""
         for key in self.unread():
             known = dict.fromkeys([*self._asked, *sorted(self._keys)])
-            self.fail(f"`{shorten(str(key))}` is unknown", near(str(key), [one for one in known if one not in self]))
+            hint = near(str(key), [one for one in known if one not in self])
+            self.fail(f"`{shorten(str(key))}` is unknown", hint, code="unknown_name", name=str(key))
 
     def build(self, record: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """`record(...)`, with this section named in what it raises."""
         try:
             return record(*args, **kwargs)
         except HpgoError as error:
-            self.fail(error.message, error.hint)
+            raise error.as_kind(self._error, f"{self.where}: {error.message}") from None
 
     def wrong(self, key: str, wanted: str, value: object) -> NoReturn:
         """Raises: the value of `key` is of the wrong kind."""
-        self.fail(f"`{key}` must be {wanted}, got {shown(value)}")
+        self.fail(f"`{key}` must be {wanted}, got {shown(value)}", name=key)
 
-    def fail(self, message: str, hint: str = "") -> NoReturn:
-        """Raises the document's error, naming this section."""
-        raise self._error(f"{self.where}: {message}", hint)
+    def fail(self, message: str, hint: str = "", *, code: str = "", **fields: object) -> NoReturn:
+        """Raise the document's error, with the name of this section before the message."""
+        raise self._error(f"{self.where}: {message}", hint, code=code, **fields)
 
 
 def record(
@@ -365,7 +370,7 @@ def _json(text: str, file: str, error: type[HpgoError]) -> object:
         mapping: dict[str, object] = {}
         for key, value in items:
             if key in mapping:
-                raise error(f"{file}: the key `{shorten(key)}` is given twice", "keep one of them")
+                raise error(f"{file}: the key `{shorten(key)}` is given twice", "keep one of them", code="duplicate")
             mapping[key] = value
         return mapping
 
@@ -377,11 +382,13 @@ def _json(text: str, file: str, error: type[HpgoError]) -> object:
         message = failure.msg[0].lower() + failure.msg[1:]
         raise _NotJson(f"{file}, line {failure.lineno}: not valid JSON: {message}") from None
     except UnicodeEncodeError:
-        raise error(f"{file}: text holds half a character", "large ones are a pair of `\\u` escapes") from None
+        raise error(
+            f"{file}: text holds half a character", "large ones are a pair of `\\u` escapes", code="damaged_file"
+        ) from None
     except error:  # a key given twice; it may be a ValueError too
         raise
     except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
-        raise error(f"{file}: not valid JSON: nested too deep, or a number too long", "") from None
+        raise error(f"{file}: not valid JSON: nested too deep, or a number too long", "", code="damaged_file") from None
     return document
 
 
@@ -454,7 +461,11 @@ def parse_yaml(text: str, file: str, error: type[HpgoError]) -> object:
         mark = getattr(failure, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(failure, "problem", None) or getattr(failure, "reason", None) or "unreadable"
-        raise error(f"{file}{line}: not valid YAML: {problem}", "indentation, brackets and quotes must match") from None
+        raise error(
+            f"{file}{line}: not valid YAML: {problem}",
+            "indentation, brackets and quotes must match",
+            code="damaged_file",
+        ) from None
     return document[0] if document else None
 
 

@@ -1,8 +1,46 @@
-"""What `hpgo` raises. Each error carries a message (what is wrong, with names and numbers) and a hint (the way out)."""
+"""Exceptions of `hpgo`. Each has a message that names thing, value and rule, a hint that says what to do, and a code.
+
+Messages are for people and may be reworded at any time. Programs tell errors apart by class, `code` and `fields`.
+"""
 
 from __future__ import annotations
 
 from hpgo.base.wording import printable
+
+TYPE_CHECKING = False  # what type checkers take it for; importing `typing` would slow down `import hpgo`
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    _E = TypeVar("_E", bound="HpgoError")
+
+CODES = {
+    "broken_law": "a result breaks a law that all results keep; `fields` has the law's name",
+    "conflict": "two arguments exclude each other",
+    "damaged_file": "a file ends too early, or its bytes are not in the format that its name or header promises",
+    "duplicate": "a name or an entry that must be unique is there twice",
+    "failed": "none of the other codes",
+    "infeasible": "no answer satisfies the constraints",
+    "insufficient_memory": "devices have less memory than the plan or configuration needs",
+    "invalid_argument": "an argument has the wrong type or is out of its range; `fields` may have its name",
+    "invalid_cluster": "a cluster description contradicts itself, or a value of it is out of its range",
+    "invalid_file": "a file can't be read or written for another reason than those that have a code",
+    "invalid_profile": "a profile or model description contradicts itself, or a value of it is out of its range",
+    "invalid_schedule": "actions of a schedule are missing, out of order or wait for each other",
+    "mismatch": "two inputs belong to different models, clusters, batch sizes or runs",
+    "missing": "a required value or entry is absent",
+    "missing_package": "an optional package is not installed",
+    "not_found": "a file or folder does not exist",
+    "not_writable": "the operating system refuses to read or write a file; the message has its reason",
+    "run_failed": "a run can't start, or can't go on",
+    "time_limit": "the time limit passed before there was a result",
+    "too_large": "the input or the result is above a limit on size",
+    "unknown_name": "a name is not among the known ones; the hint lists near ones",
+    "unsupported": "the framework, file format, schedule or backend can't express what is asked",
+    "user_code": "the model, loss, workload or data set that was passed raises or returns something unusable",
+    "wrong_kind_of_file": "the file is well-formed but describes something else",
+    "wrong_state": "the call is not allowed at this point of a run",
+}
+"""Every error code, with its meaning."""
 
 
 def _sayable(text: object) -> str:
@@ -13,6 +51,12 @@ def _sayable(text: object) -> str:
 class HpgoError(Exception):
     """Base of every error that a caller can act on.
 
+    Attributes:
+        message: what is wrong, with names and numbers; one line.
+        hint: what to do about it; may be empty.
+        code: the kind of fault, a key of `CODES`. Each class has a default.
+        fields: the values that the fault is about, by name; often empty.
+
     >>> try:
     ...     raise ProfileError("layer `fc1` has a negative time: -3 ms", "measure it again, or write 0")
     ... except HpgoError as error:
@@ -20,11 +64,30 @@ class HpgoError(Exception):
     measure it again, or write 0
     """
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    code = "failed"
+
+    def __init__(self, message: str, hint: str = "", *, code: str = "", **fields: object) -> None:
         message, hint = _sayable(message), _sayable(hint)
-        super().__init__(message, hint)  # both in args: pickling needs no help
+        super().__init__(message, hint)  # pickling passes these again and copies the other attributes
         self.message = message
         self.hint = hint
+        self.fields = fields
+        if code:
+            self.code = code
+
+    def reworded(self, message: str, hint: str | None = None) -> HpgoError:
+        """Return an error of the same class, code and fields with another message and, unless None, another hint."""
+        return self.as_kind(type(self), message, hint)
+
+    def as_kind(self, kind: type[_E], message: str | None = None, hint: str | None = None) -> _E:
+        """Return an error of class `kind` with the same code and fields, and with this message and hint unless None."""
+        code = "" if self.code == type(self).code else self.code
+        return kind(
+            self.message if message is None else message,
+            self.hint if hint is None else hint,
+            code=code,
+            **self.fields,
+        )
 
     def __str__(self) -> str:
         return self.message
@@ -43,6 +106,8 @@ class ProfileError(HpgoError, ValueError):
     did you mean `bert-48`?
     """
 
+    code = "invalid_profile"
+
 
 class ClusterError(HpgoError, ValueError):
     """A cluster description can't be read or makes no sense.
@@ -56,6 +121,8 @@ class ClusterError(HpgoError, ValueError):
     there is no cluster `dapple-aa`
     did you mean `dapple-a`?
     """
+
+    code = "invalid_cluster"
 
 
 class ArgumentError(HpgoError, ValueError):
@@ -71,6 +138,8 @@ class ArgumentError(HpgoError, ValueError):
     give a whole number from 1 to 2147483647
     """
 
+    code = "invalid_argument"
+
 
 class ScheduleError(HpgoError, ValueError):
     """A schedule is unknown, incomplete, out of order, or deadlocked.
@@ -85,6 +154,8 @@ class ScheduleError(HpgoError, ValueError):
     did you mean `zb_v`? `hpgo schedules` lists them all
     """
 
+    code = "invalid_schedule"
+
 
 class InfeasibleError(HpgoError):
     """The question is well-formed but nothing satisfies it: too little memory, say.
@@ -98,6 +169,8 @@ class InfeasibleError(HpgoError):
     use devices with more memory
     """
 
+    code = "infeasible"
+
 
 class DeadlineError(HpgoError):
     """The time was up before there was anything to return.
@@ -107,6 +180,8 @@ class DeadlineError(HpgoError):
     Traceback (most recent call last):
     hpgo.DeadlineError: 0.01 s passed before there was any plan
     """
+
+    code = "time_limit"
 
 
 class InternalError(HpgoError):
@@ -120,6 +195,8 @@ class InternalError(HpgoError):
     hpgo.InternalError: the plan breaks the law `step_covers_work`
     """
 
+    code = "broken_law"
+
 
 class RunError(HpgoError, RuntimeError):
     """A run of a plan can't start, or can't go on.
@@ -128,6 +205,8 @@ class RunError(HpgoError, RuntimeError):
     Traceback (most recent call last):
     hpgo.RunError: rank 3 has ended
     """
+
+    code = "run_failed"
 
 
 class FileError(HpgoError, OSError):
@@ -143,8 +222,10 @@ class FileError(HpgoError, OSError):
     True True file not found: `absent/model.yaml`
     """
 
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message, hint)
+    code = "invalid_file"
+
+    def __init__(self, message: str, hint: str = "", *, code: str = "", **fields: object) -> None:
+        super().__init__(message, hint, code=code, **fields)
         self.errno, self.strerror = None, self.message  # OSError takes its first two arguments for these
 
 

@@ -74,11 +74,11 @@ def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, most: in
             while len(data) <= most and (piece := file.read(min(_PIECE, most + 1 - len(data)))):
                 data += piece
     except FileNotFoundError:
-        raise file_error(error)(f"file not found: `{path}`", _beside(path)) from None
+        raise file_error(error)(f"file not found: `{path}`", _beside(path), code="not_found") from None
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         raise refused("read", path, failure, error, hint) from None
     if len(data) > most:
-        raise error(f"{path} has more than {most >> 20} MiB", "name a smaller file")
+        raise error(f"{path} has more than {most >> 20} MiB", "name a smaller file", code="too_large")
     return bytes(data)
 
 
@@ -99,9 +99,11 @@ def unpacked(data: bytes, path: str | os.PathLike[str], error: type[HpgoError], 
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             found = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as failure:
-        raise error(f"{path} is packed by gzip, and damaged: {failure}", "pack it again") from None
+        raise error(f"{path} is packed by gzip, and damaged: {failure}", "pack it again", code="damaged_file") from None
     if len(found) > most:
-        raise error(f"{path} has more than {most >> 20} MiB when it is unpacked", "name a smaller file")
+        raise error(
+            f"{path} has more than {most >> 20} MiB when it is unpacked", "name a smaller file", code="too_large"
+        )
     return found
 
 
@@ -148,6 +150,7 @@ def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[Bi
         raise file_error(error)(
             f"can't write {shown(str(path))}: a name holds no NUL, and no half characters",
             "name a file in a folder that exists",
+            code="not_writable",
         )
     try:
         target = _led_to(path)
@@ -187,4 +190,4 @@ def refused(
 ) -> FileError:
     """The error that says why the operating system won't `read` or `write` the file `path`, in its words."""
     reason = failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
-    return file_error(error)(f"can't {to_do} `{path}`: {reason}", hint)
+    return file_error(error)(f"can't {to_do} `{path}`: {reason}", hint, code="not_writable")

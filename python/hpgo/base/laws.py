@@ -12,6 +12,8 @@ from hpgo.base.errors import InternalError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hpgo.base.errors import HpgoError
+
     Result = TypeVar("Result")
 
 ROUNDING = 1e-9
@@ -19,10 +21,18 @@ ROUNDING = 1e-9
 _REPORT = "this is a fault of hpgo: report it with the input files and the command that led here"
 
 
-def check(what: str, laws: Sequence[Callable[[Result], str]], result: Result) -> Result:
+def check(
+    what: str,
+    laws: Sequence[Callable[[Result], str]],
+    result: Result,
+    *,
+    error: type[HpgoError] = InternalError,
+    hint: str = _REPORT,
+) -> Result:
     """Return `result` if it keeps all `laws`.
 
-    Raises InternalError that names the law and the place, and none of the numbers.
+    Raise `error`, with the code `broken_law`, for the first law that it breaks. The message names the law and the place
+    but no number. Pass another class than InternalError for results that users can edit, as in a file.
 
     >>> def is_even(number: int) -> str:
     ...     '''A sum of two odd numbers is even.'''
@@ -33,23 +43,18 @@ def check(what: str, laws: Sequence[Callable[[Result], str]], result: Result) ->
     Traceback (most recent call last):
     hpgo.InternalError: the sum breaks the law `is_even` at the last digit: a sum of two odd numbers is even
     """
-    broken = first_broken(laws, result)
-    if broken:
-        raise InternalError(f"{what} breaks {broken}", _REPORT)
+    for law in laws:
+        if place := law(result):
+            broken(what, law, place, error=error, hint=hint)
     return result
 
 
-def first_broken(laws: Sequence[Callable[[Result], str]], result: Result) -> str:
-    """Return the first of `laws` that `result` breaks, with place and statement; an empty text if it keeps all."""
-    for law in laws:
-        if place := law(result):
-            return f"the law `{law.__name__}` at {place}: {statement(law)}"
-    return ""
-
-
-def broken(what: str, law: Callable[..., str], place: str) -> NoReturn:
-    """Raise InternalError for `what`, which breaks `law` at `place`."""
-    raise InternalError(f"{what} breaks the law `{law.__name__}` at {place}: {statement(law)}", _REPORT)
+def broken(
+    what: str, law: Callable[..., str], place: str, *, error: type[HpgoError] = InternalError, hint: str = _REPORT
+) -> NoReturn:
+    """Raise `error` for `what`, which breaks `law` at `place`."""
+    message = f"{what} breaks the law `{law.__name__}` at {place}: {statement(law)}"
+    raise error(message, hint, code="broken_law", law=law.__name__)
 
 
 def statement(law: Callable[..., str]) -> str:

@@ -87,7 +87,7 @@ def as_options() -> Iterator[None]:
         message, hint = _WORD.sub(option, error.message), _WORD.sub(option, error.hint)
         if (message, hint) == (error.message, error.hint):
             raise
-        raise type(error)(message, hint) from None
+        raise error.reworded(message, hint) from None
 
 
 class Command(click.Command):

@@ -77,7 +77,9 @@ def _counted(profile: Profile, stages: list[tuple[int | str, list[int]]]) -> lis
         if isinstance(layers, str):
             end = ends.get(layers)
             if end is None:
-                raise ArgumentError(f"`{profile.name}` has no layer `{shorten(layers)}`", near(layers, ends))
+                raise ArgumentError(
+                    f"`{profile.name}` has no layer `{shorten(layers)}`", near(layers, ends), code="unknown_name"
+                )
             if end <= begin:
                 last = profile.layers[begin - 1].id
                 raise ArgumentError(f"a stage ends with `{layers}`, the one before with `{last}`", "which comes later")

@@ -56,7 +56,9 @@ def infer(
     with Pipeline(plan, workload, inference=True, quantize=bits, **options) as pipeline:
         if checkpoint is not None and not pipeline.resume(checkpoint):
             raise ArgumentError(
-                f"there is no checkpoint in {checkpoint}", "leave out `--resume`, or name another folder"
+                f"there is no checkpoint in {checkpoint}",
+                "leave out `--resume`, or name another folder",
+                code="not_found",
             )
         talks = pipeline.gives_outputs
         source = _Source(pipeline, data) if talks or pipeline.takes_batches else None

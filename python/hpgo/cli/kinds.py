@@ -79,7 +79,11 @@ def check_kind(name: str, wanted: str, ctx: click.Context | None, *, own: Callab
         return
     command = "" if ctx is None else str(ctx.info_name)
     said = _WANTED.get(wanted) or _CALLED[wanted]
-    raise ArgumentError(f"`{name}` is {_CALLED[str(kind)]}, not {said}", _hint(str(kind), wanted, name, command))
+    raise ArgumentError(
+        f"`{name}` is {_CALLED[str(kind)]}, not {said}",
+        _hint(str(kind), wanted, name, command),
+        code="wrong_kind_of_file",
+    )
 
 
 def _hint(kind: str, wanted: str, name: str, command: str) -> str:
@@ -138,10 +142,12 @@ def lacks_seq(params: Mapping[str, Any]) -> HpgoError | None:
         return ProfileError(
             f"`{shorten(name)}` is no built-in model and no file",
             f"did you mean the transformer `{meant[0]}`? `hpgo plan {meant[0]} {given}`",
+            code="unknown_name",
         )
     return ArgumentError(
         f"`{name}` is {_CALLED['transformer']}, so `hpgo plan` needs the length of its sequences, --seq",
         f"`hpgo plan {shlex.quote(name)} {given}`",
+        code="wrong_kind_of_file",
     )
 
 

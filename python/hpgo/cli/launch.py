@@ -161,5 +161,7 @@ def _run(text: str) -> None:
         os.execvp("bash", ["bash", "-c", text])  # noqa: S606, S607 -- the shell of the PATH, as `#!` has it
     except OSError as error:
         raise HpgoError(
-            f"can't run bash: {error.strerror or error}", "write the job with `-o`, for a machine that has bash"
+            f"can't run bash: {error.strerror or error}",
+            "write the job with `-o`, for a machine that has bash",
+            code="unsupported",
         ) from None

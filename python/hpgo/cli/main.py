@@ -147,17 +147,21 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
         sys.stdout = stdout  # for which click puts another one where a reader has gone
         raise BrokenPipeError from None
     except MemoryError:
-        fail(HpgoError("the memory that is free does not do", "ask for something smaller"))
+        fail(HpgoError("the memory that is free does not do", "ask for something smaller", code="insufficient_memory"))
     except ImportError as error:
         package = (error.name or "hpgo").partition(".")[0]
         if package == "hpgo":
             raise
         wheel = _DISTRIBUTIONS.get(package, package)
-        fail(HpgoError(f"`{package}` can't be imported: {error}", f"install it: pip install {wheel}"))
+        fail(
+            HpgoError(
+                f"`{package}` can't be imported: {error}", f"install it: pip install {wheel}", code="missing_package"
+            )
+        )
     except BrokenPipeError:
         raise
     except OSError as error:  # a full disk below stdout; files of arguments have been dealt with
-        fail(HpgoError(f"can't write the output: {error.strerror or error}"))
+        fail(HpgoError(f"can't write the output: {error.strerror or error}", code="not_writable"))
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -66,7 +66,9 @@ def command(
     for file in (output, picture):
         if file is not None and not Path(file).parent.is_dir():
             raise ArgumentError(
-                f"there is no folder `{Path(file).parent}` to write `{file}` in", "name one that exists"
+                f"there is no folder `{Path(file).parent}` to write `{file}` in",
+                "name one that exists",
+                code="not_found",
             )
 
     def work() -> None:

@@ -82,8 +82,10 @@ def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
         raise ArgumentError(
             f"`{path}` is a way of training a transformer, which has no timeline",
             "`hpgo explain FILE --picture way.svg` draws it on its cluster",
+            code="wrong_kind_of_file",
         )
     raise ArgumentError(
         f"`{path}` is neither a plan nor a timeline",
         "`hpgo plan -o plan.json` makes plans, `Timeline.save` makes timelines (.npz or .timeline.json)",
+        code="wrong_kind_of_file",
     )

@@ -96,7 +96,9 @@ def check_folder(file: str) -> None:
     """Raises ArgumentError where `file` can't be written for want of a folder."""
     parent = Path(file).parent
     if not parent.is_dir():
-        raise ArgumentError(f"there is no folder `{parent}` to write `{file}` in", "name one that exists")
+        raise ArgumentError(
+            f"there is no folder `{parent}` to write `{file}` in", "name one that exists", code="not_found"
+        )
 
 
 def check_words(context: click.Context) -> None:

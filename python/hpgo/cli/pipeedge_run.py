@@ -168,7 +168,9 @@ def _weights(model_name: str, model_file: str | None) -> Path | None:
     if path.exists():
         return path
     if model_file is not None:
-        raise ArgumentError(f"there are no weights `{model_file}`", "name a file or folder, or leave `-M` out")
+        raise ArgumentError(
+            f"there are no weights `{model_file}`", "name a file or folder, or leave `-M` out", code="not_found"
+        )
     return None
 
 
@@ -252,7 +254,9 @@ def _interface(asked: str | None, addr: str) -> str | None:
     if asked in _LOOPBACKS and loopback is not None:
         say("note", f"the loopback is called `{loopback}` here, not `{asked}`")
         return loopback
-    raise ArgumentError(f"there is no network interface `{asked}`", f"there are {', '.join(there)}")
+    raise ArgumentError(
+        f"there is no network interface `{asked}`", f"there are {', '.join(there)}", code="unknown_name"
+    )
 
 
 def _is_here(addr: str) -> bool:

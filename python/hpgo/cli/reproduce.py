@@ -82,6 +82,7 @@ def _emulate(write: Path | None) -> None:
         raise ArgumentError(
             "`hpgo reproduce --emulate` starts its own processes, and a launcher has started this one",
             "start it alone, without RANK and WORLD_SIZE set",
+            code="wrong_state",
         )
     document = "" if write is None else fill(read_text(write, ArgumentError), {EMULATED: ""})
     made = emulated(answers.strategies(), tell=lambda line: click.echo(line, err=True))

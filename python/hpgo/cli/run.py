@@ -255,6 +255,7 @@ def command(
         raise ArgumentError(
             f"there is no folder `{Path(timeline).parent}` to write `{timeline}` in",
             "name a file in a folder that exists",
+            code="not_found",
         )
     from hpgo.runtime.notice import Preempted
 

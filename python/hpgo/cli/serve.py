@@ -63,9 +63,10 @@ def command(
         raise HpgoError(
             "the page needs starlette and uvicorn, which are not installed",
             "install them: `pip install starlette uvicorn`",
+            code="missing_package",
         )
     if not host.strip():
-        raise HpgoError("`--host` is empty", "name an address; 0.0.0.0 listens on all")
+        raise HpgoError("`--host` is empty", "name an address; 0.0.0.0 listens on all", code="damaged_file")
     if not _LEAST_BYTES <= memory <= _MOST_BYTES:
         raise HpgoError(
             f"`--memory` is {format_bytes(memory)}, but a process needs {format_bytes(_LEAST_BYTES)} before it draws",

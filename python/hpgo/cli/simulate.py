@@ -117,7 +117,9 @@ def _of_plan(
 
     allowed = {"schedule", "comm", "iterations", *BEYOND_A_PLAN.values()}
     if extra := ", ".join(option(key) for key in given if key not in allowed):
-        raise ArgumentError(f"a plan brings its own numbers, but {extra} is given too", "leave out one of the two")
+        raise ArgumentError(
+            f"a plan brings its own numbers, but {extra} is given too", "leave out one of the two", code="conflict"
+        )
     program_of = Plan.read(path).program
     return [run_program(setup, program_of(name), called=called) for name in names]
 

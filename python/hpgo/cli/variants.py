@@ -90,6 +90,7 @@ def command(
         raise ArgumentError(
             "`hpgo variants` starts its own processes, and a launcher has started this one",
             "start it alone, without RANK and WORLD_SIZE set",
+            code="wrong_state",
         )
     text = None if page is None else _page(page)
     optimizer_of(optimizer)

@@ -55,7 +55,9 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
         )
     if ending not in ENDINGS or "\0" in str(path):
         known = ", ".join(ENDINGS)
-        raise ArgumentError(f"no picture format ends in `{shorten(ending or path.name)}`", f"choose one of {known}")
+        raise ArgumentError(
+            f"no picture format ends in `{shorten(ending or path.name)}`", f"choose one of {known}", code="unknown_name"
+        )
     if ending in {".png", ".pdf"}:
         check_picture(drawn, ending)
         chosen = options_of(options, len(drawn))
@@ -123,7 +125,7 @@ def _several(timelines: Timeline | Sequence[Timeline]) -> list[Timeline]:
     hint = "give one that `hpgo.simulate` made, or a list of them"
     several = [timelines] if isinstance(timelines, Timeline) else listed("the timelines", timelines, hint=hint)
     if not several:
-        raise ArgumentError("no timeline to draw", "give at least one")
+        raise ArgumentError("no timeline to draw", "give at least one", code="missing")
     for timeline in several:
         check_is("a timeline", timeline, Timeline, hint)
     return several

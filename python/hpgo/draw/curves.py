@@ -40,10 +40,12 @@ def check(path: str | os.PathLike[str]) -> None:
     """Raises ArgumentError if no figure can be drawn to `path`, for its ending or for want of matplotlib."""
     ending = Path(path).suffix.lower()
     if ending not in still.ENDINGS:
-        raise ArgumentError(f"can't draw `{path}`", f"end it in {', '.join(still.ENDINGS)}")
+        raise ArgumentError(f"can't draw `{path}`", f"end it in {', '.join(still.ENDINGS)}", code="unsupported")
     if ending in {".png", ".pdf"} and importlib.util.find_spec("matplotlib") is None:
         raise ArgumentError(
-            f"drawing {ending} needs matplotlib", "install it: `pip install matplotlib`, or end the name in .svg"
+            f"drawing {ending} needs matplotlib",
+            "install it: `pip install matplotlib`, or end the name in .svg",
+            code="missing_package",
         )
 
 

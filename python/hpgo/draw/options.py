@@ -75,7 +75,7 @@ def options_of(chosen: Mapping[str, Any], timelines: int) -> Options:
     names = [field.name for field in dataclasses.fields(Options)]
     for name in chosen:
         if name not in names:
-            raise ArgumentError(f"unknown picture option `{name}`", near(name, names))
+            raise ArgumentError(f"unknown picture option `{name}`", near(name, names), code="unknown_name")
     labels = chosen.get("labels")
     given_labels = () if labels is None else listed("the labels", labels, hint="give a list of names")
     words = {

@@ -40,6 +40,7 @@ def write(scene: Scene, options: Options, path: Path) -> None:
         raise HpgoError(
             f"{path.suffix} pictures need matplotlib, which is not installed",
             "install it: `pip install matplotlib`, or write .svg or .html, which need nothing",
+            code="missing_package",
         ) from error
     theme = 1 if options.theme == "dark" else 0
     figure = Figure(figsize=(scene.width_px / _PX_PER_INCH, scene.height_px / _PX_PER_INCH))

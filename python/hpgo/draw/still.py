@@ -27,7 +27,9 @@ def check(path: str | os.PathLike[str]) -> Path:
     found = as_path(path, ArgumentError)
     if found.suffix.lower() not in ENDINGS:
         raise ArgumentError(
-            f"no such picture ends in `{shorten(found.suffix or found.name)}`", f"choose one of {', '.join(ENDINGS)}"
+            f"no such picture ends in `{shorten(found.suffix or found.name)}`",
+            f"choose one of {', '.join(ENDINGS)}",
+            code="unknown_name",
         )
     return found
 

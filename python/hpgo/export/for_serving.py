@@ -105,7 +105,9 @@ def llama_cpp(given: object, target: Target, place: Place) -> dict[str, str]:
     serving = _serving(given, target)
     if serving.gpus > 1:
         raise ArgumentError(
-            f"a host of the plan is {serving.gpus} GPUs, which llama.cpp can't join", "plan with a host for each GPU"
+            f"a host of the plan is {serving.gpus} GPUs, which llama.cpp can't join",
+            "plan with a host for each GPU",
+            code="unsupported",
         )
     *most, last = serving.blocks
     split = ",".join(map(str, [*most, last + 1]))
@@ -118,7 +120,9 @@ def accelerate(given: object, target: Target, place: Place) -> dict[str, str]:
     serving = _serving(given, target)
     if serving.gpus > 1:
         raise ArgumentError(
-            f"a host of the plan is {serving.gpus} GPUs, which accelerate can't join", "plan with a host for each GPU"
+            f"a host of the plan is {serving.gpus} GPUs, which accelerate can't join",
+            "plan with a host for each GPU",
+            code="unsupported",
         )
     visible = serving.visible
     devices = list(range(len(serving.blocks))) if visible is None else [int(slot) for slot in visible.split(",")]
@@ -168,17 +172,21 @@ def _serving(given: object, target: Target) -> _Serving:
 def _of_chain(plan: ChainPlan, target: Target) -> tuple[int, ...]:
     again = f"plan again with `hpgo partition --for {target.name}`, for a profile and a cluster"
     if not plan.blocks:
-        raise ArgumentError(f"the plan does not count blocks, which is all that {target.title} is told", again)
+        raise ArgumentError(
+            f"the plan does not count blocks, which is all that {target.title} is told", again, code="unsupported"
+        )
     for number, stage in enumerate(plan.stages, 1):
         if len(stage.hosts) > 1:
             raise ArgumentError(
                 f"stage {number} runs on {len(stage.hosts)} hosts that take turns, which {target.title} can't do",
                 "leave `--max-replicas` at 1, and serve copies of the whole model instead",
+                code="unsupported",
             )
     if plan.objective == "bits" or len({hop.bits for hop in plan.hops}) > 1:
         raise ArgumentError(
             f"the plan narrows values between stages, which {target.title} can't do",
             "drop `--bits`, and plan for another objective",
+            code="unsupported",
         )
     return plan.blocks
 
@@ -190,11 +198,13 @@ def _of_training(plan: Plan, target: Target) -> tuple[tuple[int, ...], list[str]
             raise ArgumentError(
                 f"stage {number} of this training plan has {stage.replicas} replicas, which {target.title} can't run",
                 f"plan inference, with `hpgo partition --for {target.name}`",
+                code="unsupported",
             )
         if stage.headroom_bytes < 0:
             raise InfeasibleError(
                 f"the plan does not fit: stage {number} lacks {-stage.headroom_bytes / 1e9:.3g} GB",
                 f"plan inference, with `hpgo partition --for {target.name}`",
+                code="insufficient_memory",
             )
     layers = [stage.layers for stage in plan.stages]
     row = assumed.blocks
@@ -207,6 +217,7 @@ def _of_training(plan: Plan, target: Target) -> tuple[tuple[int, ...], list[str]
         raise ArgumentError(
             f"stage {counts.index(0)} has no block, but {target.title} needs one on each",
             f"plan inference, with `hpgo partition --for {target.name}`",
+            code="unsupported",
         )
     names = [
         f"machine{number}:{slot}" if count > 1 else f"machine{number}"

@@ -66,7 +66,9 @@ def toml(given: object, target: Target, place: Place) -> dict[str, str]:
     job.check_recomputation()
     if job.replicas > 1 and job.gpus_per_device > 1 and job.ranks == 1 and not job.program.shard_optimizer:
         raise ArgumentError(
-            f"{target.label} can't replicate a model that tensor parallelism splits", "plan with `--shard-optimizer`"
+            f"{target.label} can't replicate a model that tensor parallelism splits",
+            "plan with `--shard-optimizer`",
+            code="unsupported",
         )
     kept = precision.torchtitan(job)
     lines = [

@@ -139,6 +139,7 @@ class Job:
                     f"stage {number} has other devices than stage {self.program.schedule.rank_of_stage.index(rank)} on"
                     f" rank {rank} of the pipeline, which {self.launcher.title} can't run",
                     "give all stages of a rank the same devices, in the same order",
+                    code="unsupported",
                 )
         return [device for rank in range(self.ranks) for device in of_rank[rank]]
 
@@ -227,6 +228,7 @@ class Job:
                     f"{self.launcher.title} recomputes {counted(group, 'block')} at a time, which keeps the input of"
                     f" each: stage {own.stages[0]} lacks {format_bytes(missing_bytes)} for that",
                     f"plan for it, with `--for {self.launcher.name}`, or with more memory reserved (`--reserve`)",
+                    code="insufficient_memory",
                 )
 
 
@@ -239,6 +241,7 @@ def _check_memory(plan: Plan) -> None:
                 f" {format_bytes(group.memory.total_bytes)} on each device, which has"
                 f" {format_bytes(group.capacity_bytes)}",
                 "plan again: `hpgo plan` makes plans that fit",
+                code="insufficient_memory",
             )
 
 
@@ -248,6 +251,7 @@ def _check_chain(program: Program, row: Launcher) -> None:
         raise ArgumentError(
             f"`{program.schedule.name}` runs two copies of the model, which {row.title} can't",
             "choose another schedule",
+            code="unsupported",
         )
 
 
@@ -263,6 +267,7 @@ def _check_ties(job: Job) -> None:
             f"{which} share a weight and are on different stages, and {row.title} doesn't sum the gradients of layers"
             f" of several stages{only}",
             f"plan for it, with `--for {row.name}`, untie them, or run the plan with `hpgo run`",
+            code="unsupported",
         )
 
 
@@ -282,6 +287,7 @@ def _orders(planned: Schedule, row: Launcher) -> Schedule:
         raise ArgumentError(
             f"{row.title} runs {row.schedules[name]}, but the orders are others, though they are called that",
             f"build them with `hpgo.schedule('{name}', …)` for {ranks} micro-batches or more",
+            code="unsupported",
         )
     return planned
 

@@ -67,6 +67,7 @@ def verl(job: Job) -> dict[str, str | bool]:
         raise ArgumentError(
             f"{job.target.title} keeps weights in 16 bits, and the plan was priced for {job.optimizer}",
             "plan with `--optimizer adam-bf16-fp32-gradients`, or `adam-bf16`",
+            code="unsupported",
         )
     return {"dtype": weights, "grad_reduce_in_fp32": gradients == "float32"}
 
@@ -90,6 +91,7 @@ def swift(job: Job) -> dict[str, str | bool]:
                 f"{job.target.title} sums gradients in 16 bits with a shared optimizer state alone, and the plan was"
                 f" priced for {job.optimizer} without",
                 "plan with `--shard-optimizer`, or with `--optimizer adam-bf16-fp32-gradients`",
+                code="unsupported",
             )
         told |= {"use_distributed_optimizer": True, "use_precision_aware_optimizer": True, "main_grads_dtype": "bf16"}
     return told

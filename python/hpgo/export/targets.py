@@ -82,7 +82,9 @@ class Target(Record):
         writer = self.ways if isinstance(plan, WayPlan) else self.writer
         if not writer:
             known = ", ".join(dict.fromkeys(target.name for target in TARGETS if target.ways))
-            raise ArgumentError(f"no way of training a transformer is exported for {self.title}", f"known: {known}")
+            raise ArgumentError(
+                f"no way of training a transformer is exported for {self.title}", f"known: {known}", code="unsupported"
+            )
         module, function = writer.split(":")
         write: Callable[[object, Target, Place], dict[str, str]] = getattr(importlib.import_module(module), function)
         return write(plan, self, place)

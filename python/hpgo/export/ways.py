@@ -47,13 +47,16 @@ class WayJob:
             raise InfeasibleError(
                 f"the way does not fit: {price.way.named()} lacks {format_bytes(price.missing_bytes)} of a GPU",
                 "plan again: `hpgo plan` makes plans that fit",
+                code="insufficient_memory",
             )
         if lack := rules.lacking(plan.transformer):
-            raise ArgumentError(f"{row.title} {lack.why}", lack.hint)
+            raise ArgumentError(f"{row.title} {lack.why}", lack.hint, code="unsupported")
         model = plan.transformer
         why = rules.broken(price.way, micro_batches=price.micro_batches, experts=bool(model.experts), tied=model.tied)
         if why:
-            raise ArgumentError(f"{row.title} {why}", f"plan for it: `hpgo plan … --seq … --for {row.name}`")
+            raise ArgumentError(
+                f"{row.title} {why}", f"plan for it: `hpgo plan … --seq … --for {row.name}`", code="unsupported"
+            )
         return cls(target, place, row, plan)
 
     @property

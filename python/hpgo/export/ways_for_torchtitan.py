@@ -51,6 +51,7 @@ def toml(plan: WayPlan, target: Target, place: Place) -> dict[str, str]:
         raise ArgumentError(
             f"{target.label} shares what lies between matrices, too, and the way does not",
             "plan with sequence parallelism, or export for torchtitan@0.3",
+            code="unsupported",
         )
     flavour = _FLAVOURS.get(_shape(job))
     lines = [

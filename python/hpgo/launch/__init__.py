@@ -61,10 +61,12 @@ def text(job: Job, target: TargetName, **options: Any) -> str:
     known = list(inspect.signature(TARGETS[target]).parameters.values())[1:]
     for name in options:
         if name not in {option.name for option in known}:
-            raise ArgumentError(f"`{target}` has no option `{name}`", near(name, [option.name for option in known]))
+            raise ArgumentError(
+                f"`{target}` has no option `{name}`", near(name, [option.name for option in known]), code="unknown_name"
+            )
     for option in known:
         if option.default is option.empty and option.name not in options:
-            raise ArgumentError(f"`{target}` needs `{option.name}`", "give it with that keyword")
+            raise ArgumentError(f"`{target}` needs `{option.name}`", "give it with that keyword", code="missing")
     return TARGETS[target](job, **options)
 
 
@@ -72,5 +74,7 @@ def save(job: Job, target: TargetName, path: str | os.PathLike[str], **options: 
     """Writes what `text` returns. Raises ArgumentError, also if the file can't be written."""
     made = text(job, target, **options)
     if target == "ray" and as_path(path, ArgumentError).name == "ray.py":
-        raise ArgumentError("a script named `ray.py` would be imported instead of Ray", "name it `start.py`, say")
+        raise ArgumentError(
+            "a script named `ray.py` would be imported instead of Ray", "name it `start.py`, say", code="unsupported"
+        )
     write_text(path, made, ArgumentError)

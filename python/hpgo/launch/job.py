@@ -91,6 +91,7 @@ class Job(Record):
             raise ArgumentError(
                 f"the plan does not fit: a device lacks {plan.missing_bytes / 1e9:.3g} GB",
                 "plan with less memory (`--recompute auto`, smaller micro-batches), or on larger devices",
+                code="insufficient_memory",
             )
         words = listed("the script's arguments", arguments, hint="give a list of words")
         command = (python, script, *words)
@@ -151,14 +152,14 @@ class Job(Record):
         names = [node.name for node in self.nodes] if given is None else given
         hosts = tuple(listed("the hosts", names, hint="give a list of names"))
         if given is None and not all(hosts):
-            raise ArgumentError(f"the cluster's {counted(len(hosts), 'machine')} have no names", hint)
+            raise ArgumentError(f"the cluster's {counted(len(hosts), 'machine')} have no names", hint, code="missing")
         if len(hosts) != len(self.nodes):
             raise ArgumentError(f"{counted(len(hosts), 'host')} for {counted(len(self.nodes), 'machine')}", hint)
         for at, host in enumerate(hosts):
             if not isinstance(host, str) or not _HOST.fullmatch(host):
                 raise ArgumentError(f"{shown(host)} is no name of a host", "like `node-3`, `10.0.0.3` or `me@node-3`")
             if host in hosts[:at]:
-                raise ArgumentError(f"host `{host}` is named for two machines", hint)
+                raise ArgumentError(f"host `{host}` is named for two machines", hint, code="duplicate")
         return hosts
 
     def header(self, *more: str) -> list[str]:
@@ -238,7 +239,9 @@ def _cluster_of(plan: Plan, given: Cluster | None) -> Cluster:
         return known_source("cluster", plan.cluster, plan.assumptions.cluster, given)
     hint = "give the cluster that it was made for: `--cluster NAME`, or `cluster=` in Python"
     if given is None:
-        raise ArgumentError("the plan is from a file that does not say which machines its cluster has", hint)
+        raise ArgumentError(
+            "the plan is from a file that does not say which machines its cluster has", hint, code="missing"
+        )
     if given.devices != plan.cluster_devices:
         raise ArgumentError(
             f"cluster `{given.name}` has {given.devices} devices, but the plan is for {plan.cluster_devices}", hint

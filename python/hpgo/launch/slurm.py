@@ -104,7 +104,11 @@ def _devices(node: Node, resource: str, *, typed: bool) -> str:
 def _option(option: str) -> str:
     found = _OPTION.fullmatch(option) if isinstance(option, str) else None
     if found is None:
-        raise ArgumentError(f"{shown(option)} is no option of sbatch", "write `partition=gpu` for `--partition=gpu`")
+        raise ArgumentError(
+            f"{shown(option)} is no option of sbatch",
+            "write `partition=gpu` for `--partition=gpu`",
+            code="unknown_name",
+        )
     if found[1] in _PLACED:
         raise ArgumentError(
             f"`{found[1]}` would start other ranks than the plan has, or elsewhere", "leave it out: the plan says it"

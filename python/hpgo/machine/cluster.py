@@ -229,7 +229,7 @@ class Cluster(Record):
             raise ClusterError(f"a cluster's name is text, not {shown(name)}", near("", PRESETS))
         base, colon, count = name.partition(":")
         if base not in PRESETS:
-            raise ClusterError(f"there is no cluster `{shorten(base)}`", _near(name))
+            raise ClusterError(f"there is no cluster `{shorten(base)}`", _near(name), code="unknown_name")
         preset = PRESETS[base]
         machines = preset.machines
         if colon:
@@ -264,7 +264,9 @@ class Cluster(Record):
             if source.partition(":")[0] in PRESETS:
                 return cls.preset(source)
             if Path(source).suffix not in {".yaml", ".yml", ".json"} and "/" not in source and not _is_file(source):
-                raise ClusterError(f"`{shorten(source)}` is no known cluster and no file", _near(source))
+                raise ClusterError(
+                    f"`{shorten(source)}` is no known cluster and no file", _near(source), code="unknown_name"
+                )
         with hinted("`hpgo clusters show dapple-a` prints such a file"):
             text, name = read_text(source, ClusterError), printable(str(source))
             return _from_document(parse(text, name, ClusterError), name, printable(Path(source).stem))
@@ -416,7 +418,9 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
     whence = f"is it a cluster? Then begin with `hpgo_cluster: {_VERSION}`, as `hpgo clusters show dapple-a` does"
     if "hpgo_cluster" not in (document if isinstance(document, dict) else {}) and (kind := kind_of_document(document)):
         raise ClusterError(
-            f"{file} is {kind}, not a cluster", "name a cluster: `hpgo clusters` lists those that are known"
+            f"{file} is {kind}, not a cluster",
+            "name a cluster: `hpgo clusters` lists those that are known",
+            code="wrong_kind_of_file",
         )
     top = Section(document, file, ClusterError, keys=_KEYS, whence=whence)
     version = top.get("hpgo_cluster")
@@ -434,12 +438,14 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
             section.number("speed", 1.0),
         )
         if types.setdefault(device.name, device) != device and not may_differ:
-            section.fail(f"type `{device.name}` has another memory or speed above", "give it another name")
+            section.fail(
+                f"type `{device.name}` has another memory or speed above", "give it another name", code="mismatch"
+            )
         machine = section.build(Machine, device, section.whole("devices"), section.text("name", ""))
         count = section.whole("count", 1, least=1)
         section.done()
         if count * machine.count > MOST_DEVICES:
-            section.fail(f"{count} × {machine.count} devices are too many", f"at most {MOST_DEVICES}")
+            section.fail(f"{count} × {machine.count} devices are too many", f"at most {MOST_DEVICES}", code="too_large")
         machines += [machine] * count
     intra = _link(top, "intra")
     inter = _link(top, "inter") if len(machines) > 1 or "inter" in top else intra
@@ -469,7 +475,7 @@ def _measure(section: Section, key: str, parser: Callable[[str | float], float],
     try:
         return parser(value)
     except ArgumentError as error:
-        section.fail(f"`{key}`: {error.message}", error.hint)
+        section.fail(f"`{key}`: {error.message}", error.hint, code=error.code, **error.fields)
 
 
 def _written(value: float, form: Callable[[float], str], parser: Callable[[str | float], float]) -> str:
@@ -482,7 +488,7 @@ def _unit(argument: str, value: str | float, parser: Callable[[str | float], flo
     try:
         return parser(value)
     except ArgumentError as error:
-        raise ClusterError(f"{argument}: {error.message}", error.hint) from None
+        raise error.as_kind(ClusterError, f"{argument}: {error.message}") from None
 
 
 def _check_positive(what: str, value: object) -> float:

@@ -126,7 +126,9 @@ class Arithmetic:
         check_fields(self)
         if self.activation not in ACTIVATIONS:
             raise ArgumentError(
-                f"there is no activation function `{shorten(self.activation)}`", near(self.activation, ACTIVATIONS)
+                f"there is no activation function `{shorten(self.activation)}`",
+                near(self.activation, ACTIVATIONS),
+                code="unknown_name",
             )
         for name in (
             "norm_epsilon", "rope_theta", "rope_local_theta", "rotary_fraction", "attention_scale",

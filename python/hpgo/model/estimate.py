@@ -121,7 +121,9 @@ def _network(source: str | os.PathLike[str] | Transformer) -> OnnxFile | Transfo
     if path.suffix in {".json", ".yaml", ".yml"} or is_folder(path):
         return TransformerShape(read_transformer(path), str(path))
     if not may_be_file(path) and (hint := similar(str(path), TRANSFORMERS)):
-        raise ProfileError(f"`{path}` is no known transformer, and an ONNX file ends in .onnx", hint)
+        raise ProfileError(
+            f"`{path}` is no known transformer, and an ONNX file ends in .onnx", hint, code="unknown_name"
+        )
     return OnnxFile(path)
 
 
@@ -174,7 +176,7 @@ def _sizes(given: int | Sequence[int] | None) -> tuple[int, ...]:
     values = [given] if as_whole(given) is not None else listed("batch_sizes", given, hint=hint)
     found = [whole("batch_sizes", value, most=_MOST, hint=hint) for value in values]
     if not found:
-        raise ArgumentError("batch_sizes is empty", hint)
+        raise ArgumentError("batch_sizes is empty", hint, code="damaged_file")
     return tuple(sorted(set(found)))
 
 

@@ -186,7 +186,7 @@ class SharedWeight:
             check_text("a tie's layer", layer, ProfileError)
         if len(set(self.layers)) < max(2, len(self.layers)):
             named = ", ".join(f"`{shorten(layer)}`" for layer in self.layers[:3]) or "no layer"
-            raise ProfileError(f"a tie of {named} joins no two layers", "name two or more, each once")
+            raise ProfileError(f"a tie of {named} joins no two layers", "name two or more, each once", code="duplicate")
         size = self.parameter_bytes
         size = number(f"the parameter_bytes of a tie of `{self.layers[0]}`", size, most=LARGEST, error=ProfileError)
         object.__setattr__(self, "parameter_bytes", size)
@@ -235,7 +235,9 @@ class Profile:
         known: dict[str, None] = {}  # in the profile's order, for messages
         for layer in self.layers:
             if layer.id in known:
-                raise ProfileError(f"two layers have the id `{layer.id}`", "edges name layers by their id")
+                raise ProfileError(
+                    f"two layers have the id `{layer.id}`", "edges name layers by their id", code="duplicate"
+                )
             known[layer.id] = None
             if len(layer.forward_s) != len(self.batch_sizes):
                 raise ProfileError(
@@ -249,7 +251,7 @@ class Profile:
                 if end_id not in known:
                     raise ProfileError(f"edge `{start}` -> `{end}`: there is no layer `{end_id}`", near(end_id, known))
             if (start, end) in seen:
-                raise ProfileError(f"edge `{start}` -> `{end}` is given twice", "keep one of them")
+                raise ProfileError(f"edge `{start}` -> `{end}` is given twice", "keep one of them", code="duplicate")
             seen.add((start, end))
         self._check_ties()
         if cycle := _cycle(known, self.edges):
@@ -286,7 +288,11 @@ class Profile:
         for tie in self.ties:
             for layer_id in tie.layers:
                 if layer_id not in left_bytes:
-                    raise ProfileError(f"a tie names `{layer_id}`: there is no such layer", near(layer_id, left_bytes))
+                    raise ProfileError(
+                        f"a tie names `{layer_id}`: there is no such layer",
+                        near(layer_id, left_bytes),
+                        code="unknown_name",
+                    )
             first = tie.layers[0]
             left_bytes[first] -= tie.parameter_bytes
             if left_bytes[first] < 0:
@@ -315,7 +321,9 @@ class Profile:
             for text in pair:
                 check_text("a version", text, ProfileError)
         if len(dict(self.versions)) < len(self.versions):
-            raise ProfileError(f"profile `{self.name}` has two versions of one name", "give each once")
+            raise ProfileError(
+                f"profile `{self.name}` has two versions of one name", "give each once", code="duplicate"
+            )
 
     @classmethod
     def chain(

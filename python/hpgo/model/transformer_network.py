@@ -46,7 +46,9 @@ class TransformerShape:
         for name in dims:
             if name != "tokens":
                 raise ArgumentError(
-                    f"`{shorten(name)}` is no size of {self.file}", "it has one, `tokens` of a sequence"
+                    f"`{shorten(name)}` is no size of {self.file}",
+                    "it has one, `tokens` of a sequence",
+                    code="unknown_name",
                 )
         if "tokens" not in dims:
             usual = self._transformer.longest or 4096
@@ -61,6 +63,7 @@ class TransformerShape:
             raise ArgumentError(
                 f"{self.file} has layers that predict further tokens, whose operations are not counted here",
                 "leave them out: further_tokens 0, which is num_nextn_predict_layers in a config.json",
+                code="unsupported",
             )
         build = _Builder(batch_size, tokens, width or WIDTHS[DTYPE])
         return Network(tuple(build.whole(self._transformer)), build.tensors, build.roots, DTYPE)

@@ -104,7 +104,9 @@ def settings_of(items: Iterable[tuple[str, str]]) -> Settings:
     for typed, text in items:
         name = RENAMED.get(typed, typed)
         if name not in FIELDS and name not in _READERS:
-            raise ArgumentError(f"unknown field `{shorten(name)}`", near(name, [*FIELDS, *_READERS]))
+            raise ArgumentError(
+                f"unknown field `{shorten(name)}`", near(name, [*FIELDS, *_READERS]), code="unknown_name"
+            )
         asked.setdefault(name, []).append(text.strip())
     asks: dict[str, Any] = {}
     drawn: dict[str, Any] = {}
@@ -287,7 +289,7 @@ class Plans:
             plan = Plan.from_json(text, source=f"`{shorten(title)}`")
             size_of(Settings(), one_step(plan))
         except ArgumentError as error:
-            raise SettingError(error.message, error.hint, "file") from None
+            raise SettingError(error.message, error.hint, "file", code=error.code) from None
         name = hashlib.sha256(body).hexdigest()[:12]
         self.held[name] = plan
         return name

@@ -82,7 +82,9 @@ def compare(chosen: Price, other: Price) -> Comparison:
     for field in ("model", "cluster", "gpus", "seq", "global_batch_size"):
         here, there = getattr(chosen, field), getattr(other, field)
         if here != there:
-            raise ArgumentError(f"{field} is {shown(here)} of one and {shown(there)} of the other", "price both alike")
+            raise ArgumentError(
+                f"{field} is {shown(here)} of one and {shown(there)} of the other", "price both alike", code="mismatch"
+            )
     return Comparison(
         chosen,
         other,
@@ -142,9 +144,9 @@ def read_changes(text: str) -> dict[str, object]:
         if not equals or not value:
             raise ArgumentError(f"`{shorten(word)}` is no NAME=VALUE", "write degrees like `tp=8,pp=2`")
         if name not in NAMES:
-            raise ArgumentError(f"there is no degree `{shorten(name)}`", near(name, NAMES))
+            raise ArgumentError(f"there is no degree `{shorten(name)}`", near(name, NAMES), code="unknown_name")
         if name in found:
-            raise ArgumentError(f"`{name}` is given twice", "keep one of them")
+            raise ArgumentError(f"`{name}` is given twice", "keep one of them", code="duplicate")
         found[name] = (
             int(value) if value.isascii() and value.isdigit() and len(value) <= 9 else _FLAGS.get(value, value)
         )

@@ -301,6 +301,7 @@ def constants_of(cluster: Cluster, platform: Platform | None) -> Constants:
             f"the platform was measured on `{shorten(platform.device)}`, and cluster `{shorten(cluster.name)}` is of"
             f" `{shorten(found)}`",
             "name a platform of that device, or none",
+            code="mismatch",
         )
     return CONSTANTS.slower(*platform.factors)
 

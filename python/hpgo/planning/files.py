@@ -68,7 +68,7 @@ def read(text: str, source: str) -> Plan:
     with hinted("make it again"):
         check_text("the source of a plan", source)
         if not isinstance(text, str) or not text.lstrip().startswith("{"):
-            raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`")
+            raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`", code="wrong_kind_of_file")
         document = parse(text, source, ArgumentError)
         top = Section(document, source, ArgumentError)
         form = top.get("format", None)
@@ -76,6 +76,7 @@ def read(text: str, source: str) -> Plan:
             raise ArgumentError(
                 f"{source} is a way of training a transformer, which has no profile",
                 "launchers run it: `hpgo export` writes what they need",
+                code="wrong_kind_of_file",
             )
         if form != "hpgo.plan":
             kind = kind_of_document(document)
@@ -127,6 +128,7 @@ def known_source(kind: str, name: str, saved: _Source | Digest, given: _Source |
             raise ArgumentError(
                 f"the plan was saved without its {kind} `{name}`",
                 f"give the {kind} that it was made with: `--{kind} FILE`, or `{kind}=` in Python",
+                code="mismatch",
             )
         return saved
     expected = saved if isinstance(saved, Digest) else digest_of(saved)
@@ -136,6 +138,7 @@ def known_source(kind: str, name: str, saved: _Source | Digest, given: _Source |
             f" `{name}` has {expected.sha256[:12]}…",
             f"give the {kind} that it was made with, or price its stages on this one with `hpgo evaluate PROFILE"
             " --stages …`",
+            code="mismatch",
         )
     return given
 
@@ -241,6 +244,6 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
         plan = replace(plan, lower_bound_s=None, searched_cuts_bound_s=plan.lower_bound_s)
     if plan.finished != finished:
         if plan.stopped is not None:
-            section.fail("`finished` and `stopped` contradict each other")
+            section.fail("`finished` and `stopped` contradict each other", code="conflict")
         plan = replace(plan, stopped="deadline")  # Ctrl-C, perhaps: older files don't tell them apart
     return plan

@@ -45,14 +45,14 @@ def check_memory(
     except HpgoError:  # what is wrong with the question is for the search to say
         return
     whose = "under any schedule" if name is None else f"`{name}`"
-    error = InfeasibleError(NO_PLAN_FITS, _MORE_MEMORY)
+    error = InfeasibleError(NO_PLAN_FITS, _MORE_MEMORY, code="insufficient_memory")
     if alone := _without_stages(question):
-        raise InfeasibleError(f"{NO_PLAN_FITS} {whose}: {alone}", _MORE_MEMORY)
+        raise InfeasibleError(f"{NO_PLAN_FITS} {whose}: {alone}", _MORE_MEMORY, code="insufficient_memory")
     if not in_flight_as_1f1b:  # a stage may hold one micro-batch, as in a step of one
         size = question.micro_batch_sizes[0]
         asked = replace(asked, global_batch_size=size, micro_batch_sizes=(size,))
     error = explained(error, asked)
-    raise InfeasibleError(f"{NO_PLAN_FITS} {whose}{error.message.removeprefix(NO_PLAN_FITS)}", error.hint)
+    raise error.reworded(f"{NO_PLAN_FITS} {whose}{error.message.removeprefix(NO_PLAN_FITS)}")
 
 
 def _without_stages(question: Question) -> str:

@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.base.errors import ArgumentError
-from hpgo.base.laws import broken, check, first_broken, is_equal, is_most
+from hpgo.base.laws import broken, check, is_equal, is_most
 from hpgo.base.wording import shorten
 from hpgo.machine.cluster import Cluster
 from hpgo.model.batches import at_batch
@@ -52,8 +52,7 @@ def check_file(plan: Plan, source: str) -> None:
     A file may be edited and priced again, so its numbers need not follow from its profile and cluster.
     """
     for name, one in _plans(plan):
-        if what := first_broken(FILE_LAWS, one):
-            raise ArgumentError(f"{source}: the {name} breaks {what}", "make it again with `hpgo plan`")
+        check(f"{source}: the {name}", FILE_LAWS, one, error=ArgumentError, hint="make it again with `hpgo plan`")
 
 
 def bounded(plan: Plan, name: str, bound_s: float | None) -> float | None:
@@ -383,8 +382,8 @@ def checked_chain(plan: ChainPlan, weights_bytes: Sequence[float]) -> ChainPlan:
 
 def check_chain_file(plan: ChainPlan, source: str) -> None:
     """Raise ArgumentError, which names `source`, if the chain plan of a file breaks a law."""
-    if what := first_broken(CHAIN_LAWS, plan):
-        raise ArgumentError(f"{source}: the chain plan breaks {what}", "make it again: `hpgo partition … --json`")
+    hint = "make it again: `hpgo partition … --json`"
+    check(f"{source}: the chain plan", CHAIN_LAWS, plan, error=ArgumentError, hint=hint)
 
 
 def chain_numbers_are_lengths(plan: ChainPlan) -> str:

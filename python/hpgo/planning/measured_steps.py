@@ -344,10 +344,10 @@ def _of_csv(text: str, file: str) -> list[Section]:
     try:
         rows = list(csv.reader(io.StringIO(text), strict=True))
     except csv.Error as failure:
-        raise ArgumentError(f"{file}: not valid CSV: {failure}", "quotes must match") from None
+        raise ArgumentError(f"{file}: not valid CSV: {failure}", "quotes must match", code="damaged_file") from None
     names = [name.strip() for name in rows[0]]
     if len(set(names)) < len(names):
-        raise ArgumentError(f"{file}: a column is there twice", "keep one of them")
+        raise ArgumentError(f"{file}: a column is there twice", "keep one of them", code="duplicate")
     found = []
     for line, row in enumerate(rows[1:], start=2):
         if not any(cell.strip() for cell in row):
@@ -381,4 +381,4 @@ def _step(row: Section) -> MeasuredStep:
         predicted = price(transformer, cluster, **given)
         return MeasuredStep.of(transformer, cluster, predicted, parse_seconds(seconds))
     except HpgoError as error:
-        row.fail(error.message, error.hint)
+        row.fail(error.message, error.hint, code=error.code, **error.fields)

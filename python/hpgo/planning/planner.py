@@ -134,6 +134,7 @@ def _best(
         raise ArgumentError(
             f"`tie` is not for schedule {question.schedule!r}",
             f"choose one of {', '.join(SCHEDULES)}; `auto` lists the memory of every schedule",
+            code="conflict",
         )
     check_schedule(question.schedule)
     solve = best_of_all if question.schedule == "auto" else best_of_one
@@ -173,7 +174,9 @@ def evaluate(
     rows = rows_of(question.profile, stages)
     check_schedule(question.schedule)
     if question.schedule == "auto":
-        raise ArgumentError("can't price a plan for schedule 'auto'", "it chooses a schedule for `plan`")
+        raise ArgumentError(
+            "can't price a plan for schedule 'auto'", "it chooses a schedule for `plan`", code="unsupported"
+        )
     return checked(evaluated(question, rows))
 
 
@@ -198,7 +201,9 @@ def exhaustive(
     question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if question.schedule not in SCHEDULES:
         raise ArgumentError(
-            f"can't try all plans for schedule {question.schedule!r}", f"choose one of {', '.join(SCHEDULES)}"
+            f"can't try all plans for schedule {question.schedule!r}",
+            f"choose one of {', '.join(SCHEDULES)}",
+            code="unsupported",
         )
     found, plans = question.session.exhaustive(question)
     best = plan_of(question, found)
@@ -229,7 +234,9 @@ def rows_of(
             for layer in listed(f"the layers of stage {at}", layers, most=len(profile.layers)):
                 if not isinstance(layer, str) or layer not in index_of:
                     raise ArgumentError(
-                        f"profile `{profile.name}` has no layer {shown(layer)}", "stages name layer ids"
+                        f"profile `{profile.name}` has no layer {shown(layer)}",
+                        "stages name layer ids",
+                        code="unknown_name",
                     )
                 indices.append(index_of[layer])
         taken += len(indices)

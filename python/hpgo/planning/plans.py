@@ -381,6 +381,7 @@ class Plan(Record):
                 "the plan is from a file of version 1, which does not say what its price assumed: profile, cluster,"
                 " memory model, overlap",
                 "make it again with `hpgo plan`, or price its stages with `hpgo evaluate PROFILE --stages …`",
+                code="missing",
             )
         return self.assumptions
 
@@ -431,7 +432,7 @@ class Plan(Record):
         plans = [known for known, row in listed.items() if row.plan is not None]
         hint = f"choose one of: {', '.join(plans)}" if plans else "it was saved without them, or none was looked for"
         if not isinstance(name, str) or name not in listed:
-            raise ArgumentError(f"the plan has no alternative {shown(name)}", hint)
+            raise ArgumentError(f"the plan has no alternative {shown(name)}", hint, code="unknown_name")
         found = listed[name].plan
         if found is None:
             raise ArgumentError(f"there is no plan of the alternative `{name}`: {listed[name].why}", hint)

@@ -83,7 +83,7 @@ class Platform(Record):
             top = Section(parse(read_text(found, ArgumentError), file, ArgumentError), file, ArgumentError)
             version = top.get(_KEY, None)
             if version is None:
-                top.fail(f"`{_KEY}` is missing, so it is no platform")
+                top.fail(f"`{_KEY}` is missing, so it is no platform", code="wrong_kind_of_file")
             if version != _VERSION:
                 top.fail(f"`{_KEY}` is {shown(version)}", f"this hpgo reads version {_VERSION}")
             return record(cls, top, optional={"mechanisms"})

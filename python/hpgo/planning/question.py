@@ -239,6 +239,7 @@ def _micro_batch_sizes(
                 f"global_batch_size {global_batch_size} in micro-batches of {micro_batch_size} are more than"
                 f" {_MOST_MICRO_BATCHES} of them",
                 "choose a larger micro_batch_size, or leave it out",
+                code="too_large",
             )
         largest = micro_batch_size
         sizes = [micro_batch_size]
@@ -272,6 +273,7 @@ def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> Mem
             f"reserved_bytes is {format_bytes(memory.reserved_bytes)}, but `{largest.name}` has"
             f" {format_bytes(largest.memory_bytes)}",
             "reserve less, or name a cluster whose devices have more memory",
+            code="insufficient_memory",
         )
     return memory
 
@@ -284,4 +286,5 @@ def check_gpus(profile: Profile, cluster: Cluster) -> None:
             f"profile `{profile.name}` was measured on {counted(measured, 'GPU')} a device, but a device of cluster"
             f" `{cluster.name}` is {counted(there, 'GPU')}",
             "give both the same `gpus_per_device`: how many GPUs share each layer",
+            code="mismatch",
         )

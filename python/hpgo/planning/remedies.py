@@ -97,7 +97,7 @@ def of_price(
         found = [_nearest(name, now[name], fits) for name in others if (fits := fitting(name))][:2]
     if not found:
         found = _pairs(blamed, values, now, accepts) or _several(values, now, accepts)
-    return ArgumentError(error.message, ", or ".join(found))
+    return error.as_kind(ArgumentError, hint=", or ".join(found))
 
 
 def of_space(
@@ -132,7 +132,7 @@ def of_space(
         found = [f"leave {in_a_row([name.replace('_', '-') for name in names], 'or')} open"] if names else []
     if not found and (names := _in_the_way(space, has_ways)):
         found = [f"leave {in_a_row([name.replace('_', '-') for name in names])} open"]
-    return ArgumentError(error.message, ", or ".join(found))
+    return error.as_kind(ArgumentError, hint=", or ".join(found))
 
 
 def _in_the_way(space: Space, has_ways: Callable[[Space], bool]) -> list[str]:

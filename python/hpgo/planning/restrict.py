@@ -42,19 +42,25 @@ def restricted(question: Question, launcher: Launcher, *, schedule: str | None) 
     """
     title = launcher.title
     if not launcher.trains:
-        raise ArgumentError(f"{title} trains nothing", f"`hpgo partition --for {launcher.name}` plans inference")
+        raise ArgumentError(
+            f"{title} trains nothing", f"`hpgo partition --for {launcher.name}` plans inference", code="unsupported"
+        )
     if schedule is None:
         schedule = next(iter(launcher.schedules))
     elif schedule != "auto" and schedule not in launcher.schedules:
         plannable = [name for name in launcher.schedules if name in get_args(PlannedSchedule)]
         raise ArgumentError(
-            f"{title} does not run schedule {schedule!r}", f"choose auto or one of {', '.join(plannable)}"
+            f"{title} does not run schedule {schedule!r}",
+            f"choose auto or one of {', '.join(plannable)}",
+            code="unsupported",
         )
     memory = question.memory
     if memory.shard_optimizer not in launcher.shards_optimizer:
         if memory.shard_optimizer:
             raise ArgumentError(
-                f"{title} does not share the optimizer's state between replicas", "leave out `shard_optimizer`"
+                f"{title} does not share the optimizer's state between replicas",
+                "leave out `shard_optimizer`",
+                code="unsupported",
             )
         memory = replace(memory, shard_optimizer=True)
     elif launcher.shares_bf16 and (memory.optimizer or "").startswith("adam-bf16"):
@@ -74,9 +80,10 @@ def restricted(question: Question, launcher: Launcher, *, schedule: str | None) 
         raise ArgumentError(
             f"a device of `{shorten(cluster.name)}` is {cluster.gpus_per_device} GPUs, which {title} can't join",
             "plan with a profile and a cluster of single GPUs",
+            code="unsupported",
         )
     if launcher.recomputes == "no" and False not in question.recompute:
-        raise ArgumentError(f"{title} does not recompute activations", "leave out `recompute`")
+        raise ArgumentError(f"{title} does not recompute activations", "leave out `recompute`", code="unsupported")
     return replace(
         question,
         schedule=schedule,
@@ -143,14 +150,14 @@ def solved(question: Question, launcher: Launcher, solve: Callable[[Question], P
         try:
             plan = solve(replace(question, memory=replace(question.memory, reserved_bytes=reserved_bytes)))
         except InfeasibleError as error:
-            raise InfeasibleError(
+            raise error.reworded(
                 f"{launcher.title} keeps {format_bytes(aside_bytes)} more than the inputs of stages where it"
                 f" recomputes, and with so much set aside {error.message}",
-                error.hint,
             ) from None
     raise InfeasibleError(
         f"no plan was found that has room for what {launcher.title} keeps where it recomputes",
         "set memory aside with `reserve`, use more devices, or leave out `recompute`",
+        code="unsupported",
     )
 
 

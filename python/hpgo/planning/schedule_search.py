@@ -47,9 +47,9 @@ def check_schedule(name: object) -> None:
     known = {family.name: family for family in schedules()}
     if not isinstance(name, str) or name not in known:
         wanted = name if isinstance(name, str) else ""
-        raise ArgumentError(f"there is no schedule {shown(name)}", near(wanted, ["auto", *_ALL]))
+        raise ArgumentError(f"there is no schedule {shown(name)}", near(wanted, ["auto", *_ALL]), code="unknown_name")
     why, hint = _refusal(known[name])
-    raise ArgumentError(f"can't plan for schedule {name!r}: {why}", hint)
+    raise ArgumentError(f"can't plan for schedule {name!r}: {why}", hint, code="unsupported")
 
 
 def _refusal(family: Family) -> tuple[str, str]:
@@ -131,7 +131,11 @@ def _none_found(error: InfeasibleError, whose: str, *, certain: bool = False) ->
     no bound on theirs, so it stays a clause about 1F1B.
     """
     if certain and error.message.startswith(NO_PLAN_FITS):
-        return InfeasibleError(f"{NO_PLAN_FITS} {whose}, which holds no less than 1F1B: {error.message}", error.hint)
+        return InfeasibleError(
+            f"{NO_PLAN_FITS} {whose}, which holds no less than 1F1B: {error.message}",
+            error.hint,
+            code="insufficient_memory",
+        )
     return InfeasibleError(f"no plan was found that fits {whose}; under 1F1B {error.message}", error.hint)
 
 

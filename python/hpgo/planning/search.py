@@ -218,7 +218,8 @@ def explained(error: InfeasibleError, question: Question) -> InfeasibleError:
     can_shrink = any(question.smallest_share <= size < question.micro_batch_sizes[0] for size in sizes)
     smaller = " or a smaller micro-batch" if can_shrink else ""
     hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
-    return InfeasibleError(
+    return error.as_kind(
+        InfeasibleError,
         f"{error.message}: in the closest plan found, stage {index} of {len(closest.stages)}"
         f" ({len(stage.layers)} layers, micro-batch {closest.micro_batch_size}) needs"
         f" {format_bytes(stage.memory.total_bytes)} on each device, but `{device}` has"

@@ -71,12 +71,14 @@ class WayPlan(Record):
                 f"degrees for {counted(way.gpus, 'GPU')} and a price of {price.gpus} don't go with"
                 f" {counted(self.cluster.devices, 'GPU')}",
                 _AGAIN,
+                code="mismatch",
             )
         if price.model != self.transformer.name or price.cluster != self.cluster.name:
             raise ArgumentError(
                 f"a price of `{shorten(price.model)}` on `{shorten(price.cluster)}` doesn't go with"
                 f" `{shorten(self.transformer.name)}` on `{shorten(self.cluster.name)}`",
                 _AGAIN,
+                code="mismatch",
             )
         parts = sorted(part for rank in price.stages for part in rank.layers if part[0] != part[1])
         alike = len(price.stages) == way.pipeline and {len(rank.layers) for rank in price.stages} == {way.chunks}

@@ -196,7 +196,9 @@ def of_ways(name: str) -> tuple[Launcher, Rules]:
     if row.ways is None:
         known = dict.fromkeys(one.name for one in able)
         raise ArgumentError(
-            f"no way of training a transformer is exported for {row.title}", f"known: {', '.join(known)}"
+            f"no way of training a transformer is exported for {row.title}",
+            f"known: {', '.join(known)}",
+            code="unsupported",
         )
     return row, row.ways
 
@@ -222,12 +224,16 @@ def row_of(table: Sequence[_Row], name: str, kind: str) -> _Row:
     '0.16'
     """
     if not isinstance(name, str):
-        raise ArgumentError(f"there is no {kind} {shown(name)}", near("", dict.fromkeys(row.name for row in table)))
+        raise ArgumentError(
+            f"there is no {kind} {shown(name)}", near("", dict.fromkeys(row.name for row in table)), code="unknown_name"
+        )
     base, at, version = name.partition("@")
     rows = [row for row in table if row.name == base]
     if not rows:
         raise ArgumentError(
-            f"there is no {kind} `{shorten(base)}`", near(base, dict.fromkeys(row.name for row in table))
+            f"there is no {kind} `{shorten(base)}`",
+            near(base, dict.fromkeys(row.name for row in table)),
+            code="unknown_name",
         )
     if not at:
         return rows[-1]
@@ -238,6 +244,7 @@ def row_of(table: Sequence[_Row], name: str, kind: str) -> _Row:
     raise ArgumentError(
         f"nobody has tried {rows[-1].title} `{shorten(version)}`",
         f"known: {known}" if known else f"leave the version out: `{base}`",
+        code="unknown_name",
     )
 
 
@@ -258,10 +265,13 @@ def runs_as(launcher: Launcher, schedule: str) -> ScheduleName:
     if schedule == "eager_1f1b" and "1f1b" in launcher.schedules:
         return "1f1b"
     if not launcher.trains:
-        raise ArgumentError(f"{launcher.title} trains nothing", "give it a plan of `hpgo partition`")
+        raise ArgumentError(
+            f"{launcher.title} trains nothing", "give it a plan of `hpgo partition`", code="unsupported"
+        )
     raise ArgumentError(
         f"{launcher.title} does not run `{schedule}`",
         f"plan with `--for {launcher.name}`, or `--schedule {next(iter(launcher.schedules))}`",
+        code="unsupported",
     )
 
 
@@ -292,23 +302,28 @@ def check_optimizer(
     if launcher.optimizers and optimizer not in launcher.optimizers:
         why = "has no SGD" if sgd else "sums gradients in fp32"
         raise ArgumentError(
-            f"{launcher.title} {why}, {priced}", f"plan with `--optimizer {' or '.join(launcher.optimizers)}`"
+            f"{launcher.title} {why}, {priced}",
+            f"plan with `--optimizer {' or '.join(launcher.optimizers)}`",
+            code="unsupported",
         )
     if sgd and shard_optimizer and not launcher.shares_sgd:
         raise ArgumentError(
             f"{launcher.title} shares the state of Adam alone between replicas, {priced}",
             "plan without `--shard-optimizer`, or with `--optimizer adam-bf16-fp32-gradients`",
+            code="unsupported",
         )
     if optimizer == "adam-bf16-fp32-gradients" and splits_backward and not launcher.widens_halves:
         raise ArgumentError(
             f"{launcher.title} sums gradients in the type of the weights where backward passes are split, {priced}",
             "plan with `--optimizer adam-bf16`, or with a schedule that does not split them, `--schedule 1f1b` say",
+            code="unsupported",
         )
     if optimizer == "adam-bf16-fp32-gradients" and not shard_optimizer and launcher.shares_bf16:
         raise ArgumentError(
             f"{launcher.title} sums gradients of 16-bit weights in 32 bits only where replicas share the optimizer's"
             f" state, {priced}",
             "plan with `--shard-optimizer`, or with `--optimizer adam-bf16`",
+            code="unsupported",
         )
 
 
@@ -334,21 +349,27 @@ def check(
         raise ArgumentError(
             f"{title} needs as many replicas of each stage, but the plan has {', '.join(map(str, replicas))}",
             f"{again}; or run it rank by rank with `Plan.for_rank`",
+            code="unsupported",
         )
     if launcher.equal_replicas and micro_batch_size % replicas[0]:
         raise ArgumentError(
             f"{title} needs equal shares, but {replicas[0]} replicas split {micro_batch_size} samples",
             f"{again}, or with `--equal-shares`",
+            code="unsupported",
         )
     if max(replicas) > 1 and shard_optimizer and True not in launcher.shards_optimizer:
         raise ArgumentError(
             f"{title} does not share the optimizer's state between replicas, but the plan does",
             f"{again}, or without `--shard-optimizer`",
+            code="unsupported",
         )
     if recompute and launcher.recomputes == "no":
-        raise ArgumentError(f"{title} does not recompute activations", f"{again}, or without `--recompute`")
+        raise ArgumentError(
+            f"{title} does not recompute activations", f"{again}, or without `--recompute`", code="unsupported"
+        )
     if gpus_per_device > 1 and not launcher.tensor_parallel:
         raise ArgumentError(
             f"a device of the plan is {gpus_per_device} GPUs, which {title} can't join",
             "plan with a profile and a cluster of single GPUs",
+            code="unsupported",
         )

@@ -57,7 +57,9 @@ class Layout(Record):
                 if not last or times == 0:
                     raise ArgumentError(f"layout `{short}` repeats nothing", "write a letter or a bracket before `*`")
                 if len(last) * times > _MOST_LETTERS:
-                    raise ArgumentError(f"layout `{short}` has more than {_MOST_LETTERS} layers", "repeat less")
+                    raise ArgumentError(
+                        f"layout `{short}` has more than {_MOST_LETTERS} layers", "repeat less", code="too_large"
+                    )
                 open_parts[-1] += last * (times - 1)
                 last = ""
             elif piece in _LETTERS or piece == "|":
@@ -69,7 +71,9 @@ class Layout(Record):
                     "use E, t, m and L for layers, `|` between stages, `*n` to repeat",
                 )
             if sum(map(len, open_parts)) > _MOST_LETTERS:
-                raise ArgumentError(f"layout `{short}` has more than {_MOST_LETTERS} layers", "repeat less")
+                raise ArgumentError(
+                    f"layout `{short}` has more than {_MOST_LETTERS} layers", "repeat less", code="too_large"
+                )
         if len(open_parts) > 1:
             raise ArgumentError(f"layout `{short}` leaves a bracket open", "write `(tt|)*3`")
         return cls(tuple(open_parts[0].split("|")))

@@ -211,7 +211,7 @@ class Schedule(Record):
         try:
             return cls.from_text(text, name=path.stem)
         except ScheduleError as error:
-            raise ScheduleError(f"{path}: {error.message}", error.hint) from None
+            raise error.as_kind(ScheduleError, f"{path}: {error.message}") from None
 
     def to_text(self, *, in_steps: bool = False) -> str:
         """One line a rank, entries separated by commas.
@@ -347,7 +347,11 @@ def schedule(
     zb_v: 4 ranks, 8 stages, 8 micro-batches, 192 actions
     """
     if not isinstance(name, str) or not name.isascii():
-        raise ScheduleError(f"there is no schedule {shown(name)}", near("", [family.name for family in schedules()]))
+        raise ScheduleError(
+            f"there is no schedule {shown(name)}",
+            near("", [family.name for family in schedules()]),
+            code="unknown_name",
+        )
     request = _Request(
         ranks=whole("`ranks`", ranks),
         micro_batches=whole("`micro_batches`", micro_batches),

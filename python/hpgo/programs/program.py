@@ -231,7 +231,7 @@ class Program(Record):
             check_text("the source of a program", source)
             top = Section(parse(check_text(source, text), source, ArgumentError), source, ArgumentError)
             if top.get("format", None) != "hpgo.program" or top.get("version", None) != _VERSION:
-                top.fail(f"is not a program of version {_VERSION}")
+                top.fail(f"is not a program of version {_VERSION}", code="wrong_kind_of_file")
             costs = None if top.get("costs") is None else _read_costs(top.within("costs"))
             return top.build(_of_document, record(_Document, top, optional=_SHOWN), costs)
 
@@ -339,7 +339,9 @@ def _check(given: Program) -> None:
         layers = [layer for stage in chain for layer in stage.layers]
         if len(set(layers)) < len(layers):
             twice = next(layer for at, layer in enumerate(layers) if layer in layers[:at])
-            raise ArgumentError(f"layer {shown(twice)} is in two stages", "give each layer to one stage of a chain")
+            raise ArgumentError(
+                f"layer {shown(twice)} is in two stages", "give each layer to one stage of a chain", code="duplicate"
+            )
         if set(layers) != {layer for stage in chains[0] for layer in stage.layers}:
             raise ArgumentError("the chains hold different layers", "each is a copy of the whole model")
         for number, stage in enumerate(chain):
@@ -356,7 +358,7 @@ def _check_stage(number: int, stage: ProgramStage, given: Program) -> None:
     if not stage.layers or not stage.devices:
         raise ArgumentError(f"stage {number} has no {'devices' if stage.layers else 'layers'}", "give it some")
     if len(set(stage.devices)) < len(stage.devices):
-        raise ArgumentError(f"stage {number} names a device twice", "name each once")
+        raise ArgumentError(f"stage {number} names a device twice", "name each once", code="duplicate")
     wrong = next((device for device in stage.devices if not 0 <= device < given.world_size), None)
     if wrong is not None:
         raise ArgumentError(
@@ -379,7 +381,9 @@ def _layers_and_devices(number: int, stage: object) -> tuple[tuple[str, ...], tu
     layers = listed(f"the layers of stage {number}", stage[0])
     for layer in layers:
         if not isinstance(layer, str) or not layer:
-            raise ArgumentError(f"stage {number} names layer {shown(layer)}", "layers are named by their ids")
+            raise ArgumentError(
+                f"stage {number} names layer {shown(layer)}", "layers are named by their ids", code="unknown_name"
+            )
     devices = [device_number(number, device) for device in listed(f"the devices of stage {number}", stage[1])]
     if not layers or not devices:
         raise ArgumentError(f"stage {number} has no {'devices' if layers else 'layers'}", "give it some")

@@ -62,7 +62,9 @@ def check_torch() -> None:
         importlib.import_module("torch")
     except ImportError as error:
         raise HpgoError(
-            f"running and measuring models needs torch, which can't be imported: {error}", _WAY_OUT
+            f"running and measuring models needs torch, which can't be imported: {error}",
+            _WAY_OUT,
+            code="missing_package",
         ) from error
 
 

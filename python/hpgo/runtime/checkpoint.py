@@ -102,7 +102,9 @@ def latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     first, damaged = everyone[0]
     if damaged:
         raise RunError(
-            f"`{damaged[-1]}` is damaged or of another version, and there is no other one", "name another folder"
+            f"`{damaged[-1]}` is damaged or of another version, and there is no other one",
+            "name another folder",
+            code="damaged_file",
         )
     for rank, (steps, _) in enumerate(everyone):
         if steps != first:
@@ -206,7 +208,7 @@ class Holdings:
             def file_of(key: str) -> TensorFile:
                 name = facts["tensors"].get(key)
                 if name is None:
-                    raise RunError(f"`{path}` lacks `{shorten(key)}`", _ANOTHER)
+                    raise RunError(f"`{path}` lacks `{shorten(key)}`", _ANOTHER, code="missing")
                 if name not in files:
                     files[name] = opened.enter_context(TensorFile(path / name))
                 return files[name]
@@ -233,11 +235,13 @@ class Holdings:
     def _check_facts(self, source: Checkpoint) -> None:
         saved, mine, path = source.facts, self.facts(), source.path
         if saved["layers"] != mine["layers"]:
-            raise RunError(f"`{path}` holds the layers of another workload", _ANOTHER)
+            raise RunError(f"`{path}` holds the layers of another workload", _ANOTHER, code="mismatch")
         for what, words in (("seed", "seed"), ("global_batch_size", "global batch"), ("optimizer", "optimizer")):
             if saved[what] != mine[what] and mine[what] is not None:  # who infers has none, idle ranks no optimizer
                 raise RunError(
-                    f"`{path}` was saved with the {words} {saved[what]}, and this run has {mine[what]}", _ANOTHER
+                    f"`{path}` was saved with the {words} {saved[what]}, and this run has {mine[what]}",
+                    _ANOTHER,
+                    code="mismatch",
                 )
 
     def _states(
@@ -281,11 +285,13 @@ def _check_kind(path: Path, key: str, file: TensorFile, tensor: torch.Tensor) ->
         raise RunError(
             f"`{path}` holds `{shorten(key)}` in {file.dtype(key)}, and this run has it in {tensor.dtype}",
             "resume with the `dtype` of the run that saved it",
+            code="mismatch",
         )
     if file.shape(key) != tuple(tensor.shape):
         raise RunError(
             f"`{path}` holds `{shorten(key)}` of shape {file.shape(key)}, and this run has {tuple(tensor.shape)}",
             _ANOTHER,
+            code="mismatch",
         )
 
 
@@ -339,6 +345,7 @@ class Saver:
             raise RunError(
                 f"`{self.folder}` holds step {newest} of another run, and this one has done {steps}",
                 "resume from it, or name an empty folder",
+                code="mismatch",
             )
         return newest
 
@@ -468,7 +475,7 @@ class Saver:
                 raise RunError(f"rank 0 doesn't see `{beside / name}`", "name a folder that all machines share")
             for key in (*keys, *its_values):
                 if key in places or key in values:
-                    raise RunError(f"two tensors are called `{shorten(key)}`", "rename a layer")
+                    raise RunError(f"two tensors are called `{shorten(key)}`", "rename a layer", code="duplicate")
                 if key in its_values:
                     values[key] = its_values[key]
                 else:

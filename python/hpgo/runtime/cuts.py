@@ -119,7 +119,9 @@ def _run(
         for tensor in _several(made):
             if not isinstance(tensor, torch.Tensor):
                 raise ArgumentError(
-                    f"layer `{layer}` returns a {type(tensor).__name__}", "layers return a tensor, or a tuple of them"
+                    f"layer `{layer}` returns a {type(tensor).__name__}",
+                    "layers return a tensor, or a tuple of them",
+                    code="user_code",
                 )
         seen[layer] = _Seen(made, mutates, shapes)
         if like is not None and not _share(chain(*map(_several, arguments)), _several(made)):
@@ -180,6 +182,7 @@ def _call(layer: str, module: nn.Module, arguments: list[Any], rows: int) -> Any
             f"layer `{layer}` can't run on a batch of {rows}: {type(error).__name__}: {told}",
             "each layer takes what the one before returns, the first one the example inputs, keeps a row for each "
             "sample, and branches on no number that it computed",
+            code="user_code",
         ) from error
 
 
@@ -291,6 +294,7 @@ class _Crossing:
                     raise ArgumentError(
                         f"no cut can come behind `{layer}`, since `{value.name}` can't be sent row by row: {reason}",
                         "cut elsewhere, or let the layer return a tensor with one dimension for samples",
+                        code="unsupported",
                     )
             for at in one.mutates:
                 feed = self.network.nodes[layer].feeds[at]

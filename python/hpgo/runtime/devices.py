@@ -23,7 +23,7 @@ def device_named(device: object) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
-        raise RunError(f"{what}: torch knows no {shown(device)}", hint) from None
+        raise RunError(f"{what}: torch knows no {shown(device)}", hint, code="unknown_name") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise RunError(
             f"{what}: torch finds no GPU here", "run on `cpu`, or install torch with CUDA and the GPU's driver"

@@ -110,6 +110,7 @@ def install(
             raise ArgumentError(
                 f"layer `{layer}`: `{place}` is a {type(found).__name__}, whose draws would follow from the plan",
                 "use nn.Dropout, Dropout1d, Dropout2d or Dropout3d, which draw by sample here, or set p=0",
+                code="unsupported",
             )
 
 
@@ -119,6 +120,7 @@ def hidden(place: str, what: str) -> None:
         f"`{place}` drops inside a fused {what}, so its draws would follow from the plan",
         "set its dropout to 0, or write the attention out with an nn.Dropout module on its weights (for Hugging Face "
         "models `attn_implementation='eager'`)",
+        code="unsupported",
     )
 
 
@@ -156,6 +158,7 @@ class _Watch(TorchFunctionMode):
             raise ArgumentError(
                 f"layer `{self._layer}` calls `{func.__name__}`, whose draws would follow from the plan",
                 "make an nn.Dropout in the module's `__init__` and call that: such modules draw by sample here",
+                code="unsupported",
             )
         return func(*args, **kwargs)
 

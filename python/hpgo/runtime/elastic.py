@@ -61,13 +61,16 @@ def _planned(file: str, size: int) -> str:
     plan = read_any(file)
     if not isinstance(plan, Plan):
         raise ArgumentError(
-            f"{file} doesn't say what it was planned from, and elastic runs plan again", "give a plan of `hpgo plan -o`"
+            f"{file} doesn't say what it was planned from, and elastic runs plan again",
+            "give a plan of `hpgo plan -o`",
+            code="missing",
         )
     cluster = plan.assumed.cluster
     if not isinstance(cluster, Cluster):
         raise ArgumentError(
             f"{file} was saved without profile and cluster, and elastic runs plan again",
             "save it without `--no-embed`",
+            code="mismatch",
         )
     _check_machines(cluster, size)
     planned_s = None
@@ -76,7 +79,7 @@ def _planned(file: str, size: int) -> str:
         try:
             plan = plan.replan(size)
         except InfeasibleError as error:
-            raise InfeasibleError(f"for {counted(size, 'rank')}, {error.message}", error.hint) from None
+            raise error.as_kind(InfeasibleError, f"for {counted(size, 'rank')}, {error.message}") from None
         planned_s = time.perf_counter() - begin_s
     return json.dumps([planned_s, replace(plan, alternatives=(), schedules=()).to_json(embed=False)])
 
@@ -93,6 +96,7 @@ def _check_machines(cluster: Cluster, size: int) -> None:
         raise RunError(
             f"{size} ranks were started, and cluster `{cluster.name}` has {counted(cluster.devices, 'device')}",
             "plan for as many as may come: four machines for `--nnodes 3:4`",
+            code="wrong_state",
         )
     count, local = cluster.machines[0].count, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if len(cluster.machines) > 1 and local != count:
@@ -100,4 +104,5 @@ def _check_machines(cluster: Cluster, size: int) -> None:
             f"torchrun has started {counted(local, 'rank')} on this machine, and those of cluster `{cluster.name}` have"
             f" {counted(count, 'device')}",
             f"give torchrun `--nproc-per-node {count}`",
+            code="wrong_state",
         )

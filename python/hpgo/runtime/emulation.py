@@ -236,7 +236,7 @@ def check(program: Program, scale: float) -> Prices:
     columns = columns_of(program.schedule, program.costs)
     longest_s = scale * float(np.nanmax(columns.compute_s))
     if longest_s > _LONGEST_S:
-        raise ArgumentError(f"one pass would last {longest_s:.3g} s here", "lower `scale`")
+        raise ArgumentError(f"one pass would last {longest_s:.3g} s here", "lower `scale`", code="too_large")
     return Prices(program, columns, float(scale))
 
 

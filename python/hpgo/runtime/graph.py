@@ -75,6 +75,7 @@ def _export(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
             f"{shorten(_first_line(error), 200)}",
             "change that line: forward passes branch on no values, and keep a row for each sample; or give the model "
             "as a list of modules or a hpgo.runtime.Network",
+            code="unsupported",
         ) from error
     finally:
         model.train(was_training)
@@ -109,6 +110,7 @@ def _check_example(model: nn.Module, inputs: Sequence[Tensor]) -> None:
             f"{type(model).__name__} can't run on its example inputs of {given}{_blame(error)}: "
             f"{type(error).__name__}: {shorten(_first_line(error), 200)}",
             "give as `example_inputs` the tensors that its `forward` takes, in their order, with a row for each sample",
+            code="user_code",
         ) from error
 
 
@@ -347,7 +349,9 @@ class Graph:
         ]
         if not found or any(node in self.sources for node in found):
             raise ArgumentError(
-                f"{type(self.model).__name__} returns an input or a parameter as it is", "return tensors it computes"
+                f"{type(self.model).__name__} returns an input or a parameter as it is",
+                "return tensors it computes",
+                code="user_code",
             )
         return found
 
@@ -361,6 +365,7 @@ class Graph:
                 f"{called} returns a dict of {in_a_row([f'`{shorten(key)}`' for key in keys[:4]])}, and a loss is given"
                 " a tensor or a tuple of them",
                 f"return a tuple instead, ({read}), and read `outputs[0]` and so on in the loss",
+                code="user_code",
             )
         signature = self.program.graph_signature.output_specs
         user = [node for node, one in zip(output.args[0], signature, strict=True) if one.kind.name == "USER_OUTPUT"]
@@ -691,6 +696,7 @@ def check_draws(node: Any) -> None:
         raise ArgumentError(
             f"`{_id(node)}` draws random numbers by `{name}`{_line(node)}, and they would follow from the plan",
             "draw by nn.Dropout, or give the numbers as an input",
+            code="unsupported",
         )
 
 

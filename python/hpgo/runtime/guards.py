@@ -98,7 +98,7 @@ def named(error: HpgoError) -> HpgoError:
     cause = error.__cause__
     if not _here or error.message.startswith("rank ") or cause is None or isinstance(cause, HpgoError):
         return error
-    return type(error)(error.message, f"{error.hint}; that was in {HERE}" if error.hint else f"that was in {HERE}")
+    return error.reworded(error.message, f"{error.hint}; that was in {HERE}" if error.hint else f"that was in {HERE}")
 
 
 def lost() -> LostRankError | None:

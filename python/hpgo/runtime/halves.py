@@ -38,7 +38,9 @@ class Queue:
         """Within it, backward passes leave gradients of weights for `run(micro_batch)`."""
         if micro_batch in self._left:
             raise ArgumentError(
-                f"gradients of weights of micro-batch {micro_batch} are already waiting", "run them before they are new"
+                f"gradients of weights of micro-batch {micro_batch} are already waiting",
+                "run them before they are new",
+                code="wrong_state",
             )
         self._now, self._left[micro_batch] = micro_batch, []
         try:
@@ -50,7 +52,9 @@ class Queue:
         """Computes what `filling(micro_batch)` left, and adds it to the `grad` of parameters."""
         if micro_batch not in self._left:
             raise ArgumentError(
-                f"no gradients of weights of micro-batch {micro_batch} are waiting", "its half for inputs comes first"
+                f"no gradients of weights of micro-batch {micro_batch} are waiting",
+                "its half for inputs comes first",
+                code="wrong_state",
             )
         for compute in self._left.pop(micro_batch):
             compute()

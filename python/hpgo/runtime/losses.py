@@ -209,6 +209,7 @@ def remarks(
             f"`loss` is given {counted(rows, 'sample')} at once, of a global batch of {batch}, but it is not the mean"
             f" over samples: {one.reason}",
             one.hint,
+            code="mismatch",
         )
     if one.kind == "sum":
         found["sum"] = (

@@ -193,6 +193,7 @@ def _check_size(program: Program, size: int) -> None:
         raise RunError(
             f"the plan is for {program.world_size} ranks, and {size} were started",
             f"start {program.world_size}: one for each device of its cluster, idle ones too",
+            code="wrong_state",
         )
 
 
@@ -214,6 +215,7 @@ def agree(facts: dict[str, str]) -> None:
                 raise RunError(
                     f"rank {rank} has another {what} than rank 0: {theirs.get(what)}, not {value}",
                     "start all ranks with the same plan, options and versions",
+                    code="mismatch",
                 )
 
 

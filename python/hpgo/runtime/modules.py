@@ -100,9 +100,13 @@ class Network:
         if not isinstance(node.id, str) or not node.id or node.id.startswith("input:"):
             raise ArgumentError(f"a layer's id is {shown(node.id)}", "give a name that does not begin with `input:`")
         if node.id in self.nodes:
-            raise ArgumentError(f"two layers have the id `{node.id}`", "feeds name layers by their id")
+            raise ArgumentError(
+                f"two layers have the id `{node.id}`", "feeds name layers by their id", code="duplicate"
+            )
         if not callable(node.make):
-            raise ArgumentError(f"layer `{node.id}` is made by {shown(node.make)}", "give a function or a class")
+            raise ArgumentError(
+                f"layer `{node.id}` is made by {shown(node.make)}", "give a function or a class", code="user_code"
+            )
         check_flag("everywhere", node.everywhere)
         for feed in node.feeds:
             check_is(f"what layer `{node.id}` reads", feed, str, "name layers by their id, and inputs `input:0`")
@@ -127,7 +131,7 @@ class Network:
                 raise ArgumentError(f"what is tied is {shown(holder)}", "give pairs of layer id and parameter's name")
             layer = pair[0]
             if layer not in self.nodes:
-                raise ArgumentError(f"there is no layer `{layer}` to tie", near(layer, self.nodes))
+                raise ArgumentError(f"there is no layer `{layer}` to tie", near(layer, self.nodes), code="unknown_name")
         self.ties.append(tuple(holders))
         return self
 
@@ -206,7 +210,9 @@ def _copied(layer: str, module: nn.Module, known: dict[int, Any] | None = None) 
         return copy.deepcopy(module, known or {})
     except Exception as error:
         raise ArgumentError(
-            f"layer `{layer}` can't be copied: {error}", "give modules that `copy.deepcopy` takes, or a Network"
+            f"layer `{layer}` can't be copied: {error}",
+            "give modules that `copy.deepcopy` takes, or a Network",
+            code="user_code",
         ) from error
 
 

@@ -27,13 +27,16 @@ def made_by(text: str, what: str, *, seed: int, wanted: str, others: str = "") -
     try:
         build = getattr(importlib.import_module(module), function)
     except AttributeError as error:
-        raise ArgumentError(f"the {what} `{shorten(text)}`: {error}", "name a function of that module") from error
+        raise ArgumentError(
+            f"the {what} `{shorten(text)}`: {error}", "name a function of that module", code="user_code"
+        ) from error
     except HpgoError:
         raise
     except Exception as error:
         raise ArgumentError(
             f"the {what} `{shorten(text)}`: `{module}` can't be imported: {type(error).__name__}: {error}",
             f"`module:function` names a module of the folder you are in or of PYTHONPATH{others}",
+            code="user_code",
         ) from error
     torch.manual_seed(seed)
     try:

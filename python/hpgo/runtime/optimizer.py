@@ -31,7 +31,7 @@ def optimizer_of(text: str) -> Callable[[list[torch.nn.Parameter]], torch.optim.
     name, _, rest = text.partition(":")
     known = {one.__name__.lower(): one for one in vars(torch.optim).values() if isinstance(one, type)}
     if name not in _NAMED:
-        raise ArgumentError(f"there is no optimizer `{shorten(name)}`", near(name, _NAMED))
+        raise ArgumentError(f"there is no optimizer `{shorten(name)}`", near(name, _NAMED), code="unknown_name")
     options = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")

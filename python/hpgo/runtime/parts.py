@@ -183,7 +183,9 @@ class Part(nn.Module):
     def _queued(self) -> Queue:
         if self._queue is None:
             raise ArgumentError(
-                "this part makes whole backward passes", "ask `Workload.parts` for one with `split_backward=True`"
+                "this part makes whole backward passes",
+                "ask `Workload.parts` for one with `split_backward=True`",
+                code="wrong_state",
             )
         return self._queue
 
@@ -200,7 +202,9 @@ class Part(nn.Module):
         """The module of one layer. Raises ArgumentError if it has none of this name."""
         check_is("the layer", name, str, "give its id")
         if name not in self._names:
-            raise ArgumentError(f"the part has no layer `{shorten(name)}`", near(name, self._names))
+            raise ArgumentError(
+                f"the part has no layer `{shorten(name)}`", near(name, self._names), code="unknown_name"
+            )
         return self._modules_in_order[self._names.index(name)]
 
 
@@ -224,4 +228,4 @@ def check_stages(stages: Sequence[Sequence[str]], layers: Sequence[str]) -> None
         )
     if len(asked) != len(known):
         twice = next(layer for at, layer in enumerate(asked) if layer in asked[:at])
-        raise ArgumentError(f"the layer `{twice}` is in two stages", "give each layer to one stage")
+        raise ArgumentError(f"the layer `{twice}` is in two stages", "give each layer to one stage", code="duplicate")

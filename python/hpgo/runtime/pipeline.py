@@ -149,7 +149,9 @@ class Pipeline:
         self.program, overlap = program_of(plan)
         (check_inference if inference else check_program)(self.program)
         if quantize is not None and not inference:
-            raise ArgumentError("`quantize` is for inference, and this trains", "leave it out, or set `inference`")
+            raise ArgumentError(
+                "`quantize` is for inference, and this trains", "leave it out, or set `inference`", code="conflict"
+            )
         self.bits = bits_behind(plan, self.program.schedule.chain_length, quantize) if inference else ()
         """In which numbers travel behind each stage but the last, in inference; 0 as they are."""
         self._backend = choice("back-end", backend, get_args(Backend))
@@ -157,6 +159,7 @@ class Pipeline:
             raise ArgumentError(
                 "`optimizer`, `clip_norm` and the back-end `torch` are for training, and `inference` is set",
                 "leave them out",
+                code="conflict",
             )
         pipelines = []
         if self._backend == "torch":
@@ -590,16 +593,22 @@ class Pipeline:
     def _check_way(self, *, infers: bool) -> None:
         """Raises ArgumentError for what this pipeline was not made for."""
         if infers and not self._infers:
-            raise ArgumentError("this Pipeline was made to train", "make it with `inference=True` to infer")
+            raise ArgumentError(
+                "this Pipeline was made to train", "make it with `inference=True` to infer", code="wrong_state"
+            )
         if self._infers and not infers:
-            raise ArgumentError("this Pipeline was made to infer", "make it without `inference` to train")
+            raise ArgumentError(
+                "this Pipeline was made to infer", "make it without `inference` to train", code="wrong_state"
+            )
 
     def _check_whole(self) -> None:
         """Raises what ends a run that was asked to end, or has failed."""
         if self.preempted:
             raise Preempted
         if self._failed:
-            raise RunError("a step of this run has failed, and left it half done", "make the Pipeline anew")
+            raise RunError(
+                "a step of this run has failed, and left it half done", "make the Pipeline anew", code="mismatch"
+            )
 
     def checkpoint(
         self,
@@ -794,7 +803,7 @@ def _named(hint: str) -> Iterator[None]:
     try:
         yield
     except HpgoError as failure:
-        raise type(failure)(f"{HERE}: {failure.message}", failure.hint) from failure
+        raise failure.reworded(f"{HERE}: {failure.message}") from failure
     except Exception as failure:
         said = f"{HERE}: {type(failure).__name__}: {first_line(failure)}"
         if is_of_others(failure):

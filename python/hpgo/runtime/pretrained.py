@@ -82,7 +82,11 @@ def pretrained(path: Path, sizes: str = "", *, on_meta: bool = False) -> Pretrai
         ) from error
     batch, tokens = _sizes(sizes)
     if not isinstance(held, dict) or "model_type" not in held:
-        raise ArgumentError(f"`{file}` is no configuration of a model: it has no `model_type`", "name a config.json")
+        raise ArgumentError(
+            f"`{file}` is no configuration of a model: it has no `model_type`",
+            "name a config.json",
+            code="wrong_kind_of_file",
+        )
     transformers = _transformers()
     try:
         with contextlib.redirect_stderr(io.StringIO()):
@@ -113,6 +117,7 @@ def _sizes(text: str) -> tuple[int, int | None]:
             raise ArgumentError(
                 f"`{shorten(item)}` is no size of a configuration's example",
                 "`batch=4,length=512` are samples, and tokens of each",
+                code="unknown_name",
             )
         found[key] = int(value)
     return found["batch"], found.get("length")
@@ -125,6 +130,7 @@ def _transformers() -> Any:
         raise ArgumentError(
             f"configurations of Hugging Face models need transformers, which can't be imported: {error}",
             "`pip install transformers`; models by name and of your own need none of it",
+            code="missing_package",
         ) from error
     logging.getLogger("transformers").setLevel(logging.ERROR)
     return transformers
@@ -181,6 +187,7 @@ def _named(transformers: Any, config: Any, file: str) -> str:
             f"`architectures` of `{file}` names `{shorten(name)}`, which transformers"
             f" {transformers.__version__} doesn't have",
             f"install a version of transformers that has it, or {_OWN}",
+            code="unsupported",
         )
     model_type = getattr(getattr(found, "config_class", None), "model_type", None)
     if model_type is not None and model_type != config.model_type:

@@ -116,7 +116,9 @@ def measure(
     """
     sizes = tuple(sorted({whole("the batch size", one) for one in listed("batch_sizes", batch_sizes)}))
     if not sizes:
-        raise ArgumentError("there is no batch size to measure at", "give one, such as batch_sizes=[8]")
+        raise ArgumentError(
+            "there is no batch size to measure at", "give one, such as batch_sizes=[8]", code="unknown_name"
+        )
     ranks = whole("ranks", ranks, most=2**10)
     seconds = number("seconds", seconds)
     check_is("by", by, str, f"give one of {', '.join(get_args(Grain))}")
@@ -127,7 +129,7 @@ def measure(
     check_is("inference", inference, bool, "give True or False")
     if ranks > 1 and not isinstance(workload, str):
         raise ArgumentError(
-            "a workload without a name can't be measured by several processes", "name `module:function`"
+            "a workload without a name can't be measured by several processes", "name `module:function`", code="missing"
         )
     where = device_named(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     threads = max(1, (os.cpu_count() or 1) // ranks)
@@ -374,7 +376,9 @@ class _Kept:
                 for rows, found in held["batches"].items()
             }
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise FileError(f"{path} holds no measurements: {error}", "remove it, and measure anew") from error
+            raise FileError(
+                f"{path} holds no measurements: {error}", "remove it, and measure anew", code="damaged_file"
+            ) from error
 
     def of(self, rows: int) -> dict[str, Figures]:
         """By likeness of layers; to be filled."""
@@ -430,7 +434,11 @@ def _companions(count: int, setting: dict[str, Any]) -> Iterator[list[int]]:
             for _ in range(count)
         )
         if not all(one.stdout.readline() for one in running if one.stdout is not None):
-            raise RunError("a process that measures beside this one has ended", "is there memory for so many ranks?")
+            raise RunError(
+                "a process that measures beside this one has ended",
+                "is there memory for so many ranks?",
+                code="wrong_state",
+            )
         yield [one.pid for one in running]
     finally:
         for one in running:

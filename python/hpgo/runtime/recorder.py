@@ -53,7 +53,9 @@ class Recorder:
         if not known or whole("step", step, least=0) not in known:
             has = f"steps {min(known)} to {max(known)} are" if known else "no step is"
             raise ArgumentError(
-                f"step {step} is not recorded: {has}", "ask after a step for it, or for one of the last"
+                f"step {step} is not recorded: {has}",
+                "ask after a step for it, or for one of the last",
+                code="wrong_state",
             )
         ns, peak_bytes, program = known[step]
         everyone: list[Any] = [None] * self._program.world_size
@@ -72,7 +74,7 @@ class Recorder:
         """
         later = sorted((ns[-1] - ns[-3], step) for step, ns, _, _ in list(self._steps)[1:] or self._steps)
         if not later:
-            raise ArgumentError("no step has been done", "ask after one")
+            raise ArgumentError("no step has been done", "ask after one", code="wrong_state")
         chosen = [later[(len(later) - 1) // 2][1]]
         with told(*_NOT_GATHERED), HERE.meets("the choice of a step"):
             dist.broadcast_object_list(chosen, src=0)

@@ -63,6 +63,7 @@ def check_orders(program: Program) -> None:
         raise ArgumentError(
             f"`{orders.name}` is of pace `{orders.pace}`, and runs train with a flush after each step",
             "choose a schedule whose pace is `flush`: `hpgo schedules` says it",
+            code="unsupported",
         )
     if family is not None and not family.trains:
         raise ArgumentError(

@@ -145,7 +145,9 @@ class TensorFile:
             }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self._file.close()
-            raise RunError(f"`{path}` is no file of tensors, or a damaged one", "resume from another one") from None
+            raise RunError(
+                f"`{path}` is no file of tensors, or a damaged one", "resume from another one", code="damaged_file"
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -170,7 +172,7 @@ class TensorFile:
 
     def _of(self, name: str) -> tuple[torch.dtype, tuple[int, ...], int]:
         if name not in self._places:
-            raise RunError(f"`{self._path}` lacks `{shorten(name)}`", "resume from another one")
+            raise RunError(f"`{self._path}` lacks `{shorten(name)}`", "resume from another one", code="missing")
         return self._places[name]
 
     def __enter__(self) -> Self:

@@ -49,7 +49,9 @@ def pipelines(program: Program) -> list[tuple[int, ...]]:
     name, stages = program.schedule.name, program.stages
     if len(program.schedule.micro_batches) > 1:
         raise ArgumentError(
-            f"`{name}` has two copies of the model, and torch's pipelining runs one", f"{_WAY_OUT}, or choose another"
+            f"`{name}` has two copies of the model, and torch's pipelining runs one",
+            f"{_WAY_OUT}, or choose another",
+            code="unsupported",
         )
     for number, stage in enumerate(stages):
         if len(stage.devices) != len(stages[0].devices):
@@ -57,12 +59,14 @@ def pipelines(program: Program) -> list[tuple[int, ...]]:
                 f"stage {number} has {counted(len(stage.devices), 'replica')} and stage 0 has"
                 f" {len(stages[0].devices)}, and torch's pipelining passes on whole tensors from one rank to one",
                 f"{_WAY_OUT}, or plan with as many devices for each stage",
+                code="unsupported",
             )
         if stage.rows != stages[0].rows:
             raise ArgumentError(
                 f"replicas of stage {number} share the rows of a micro-batch otherwise than those of stage 0, and"
                 " torch's pipelining passes on whole tensors from one rank to one",
                 f"{_WAY_OUT}, or give them the same rows",
+                code="unsupported",
             )
     holders: dict[tuple[int, int], int] = {}
     for number, stage in enumerate(stages):

@@ -174,6 +174,7 @@ class Workload:
             raise ArgumentError(
                 f"there is no workload `{shorten(text)}`",
                 f"`module:function` or a config.json names one of yours; {near(name, MODELS)}",
+                code="unknown_name",
             )
         return _called(text, seed)
 
@@ -276,7 +277,9 @@ class Workload:
         weights = self.weight(given[0] if len(given) == 1 else given)
         if not isinstance(weights, torch.Tensor) or weights.shape != (len(given[0]),):
             said = tuple(weights.shape) if isinstance(weights, torch.Tensor) else shown(weights)
-            raise ArgumentError(f"`weight` gave {said} for {len(given[0])} samples", "give one number a sample")
+            raise ArgumentError(
+                f"`weight` gave {said} for {len(given[0])} samples", "give one number a sample", code="user_code"
+            )
         return weights.detach().to(torch.float64)
 
     def reduction(
@@ -324,7 +327,7 @@ class Workload:
         mean = self.loss(made[0] if len(made) == 1 else made, cast[0] if len(cast) == 1 else cast)
         if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
             said = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else shown(mean)
-            raise ArgumentError(f"`loss` gave {said}", "give the mean over the samples, one number")
+            raise ArgumentError(f"`loss` gave {said}", "give the mean over the samples, one number", code="user_code")
         if self._adds_up:
             return mean.reshape(())
         return (mean.reshape(()) if mean.dim() else mean) * total
@@ -372,6 +375,8 @@ def _called(text: str, seed: int) -> Workload:
     others = f"; built in are {', '.join(MODELS)}"
     made = made_by(text, "workload", seed=seed, wanted="a hpgo.runtime.Workload", others=others)
     if not isinstance(made, Workload):
-        raise ArgumentError(f"the workload `{shorten(text)}` returns {shown(made)}", "return a hpgo.runtime.Workload")
+        raise ArgumentError(
+            f"the workload `{shorten(text)}` returns {shown(made)}", "return a hpgo.runtime.Workload", code="user_code"
+        )
     made.name = made.name or text
     return made

@@ -43,7 +43,7 @@ def scene(prices: Sequence[Price]) -> Scene:
     for one in held:
         check_is("a price", one, Price, "give what `hpgo.way_front` gives")
     if not held:
-        raise ArgumentError("no prices to draw", "give one at least")
+        raise ArgumentError("no prices to draw", "give one at least", code="missing")
     held.sort(key=lambda one: one.step_s)
     first = held[0]
     capacity = first.capacity_bytes

@@ -300,4 +300,5 @@ def _frame_of(columns: dict[str, Any]) -> Any:
     raise HpgoError(
         "a frame is one of polars or pandas, and neither is installed",
         "`pip install polars`, or `pip install pandas`; the record's own fields hold the same",
+        code="missing_package",
     )

@@ -85,7 +85,9 @@ def scene(price: Price, cluster: Cluster) -> Scene:
             "give the cluster that it was priced on",
         )
     if price.gpus > _MOST_GPUS:
-        raise ArgumentError(f"{price.gpus} GPUs are more than a picture tells", f"draw {_MOST_GPUS} at most")
+        raise ArgumentError(
+            f"{price.gpus} GPUs are more than a picture tells", f"draw {_MOST_GPUS} at most", code="too_large"
+        )
     counts = [machine.count for machine in cluster.first(price.gpus).machines]
     grid = _Grid.of(counts)
     title = printable(f"{price.model} on {price.cluster}: {counted(price.gpus, 'GPU')}")

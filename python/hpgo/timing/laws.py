@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.base.errors import ArgumentError
-from hpgo.base.laws import broken, check, first_broken, is_equal, is_most
+from hpgo.base.laws import broken, check, is_equal, is_most
 from hpgo.base.wording import shorten
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def checked(schedule: str, measures: Measures, devices: Sequence[int] = (), *, m
 
 def check_file(source: str, measures: Measures, devices: Sequence[int]) -> None:
     """Raise ArgumentError, which names `source`, if the run of a file breaks a law."""
-    if what := first_broken(RUN_LAWS, Run(measures, devices or (1,) * len(measures.busy_s))):
-        raise ArgumentError(f"{source}: the run breaks {what}", "make it again with `hpgo simulate`")
+    run = Run(measures, devices or (1,) * len(measures.busy_s))
+    check(f"{source}: the run", RUN_LAWS, run, error=ArgumentError, hint="make it again with `hpgo simulate`")
 
 
 def makespan_covers_work(makespan_s: float, schedule: Schedule, compute_s: NDArray[np.float64], iterations: int) -> str:

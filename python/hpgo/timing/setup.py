@@ -80,8 +80,8 @@ class Setup:
 class SettingError(ArgumentError):
     """A field of a `Setup` has a value that is none of its own, or that does not go with the others."""
 
-    def __init__(self, message: str, hint: str = "", field: str = "") -> None:
-        super().__init__(message, hint)
+    def __init__(self, message: str, hint: str = "", field: str = "", *, code: str = "", **fields: object) -> None:
+        super().__init__(message, hint, code=code, **fields)
         self.field = field
         """Its name."""
 
@@ -143,7 +143,7 @@ def checked(name: str, value: object, called: str) -> Any:
     try:
         return _checked(FIELDS[name], value, called)
     except ArgumentError as error:
-        raise SettingError(error.message, error.hint, name) from None
+        raise SettingError(error.message, error.hint, name, code=error.code) from None
 
 
 def _checked(kind: str, value: object, called: str) -> Any:
@@ -158,7 +158,7 @@ def _checked(kind: str, value: object, called: str) -> Any:
         try:
             return tuple(parse_bytes(part) for part in given)
         except ArgumentError as error:
-            raise ArgumentError(f"`{called}`: {error.message}", error.hint) from None
+            raise error.as_kind(ArgumentError, f"`{called}`: {error.message}") from None
     numbers: list[float] = []
     for one in given:
         number = _seconds(one, called) if isinstance(one, str) else one

@@ -126,7 +126,9 @@ def simulate(
     actions = len(run.actions) * iterations
     if actions > MOST_ACTIONS:
         raise ArgumentError(
-            f"{actions:,} actions are more than {MOST_ACTIONS:,}", "lower the number of iterations or micro-batches"
+            f"{actions:,} actions are more than {MOST_ACTIONS:,}",
+            "lower the number of iterations or micro-batches",
+            code="too_large",
         )
     check_room(f"a run of {actions:,} actions", actions * RUN_BYTES, "ask for fewer micro-batches or iterations")
     shape = _Shape(run)
@@ -184,10 +186,16 @@ def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple
         make = getattr(type(what), "program", None)
         made = make(what, schedule) if callable(make) else what
         if not isinstance(made, Program):
-            raise ArgumentError(f"can't simulate {shown(what)}", "give a schedule, of `hpgo.schedule` say, or a plan")
+            raise ArgumentError(
+                f"can't simulate {shown(what)}",
+                "give a schedule, of `hpgo.schedule` say, or a plan",
+                code="unsupported",
+            )
         what, schedule = made, None
     if schedule is not None:
-        raise ArgumentError(f"`schedule` is {shown(schedule)} beside a schedule", "it chooses how a plan is run")
+        raise ArgumentError(
+            f"`schedule` is {shown(schedule)} beside a schedule", "it chooses how a plan is run", code="conflict"
+        )
     if isinstance(what, Schedule):
         return what, costs or Costs(), None
     return what.schedule, costs or what.costs or Costs(), what

@@ -106,7 +106,7 @@ def of_text(
 
 
 def _fail(path: object, message: str) -> NoReturn:
-    raise ArgumentError(f"`{path}` {message}", _HINT)
+    raise ArgumentError(f"`{path}` {message}", _HINT, code="damaged_file")
 
 
 # --- npz --------------------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def _column(section: Section, key: str) -> NDArray[Any]:
     try:
         return np.array(values, np.float64)
     except OverflowError:
-        section.fail(f"`{key}` holds a number that is too large")
+        section.fail(f"`{key}` holds a number that is too large", code="too_large")
 
 
 def _checked(section: Section, key: str, column: NDArray[Any], count: int, limit: int | None) -> NDArray[Any]:

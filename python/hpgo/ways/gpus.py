@@ -76,7 +76,9 @@ class Gpus:
         if kept not in rates.flop_per_s:
             known = [name for name in ("bf16", "fp16") if _KEPT[name] in rates.flop_per_s]
             raise ClusterError(
-                f"`{shorten(first.device.name)}` does not compute in {precision}", f"it does in {' and '.join(known)}"
+                f"`{shorten(first.device.name)}` does not compute in {precision}",
+                f"it does in {' and '.join(known)}",
+                code="unsupported",
             )
         wide = rates.flop_per_s[kept] * first.device.speed
         reached = rates.reached.get("bf16", USUAL_REACHED)

@@ -66,7 +66,9 @@ class Space:
         for name, value in fixed.items():
             if not space._is_left_in(name, value):
                 raise ArgumentError(
-                    f"{name} is fixed to {value} and excluded", f"leave {_shown(name)} out of one of them"
+                    f"{name} is fixed to {value} and excluded",
+                    f"leave {_shown(name)} out of one of them",
+                    code="conflict",
                 )
         return space
 
@@ -113,7 +115,7 @@ class Space:
         """Raises ArgumentError if what is fixed leaves nothing, naming what is to blame and the nearest that does."""
         rules, given = self.rules, self.fixed
         if lack := rules.lacking(model):
-            raise ArgumentError(f"{self.title} {lack.why}", lack.hint)
+            raise ArgumentError(f"{self.title} {lack.why}", lack.hint, code="unsupported")
         degree = {name: int(given.get(name, 1)) for name in ("tp", "cp", "ep", "pp", "vpp")}
         passes = given.get("schedule", "1f1b")
         if passes != "1f1b" and "vpp" not in given:
@@ -135,7 +137,9 @@ class Space:
             )
         if why := rules.broken_degrees(rules.as_run(way), tied=model.tied):
             raise ArgumentError(
-                f"{self.title} {why}", "leave that open, or plan for another launcher with `--for`: megatron runs most"
+                f"{self.title} {why}",
+                "leave that open, or plan for another launcher with `--for`: megatron runs most",
+                code="unsupported",
             )
         zero = given.get("zero", 0)
         known = sorted({0, *(rules.zeros_piped if degree["pp"] > 1 else (*rules.zeros, *rules.zeros_piped))})
@@ -145,6 +149,7 @@ class Space:
                 f"{self.title} does not share what replicas hold as zero {zero}{beside}",
                 nearest(int(zero), known),
                 ("zero",),
+                code="unsupported",
             )
         if degree["tp"] not in divisors(gpus.machine):
             raise DegreeError(
@@ -174,6 +179,7 @@ class Space:
                 f"dp {data} does not divide {gpus // each} GPUs{f', which {named} leaves of {gpus}' if named else ''}",
                 nearest(data, divisors(gpus // each)),
                 ("dp", "pp", "cp", "tp"),
+                code="unsupported",
             )
         check_batch(Way(data=data, micro_batch_size=int(self.fixed.get(_SIZE, 1))), global_batch_size)
 
@@ -194,6 +200,7 @@ def _name(name: object) -> str:
         raise ArgumentError(
             f"there is no degree `{said}` to fix or exclude",
             near(_shown(known or str(said)), [_shown(one) for one in NAMES]),
+            code="unknown_name",
         )
     return known
 

@@ -103,6 +103,7 @@ class Way:
             raise ArgumentError(
                 f"offload_layers is {self.offload_layers}, beside a pipeline or layers computed anew",
                 "values wait in the host's memory where there is neither: take one of them back",
+                code="conflict",
             )
         for end in ("first_layers", "last_layers"):
             if getattr(self, end) is not None:
@@ -317,8 +318,8 @@ def ends_of(layers: int, pipeline: int, chunks: int) -> Iterator[tuple[int | Non
 class DegreeError(ArgumentError):
     """A degree that doesn't divide what it parts."""
 
-    def __init__(self, message: str, hint: str = "", degrees: tuple[str, ...] = ()) -> None:
-        super().__init__(message, hint)
+    def __init__(self, message: str, hint: str = "", degrees: tuple[str, ...] = (), **fields: Any) -> None:
+        super().__init__(message, hint, **fields)
         self.degrees = degrees
         """Arguments of `hpgo.price` whose other values may be accepted, those to blame first."""
 
@@ -375,6 +376,7 @@ def check_degrees(model: Transformer, way: Way, *, seq: int) -> None:
             f"{counted(way.recompute_layers, 'layer')} of each stage are to be computed anew, and none has more than"
             f" {max(counts)}",
             "leave recompute_layers out: that is all of them",
+            code="too_large",
         )
     if counts is None:
         if ends != (None, None):

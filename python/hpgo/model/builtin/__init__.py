@@ -83,7 +83,7 @@ def built_in(name: str) -> Profile:
     (2,)
     """
     if name not in MODELS:
-        raise ProfileError(f"there is no built-in model `{shorten(name)}`", near(name, MODELS))
+        raise ProfileError(f"there is no built-in model `{shorten(name)}`", near(name, MODELS), code="unknown_name")
     model = MODELS[name]
     profile: Profile = getattr(importlib.import_module(model.module), model.function)(**model.arguments)
     return profile

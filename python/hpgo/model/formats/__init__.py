@@ -103,10 +103,11 @@ def _parse(text: str, path: Path, said: _Said) -> Profile:
     elif path.suffix.lower() in {".yaml", ".yml"}:
         document = parse_document(text, file, ProfileError)
     if kind := kind_of_document(document):
-        raise ProfileError(f"{path} is {kind}, not a profile of layers")
+        raise ProfileError(f"{path} is {kind}, not a profile of layers", code="wrong_kind_of_file")
     raise ProfileError(
         f"{path} is neither PipeDream text nor a file with `{native.VERSION_KEY}: {native.VERSION}`,"
-        " nor one of another tool that hpgo reads"
+        " nor one of another tool that hpgo reads",
+        code="wrong_kind_of_file",
     )
 
 
@@ -135,6 +136,7 @@ def _galvatron(document: object, path: Path, said: _Said) -> Profile:
         raise ProfileError(
             f"{path} is {galvatron.WHAT}, which does not say how many layers the model has",
             "give them as layer_counts=32, say; 24,24 where there are two types",
+            code="wrong_kind_of_file",
         )
     files = galvatron.both(path)
     times, memory = (
@@ -152,7 +154,7 @@ def _counts(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
     hint = "a whole number of layers, or one for each type: 24,24"
     values = [given] if as_whole(given) is not None else listed("`layer_counts`", given, hint=hint)
     if not values:
-        raise ArgumentError("`layer_counts` is empty", hint)
+        raise ArgumentError("`layer_counts` is empty", hint, code="damaged_file")
     return tuple(whole("`layer_counts`", value, most=_MOST_LAYERS, hint=hint) for value in values)
 
 
@@ -167,7 +169,9 @@ def _named(path: Path, what: str, batch_size: int | None) -> tuple[str, int]:
     size = in_name if batch_size is None else batch_size
     if size is None:
         raise ProfileError(
-            f"{path} is {what}, which does not say how many samples its times are for", _batch_size_hint(path)
+            f"{path} is {what}, which does not say how many samples its times are for",
+            _batch_size_hint(path),
+            code="wrong_kind_of_file",
         )
     return name, size
 
@@ -221,6 +225,7 @@ def _at(profile: Profile, said: _Said) -> Profile:
         raise ArgumentError(
             f"profile `{profile.name}` was measured at batch size {sizes}, not {said.batch_size}",
             "leave the batch size out: it is for files that don't say theirs",
+            code="mismatch",
         )
     if said.gpus_per_device is not None and profile.gpus_per_device != said.gpus_per_device:
         raise ArgumentError(
@@ -233,6 +238,7 @@ def _at(profile: Profile, said: _Said) -> Profile:
             raise ArgumentError(
                 f"the file of profile `{profile.name}` says by itself what `{name}` says",
                 f"leave it out: it is for files of {files}",
+                code="conflict",
             )
     return profile
 
@@ -242,13 +248,14 @@ def _text(path: Path) -> str:
         raise ProfileError(
             f"{path} is a model, which says what layers do, not how long they take",
             f"`hpgo estimate {path} --device a100 -o {stem(path)}.yaml` estimates it",
+            code="wrong_kind_of_file",
         )
     try:
         return read_text(path, ProfileError)
     except ProfileError as error:
         for name, model in MODELS.items():
             if model.file == path.name:
-                raise ProfileError(error.message, f"its figures are built in: give the name `{name}`") from None
+                raise error.reworded(error.message, f"its figures are built in: give the name `{name}`") from None
         raise
 
 
@@ -260,7 +267,7 @@ def _no_such(name: str) -> str:
             f"`{name}` is a transformer that is known by its shape, without times",
             f"make a profile of it: `hpgo estimate {name} --device h100 --dim tokens=4096 -o {name}.yaml`",
         )
-    raise ProfileError(f"`{shorten(name)}` is no built-in model and no file", near(name, MODELS))
+    raise ProfileError(f"`{shorten(name)}` is no built-in model and no file", near(name, MODELS), code="unknown_name")
 
 
 def _batch_size_hint(path: Path) -> str:

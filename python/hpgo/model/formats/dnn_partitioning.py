@@ -55,7 +55,7 @@ def parse(document: object, *, name: str, batch_size: int, file: str = "text") -
         section = Section(entry, f"{file}, nodes entry {at}", ProfileError)
         node = _node(section)
         if node.id in nodes:
-            section.fail(f"a second node has the id `{node.id}`", "edges name nodes by their `id`")
+            section.fail(f"a second node has the id `{node.id}`", "edges name nodes by their `id`", code="duplicate")
         nodes[node.id] = node
     pairs = _edges(top, nodes)
     group_of = _groups(nodes, pairs)
@@ -75,7 +75,11 @@ def parse(document: object, *, name: str, batch_size: int, file: str = "text") -
 def _node(section: Section) -> _Node:
     node_id = str(section.whole("id"))
     if not _flag(section, "supportedOnFpga"):
-        section.fail("this node can't run on an accelerator", "layers of a profile run on every device; leave it out")
+        section.fail(
+            "this node can't run on an accelerator",
+            "layers of a profile run on every device; leave it out",
+            code="user_code",
+        )
     seconds = section.amount("fpgaLatency") / 1e3
     size = section.amount("size") if "size" in section else 0.0
     # Those without a class stay with nobody.

@@ -150,7 +150,9 @@ def _entry(held: Section, key: str, length: str) -> Section:
         if length in found:
             return found.within(length)
     if not there:
-        held.fail(f"`{key}` is missing", "let Galvatron's profiler work it out (`process_profiled_data`)")
+        held.fail(
+            f"`{key}` is missing", "let Galvatron's profiler work it out (`process_profiled_data`)", code="missing"
+        )
     lengths = shorten(", ".join(list(there[0])[:12])) or "none"
     return there[0].fail(f"no sequence of {length}, as in the file of times", f"the lengths here: {lengths}")
 

@@ -68,7 +68,9 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
         several = _layers(section, len(batch_sizes))
         layers += several
         if len(layers) > _MOST_LAYERS:
-            section.fail(f"these are more than {_MOST_LAYERS:,} layers", "take several together as one")
+            section.fail(
+                f"these are more than {_MOST_LAYERS:,} layers", "take several together as one", code="too_large"
+            )
         if "repeat" in section:
             repeated[section.text("id")] = several[0].id, several[-1].id
     ids = [layer.id for layer in layers]
@@ -153,7 +155,7 @@ def _batch_sizes(top: Section) -> tuple[Any, ...]:
     """As `batch_sizes` says it, or `batch_size`, of which a file has one."""
     if "batch_size" in top:
         if "batch_sizes" in top:
-            top.fail("`batch_size` and `batch_sizes` are both given", "leave one of them out")
+            top.fail("`batch_size` and `batch_sizes` are both given", "leave one of them out", code="duplicate")
         return (top.whole("batch_size", least=1),)
     sizes = top.get("batch_sizes")
     return tuple(sizes) if isinstance(sizes, list) else (sizes,)
@@ -222,7 +224,7 @@ def _in_base_units(section: Section, key: str, text: str) -> float:
     try:
         return parse_bytes(text) if key.endswith("_bytes") else parse_seconds(text)
     except ArgumentError as error:
-        section.fail(f"`{key}`: {error.message}", error.hint)
+        section.fail(f"`{key}`: {error.message}", error.hint, code=error.code, **error.fields)
 
 
 def _edges(top: Section, repeated: dict[str, tuple[str, str]], ids: list[str]) -> list[tuple[str, str]]:

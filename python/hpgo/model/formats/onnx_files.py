@@ -98,7 +98,7 @@ class OnnxFile:
         except (OSError, ValueError):
             size = 0  # reading it gives the reason
         if size > MOST_BYTES:
-            raise ProfileError(f"{path} has more than {MOST_BYTES >> 20} MiB", _OUTSIDE)
+            raise ProfileError(f"{path} has more than {MOST_BYTES >> 20} MiB", _OUTSIDE, code="too_large")
         check_room(f"reading {path}", _IN_MEMORY * size, _OUTSIDE)
         data = read_bytes(path, ProfileError, most=MOST_BYTES, hint="name an ONNX file")
         from google.protobuf.message import DecodeError
@@ -115,7 +115,9 @@ class OnnxFile:
 
     def _none(self) -> ProfileError:
         return ProfileError(
-            f"{self.file} is no ONNX file, or only a part of one", "export it again, with `torch.onnx.export` say"
+            f"{self.file} is no ONNX file, or only a part of one",
+            "export it again, with `torch.onnx.export` say",
+            code="damaged_file",
         )
 
     def _inlined(self, model: Any) -> Any:
@@ -130,7 +132,7 @@ class OnnxFile:
     def _check_nodes(self, graph: Any) -> None:
         """Raises ProfileError for a node that nothing is known about, or that reads what no node before it writes."""
         if not all(isinstance(name, str) for name in _names(graph)):
-            raise ProfileError(f"{self.file}: a name in it is not UTF-8", "export the model again")
+            raise ProfileError(f"{self.file}: a name in it is not UTF-8", "export the model again", code="damaged_file")
         if graph.sparse_initializer:
             raise ProfileError(f"{self.file}: weights are sparse", "export dense ones")
         known = {one.name for one in (*graph.initializer, *graph.input)}
@@ -140,6 +142,7 @@ class OnnxFile:
                 raise ProfileError(
                     f"{where}: `{shorten(node.domain)}.{shorten(node.op_type)}` is none of ONNX's own operations",
                     "export the model without it, or measure it: `hpgo profile`",
+                    code="unsupported",
                 )
             for name in node.input:
                 if name and name not in known:
@@ -149,12 +152,14 @@ class OnnxFile:
                     )
             for name in node.output:
                 if name and name in known:
-                    raise ProfileError(f"{where}: `{shorten(name)}` is made twice", "export the model again")
+                    raise ProfileError(
+                        f"{where}: `{shorten(name)}` is made twice", "export the model again", code="duplicate"
+                    )
                 known.add(name)
             try:
                 check_kind(Operation(node.op_type, shorten(node.name), (), (), {}))
             except ProfileError as error:
-                raise ProfileError(f"{self.file}: {error.message}", error.hint) from None
+                raise error.as_kind(ProfileError, f"{self.file}: {error.message}") from None
             # onnx, which finds the shapes, never comes back from such an equation.
             if node.op_type == "Einsum" and any(b"-" in one.s.replace(b"->", b"", 1) for one in node.attribute):
                 raise ProfileError(f"{where}: its equation has a `-` that begins no `->`", "export the model again")
@@ -202,6 +207,7 @@ class OnnxFile:
                 raise ArgumentError(
                     f"{self.file}: no input has an open size called `{shorten(name)}`",
                     near(name, open_names) if open_names else "leave it out: none is open",
+                    code="unknown_name",
                 )
         for one in inputs:
             for at, size in enumerate(one.type.tensor_type.shape.dim):
@@ -372,6 +378,8 @@ def _package() -> Any:
         import onnx
     except ImportError:
         raise ArgumentError(
-            "reading ONNX files needs the package `onnx`, which is not installed", "install it: `pip install onnx`"
+            "reading ONNX files needs the package `onnx`, which is not installed",
+            "install it: `pip install onnx`",
+            code="missing_package",
         ) from None
     return onnx

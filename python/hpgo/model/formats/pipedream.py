@@ -49,10 +49,12 @@ def parse(text: str, *, name: str, batch_size: int, file: str = "text") -> Profi
             else:
                 layer = _layer(line.rstrip())
                 if layer.id in layers:
-                    raise ProfileError(f"a second layer has the id `{layer.id}`", "rename one, and its edges")  # noqa: TRY301
+                    raise ProfileError(  # noqa: TRY301 -- the handler below adds the line's number
+                        f"a second layer has the id `{layer.id}`", "rename one, and its edges", code="duplicate"
+                    )
                 layers[layer.id] = layer
         except ProfileError as error:
-            raise ProfileError(f"{file}, line {number}: {error.message}", error.hint) from None
+            raise error.as_kind(ProfileError, f"{file}, line {number}: {error.message}") from None
     for edge, number in edges.items():
         for end in edge:
             if end not in layers:
@@ -60,7 +62,7 @@ def parse(text: str, *, name: str, batch_size: int, file: str = "text") -> Profi
     try:
         return Profile(name, (batch_size,), tuple(layers.values()), tuple(edges), source=file)
     except ProfileError as error:
-        raise ProfileError(f"{file}: {error.message}", error.hint) from None
+        raise error.as_kind(ProfileError, f"{file}: {error.message}") from None
 
 
 def write(profile: Profile, batch_size: int | None = None) -> str:
@@ -80,6 +82,7 @@ def write(profile: Profile, batch_size: int | None = None) -> str:
         raise ArgumentError(
             f"PipeDream text can't say that a device of profile `{profile.name}` is {profile.gpus_per_device} GPUs",
             "write it as JSON or YAML",
+            code="unsupported",
         )
     if batch_size is None and len(profile.batch_sizes) == 1:
         batch_size = profile.batch_sizes[0]
@@ -131,7 +134,7 @@ def _layer(line: str) -> Layer:
         values[key] = value
     for key in _COSTS:
         if key not in values:
-            raise ProfileError(f"layer `{layer_id}`: `{key}` is missing", _SHAPE)
+            raise ProfileError(f"layer `{layer_id}`: `{key}` is missing", _SHAPE, code="missing")
     sizes = values["activation_size"].strip()
     if sizes.startswith("[") and sizes.endswith("]"):
         sizes = sizes[1:-1]

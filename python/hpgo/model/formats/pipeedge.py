@@ -163,7 +163,11 @@ def read_device_types(
             rows = held.items(model) if model in held and held.get(model) is not None else []
             strange = [str(other) for other in held if other not in others]
             if models is not None and model not in held and (slip := nearest_names(model, strange, least=1.0)):
-                held.fail(f"there is no model `{shorten(slip[0])}` in {models}", f"did you mean `{printable(model)}`?")
+                held.fail(
+                    f"there is no model `{shorten(slip[0])}` in {models}",
+                    f"did you mean `{printable(model)}`?",
+                    code="unknown_name",
+                )
             for index, row in enumerate(rows, 1):
                 entry = Section(
                     row, f"{section.where}: profile {index} of `{shorten(model)}`", ClusterError, keys=_TIMING_KEYS
@@ -193,6 +197,7 @@ def read_devices(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
                 raise ClusterError(
                     f"{where}: host `{shorten(str(host))}` is listed twice, before under `{shorten(home[str(host)])}`",
                     "a host takes one stage: list it once",
+                    code="duplicate",
                 )
             home[str(host)] = name
         hosts[name] = tuple(map(str, value))
@@ -245,7 +250,11 @@ def read_results(path: str | os.PathLike[str]) -> tuple[Model, Timing]:
         row.check_spelling()
         number = row.whole("layer", least=1)
         if number in rows or number > count:
-            row.fail(f"layer {number} of {count}" + (" is there twice" if number in rows else ""), "count from 1")
+            row.fail(
+                f"layer {number} of {count}" + (" is there twice" if number in rows else ""),
+                "count from 1",
+                code="duplicate",
+            )
         rows[number] = row
     if len(rows) < count:
         absent = next(number for number in range(1, count + 1) if number not in rows)
@@ -372,7 +381,7 @@ def bytes_of(dtype: str) -> int:
 def _mapping(path: str | os.PathLike[str], error: type[HpgoError]) -> dict[str, object]:
     document = parse_yaml(read_text(path, error), str(path), error)
     if kind := kind_of_document(document):
-        raise error(f"{path} is {kind}, not a file of PipeEdge's")
+        raise error(f"{path} is {kind}, not a file of PipeEdge's", code="wrong_kind_of_file")
     if not isinstance(document, dict):
         raise error(f"{path}: must be a mapping of names, got {shown(document)}", "")
     return document
@@ -412,7 +421,7 @@ def _unit(section: Section, key: str, parse_unit: Callable[[str | float], float]
     try:
         return parse_unit(value)
     except HpgoError as error:
-        section.fail(f"`{key}`: {error.message}", error.hint)
+        section.fail(f"`{key}`: {error.message}", error.hint, code=error.code, **error.fields)
 
 
 def _end(section: Section, key: str) -> End | None:

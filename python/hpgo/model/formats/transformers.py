@@ -134,7 +134,9 @@ def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
     path = as_path(source, ProfileError)
     if not may_be_file(path):
         raise ProfileError(
-            f"there is no transformer `{shorten(str(path))}`, and no such file", near(str(path), TRANSFORMERS)
+            f"there is no transformer `{shorten(str(path))}`, and no such file",
+            near(str(path), TRANSFORMERS),
+            code="unknown_name",
         )
     return read_transformer(path)
 
@@ -196,7 +198,12 @@ def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transfo
     except HpgoError as error:
         left_out = [f"{key} {defaults[key]}" for key in _SIZES if key in defaults and key not in stated]
         said = f" (by the default of its class: {', '.join(left_out)})" if left_out else ""
-        top.fail(_in_keys(error.message, row["defaults"]) + said, _in_keys(error.hint, row["defaults"]))
+        top.fail(
+            _in_keys(error.message, row["defaults"]) + said,
+            _in_keys(error.hint, row["defaults"]),
+            code=error.code,
+            **error.fields,
+        )
 
 
 def _in_keys(text: str, known: dict[str, Any]) -> str:
@@ -217,6 +224,7 @@ def _check_class(top: Section, given: dict[str, Any], kind: str) -> None:
     top.fail(
         f"`architectures` is {said}, but only causal language models are known by their shape",
         f'write `"architectures": ["{own}"]` into the file to take it for a language model',
+        code="unknown_name",
     )
 
 
@@ -386,7 +394,11 @@ def _rope_scaling(held: Section, longest: int) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind not in _ROPE_KEYS:
-        held.fail(f"RoPE scaling of type `{shorten(kind)}` is not known", near(kind, ["default", *_ROPE_KEYS]))
+        held.fail(
+            f"RoPE scaling of type `{shorten(kind)}` is not known",
+            near(kind, ["default", *_ROPE_KEYS]),
+            code="unknown_name",
+        )
     for key in _ROPE_KEYS[kind]:
         held.get(key)
     values = {key: held.get(key) for key in held if key in RopeScaling.__dataclass_fields__}

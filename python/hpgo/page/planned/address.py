@@ -83,7 +83,7 @@ def asked_of(items: Iterable[tuple[str, str]]) -> Asked:
     read: dict[str, Any] = {}
     for name, text in items:
         if name not in _READERS:
-            raise ArgumentError(f"unknown field `{shorten(name)}`", near(name, _READERS))
+            raise ArgumentError(f"unknown field `{shorten(name)}`", near(name, _READERS), code="unknown_name")
         if len(text) > _MOST_LENGTH:
             raise ArgumentError(f"`{name}` has {len(text):,} letters", f"give at most {_MOST_LENGTH:,}")
         if text.strip():
@@ -147,7 +147,9 @@ def _stages(name: str, text: str) -> Rows:
         named += sum(map(len, row))
         if named > _MOST_NUMBERS:
             raise ArgumentError(
-                f"`{name}` names more than {_MOST_NUMBERS:,} layers and devices", "`hpgo plan` takes more"
+                f"`{name}` names more than {_MOST_NUMBERS:,} layers and devices",
+                "`hpgo plan` takes more",
+                code="too_large",
             )
         rows.append(row)
     return tuple(rows)

@@ -54,7 +54,7 @@ def read(file: File) -> Plan | Profile | Cluster:
         try:
             return read_profile(path) if file.kind == "profile" else Cluster.read(path)
         except HpgoError as error:
-            raise type(error)(error.message.replace(f"{folder}/", ""), error.hint) from None
+            raise error.reworded(error.message.replace(f"{folder}/", "")) from None
 
 
 @lru_cache(maxsize=4)
@@ -97,7 +97,9 @@ def _built_in(name: str) -> Profile:
         from hpgo.base.wording import near
 
         raise ArgumentError(
-            f"there is no built-in model `{shorten(name)}`, nor a profile that was loaded", near(name, MODELS)
+            f"there is no built-in model `{shorten(name)}`, nor a profile that was loaded",
+            near(name, MODELS),
+            code="unknown_name",
         )
     return read_profile(name)
 

@@ -32,7 +32,9 @@ def task_of_files(
 ) -> Task:
     """Layers, hosts and links of the model `name`; raises the error of the file that makes no sense."""
     if not isinstance(units, str) or units not in pipeedge.MEGA:
-        raise ArgumentError(f"there are no units {shown(units)}", f"known: {', '.join(pipeedge.MEGA)}")
+        raise ArgumentError(
+            f"there are no units {shown(units)}", f"known: {', '.join(pipeedge.MEGA)}", code="unknown_name"
+        )
     width, mega = pipeedge.bytes_of(dtype), pipeedge.MEGA[units]
     model, remarks = pipeedge.read_model(models, name)
     types = pipeedge.read_device_types(device_types, model=name, layers=len(model.memory_mb), models=models)

@@ -135,7 +135,9 @@ class ChainPlan(Record):
         if not all(stage.hosts for stage in self.stages) or not self.batch_size or not self.gpus_per_device:
             raise ArgumentError("a stage has no hosts, or there are no samples or GPUs", _AGAIN)
         if len(self.hops) > len(self.stages) + 1:
-            raise ArgumentError(f"{len(self.hops)} hops are too many for {len(self.stages)} stages", _AGAIN)
+            raise ArgumentError(
+                f"{len(self.hops)} hops are too many for {len(self.stages)} stages", _AGAIN, code="too_large"
+            )
         if self.blocks and (len(self.blocks) != len(self.stages) or min(self.blocks) < 1):
             raise ArgumentError("`blocks` must be a number from 1 for each stage", _AGAIN)
 
@@ -204,6 +206,7 @@ class ChainPlan(Record):
                 raise ArgumentError(
                     f"stage {number} runs on {len(stage.hosts)} hosts, which PipeEdge's schedule can't say",
                     "leave `max_replicas` at 1, or take `--json`",
+                    code="unsupported",
                 )
         lines = [f"- {in_yaml(stage.hosts[0])}: {_range(stage)}\n" for stage in self.stages]
         searched = "" if self.cuts == "all" else f"# cuts searched: {self.cuts}\n"
@@ -283,7 +286,7 @@ class ChainPlan(Record):
             document = parse(check_text(source, text), source, ArgumentError)
             top = Section(document, source, ArgumentError)
             if top.get("format", None) != "hpgo.chain" or top.get("version", None) != _VERSION:
-                top.fail(f"is not a plan of `hpgo partition` of version {_VERSION}")
+                top.fail(f"is not a plan of `hpgo partition` of version {_VERSION}", code="wrong_kind_of_file")
             for key in _DERIVED:
                 top.get(key, None)
             rows = top.items("stages")

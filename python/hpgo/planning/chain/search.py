@@ -208,12 +208,12 @@ def _solved(
         found = _core.partition_chain(chain, objective, longest_s, left_s, progress)
     except DeadlineError as error:  # the search had what was left of the time
         passed = error.message.replace("the time was up", f"{deadline_s:g} s passed", 1)
-        raise DeadlineError(passed, error.hint) from None
+        raise error.as_kind(DeadlineError, passed) from None
     except InfeasibleError as error:
         if longest_s is None:
             raise
         asked = f"{samples_per_s:g} samples/s are a batch of {batch_size} every {longest_s:.6g} s"
-        raise InfeasibleError(error.message, f"{error.hint}; {asked}") from None
+        raise error.as_kind(InfeasibleError, hint=f"{error.hint}; {asked}") from None
     if not found["has_all_positions"]:
         cuts = (
             f"the graph has {len(task.before)} cut points; the plan uses the {len(task.row)} of one order of its layers"
@@ -292,5 +292,7 @@ def _widths(full: int, allowed: Sequence[int]) -> list[int]:
     widths = [whole("bits", width) for width in listed("`bits`", allowed)]
     for width in widths:
         if width > full:
-            raise ArgumentError(f"{width} bits are more than the {full} that values have", "fewer bits save transfers")
+            raise ArgumentError(
+                f"{width} bits are more than the {full} that values have", "fewer bits save transfers", code="too_large"
+            )
     return sorted({full, *widths}, reverse=True)

@@ -82,7 +82,9 @@ def built_in(name: str, sizes: str = "") -> Made:
     for item in filter(None, sizes.split(",")):
         key, equals, value = item.partition("=")
         if key not in known:
-            raise ArgumentError(f"the model `{name}` has no size `{shorten(key)}`", near(key, known))
+            raise ArgumentError(
+                f"the model `{name}` has no size `{shorten(key)}`", near(key, known), code="unknown_name"
+            )
         given[key] = _value(name, key, value if equals else "true", known[key])
     return build(**sized | given)
 

@@ -60,8 +60,11 @@ def _text(root: Path, names: tuple[str, ...]) -> tuple[str, str]:
                         if member.rpartition("/")[2] in names and "/tokenized/" not in member:
                             return f"{archive}:{member}", held.read(member).decode("utf-8")
     except (OSError, UnicodeDecodeError, zipfile.BadZipFile) as failure:
-        raise FileError(f"CoLA in `{root}` can't be read: {failure}", "fetch the archive again") from failure
+        raise FileError(
+            f"CoLA in `{root}` can't be read: {failure}", "fetch the archive again", code="damaged_file"
+        ) from failure
     raise FileError(
         f"there is no {' or '.join(names)} of CoLA in `{root}`",
         f"put {' or '.join(_ARCHIVES)} there, or leave out `--dataset-name`",
+        code="unknown_name",
     )

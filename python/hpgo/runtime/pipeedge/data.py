@@ -129,7 +129,7 @@ def read_data(wanted: Wanted, model: Model) -> Data:
         )
     root = wanted.root or Path(wanted.name)
     if not root.is_dir():
-        raise FileError(f"there is no folder `{root}` of {wanted.name}", "`--dataset-root` names it")
+        raise FileError(f"there is no folder `{root}` of {wanted.name}", "`--dataset-root` names it", code="not_found")
     found = _texts(wanted, root) if model.reads_text else _pictures(wanted, root, model)
     if not len(found):
         raise FileError(f"{wanted.name} in `{root}` has no samples of {wanted.split}", "choose another split")
@@ -154,7 +154,9 @@ def _chosen(samples: Iterable[Sample], wanted: Wanted) -> list[Sample]:
     order = list(range(len(found))) if wanted.indices is None else _numbers(wanted.indices)
     if wrong := [at for at in order if not 0 <= at < len(found)]:
         raise ArgumentError(
-            f"`{wanted.indices}` names sample {wrong[0]}, and {wanted.name} has {len(found)}", "count them from 0"
+            f"`{wanted.indices}` names sample {wrong[0]}, and {wanted.name} has {len(found)}",
+            "count them from 0",
+            code="unknown_name",
         )
     if wanted.shuffle:
         drawn = torch.randperm(len(order), generator=torch.Generator().manual_seed(0))
@@ -170,6 +172,7 @@ def _numbers(file: Path) -> list[int]:
         raise FileError(
             f"the numbers of samples in `{file}` can't be read: {type(failure).__name__}: {shorten(str(failure), 200)}",
             "give a file of torch or numpy with whole numbers",
+            code="damaged_file",
         ) from failure
 
 
@@ -181,4 +184,5 @@ def _vocabulary(*folders: Path) -> WordPieces:
     raise FileError(
         f"there is no {_VOCABULARY_FILE} in {' or '.join(f'`{one}`' for one in folders)}",
         "texts need the vocabulary that the model came with: put it beside its weights",
+        code="unknown_name",
     )

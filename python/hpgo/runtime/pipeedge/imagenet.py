@@ -58,13 +58,17 @@ def pictures(root: Path, split: str) -> Iterator[Picture]:
     except FileError:
         raise
     except (OSError, tarfile.TarError, EOFError, UnicodeDecodeError) as failure:
-        raise FileError(f"ImageNet in `{root}` can't be read: {failure}", "fetch the archive again") from failure
+        raise FileError(
+            f"ImageNet in `{root}` can't be read: {failure}", "fetch the archive again", code="damaged_file"
+        ) from failure
 
 
 def _there(root: Path, archive: str) -> Path:
     if not (root / archive).is_file():
         raise FileError(
-            f"there is no {archive} in `{root}`", "`--dataset-root` names the folder of ImageNet's archives"
+            f"there is no {archive} in `{root}`",
+            "`--dataset-root` names the folder of ImageNet's archives",
+            code="unknown_name",
         )
     return root / archive
 
@@ -134,7 +138,9 @@ def pixels(raw: bytes, *, crops: bool) -> torch.Tensor:
         with image_of.open(io.BytesIO(raw)) as opened:
             image = opened.convert("RGB")
     except Exception as failure:  # whatever Pillow's readers raise
-        raise FileError(f"an image can't be read: {shorten(str(failure), 200)}", "fetch the archive again") from failure
+        raise FileError(
+            f"an image can't be read: {shorten(str(failure), 200)}", "fetch the archive again", code="damaged_file"
+        ) from failure
     if crops:
         wide, edge = 256, (256 - _SIDE) // 2
         image = image.resize((wide, wide), image_of.Resampling.BICUBIC)
@@ -152,6 +158,8 @@ def _pillow() -> Any:
         from PIL import Image
     except ImportError as error:
         raise ArgumentError(
-            f"ImageNet's images need Pillow, which can't be imported: {error}", "`pip install pillow`"
+            f"ImageNet's images need Pillow, which can't be imported: {error}",
+            "`pip install pillow`",
+            code="missing_package",
         ) from error
     return Image

@@ -34,7 +34,9 @@ def structures(raw: bytes, name: str, fields: tuple[str, ...]) -> list[dict[str,
             if found is not None:
                 return found
     except (struct.error, zlib.error, UnicodeDecodeError, IndexError, ValueError) as failure:
-        raise FileError(f"the MATLAB file is damaged: {failure}", "fetch the archive again") from failure
+        raise FileError(
+            f"the MATLAB file is damaged: {failure}", "fetch the archive again", code="damaged_file"
+        ) from failure
     raise FileError(f"the MATLAB file has no structures `{name}`", "fetch the archive again")
 
 

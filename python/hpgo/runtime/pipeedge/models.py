@@ -61,5 +61,5 @@ def model_named(name: str) -> Model:
     96
     """
     if name not in MODELS:
-        raise ArgumentError(f"there is no model `{shorten(name)}`", near(name, MODELS))
+        raise ArgumentError(f"there is no model `{shorten(name)}`", near(name, MODELS), code="unknown_name")
     return MODELS[name]

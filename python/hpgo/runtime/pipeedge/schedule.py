@@ -223,7 +223,9 @@ def _check_ranks(found: Decided) -> None:
             raise ArgumentError(f"there is no rank {rank} among {found.world}", "ranks are counted from 0")
     if len(set(found.ranks)) != len(found.ranks):
         raise ArgumentError(
-            f"a rank has two stages: {', '.join(map(str, found.ranks))}", "give each stage a rank of its own"
+            f"a rank has two stages: {', '.join(map(str, found.ranks))}",
+            "give each stage a rank of its own",
+            code="duplicate",
         )
     if found.data_rank in found.ranks[1:]:
         raise ArgumentError(

@@ -174,7 +174,7 @@ class _Published:
         for name in names:
             if name in self._tensors:
                 return name
-        raise ArgumentError(f"`{self._path}` lacks `{names[0]}`", _GIVEN)
+        raise ArgumentError(f"`{self._path}` lacks `{names[0]}`", _GIVEN, code="missing")
 
     def _turned(self, name: str) -> torch.Tensor:
         """A tensor with outputs first, and one row for all heads."""
@@ -200,7 +200,9 @@ def _opened(path: Path) -> Tensors:
     if path.is_dir():
         found = next((files for kind in _FILES if (files := sorted(path.glob(kind)))), [])
         if not found:
-            raise FileError(f"there are no weights in the folder `{path}`", f"it has none of {', '.join(_FILES)}")
+            raise FileError(
+                f"there are no weights in the folder `{path}`", f"it has none of {', '.join(_FILES)}", code="not_found"
+            )
         if found[0].suffix == ".npz" and len(found) > 1:
             raise FileError(f"the folder `{path}` has {len(found)} files of weights", "name one of them")
         return {name: read for file in found for name, read in _file(file).items()}
@@ -221,7 +223,9 @@ def _file(path: Path) -> Tensors:
         raise
     except Exception as failure:  # of files that are none of theirs, numpy and torch raise whatever they like
         raise FileError(
-            f"the weights in `{path}` can't be read: {type(failure).__name__}: {shorten(str(failure), 200)}", _GIVEN
+            f"the weights in `{path}` can't be read: {type(failure).__name__}: {shorten(str(failure), 200)}",
+            _GIVEN,
+            code="damaged_file",
         ) from failure
 
 

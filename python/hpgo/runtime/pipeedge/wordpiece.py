@@ -34,7 +34,9 @@ class WordPieces:
         self._numbers = {piece: number for number, piece in enumerate(pieces)}
         for piece in (_UNKNOWN, _BEGIN, _END):
             if piece not in self._numbers:
-                raise ArgumentError(f"the vocabulary lacks `{piece}`", "give the `vocab.txt` that BERT came with")
+                raise ArgumentError(
+                    f"the vocabulary lacks `{piece}`", "give the `vocab.txt` that BERT came with", code="missing"
+                )
 
     def tokens(self, text: str, *, most: int) -> list[int]:
         """Numbers of the pieces of a text, at most so many, with those that stand at its begin and its end."""
