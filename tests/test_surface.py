@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import pickle
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
 import hpgo
+from hpgo.base.errors import CODES, HpgoError
 from hpgo.draw.options import Chosen, Options
 from hpgo.export.targets import TargetName
 from hpgo.machine.rates import RATES, WIDTHS, ComputeType, DeviceName
@@ -28,9 +32,10 @@ from hpgo.programs.names import (
 from hpgo.programs.optimizers import OPTIMIZERS, OptimizerName
 from hpgo.timing.simulation import COMMUNICATION
 
+ROOT = Path(__file__).parent.parent
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ROOMS = (hpgo.draw, hpgo.export, hpgo.launch)
 
@@ -108,3 +113,25 @@ def test_files_that_cannot_be_read_or_written_raise_file_errors(
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), copy.message, copy.hint) == (type(error), error.message, error.hint)
     assert str(copy) == copy.strerror == error.message
+
+
+def test_error_codes_are_known_and_documented() -> None:
+    used = set()
+    for file in (ROOT / "python/hpgo").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant):
+                used.add(node.value.value)
+    kinds = {kind.code for kind in [HpgoError, *HpgoError.__subclasses__()]}
+    assert (used | kinds) - {""} == set(CODES)
+    table = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs/shell.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert dict(table) == CODES
+
+
+def test_a_reworded_error_keeps_its_code_and_fields() -> None:
+    error = hpgo.ArgumentError("devices is 0", "give a whole number", code="too_large", name="devices")
+    again = error.as_kind(hpgo.ClusterError, "lab.yaml: devices is 0")
+    assert (again.code, again.fields, again.hint) == ("too_large", {"name": "devices"}, "give a whole number")
+    plain = hpgo.ArgumentError("devices is 0").as_kind(hpgo.ClusterError)
+    assert plain.code == "invalid_cluster"  # a class's default is not carried to another class
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.code, copy.fields, copy.message) == (error.code, error.fields, error.message)
