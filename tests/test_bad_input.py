@@ -130,7 +130,7 @@ def test_every_error_about_the_files_of_hosts_has_a_hint(tmp_path, text):
 
 
 def test_a_missing_file_of_a_built_in_model_says_so():
-    with refused(hpgo.ProfileError, "invalid_profile", "elsewhere/xlnet-36-pbs-1.txt") as caught:
+    with refused(hpgo.ProfileError, "not_found", "elsewhere/xlnet-36-pbs-1.txt") as caught:
         hpgo.read_profile("elsewhere/xlnet-36-pbs-1.txt")
     assert "`xlnet-36`" in caught.value.hint
 

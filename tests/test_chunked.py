@@ -474,12 +474,12 @@ def test_a_branching_model_is_cut_along_one_order_and_the_report_says_so() -> No
 def test_exports_carry_them_or_refuse_by_name(uneven: hpgo.Plan) -> None:
     orders = hpgo.export.files(uneven, "torch")["order.csv"]
     assert hpgo.Schedule.from_text(orders) == uneven.orders()
-    with refused(hpgo.ArgumentError, "unknown_name", "interleaved", "DeepSpeed"):
+    with refused(hpgo.ArgumentError, "unsupported", "interleaved", "DeepSpeed"):
         hpgo.export.files(uneven, "deepspeed")
     profile, machines = hpgo.read_profile("bert-48"), cluster(4, each=2)
     v_shaped = hpgo.plan(profile, machines, global_batch_size=64, schedule="zb_v", launcher="torchtitan")
     assert hpgo.export.files(v_shaped, "torchtitan")
-    with refused(hpgo.ArgumentError, "unknown_name", "zb_v", "Megatron-LM"):
+    with refused(hpgo.ArgumentError, "unsupported", "zb_v", "Megatron-LM"):
         hpgo.export.megatron(v_shaped)
     blocks = hpgo.plan(profile, machines, global_batch_size=64, schedule="interleaved", launcher="megatron")
     layout = hpgo.export.megatron(blocks).splitlines()[-1].split("'")[1]

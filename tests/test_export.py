@@ -269,7 +269,7 @@ def test_programs_with_several_stages_a_rank_are_virtual_stages() -> None:
     stages = [(names[:2], (0, 1)), (names[2:4], (2, 3)), (names[4:6], (2, 3)), (names[6:], (0, 1))]
     program = hpgo.program(v_shape, stages, micro_batch_size=4, global_batch_size=16)
     assert 'pipeline_parallel_schedule = "ZBVZeroBubble"' in export.torchtitan(program, "0.2")
-    with refused(hpgo.ArgumentError, "unknown_name", "zb_v"):
+    with refused(hpgo.ArgumentError, "unsupported", "zb_v"):
         export.megatron(program)
 
 
@@ -529,7 +529,7 @@ def test_a_schedule_that_a_launcher_lacks_is_refused() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     plan = hpgo.plan(profile, cluster, global_batch_size=64, schedule="gpipe", max_stages=2)
     for target in ("deepspeed", *FAMILY):
-        with refused(hpgo.ArgumentError, "unknown_name", "gpipe"):
+        with refused(hpgo.ArgumentError, "unsupported", "gpipe"):
             export.files(plan, target)
 
 
@@ -860,7 +860,7 @@ def test_deepspeed_is_told_to_share_with_nobody_where_its_optimizer_asks_for_tha
 def test_pytorch_widens_no_gradients_of_split_backward_passes() -> None:
     weights = hpgo.MemoryModel.preset("adam-bf16-fp32-gradients")
     split = priced([2, 2], micro_batches=4, schedule="zb_h1", weights=weights)
-    with refused(hpgo.ArgumentError, "unknown_name"):
+    with refused(hpgo.ArgumentError, "unsupported"):
         export.files(split, "torch")
     assert export.files(priced([2, 2], micro_batches=4, schedule="zb_h1"), "torch")
 
@@ -928,7 +928,7 @@ def test_pytorch_refuses_weights_and_optimizers_that_were_not_priced(tmp_path: P
 
 def test_sgd_whose_state_replicas_share_is_refused_by_megatron() -> None:
     plan = priced([2, 2], replicas=2, weights=hpgo.MemoryModel.preset("sgd-momentum", shard_optimizer=True))
-    with refused(hpgo.ArgumentError, "unknown_name", "Adam"):
+    with refused(hpgo.ArgumentError, "unsupported", "Adam"):
         export.files(plan, "megatron")
 
 

@@ -187,5 +187,5 @@ def test_exporters_write_for_the_versions_that_are_planned_for() -> None:
 
 
 def test_launchers_that_serve_train_nothing() -> None:
-    with refused(hpgo.ArgumentError, "unknown_name"):
+    with refused(hpgo.ArgumentError, "unsupported"):
         runs_as(launcher("vllm"), "1f1b")
