@@ -428,3 +428,51 @@ def test_batch_sizes_that_contradict_each_other_are_told(tmp_path, line, said, h
 def test_a_layer_is_repeated_a_whole_number_of_times(tmp_path, repeat):
     with refused(hpgo.ProfileError, "invalid_profile", "repeat", "1"):
         native_file(tmp_path, TINY.replace("{id: linear", f"{{id: linear, repeat: {repeat}"))
+
+
+TABLE = """\
+id,forward_s,backward_s,activation_bytes,parameter_bytes
+1,0.8 ms,1.1e-3,16.8 MB,131 MB
+head,0.0017,.0032,128,131e6
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TABLE,
+        TABLE.replace(",", ";"),
+        TABLE.replace(",", "\t"),
+        "\ufeff" + TABLE.replace("\n", "\r\n") + ",,,,\r\n",
+        TABLE.replace("id,", '"id", ').replace("head", '"head"'),
+    ],
+)
+def test_a_table_of_layers_is_a_chain_with_the_units_of_its_cells(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine-pbs-8.csv"
+    file.write_bytes(text.encode())
+    profile = hpgo.read_profile(file)
+    assert (profile.name, profile.batch_sizes, profile.edges) == ("mine", (8,), (("1", "head"),))
+    assert profile.layers[0].forward_s == (0.0008,)
+    assert profile.layers[0].activation_bytes == (16.8e6,)
+    assert profile.layers[1].backward_s == (0.0032,)
+    assert profile.layers[1].parameter_bytes == 131e6
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "values"),
+    [
+        ("0.8 ms", "0.8 pints", "invalid_profile", ("layers entry 1", "forward_s", "0.8 pints")),
+        ("0.8 ms", "-1", "invalid_profile", ("`1`", "forward_s")),
+        ("0.8 ms,", "", "invalid_profile", ("line 2", 4, 5)),
+        ("0.8 ms", "", "missing", ("forward_s",)),
+        ("backward_s", "backwards_s", "unknown_name", ("backwards_s",)),
+        ("head", "1", "duplicate", ("`1`",)),
+    ],
+)
+def test_a_table_with_a_mistake_names_its_place(
+    old: str, new: str, code: str, values: tuple[object, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine-pbs-8.csv"
+    file.write_text(TABLE.replace(old, new), encoding="utf-8")
+    with refused(hpgo.ProfileError, code, file.name, *values):
+        hpgo.read_profile(file)

@@ -274,11 +274,17 @@ class Section:
         try:
             return record(*args, **kwargs)
         except HpgoError as error:
-            raise error.as_kind(self._error, f"{self.where}: {error.message}") from None
+            self.reraise(error)
 
     def wrong(self, key: str, wanted: str, value: object) -> NoReturn:
         """Raises: the value of `key` is of the wrong kind."""
         self.fail(f"`{key}` must be {wanted}, got {shown(value)}", name=key)
+
+    def reraise(self, error: HpgoError, message: str | None = None, hint: str | None = None) -> NoReturn:
+        """Raise `error` as the document's, with the name of this section before its message or `message`."""
+        raise error.as_kind(
+            self._error, f"{self.where}: {error.message if message is None else message}", hint
+        ) from None
 
     def fail(self, message: str, hint: str = "", *, code: str = "", **fields: object) -> NoReturn:
         """Raise the document's error, with the name of this section before the message."""

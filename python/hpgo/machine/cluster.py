@@ -475,7 +475,7 @@ def _measure(section: Section, key: str, parser: Callable[[str | float], float],
     try:
         return parser(value)
     except ArgumentError as error:
-        section.fail(f"`{key}`: {error.message}", error.hint, code=error.code, **error.fields)
+        section.reraise(error, f"`{key}`: {error.message}")
 
 
 def _written(value: float, form: Callable[[float], str], parser: Callable[[str | float], float]) -> str:

@@ -381,4 +381,4 @@ def _step(row: Section) -> MeasuredStep:
         predicted = price(transformer, cluster, **given)
         return MeasuredStep.of(transformer, cluster, predicted, parse_seconds(seconds))
     except HpgoError as error:
-        row.fail(error.message, error.hint, code=error.code, **error.fields)
+        row.reraise(error)

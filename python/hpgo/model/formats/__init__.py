@@ -71,13 +71,16 @@ def read_profile(
 
 
 def _parse(text: str, path: Path, said: _Said) -> Profile:
-    from hpgo.model.formats import dnn_partitioning, galvatron, kineto, metis, native, pipedream, piper
+    from hpgo.model.formats import dnn_partitioning, galvatron, kineto, metis, native, pipedream, piper, table
 
     file = str(path)
     document: object = None
     if pipedream.looks_like(text):
         name, size = _named(path, "PipeDream text", said.batch_size)
         return _at(pipedream.parse(text, name=name, batch_size=size, file=file), replace(said, batch_size=size))
+    if table.looks_like(text):
+        name, size = _named(path, table.WHAT, said.batch_size)
+        return _at(table.parse(text, name=name, batch_size=size, file=file), replace(said, batch_size=size))
     if text.lstrip().startswith("{"):
         document = parse_document(text, file, ProfileError)
         if piper.looks_like(document):

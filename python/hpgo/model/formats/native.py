@@ -224,7 +224,7 @@ def _in_base_units(section: Section, key: str, text: str) -> float:
     try:
         return parse_bytes(text) if key.endswith("_bytes") else parse_seconds(text)
     except ArgumentError as error:
-        section.fail(f"`{key}`: {error.message}", error.hint, code=error.code, **error.fields)
+        section.reraise(error, f"`{key}`: {error.message}")
 
 
 def _edges(top: Section, repeated: dict[str, tuple[str, str]], ids: list[str]) -> list[tuple[str, str]]:

@@ -421,7 +421,7 @@ def _unit(section: Section, key: str, parse_unit: Callable[[str | float], float]
     try:
         return parse_unit(value)
     except HpgoError as error:
-        section.fail(f"`{key}`: {error.message}", error.hint, code=error.code, **error.fields)
+        section.reraise(error, f"`{key}`: {error.message}")
 
 
 def _end(section: Section, key: str) -> End | None:

@@ -198,12 +198,7 @@ def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transfo
     except HpgoError as error:
         left_out = [f"{key} {defaults[key]}" for key in _SIZES if key in defaults and key not in stated]
         said = f" (by the default of its class: {', '.join(left_out)})" if left_out else ""
-        top.fail(
-            _in_keys(error.message, row["defaults"]) + said,
-            _in_keys(error.hint, row["defaults"]),
-            code=error.code,
-            **error.fields,
-        )
+        top.reraise(error, _in_keys(error.message, row["defaults"]) + said, _in_keys(error.hint, row["defaults"]))
 
 
 def _in_keys(text: str, known: dict[str, Any]) -> str:
