@@ -33,7 +33,7 @@ from hpgo.planning.calibration import PARTS
 from hpgo.reproduce.document import fill
 from hpgo.runtime import Pipeline, Workload
 from hpgo.runtime.layer_times import Bench
-from hpgo.runtime.optimizer import optimizer_of
+from hpgo.runtime.train.optimizer import optimizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

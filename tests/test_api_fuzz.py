@@ -652,7 +652,7 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
     )
 
     def infer(**given: Any) -> None:
-        with runtime.Pipeline(forward, workload, inference=True) as fresh:
+        with runtime.InferencePipeline(forward, workload) as fresh:
             list(fresh.infer(**given))
 
     pipeline_options = {

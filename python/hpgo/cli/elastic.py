@@ -14,7 +14,7 @@ from hpgo.base.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpgo.runtime.elastic import Settled
+    from hpgo.runtime.train.elastic import Settled
 
 _LINGER_S = 5.0
 _LOOK_S = 0.1

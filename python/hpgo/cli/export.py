@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpgo.cli.command import Command
+from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.values import FILE, PLAN, Known
 from hpgo.export.targets import NAMES, TARGETS, find
 
@@ -16,19 +16,25 @@ if TYPE_CHECKING:
 _TRIED = ", ".join(f"{target.name}@{target.version}" if target.version else target.name for target in TARGETS)
 
 
-@click.command(cls=Command, epilog=f"Tried with: {_TRIED}.")
-@click.argument("plan", type=PLAN, metavar="PLAN.json")
-@click.option(
-    "--to",
-    "target",
-    type=Known("launcher", lambda: NAMES),
-    metavar="NAME[@VERSION]",
-    required=True,
-    callback=lambda _context, _option, name: _known(name),
-    help=f"Who shall run it: {', '.join(NAMES)}.",
-)
-@click.option("-o", "--output", type=FILE, metavar="FILE|FOLDER/", help="Write it there instead of printing it.")
-def command(plan: str, target: TargetName, output: str | None) -> None:
+class ExportOptions(Options):
+    """What the command is asked."""
+
+    plan: str = argument(type=PLAN, metavar="PLAN.json")
+    target: TargetName = option(
+        "--to",
+        type=Known("launcher", lambda: NAMES),
+        metavar="NAME[@VERSION]",
+        required=True,
+        callback=lambda _context, _option, name: _known(name),
+        help=f"Who shall run it: {', '.join(NAMES)}.",
+    )
+    output: str | None = option(
+        "-o", "--output", type=FILE, metavar="FILE|FOLDER/", help="Write it there instead of printing it."
+    )
+
+
+@takes(ExportOptions, epilog=f"Tried with: {_TRIED}.")
+def command(options: ExportOptions) -> None:
     """Write PLAN.json, from `hpgo plan -o`, as configuration of a launcher.
 
     Ways of training a transformer, from `hpgo plan MODEL --seq … -o`, go to megatron, torchtitan and deepspeed.
@@ -51,13 +57,13 @@ def command(plan: str, target: TargetName, output: str | None) -> None:
     from hpgo import export
     from hpgo.planning.reading import read_with_ways
 
-    read = read_with_ways(plan)
-    if output is not None:
-        main, *others = export.save(read, target, output)
+    read = read_with_ways(options.plan)
+    if options.output is not None:
+        main, *others = export.save(read, options.target, options.output)
         if others:
             click.echo(f"wrote {main}, and beside it {', '.join(other.name for other in others)}", err=True)
         return
-    (_, text), *rest = export.files(read, target).items()
+    (_, text), *rest = export.files(read, options.target).items()
     click.echo(text, nl=False)
     if rest:
         names = ", ".join(name for name, _ in rest)

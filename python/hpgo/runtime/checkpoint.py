@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpgo.programs.program import Program
-    from hpgo.runtime.gradients import Weight
-    from hpgo.runtime.optimizer import Stepper
     from hpgo.runtime.parts import Part
+    from hpgo.runtime.train.gradients import Weight
+    from hpgo.runtime.train.optimizer import ShardedOptimizer
     from hpgo.runtime.workload import Workload
 
 _INDEX = "checkpoint.json"
@@ -137,7 +137,7 @@ class Holdings:
         *,
         parts: Mapping[int, Part],
         weights: list[Weight],
-        stepper: Stepper | None,
+        stepper: ShardedOptimizer | None,
         seed: int | None,
     ) -> None:
         """Without a `seed`, only what layers hold is taken over, whatever run has saved it."""
