@@ -135,7 +135,7 @@ def test_a_number_of_gpus_that_nothing_divides_is_refused() -> None:
         hpgo.choose_way("llama-3-8b", hpgo.Cluster.preset("h100:8"), global_batch_size=8, seq=8192, devices=37)
 
 
-PLAN = ["plan", "llama-3-8b", "--cluster", "h100:1", "--global-batch-size", "16", "--seq", "8192"]
+PLAN = ["llm", "plan", "llama-3-8b", "--cluster", "h100:1", "--global-batch-size", "16", "--seq-length", "8192"]
 
 
 def test_the_command_lists_the_quickest_ways() -> None:

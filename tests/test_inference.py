@@ -32,7 +32,7 @@ import warm_runs  # noqa: E402 -- what needs torch, where there is one
 
 from hpgo.runtime import InferencePipeline, Pipeline, Workload  # noqa: E402
 from hpgo.runtime.quantised import BITS, ENDS_BYTES, pack, packed_bytes, unpack  # noqa: E402
-from hpgo.runtime.runnable import bits_behind  # noqa: E402
+from hpgo.runtime.runnable import Runnable, bits_behind  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -338,10 +338,10 @@ def test_bits_are_those_asked_for_or_those_of_the_plan() -> None:
     slow = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
     plan = hpgo.partition(profile, slow, batch_size=8, bits=(8,), objective="bits", samples_per_s=2500)
     assert len(plan.stages) == 2
-    assert bits_behind(plan, 2, None) == (plan.hops[1].bits,) == (8,)
-    assert bits_behind(plan, 2, 0) == (0,)
-    assert bits_behind(plan, 3, (4, 0)) == (4, 0)
-    assert bits_behind(one(), 1, 8) == ()
+    assert bits_behind([8], 2, None) == Runnable.from_plan(plan).bits == (8,)
+    assert bits_behind([8], 2, 0) == (0,)
+    assert bits_behind([8], 3, (4, 0)) == (4, 0)
+    assert bits_behind(None, 1, 8) == ()
     for asked, words in (
         (7, "can't travel in 7 bits"),
         ((8, 8), "bits are given for 2 cuts, and 2 stages have 1"),
@@ -349,7 +349,7 @@ def test_bits_are_those_asked_for_or_those_of_the_plan() -> None:
         ("8", "the number of bits is `8`"),
     ):
         with pytest.raises(hpgo.ArgumentError, match=words) as caught:
-            bits_behind(plan, 2, asked)
+            bits_behind([8], 2, asked)
         assert caught.value.hint
 
 

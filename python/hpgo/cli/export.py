@@ -37,12 +37,12 @@ class ExportOptions(Options):
 def command(options: ExportOptions) -> None:
     """Write PLAN.json, from `hpgo plan -o`, as configuration of a launcher.
 
-    Ways of training a transformer, from `hpgo plan MODEL --seq … -o`, go to megatron, torchtitan and deepspeed.
+    Plans of transformers, from `hpgo llm plan -o`, go to megatron, torchtitan and deepspeed.
 
-    Plans of inference, from `hpgo partition --for NAME --json`, go to vllm, sglang, llama.cpp and accelerate.
+    Plans of inference, from `hpgo partition --framework NAME --json`, go to vllm, sglang, llama.cpp and accelerate.
 
-    Launchers run grids: as many replicas of each stage; `hpgo plan --for NAME` plans for one. Plans with other counts
-    are for launchers of your own, which ask a plan what each rank does: `Plan.for_rank`.
+    Frameworks run grids: as many replicas of each stage; `hpgo plan --framework NAME` plans for one. Plans with other
+    counts are for launchers of your own, which ask a plan what each rank does: `Plan.for_rank`.
 
     With `-o FILE` the main file is FILE, and others that it needs lie beside it; with a folder, or a name that ends in
     a slash, all go into it. Without, the main file is printed.

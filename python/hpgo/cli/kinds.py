@@ -35,14 +35,18 @@ _WANTED = {
 _THEN = {
     "draw": "draw plan.json -o plan.svg",
     "simulate": "simulate --plan plan.json",
-    "run": "run plan.json --emulate",
+    "run": "emulate plan.json",
+    "emulate": "emulate plan.json",
     "export": "export plan.json --to torch -o job/",
     "launch": "launch plan.json --on slurm --script train.py",
     "explain": "evaluate plan.json",
     "calibrate": "calibrate plan.json run.timeline.json",
 }
 """What to do with a plan, by command; `view` and `serve` need no options."""
-_THEN_OF_TRANSFORMERS = {"export": "export plan.json --to megatron -o job/", "explain": "explain plan.json"}
+_THEN_OF_TRANSFORMERS = {
+    "export": "export llm-plan.json --to megatron -o job/",
+    "explain": "llm explain llm-plan.json",
+}
 """The same for commands that read a plan of a transformer."""
 
 
@@ -105,8 +109,8 @@ def _hint(kind: str, wanted: str, name: str, command: str) -> str:
         return f"plan it: `{planned}`"
     if wanted == "plan":
         if then := _THEN_OF_TRANSFORMERS.get(command):
-            return f"plan it: `{planned} -o plan.json`, then `hpgo {then}`"
-        return f"draw the best way to train it: `{planned} --picture {name}.svg`; or estimate its layers: {estimated}"
+            return f"plan it: `{planned} -o llm-plan.json`, then `hpgo {then}`"
+        return f"draw its best configuration: `{planned} -o {name}.svg`; or estimate its layers: {estimated}"
     return f"estimate its layers: {estimated}"
 
 

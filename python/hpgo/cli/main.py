@@ -100,9 +100,10 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
         if asked is not None:
             with suppress(OSError):
                 click.echo(asked.get_usage(), err=True)
+        hint = _nearest_choice(error) or _nearest_option(error)
         say("error", error.format_message())
         if asked is not None:
-            say("hint", _nearest_choice(error) or f"`{asked.command_path} --help` says more")
+            say("hint", hint or f"`{asked.command_path} --help` says more")
         sys.exit(error.exit_code)
     except SystemExit:
         if sys.stdout is stdout:
@@ -137,6 +138,16 @@ def _nearest_choice(error: click.ClickException) -> str:
     kind = getattr(getattr(error, "param", None), "type", None)
     given = re.match("'(.*)' is not one of ", error.message)
     return similar(given[1], map(str, kind.choices)) if given and isinstance(kind, click.Choice) else ""
+
+
+def _nearest_option(error: click.ClickException) -> str:
+    """Return the option that is like the one given, as a hint; empty if there is none."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    error.possibilities = None  # click's own words for the same
+    options = [name for param in error.ctx.command.get_params(error.ctx) for name in param.opts if name.startswith("-")]
+    begun = [name for name in options if error.option_name.startswith("--") and name.startswith(error.option_name)]
+    return similar(error.option_name, begun or options)
 
 
 def main() -> NoReturn:

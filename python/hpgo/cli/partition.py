@@ -139,7 +139,7 @@ def command(options: PartitionOptions) -> None:
       hpgo partition --objective bits --throughput 6 --bits 16 --bits 8
       hpgo partition --profile vgg-19 --cluster mixed.yaml --json
       hpgo partition --profile bert-48 --cluster mixed.yaml --framework vllm
-      hpgo partition --profile llm.yaml --cluster two.yaml --framework sglang --json
+      hpgo partition --profile llm.yaml --cluster two.yaml --framework sglang
     """
     from hpgo.planning.chain.search import partition, partition_files
     from hpgo.show.chain_report import explain, table

@@ -82,7 +82,7 @@ def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
     if '"hpgo.way"' in head:
         raise ArgumentError(
             f"`{path}` is a way of training a transformer, which has no timeline",
-            "`hpgo explain FILE --picture way.svg` draws it on its cluster",
+            "`hpgo llm explain FILE -o llm-plan.svg` draws it on its cluster",
         )
     raise ArgumentError(
         f"`{path}` is neither a plan nor a timeline",

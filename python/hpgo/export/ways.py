@@ -46,14 +46,14 @@ class WayJob:
         if not price.fits:
             raise InfeasibleError(
                 f"the way does not fit: {price.way.named()} lacks {format_bytes(price.missing_bytes)} of a GPU",
-                "plan again: `hpgo plan` makes plans that fit",
+                "plan again: `hpgo llm plan` makes plans that fit",
             )
         if lack := rules.lacking(plan.transformer):
             raise ArgumentError(f"{row.title} {lack.why}", lack.hint)
         model = plan.transformer
         why = rules.broken(price.way, micro_batches=price.micro_batches, experts=bool(model.experts), tied=model.tied)
         if why:
-            raise ArgumentError(f"{row.title} {why}", f"plan for it: `hpgo plan … --seq … --for {row.name}`")
+            raise ArgumentError(f"{row.title} {why}", f"plan for it: `hpgo llm plan … --framework {row.name}`")
         return cls(target, place, row, plan)
 
     @property
@@ -106,7 +106,7 @@ class WayJob:
                 " summed meanwhile"
             )
         if runs is not None and runs.dtensor and not way.dtensor:
-            said.append(f"{self.launcher.title} holds more than was priced: `hpgo price --dtensor` counts it")
+            said.append(f"{self.launcher.title} holds more than was priced: `hpgo llm estimate --dtensor` counts it")
         if model.window and model.window < price.seq:
             layers = counted(len(model.window_layers), "layer")
             said.append(f"priced with a window of {model.window} tokens in {layers}: the model has to have it")

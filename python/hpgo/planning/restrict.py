@@ -42,7 +42,7 @@ def restricted(question: Question, launcher: Launcher, *, schedule: str | None) 
     """
     title = launcher.title
     if not launcher.trains:
-        raise ArgumentError(f"{title} trains nothing", f"`hpgo partition --for {launcher.name}` plans inference")
+        raise ArgumentError(f"{title} trains nothing", f"`hpgo partition --framework {launcher.name}` plans inference")
     if schedule is None:
         schedule = next(iter(launcher.schedules))
     elif schedule != "auto" and schedule not in launcher.schedules:

@@ -57,7 +57,7 @@ class EstimateOptions(TrainingOptions):
         type=click.Choice(["0", "1", "2", "3"]),
         default="1",
         metavar="N",
-        help="Shard optimizer (1), gradients (2), weights (3).  [1]",
+        help="ZeRO stage: 0, 1, 2 or 3.  [1]",
     )
     recompute: Recompute = option(
         "--recompute",
@@ -104,7 +104,7 @@ class EstimateOptions(TrainingOptions):
     nic_gbit_s: float | None = option("--nic", type=float, metavar="GBIT/S", help="Rate of each NIC of a preset.")
     outputs: tuple[str, ...] = written(
         LLM_ESTIMATE_OUT,
-        "Picture (.svg .png .pdf .html) or profile (.yaml).",
+        "Picture (.svg .png .pdf .html) or .yaml profile.",
     )
 
 
@@ -112,7 +112,7 @@ class EstimateOptions(TrainingOptions):
 def command(options: EstimateOptions) -> None:
     """Estimate the step time and memory of one configuration.
 
-    The data-parallel degree follows from the others. "±" is the mean error of the cost model on published steps.
+    The data-parallel degree follows from the other degrees and the GPUs.
 
     \b
     Examples:

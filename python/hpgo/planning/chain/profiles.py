@@ -45,7 +45,8 @@ def task_of_profile(
         found = cut_points(profile, bound=_MOST_CUTS)
     elif launcher.trains:
         raise ArgumentError(
-            f"{launcher.title} trains, and this plans inference", f"`hpgo plan --for {launcher.name}` plans training"
+            f"{launcher.title} trains, and this plans inference",
+            f"`hpgo plan --framework {launcher.name}` plans training",
         )
     else:
         model = Blocks.of(profile)
