@@ -147,7 +147,7 @@ def _nearest_option(error: click.ClickException) -> str:
     error.possibilities = None  # click's own words for the same
     options = [name for param in error.ctx.command.get_params(error.ctx) for name in param.opts if name.startswith("-")]
     begun = [name for name in options if error.option_name.startswith("--") and name.startswith(error.option_name)]
-    return similar(error.option_name, begun or options)
+    return similar(error.option_name, begun or options, least=0.0 if begun else 0.6)
 
 
 def main() -> NoReturn:

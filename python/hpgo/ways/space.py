@@ -131,8 +131,8 @@ class Space:
             raise ArgumentError(
                 "recompute selective is of attention's scores, and attention as one kernel, which ways are looked for"
                 " with, keeps none",
-                "take none, which is the same then, or full; `hpgo llm estimate --no-flash-attention` knows attention that"
-                " keeps them",
+                "take none, which is the same then, or full; `hpgo llm estimate --no-flash-attention` knows attention"
+                " that keeps them",
             )
         if why := rules.broken_degrees(rules.as_run(way), tied=model.tied):
             raise ArgumentError(
