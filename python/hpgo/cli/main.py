@@ -101,7 +101,8 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
             with suppress(OSError):
                 click.echo(asked.get_usage(), err=True)
         hint = _nearest_choice(error) or _nearest_option(error)
-        say("error", error.format_message())
+        # Of an option that there is not, click's message has suggestions, too.
+        say("error", error.message if isinstance(error, click.NoSuchOption) else error.format_message())
         if asked is not None:
             say("hint", hint or f"`{asked.command_path} --help` says more")
         sys.exit(error.exit_code)
@@ -144,7 +145,6 @@ def _nearest_option(error: click.ClickException) -> str:
     """Return the option that is like the one given, as a hint; empty if there is none."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
-    error.possibilities = None  # click's own words for the same
     options = [name for param in error.ctx.command.get_params(error.ctx) for name in param.opts if name.startswith("-")]
     begun = [name for name in options if error.option_name.startswith("--") and name.startswith(error.option_name)]
     return similar(error.option_name, begun or options, least=0.0 if begun else 0.6)

@@ -13,7 +13,7 @@ from hpgo.base.checks import choice, number, whole
 from hpgo.base.errors import ArgumentError, RunError
 from hpgo.base.files import as_path
 from hpgo.base.wording import shown
-from hpgo.runtime.checkpoint import Holdings, Saver
+from hpgo.runtime.checkpoint import Holdings
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
 from hpgo.runtime.losses import remarks
@@ -27,6 +27,7 @@ from hpgo.runtime.runnable import Runnable, check_program
 from hpgo.runtime.session import Groups
 from hpgo.runtime.train.gradients import Gradients, Ranks
 from hpgo.runtime.train.optimizer import ShardedOptimizer
+from hpgo.runtime.train.saver import Saver
 
 if TYPE_CHECKING:
     import os
