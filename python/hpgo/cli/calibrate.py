@@ -27,7 +27,7 @@ _MANIFOLD = 10.0
 
 
 class CalibrateOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo calibrate`."""
 
     plan: str = argument(type=PLAN, metavar="PLAN.json")
     timeline: str = argument(type=FILE, metavar="TIMELINE")

@@ -16,7 +16,7 @@ from hpgo.machine.presets import PRESETS
 
 
 class ListOptions(Options):
-    """How the list is printed."""
+    """Options of `hpgo clusters` without a command."""
 
     as_json: bool = AS_JSON
 
@@ -57,7 +57,7 @@ def command(options: ListOptions) -> None:
 
 
 class ShowOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo clusters show`."""
 
     cluster: str = argument(type=CLUSTER)
 

@@ -272,7 +272,7 @@ class _Declared:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, argument))
 class Options:
-    """What a command is asked. Each subclass is a frozen dataclass with a field for each of the command's parameters.
+    """The parameters of a command. Each subclass is a frozen dataclass with a field for each parameter.
 
     A subclass that declares a field of its base again replaces that parameter.
     """

@@ -129,7 +129,7 @@ _MARK = "# completion of hpgo"
 
 
 class CompletionOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo completion`."""
 
     shell: str | None = argument(type=click.Choice(list(_SHELLS)), required=False)
     install: bool = option("--install", is_flag=True, help="Set it up for this user: a script, and a line to load it.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DrawOptions(PictureOptions):
-    """What the command is asked."""
+    """Options of `hpgo draw`."""
 
     inputs: tuple[str, ...] = argument(type=PLAN, nargs=-1, required=True, metavar="TIMELINE_OR_PLAN...")
     outputs: tuple[str, ...] = written(

@@ -27,7 +27,7 @@ _SECTIONS = {
 
 
 class EmulateOptions(ProcessOptions):
-    """What is emulated, and how slowly."""
+    """Options of `hpgo emulate`: the plan, and how slowly it runs."""
 
     scale: float = option(
         "--scale", type=float, default=1.0, show_default=True, metavar="X", help="Emulate X times as slowly."

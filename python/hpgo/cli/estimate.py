@@ -35,7 +35,7 @@ class _Dim(click.ParamType):  # type: ignore[type-arg]  # not generic before cli
 
 
 class EstimateOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo estimate`."""
 
     model: str = argument(type=TRANSFORMER)
     device: DeviceName = option("--device", type=click.Choice(tuple(RATES)), required=True, help="Where it would run.")

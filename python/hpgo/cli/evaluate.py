@@ -97,7 +97,7 @@ _SECTIONS = {title: names.format("stages given_profile ") for title, names in SE
 
 
 class EvaluateOptions(ProblemOptions, SavingOptions):
-    """What the command is asked."""
+    """Options of `hpgo evaluate`."""
 
     profile: str = argument(type=PROFILE)
     cluster: str | None = cluster_option(required=False)

@@ -17,7 +17,7 @@ _TRIED = ", ".join(f"{target.name}@{target.version}" if target.version else targ
 
 
 class ExportOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo export`."""
 
     plan: str = argument(type=PLAN, metavar="PLAN.json")
     target: TargetName = option(

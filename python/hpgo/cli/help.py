@@ -28,7 +28,7 @@ class _Word(click.ParamType):  # type: ignore[type-arg]  # not generic before cl
 
 
 class HelpOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo help`."""
 
     names: tuple[str, ...] = argument(type=_Word(), nargs=-1, metavar="[COMMAND]...")
 

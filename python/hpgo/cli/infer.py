@@ -60,7 +60,7 @@ class _Bits(click.ParamType):  # type: ignore[type-arg]  # not generic before cl
 
 
 class InferOptions(ModelOptions):
-    """What is streamed through the model."""
+    """Options of `hpgo infer`: the model, and the stream through it."""
 
     checkpoint: str | None = option(
         "--checkpoint", type=FOLDER, metavar="FOLDER", help="Load the weights of the newest checkpoint in FOLDER."

@@ -27,7 +27,7 @@ _SECTIONS = {
 
 
 class TargetOptions(Options):
-    """What one of the targets needs: keyword arguments of `hpgo.launch.text`."""
+    """Options of single targets: keyword arguments of `hpgo.launch.text`."""
 
     hosts_file: str | None = option(
         "--hosts", type=FILE, metavar="FILE", help="torchrun, ssh-hosts: a line for each machine, in order."
@@ -51,7 +51,7 @@ class TargetOptions(Options):
 
 
 class LaunchOptions(TargetOptions):
-    """What the command is asked."""
+    """Options of `hpgo launch`."""
 
     plan: str = argument(type=PLAN, metavar="PLAN.json")
     arguments: tuple[str, ...] = argument(nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS…]")

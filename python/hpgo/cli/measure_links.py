@@ -15,7 +15,7 @@ from hpgo.cli.command import Options, option, takes
 from hpgo.cli.questions import SECONDS, SOME_SECONDS
 from hpgo.cli.ranks import in_ranks
 from hpgo.cli.terminal import table
-from hpgo.cli.values import AS_JSON, YAML, File
+from hpgo.cli.values import AS_JSON, DEVICE, YAML, File
 
 if TYPE_CHECKING:
     from hpgo.runtime.links import Fit, Links
@@ -24,7 +24,7 @@ _KINDS = {"intra": "inside a machine", "inter": "between machines"}
 
 
 class MeasureLinksOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo measure-links`."""
 
     output: str | None = option("-o", type=YAML, metavar="FILE", help="The cluster, as .yaml.")
     picture: str | None = option(
@@ -39,9 +39,7 @@ class MeasureLinksOptions(Options):
         help="Processes to start on this machine, where no launcher has.",
     )
     name: str = option("--name", default="", metavar="NAME", help="Of the cluster.")
-    device: str | None = option(
-        "--device", type=click.Choice(["cpu", "cuda"]), help="GPUs where each rank has one, if left out."
-    )
+    device: str | None = DEVICE
     time_limit: float = option(
         "--time-limit", type=SECONDS, default="20s", show_default=True, metavar="TIME", help="For all, about."
     )

@@ -19,7 +19,7 @@ from hpgo.model.transformer_presets import TRANSFORMERS
 
 
 class ListOptions(Options):
-    """How the list is printed."""
+    """Options of `hpgo models` without a command."""
 
     as_json: bool = AS_JSON
 
@@ -74,7 +74,7 @@ def command(options: ListOptions) -> None:
 
 
 class WriteOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo models write`."""
 
     folder: Path = argument(type=click.Path(path_type=Path, file_okay=False))
     names: tuple[str, ...] = argument(nargs=-1, type=Known("model", lambda: MODELS), metavar="[MODEL]...")
@@ -100,7 +100,7 @@ def write(options: WriteOptions) -> None:
 
 
 class ShowOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo models show`."""
 
     model: str = argument(type=PROFILE)
 
@@ -118,7 +118,7 @@ def show(options: ShowOptions) -> None:
 
 
 class TransformersOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo models transformers`."""
 
     as_json: bool = AS_JSON
 

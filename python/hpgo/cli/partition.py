@@ -10,7 +10,7 @@ from hpgo.base.documents import write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, option, takes
-from hpgo.cli.questions import COUNT_LOADING, SECONDS
+from hpgo.cli.questions import COUNT_LOADING, deadline_option
 from hpgo.cli.terminal import say, searching
 from hpgo.cli.values import AS_JSON, CLUSTER, FILE, PROFILE, File
 
@@ -29,7 +29,7 @@ _SECTIONS = {
 
 
 class ChainOptions(Options):
-    """What is searched for: keyword arguments of `hpgo.partition` and `hpgo.partition_files`."""
+    """The search: keyword arguments of `hpgo.partition` and `hpgo.partition_files`."""
 
     batch_size: int | None = option(
         "-b", "--batch-size", type=int, metavar="N", help="Samples in a batch: 8, or the largest of --profile."
@@ -67,18 +67,11 @@ class ChainOptions(Options):
     bits: tuple[int, ...] = option(
         "--bits", multiple=True, type=int, metavar="N", help="Width that edges may be cut to. Repeatable."
     )
-    deadline_s: float = option(
-        "--deadline",
-        "--time-limit",
-        type=SECONDS,
-        metavar="TIME",
-        default=10.0,
-        help="Stop then, with the best plan so far: `30s`.",
-    )
+    deadline_s: float = deadline_option("--time-limit", default=10.0)
 
 
 class PartitionOptions(ChainOptions):
-    """What the command is asked."""
+    """Options of `hpgo partition`."""
 
     model_name: str = option(
         "-m", "--model-name", metavar="NAME", default="google/vit-base-patch16-224", help="Model to spread."

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PictureOptions(Options):
-    """How a picture of timelines looks: keyword arguments of `hpgo.draw.save`."""
+    """Options of a picture of timelines: keyword arguments of `hpgo.draw.save`."""
 
     labels: tuple[str, ...] = option("--label", multiple=True, help="Name of a timeline; once for each, in order.")
     title: str = option("--title", default="", help="Title of the picture.")

@@ -42,7 +42,7 @@ def _numbers(context: click.Context, param: click.Parameter, text: str | None) -
 
 
 class PipeEdgeRunOptions(Options):
-    """What the command is asked."""
+    """Options of `pipeedge-run`."""
 
     rank: int = argument(type=click.IntRange(0))
     worldsize: int = argument(metavar="WORLD", type=click.IntRange(1))

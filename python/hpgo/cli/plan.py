@@ -17,9 +17,18 @@ from hpgo.base.units import format_seconds
 from hpgo.base.wording import above, printable, shorten
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.kinds import meant_as_transformer
-from hpgo.cli.questions import SECONDS, SECTIONS, Counts, ProblemOptions, as_options, schedule_option
+from hpgo.cli.questions import SECTIONS, Counts, ProblemOptions, as_options, deadline_option, schedule_option
 from hpgo.cli.terminal import say, searching, table, width
-from hpgo.cli.values import AS_JSON, FRAMEWORK, MODEL, PICTURES, PLAN_OUT, STILL, cluster_option, written
+from hpgo.cli.values import (
+    AS_JSON,
+    MODEL,
+    PICTURES,
+    PLAN_OUT,
+    STILL,
+    cluster_option,
+    framework_option,
+    written,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +82,7 @@ class Share(click.ParamType):  # type: ignore[type-arg]
 
 
 class SavingOptions(Options):
-    """How a plan is printed and saved."""
+    """Output of a plan: what is printed, and what is saved."""
 
     outputs: tuple[str, ...] = written(
         PLAN_OUT,
@@ -101,7 +110,7 @@ _SECTIONS = {title: names.format("devices framework max_stages ") for title, nam
 
 
 class PlanOptions(ProblemOptions, SavingOptions):
-    """What the command is asked."""
+    """Options of `hpgo plan`."""
 
     profile: str = argument(type=MODEL)
     cluster: str = cluster_option(required=True)
@@ -114,7 +123,7 @@ class PlanOptions(ProblemOptions, SavingOptions):
         help="Samples in a step, over all devices.",
     )
     schedule: str | None = schedule_option("eager_1f1b, or what --framework runs", "auto")
-    framework: str | None = FRAMEWORK
+    framework: str | None = framework_option("megatron", "torchtitan", "deepspeed", "torch")
     devices: tuple[int, ...] | None = option(
         "--devices", type=Counts(), metavar="N[,N…]", help="Use only the first N devices of the cluster."
     )
@@ -125,9 +134,7 @@ class PlanOptions(ProblemOptions, SavingOptions):
         metavar="SHARE",
         help="Take the plan with the least memory whose step is at most so much longer than the shortest: `0.5%`.",
     )
-    deadline: float | None = option(
-        "--deadline", type=SECONDS, metavar="TIME", help="Stop then, with the best plan so far: `10s`."
-    )
+    deadline: float | None = deadline_option()
     alternatives: tuple[tuple[str, str], ...] = option(
         "--save-alternative",
         type=Alternative(),

@@ -1,4 +1,4 @@
-"""What `hpgo run`, `hpgo emulate` and `hpgo infer` share: their options, and how their ranks start and end."""
+"""Parts that `hpgo run`, `hpgo emulate` and `hpgo infer` share: their options, and how their ranks start and end."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from hpgo.cli.command import Options, argument, option
 from hpgo.cli.questions import SECONDS, TIMEOUT
 from hpgo.cli.ranks import take_part
 from hpgo.cli.terminal import clear_line, say
-from hpgo.cli.values import AS_JSON, AUTOCAST, DEVICE, PLAN, SEED, TIMELINE_OUT, WORKLOAD
+from hpgo.cli.values import AS_JSON, AUTOCAST, DEVICE, DTYPE, PLAN, SEED, TIMELINE_OUT, WORKLOAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hpgo.runtime.runnable import Runnable
     from hpgo.runtime.watch import Limits
-
-_DTYPES = ("float32", "float64", "bfloat16")
 
 
 def heartbeat_timeout(default: str) -> Any:
@@ -88,9 +86,7 @@ class ModelOptions(ProcessOptions):
         "--data", metavar="MODULE:FUNCTION", help="Your data set; without it, the workload's example batch."
     )
     seed: int = SEED
-    dtype: str | None = option(
-        "--dtype", type=click.Choice(_DTYPES), help="Type of the weights.  [default: the workload's]"
-    )
+    dtype: str | None = DTYPE
     autocast: str | None = AUTOCAST
     device: str | None = DEVICE
     shared_memory: bool = option(

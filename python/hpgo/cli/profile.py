@@ -16,7 +16,7 @@ from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.pipeedge import Files, check_folder, check_words, device, read_all, timings
 from hpgo.cli.questions import BYTES, DEVICE_BYTES, RATE, SECONDS, Counts
 from hpgo.cli.terminal import progress, say, table
-from hpgo.cli.values import AS_JSON, FILE, PROFILE_OUT, WORKLOAD, written
+from hpgo.cli.values import AS_JSON, AUTOCAST, DEVICE, DTYPE, FILE, PROFILE_OUT, WORKLOAD, written
 from hpgo.model.formats.pipeedge import Timing
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Layer, Profile
     from hpgo.runtime.profiling import Measurement
 
-_DTYPES = ("float32", "float64", "bfloat16")
 _PART = ".part"
 """Behind the name of the profile: what has been measured so far."""
 
@@ -38,7 +37,7 @@ _SECTIONS = {
 
 
 class MeasureOptions(Options):
-    """How layers are measured."""
+    """The measurement of layers."""
 
     by: str = option(
         "--by",
@@ -59,15 +58,9 @@ class MeasureOptions(Options):
         help="Processes that will share this machine: as many measure at once.",
     )
     inference: bool = option("--inference", is_flag=True, help="Forward alone, as a model that is not training.")
-    dtype: str | None = option(
-        "--dtype", type=click.Choice(_DTYPES), help="Of the weights; the workload's own if left out."
-    )
-    autocast: str | None = option(
-        "--autocast", type=click.Choice(["bfloat16"]), help="What to compute in, whatever the weights are."
-    )
-    device: str | None = option(
-        "--device", type=click.Choice(["cpu", "cuda"]), help="A GPU, if there is one and this is left out."
-    )
+    dtype: str | None = DTYPE
+    autocast: str | None = AUTOCAST
+    device: str | None = DEVICE
     time_limit: float = option(
         "--time-limit", type=SECONDS, default="30s", show_default=True, metavar="TIME", help="For each size."
     )
@@ -77,7 +70,7 @@ class MeasureOptions(Options):
 
 
 class ProfileOptions(MeasureOptions):
-    """What the command is asked."""
+    """Options of `hpgo profile`."""
 
     workload: str = argument(type=WORKLOAD, metavar="[NAME|MODULE:FUNCTION|CONFIG.json]", required=False)
     outputs: tuple[str, ...] = written(PROFILE_OUT, "The profile: .yaml, .json, or PipeDream's .txt. Repeatable.")

@@ -115,7 +115,7 @@ COUNT_LOADING: Any = option(
 
 
 class ProfileFileOptions(Options):
-    """What a profile's file may leave open."""
+    """Facts that a profile's file may leave open."""
 
     profile_batch_size: int | None = option(
         "--profile-batch-size",
@@ -140,7 +140,7 @@ class ProfileFileOptions(Options):
 
 
 class ProblemOptions(ProfileFileOptions):
-    """What `hpgo plan` and `hpgo evaluate` are asked alike, beside model, cluster and batch size."""
+    """Options that `hpgo plan` and `hpgo evaluate` share, beside model, cluster and batch size."""
 
     micro_batch_size: int | None = option(
         "--micro-batch-size",
@@ -209,6 +209,14 @@ class ProblemOptions(ProfileFileOptions):
             "count_loading": self.count_loading,
             "memory": replace(kept, **{name: value for name, value in given.items() if value is not None}),
         }
+
+
+def deadline_option(*aliases: str, default: float | None = None) -> Any:
+    """Declare the option that ends a search with the best plan so far."""
+    return option(
+        "--deadline", *aliases, type=SECONDS, default=default, metavar="TIME",
+        help="Stop then, with the best plan so far: `10s`.",
+    )  # fmt: skip
 
 
 def schedule_option(usual: str, *others: str) -> Any:

@@ -15,7 +15,7 @@ from hpgo.cli.terminal import progress
 
 
 class ReproduceOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo reproduce`."""
 
     write: Path | None = option(
         "--write", type=click.Path(path_type=Path), help="Fill the tables of this document instead of printing."

@@ -36,7 +36,7 @@ _SECTIONS = {
 
 
 class RunOptions(ModelOptions):
-    """How the model is trained, and what is saved."""
+    """Options of `hpgo run`: the model, its training, and what is saved of it."""
 
     optimizer: str = optimizer_option("sgd:lr=0.01")
     clip_norm: float | None = option(

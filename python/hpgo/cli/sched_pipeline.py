@@ -30,7 +30,7 @@ class _Command(click.Command):
 
 
 class SchedPipelineOptions(Options):
-    """What the command is asked."""
+    """Options of `sched-pipeline`."""
 
     dtype: ValueType = option(
         "-d", "--dtype", default="torch.float32", show_default=True, help="Data type of the profiles."

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ListOptions(Options):
-    """How the list is printed."""
+    """Options of `hpgo schedules` without a command."""
 
     as_json: bool = AS_JSON
 
@@ -45,7 +45,7 @@ def command(options: ListOptions) -> None:
 
 
 class ShowOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo schedules show`."""
 
     name: ScheduleName = argument(type=SCHEDULE)
     ranks: int = option("-r", "--ranks", type=click.IntRange(min=1), default=4, show_default=True)

@@ -13,7 +13,7 @@ _MOST_BYTES = 1e15
 
 
 class ServeOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo serve`."""
 
     plans: tuple[str, ...] = argument(type=PLAN, nargs=-1, metavar="[PLAN]...")
     host: str = option(

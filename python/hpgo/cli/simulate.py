@@ -32,7 +32,7 @@ _MOST_ROWS = 64  # more ranks that differ are not listed one by one
 
 
 class SimulateOptions(SetupOptions):
-    """What the command is asked."""
+    """Options of `hpgo simulate`."""
 
     config: str | None = option(
         "-c",

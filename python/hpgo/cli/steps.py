@@ -1,4 +1,4 @@
-"""What `hpgo run` and `hpgo emulate` print: a line for each step, and a table of predicted and measured times."""
+"""Output of `hpgo run` and `hpgo emulate`: a line for each step, and a table of predicted and measured times."""
 
 from __future__ import annotations
 

@@ -163,22 +163,22 @@ AS_JSON: Any = option("--json", is_flag=True, help="Print the result as JSON.")
 SEED: Any = option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed of the first weights."
 )
+DTYPE: Any = option(
+    "--dtype",
+    type=click.Choice(["float32", "float64", "bfloat16"]),
+    help="Type of the weights.  [default: the workload's]",
+)
 AUTOCAST: Any = option(
     "--autocast", type=click.Choice(["bfloat16"]), help="Type to compute in, whatever the weights are."
 )
 DEVICE: Any = option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.  [default: cuda if each rank has a GPU]"
+    "--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.  [default: cuda if each process has a GPU]"
 )
 PROFILE_OF_PLAN: Any = option(
     "--profile", type=PROFILE, metavar="NAME|FILE", help="Profile of a plan that was saved with --no-embed."
 )
 CLUSTER_OF_PLAN: Any = option(
     "--cluster", type=CLUSTER, metavar="NAME|FILE", help="Cluster of a plan that was saved with --no-embed."
-)
-FRAMEWORK: Any = option(
-    "--framework",
-    metavar="NAME[@VERSION]",
-    help="Search only what this framework runs: megatron, torchtitan or deepspeed.",
 )
 
 
@@ -199,3 +199,9 @@ def optimizer_option(default: str) -> Any:
     return option(
         "--optimizer", default=default, show_default=True, metavar="NAME[:OPTIONS]", help="Such as `adamw:lr=1e-4`."
     )
+
+
+def framework_option(*names: str) -> Any:
+    """Declare the option that restricts a search to what one of the frameworks `names` runs."""
+    known = f"{', '.join(names[:-1])} or {names[-1]}"
+    return option("--framework", metavar="NAME[@VERSION]", help=f"Search only what this framework runs: {known}.")

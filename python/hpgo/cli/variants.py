@@ -11,9 +11,9 @@ from hpgo.base.documents import json_text, read_text, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, argument, option, takes
-from hpgo.cli.questions import SECONDS
+from hpgo.cli.questions import SECONDS, TIMEOUT
 from hpgo.cli.terminal import table
-from hpgo.cli.values import AS_JSON, FILE
+from hpgo.cli.values import AS_JSON, FILE, SEED, optimizer_option, steps_option
 
 if TYPE_CHECKING:
     from hpgo.programs.program import Program
@@ -27,14 +27,12 @@ _STAGES_SHOWN = 8
 
 
 class VariantsOptions(Options):
-    """What the command is asked."""
+    """Options of `hpgo variants`."""
 
     names: tuple[str, ...] = argument(metavar="[VARIANT]...", type=click.Choice(_NAMES), nargs=-1)
     search: bool = option("--search", is_flag=True, help="Then measure, plan and run: cuts, micro-batch, schedule.")
     alone: bool = option("--alone", is_flag=True, help="Also run the whole model in one process.")
-    steps: int = option(
-        "--steps", type=click.IntRange(1), default=3, show_default=True, metavar="N", help="Of each; one warms up."
-    )
+    steps: int = steps_option(3)
     workload: str = option(
         "--workload",
         default="vgg-19:flat,squared,image=128,batch=64",
@@ -42,12 +40,8 @@ class VariantsOptions(Options):
         metavar="NAME",
         help="VGG-19 by operations, in other sizes.",
     )
-    optimizer: str = option(
-        "--optimizer", default="sgd:lr=0.05", show_default=True, metavar="NAME[:OPTIONS]", help="With its options."
-    )
-    seed: int = option(
-        "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of first weights."
-    )
+    optimizer: str = optimizer_option("sgd:lr=0.05")
+    seed: int = SEED
     dtype: str | None = option(
         "--dtype", type=click.Choice(["float32", "float64"]), help="Of the weights; float32 if left out."
     )
@@ -59,9 +53,7 @@ class VariantsOptions(Options):
         metavar="TIME",
         help="To measure each batch size.",
     )
-    timeout: float = option(
-        "--timeout", type=SECONDS, default="600s", show_default=True, metavar="TIME", help="End if all stands still."
-    )
+    timeout: float = TIMEOUT
     page: str | None = option(
         "--write", type=FILE, metavar="PAGE", help="Put the table between the marks of this page."
     )

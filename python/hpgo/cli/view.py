@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ViewOptions(PictureOptions):
-    """What the command is asked."""
+    """Options of `hpgo view`."""
 
     inputs: tuple[str, ...] = argument(type=PLAN, nargs=-1, required=True, metavar="PLAN_OR_TIMELINE...")
     output: str | None = option(

@@ -1,4 +1,4 @@
-"""What passes of layers took: typical times, how far they may be off, and how layers add up to the model."""
+"""Statistics of passes of layers: typical times, their error, and how layers add up to the model."""
 
 from __future__ import annotations
 

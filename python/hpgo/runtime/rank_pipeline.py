@@ -1,4 +1,4 @@
-"""What every rank of a plan does, whether it trains or infers: join the others, build its stages, and leave."""
+"""The base of both pipelines: a rank joins the others, builds its stages, and leaves."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class RankPipeline:
         return found
 
     def _check_whole(self) -> None:
-        """Raises what ends a run that was asked to end, or has failed."""
+        """Raise Preempted if the run was asked to end, and RunError if it has failed."""
         if self.preempted:
             raise Preempted
         if self._failed:
@@ -231,7 +231,7 @@ class RankPipeline:
         self.close()
 
     def _fail(self, error: BaseException) -> None:
-        """The others hear of it, may be gone, and can't help to save any more."""
+        """Let the other ranks hear of an error. They may be gone, and can't help to save any more."""
         self._failed = True
         guards.charge(error)
         if self._session.guards and not isinstance(error, SystemExit):
@@ -240,7 +240,7 @@ class RankPipeline:
 
 @contextmanager
 def naming_rank(hint: str) -> Iterator[None]:
-    """Errors say which rank they come from and what it did; `hint` says where those come from that aren't hpgo's."""
+    """Name the rank and what it did in errors that pass; `hint` says where those come from that aren't hpgo's."""
     try:
         yield
     except HpgoError as failure:

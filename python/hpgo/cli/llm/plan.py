@@ -13,7 +13,7 @@ from hpgo.cli.command import option, takes
 from hpgo.cli.llm.options import TrainingOptions, draw, read_platform
 from hpgo.cli.questions import RESERVE, as_options
 from hpgo.cli.terminal import width
-from hpgo.cli.values import FRAMEWORK, LLM_PLAN_OUT, STILL, STILL_ENDINGS, written
+from hpgo.cli.values import LLM_PLAN_OUT, STILL, STILL_ENDINGS, framework_option, written
 
 _SECTIONS = {
     "Model and batch": "cluster devices global_batch_size tokens_per_batch seq_length precision",
@@ -36,7 +36,7 @@ class _Words(click.ParamType):  # type: ignore[type-arg]  # not generic before c
 class PlanOptions(TrainingOptions):
     """The space of configurations, and where the best of them goes."""
 
-    framework: str | None = FRAMEWORK
+    framework: str | None = framework_option("megatron", "torchtitan", "deepspeed")
     fix: tuple[tuple[str, ...], ...] = option(
         "--fix",
         type=_Words(),
