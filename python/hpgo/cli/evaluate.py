@@ -92,7 +92,7 @@ def _is_count(text: str) -> bool:
 
 
 _SECTIONS = {title: names.format("stages given_profile ") for title, names in SECTIONS.items()} | {
-    "What is written": "outputs no_embed as_json as_markdown",
+    "Output": "outputs no_embed as_json as_markdown",
 }
 
 

@@ -20,9 +20,9 @@ _TARGETS = ("local", "torchrun", "slurm", "kubeflow", "pytorchjob", "ray", "ssh-
 
 
 _SECTIONS = {
-    "What starts": "target script python cluster name",
-    "Where": "hosts_file port image runtime resource sbatch",
-    "What is written": "output as_json",
+    "Processes": "target script python cluster name",
+    "Hosts": "hosts_file port image runtime resource sbatch",
+    "Output": "output as_json",
 }
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _SECTIONS = {
     "Files": "model_name models_file dev_types_file dev_file profile cluster links units ignore_unknown_types",
-    "What is planned": "objective samples_per_s batch_size dtype buffers_in buffers_out bits interpolate count_loading",
-    "Where layers run": "pins exclude max_replicas framework",
-    "What is written": "deadline_s why as_json as_yaml picture",
+    "Problem": "objective samples_per_s batch_size dtype buffers_in buffers_out bits interpolate count_loading",
+    "Placement": "pins exclude max_replicas framework",
+    "Output": "deadline_s why as_json as_yaml picture",
 }
 
 

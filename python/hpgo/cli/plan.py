@@ -105,7 +105,7 @@ class SavingOptions(Options):
 
 _SECTIONS = {title: names.format("devices framework max_stages ") for title, names in SECTIONS.items()} | {
     "Search": "deadline tie",
-    "What is written": "outputs no_embed alternatives plot as_json as_markdown",
+    "Output": "outputs no_embed alternatives plot as_json as_markdown",
 }
 
 

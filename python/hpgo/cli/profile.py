@@ -29,8 +29,8 @@ _PART = ".part"
 
 
 _SECTIONS = {
-    "What is measured": "by batch_size ranks inference dtype autocast device time_limit memory",
-    "What is written": "outputs as_json",
+    "Measurement": "by batch_size ranks inference dtype autocast device time_limit memory",
+    "Output": "outputs as_json",
     "For PipeEdge": "form device_type device_memory device_bandwidth model_name models_file dev_types_file"
     " overwrite results",
 }

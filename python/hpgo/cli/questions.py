@@ -35,10 +35,10 @@ _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
 
 SECTIONS = {
-    "What is planned": "cluster global_batch_size {}schedule micro_batch_size min_micro_batch_size equal_shares"
+    "Problem": "cluster global_batch_size {}schedule micro_batch_size min_micro_batch_size equal_shares"
     " no_overlap count_loading",
     "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve",
-    "Files that leave something open": "profile_batch_size profile_layer_counts profile_boundary",
+    "Input file options": "profile_batch_size profile_layer_counts profile_boundary",
 }
 """Titles of the help, and the options of `question` below each; where there are others, they take the place of {}."""
 

@@ -40,11 +40,11 @@ class Listing(Command):
 
 
 SECTIONS = {
-    "What runs": "schedule compare plan_file config num_stages num_batches chunks group_size cap iterations sweep",
+    "Schedule": "schedule compare plan_file config num_stages num_batches chunks group_size cap iterations sweep",
     "Times": "forward_times backward_times input_gradient_times weight_gradient_times overlapped_times p2p_time"
     " transfer_time comm gradient_sync_times optimizer_times",
     "Memory": "weight_bytes activation_bytes memory_cap",
-    "What is written": "outputs no_visualization as_json",
+    "Output": "outputs no_visualization as_json",
 }
 
 
