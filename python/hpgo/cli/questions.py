@@ -40,7 +40,7 @@ SECTIONS = {
     "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve",
     "Input file options": "profile_batch_size profile_layer_counts profile_boundary",
 }
-"""Titles of the help, and the options of `question` below each; where there are others, they take the place of {}."""
+"""Titles of the help, and the options of `ProblemOptions` below each; a command's own take the place of {}."""
 
 
 class _Measure(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
