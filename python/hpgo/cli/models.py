@@ -125,10 +125,10 @@ class TransformersOptions(Options):
 
 @takes(TransformersOptions, within=command)
 def transformers(options: TransformersOptions) -> None:
-    """List the transformers that `hpgo estimate` knows by name.
+    """List the transformers that `hpgo llm` and `hpgo estimate` know by name.
 
-    They are known by their shape alone, without times. Of experts a token meets only its own; a weight that is used
-    twice counts once.
+    They are known by their shape alone, without times; `hpgo llm show` shows one. Of experts a token meets only its
+    own; a weight that is used twice counts once.
 
     \b
     Examples:

@@ -35,8 +35,7 @@ class PictureOptions(Options):
     bubbles: bool = option("--bubbles/--no-bubbles", default=True, help="Shade idle time by its cause.")
     theme: str = option(
         "--theme", type=click.Choice(get_args(Theme)), default="auto", show_default=True,
-        help="auto follows the reader's setting where the format can.",
-    )  # fmt: skip
+        help="auto follows the reader's setting where the format can.")  # fmt: skip
 
 
 SCHEDULE_OF_PLANS: Any = option(

@@ -43,12 +43,7 @@ class ProcessOptions(Options):
     timeout_s: float = TIMEOUT
     heartbeat_timeout_s: float = heartbeat_timeout("5s")
     grace_s: float = option(
-        "--grace",
-        type=SECONDS,
-        default="30s",
-        show_default=True,
-        metavar="TIME",
-        help="Time to end in after SIGTERM.",
+        "--grace", type=SECONDS, default="30s", show_default=True, metavar="TIME", help="Time to end in after SIGTERM."
     )
     timeline: str | None = option(
         "--timeline",

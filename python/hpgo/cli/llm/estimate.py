@@ -102,10 +102,7 @@ class EstimateOptions(TrainingOptions):
         "--no-overlap-dp-comm", is_flag=True, help="Reduce gradients after the last backward pass only."
     )
     nic_gbit_s: float | None = option("--nic", type=float, metavar="GBIT/S", help="Rate of each NIC of a preset.")
-    outputs: tuple[str, ...] = written(
-        LLM_ESTIMATE_OUT,
-        "Picture (.svg .png .pdf .html) or .yaml profile.",
-    )
+    outputs: tuple[str, ...] = written(LLM_ESTIMATE_OUT, "Picture (.svg .png .pdf .html) or .yaml profile.")
 
 
 @takes(EstimateOptions, sections=_SECTIONS, brief=_BRIEF)
