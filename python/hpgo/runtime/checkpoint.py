@@ -123,7 +123,7 @@ def gather_at(words: str, mine: Any) -> list[Any]:
         return gather_all(mine, None)
 
 
-class Holdings:
+class RankState:
     """What a rank holds of the model and its optimizer, and how it is called in checkpoints."""
 
     def __init__(
@@ -285,11 +285,11 @@ def _check_kind(path: Path, key: str, file: TensorFile, tensor: torch.Tensor) ->
         )
 
 
-def load(source: Checkpoint, holdings: Holdings) -> None:
+def load(source: Checkpoint, state: RankState) -> None:
     """Loads on all ranks; if one can't, all raise what it raised."""
     failure = None
     try:
-        holdings.load(source)
+        state.load(source)
     except HpgoError as error:
         failure = error.message, error.hint
     for rank, said in enumerate(gather_at("the loading of a checkpoint", failure)):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from hpgo.runtime.checkpoint import Checkpoint, Holdings
+    from hpgo.runtime.checkpoint import Checkpoint, RankState
     from hpgo.runtime.messages import Crossing
     from hpgo.runtime.parts import Part
     from hpgo.runtime.runnable import Runnable
@@ -88,7 +88,7 @@ class RankPipeline:
     A subclass says in `_kind` and `_facts` what ranks must agree on, and builds its stages in `_build`.
     """
 
-    _holdings: Holdings
+    _state: RankState
     parts: dict[int, Part]
     """The layers that this rank holds, by stage."""
 
@@ -204,7 +204,7 @@ class RankPipeline:
         """Load the newest checkpoint in `folder`; None if there is none."""
         found = latest(folder)
         if found is not None:
-            load(found, self._holdings)
+            load(found, self._state)
         return found
 
     def _check_whole(self) -> None:

@@ -31,7 +31,7 @@ _ASKING = 1
 """Tag of the words that ask for a width; there are packets both ways between two ranks."""
 
 
-class Cut:
+class BoundaryChannel:
     """What crosses one cut, in the bits that it does now."""
 
     def __init__(self, layout: Layout, *, holds: bool) -> None:
@@ -60,7 +60,7 @@ class Sender:
         self, ways: NeighbourGroups, peer: int, layout: Layout, device: torch.device, note: Note, *, holds: bool = False
     ) -> None:
         """`note` is told of what is done with each packet."""
-        self._cut, self._note = Cut(layout, holds=holds), note
+        self._cut, self._note = BoundaryChannel(layout, holds=holds), note
         self._out = Outgoing(ways, peer, [self._cut.empty(device)])
         self._asked = Incoming(ways, peer, _words(1), tag=_ASKING) if holds else None
         self._given = self._heard = 0
@@ -112,7 +112,7 @@ class Receiver:
         self,
         ways: NeighbourGroups,
         peer: int,
-        cut: Cut,
+        cut: BoundaryChannel,
         places: deque[Packet],
         note: Note,
         *,

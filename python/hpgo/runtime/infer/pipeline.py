@@ -14,7 +14,7 @@ from hpgo.base.wording import shown
 from hpgo.programs.orders import schedule
 from hpgo.programs.program import program as program_on
 from hpgo.programs.turns import along, hosts_of, routes_of
-from hpgo.runtime.checkpoint import Holdings
+from hpgo.runtime.checkpoint import RankState
 from hpgo.runtime.infer.stream import PipelinePosition, Stream, sink_of, source_of
 from hpgo.runtime.meeting import agree
 from hpgo.runtime.messages import crossings
@@ -125,7 +125,7 @@ class InferencePipeline(RankPipeline):
         if options.find_nan:
             for part in self.parts.values():
                 part.find_nan()
-        self._holdings = Holdings(program, self.workload, parts=self.parts, weights=[], stepper=None, seed=None)
+        self._state = RankState(program, self.workload, parts=self.parts, weights=[], stepper=None, seed=None)
 
     def _position_of(self, data_rank: int | None, *, holds: bool) -> PipelinePosition | None:
         """Where this rank stands in the row of stages; None if it does not."""

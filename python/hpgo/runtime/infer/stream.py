@@ -25,7 +25,7 @@ from hpgo.base.wording import counted, shown
 from hpgo.programs.ranks import RankAction
 from hpgo.runtime import guards
 from hpgo.runtime.channels import Incoming, Outgoing
-from hpgo.runtime.infer.edges import Cut, Receiver, Sender
+from hpgo.runtime.infer.edges import BoundaryChannel, Receiver, Sender
 from hpgo.runtime.meeting import first_line
 from hpgo.runtime.moments import Moment
 from hpgo.runtime.packets import Head, Layout
@@ -145,11 +145,11 @@ class Stream:
         before, behind = position.cuts[position.stage], position.cuts[position.stage + 1]
         rate = hold_samples_per_s if position.stage > position.before_stages else None
         places = 0 if rank == position.source else 1 if position.lock_step else 2
-        room = deque(Cut(before, holds=rate is not None).empty(device) for _ in range(places))
+        room = deque(BoundaryChannel(before, holds=rate is not None).empty(device) for _ in range(places))
         givers = Counter(peer for peer in map(position.before, turns) if peer != rank)
         self._from = {
             peer: Receiver(
-                groups, peer, Cut(before, holds=rate is not None), room, note,
+                groups, peer, BoundaryChannel(before, holds=rate is not None), room, note,
                 # Where several links take turns, each has so much longer.
                 within_s=None if rate is None else position.rows / rate * len(position.routes) / many,
             )
@@ -168,7 +168,7 @@ class Stream:
         if rank == position.sink:
             others = [peer for peer in position.hosts(position.stage) if peer != rank]
             self._results = {
-                peer: Receiver(groups, peer, Cut(behind, holds=False), deque([behind.empty(device)]), note)
+                peer: Receiver(groups, peer, BoundaryChannel(behind, holds=False), deque([behind.empty(device)]), note)
                 for peer in others
             }
             for one in self._results.values():

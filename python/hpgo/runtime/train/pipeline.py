@@ -13,7 +13,7 @@ from hpgo.base.checks import choice, number, whole
 from hpgo.base.errors import ArgumentError, RunError
 from hpgo.base.files import as_path
 from hpgo.base.wording import shown
-from hpgo.runtime.checkpoint import Holdings
+from hpgo.runtime.checkpoint import RankState
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
 from hpgo.runtime.losses import remarks
@@ -188,7 +188,7 @@ class Pipeline(RankPipeline):
             )
             for stage in mine.stages
         }
-        self._holdings = Holdings(
+        self._state = RankState(
             program, workload, parts=self.parts, weights=self.weights, stepper=self._stepper, seed=self._options.seed
         )
         self.engine: Engine | TorchEngine
@@ -316,7 +316,7 @@ class Pipeline(RankPipeline):
         self._saver.news()
         if self.steps and (self.steps % every == 0 or self.preempted):
             place = self._place if self._loader is None else self._loader.state_dict()
-            self._saver.save(self.steps, place, self._holdings)
+            self._saver.save(self.steps, place, self._state)
 
     def resume(self, folder: str | os.PathLike[str]) -> bool:
         """Goes on from the newest checkpoint in `folder`; returns whether there is one. All ranks must ask.

@@ -17,7 +17,7 @@ from hpgo.base.documents import make_folder
 from hpgo.base.errors import HpgoError, RunError
 from hpgo.base.files import as_path, refused
 from hpgo.base.wording import shorten
-from hpgo.runtime.checkpoint import FORMAT, INDEX, VERSION, Holdings, gather_all, gather_at, whole_ones
+from hpgo.runtime.checkpoint import FORMAT, INDEX, VERSION, RankState, gather_all, gather_at, whole_ones
 from hpgo.runtime.meeting import LOST, first_line, together, told
 from hpgo.runtime.progress import HERE, SAVE
 from hpgo.runtime.tensor_files import write
@@ -68,16 +68,16 @@ class Saver:
             )
         return newest
 
-    def save(self, steps: int, loader: dict[str, int] | None, holdings: Holdings) -> None:
+    def save(self, steps: int, loader: dict[str, int] | None, state: RankState) -> None:
         """Begins to save, if this step is not saved; waits before for a save that still runs."""
         self.finish()
         if steps == self._done:
             return
-        facts = {"steps": steps, "loader": loader, **holdings.facts()}
+        facts = {"steps": steps, "loader": loader, **state.facts()}
         failure = None
         content: tuple[dict[str, torch.Tensor], dict[str, Any]] = {}, {}
         try:
-            content = holdings.collect()
+            content = state.collect()
         except (HpgoError, RuntimeError, MemoryError) as error:
             failure = first_line(error)
         self._running = threading.Thread(target=self._save, args=(steps, facts, *content, failure), daemon=True)
