@@ -100,6 +100,8 @@ def _hint(kind: str, wanted: str, name: str, command: str) -> str:
         return f"name a schedule with --schedule: `hpgo simulate --schedule {name}`"
     if kind == "profile":
         planned = f"hpgo plan {name} -c dapple-a -b 64"
+        if command == "infer":
+            return f"plan it: `hpgo partition --profile {name} --cluster dapple-c --json > chain.json`"
         if wanted != "plan":
             return f"plan it: `{planned}`"
         return f"plan it: `{planned} -o plan.json`, then `hpgo {_THEN.get(command, f'{command} plan.json')}`"

@@ -60,6 +60,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 """Title -> sub-command -> module whose attribute `command` it is, one line of help; modules load when called."""
 _DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
 """What the package index calls modules whose own name means nothing, or something else, there."""
+_LEAST_ALIKE = 0.8
+"""Share of letters from which on one option is taken for another. At 0.6, `--steps` would be `--cluster`."""
 COMMANDS = {name: row for section in SECTIONS.values() for name, row in section.items()}
 
 
@@ -147,7 +149,7 @@ def _nearest_option(error: click.ClickException) -> str:
         return ""
     options = [name for param in error.ctx.command.get_params(error.ctx) for name in param.opts if name.startswith("-")]
     begun = [name for name in options if error.option_name.startswith("--") and name.startswith(error.option_name)]
-    return similar(error.option_name, begun or options, least=0.0 if begun else 0.6)
+    return similar(error.option_name, begun or options, least=0.0 if begun else _LEAST_ALIKE)
 
 
 def main() -> NoReturn:
