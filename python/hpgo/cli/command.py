@@ -15,6 +15,7 @@ group of them, or by a constant such as `hpgo.cli.values.AS_JSON`:
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import textwrap
@@ -236,9 +237,13 @@ class LazyGroup(Group):
 
     def _meant(self, ctx: click.Context, name: str) -> str:
         """Return the command of another group that has this name, or else the nearest name of this one."""
-        for group in self._rows:
+        for group, (module, _) in self._rows.items():
+            # Commands with a table of others are packages. All other modules need not be imported for this.
+            found = importlib.util.find_spec(module)
+            if found is None or found.submodule_search_locations is None:
+                continue
             below = self.get_command(ctx, group)
-            if isinstance(below, LazyGroup) and name in below.list_commands(ctx):
+            if isinstance(below, click.Group) and name in below.list_commands(ctx):
                 return f"did you mean `{ctx.command_path} {group} {name}`?"
         return near(name, self._rows)
 
