@@ -39,7 +39,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import hpgo
-from hpgo.runtime import Pipeline, Workload
+from hpgo.runtime import InferencePipeline, Pipeline, Workload
 from hpgo.runtime.models.vit import vit
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ def stream(
         orders, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
         micro_batch_size=len(batches[0]), global_batch_size=len(batches[0]) * STREAM,
     )  # fmt: skip
-    pipeline = Pipeline(program, workload, inference=True)
+    pipeline = InferencePipeline(program, workload)
 
     def one() -> list[torch.Tensor]:
         with torch.no_grad():

@@ -32,8 +32,8 @@ from hpgo.base.units import format_seconds
 from hpgo.planning.calibration import PARTS
 from hpgo.reproduce.document import fill
 from hpgo.runtime import Pipeline, Workload
-from hpgo.runtime.layer_times import Bench
-from hpgo.runtime.optimizer import optimizer_of
+from hpgo.runtime.layer_times import LayerProfiler
+from hpgo.runtime.train.optimizer import optimizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,15 +96,15 @@ def _sizes(model: Model) -> tuple[int, int]:
     return model.samples // 2, model.samples
 
 
-def _bench(model: Model, rows: int, seconds: float) -> Bench:
+def _bench(model: Model, rows: int, seconds: float) -> LayerProfiler:
     workload = Workload.read(model.workload, on_meta=True)
-    return Bench(
+    return LayerProfiler(
         workload, rows, dtype=None, device=torch.device("cpu"), memory_bytes=2**32, seconds=seconds, sure=0, found={},
         tell=lambda _done, _what: None, measured=lambda: None,
     )  # fmt: skip
 
 
-def _times_s(benches: list[Bench]) -> dict[str, dict[str, list[float | None]]]:
+def _times_s(benches: list[LayerProfiler]) -> dict[str, dict[str, list[float | None]]]:
     """Of each layer, what a profile has of it: a number for each size."""
     names = "forward_s", "backward_s", "input_gradient_s", "weight_gradient_s"
     return {

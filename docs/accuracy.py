@@ -567,7 +567,7 @@ def _summary(platforms: dict[str, Row], apart: dict[str, list[tuple[Point, float
             "Which half a recipe is of, with all releases of it, follows from a hash of its degrees. Constants are"
             " fitted on one half, where each platform counts the same; *not fitted* is the other. *Left out* is all of"
             " a platform priced with constants that were fitted without it. *One step known* corrects these by one"
-            " measured step, as `hpgo calibrate --steps` does, with spreads of the other platforms: the mean over all"
+            " measured step, as `hpgo llm calibrate` does, with spreads of the other platforms: the mean over all"
             " points but that one, and over all that may be it."
         ),
         "",

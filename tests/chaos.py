@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MACHINES, LEAST = 8, 4
 PACE_S = 0.02
 WAITS = {"last_call_timeout": 4, "keep_alive_interval": 1, "keep_alive_max_attempt": 8}
-LIMITS = ("--timeout", "60", "--silence", "5")
+LIMITS = ("--timeout", "60", "--heartbeat-timeout", "5")
 PAUSE_S, AWAY_S = (5.0, 40.0), (5.0, 40.0)
 """Shortest and longest: between two faults, and until a machine returns."""
 PATIENCE_S = 300.0

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from ranks import run_ranks
 
 import hpgo
-from hpgo.runtime import Pipeline, Workload
-from hpgo.runtime.meeting import Ways
+from hpgo.runtime import InferencePipeline, Workload
+from hpgo.runtime.session import NeighbourGroups
 
 
 def batches(workload: Workload, rows: list[int]) -> list[torch.Tensor]:
@@ -66,7 +66,7 @@ class Link:
 
 
 def slowed(plain: Any, phases: list[tuple[int, float]]) -> Any:
-    """`Ways.to` with a link to each rank."""
+    """`NeighbourGroups.to` with a link to each rank."""
     return lambda ways, peer: Link(plain(ways, peer), phases)
 
 
@@ -84,12 +84,11 @@ def run(rank: int, world: int, folder: Path) -> None:
     for number, case in enumerate(json.loads((folder / "cases.json").read_text())):
         program = hpgo.Program.from_json(json.dumps(case["program"]))
         workload = Workload.read(case["workload"])
-        options: dict[str, Any] = {"inference": True}
-        options |= {name: getattr(torch, case[name]) for name in ("autocast",) if name in case}
+        options: dict[str, Any] = {name: getattr(torch, case[name]) for name in ("autocast",) if name in case}
         options |= {name: case[name] for name in ("quantize",) if name in case}
         if "link" in case:
-            Ways.to = slowed(Ways.to, case["link"])  # type: ignore[method-assign]
-        with Pipeline(program, workload, **options) as pipeline:
+            NeighbourGroups.to = slowed(NeighbourGroups.to, case["link"])  # type: ignore[method-assign]
+        with InferencePipeline(program, workload, **options) as pipeline:
             how = {name: case[name] for name in ("in_flight", "hold_samples_per_s", "data_rank") if name in case}
             reads, gets = pipeline.takes_batches, pipeline.gives_outputs
             if "data_rank" in case:

@@ -67,7 +67,7 @@ def run(rank: int, world: int, folder: Path, workloads: dict[str, Workload]) -> 
 if __name__ == "__main__":
     world, folder = int(sys.argv[1]), Path(sys.argv[2])
     if "backend" in (folder / "cases.json").read_text():
-        import hpgo.runtime.torch_backend  # takes seconds, too
+        import hpgo.runtime.train.torch_backend  # takes seconds, too
     torch.set_num_threads(1)
     # All that ranks would find out by themselves, each for each case, is found out once.
     names = {case["workload"] for case in json.loads((folder / "cases.json").read_text())}

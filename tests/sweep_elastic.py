@@ -22,7 +22,7 @@ import elastic_models
 from elastic_runs import RUN, SOON, Machines, undisturbed
 
 WAITS: dict[str, tuple[dict[str, int], list[str]]] = {
-    "shortened": (SOON, ["--silence", "4"]),
+    "shortened": (SOON, ["--heartbeat-timeout", "4"]),
     "as they are": ({}, []),
 }
 PACE_S = 0.02

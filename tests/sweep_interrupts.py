@@ -48,19 +48,19 @@ COMMANDS = {
     "view": "view plan.json -o view.html --no-open",
     "serve": "serve --port 0 --no-open",
     "reproduce": "reproduce",
-    "price": "price llama-3-70b --cluster h100:8 -b 128 --seq 8192 --tp 8 --pp 4 --vpp 5 -o priced.yaml",
-    "plan, a transformer": "plan llama-3-70b --cluster h100:8 --global-batch-size 256 --seq 8192 --json",
+    "llm estimate": "llm estimate llama-3-70b -c h100:8 -b 128 --seq-length 8192 --tp 8 --pp 4 --vpp 5 -o priced.yaml",
+    "llm plan": "llm plan llama-3-70b --cluster h100:8 --global-batch-size 256 --seq-length 8192 --json",
     "estimate": "estimate llama-3-8b --device h100 --dim tokens=4096 -o llama.yaml",
     "profile": f"profile {SMALL} --batch-size 4 --ranks 2 --time-limit 1s -o profile.yaml",
     "measure-links": "measure-links --time-limit 1s -o links.yaml",
     "run": f"run small.json --workload {SMALL} --checkpoint saved --every 5",
-    "run, emulated": "run small.json --emulate --scale 10",
+    "emulate": "emulate small.json --scale 10",
     "calibrate": "calibrate small.json measured.timeline.json -o corrected.yaml --cluster-output corrected-here.yaml",
     "variants": "variants staggered --workload vgg-19:flat,squared,width=8,image=32,batch=64",
 }
 MOST_S = 4.0  # of processor time, into commands that take longer ...
 MOST_WITH_TORCH_S = 12.0  # ... and into those that load torch first
-WITH_TORCH = {"profile", "measure-links", "run", "run, emulated", "variants"}
+WITH_TORCH = {"profile", "measure-links", "run", "emulate", "variants"}
 LEAVING_S = 10.0  # for which processes that were told to end may take
 IDLE_S, TICKS_S = 5.0, 0.05  # in the former less than the latter: a command waits, as `serve` does, and stays there
 _SCHEDULED = 2  # of a process, as `clock_getcpuclockid` names its clock

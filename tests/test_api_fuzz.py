@@ -652,14 +652,12 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
     )
 
     def infer(**given: Any) -> None:
-        with runtime.Pipeline(forward, workload, inference=True) as fresh:
+        with runtime.InferencePipeline(forward, workload) as fresh:
             list(fresh.infer(**given))
 
-    pipeline_options = {
-        "inference": False, "quantize": None,
-        "optimizer": None, "clip_norm": None, "seed": 0, "dtype": None, "autocast": None, "device": "cpu",
-        "timeout_s": 9.0, "silence_s": 5.0, "grace_s": 30.0, "backend": "hpgo", "find_nan": False,
-        "shared_memory": True,
+    rank_options = {
+        "seed": 0, "dtype": None, "autocast": None, "device": "cpu", "timeout_s": 9.0, "silence_s": 5.0,
+        "grace_s": 30.0, "find_nan": False, "shared_memory": True,
     }  # fmt: skip
     return {
         "Emulation": (lambda **given: runtime.Emulation(**given).close(),
@@ -677,10 +675,13 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
         "Network.tie": (lambda holder: network().tie(holder), {"holder": ("a", "weight")}),
         "Part.layer": (part.layer, {"name": "0"}),
         "Pipeline": (lambda **given: runtime.Pipeline(**given).close(),
-                     {"plan": program, "workload": workload, **pipeline_options}),
+                     {"plan": program, "workload": workload, "optimizer": None, "clip_norm": None, "backend": "hpgo",
+                      **rank_options}),
         "Pipeline.checkpoint": (ran.checkpoint, {"folder": "saved", "every": 9, "keep": 3, "tell": None}),
-        "Pipeline.infer": (infer, {"batches": [zeros], "in_flight": 1, "hold_samples_per_s": 5.0, "data_rank": 0,
-                                   "watch": None}),
+        "InferencePipeline": (lambda **given: runtime.InferencePipeline(**given).close(),
+                              {"plan": forward, "workload": workload, "quantize": None, **rank_options}),
+        "InferencePipeline.infer": (infer, {"batches": [zeros], "in_flight": 1, "hold_samples_per_s": 5.0,
+                                            "data_rank": 0, "watch": None}),
         "Pipeline.loader": (ran.loader, {"dataset": data, "shuffle": True, "seed": 0, "workers": 0}),
         "Pipeline.resume": (ran.resume, {"folder": "none"}),
         "Pipeline.step": (step, {"inputs": zeros, "targets": zeros}),

@@ -52,14 +52,11 @@ def test_options_reach_the_planner() -> None:
     assert plan.stages[0].capacity_bytes == 15e9
 
 
-def test_equal_shares_go_by_the_old_name_too_with_a_warning() -> None:
-    words = ["plan", "bert-48", "-c", "dapple-a", "-b", "64", "--devices", "3", "--json"]
-    new, old = run(*words, "--equal-shares"), run(*words, "--no-uneven")
-    assert (new.returncode, new.stderr) == (0, "")
-    assert (old.returncode, old.stdout) == (0, new.stdout)
-    assert old.stderr.startswith("warning: `--no-uneven` is now `--equal-shares`")
+def test_equal_shares_reach_the_planner() -> None:
+    done = run("plan", "bert-48", "-c", "dapple-a", "-b", "64", "--devices", "3", "--json", "--equal-shares")
+    assert (done.returncode, done.stderr) == (0, "")
     assert all(
-        stage["share"] * len(stage["devices"]) in {8, 16, 32, 64, 4, 2} for stage in json.loads(new.stdout)["stages"]
+        stage["share"] * len(stage["devices"]) in {8, 16, 32, 64, 4, 2} for stage in json.loads(done.stdout)["stages"]
     )
 
 

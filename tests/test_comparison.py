@@ -1,4 +1,4 @@
-"""`hpgo.compare` and `hpgo explain`: why this way and not another, term by term."""
+"""`hpgo.compare` and `hpgo llm explain`: why this way and not another, term by term."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_changes_that_are_none_are_refused(text: str, says: str) -> None:
 @pytest.fixture
 def plan(tmp_path):
     path = tmp_path / "plan.json"
-    words = ["plan", "llama-3-8b", "-c", "h100:2", "-b", "32", "--seq", "8192", "-o", str(path)]
+    words = ["llm", "plan", "llama-3-8b", "-c", "h100:2", "-b", "32", "--seq-length", "8192", "-o", str(path)]
     done = CliRunner().invoke(group, words)
     assert done.exit_code == 0, done.output
     return path
@@ -131,7 +131,7 @@ def plan(tmp_path):
 
 def test_the_report_says_what_is_next_to_a_plan(plan) -> None:
     picture = plan.with_suffix(".svg")
-    done = CliRunner().invoke(group, ["explain", str(plan), "--picture", str(picture)])
+    done = CliRunner().invoke(group, ["llm", "explain", str(plan), "-o", str(picture)])
     assert done.exit_code == 0, done.output
     assert picture.read_text(encoding="utf-8").startswith("<svg")
     assert "what is next to it" in done.stdout
@@ -141,12 +141,14 @@ def test_the_report_says_what_is_next_to_a_plan(plan) -> None:
 
 
 def test_another_way_stands_beside_the_plan(plan) -> None:
-    done = CliRunner().invoke(group, ["explain", str(plan), "--against", "tp=8,recompute=full"])
+    done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", "tp=8,recompute=full"])
     assert done.exit_code == 0, done.output
     assert "longer" in done.stdout
     assert "tensor exchange" in done.stdout
     told = json.loads(
-        CliRunner().invoke(group, ["explain", str(plan), "--against", "tp=8,recompute=full", "--json"]).stdout
+        CliRunner()
+        .invoke(group, ["llm", "explain", str(plan), "--compare-with", "tp=8,recompute=full", "--json"])
+        .stdout
     )
     terms = sum(row["other"] - row["chosen"] for row in told["seconds"].values())
     assert terms == pytest.approx(told["longer_s"])
@@ -154,13 +156,15 @@ def test_another_way_stands_beside_the_plan(plan) -> None:
 
 
 def test_what_does_not_fit_says_by_how_much(plan) -> None:
-    done = CliRunner().invoke(group, ["explain", str(plan), "--against", "tp=1,cp=1,pp=1,micro_batch_size=2,zero=0"])
+    done = CliRunner().invoke(
+        group, ["llm", "explain", str(plan), "--compare-with", "tp=1,cp=1,pp=1,micro_batch_size=2,zero=0"]
+    )
     assert done.exit_code == 0, done.output
     assert "It does not fit: the fullest GPU needs" in " ".join(done.stdout.split())
 
 
 def test_what_the_launcher_does_not_run_says_its_rule(plan) -> None:
-    done = CliRunner().invoke(group, ["explain", str(plan), "--against", "zero=3"])
+    done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", "zero=3"])
     assert done.exit_code == 0, done.output
     assert "It is not run: Megatron-LM shares what replicas hold as zero 0 or 1, not 3." in " ".join(
         done.stdout.split()
@@ -168,29 +172,29 @@ def test_what_the_launcher_does_not_run_says_its_rule(plan) -> None:
 
 
 def test_what_nobody_runs_says_the_rule(plan) -> None:
-    done = CliRunner().invoke(group, ["explain", str(plan), "--against", "tp=3"])
+    done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", "tp=3"])
     assert done.exit_code == 0, done.output
-    assert "nobody runs it: tp 3 does not divide the 32 heads" in done.stdout
+    assert "no framework runs it: tp 3 does not divide the 32 heads" in done.stdout
 
 
 @pytest.mark.parametrize(
     "against", ["tp=3", "pp=5", "cp=3,pp=7", "vpp=5", "ep=2", "micro_batch_size=7", "schedule=zb_v", "tp=8,pp=4,cp=8"]
 )
 def test_what_nobody_runs_leads_to_changes_that_are_accepted(plan, against) -> None:
-    done = CliRunner().invoke(group, ["explain", str(plan), "--against", against, "--json"])
+    done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", against, "--json"])
     said = json.loads(done.stdout)["refused"]
     alternatives = [re.findall(r"`(\w+=\d+)`", one) for one in re.split(r",? or ", said)]
     assert any(alternatives), said
     for changes in filter(None, alternatives):
         both = dict(one.split("=") for one in [*against.split(","), *changes])
         typed = ",".join(f"{name}={value}" for name, value in both.items())
-        other = CliRunner().invoke(group, ["explain", str(plan), "--against", typed, "--json"])
+        other = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", typed, "--json"])
         assert "refused" not in json.loads(other.stdout), (typed, other.stdout)
 
 
 def test_words_that_are_no_degrees_are_usage_errors(plan) -> None:
-    done = CliRunner().invoke(group, ["explain", str(plan), "--against", "tpp=3"])
+    done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", "tpp=3"])
     assert done.exit_code == 2
     assert "did you mean `tp`" in done.output
-    assert CliRunner().invoke(group, ["explain"]).exit_code == 2
-    assert CliRunner().invoke(group, ["explain", str(plan.parent / "absent.json")]).exit_code == 1
+    assert CliRunner().invoke(group, ["llm", "explain"]).exit_code == 2
+    assert CliRunner().invoke(group, ["llm", "explain", str(plan.parent / "absent.json")]).exit_code == 1

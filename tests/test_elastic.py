@@ -44,7 +44,18 @@ def test_a_machine_is_killed_and_returns_and_the_losses_are_those_of_a_run_that_
         whole = undisturbed(tmp_path, STEPS)
     pace = tmp_path / "pace"
     pace.write_text("0.02")
-    words = (*RUN, "--elastic", "--checkpoint", "saved", "--every", "3", "--losses", "losses.jsonl", "--silence", "4")
+    words = (
+        *RUN,
+        "--elastic",
+        "--checkpoint",
+        "saved",
+        "--every",
+        "3",
+        "--losses",
+        "losses.jsonl",
+        "--heartbeat-timeout",
+        "4",
+    )
     with Machines(tmp_path, "3:4", *words, "--steps", str(STEPS), restarts=9) as machines:
         machines.start(0, 1, 2, 3)
         machines.wait_for(lambda steps: len(steps) >= 5)
@@ -79,7 +90,7 @@ def test_ranks_are_started_again_in_a_store_that_is_used_until_no_restart_is_lef
     elastic_models.plan(2).save(tmp_path / "plan.json")
     (tmp_path / "pace").write_text("0.002")
     words = (*RUN, "--steps", "100000", "--checkpoint", "saved", "--every", "1", "--resume", "--losses", "losses.jsonl")
-    with Machines(tmp_path, "2", *words, "--silence", "4", restarts=1, shared_store=True) as machines:
+    with Machines(tmp_path, "2", *words, "--heartbeat-timeout", "4", restarts=1, shared_store=True) as machines:
         machines.start(0, 1)
         for _ in range(2):
             known = len(machines.steps())
@@ -178,13 +189,10 @@ def test_more_ranks_than_devices_are_told_once(tmp_path: Path) -> None:
         (("--elastic",), "`--elastic` needs `--checkpoint FOLDER --every N`"),
         (("--elastic", "--checkpoint", "saved"), "`--elastic` needs `--checkpoint FOLDER --every N`"),
         (("--elastic", "--checkpoint", "saved", "--every", "1"), "`--elastic` needs torchrun"),
-        (("--elastic", "--emulate"), "`--emulate` trains no model: leave out"),
-        (("--elastic", "--inference"), "`--inference` trains no model: leave out"),
     ],
 )
 def test_options_that_elastic_runs_lack_are_told(words: tuple[str, ...], said: str) -> None:
-    workload = () if "--emulate" in words else ("--workload", "mlp")
-    done = CliRunner().invoke(group, ["run", "plan.json", *workload, *words])
+    done = CliRunner().invoke(group, ["run", "plan.json", "--workload", "mlp", *words])
     assert done.exit_code == 2
     assert said in done.output
 

@@ -184,9 +184,9 @@ def save(folder: Path, name: str) -> str:
 
 def test_the_command_emulates_and_compares_with_what_was_predicted(tmp_path: Path) -> None:
     file = save(tmp_path, "priced.json")
-    words = ["--emulate", "--scale", "1.5", "--steps", "2", "--timeline", "measured.npz"]
+    words = ["--scale", "1.5", "--steps", "2", "--timeline", "measured.npz"]
     done = subprocess.run(
-        [sys.executable, "-m", "hpgo", "run", file, *words], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-m", "hpgo", "emulate", file, *words], cwd=tmp_path, capture_output=True, text=True,
         timeout=200, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -203,7 +203,7 @@ def test_the_command_emulates_and_compares_with_what_was_predicted(tmp_path: Pat
     assert measured.makespan_s >= predicted.makespan_s - EPSILON_S
 
     done = subprocess.run(
-        [sys.executable, "-m", "hpgo", "run", file, "--emulate", "--steps", "1", "--json"], cwd=tmp_path,
+        [sys.executable, "-m", "hpgo", "emulate", file, "--steps", "1", "--json"], cwd=tmp_path,
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -216,23 +216,20 @@ def test_the_command_emulates_and_compares_with_what_was_predicted(tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["priced.json"], 2, "Missing option '--workload'"),
-        (["priced.json", "--workload", "mlp", "--scale", "2"], 2, "`--scale` needs `--emulate`"),
-        (["priced.json", "--emulate", "--workload", "mlp"], 2, "leave out `--workload`"),
-        (["priced.json", "--emulate", "--seed", "0"], 2, "leave out `--seed`"),
-        (["priced.json", "--emulate", "--scale", "ten"], 2, "'ten' is not a valid float"),
-        (["priced.json", "--emulate", "--scale", "0"], 1, "scale is 0"),
-        (["priced.json", "--emulate", "--scale", "1e-9"], 1, "scale is 1e-09"),
-        (["priced.json", "--emulate", "--scale", "nan"], 1, "scale is nan"),
-        (["priced.json", "--emulate", "--scale", "1e7"], 1, "scale is 1e+07"),
-        (["unpriced.json", "--emulate"], 1, "the program says no times, so there is nothing to emulate"),
+        (["priced.json", "--workload", "mlp"], 2, "No such option '--workload'"),
+        (["priced.json", "--scale", "ten"], 2, "'ten' is not a valid float"),
+        (["priced.json", "--scale", "0"], 1, "scale is 0"),
+        (["priced.json", "--scale", "1e-9"], 1, "scale is 1e-09"),
+        (["priced.json", "--scale", "nan"], 1, "scale is nan"),
+        (["priced.json", "--scale", "1e7"], 1, "scale is 1e+07"),
+        (["unpriced.json"], 1, "the program says no times, so there is nothing to emulate"),
     ],
 )
 def test_what_can_not_be_emulated_is_told_before_anything_starts(
     words: list[str], code: int, said: str, tmp_path: Path
 ) -> None:
     file = save(tmp_path, words[0])
-    result = CliRunner().invoke(group, ["run", file, *words[1:]])
+    result = CliRunner().invoke(group, ["emulate", file, *words[1:]])
     if code == 2:
         assert result.exit_code == 2
         assert said in result.stderr

@@ -354,21 +354,23 @@ def test_experts_go_to_no_launcher_whose_settings_do_not_say_them(target: str, w
 
 # --- Commands, and what is refused ------------------------------------------------------------------------------------
 
-ASKED = ["mixtral-8x7b", "-c", "h200:2", "--seq", "4096"]
+ASKED = ["mixtral-8x7b", "-c", "h200:2", "--seq-length", "4096"]
 
 
 def test_reports_of_experts_say_that_nothing_certifies_them() -> None:
-    done = CliRunner().invoke(group, ["price", *ASKED, "-b", "64", "--ep", "8", "--pp", "2"])
+    done = CliRunner().invoke(group, ["llm", "estimate", *ASKED, "-b", "64", "--ep", "8", "--pp", "2"])
     assert done.exit_code == 0, done.output
     assert "ep 8, pp 2, dp 8" in done.stdout
     assert "no certificate" in done.stdout
     assert "expert exchange" in done.stdout
-    listed = CliRunner().invoke(group, ["plan", *ASKED, "--global-batch-size", "16", "--top", "2"])
+    listed = CliRunner().invoke(group, ["llm", "plan", *ASKED, "--global-batch-size", "16", "--top", "2"])
     assert listed.exit_code == 0, listed.output
     assert "no certificate" in listed.stdout
-    dense = CliRunner().invoke(group, ["price", "llama-3-8b", "-c", "h100:1", "-b", "8", "--seq", "4096", "--tp", "2"])
+    dense = CliRunner().invoke(
+        group, ["llm", "estimate", "llama-3-8b", "-c", "h100:1", "-b", "8", "--seq-length", "4096", "--tp", "2"]
+    )
     assert "no certificate" not in dense.stdout
-    held = json.loads(CliRunner().invoke(group, ["price", *ASKED, "-b", "64", "--ep", "8", "--json"]).stdout)
+    held = json.loads(CliRunner().invoke(group, ["llm", "estimate", *ASKED, "-b", "64", "--ep", "8", "--json"]).stdout)
     assert held["has_experts"] is True
     assert held["way"]["expert"] == 8
 

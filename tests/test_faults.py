@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for proce
 HOST = socket.gethostname()
 WHO = f"rank 3 of stage 1 on {HOST}"
 RUN = ("plan.json", "--workload", "fault_models:build", "--dtype", "float64", "--optimizer", "adamw:lr=0.1")
-SOON = ("--timeout", "5", "--silence", "4")
+SOON = ("--timeout", "5", "--heartbeat-timeout", "4")
 MOST_S = 10.0
 CASES = [
     *itertools.product(("kill -9", "SIGSTOP"), ("start", "forward", "all-reduce", "save")),

@@ -156,8 +156,8 @@ def test_a_file_that_is_not_there_is_told_without_advice_to_name_one_that_is(tmp
 
 
 MISPLACED = [
-    ("plan qwen2.5-72b -c h100:8 -b 1024", "--seq"),
-    ("plan llama-3-8b -c h100:1 -b 32,64", "--seq"),
+    ("plan qwen2.5-72b -c h100:8 -b 1024", "has no layer profile"),
+    ("plan llama-3-8b -c h100:1 -b 32,64", "has no layer profile"),
     ("evaluate llama-3-8b -c h100:1 -b 64 --stages 1@0", "is a transformer"),
     ("models show llama-3-8b", "is a transformer"),
     ("profile llama-3-8b", "is a transformer"),
@@ -165,15 +165,15 @@ MISPLACED = [
     ("simulate llama-3-8b", "is a transformer"),
     ("draw llama-3-8b -o x.svg", "is a transformer"),
     ("export llama-3-8b --to megatron", "is a transformer"),
-    ("explain llama-3-8b", "is a transformer"),
-    ("price vgg-19 -c h100:1 -b 8 --seq 2048", "is a model with measured layer times"),
+    ("llm explain llama-3-8b", "is a transformer"),
+    ("llm estimate vgg-19 -c h100:1 -b 8 --seq-length 2048", "is a model with measured layer times"),
     ("plan bert-48 -c vgg-19 -b 64", "is a model with measured layer times"),
     ("simulate --schedule vgg-19", "is a model with measured layer times"),
     ("simulate vgg-19", "is a model with measured layer times"),
     ("draw vgg-19 -o x.svg", "is a model with measured layer times"),
     ("evaluate h100:2 -c h100:1 -b 64 --stages 1@0", "is a cluster"),
     ("plan h100:2 -c h100:1 -b 64", "is a cluster"),
-    ("price h100:2 -c h100:1 -b 64 --seq 2048", "is a cluster"),
+    ("llm estimate h100:2 -c h100:1 -b 64 --seq-length 2048", "is a cluster"),
     ("simulate --schedule dapple-a", "is a cluster"),
     ("plan zb_h1 -c h100:1 -b 64", "is a schedule"),
     ("plan bert-48 -c 1f1b -b 64", "is a schedule"),
@@ -225,9 +225,9 @@ def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
         "estimate llama-3-8b --device h100 --batch-size 1 --efficiency 2",
         "estimate llama-3-8b --device h100 --dim tokens=128 --batch-size 99999999",
         "estimate llama-3-8b --device h100 --dim token=4",
-        "price llama-3-8b -c h100:1 -b 8 --seq 2048 --recompute-layers 4",
-        "price llama-3-8b -c h100:1 -b 8 --seq 2048 --pp 2 --first-layers 40",
-        "price llama-3-8b -c h100:1 -b 8 --seq 2048 --pp 2 --vpp 2 --schedule zb_v --first-layers 4",
+        "llm estimate llama-3-8b -c h100:1 -b 8 --seq-length 2048 --recompute-num-layers 4",
+        "llm estimate llama-3-8b -c h100:1 -b 8 --seq-length 2048 --pp 2 --first-rank-layers 40",
+        "llm estimate llama-3-8b -c h100 -b 8 --seq-length 64 --pp 2 --vpp 2 --pp-schedule zb_v --first-rank-layers 4",
         "schedules show zb --ranks 4 --micro-batches 8 --group-size 2",
         "schedules show dualpipe --ranks 3 --micro-batches 6",
         "simulate -s 4 -b 6 --schedule interleaved --chunks 2 --group-size 5",
@@ -310,13 +310,13 @@ def test_degrees_that_a_hint_names_are_accepted_in_the_same_question(shape, aske
     ("options", "hint"),
     [
         ("--vpp 7", "use `--vpp 1`"),
-        ("--schedule zb_v", "use `--vpp 2` and `--pp 2`"),
+        ("--pp-schedule zb_v", "use `--vpp 2` and `--pp 2`"),
         ("--tp 5 --ep 2", "use `--tp 4` and `--ep 1`"),
         ("--cp 9 --pp 12 --micro-batch-size 4", ""),
     ],
 )
 def test_several_degrees_that_are_refused_lead_to_options_that_are_accepted(options: str, hint: str) -> None:
-    asked = ["price", "llama-3-8b", "-c", "h100:16", "-b", "256", "--seq", "4096"]
+    asked = ["llm", "estimate", "llama-3-8b", "-c", "h100:16", "-b", "256", "--seq-length", "4096"]
     refused = CliRunner().invoke(group, [*asked, *options.split()])
     assert isinstance(refused.exception, hpgo.ArgumentError)
     said = refused.exception.hint
@@ -369,11 +369,11 @@ def test_what_a_search_says_to_fix_instead_leaves_ways(layers, fix, launcher) ->
 def test_the_layers_of_the_ends_are_named_where_they_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "seven.yaml").write_text(TRANSFORMER.replace("layers: 2", "layers: 7"))
-    asked = ["price", "seven.yaml", "-c", "h100:1", "-b", "8", "--seq", "512", "--pp", "2"]
+    asked = ["llm", "estimate", "seven.yaml", "-c", "h100:1", "-b", "8", "--seq-length", "512", "--pp", "2"]
     refused = CliRunner().invoke(group, asked)
     assert isinstance(refused.exception, hpgo.ArgumentError)
-    assert "`--first-layers 4`" in refused.exception.hint
-    assert CliRunner().invoke(group, [*asked, "--first-layers", "4"]).exit_code == 0
+    assert "`--first-rank-layers 4`" in refused.exception.hint
+    assert CliRunner().invoke(group, [*asked, "--first-rank-layers", "4"]).exit_code == 0
     # The search finds such ends by itself.
     assert hpgo.choose_way("seven.yaml", "h100:1", global_batch_size=8, seq=512, fix={"pp": 2}).best.way.pipeline == 2
 
@@ -540,7 +540,13 @@ def test_a_misspelt_name_in_a_file_of_pipeedge_is_refused_beside_the_one_that_is
         ("launch plan.json --on slrum --script x.py", "did you mean `slurm`?"),
         ("estimate llama-3-8b --device h20 --dim tokens=4", "did you mean `h200`?"),
         ("plan bert-48 -c dapple-a -b 64 --optimizer sdg", "did you mean `sgd`?"),
-        ("price llama-3-8b -c h100:1 -b 8 --seq 2048 --precision nothing", "`hpgo price --help` says more"),
+        (
+            "llm estimate llama-3-8b -c h100:1 -b 8 --seq-length 64 --precision x",
+            "`hpgo llm estimate --help` says more",
+        ),
+        ("llm estimate llama-3-8b -c h100:1 -b 8 --seq 64", "did you mean `--seq-length`?"),
+        ("run plan.json --worklod gpt", "did you mean `--workload`?"),
+        ("explain plan.json", "`hpgo --help` says more"),
     ],
 )
 def test_a_misspelt_choice_leads_to_the_one_that_is_meant(

@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from test_inference import case, expected, put, ran, shared  # noqa: E402 -- what needs torch, where there is one
 
-from hpgo.runtime import Pipeline, Value, Workload  # noqa: E402
+from hpgo.runtime import InferencePipeline, Value, Workload  # noqa: E402
+from hpgo.runtime.infer.widths import Widths  # noqa: E402
 from hpgo.runtime.packets import HEAD_BYTES, Head, Layout  # noqa: E402
 from hpgo.runtime.quantised import BITS  # noqa: E402
-from hpgo.runtime.widths import Widths  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,7 +191,7 @@ def test_hosts_that_take_turns_hold_rates_and_hand_outputs_back_too(tmp_path: Pa
 
 
 def test_what_can_not_be_held_is_told() -> None:
-    with Pipeline(put("forward_only", 1), "runtime_models:chain", inference=True) as pipeline:
+    with InferencePipeline(put("forward_only", 1), "runtime_models:chain") as pipeline:
         for how, words in (
             ({"hold_samples_per_s": 0}, "the rate to hold is 0"),
             ({"data_rank": 1}, "data_rank is 1"),

@@ -31,9 +31,9 @@ import runtime_models  # noqa: E402
 import warm_runs  # noqa: E402 -- what needs torch, where there is one
 from refusals import refused  # noqa: E402
 
-from hpgo.runtime import Pipeline, Workload  # noqa: E402
+from hpgo.runtime import InferencePipeline, Pipeline, Workload  # noqa: E402
 from hpgo.runtime.quantised import BITS, ENDS_BYTES, pack, packed_bytes, unpack  # noqa: E402
-from hpgo.runtime.runnable import bits_behind  # noqa: E402
+from hpgo.runtime.runnable import Runnable, bits_behind  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -215,8 +215,8 @@ def test_chains_whose_hosts_do_not_take_turns_are_refused() -> None:
             [(part, [host]) for route in routes for part, host in zip((layers[:4], layers[4:]), route, strict=True)],
             micro_batch_size=4, global_batch_size=4 * len(routes),
         )  # fmt: skip
-        with refused(hpgo.ArgumentError, "invalid_argument", "forward_only") as caught:
-            Pipeline(program, "runtime_models:chain", inference=True)
+        with pytest.raises(hpgo.ArgumentError, match="don't take turns") as caught:
+            InferencePipeline(program, "runtime_models:chain")
         assert caught.value.hint
 
 
@@ -339,10 +339,10 @@ def test_bits_are_those_asked_for_or_those_of_the_plan() -> None:
     slow = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
     plan = hpgo.partition(profile, slow, batch_size=8, bits=(8,), objective="bits", samples_per_s=2500)
     assert len(plan.stages) == 2
-    assert bits_behind(plan, 2, None) == (plan.hops[1].bits,) == (8,)
-    assert bits_behind(plan, 2, 0) == (0,)
-    assert bits_behind(plan, 3, (4, 0)) == (4, 0)
-    assert bits_behind(one(), 1, 8) == ()
+    assert bits_behind([8], 2, None) == Runnable.from_plan(plan).bits == (8,)
+    assert bits_behind([8], 2, 0) == (0,)
+    assert bits_behind([8], 3, (4, 0)) == (4, 0)
+    assert bits_behind(None, 1, 8) == ()
     for asked, words in (
         (7, "can't travel in 7 bits"),
         ((8, 8), "bits are given for 2 cuts, and 2 stages have 1"),
@@ -350,7 +350,7 @@ def test_bits_are_those_asked_for_or_those_of_the_plan() -> None:
         ("8", "the number of bits is `8`"),
     ):
         with pytest.raises(hpgo.ArgumentError, match=words) as caught:
-            bits_behind(plan, 2, asked)
+            bits_behind([8], 2, asked)
         assert caught.value.hint
 
 
@@ -375,8 +375,8 @@ def one() -> Any:
 )
 def test_micro_batches_that_the_model_cannot_take_are_refused(batch: Any, words: tuple[str, ...]) -> None:
     with (
-        refused(hpgo.ArgumentError, *words) as caught,
-        Pipeline(one(), "runtime_models:chain", inference=True) as pipeline,
+        pytest.raises(hpgo.ArgumentError, match=words) as caught,
+        InferencePipeline(one(), "runtime_models:chain") as pipeline,
     ):
         list(pipeline.infer([torch.zeros(4, 6), batch]))
     assert caught.value.message.startswith(f"rank 0 of stage 0 on {HOST}, the wait for micro-batch 1: ")
@@ -388,8 +388,8 @@ def test_what_an_iterator_or_a_layer_raises_is_told_with_its_micro_batch() -> No
         yield torch.zeros(4, 6)
         raise KeyError("gone")
 
-    with Pipeline(one(), "runtime_models:chain", inference=True) as pipeline:
-        with refused(hpgo.HpgoError, "run_failed", "1", "KeyError"):
+    with InferencePipeline(one(), "runtime_models:chain") as pipeline:
+        with pytest.raises(hpgo.HpgoError, match="the wait for micro-batch 1: KeyError: 'gone'"):
             list(pipeline.infer(source()))
         with refused(hpgo.HpgoError, "mismatch"):
             pipeline.infer([])
@@ -406,35 +406,19 @@ def test_plans_and_options_that_do_not_infer_are_refused() -> None:
         ({"plan": of("1f1b")}, "`1f1b` has backward passes, so it trains"),
         ({"plan": shared}, "stage 0 has 2 replicas"),
         ({"plan": of("forward_only", gpus_per_device=2)}, "is 2 GPUs"),
-        ({"optimizer": torch.optim.SGD}, "are for training"),
-        ({"clip_norm": 1.0}, "are for training"),
-        ({"backend": "torch"}, "are for training"),
-        ({"inference": "yes"}, "inference is `yes`"),
         ({"workload": "mlp:layers=3,width=4"}, "layer 1 is `0`, which the workload lacks"),
-        ({"inference": False}, "forward passes alone"),
     ):
         with pytest.raises(hpgo.HpgoError, match=words) as caught:
-            Pipeline(**{"plan": one(), "workload": "runtime_models:chain", "inference": True} | change)
+            InferencePipeline(**{"plan": one(), "workload": "runtime_models:chain"} | change)
         assert caught.value.hint
-    with Pipeline(one(), "runtime_models:chain", inference=True) as pipeline:
-        for call in (
-            lambda: pipeline.step(torch.zeros(4, 6), torch.zeros(4, 6)),
-            lambda: pipeline.loader([(torch.zeros(6), torch.zeros(6))] * 4),
-            lambda: pipeline.checkpoint("saved"),
-        ):
-            with refused(hpgo.ArgumentError, "wrong_state"):
-                call()
-        with refused(hpgo.ArgumentError, "wrong_state"):
+    with InferencePipeline(one(), "runtime_models:chain") as pipeline:
+        with pytest.raises(hpgo.ArgumentError, match="no step is"):
             pipeline.flow()
         with refused(hpgo.ArgumentError, "invalid_argument", "3"):
             pipeline.infer(3)
         assert list(pipeline.infer([])) == []
-        assert pipeline.weights == []
-    with (
-        Pipeline(of("1f1b"), "runtime_models:chain") as pipeline,
-        refused(hpgo.ArgumentError, "wrong_state"),
-    ):
-        pipeline.infer([])
+    with pytest.raises(hpgo.ArgumentError, match="forward passes alone"):
+        Pipeline(one(), "runtime_models:chain")
 
 
 def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -455,11 +439,11 @@ def test_plans_of_partition_count_layers_as_the_workload_does(tmp_path: Path, on
     plan(8).save(tmp_path / "chain.json")
     workload = Workload.read("runtime_models:chain")
     for planned in (plan(8), tmp_path / "chain.json"):
-        with Pipeline(planned, workload, inference=True) as pipeline:
+        with InferencePipeline(planned, workload) as pipeline:
             outputs = list(pipeline.infer(inference_ranks.batches(workload, ROWS)))
         assert all(torch.equal(*pair) for pair in zip(outputs, expected("chain"), strict=True))
-    with refused(hpgo.ArgumentError, "invalid_argument", "0", "7", "8"):
-        Pipeline(plan(7), workload, inference=True)
+    with pytest.raises(hpgo.ArgumentError, match="the plan is for 7 layers, and the workload has 8: `0` to `7`"):
+        InferencePipeline(plan(7), workload)
 
 
 def test_weights_come_from_checkpoints_of_runs_that_trained(tmp_path: Path, one_thread: None) -> None:
@@ -469,7 +453,7 @@ def test_weights_come_from_checkpoints_of_runs_that_trained(tmp_path: Path, one_
         pipeline.step(batch, batch)
         pipeline.checkpoint(tmp_path / "saved")
         trained = pipeline.parts[0]
-    with Pipeline(one(), workload, inference=True) as pipeline:
+    with InferencePipeline(one(), workload) as pipeline:
         (before,) = pipeline.infer([batch])
         assert pipeline.resume(tmp_path / "saved")
         (after,) = pipeline.infer([batch])
@@ -515,7 +499,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[warm_runs.Runs]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{before}")
         patch.setenv("OMP_NUM_THREADS", "1")
-        made = warm_runs.Runs(folder)
+        made = warm_runs.Runs(folder, "infer")
         yield made
         made.close()
 
@@ -533,7 +517,7 @@ def accuracy_of_the_whole(folder: Path) -> float:
 
 
 def test_the_command_infers_by_a_plan_of_partition(runs: warm_runs.Runs) -> None:
-    words = ("two.json", "--inference", "--workload", "mine:build", "--data", "mine:data", "--seed", "2", "-q", "16")
+    words = ("two.json", "--workload", "mine:build", "--data", "mine:data", "--seed", "2", "-q", "16")
     runs.start(*words, "--json", "--timeline", "measured.npz")
     ended = runs.finish()
     assert (ended.code, ended.err, ended.left) == (0, "", [])
@@ -557,7 +541,7 @@ def test_the_command_infers_by_a_plan_of_partition(runs: warm_runs.Runs) -> None
 def test_the_command_infers_on_hosts_that_take_turns(runs: warm_runs.Runs) -> None:
     plan = hpgo.ChainPlan.read(runs.folder / "shared.json")
     assert sorted(len(stage.hosts) for stage in plan.stages) == [1, 2]
-    runs.start("shared.json", "--inference", "--workload", "mine:build", "--data", "mine:data", "--seed", "2", "--json")
+    runs.start("shared.json", "--workload", "mine:build", "--data", "mine:data", "--seed", "2", "--json")
     ended = runs.finish()
     assert (ended.code, ended.err, ended.left) == (0, "", [])
     document = json.loads(ended.out)
@@ -568,7 +552,7 @@ def test_the_command_infers_on_hosts_that_take_turns(runs: warm_runs.Runs) -> No
 
 
 def test_the_command_holds_a_rate_and_says_accuracy_beside_it(runs: warm_runs.Runs) -> None:
-    runs.start("two.json", "--inference", "--workload", "mine:build", "--data", "mine:data", "--hold-rate", "0.5")
+    runs.start("two.json", "--workload", "mine:build", "--data", "mine:data", "--hold-rate", "0.5")
     ended = runs.finish()
     assert (ended.code, ended.left, ended.errors) == (0, [], [])
     rows = [line for line in ended.out.splitlines() if line.startswith(("throughput", "rate to hold", "accuracy"))]
@@ -577,8 +561,8 @@ def test_the_command_holds_a_rate_and_says_accuracy_beside_it(runs: warm_runs.Ru
     assert re.search(r"^accuracy +[0-9.]+ %$", rows[2])
 
 
-ENDLESS = ("--inference", "--workload", "fault_models:build", "--micro-batches", "100000")
-FAULTS = (*ENDLESS, "--silence", "2s")
+ENDLESS = ("--workload", "fault_models:build", "--micro-batches", "100000")
+FAULTS = (*ENDLESS, "--heartbeat-timeout", "2s")
 
 
 @pytest.mark.parametrize("fault", ["kill -9", "SIGSTOP", "exception", "sys.exit(0)"])
@@ -636,14 +620,15 @@ def test_sigterm_to_one_rank_lets_out_what_has_entered_and_ends_all(runs: warm_r
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["two.json"], "is a plan of inference, which has nothing to train"),
-        (["trains.json", "--inference"], "`1f1b` has backward passes, so it trains"),
-        (["two.json", "--inference", "--checkpoint", "absent", "--resume"], "there is no checkpoint in absent"),
+        (["run", "two.json"], "is a plan of inference, which has nothing to train"),
+        (["infer", "trains.json"], "`1f1b` has backward passes, so it trains"),
+        (["infer", "two.json", "--checkpoint", "absent"], "there is no checkpoint in absent"),
     ],
 )
 def test_plans_of_the_other_kind_are_told(words: list[str], said: str, runs: warm_runs.Runs) -> None:
     put("1f1b", 1).save(runs.folder / "trains.json")
-    runs.start(*words, "--workload", "mine:build")
+    command, *others = words
+    runs.start(*others, "--workload", "mine:build", command=command)
     ended = runs.finish()
     assert ended.code == 1
     assert said in ended.errors[0]
@@ -653,18 +638,16 @@ def test_plans_of_the_other_kind_are_told(words: list[str], said: str, runs: war
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--inference", "--steps", "3"], "`--inference` trains no model: leave out `--steps`"),
-        (["--inference", "--emulate"], "leave out `--inference`"),
-        (["--micro-batches", "3"], "`--micro-batches` needs `--inference`"),
-        (["--quantize", "8"], "`--quantize` needs `--inference`"),
-        (["--hold-rate", "8"], "`--hold-rate` needs `--inference`"),
-        (["--inference", "-q", "8,x"], "`--quantize 8,x` are no numbers"),
-        (["--inference", "--checkpoint", "saved"], "`--inference` saves nothing"),
+        (["infer", "--workload", "mlp", "--steps", "3"], "No such option '--steps'"),
+        (["infer", "--workload", "mlp", "-q", "8,x"], "`8,x` are no numbers"),
+        (["infer"], "Missing option '--workload'"),
+        (["run", "--workload", "mlp", "--micro-batches", "3"], "No such option '--micro-batches'"),
+        (["run", "--workload", "mlp", "--inference"], "No such option '--inference'"),
     ],
 )
-def test_options_that_do_not_go_together_are_told(words: list[str], said: str) -> None:
-    workload = [] if "--emulate" in words else ["--workload", "mlp"]
-    result = CliRunner().invoke(group, ["run", "any.json", *words, *workload])
+def test_options_of_another_command_are_told(words: list[str], said: str) -> None:
+    command, *others = words
+    result = CliRunner().invoke(group, [command, "any.json", *others])
     assert result.exit_code == 2
     assert said in result.output
 
@@ -672,7 +655,7 @@ def test_options_that_do_not_go_together_are_told(words: list[str], said: str) -
 def test_a_rank_that_raises_ends_all_under_torchrun(runs: warm_runs.Runs) -> None:
     how = {"PHASE": "forward", "RANK_LOST": "1", "FAULT": "exception", "WHEN": "9"}
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hpgo", "run", "two.json",
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hpgo", "infer", "two.json",
          *ENDLESS], cwd=runs.folder, capture_output=True, text=True, timeout=120, check=False,
         env={**os.environ, **how, "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip

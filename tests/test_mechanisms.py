@@ -92,17 +92,31 @@ def said_of(*words: object) -> str:
 
 
 def test_reports_name_it() -> None:
-    ask = ["price", "llama-3-8b", "-b", 8, "--seq", 8192]
+    ask = ["llm", "estimate", "llama-3-8b", "-b", 8, "--seq-length", 8192]
     told = "No published step on such a device has measured cp: what that takes stands on terms alone."
     assert told in said_of(*ask, "-c", "a100:1", "--tp", 4, "--cp", 2)
-    folded = ["--tp", 2, "--pp", 4, "--vpp", 2, "--zero", 0, "--schedule", "zb_v"]
+    folded = ["--tp", 2, "--pp", 4, "--vpp", 2, "--zero-stage", 0, "--pp-schedule", "zb_v"]
     assert "No published step has measured schedule zb_v:" in said_of(*ask, "-c", "h100:1", *folded)
     assert "No published step" not in said_of(*ask, "-c", "h100:1", "--tp", 2)
 
 
 def test_the_list_says_which_is_taken_and_explain_marks_what_is_next_to_it(tmp_path: Path) -> None:
     path = tmp_path / "way.json"
-    words = ["plan", "llama-3-70b", "-c", "a100:8", "-b", 128, "--seq", 8192, "--for", "torchtitan", "--top", 2]
+    words = [
+        "llm",
+        "plan",
+        "llama-3-70b",
+        "-c",
+        "a100:8",
+        "-b",
+        128,
+        "--seq-length",
+        8192,
+        "--framework",
+        "torchtitan",
+        "--top",
+        2,
+    ]
     said = said_of(*words, "-o", path)
     assert "?: No published step on such a device has measured cp" in said
     assert "The plan is 3, which relies on none of that and is within the error of 1." in said
@@ -111,8 +125,8 @@ def test_the_list_says_which_is_taken_and_explain_marks_what_is_next_to_it(tmp_p
     assert (found["best"], len(found["prices"])) == (3, 3)
     assert found["prices"][2]["unmeasured"] == []
     assert "cp" in found["prices"][0]["unmeasured"]
-    against = ["explain", path, "--against", "cp=2,tp=4"]
+    against = ["llm", "explain", path, "--compare-with", "cp=2,tp=4"]
     assert "has measured cp" in said_of(*against)
     assert json.loads(said_of(*against, "--json"))["unmeasured"] == ["cp"]
-    said_of("plan", "llama-3-8b", "-c", "a100:1", "-b", 8, "--seq", 8192, "-o", path)
-    assert "fits; cp unmeasured" in said_of("explain", path)
+    said_of("llm", "plan", "llama-3-8b", "-c", "a100:1", "-b", 8, "--seq-length", 8192, "-o", path)
+    assert "fits; cp unmeasured" in said_of("llm", "explain", path)

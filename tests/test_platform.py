@@ -1,4 +1,4 @@
-"""`hpgo calibrate --steps` finds what a platform takes by its steps, and `--platform` foretells others with it."""
+"""`hpgo llm calibrate` finds what a platform takes by its steps, and `--platform` foretells others with it."""
 
 from __future__ import annotations
 
@@ -175,16 +175,30 @@ def test_a_step_may_say_every_argument_of_a_price(tmp_path) -> None:
 def test_the_command_writes_a_platform_that_plans_read(tmp_path, run) -> None:
     steps, platform = tmp_path / "steps.yaml", tmp_path / "platform.yaml"
     steps.write_text(STEPS, encoding="utf-8")
-    done = run("calibrate", "--steps", steps, "-o", platform)
+    done = run("llm", "calibrate", steps, "-o", platform)
     assert "times as long as by terms" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     found = hpgo.Platform.read(platform)
-    told = json.loads(run("calibrate", "--steps", steps, "--json").stdout)
+    told = json.loads(run("llm", "calibrate", steps, "--json").stdout)
     assert told["platform"]["computing"] == found.computing
-    said = run("price", "llama-3-8b", "-c", "h100:1", "-b", 32, "--seq", 8192, "--tp", 2, "--platform", platform).stdout
+    said = run(
+        "llm",
+        "estimate",
+        "llama-3-8b",
+        "-c",
+        "h100:1",
+        "-b",
+        32,
+        "--seq-length",
+        8192,
+        "--tp",
+        2,
+        "--platform",
+        platform,
+    ).stdout
     assert f"± {100 * found.error:.0f} %, by terms and 2 measured steps" in said
     listed = run(
-        "plan", "llama-3-8b", "-c", "h100:1", "-b", 32, "--seq", 8192, "--top", 3, "--platform", platform
+        "llm", "plan", "llama-3-8b", "-c", "h100:1", "-b", 32, "--seq-length", 8192, "--top", 3, "--platform", platform
     ).stdout
     assert "the error of such steps where 2 were measured" in " ".join(listed.split())
 
@@ -217,7 +231,7 @@ def test_files_that_are_no_steps_are_refused_by_file_and_key(tmp_path, text: str
 
 def test_a_file_that_is_refused_ends_the_command_with_1_and_prints_nothing(tmp_path, run) -> None:
     (tmp_path / "steps.yaml").write_text(STEPS.replace("4.4 s", "-4.4"), encoding="utf-8")
-    done = run("calibrate", "--steps", "steps.yaml", "-o", "p.yaml", code=1)
+    done = run("llm", "calibrate", "steps.yaml", "-o", "p.yaml", code=1)
     assert done.stderr.startswith("error: steps.yaml, step 1: a time of -4.4 makes no sense")
     assert "hint: " in done.stderr
     assert done.stdout == ""
@@ -242,11 +256,9 @@ def test_tables_that_are_no_steps_are_refused(tmp_path, text: str, says: str) ->
 
 
 def test_questions_that_make_no_sense_are_usage_errors(tmp_path) -> None:
-    for words in (["calibrate"], ["calibrate", "plan.json"], ["calibrate", "--steps", "s.yaml", "plan.json"]):
+    for words in (["calibrate"], ["calibrate", "plan.json"], ["llm", "calibrate"]):
         done = CliRunner().invoke(group, words)
         assert done.exit_code == 2, done.output
-    words = ["plan", "vgg-19", "-c", "h100", "-b", "64", "--platform", "p.yaml"]
-    assert "--platform is for transformers" in CliRunner().invoke(group, words).output
 
 
 def test_a_platform_of_another_device_or_a_file_that_is_none_is_refused(tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""`hpgo price`: published recipes, the report, JSON, and profiles of groups of GPUs."""
+"""`hpgo llm estimate`: published recipes, the report, JSON, and profiles of groups of GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import hpgo
 from hpgo.cli.main import group
 
-LLAMA_70B = ["price", "llama-3-70b", "--cluster", "h100:8", "-b", "128", "--seq", "8192"]
+LLAMA_70B = ["llm", "estimate", "llama-3-70b", "--cluster", "h100:8", "-b", "128", "--seq-length", "8192"]
 RECIPE = [*LLAMA_70B, "--tp", "8", "--pp", "4", "--vpp", "5"]
 
 
@@ -32,12 +32,10 @@ def test_the_report_says_gpus_degrees_and_where_time_and_memory_go() -> None:
 
 
 def test_a_way_with_less_room_than_memory_is_off_says_how_to_leave_more() -> None:
-    question = ("plan", "llama-3-8b", "--cluster", "h100:1", "--global-batch-size", 16, "--seq", 8192)
+    question = ("llm", "plan", "llama-3-8b", "--cluster", "h100:1", "--global-batch-size", 16, "--seq-length", 8192)
     full = " ".join(asked(*question).stdout.split())
-    assert (
-        "± 5 % of 80 GB: 152.7 MB to spare which is less than such figures are off; `hpgo plan --headroom 4GB`" in full
-    )
-    roomy = asked(*question, "--headroom", "4GB").stdout
+    assert "152.7 MB to spare which is less than such figures are off; `hpgo llm plan --reserve 4GB`" in full
+    roomy = asked(*question, "--reserve", "4GB").stdout
     assert "GB to spare" in roomy
     assert "headroom" not in roomy
 
@@ -74,13 +72,13 @@ def test_errors_name_the_degree_and_go_to_stderr(run) -> None:
     assert "hint: the nearest that do are 2 and 4" in done.stderr
     done = run(*LLAMA_70B, "--micro-batch-size", 3, "--tp", 8, "--pp", 8, code=1)
     assert "does not divide a global batch of 128" in done.stderr
-    run(*LLAMA_70B, "--zero", 4, code=2)
-    assert "did you mean `llama-3-70b`?" in run("price", "llama-3-70", *LLAMA_70B[2:], code=1).stderr
+    run(*LLAMA_70B, "--zero-stage", 4, code=2)
+    assert "did you mean `llama-3-70b`?" in run("llm", "estimate", "llama-3-70", *LLAMA_70B[3:], code=1).stderr
 
 
-def test_slower_adapters_are_an_option() -> None:
+def test_slower_nics_are_an_option() -> None:
     fast, slow = (
-        json.loads(asked(*LLAMA_70B, "--tp", 8, "--pp", 2, "--adapter", rate, "--json").stdout)["step_s"]
+        json.loads(asked(*LLAMA_70B, "--tp", 8, "--pp", 2, "--nic", rate, "--json").stdout)["step_s"]
         for rate in (400, 25)
     )
     assert slow > fast
@@ -89,7 +87,8 @@ def test_slower_adapters_are_an_option() -> None:
 def test_layers_of_groups_are_a_profile_that_is_planned(tmp_path) -> None:
     path = tmp_path / "groups.yaml"
     asked(
-        "price", "llama-3-8b", "-c", "h100:1", "-b", "16", "--seq", "4096", "--tp", "2", "--pp", "4", "-o", path,
+        "llm", "estimate", "llama-3-8b", "-c", "h100:1", "-b", "16", "--seq-length", "4096", "--tp", "2", "--pp", "4",
+        "-o", path,
     )  # fmt: skip
     profile = hpgo.read_profile(path)
     assert profile.gpus_per_device == 2

@@ -147,7 +147,10 @@ def test_the_report_says_who_runs_the_plan_and_what_that_costs() -> None:
     assert "proven optimal among plans that Megatron-LM 0.16 runs: no plan of the search space has a shorter" in text
     assert "cuts between 48 blocks `encoder-…`, as many replicas of each stage, with equal shares" in text
     cost = f"{100 * (plan.step_s / free.step_s - 1):.0f} %"
-    assert f"--for megatron costs {cost} against the best plan that anybody could run; the best one found has" in text
+    assert (
+        f"--framework megatron costs {cost} against the best plan that anybody could run; the best one found has"
+        in text
+    )
     assert plan.schedule == "1f1b"
 
 
@@ -235,7 +238,7 @@ def test_what_is_exported_of_a_model_of_seventy_billion_weights_is_what_its_plan
     hpgo.write_profile(profile, tmp_path / "own.yaml")
     question = ["own.yaml", "-c", "h100:16", "-b", "512", "--recompute", "yes", "--shard-optimizer"]
     memory = ["--gradients-per-weight", "2", "--optimizer-per-weight", "6"]
-    for words in (["plan", *question, *memory, "--for", "megatron", "-o", "plan.json"],
+    for words in (["plan", *question, *memory, "--framework", "megatron", "-o", "plan.json"],
                   ["export", "plan.json", "--to", "megatron", "-o", "arguments.txt"]):  # fmt: skip
         subprocess.run(
             [sys.executable, "-m", "hpgo", *words], cwd=tmp_path, check=True, timeout=120, capture_output=True

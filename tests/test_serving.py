@@ -264,7 +264,7 @@ def test_the_commands_lead_from_a_profile_to_a_script(tmp_path: Path) -> None:
         return done.stdout
 
     for engine in ENGINES:
-        told = run("partition", "--profile", "llm.yaml", "--cluster", "two.yaml", "--for", engine, "--json")
+        told = run("partition", "--profile", "llm.yaml", "--cluster", "two.yaml", "--framework", engine, "--json")
         (tmp_path / "chain.json").write_text(told, encoding="utf-8")
         text = run("export", "chain.json", "--to", engine)
         assert text == main(hpgo.ChainPlan.from_json(told), engine)

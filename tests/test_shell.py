@@ -249,8 +249,8 @@ def test_prose_of_a_report_follows_the_terminal_up_to_120_columns():
         (["plan", "absent.yaml", "-c", "dapple-a", "-b", 64, "-o", "x.doc"], ".tex or .md"),
         (["plan", "absent.yaml", "-c", "dapple-a", "-b", "64,128", "--plot", "x.doc"], ".pdf or .html"),
         (["evaluate", "absent.yaml", "-o", "x.doc"], ".tex or .md"),
-        (["price", "absent.json", "-c", "h100", "-b", 8, "--seq", 512, "-o", "x.doc"], ".json or .txt"),
-        (["price", "absent.json", "-c", "h100", "-b", 8, "--seq", 512, "--picture", "x.doc"], ".pdf or .html"),
+        (["llm", "estimate", "absent.json", "-c", "h100", "--seq-length", 512, "-o", "x.doc"], ".json or .txt"),
+        (["llm", "plan", "absent.json", "-c", "h100", "--seq-length", 512, "-o", "x.doc"], ".pdf or .html"),
         (["estimate", "absent.onnx", "--device", "h100", "-o", "x.doc"], ".json or .txt"),
         (["profile", "absent:build", "-o", "x.doc"], ".json or .txt"),
         (["measure-links", "-o", "x.doc"], ".yaml or .yml"),
@@ -259,10 +259,10 @@ def test_prose_of_a_report_follows_the_terminal_up_to_120_columns():
         (["draw", "absent.json", "-o", "x.doc"], ".txt or .tex"),
         (["view", "absent.json", "-o", "x.doc"], ".html"),
         (["run", "absent.json", "--timeline", "x.doc"], ".timeline.json or .npz"),
-        (["explain", "absent.json", "--picture", "x.doc"], ".pdf or .html"),
+        (["llm", "explain", "absent.json", "-o", "x.doc"], ".pdf or .html"),
         (["partition", "--models-file", "absent.yml", "--svg", "x.doc"], ".svg"),
     ],
-    ids=lambda value: str(value[0]) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
 )
 def test_a_wrong_ending_is_refused_before_any_file_is_read(words, endings):
     from click.testing import CliRunner

@@ -1,4 +1,7 @@
-"""`hpgo run` again and again, in processes that fork after torch was loaded once, which is most of a small run."""
+"""`hpgo run` or `hpgo infer` again and again, in processes that fork after torch was loaded once.
+
+Loading it is most of a small run.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +39,16 @@ class Ended:
 class Runs:
     """Of one folder, one after the other. They fork from a process of their own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, command: str = "run") -> None:
+        self.folder, self._command = folder, command
         self._server = subprocess.Popen(
             [sys.executable, HERE / "warm_runs.py", folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
 
-    def start(self, *words: str, **variables: str) -> int:
+    def start(self, *words: str, command: str = "", **variables: str) -> int:
         """Begins a run; returns its process, which leads a group of its own."""
+        words = (command or self._command, *words)
         for name in ("moment", "out", "err"):
             (self.folder / name).unlink(missing_ok=True)
         assert self._server.stdin is not None
@@ -120,7 +124,7 @@ def _run(words: list[str], variables: dict[str, str]) -> NoReturn:
     os.environ.update(variables)
     for name, number in ((os.devnull, 0), ("out", 1), ("err", 2)):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
-    sys.argv = ["hpgo", "run", *words]
+    sys.argv = ["hpgo", *words]
     code = 0
     try:
         hpgo()
@@ -132,11 +136,13 @@ def _run(words: list[str], variables: dict[str, str]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    import hpgo.cli.infer
     import hpgo.cli.run
+    import hpgo.runtime.infer.pipeline
     import hpgo.runtime.launch
-    import hpgo.runtime.pipeline
+    import hpgo.runtime.train.pipeline
     from hpgo.cli.entry import hpgo
-    from hpgo.runtime.optimizer import optimizer_of
+    from hpgo.runtime.train.optimizer import optimizer_of
 
     optimizer_of("adamw")  # loads more of torch
 

@@ -190,9 +190,9 @@ def _functions_first(name: str) -> tuple[bool, str]:
 
 def commands() -> str:
     """What each command says of itself."""
-    sections = ["# Commands", "Each command as `hpgo COMMAND --help` prints it."]
+    sections = ["# Commands", "Each command as `hpgo help COMMAND` prints it."]
     for words in _commands():
-        told = CliRunner().invoke(hpgo.cli.main.group, [*words, "--help"], prog_name="hpgo").output
+        told = CliRunner().invoke(hpgo.cli.main.group, ["help", *words], prog_name="hpgo").output
         sections += [f"{'#' * (len(words) + 1)} hpgo {' '.join(words)}", f"```text\n{told.rstrip()}\n```"]
     return "\n\n".join(sections)
 

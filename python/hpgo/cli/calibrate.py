@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from hpgo.base.documents import json_text, write_text
-from hpgo.base.errors import ArgumentError, ClusterError
+from hpgo.base.errors import ClusterError
 from hpgo.base.laws import difference
 from hpgo.base.units import format_seconds
-from hpgo.cli.command import Command
-from hpgo.cli.terminal import say, table, width
-from hpgo.cli.values import CLUSTER, FILE, PLAN, PROFILE, YAML, File
+from hpgo.cli.command import Options, argument, option, takes
+from hpgo.cli.terminal import say, table
+from hpgo.cli.values import AS_JSON, CLUSTER_OF_PLAN, FILE, PLAN, PROFILE_OF_PLAN, YAML, File
 
 if TYPE_CHECKING:
     from hpgo.planning.calibration import Calibration
-    from hpgo.planning.measured_steps import PlatformFit
 
 _NAMES = {
     "forward_s": "forward", "backward_s": "backward", "transfer_s": "sends on", "sync_s": "sums",
@@ -27,46 +26,36 @@ _MANIFOLD = 10.0
 """From so many times what was predicted on, the table tells how many."""
 
 
-@click.command(cls=Command)
-@click.argument("plan", type=PLAN, metavar="[PLAN.json]", required=False)
-@click.argument("timeline", type=FILE, metavar="[TIMELINE]", required=False)
-@click.option("--steps", type=FILE, metavar="FILE", help="Measured steps of transformers: .yaml, .json or .csv.")
-@click.option(
-    "--profile", type=PROFILE, metavar="NAME|FILE", help="What the plan was made with, if it was saved without it."
-)
-@click.option("--cluster", type=CLUSTER, metavar="NAME|FILE", help="Likewise.")
-@click.option(
-    "-o",
-    "output",
-    type=File(".yaml", ".yml", ".json"),
-    metavar="FILE",
-    help="The corrected profile, or the platform: .yaml.",
-)
-@click.option("--cluster-output", type=YAML, metavar="FILE", help="The corrected cluster, as .yaml.")
-@click.option("--json", "as_json", is_flag=True, help="All of it as one object, for machines.")
-def command(
-    *,
-    plan: str | None,
-    timeline: str | None,
-    steps: str | None,
-    profile: str | None,
-    cluster: str | None,
-    output: str | None,
-    cluster_output: str | None,
-    as_json: bool,
-) -> None:
-    """Set a measured step beside the one that PLAN.json predicts, and say which part explains the difference.
+class CalibrateOptions(Options):
+    """Options of `hpgo calibrate`."""
 
-    TIMELINE is what `hpgo run --timeline` wrote. Profile and cluster are corrected by what stages, messages and sums
-    took, so that the next plan is made of them.
+    plan: str = argument(type=PLAN, metavar="PLAN.json")
+    timeline: str = argument(type=FILE, metavar="TIMELINE")
+    profile: str | None = PROFILE_OF_PLAN
+    cluster: str | None = CLUSTER_OF_PLAN
+    output: str | None = option(
+        "-o",
+        "--output",
+        type=File(".yaml", ".yml", ".json"),
+        metavar="FILE",
+        help="The corrected profile: .yaml or .json.",
+    )
+    cluster_output: str | None = option(
+        "--cluster-output", type=YAML, metavar="FILE", help="Write the corrected cluster: .yaml."
+    )
+    as_json: bool = AS_JSON
 
-    With --steps, a platform is made of steps that transformers took there, for --platform of `hpgo plan` and
-    `hpgo price`.
+
+@takes(CalibrateOptions)
+def command(options: CalibrateOptions) -> None:
+    """Compare a measured step with its prediction, and show which part explains the difference.
+
+    TIMELINE is a file that `hpgo run --timeline` wrote for PLAN.json. The measured times of stages, messages and
+    gradient reductions correct the profile and the cluster for the next plan.
 
     \b
     Examples:
       hpgo calibrate plan.json measured.timeline.json
-      hpgo calibrate --steps steps.yaml -o platform.yaml
       hpgo calibrate plan.json run.npz -o new.yaml --cluster-output lab.yaml
     """
     from hpgo.machine.cluster import Cluster
@@ -77,47 +66,25 @@ def command(
     from hpgo.planning.plans import Plan
     from hpgo.timing.timeline import Timeline
 
-    if steps is not None:
-        if plan is not None or profile is not None or cluster is not None or cluster_output is not None:
-            raise click.UsageError("--steps goes with -o and --json alone: a platform is for plans of any model")
-        _platform(steps, output, as_json=as_json)
-        return
-    if plan is None or timeline is None:
-        raise click.UsageError("name a plan and a timeline, or a file of measured steps with --steps")
-    read = Plan.read(plan)
-    given = None if profile is None else read_profile(profile)
+    read = Plan.read(options.plan)
+    given = None if options.profile is None else read_profile(options.profile)
     found = calibrate(
         read,
-        Timeline.read(timeline),
+        Timeline.read(options.timeline),
         profile=given,
-        cluster=None if cluster is None else Cluster.read(cluster),
+        cluster=None if options.cluster is None else Cluster.read(options.cluster),
     )
     known = given or read.assumed.profile
     for note in split(known) if isinstance(known, Profile) else ():
         say("note", note)
-    if output is not None:
-        write_profile(found.profile, output)
-    if cluster_output is not None:
-        write_text(Path(cluster_output), found.cluster.yaml(), ClusterError)
-    if as_json:
+    if options.output is not None:
+        write_profile(found.profile, options.output)
+    if options.cluster_output is not None:
+        write_text(Path(options.cluster_output), found.cluster.yaml(), ClusterError)
+    if options.as_json:
         click.echo(json_text(_as_json(found)))
     else:
         _print(found)
-
-
-def _platform(steps: str, output: str | None, *, as_json: bool) -> None:
-    """Factors of the platform that steps were measured on."""
-    from hpgo.planning.measured_steps import fit_platform
-    from hpgo.show.platform_report import document, lines
-
-    if output is not None and Path(output).suffix not in {".yaml", ".yml"}:
-        raise ArgumentError(f"`{output}` does not end in .yaml", "name a file that ends in .yaml")
-    found: PlatformFit = fit_platform(steps)
-    if output is not None:
-        found.platform.save(output)
-    click.echo(json_text(document(found)) if as_json else "\n".join(lines(found, width())))
-    if output is None:
-        say("note", "nothing was written: `-o platform.yaml` keeps the platform for --platform")
 
 
 def _print(found: Calibration) -> None:

@@ -8,17 +8,21 @@ import json
 import click
 
 from hpgo.base.units import format_bytes_per_s
-from hpgo.cli.command import Group
+from hpgo.cli.command import Group, Options, argument, takes
 from hpgo.cli.terminal import sources, table
-from hpgo.cli.values import CLUSTER
+from hpgo.cli.values import AS_JSON, CLUSTER
 from hpgo.machine.cluster import Cluster, Link
 from hpgo.machine.presets import PRESETS
 
 
-@click.group(cls=Group, invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-@click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+class ListOptions(Options):
+    """Options of `hpgo clusters` without a command."""
+
+    as_json: bool = AS_JSON
+
+
+@takes(ListOptions, cls=Group, invoke_without_command=True)
+def command(options: ListOptions) -> None:
     """List the clusters that `--cluster` takes by name, or show one as a file to edit.
 
     A name may say the number of machines: `h100:16`. Devices are machines × devices of each. Rates are one port's, in
@@ -31,9 +35,9 @@ def command(ctx: click.Context, as_json: bool) -> None:
       hpgo clusters --json
       hpgo clusters show h100:4 > mine.yaml
     """
-    if ctx.invoked_subcommand is not None:
+    if click.get_current_context().invoked_subcommand is not None:
         return
-    if as_json:
+    if options.as_json:
         click.echo(json.dumps([_entry(Cluster.preset(name)) for name in PRESETS], indent=2))
         return
     table(
@@ -52,9 +56,14 @@ def command(ctx: click.Context, as_json: bool) -> None:
     sources({name: preset.source for name, preset in PRESETS.items()})
 
 
-@command.command()
-@click.argument("cluster", type=CLUSTER)
-def show(cluster: str) -> None:
+class ShowOptions(Options):
+    """Options of `hpgo clusters show`."""
+
+    cluster: str = argument(type=CLUSTER)
+
+
+@takes(ShowOptions, within=command)
+def show(options: ShowOptions) -> None:
     """Show CLUSTER, a name or a file, as a file that `--cluster` takes.
 
     \b
@@ -62,7 +71,7 @@ def show(cluster: str) -> None:
       hpgo clusters show dapple-a
       hpgo clusters show h100:4 > mine.yaml
     """
-    click.echo(Cluster.read(cluster).yaml(), nl=False)
+    click.echo(Cluster.read(options.cluster).yaml(), nl=False)
 
 
 def _rates(link: Link, *, used: bool) -> tuple[str, str]:

@@ -1,21 +1,63 @@
-"""How commands show their help: options in sections, as wide as the terminal, in colour where there is one."""
+"""Commands: the record of options that a command's function takes, and the help that lists these options.
+
+A command declares each option once, as a field of a subclass of `Options`. Commands share options by inheriting from a
+group of them, or by a constant such as `hpgo.cli.values.AS_JSON`:
+
+    class GreetOptions(Options):
+        name: str = argument(metavar="NAME")
+        times: int = option("--times", type=int, default=1, help="How often to greet.")
+
+
+    @takes(GreetOptions)
+    def command(options: GreetOptions) -> None: ...
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import re
+import textwrap
+from collections.abc import Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 import click
 
 from hpgo.base.errors import HpgoError
+from hpgo.base.signals import uninterrupted
+from hpgo.base.wording import near, shorten
 from hpgo.cli.terminal import WIDEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from dataclasses import Field
+
+    from click.shell_completion import CompletionItem
+
+    _Run = Callable[["_Record"], None]
+
+_Record = TypeVar("_Record", bound="Options")
 
 _LEFT = 30
+_MORE = "More options"
+_GLUE = "\u00a0"
+_FULL = "hpgo.cli.command.full"
+
+
+def explain_all(ctx: click.Context) -> None:
+    """Have the help of this context's commands explain each option."""
+    ctx.meta[_FULL] = True
+
+
+def is_full(ctx: click.Context) -> bool:
+    """Whether `explain_all` was called."""
+    return bool(ctx.meta.get(_FULL))
+
+
 _COUNTED = re.compile(r"  \[x>=1\]|; x>=1|(?<=\[)x>=1; ")
 """What click says of whole numbers: that they begin with 1 goes without saying."""
 
@@ -55,6 +97,17 @@ _ARGUMENTS = {
     "headroom_bytes": "reserve",
     "reserved_bytes": "reserve",
     "deadline_s": "deadline",
+    "seq": "seq_length",
+    "zero": "zero_stage",
+    "schedule": "pp_schedule",
+    "first_layers": "first_rank_layers",
+    "last_layers": "last_rank_layers",
+    "recompute_layers": "recompute_num_layers",
+    "offload_layers": "cpu_offload_num_layers",
+    "fused_loss": "no_fused_cross_entropy",
+    "fused_update": "no_fused_adam",
+    "flat_update": "flatten_gradients",
+    "narrow_gradients": "grad_reduce_in_bf16",
 }
 """Arguments of functions, and the parameters of commands that stand for them under another name."""
 _KEY = re.compile(r": (the key )?`\w+`")
@@ -95,9 +148,11 @@ class Command(click.Command):
 
     context_class = _Context
 
-    def __init__(self, *args: Any, sections: Mapping[str, str] | None = None, **keywords: Any) -> None:
+    def __init__(self, *args: Any, sections: Mapping[str, str] | None = None, brief: str = "", **keywords: Any) -> None:
+        """`brief` names parameters of which `--help` lists the options alone; `hpgo help` explains them."""
         super().__init__(*args, **keywords)
         self.sections = {title: names.split() for title, names in (sections or {}).items()}
+        self.brief = brief.split()
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command, and names its options in errors."""
@@ -106,7 +161,16 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes each section, and the options that are in none behind them."""
-        write_columns(formatter, options_of(self, ctx))
+        sections = options_of(self, ctx)
+        brief = [] if is_full(ctx) else [name for name, _ in sections.pop(_MORE, [])]
+        write_columns(formatter, sections)
+        if brief:
+            # Options and their values stay on one line.
+            text = ", ".join(name.replace(" ", _GLUE) for name in brief)
+            words = ctx.command_path.split(" ", 1)
+            with formatter.section(f"{_MORE} (`{' help '.join(words)}` explains them)"):
+                for line in textwrap.wrap(text, formatter.width - formatter.current_indent, break_on_hyphens=False):
+                    formatter.write(f"{'':{formatter.current_indent}}{line.replace(_GLUE, ' ')}\n")
 
 
 class Group(click.Group):
@@ -121,6 +185,143 @@ class Group(click.Group):
         self.format_commands(ctx, formatter)
 
 
+Table = Mapping[str, Mapping[str, tuple[str, str]]]
+"""Title of a section of help -> command -> the module whose attribute `command` it is, and its line of help."""
+
+
+def _help_alone() -> None:
+    """Print the help of a group that is called without a command."""
+    ctx = click.get_current_context()
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+class LazyGroup(Group):
+    """A group whose commands stand in a table, and are imported when they are called."""
+
+    def __init__(self, *args: Any, table: Table, **keywords: Any) -> None:
+        super().__init__(*args, **keywords | {"invoke_without_command": True, "callback": _help_alone})
+        self.table = table
+        self._rows = {name: row for section in table.values() for name, row in section.items()}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the table, in its order."""
+        del ctx
+        return list(self._rows)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None if the table has no such name."""
+        del ctx
+        if cmd_name not in self._rows:
+            return None
+        with uninterrupted():
+            command: click.Command = importlib.import_module(self._rows[cmd_name][0]).command
+        return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names from the table, so that no command is imported."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=line) for name, (_, line) in self._rows.items() if name.startswith(incomplete)
+        ]
+        return found or click.Command.shell_complete(self, ctx, incomplete)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that `args` begin with. Raises UsageError with what may be meant."""
+        if args[0] not in self._rows and not args[0].startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command `{shorten(args[0])}`; {self._meant(ctx, args[0])}")
+        return super().resolve_command(ctx, args)
+
+    def _meant(self, ctx: click.Context, name: str) -> str:
+        """Return the command of another group that has this name, or else the nearest name of this one."""
+        for group, (module, _) in self._rows.items():
+            # Commands with a table of others are packages. All other modules need not be imported for this.
+            found = importlib.util.find_spec(module)
+            if found is None or found.submodule_search_locations is None:
+                continue
+            below = self.get_command(ctx, group)
+            if isinstance(below, click.Group) and name in below.list_commands(ctx):
+                return f"did you mean `{ctx.command_path} {group} {name}`?"
+        return near(name, self._rows)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in their sections."""
+        del ctx
+        rows = {title: [(name, line) for name, (_, line) in rows.items()] for title, rows in self.table.items()}
+        write_columns(formatter, rows)
+
+
+def option(*flags: str, **attributes: Any) -> Any:
+    """Declare a field of `Options` as an option; `attributes` are those of `click.Option`."""
+    return _Declared(partial(click.Option, **attributes), flags)
+
+
+def argument(**attributes: Any) -> Any:
+    """Declare a field of `Options` as an argument; `attributes` are those of `click.Argument`."""
+    return _Declared(partial(click.Argument, **attributes), ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """A parameter without its name, which is the name of the field. Several records may have it as a field."""
+
+    kind: Callable[..., click.Parameter]
+    flags: tuple[str, ...]
+
+    def named(self, name: str) -> click.Parameter:
+        return self.kind([name, *self.flags])
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, argument))
+class Options:
+    """The parameters of a command. Each subclass is a frozen dataclass with a field for each parameter.
+
+    A subclass that declares a field of its base again replaces that parameter.
+    """
+
+    def __init_subclass__(cls) -> None:
+        for name, declared in list(vars(cls).items()):
+            if isinstance(declared, _Declared):
+                # Without a default the field is required, so that none is forgotten where a record is made by hand.
+                setattr(cls, name, field(metadata={"declared": declared}))
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    def group(self, kind: type[Options]) -> dict[str, Any]:
+        """Return the fields that come from `kind`, a base of this record, by name."""
+        return {one.name: getattr(self, one.name) for one in _fields(kind)}
+
+
+def _fields(record: type[Options]) -> tuple[Field[Any], ...]:
+    return fields(record)  # type: ignore[arg-type]  # a dataclass, as all subclasses are
+
+
+def takes(
+    record: type[_Record], *, within: click.Group | None = None, cls: type[Any] = Command, **attributes: Any
+) -> Callable[[_Run[_Record]], Any]:
+    """Make a function a command whose parameters are the fields of `record`, of which it gets one.
+
+    The command is added to `within`, if given. `attributes` are those of the command's class, `cls`. The function's
+    docstring is the help.
+    """
+
+    def decorate(function: _Run[_Record]) -> Any:
+        made = cls(
+            function.__name__,
+            params=[one.metadata["declared"].named(one.name) for one in _fields(record)],
+            callback=lambda **values: function(record(**values)),
+            help=function.__doc__,
+            **attributes,
+        )
+        if within is not None:
+            within.add_command(made)
+        return made
+
+    return decorate
+
+
 def options_of(command: click.Command, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
     """Options and what is said of them, by the title of their section, in the order of the help."""
     shown = {
@@ -129,6 +330,8 @@ def options_of(command: click.Command, ctx: click.Context) -> dict[str, list[tup
         if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None
     }
     titles = command.sections if isinstance(command, Command) else {}
+    if isinstance(command, Command) and command.brief:
+        titles = titles | {_MORE: command.brief}
     found = {title: [shown.pop(name) for name in names] for title, names in titles.items()}
     return found | ({"Options": list(shown.values())} if shown else {})
 

@@ -25,7 +25,7 @@ from click.shell_completion import (
 
 from hpgo.base.documents import make_folder, read_text, write_text
 from hpgo.base.errors import ArgumentError
-from hpgo.cli.command import Command
+from hpgo.cli.command import Options, argument, option, takes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,14 +128,16 @@ _SHELLS: Mapping[str, _Shell] = {
 _MARK = "# completion of hpgo"
 
 
-@click.command(cls=Command)
-@click.argument("shell", type=click.Choice(list(_SHELLS)), required=False)
-@click.option(
-    "--install", "to_do", flag_value="install", help="Set it up for this user: a script, and a line to load it."
-)
-@click.option("--remove", "to_do", flag_value="remove", help="Undo that.")
-@click.pass_context
-def command(ctx: click.Context, shell: str | None, to_do: str | None) -> None:
+class CompletionOptions(Options):
+    """Options of `hpgo completion`."""
+
+    shell: str | None = argument(type=click.Choice(list(_SHELLS)), required=False)
+    install: bool = option("--install", is_flag=True, help="Set it up for this user: a script, and a line to load it.")
+    remove: bool = option("--remove", is_flag=True, help="Undo that.")
+
+
+@takes(CompletionOptions)
+def command(options: CompletionOptions) -> None:
     """Complete commands, options, files, models, clusters, schedules and layers in SHELL.
 
     SHELL is bash (from 4.4), zsh or fish; that of $SHELL if left out. Without options the script is printed.
@@ -149,10 +151,11 @@ def command(ctx: click.Context, shell: str | None, to_do: str | None) -> None:
       hpgo completion fish --install
       hpgo completion bash > /etc/bash_completion.d/hpgo
     """
-    found = _SHELLS[shell or _own()]
-    if to_do == "install":
+    ctx = click.get_current_context()
+    found = _SHELLS[options.shell or _own()]
+    if options.install:
         _install(found, ctx.find_root().command)
-    elif to_do == "remove":
+    elif options.remove:
         _remove(found)
     else:
         click.echo(found.script(ctx.find_root().command), nl=False)

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from hpgo.cli.command import Command
-from hpgo.cli.pictures import picture_options, timelines_in
+from hpgo.cli.command import argument, option, takes
+from hpgo.cli.pictures import SCHEDULE_OF_PLANS, PictureOptions, timelines_in
 from hpgo.cli.values import PICTURE, PLAN, written
 
 if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
 
 
-@click.command(cls=Command)
-@click.argument("inputs", type=PLAN, nargs=-1, required=True, metavar="TIMELINE_OR_PLAN...")
-@written(PICTURE, "Picture to write; its ending chooses the format. May be given several times.", required=True)
-@picture_options
-@click.option("--hatch", is_flag=True, help="Draw strong patterns, as in print.")
-@click.option(
-    "--width", "width_px", type=click.IntRange(min=320), default=1200, show_default=True, help="Width in pixels."
-)
-def command(inputs: tuple[str, ...], outputs: tuple[str, ...], schedule: ScheduleName | None, **options: Any) -> None:
+class DrawOptions(PictureOptions):
+    """Options of `hpgo draw`."""
+
+    inputs: tuple[str, ...] = argument(type=PLAN, nargs=-1, required=True, metavar="TIMELINE_OR_PLAN...")
+    outputs: tuple[str, ...] = written(
+        PICTURE, "Picture to write; its ending chooses the format. May be given several times.", required=True
+    )
+    schedule: ScheduleName | None = SCHEDULE_OF_PLANS
+    hatch: bool = option("--hatch", is_flag=True, help="Draw strong patterns, as in print.")
+    width_px: int = option(
+        "--width", type=click.IntRange(min=320), default=1200, show_default=True, help="Width in pixels."
+    )
+
+
+@takes(DrawOptions)
+def command(options: DrawOptions) -> None:
     """Draw timelines, or plans as they would run, one above the other on one time axis.
 
     A TIMELINE is a file that `Timeline.save` keeps (.timeline.json or .npz), a PLAN what `hpgo plan` saved. The
@@ -37,6 +44,7 @@ def command(inputs: tuple[str, ...], outputs: tuple[str, ...], schedule: Schedul
     """
     from hpgo.draw import save
 
-    timelines = timelines_in(inputs, schedule)
-    for output in outputs:
-        click.echo(f"wrote {save(timelines, Path(output), **options)}", err=True)
+    pictured = options.group(PictureOptions) | {"hatch": options.hatch, "width_px": options.width_px}
+    timelines = timelines_in(options.inputs, options.schedule)
+    for output in options.outputs:
+        click.echo(f"wrote {save(timelines, Path(output), **pictured)}", err=True)

@@ -14,7 +14,7 @@ from hpgo.base.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpgo.runtime.elastic import Settled
+    from hpgo.runtime.train.elastic import ElasticPlan
 
 _LINGER_S = 5.0
 _LOOK_S = 0.1
@@ -52,7 +52,7 @@ def asked_by_its_own() -> Iterator[None]:
         raise
 
 
-def told(file: str, settled: Settled) -> str:
+def told(file: str, settled: ElasticPlan) -> str:
     """Which plan is run, in one line."""
     ranks = counted(settled.ranks, "rank")
     if settled.planned_s is None:
@@ -65,6 +65,6 @@ def told(file: str, settled: Settled) -> str:
     )
 
 
-def document(settled: Settled) -> dict[str, Any]:
+def document(settled: ElasticPlan) -> dict[str, Any]:
     """The same, as JSON has it."""
     return {"ranks": settled.ranks, "planned_s": settled.planned_s}

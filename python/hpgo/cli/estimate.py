@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from hpgo.base.documents import json_text
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.cli.command import Command
+from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.questions import Counts
 from hpgo.cli.terminal import say, table
-from hpgo.cli.values import PROFILE_OUT, TRANSFORMER, written
+from hpgo.cli.values import AS_JSON, PROFILE_OUT, TRANSFORMER, written
 from hpgo.machine.rates import RATES, WIDTHS
 
 if TYPE_CHECKING:
-    from hpgo.machine.rates import DeviceName
+    from hpgo.machine.rates import ComputeType, DeviceName
     from hpgo.model.profile import Profile
 
 
@@ -34,40 +34,50 @@ class _Dim(click.ParamType):  # type: ignore[type-arg]  # not generic before cli
         return name, int(size)
 
 
-@click.command(cls=Command)
-@click.argument("model", type=TRANSFORMER)
-@click.option("--device", type=click.Choice(tuple(RATES)), required=True, help="Where it would run.")
-@written(PROFILE_OUT, "The profile: .yaml, .json, or PipeDream's .txt. Repeatable.")
-@click.option(
-    "--dtype",
-    type=click.Choice(tuple(WIDTHS)),
-    help="What to compute in; if left out, what an ONNX file holds, else bfloat16.",
-)
-@click.option(
-    "--batch-size", type=Counts(), metavar="N[,N…]",
-    help="Samples in a batch; the file's own if it fixes them, or else 1.",
-)  # fmt: skip
-@click.option(
-    "--by", type=click.Choice(["block", "op"]), default="block", show_default=True,
-    help="What a layer is: a block that one tensor enters and one leaves, or an operation with a matrix of weights.",
-)  # fmt: skip
-@click.option("--dim", "dims", type=_Dim(), multiple=True, metavar="NAME=N",
-              help="Another size that is open; of a transformer `tokens`. Repeatable.")  # fmt: skip
-@click.option(
-    "--efficiency", type=float, default=0.5, show_default=True, metavar="SHARE",
-    help="How much of the device's peaks layers reach, from 0 to 1.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="The profile, for machines.")
-def command(
-    *,
-    model: str,
-    device: DeviceName,
-    outputs: tuple[str, ...],
-    batch_size: tuple[int, ...] | None,
-    dims: tuple[tuple[str, int], ...],
-    as_json: bool,
-    **options: Any,
-) -> None:
+class EstimateOptions(Options):
+    """Options of `hpgo estimate`."""
+
+    model: str = argument(type=TRANSFORMER)
+    device: DeviceName = option("--device", type=click.Choice(tuple(RATES)), required=True, help="Where it would run.")
+    outputs: tuple[str, ...] = written(PROFILE_OUT, "The profile: .yaml, .json, or PipeDream's .txt. Repeatable.")
+    dtype: ComputeType | None = option(
+        "--dtype",
+        type=click.Choice(tuple(WIDTHS)),
+        help="What to compute in; if left out, what an ONNX file holds, else bfloat16.",
+    )
+    batch_size: tuple[int, ...] | None = option(
+        "--batch-size",
+        type=Counts(),
+        metavar="N[,N…]",
+        help="Samples in a batch; the file's own if it fixes them, or else 1.",
+    )
+    by: Literal["block", "op"] = option(
+        "--by",
+        type=click.Choice(["block", "op"]),
+        default="block",
+        show_default=True,
+        help="What a layer is: a block with one input and one output tensor, or an operation with a weight matrix.",
+    )
+    dims: tuple[tuple[str, int], ...] = option(
+        "--dim",
+        type=_Dim(),
+        multiple=True,
+        metavar="NAME=N",
+        help="Another size that is open; of a transformer `tokens`. Repeatable.",
+    )
+    efficiency: float = option(
+        "--efficiency",
+        type=float,
+        default=0.5,
+        show_default=True,
+        metavar="SHARE",
+        help="How much of the device's peaks layers reach, from 0 to 1.",
+    )
+    as_json: bool = AS_JSON
+
+
+@takes(EstimateOptions)
+def command(options: EstimateOptions) -> None:
     """Estimate what the layers of a model take on a device, for `hpgo plan`.
 
     MODEL is an ONNX file, which needs the package `onnx`, or a transformer: one that `hpgo models transformers` lists,
@@ -86,15 +96,23 @@ def command(
     from hpgo.model.formats import write_profile
     from hpgo.model.formats.native import document
 
-    found = estimate(model, device=device, batch_sizes=batch_size, dims=dict(dims), **options)
-    for output in outputs:
+    found = estimate(
+        options.model,
+        device=options.device,
+        dtype=options.dtype,
+        batch_sizes=options.batch_size,
+        by=options.by,
+        dims=dict(options.dims),
+        efficiency=options.efficiency,
+    )
+    for output in options.outputs:
         write_profile(found, output)
-    if as_json:
+    if options.as_json:
         click.echo(json_text(document(found)))
     else:
         _print(found)
         say("note", f"{found.source}")
-        if not outputs:
+        if not options.outputs:
             say("note", "nothing was written: `-o FILE.yaml` keeps the profile for `hpgo plan`")
 
 

@@ -11,11 +11,11 @@ from click.shell_completion import CompletionItem
 
 from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import near, shorten
-from hpgo.cli.command import Command
-from hpgo.cli.plan import saving, show, write
-from hpgo.cli.questions import SECTIONS, as_options, of_profile, question, settings
+from hpgo.cli.command import argument, option, takes
+from hpgo.cli.plan import SavingOptions, show, write
+from hpgo.cli.questions import SECTIONS, ProblemOptions, as_options, schedule_option
 from hpgo.cli.terminal import say
-from hpgo.cli.values import PROFILE
+from hpgo.cli.values import PROFILE, PROFILE_OF_PLAN, cluster_option
 
 if TYPE_CHECKING:
     from hpgo.model.profile import Profile
@@ -94,39 +94,30 @@ def _is_count(text: str) -> bool:
 
 
 _SECTIONS = {title: names.format("stages given_profile ") for title, names in SECTIONS.items()} | {
-    "What is written": "outputs no_embed as_json as_markdown",
+    "Output": "outputs no_embed as_json as_markdown",
 }
 
 
-@click.command(cls=Command, sections=_SECTIONS)
-@question(several=False)
-@click.option(
-    "--stages", type=_Stages(), metavar="LAYERS@DEVICES,…",
-    help="For each stage how many layers it has, in the profile's order, or which is its last, and its devices.",
-)  # fmt: skip
-@click.option(
-    "--profile",
-    "given_profile",
-    type=PROFILE,
-    metavar="NAME|FILE",
-    help="Of a PLAN.json that was saved with `--no-embed`.",
-)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-@click.option("--markdown", "as_markdown", is_flag=True, help="To paste into a document.")
-@saving
-@click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    *,
-    profile: str,
-    given_profile: str | None,
-    as_json: bool,
-    as_markdown: bool,
-    outputs: tuple[str, ...],
-    no_embed: bool,
-    **options: Any,
-) -> None:
+class EvaluateOptions(ProblemOptions, SavingOptions):
+    """Options of `hpgo evaluate`."""
+
+    profile: str = argument(type=PROFILE)
+    cluster: str | None = cluster_option(required=False)
+    global_batch_size: int | None = option(
+        "-b", "--global-batch-size", type=int, metavar="N", help="Samples in a step, over all devices."
+    )
+    schedule: str | None = schedule_option("eager_1f1b")
+    stages: list[tuple[int | str, list[int]]] | None = option(
+        "--stages",
+        type=_Stages(),
+        metavar="LAYERS@DEVICES,…",
+        help="For each stage how many layers it has, in the profile's order, or which is its last, and its devices.",
+    )
+    given_profile: str | None = PROFILE_OF_PLAN
+
+
+@takes(EvaluateOptions, sections=_SECTIONS)
+def command(options: EvaluateOptions) -> None:
     """Price a plan of your own, with the model and the report of `hpgo plan`.
 
     Devices are numbered machine by machine from 0: `0-7` are eight, `0-3+8-11` four on each of two machines of eight.
@@ -142,31 +133,31 @@ def command(
       hpgo evaluate plan.json
       hpgo evaluate lean.json --profile model.yaml --cluster h100:4
     """
-    if as_json and as_markdown:
-        raise click.UsageError("choose one of --json and --markdown")
+    ctx = click.get_current_context()
+    options.check_one_format()
     stored = None
-    if _is_plan(profile):
+    if _is_plan(options.profile):
         given = [param for param in ctx.command.params if _is_given(ctx, param) and param.name not in _OPEN]
         if given:
             raise click.UsageError(
-                f"`{profile}` is a saved plan, which says itself what it was made for: leave out"
+                f"`{options.profile}` is a saved plan, which says itself what it was made for: leave out"
                 f" {', '.join(param.opts[0] for param in given)}"
             )
-        stored, priced = _anew(profile, given_profile, options)
+        stored, priced = _anew(options)
     else:
-        if given_profile is not None:
-            raise click.UsageError(f"--profile is for a saved plan, and `{profile}` is none")
-        priced = _priced(ctx, profile, options)
-    if as_json and stored is not None and stored.step_s != priced.step_s:
-        say("note", f"{profile} says {stored.step_s!r} s a step; priced anew, it is {priced.step_s!r} s")
+        if options.given_profile is not None:
+            raise click.UsageError(f"--profile is for a saved plan, and `{options.profile}` is none")
+        priced = _priced(ctx, options)
+    if options.as_json and stored is not None and stored.step_s != priced.step_s:
+        say("note", f"{options.profile} says {stored.step_s!r} s a step; priced anew, it is {priced.step_s!r} s")
     try:
-        write(priced, outputs, embed=not no_embed)
+        write(priced, options.outputs, embed=not options.no_embed)
     finally:
         show(
             priced,
-            as_json=as_json,
-            as_markdown=as_markdown,
-            embed=not no_embed,
+            as_json=options.as_json,
+            as_markdown=options.as_markdown,
+            embed=not options.no_embed,
             stored_step_s=None if stored is None else stored.step_s,
         )
 
@@ -188,37 +179,48 @@ def _is_given(ctx: click.Context, param: click.Parameter) -> bool:
     return ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
 
 
-def _anew(plan: str, profile: str | None, options: dict[str, Any]) -> tuple[Plan, Plan]:
+def _anew(options: EvaluateOptions) -> tuple[Plan, Plan]:
     """A saved plan, and the same priced anew."""
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import read_profile
     from hpgo.planning.plans import Plan
 
-    stored = Plan.read(plan)
-    cluster = options["cluster"]
+    stored = Plan.read(options.profile)
+    profile, cluster = options.given_profile, options.cluster
     with as_options():
         priced = stored.reprice(
-            profile=None if profile is None else read_profile(profile, **of_profile(options)),
+            profile=None if profile is None else read_profile(profile, **options.of_file()),
             cluster=None if cluster is None else Cluster.read(cluster),
         )
     return stored, priced
 
 
-def _priced(ctx: click.Context, profile: str, options: dict[str, Any]) -> Plan:
+def _priced(ctx: click.Context, options: EvaluateOptions) -> Plan:
     """The plan with the stages that the command line names."""
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import read_profile
     from hpgo.planning.planner import evaluate
 
     with as_options():
-        read = read_profile(profile, **of_profile(options))  # first: it may be meant as a saved plan
-        for param in ctx.command.params:
-            if param.name in {"cluster", "global_batch_size", "stages"} and not _is_given(ctx, param):
-                raise click.MissingParameter(ctx=ctx, param=param)
+        read = read_profile(options.profile, **options.of_file())  # first: it may be meant as a saved plan
+        if options.cluster is None:
+            raise missing(ctx, "cluster")
+        if options.global_batch_size is None:
+            raise missing(ctx, "global_batch_size")
+        if options.stages is None:
+            raise missing(ctx, "stages")
+        schedule: dict[str, Any] = {} if options.schedule is None else {"schedule": options.schedule}
         return evaluate(
             read,
-            Cluster.read(options["cluster"]),
-            _counted(read, options["stages"]),
-            global_batch_size=options["global_batch_size"],
-            **settings(options),
+            Cluster.read(options.cluster),
+            _counted(read, options.stages),
+            global_batch_size=options.global_batch_size,
+            **schedule,
+            **options.of_problem(),
         )
+
+
+def missing(ctx: click.Context, name: str) -> click.MissingParameter:
+    """Return the error for a parameter that this request needs."""
+    (param,) = (param for param in ctx.command.params if param.name == name)
+    return click.MissingParameter(ctx=ctx, param=param)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpgo.cli.command import Command
+from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.values import FILE, PLAN, Known
 from hpgo.export.targets import NAMES, TARGETS, find
 
@@ -16,27 +16,33 @@ if TYPE_CHECKING:
 _TRIED = ", ".join(f"{target.name}@{target.version}" if target.version else target.name for target in TARGETS)
 
 
-@click.command(cls=Command, epilog=f"Tried with: {_TRIED}.")
-@click.argument("plan", type=PLAN, metavar="PLAN.json")
-@click.option(
-    "--to",
-    "target",
-    type=Known("launcher", lambda: NAMES),
-    metavar="NAME[@VERSION]",
-    required=True,
-    callback=lambda _context, _option, name: _known(name),
-    help=f"Who shall run it: {', '.join(NAMES)}.",
-)
-@click.option("-o", "--output", type=FILE, metavar="FILE|FOLDER/", help="Write it there instead of printing it.")
-def command(plan: str, target: TargetName, output: str | None) -> None:
+class ExportOptions(Options):
+    """Options of `hpgo export`."""
+
+    plan: str = argument(type=PLAN, metavar="PLAN.json")
+    target: TargetName = option(
+        "--to",
+        type=Known("launcher", lambda: NAMES),
+        metavar="NAME[@VERSION]",
+        required=True,
+        callback=lambda _context, _option, name: _known(name),
+        help=f"Who shall run it: {', '.join(NAMES)}.",
+    )
+    output: str | None = option(
+        "-o", "--output", type=FILE, metavar="FILE|FOLDER/", help="Write it there instead of printing it."
+    )
+
+
+@takes(ExportOptions, epilog=f"Tried with: {_TRIED}.")
+def command(options: ExportOptions) -> None:
     """Write PLAN.json, from `hpgo plan -o`, as configuration of a launcher.
 
-    Ways of training a transformer, from `hpgo plan MODEL --seq … -o`, go to megatron, torchtitan and deepspeed.
+    Plans of transformers, from `hpgo llm plan -o`, go to megatron, torchtitan and deepspeed.
 
-    Plans of inference, from `hpgo partition --for NAME --json`, go to vllm, sglang, llama.cpp and accelerate.
+    Plans of inference, from `hpgo partition --framework NAME --json`, go to vllm, sglang, llama.cpp and accelerate.
 
-    Launchers run grids: as many replicas of each stage; `hpgo plan --for NAME` plans for one. Plans with other counts
-    are for launchers of your own, which ask a plan what each rank does: `Plan.for_rank`.
+    Frameworks run grids: as many replicas of each stage; `hpgo plan --framework NAME` plans for one. Plans with other
+    counts are for launchers of your own, which ask a plan what each rank does: `Plan.for_rank`.
 
     With `-o FILE` the main file is FILE, and others that it needs lie beside it; with a folder, or a name that ends in
     a slash, all go into it. Without, the main file is printed.
@@ -51,13 +57,13 @@ def command(plan: str, target: TargetName, output: str | None) -> None:
     from hpgo import export
     from hpgo.planning.reading import read_with_ways
 
-    read = read_with_ways(plan)
-    if output is not None:
-        main, *others = export.save(read, target, output)
+    read = read_with_ways(options.plan)
+    if options.output is not None:
+        main, *others = export.save(read, options.target, options.output)
         if others:
             click.echo(f"wrote {main}, and beside it {', '.join(other.name for other in others)}", err=True)
         return
-    (_, text), *rest = export.files(read, target).items()
+    (_, text), *rest = export.files(read, options.target).items()
     click.echo(text, nl=False)
     if rest:
         names = ", ".join(name for name, _ in rest)

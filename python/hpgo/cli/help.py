@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from hpgo.base.wording import near, shorten
-from hpgo.cli.command import Command
+from hpgo.cli.command import Options, argument, explain_all, takes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,20 +27,26 @@ class _Word(click.ParamType):  # type: ignore[type-arg]  # not generic before cl
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-@click.command(cls=Command)
-@click.argument("names", type=_Word(), nargs=-1, metavar="[COMMAND]...")
-@click.pass_context
-def command(ctx: click.Context, names: tuple[str, ...]) -> None:
-    """Show the help of COMMAND, or the list of commands.
+class HelpOptions(Options):
+    """Options of `hpgo help`."""
+
+    names: tuple[str, ...] = argument(type=_Word(), nargs=-1, metavar="[COMMAND]...")
+
+
+@takes(HelpOptions)
+def command(options: HelpOptions) -> None:
+    """Show the help of COMMAND, or the list of commands. Unlike `--help`, it explains each option.
 
     Where the manual is installed, `man hpgo-plan` shows that of `hpgo plan`.
 
     \b
     Examples:
       hpgo help plan
-      hpgo help models write
+      hpgo help llm estimate
     """
-    click.echo(_below(ctx.find_root(), names).get_help())
+    ctx = click.get_current_context()
+    explain_all(ctx)
+    click.echo(_below(ctx.find_root(), options.names).get_help())
 
 
 def _below(ctx: click.Context, names: Sequence[str]) -> click.Context:

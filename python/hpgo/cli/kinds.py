@@ -14,12 +14,11 @@ from hpgo.base.errors import ArgumentError, HpgoError, ProfileError
 from hpgo.base.wording import nearest_names, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any
+    from collections.abc import Callable, Iterable
 
     import click
 
-SEQ = 4096
+SEQ_LENGTH = 4096
 """Tokens of a sequence in the commands that hints suggest."""
 _CALLED = {
     "profile": "a model with measured layer times",
@@ -36,14 +35,18 @@ _WANTED = {
 _THEN = {
     "draw": "draw plan.json -o plan.svg",
     "simulate": "simulate --plan plan.json",
-    "run": "run plan.json --emulate",
+    "run": "emulate plan.json",
+    "emulate": "emulate plan.json",
     "export": "export plan.json --to torch -o job/",
     "launch": "launch plan.json --on slurm --script train.py",
     "explain": "evaluate plan.json",
     "calibrate": "calibrate plan.json run.timeline.json",
 }
 """What to do with a plan, by command; `view` and `serve` need no options."""
-_THEN_OF_TRANSFORMERS = {"export": "export plan.json --to megatron -o job/", "explain": "explain plan.json"}
+_THEN_OF_TRANSFORMERS = {
+    "export": "export llm-plan.json --to megatron -o job/",
+    "explain": "llm explain llm-plan.json",
+}
 """The same for commands that read a plan of a transformer."""
 
 
@@ -92,24 +95,28 @@ def _hint(kind: str, wanted: str, name: str, command: str) -> str:
     if wanted == "schedule":
         return "name a schedule, such as `--schedule zb_h1`; `hpgo schedules` lists them"
     if kind == "cluster":
-        model = "llama-3-8b" if wanted == "transformer" else "bert-48"
-        seq = f" --seq {SEQ}" if wanted == "transformer" else ""
-        return f"name a cluster with -c: `hpgo plan {model} -c {name} -b 512{seq}`"
+        if wanted == "transformer":
+            planned = f"hpgo llm plan llama-3-8b -c {name} -b 512 --seq-length {SEQ_LENGTH}"
+        else:
+            planned = f"hpgo plan bert-48 -c {name} -b 512"
+        return f"name a cluster with -c: `{planned}`"
     if kind == "schedule":
         return f"name a schedule with --schedule: `hpgo simulate --schedule {name}`"
     if kind == "profile":
         planned = f"hpgo plan {name} -c dapple-a -b 64"
+        if command == "infer":
+            return f"plan it: `hpgo partition --profile {name} --cluster dapple-c --json > chain.json`"
         if wanted != "plan":
             return f"plan it: `{planned}`"
         return f"plan it: `{planned} -o plan.json`, then `hpgo {_THEN.get(command, f'{command} plan.json')}`"
-    estimated = f"`hpgo estimate {name} --device h100 --dim tokens={SEQ} -o {name}.yaml`"
-    planned = f"hpgo plan {name} {_large_enough(name)} --seq {SEQ}"
+    estimated = f"`hpgo estimate {name} --device h100 --dim tokens={SEQ_LENGTH} -o {name}.yaml`"
+    planned = f"hpgo llm plan {name} {_large_enough(name)} --seq-length {SEQ_LENGTH}"
     if command == "evaluate":
         return f"plan it: `{planned}`"
     if wanted == "plan":
         if then := _THEN_OF_TRANSFORMERS.get(command):
-            return f"plan it: `{planned} -o plan.json`, then `hpgo {then}`"
-        return f"draw the best way to train it: `{planned} --picture {name}.svg`; or estimate its layers: {estimated}"
+            return f"plan it: `{planned} -o llm-plan.json`, then `hpgo {then}`"
+        return f"draw its best configuration: `{planned} -o {name}.svg`; or estimate its layers: {estimated}"
     return f"estimate its layers: {estimated}"
 
 
@@ -122,17 +129,18 @@ def _large_enough(name: str) -> str:
     return f"-c h100:{machines} -b {max(64, 8 * machines)}"
 
 
-def lacks_seq(params: Mapping[str, Any]) -> HpgoError | None:
-    """Return the error for `hpgo plan` of a transformer without `--seq`; None if PROFILE is no transformer."""
+def meant_as_transformer(name: str, cluster: str, global_batch_size: int) -> HpgoError | None:
+    """Return the error for a transformer that `hpgo plan` is given; None if `name` is no transformer.
+
+    Its hint is the command that plans it, for the same cluster and batch size.
+    """
     from hpgo.model.builtin import MODELS
     from hpgo.model.formats.transformers import transformer_of
     from hpgo.model.transformer_presets import TRANSFORMERS
 
-    name = str(params["profile"])
-    batches = params["global_batch_size"]
     if _exists(name) and not (Path(name).is_file() or Path(name).is_dir()):  # a pipe has been read
         return None
-    given = f"-c {shlex.quote(str(params['cluster']))} -b {batches[0] if batches else 64} --seq {SEQ}"
+    given = f"-c {shlex.quote(cluster)} -b {global_batch_size} --seq-length {SEQ_LENGTH}"
     try:
         transformer_of(name)
     except HpgoError:
@@ -141,13 +149,12 @@ def lacks_seq(params: Mapping[str, Any]) -> HpgoError | None:
             return None
         return ProfileError(
             f"`{shorten(name)}` is no built-in model and no file",
-            f"did you mean the transformer `{meant[0]}`? `hpgo plan {meant[0]} {given}`",
+            f"did you mean the transformer `{meant[0]}`? `hpgo llm plan {meant[0]} {given}`",
             code="unknown_name",
         )
     return ArgumentError(
-        f"`{name}` is {_CALLED['transformer']}, so `hpgo plan` needs the length of its sequences, --seq",
-        f"`hpgo plan {shlex.quote(name)} {given}`",
-        code="wrong_kind_of_file",
+        f"`{name}` has no layer profile, which `hpgo plan` needs",
+        f"to choose tp, pp and dp for it, run `hpgo llm plan {shlex.quote(name)} {given}`",
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from hpgo.cli.command import Command
-from hpgo.cli.values import CLUSTER, FILE, PLAN
+from hpgo.cli.command import Options, argument, option, takes
+from hpgo.cli.values import AS_JSON, CLUSTER_OF_PLAN, FILE, PLAN
 
 if TYPE_CHECKING:
     from hpgo.launch import Job, TargetName
@@ -20,60 +20,63 @@ _TARGETS = ("local", "torchrun", "slurm", "kubeflow", "pytorchjob", "ray", "ssh-
 
 
 _SECTIONS = {
-    "What starts": "target script python cluster name",
-    "Where": "hosts_file port image runtime resource sbatch",
-    "What is written": "output as_json",
+    "Processes": "target script python cluster name",
+    "Hosts": "hosts_file port image runtime resource sbatch",
+    "Output": "output as_json",
 }
 
 
-@click.command(cls=Command, sections=_SECTIONS)
-@click.argument("plan", type=PLAN, metavar="PLAN.json")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS…]")
-@click.option("--on", "target", type=click.Choice(_TARGETS), required=True, help="What starts the processes.")
-@click.option(
-    "--script", type=FILE, required=True, metavar="FILE.py", help="What each process runs, as the machines name it."
-)
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write it there instead of printing or running it.")
-@click.option("--json", "as_json", is_flag=True, help="Machines, idle ranks and the file's text, for machines.")
-@click.option("--cluster", type=CLUSTER, metavar="NAME|FILE", help="The plan's cluster, for plans saved without it.")
-@click.option(
-    "--hosts", "hosts_file", type=FILE, metavar="FILE", help="torchrun, ssh-hosts: a line for each machine, in order."
-)
-@click.option(
-    "--port",
-    type=int,
-    metavar="N",
-    help="local, torchrun, slurm, ssh-hosts: port of rank 0; a free one, or 29500 if several machines must agree.",
-)
-@click.option(
-    "--python",
-    default="python3",
-    show_default=True,
-    type=FILE,
-    metavar="FILE",
-    help="The interpreter, on all machines.",
-)
-@click.option("--name", help="In the queue; the profile's if left out.")
-@click.option("--image", help="pytorchjob, kubeflow: the container.")
-@click.option("--runtime", metavar="NAME", help="kubeflow: the training runtime; torch-distributed.")
-@click.option(
-    "--resource", metavar="NAME",
-    help="slurm, kubeflow, pytorchjob, ray: what devices are called there (gpu, nvidia.com/gpu, GPU); `none` for none.",
-)  # fmt: skip
-@click.option("--sbatch", multiple=True, metavar="OPTION", help="slurm: `partition=gpu`, say. Repeatable.")
-def command(
-    *,
-    plan: str,
-    arguments: tuple[str, ...],
-    target: TargetName,
-    script: str,
-    output: str | None,
-    as_json: bool,
-    cluster: str | None,
-    python: str,
-    name: str | None,
-    **options: Any,
-) -> None:
+class TargetOptions(Options):
+    """Options of single targets: keyword arguments of `hpgo.launch.text`."""
+
+    hosts_file: str | None = option(
+        "--hosts", type=FILE, metavar="FILE", help="torchrun, ssh-hosts: a line for each machine, in order."
+    )
+    port: int | None = option(
+        "--port",
+        type=int,
+        metavar="N",
+        help="local, torchrun, slurm, ssh-hosts: port of rank 0; a free one, or 29500 if several machines must agree.",
+    )
+    image: str | None = option("--image", help="pytorchjob, kubeflow: the container.")
+    runtime: str | None = option("--runtime", metavar="NAME", help="kubeflow: the training runtime; torch-distributed.")
+    resource: str | None = option(
+        "--resource",
+        metavar="NAME",
+        help="slurm, kubeflow, pytorchjob, ray: name of the devices there (gpu, nvidia.com/gpu, GPU); `none` for none.",
+    )
+    sbatch: tuple[str, ...] = option(
+        "--sbatch", multiple=True, metavar="OPTION", help="slurm: `partition=gpu`, say. Repeatable."
+    )
+
+
+class LaunchOptions(TargetOptions):
+    """Options of `hpgo launch`."""
+
+    plan: str = argument(type=PLAN, metavar="PLAN.json")
+    arguments: tuple[str, ...] = argument(nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS…]")
+    target: TargetName = option("--on", type=click.Choice(_TARGETS), required=True, help="What starts the processes.")
+    script: str = option(
+        "--script", type=FILE, required=True, metavar="FILE.py", help="What each process runs, as the machines name it."
+    )
+    output: str | None = option(
+        "-o", "--output", type=FILE, metavar="FILE", help="Write it there instead of printing or running it."
+    )
+    as_json: bool = AS_JSON
+    cluster: str | None = CLUSTER_OF_PLAN
+    python: str = option(
+        "--python",
+        default="python3",
+        show_default=True,
+        type=FILE,
+        metavar="FILE",
+        help="The interpreter, on all machines.",
+    )
+    name: str | None = option("--name", help="In the queue; the profile's if left out.")
+
+
+@takes(LaunchOptions, sections=_SECTIONS)
+def command(options: LaunchOptions) -> None:
     """Start the processes of PLAN.json, or write the file that starts them.
 
     One process starts for each device of the cluster, idle ones too: rank r on device r, machine by machine. All
@@ -97,27 +100,27 @@ def command(
     from hpgo.machine.cluster import Cluster
     from hpgo.planning.plans import Plan
 
-    given = {key: value for key, value in options.items() if value not in {None, ()}}
+    given = {name: value for name, value in options.group(TargetOptions).items() if value not in {None, ()}}
     if "hosts_file" in given:
         given["hosts"] = _hosts(given.pop("hosts_file"))
     if given.get("resource") == "none":
         given["resource"] = None
     job = launch.Job.of(
-        Plan.read(plan),
-        script,
-        arguments,
-        cluster=None if cluster is None else Cluster.parse(cluster),
-        python=python,
-        name=name,
+        Plan.read(options.plan),
+        options.script,
+        options.arguments,
+        cluster=None if options.cluster is None else Cluster.parse(options.cluster),
+        python=options.python,
+        name=options.name,
     )
-    text = launch.text(job, target, **given)
-    if output is not None:
-        launch.save(job, target, output, **given)
-    if as_json:
-        click.echo(_document(job, target, text))
-    elif output is None and target == "local":
+    text = launch.text(job, options.target, **given)
+    if options.output is not None:
+        launch.save(job, options.target, options.output, **given)
+    if options.as_json:
+        click.echo(_document(job, options.target, text))
+    elif options.output is None and options.target == "local":
         _run(text)
-    elif output is None:
+    elif options.output is None:
         click.echo(text, nl=False)
 
 

@@ -12,25 +12,20 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import click
 
 from hpgo.base.errors import HpgoError
-from hpgo.base.signals import uninterrupted
-from hpgo.base.wording import near, shorten, similar
-from hpgo.cli.command import Group, write_columns
+from hpgo.base.wording import similar
+from hpgo.cli.command import LazyGroup
 from hpgo.cli.terminal import say
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Plan": {
         "plan": ("hpgo.cli.plan", "Find the plan with the shortest training step."),
-        "evaluate": ("hpgo.cli.evaluate", "Price a plan of your own."),
-        "price": ("hpgo.cli.price", "Price a way of training a transformer, known by its shape alone."),
-        "explain": ("hpgo.cli.explain", "Say why a transformer's plan, and why not another."),
+        "evaluate": ("hpgo.cli.evaluate", "Estimate the step time of a plan that you give."),
+        "llm": ("hpgo.cli.llm", "Plan transformers: choose tp, pp, cp, ep, dp and the rest."),
         "partition": ("hpgo.cli.partition", "Spread a chain of layers over uneven hosts."),
         "models": ("hpgo.cli.models", "List the built-in models, or write their profiles."),
         "clusters": ("hpgo.cli.clusters", "List the known clusters, or show one as a file to edit."),
@@ -42,7 +37,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "calibrate": ("hpgo.cli.calibrate", "Say where a measured step left its prediction, and why."),
     },
     "Run": {
-        "run": ("hpgo.cli.run", "Train by a plan: on processes started here, or as one rank."),
+        "run": ("hpgo.cli.run", "Train a model as a plan says, on processes started here or as one rank."),
+        "emulate": ("hpgo.cli.emulate", "Run a plan without a model: processes sleep and send messages."),
+        "infer": ("hpgo.cli.infer", "Stream batches through a model that a plan splits over hosts."),
         "launch": ("hpgo.cli.launch", "Start a plan's processes: here, SLURM, Kubeflow, Ray, torchrun, ssh."),
         "export": ("hpgo.cli.export", "Write a plan for Megatron-LM, DeepSpeed or torchtitan."),
         "variants": ("hpgo.cli.variants", "Train VGG-19 in four ways, and by a plan made here."),
@@ -63,44 +60,14 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 """Title -> sub-command -> module whose attribute `command` it is, one line of help; modules load when called."""
 _DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
 """What the package index calls modules whose own name means nothing, or something else, there."""
+_LEAST_ALIKE = 0.8
+"""Share of letters from which on one option is taken for another. At 0.6, `--steps` would be `--cluster`."""
 COMMANDS = {name: row for section in SECTIONS.values() for name, row in section.items()}
 
 
-class _Commands(Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        with uninterrupted():
-            command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
-        return command
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        # From the table, likewise.
-        from click.shell_completion import CompletionItem
-
-        found = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
-        return found or click.Command.shell_complete(self, ctx, incomplete)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command `{shorten(args[0])}`; {near(args[0], COMMANDS)}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # From the table: listing must not import every command.
-        rows = {title: [(name, line) for name, (_, line) in rows.items()] for title, rows in SECTIONS.items()}
-        write_columns(formatter, rows)
-
-
-@click.command(cls=_Commands, invoke_without_command=True)
+@click.command(cls=LazyGroup, table=SECTIONS)
 @click.version_option(None, "-V", "--version", package_name="hpgo")
-@click.pass_context
-def group(ctx: click.Context) -> None:
+def group() -> None:
     """Plan, simulate and draw hybrid-parallel training.
 
     \b
@@ -110,8 +77,6 @@ def group(ctx: click.Context) -> None:
 
     Data goes to stdout, everything else to stderr. `hpgo help COMMAND` says more.
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 def run(command: click.Command, args: list[str] | None = None, prog_name: str | None = None) -> NoReturn:
@@ -137,9 +102,11 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
         if asked is not None:
             with suppress(OSError):
                 click.echo(asked.get_usage(), err=True)
-        say("error", error.format_message())
+        hint = _nearest_choice(error) or _nearest_option(error)
+        # Of an option that there is not, click's message has suggestions, too.
+        say("error", error.message if isinstance(error, click.NoSuchOption) else error.format_message())
         if asked is not None:
-            say("hint", _nearest_choice(error) or f"`{asked.command_path} --help` says more")
+            say("hint", hint or f"`{asked.command_path} --help` says more")
         sys.exit(error.exit_code)
     except SystemExit:
         if sys.stdout is stdout:
@@ -178,6 +145,15 @@ def _nearest_choice(error: click.ClickException) -> str:
     kind = getattr(getattr(error, "param", None), "type", None)
     given = re.match("'(.*)' is not one of ", error.message)
     return similar(given[1], map(str, kind.choices)) if given and isinstance(kind, click.Choice) else ""
+
+
+def _nearest_option(error: click.ClickException) -> str:
+    """Return the option that is like the one given, as a hint; empty if there is none."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    options = [name for param in error.ctx.command.get_params(error.ctx) for name in param.opts if name.startswith("-")]
+    begun = [name for name in options if error.option_name.startswith("--") and name.startswith(error.option_name)]
+    return similar(error.option_name, begun or options, least=0.0 if begun else _LEAST_ALIKE)
 
 
 def main() -> NoReturn:

@@ -11,11 +11,11 @@ from hpgo.base.documents import json_text, write_text
 from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.units import format_bytes_per_s
 from hpgo.base.wording import percent
-from hpgo.cli.command import Command
+from hpgo.cli.command import Options, option, takes
 from hpgo.cli.questions import SECONDS, SOME_SECONDS
 from hpgo.cli.ranks import in_ranks
 from hpgo.cli.terminal import table
-from hpgo.cli.values import YAML, File
+from hpgo.cli.values import AS_JSON, DEVICE, YAML, File
 
 if TYPE_CHECKING:
     from hpgo.runtime.links import Fit, Links
@@ -23,32 +23,39 @@ if TYPE_CHECKING:
 _KINDS = {"intra": "inside a machine", "inter": "between machines"}
 
 
-@click.command(cls=Command)
-@click.option("-o", "output", type=YAML, metavar="FILE", help="The cluster, as .yaml.")
-@click.option("--picture", type=File(".svg"), metavar="FILE", help="Rates between all ranks, as .svg.")
-@click.option(
-    "--ranks", type=click.IntRange(2), default=2, show_default=True, metavar="N",
-    help="Processes to start on this machine, where no launcher has.",
-)  # fmt: skip
-@click.option("--name", default="", metavar="NAME", help="Of the cluster.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="GPUs where each rank has one, if left out.")
-@click.option("--time-limit", type=SECONDS, default="20s", show_default=True, metavar="TIME", help="For all, about.")
-@click.option(
-    "--timeout", type=SOME_SECONDS, default="600s", show_default=True, metavar="TIME",
-    help="How long ranks wait for each other.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Everything that was measured, for machines.")
-def command(
-    *,
-    output: str | None,
-    picture: str | None,
-    ranks: int,
-    name: str,
-    device: str | None,
-    time_limit: float,
-    timeout: float,
-    as_json: bool,
-) -> None:
+class MeasureLinksOptions(Options):
+    """Options of `hpgo measure-links`."""
+
+    output: str | None = option("-o", type=YAML, metavar="FILE", help="The cluster, as .yaml.")
+    picture: str | None = option(
+        "--picture", type=File(".svg"), metavar="FILE", help="Rates between all ranks, as .svg."
+    )
+    ranks: int = option(
+        "--ranks",
+        type=click.IntRange(2),
+        default=2,
+        show_default=True,
+        metavar="N",
+        help="Processes to start on this machine, where no launcher has.",
+    )
+    name: str = option("--name", default="", metavar="NAME", help="Of the cluster.")
+    device: str | None = DEVICE
+    time_limit: float = option(
+        "--time-limit", type=SECONDS, default="20s", show_default=True, metavar="TIME", help="For all, about."
+    )
+    timeout: float = option(
+        "--timeout",
+        type=SOME_SECONDS,
+        default="600s",
+        show_default=True,
+        metavar="TIME",
+        help="How long ranks wait for each other.",
+    )
+    as_json: bool = AS_JSON
+
+
+@takes(MeasureLinksOptions)
+def command(options: MeasureLinksOptions) -> None:
     """Measure latency and rate of the links between ranks, and write the cluster that `hpgo plan` reads.
 
     Under torchrun, or whatever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank of all that the
@@ -63,7 +70,7 @@ def command(
     from hpgo import runtime
 
     runtime.check_torch()
-    for file in (output, picture):
+    for file in (options.output, options.picture):
         if file is not None and not Path(file).parent.is_dir():
             raise ArgumentError(
                 f"there is no folder `{Path(file).parent}` to write `{file}` in",
@@ -76,11 +83,13 @@ def command(
         from hpgo.runtime.meeting import place
 
         rank, _ = place()
-        found = measure_links(name=name, device=device, seconds=time_limit, timeout_s=timeout)
+        found = measure_links(
+            name=options.name, device=options.device, seconds=options.time_limit, timeout_s=options.timeout
+        )
         if rank == 0:
-            _write(found, output, picture, as_json=as_json)
+            _write(found, options.output, options.picture, as_json=options.as_json)
 
-    in_ranks(ranks, timeout, work)
+    in_ranks(options.ranks, options.timeout, work)
 
 
 def _write(found: Links, output: str | None, picture: str | None, *, as_json: bool) -> None:

@@ -9,19 +9,23 @@ import click
 
 from hpgo.base.documents import make_folder
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.cli.command import Group
+from hpgo.cli.command import Group, Options, argument, takes
 from hpgo.cli.terminal import sources, table
-from hpgo.cli.values import PROFILE, Known
+from hpgo.cli.values import AS_JSON, PROFILE, Known
 from hpgo.model.builtin import MODELS, built_in
 from hpgo.model.formats import read_profile, write_profile
 from hpgo.model.formats.native import write_yaml
 from hpgo.model.transformer_presets import TRANSFORMERS
 
 
-@click.group(cls=Group, invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-@click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+class ListOptions(Options):
+    """Options of `hpgo models` without a command."""
+
+    as_json: bool = AS_JSON
+
+
+@takes(ListOptions, cls=Group, invoke_without_command=True)
+def command(options: ListOptions) -> None:
     """List the models that can be planned by name, show one, or write their profiles.
 
     The step is forward and backward, on one device, of the batch that the profile was measured with.
@@ -35,7 +39,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
       hpgo models write . bert-48
       hpgo models transformers
     """
-    if ctx.invoked_subcommand is not None:
+    if click.get_current_context().invoked_subcommand is not None:
         return
     profiles = {name: built_in(name) for name in MODELS}
     entries = [
@@ -50,7 +54,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
         }
         for name, profile in profiles.items()
     ]
-    if as_json:
+    if options.as_json:
         click.echo(json.dumps(entries, indent=2))
         return
     table(
@@ -69,10 +73,15 @@ def command(ctx: click.Context, as_json: bool) -> None:
     sources({name: profile.source for name, profile in profiles.items()})
 
 
-@command.command()
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.argument("names", nargs=-1, type=Known("model", lambda: MODELS), metavar="[MODEL]...")
-def write(folder: Path, names: tuple[str, ...]) -> None:
+class WriteOptions(Options):
+    """Options of `hpgo models write`."""
+
+    folder: Path = argument(type=click.Path(path_type=Path, file_okay=False))
+    names: tuple[str, ...] = argument(nargs=-1, type=Known("model", lambda: MODELS), metavar="[MODEL]...")
+
+
+@takes(WriteOptions, within=command)
+def write(options: WriteOptions) -> None:
     """Write profiles into FOLDER as PipeDream text.
 
     Those of the MODELs, or of all. Files of the same name are replaced.
@@ -82,17 +91,22 @@ def write(folder: Path, names: tuple[str, ...]) -> None:
       hpgo models write profiles
       hpgo models write . bert-48 xlnet-36
     """
-    profiles = {name: built_in(name) for name in names or MODELS}
-    make_folder(folder)
+    profiles = {name: built_in(name) for name in options.names or MODELS}
+    make_folder(options.folder)
     for name, profile in profiles.items():
-        path = folder / MODELS[name].file
+        path = options.folder / MODELS[name].file
         write_profile(profile, path)
         click.echo(path)
 
 
-@command.command()
-@click.argument("model", type=PROFILE)
-def show(model: str) -> None:
+class ShowOptions(Options):
+    """Options of `hpgo models show`."""
+
+    model: str = argument(type=PROFILE)
+
+
+@takes(ShowOptions, within=command)
+def show(options: ShowOptions) -> None:
     """Show MODEL, a name or a file, as a profile to edit: YAML, in seconds and bytes.
 
     \b
@@ -100,23 +114,28 @@ def show(model: str) -> None:
       hpgo models show vgg-16
       hpgo models show bert-48 > bert.yaml
     """
-    click.echo(write_yaml(read_profile(model)), nl=False)
+    click.echo(write_yaml(read_profile(options.model)), nl=False)
 
 
-@command.command()
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-def transformers(as_json: bool) -> None:
-    """List the transformers that `hpgo estimate` knows by name.
+class TransformersOptions(Options):
+    """Options of `hpgo models transformers`."""
 
-    They are known by their shape alone, without times. Of experts a token meets only its own; a weight that is used
-    twice counts once.
+    as_json: bool = AS_JSON
+
+
+@takes(TransformersOptions, within=command)
+def transformers(options: TransformersOptions) -> None:
+    """List the transformers that `hpgo llm` and `hpgo estimate` know by name.
+
+    They are known by their shape alone, without times; `hpgo llm show` shows one. Of experts a token meets only its
+    own; a weight that is used twice counts once.
 
     \b
     Examples:
       hpgo models transformers
       hpgo models transformers --json
     """
-    if as_json:
+    if options.as_json:
         entries = [
             {
                 "name": name,

@@ -6,41 +6,41 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from hpgo.cli.command import Options, option
 from hpgo.cli.values import SCHEDULE
 from hpgo.draw.options import Theme
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from hpgo.planning.plans import Plan
     from hpgo.programs.names import ScheduleName
     from hpgo.timing.timeline import Timeline
 
 
-def picture_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of a picture to a command."""
-    options = [
-        click.option(
-            "--schedule", type=SCHEDULE, metavar="NAME",
-            help="Schedule that plans run on; as they were planned if left out."
-        ),
-        click.option("--label", "labels", multiple=True, help="Name of a timeline; once for each, in order."),
-        click.option("--title", default="", help="Title of the picture."),
-        click.option(
-            "--transfers", type=click.Choice(["none", "arrows", "lanes"]), default="none", show_default=True,
-            help="Transfers as arrows between ranks, or as lanes below each.",
-        ),
-        click.option("--memory", is_flag=True, help="A memory curve below each rank."),
-        click.option("--critical-path", is_flag=True, help="Mark the critical path."),
-        click.option("--bubbles/--no-bubbles", default=True, help="Shade idle time by its cause."),
-        click.option(
-            "--theme", type=click.Choice(get_args(Theme)), default="auto", show_default=True,
-            help="auto follows the reader's setting where the format can.",
-        ),
-    ]  # fmt: skip
-    for option in reversed(options):
-        function = option(function)
-    return function
+class PictureOptions(Options):
+    """Options of a picture of timelines: keyword arguments of `hpgo.draw.save`."""
+
+    labels: tuple[str, ...] = option("--label", multiple=True, help="Name of a timeline; once for each, in order.")
+    title: str = option("--title", default="", help="Title of the picture.")
+    transfers: str = option(
+        "--transfers",
+        type=click.Choice(["none", "arrows", "lanes"]),
+        default="none",
+        show_default=True,
+        help="Transfers as arrows between ranks, or as lanes below each.",
+    )
+    memory: bool = option("--memory", is_flag=True, help="A memory curve below each rank.")
+    critical_path: bool = option("--critical-path", is_flag=True, help="Mark the critical path.")
+    bubbles: bool = option("--bubbles/--no-bubbles", default=True, help="Shade idle time by its cause.")
+    theme: str = option(
+        "--theme", type=click.Choice(get_args(Theme)), default="auto", show_default=True,
+        help="auto follows the reader's setting where the format can.")  # fmt: skip
+
+
+SCHEDULE_OF_PLANS: Any = option(
+    "--schedule", type=SCHEDULE, metavar="NAME", help="Schedule that plans run on; as they were planned if left out."
+)
 
 
 def timelines_in(inputs: Sequence[str], schedule: ScheduleName | None) -> list[Timeline]:
@@ -81,7 +81,7 @@ def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
     if '"hpgo.way"' in head:
         raise ArgumentError(
             f"`{path}` is a way of training a transformer, which has no timeline",
-            "`hpgo explain FILE --picture way.svg` draws it on its cluster",
+            "`hpgo llm explain FILE -o llm-plan.svg` draws it on its cluster",
             code="wrong_kind_of_file",
         )
     raise ArgumentError(

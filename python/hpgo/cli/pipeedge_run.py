@@ -7,12 +7,13 @@ import socket
 import sys
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
+from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.compared import percent
 from hpgo.cli.main import run
 from hpgo.cli.questions import SECONDS
@@ -28,66 +29,92 @@ _MODES = ("w", "x", "a")
 _LOOPBACKS = ("lo", "lo0")
 """As systems call theirs."""
 _WINDOW = 10
-_FILES = ("sched_models_file", "sched_dev_types_file", "sched_dev_file")
 
 
-def _numbers(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+def _numbers(context: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...] | None:
     """Whole numbers between commas. Raises BadParameter."""
     if text is None:
         return None
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise click.BadParameter(f"`{text}` are no whole numbers with commas between them", context, option)
+        raise click.BadParameter(f"`{text}` are no whole numbers with commas between them", context, param)
     return tuple(map(int, words))
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.argument("rank", type=click.IntRange(0))
-@click.argument("worldsize", metavar="WORLD", type=click.IntRange(1))
-@click.option("-d", "--device", metavar="NAME", help="cpu, cuda or cuda:1; a GPU if each rank has one.")
-@click.option("-s", "--socket-ifname", metavar="NAME", help="Network interface; found by --addr if left out.")
-@click.option("--addr", metavar="HOST", default="127.0.0.1", help="Where rank 0 is.")
-@click.option("--port", type=click.IntRange(1, 65535), default=29500, help="Of rank 0, where all meet.")
-@click.option("-c", "--comm", type=click.Choice(["p2p", "rpc"]), default="p2p", help="Both are the same here.")
-@click.option("-w", "--worker-threads", type=int, default=16, help="Has no effect: it was for rpc.")
-@click.option("-m", "--model-name", metavar="NAME", default="google/vit-base-patch16-224", help="Model to run.")
-@click.option("-M", "--model-file", metavar="PATH", help="Weights: PipeEdge's file, or a Hugging Face folder.")
-@click.option("-b", "--batch-size", type=click.IntRange(1), default=64, help="Samples in all.")
-@click.option("-u", "--ubatch-size", type=click.IntRange(1), default=8, help="Samples of a micro-batch.")
-@click.option("--dataset-name", type=click.Choice(["CoLA", "ImageNet"]), help="Random data if left out.")
-@click.option("--dataset-root", metavar="FOLDER", help="Where its archives are; a folder of its name here.")
-@click.option("--dataset-split", metavar="NAME", default="train", help="train, val or validation, or test.")
-@click.option("--dataset-indices-file", metavar="FILE", help="Samples to take: whole numbers in .pt or .npy.")
-@click.option(
-    "--dataset-shuffle", type=bool, is_flag=False, flag_value=True, default=False, help="Mix them, as in each run."
+class PipeEdgeRunOptions(Options):
+    """Options of `pipeedge-run`."""
+
+    rank: int = argument(type=click.IntRange(0))
+    worldsize: int = argument(metavar="WORLD", type=click.IntRange(1))
+    device: str | None = option(
+        "-d", "--device", metavar="NAME", help="cpu, cuda or cuda:1; a GPU if each rank has one."
+    )
+    socket_ifname: str | None = option(
+        "-s", "--socket-ifname", metavar="NAME", help="Network interface; found by --addr if left out."
+    )
+    addr: str = option("--addr", metavar="HOST", default="127.0.0.1", help="Where rank 0 is.")
+    port: int = option("--port", type=click.IntRange(1, 65535), default=29500, help="Of rank 0, where all meet.")
+    comm: str = option("-c", "--comm", type=click.Choice(["p2p", "rpc"]), default="p2p", help="Both are the same here.")
+    worker_threads: int = option("-w", "--worker-threads", type=int, default=16, help="Has no effect: it was for rpc.")
+    model_name: str = option(
+        "-m", "--model-name", metavar="NAME", default="google/vit-base-patch16-224", help="Model to run."
+    )
+    model_file: str | None = option(
+        "-M", "--model-file", metavar="PATH", help="Weights: PipeEdge's file, or a Hugging Face folder."
+    )
+    batch_size: int = option("-b", "--batch-size", type=click.IntRange(1), default=64, help="Samples in all.")
+    ubatch_size: int = option(
+        "-u", "--ubatch-size", type=click.IntRange(1), default=8, help="Samples of a micro-batch."
+    )
+    dataset_name: str | None = option(
+        "--dataset-name", type=click.Choice(["CoLA", "ImageNet"]), help="Random data if left out."
+    )
+    dataset_root: str | None = option(
+        "--dataset-root", metavar="FOLDER", help="Where its archives are; a folder of its name here."
+    )
+    dataset_split: str = option(
+        "--dataset-split", metavar="NAME", default="train", help="train, val or validation, or test."
+    )
+    dataset_indices_file: str | None = option(
+        "--dataset-indices-file", metavar="FILE", help="Samples to take: whole numbers in .pt or .npy."
+    )
+    dataset_shuffle: bool = option(
+        "--dataset-shuffle", type=bool, is_flag=False, flag_value=True, default=False, help="Mix them, as in each run."
+    )
+    partition: tuple[int, ...] | None = option(
+        "-pt", "--partition", callback=_numbers, metavar="1,24,25,48", help="First and last layer of stages."
+    )
+    quant: tuple[int, ...] | None = option(
+        "-q", "--quant", callback=_numbers, metavar="8,0", help="Bits behind each stage; 0 is all."
+    )
+    rank_order: tuple[int, ...] | None = option(
+        "-r", "--rank-order", callback=_numbers, metavar="1,0", help="The rank of each stage of -pt."
+    )
+    data_rank: int | None = option(
+        "-D", "--data-rank", type=click.IntRange(0), help="Holds data, takes answers: 0, or the first stage's."
+    )
+    hosts: str | None = option("-H", "--hosts", metavar="A,B", help="Hosts of the ranks in order, as in -sd.")
+    sched_models_file: str | None = option(
+        "-sm", "--sched-models-file", metavar="FILE", help="Models, for `hpgo partition`."
+    )
+    sched_dev_types_file: str | None = option(
+        "-sdt", "--sched-dev-types-file", metavar="FILE", help="Types of devices, for the same."
+    )
+    sched_dev_file: str | None = option("-sd", "--sched-dev-file", metavar="FILE", help="Devices, for the same.")
+    hold_rate: float | None = option(
+        "--hold-rate", type=float, metavar="X", help="As many bits as links carry at X samples/s."
+    )
+    monitor: str = option("--monitor", metavar="FOLDER", default=".", help="For shard.csv, send.csv and others.")
+    outputs: str | None = option("--outputs", metavar="FILE", help="Keep the answers: .npy, by the rank with the data.")
+    timeout_s: float = option("--timeout", type=SECONDS, default="600s", help="End a run that stands still so long.")
+
+
+@takes(
+    PipeEdgeRunOptions,
+    cls=click.Command,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
-@click.option("-pt", "--partition", callback=_numbers, metavar="1,24,25,48", help="First and last layer of stages.")
-@click.option("-q", "--quant", callback=_numbers, metavar="8,0", help="Bits behind each stage; 0 is all.")
-@click.option("-r", "--rank-order", callback=_numbers, metavar="1,0", help="The rank of each stage of -pt.")
-@click.option("-D", "--data-rank", type=click.IntRange(0), help="Holds data, takes answers: 0, or the first stage's.")
-@click.option("-H", "--hosts", metavar="A,B", help="Hosts of the ranks in order, as in -sd.")
-@click.option("-sm", "--sched-models-file", metavar="FILE", help="Models, for `hpgo partition`.")
-@click.option("-sdt", "--sched-dev-types-file", metavar="FILE", help="Types of devices, for the same.")
-@click.option("-sd", "--sched-dev-file", metavar="FILE", help="Devices, for the same.")
-@click.option("--hold-rate", type=float, metavar="X", help="As many bits as links carry at X samples/s.")
-@click.option("--monitor", metavar="FOLDER", default=".", help="For shard.csv, send.csv and others.")
-@click.option("--outputs", metavar="FILE", help="Keep the answers: .npy, by the rank with the data.")
-@click.option("--timeout", "timeout_s", type=SECONDS, default="600s", help="End a run that stands still so long.")
-def command(
-    *,
-    rank: int,
-    worldsize: int,
-    addr: str,
-    port: int,
-    socket_ifname: str | None,
-    device: str | None,
-    timeout_s: float,
-    monitor: str,
-    outputs: str | None,
-    model_name: str,
-    model_file: str | None,
-    **given: Any,
-) -> None:
+def command(options: PipeEdgeRunOptions) -> None:
     """Infer as RANK of WORLD ranks, with the options of PipeEdge's runtime.
 
     Start one on each host, or several on one. Rank 0 says who takes which layers, quarters of a transformer's blocks:
@@ -104,8 +131,8 @@ def command(
       pipeedge-run 0 2 -sm models.yml -sdt types.yml -sd devices.yml -H a,b
       pipeedge-run 0 1 --dataset-name ImageNet --dataset-root imagenet
     """
-    if rank >= worldsize:
-        raise click.UsageError(f"there is no rank {rank} among {worldsize}: ranks are counted from 0")
+    if options.rank >= options.worldsize:
+        raise click.UsageError(f"there is no rank {options.rank} among {options.worldsize}: ranks are counted from 0")
     from hpgo import runtime
 
     runtime.check_torch()
@@ -114,49 +141,55 @@ def command(
     from hpgo.runtime.watch import Limits
 
     part = Rank(
-        number=rank,
-        asked=_asked(worldsize, model_name, given),
-        data=_data(model_name, model_file, given),
-        weights=_weights(model_name, model_file),
-        monitor=Path(monitor),
+        number=options.rank,
+        asked=_asked(options),
+        data=_data(options),
+        weights=_weights(options.model_name, options.model_file),
+        monitor=Path(options.monitor),
         monitor_mode=_mode(),
         window=_window(),
-        keep=None if outputs is None else Path(outputs),
-        options={"device": device, "timeout_s": timeout_s},
+        keep=None if options.outputs is None else Path(options.outputs),
+        options={"device": options.device, "timeout_s": options.timeout_s},
     )
-    interface = _interface(socket_ifname, addr)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(worldsize), "MASTER_ADDR": addr, "MASTER_PORT": str(port)}
+    interface = _interface(options.socket_ifname, options.addr)
+    os.environ |= {
+        "RANK": str(options.rank),
+        "WORLD_SIZE": str(options.worldsize),
+        "MASTER_ADDR": options.addr,
+        "MASTER_PORT": str(options.port),
+    }
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     try:
-        take_part(Limits(timeout_s), lambda: _work(part))
+        take_part(Limits(options.timeout_s), lambda: _work(part))
     except Preempted:
-        if rank == 0:
+        if options.rank == 0:
             say("preempted", "all micro-batches that had entered have left")
         raise
 
 
-def _asked(world: int, model_name: str, given: dict[str, Any]) -> Asked:
+def _asked(options: PipeEdgeRunOptions) -> Asked:
     """How the ranks share the layers. Raises UsageError and ArgumentError."""
     from hpgo.runtime.pipeedge.models import model_named
     from hpgo.runtime.pipeedge.schedule import Asked
 
-    files = tuple(given[name] for name in _FILES if given[name] is not None)
-    if files and len(files) < len(_FILES):
+    named = (options.sched_models_file, options.sched_dev_types_file, options.sched_dev_file)
+    files = tuple(name for name in named if name is not None)
+    if files and len(files) < len(named):
         raise click.UsageError("`-sm`, `-sdt` and `-sd` go together")
-    hosts = given["hosts"]
+    hosts = options.hosts
     return Asked(
-        world=world,
-        model=model_name,
-        layers=model_named(model_name).layers,
-        micro_batch_size=min(given["ubatch_size"], given["batch_size"]),
-        partition=given["partition"],
-        quantize=given["quant"],
-        rank_order=given["rank_order"],
+        world=options.worldsize,
+        model=options.model_name,
+        layers=model_named(options.model_name).layers,
+        micro_batch_size=min(options.ubatch_size, options.batch_size),
+        partition=options.partition,
+        quantize=options.quant,
+        rank_order=options.rank_order,
         hosts=None if hosts is None else tuple(host.strip() for host in hosts.split(",")),
         files=(files[0], files[1], files[2]) if files else None,
-        data_rank=given["data_rank"],
-        hold_samples_per_s=_rate(given["hold_rate"]),
+        data_rank=options.data_rank,
+        hold_samples_per_s=_rate(options.hold_rate),
     )
 
 
@@ -174,19 +207,19 @@ def _weights(model_name: str, model_file: str | None) -> Path | None:
     return None
 
 
-def _data(model_name: str, model_file: str | None, given: dict[str, Any]) -> Wanted:
+def _data(options: PipeEdgeRunOptions) -> Wanted:
     """What shall go through."""
     from hpgo.runtime.pipeedge.data import Wanted
 
-    root, indices = given["dataset_root"], given["dataset_indices_file"]
-    weights = _weights(model_name, model_file) or Path()
+    root, indices = options.dataset_root, options.dataset_indices_file
+    weights = _weights(options.model_name, options.model_file) or Path()
     return Wanted(
-        name=given["dataset_name"],
+        name=options.dataset_name,
         root=None if root is None else Path(root),
-        split=given["dataset_split"],
+        split=options.dataset_split,
         indices=None if indices is None else Path(indices),
-        shuffle=given["dataset_shuffle"],
-        samples=given["batch_size"],
+        shuffle=options.dataset_shuffle,
+        samples=options.batch_size,
         beside=weights if weights.is_dir() else weights.parent,
     )
 

@@ -15,12 +15,20 @@ from hpgo.base.errors import ArgumentError, InfeasibleError, ProfileError
 from hpgo.base.tables import markdown
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import above, printable, shorten
-from hpgo.cli.command import Command
-from hpgo.cli.kinds import lacks_seq
-from hpgo.cli.questions import SECONDS, SECTIONS, Counts, as_options, of_profile, question, settings
+from hpgo.cli.command import Options, argument, option, takes
+from hpgo.cli.kinds import meant_as_transformer
+from hpgo.cli.questions import SECTIONS, Counts, ProblemOptions, as_options, deadline_option, schedule_option
 from hpgo.cli.terminal import say, searching, table, width
-from hpgo.cli.transformers import check_no_transformer, missing, of_transformers, show_ways
-from hpgo.cli.values import PICTURES, PLAN_OUT, STILL, written
+from hpgo.cli.values import (
+    AS_JSON,
+    MODEL,
+    PICTURES,
+    PLAN_OUT,
+    STILL,
+    cluster_option,
+    framework_option,
+    written,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,82 +81,74 @@ class Share(click.ParamType):  # type: ignore[type-arg]
         return share
 
 
-def saving(command: _Command) -> _Command:
-    """Adds the options that say how a plan is saved."""
-    options = (
-        written(
-            PLAN_OUT,
-            "Also write the plan (.json), its step as a picture (.svg .png .pdf .html .tex), or its report (.md)."
-            " Repeatable.",
-        ),
-        click.option(
-            "--no-embed", is_flag=True,
-            help="Write plans without profile and cluster: `hpgo evaluate` needs their files again.",
-        ),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+class SavingOptions(Options):
+    """Output of a plan: what is printed, and what is saved."""
+
+    outputs: tuple[str, ...] = written(
+        PLAN_OUT,
+        "Also write the plan (.json), its step as a picture (.svg .png .pdf .html .tex), or its report (.md)."
+        " Repeatable.",
+    )
+    no_embed: bool = option(
+        "--no-embed",
+        is_flag=True,
+        help="Write plans without profile and cluster: `hpgo evaluate` needs their files again.",
+    )
+    as_json: bool = AS_JSON
+    as_markdown: bool = option("--markdown", is_flag=True, help="To paste into a document.")
+
+    def check_one_format(self) -> None:
+        """Raise UsageError if the plan is to be printed both as JSON and as Markdown."""
+        if self.as_json and self.as_markdown:
+            raise click.UsageError("choose one of --json and --markdown")
 
 
-_SECTIONS = {title: names.format("devices launcher max_stages ") for title, names in SECTIONS.items()} | {
+_SECTIONS = {title: names.format("devices framework max_stages ") for title, names in SECTIONS.items()} | {
     "Search": "deadline tie",
-    "What is written": "outputs no_embed alternatives plot as_json as_markdown",
-    "Transformers, known by their shape": "seq tokens_per_batch precision fix exclude platform picture front top",
+    "Output": "outputs no_embed alternatives plot as_json as_markdown",
 }
 
 
-@click.command(cls=Command, sections=_SECTIONS)
-@question(several=True)
-@click.option(
-    "--for",
-    "launcher",
-    metavar="NAME[@VERSION]",
-    help="Search only what this launcher runs: megatron, torchtitan, deepspeed or torch.",
-)
-@click.option("--devices", type=Counts(), metavar="N[,N…]", help="Use only the first N devices of the cluster.")
-@click.option("--max-stages", type=int, metavar="N", help="Stages at most.")
-@click.option(
-    "--tie",
-    type=Share(),
-    metavar="SHARE",
-    help="Take the plan with the least memory whose step is at most so much longer than the shortest: `0.5%`.",
-)
-@click.option("--deadline", type=SECONDS, metavar="TIME", help="Stop then, with the best plan so far: `10s`.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-@click.option("--markdown", "as_markdown", is_flag=True, help="To paste into a document.")
-@saving
-@click.option(
-    "--save-alternative",
-    "alternatives",
-    type=Alternative(),
-    multiple=True,
-    metavar="NAME=FILE",
-    help="Also write a plan that the report compares: `data parallelism`, or a schedule of `auto`. Repeatable.",
-)
-@click.option("--plot", type=STILL, metavar="FILE", help="Draw several plans: .svg, .png, .pdf or .html.")
-@of_transformers
-@click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    *,
-    profile: str,
-    cluster: str,
-    global_batch_size: tuple[int, ...] | None,
-    launcher: str | None,
-    devices: tuple[int, ...] | None,
-    max_stages: int | None,
-    tie: float | None,
-    deadline: float | None,
-    as_json: bool,
-    as_markdown: bool,
-    outputs: tuple[str, ...],
-    no_embed: bool,
-    alternatives: tuple[tuple[str, str], ...],
-    plot: str | None,
-    **options: Any,
-) -> None:
+class PlanOptions(ProblemOptions, SavingOptions):
+    """Options of `hpgo plan`."""
+
+    profile: str = argument(type=MODEL)
+    cluster: str = cluster_option(required=True)
+    global_batch_size: tuple[int, ...] = option(
+        "-b",
+        "--global-batch-size",
+        type=Counts(),
+        required=True,
+        metavar="N[,N…]",
+        help="Samples in a step, over all devices.",
+    )
+    schedule: str | None = schedule_option("eager_1f1b, or what --framework runs", "auto")
+    framework: str | None = framework_option("megatron", "torchtitan", "deepspeed", "torch")
+    devices: tuple[int, ...] | None = option(
+        "--devices", type=Counts(), metavar="N[,N…]", help="Use only the first N devices of the cluster."
+    )
+    max_stages: int | None = option("--max-stages", type=int, metavar="N", help="Stages at most.")
+    tie: float | None = option(
+        "--tie",
+        type=Share(),
+        metavar="SHARE",
+        help="Take the plan with the least memory whose step is at most so much longer than the shortest: `0.5%`.",
+    )
+    deadline: float | None = deadline_option()
+    alternatives: tuple[tuple[str, str], ...] = option(
+        "--save-alternative",
+        type=Alternative(),
+        multiple=True,
+        metavar="NAME=FILE",
+        help="Also write a plan that the report compares: `data parallelism`, or a schedule of `auto`. Repeatable.",
+    )
+    plot: str | None = option(
+        "--plot", type=STILL, metavar="FILE", help="Draw several plans: .svg, .png, .pdf or .html."
+    )
+
+
+@takes(PlanOptions, sections=_SECTIONS)
+def command(options: PlanOptions) -> None:
     """Find the plan with the shortest training step, and how sure that is.
 
     PROFILE is a built-in model (`hpgo models`) or a file: one of `hpgo profile`, PipeDream, Piper, dnn-partitioning,
@@ -158,17 +158,14 @@ def command(
     Several batch sizes or device counts give a table with one plan a line. Ctrl-C ends the search with the best plan
     so far.
 
-    With --seq, PROFILE is a transformer (`hpgo models transformers`, or a config.json), and the quickest ways of
-    all that Megatron-LM, or another launcher (--for), runs are listed.
+    A transformer without a profile is planned by `hpgo llm plan`.
 
     \b
     Examples:
       hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
-      hpgo plan llama-3-70b --cluster h100:8 --global-batch-size 256 --seq 8192
-      hpgo plan llama-3-8b -c h100:2 -b 64 --seq 8192 --fix tp=2 --exclude cp
       hpgo plan model.yaml -c h100:4 -b 1024 --recompute auto --reserve 2GB
       hpgo plan bert-48 -c dapple-a -b 64 --schedule auto
-      hpgo plan bert-48 -c dapple-a -b 64 --for megatron -o plan.json
+      hpgo plan bert-48 -c dapple-a -b 64 --framework megatron -o plan.json
       hpgo plan vgg-19 -c dapple-c -b 2048 -o plan.json
       hpgo plan bert-48 -c h100:4 -b 1024 --tie 5%
       hpgo plan vgg-19 -c h100 -b 64 --save-alternative "data parallelism=dp.json"
@@ -179,57 +176,48 @@ def command(
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import read_profile
 
-    if options.pop("seq") is not None:
-        show_ways(ctx)
-        return
-    check_no_transformer(ctx)
-    if global_batch_size is None:
-        raise missing(ctx, "global_batch_size")
-    if as_json and as_markdown:
-        raise click.UsageError("choose one of --json and --markdown")
-    several = len(global_batch_size) * len(devices or (0,)) > 1
-    if plot is not None:
+    options.check_one_format()
+    several = len(options.global_batch_size) * len(options.devices or (0,)) > 1
+    if options.plot is not None:
         if not several:
             raise click.UsageError("--plot draws several plans: give several batch sizes or device counts")
         from hpgo.draw.curves import check
 
-        check(plot)  # before the search, which may take minutes
-    if several and (drawn := [output for output in outputs if Path(output).suffix not in {"", ".json"}]):
+        check(options.plot)  # before the search, which may take minutes
+    if several and (drawn := [output for output in options.outputs if Path(output).suffix not in {"", ".json"}]):
         raise click.UsageError(f"`{shorten(drawn[0])}` is for one plan; of several, -o writes .json, and --plot draws")
-    if alternatives and several:
+    if options.alternatives and several:
         raise click.UsageError("--save-alternative is for one plan: give one batch size and one device count")
-    facts = of_profile(options)
-    keywords = settings(options) | {"launcher": launcher, "max_stages": max_stages, "tie": tie, "deadline_s": deadline}
+    keywords = options.of_problem() | {
+        "launcher": options.framework,
+        "max_stages": options.max_stages,
+        "tie": options.tie,
+        "deadline_s": options.deadline,
+    }
+    if options.schedule is not None:
+        keywords["schedule"] = options.schedule
     try:
         with as_options():
-            read = read_profile(profile, **facts)
+            read = read_profile(options.profile, **options.of_file())
     except ProfileError:
-        if (error := lacks_seq(ctx.params)) is not None:
+        batch = options.global_batch_size[0]
+        if (error := meant_as_transformer(options.profile, options.cluster, batch)) is not None:
             raise error from None
         raise
-    whole = Cluster.read(cluster)
-    clusters = [whole.first(count) for count in devices] if devices else [whole]
-    questions = [(part, size) for part in clusters for size in global_batch_size]
+    whole = Cluster.read(options.cluster)
+    clusters = [whole.first(count) for count in options.devices] if options.devices else [whole]
+    questions = [(part, size) for part in clusters for size in options.global_batch_size]
     if several:
-        _sweep(
-            read,
-            questions,
-            keywords,
-            as_json=as_json,
-            as_markdown=as_markdown,
-            outputs=outputs,
-            embed=not no_embed,
-            plot=plot,
-        )
+        _sweep(read, questions, keywords, options)
         return
     with as_options():
         best = _search(read, *questions[0], keywords)
     try:
-        write(best, outputs, embed=not no_embed)
-        for name, file in alternatives:
-            best.alternative(name).save(file, embed=not no_embed)
+        write(best, options.outputs, embed=not options.no_embed)
+        for name, file in options.alternatives:
+            best.alternative(name).save(file, embed=not options.no_embed)
     finally:  # a plan that took minutes is shown, even if it can't be saved
-        show(best, as_json=as_json, as_markdown=as_markdown, embed=not no_embed)
+        show(best, as_json=options.as_json, as_markdown=options.as_markdown, embed=not options.no_embed)
 
 
 def write(plan: Plan, outputs: Sequence[str], *, embed: bool) -> None:
@@ -266,15 +254,7 @@ def show(plan: Plan, *, as_json: bool, as_markdown: bool, embed: bool, stored_st
 
 
 def _sweep(
-    profile: Profile,
-    questions: list[tuple[Cluster, int]],
-    keywords: dict[str, Any],
-    *,
-    as_json: bool,
-    as_markdown: bool,
-    outputs: tuple[str, ...],
-    embed: bool,
-    plot: str | None,
+    profile: Profile, questions: list[tuple[Cluster, int]], keywords: dict[str, Any], options: PlanOptions
 ) -> None:
     """Answers the questions that have an answer, and says on stderr why others have none."""
     from hpgo.show import report
@@ -304,22 +284,22 @@ def _sweep(
         {
             "format": "hpgo.sweep",
             "version": 1,
-            "plans": [json.loads(plan.to_json(embed=embed)) for plan in plans],
+            "plans": [json.loads(plan.to_json(embed=not options.no_embed)) for plan in plans],
             "failures": failures,
         }
     )
     try:
-        for output in outputs:
+        for output in options.outputs:
             write_text(output, document + "\n", ArgumentError)
-        if plot is not None:
+        if options.plot is not None:
             from hpgo.show.figures import draw_plans
 
-            draw_plans(plans, plot)
+            draw_plans(plans, options.plot)
     finally:
         title, columns, rows = report.sweep(plans)
-        if as_json:
+        if options.as_json:
             click.echo(document)
-        elif as_markdown:
+        elif options.as_markdown:
             click.echo("\n".join([f"## {printable(title)}", "", *markdown(columns, rows)]))
         else:
             table(columns, rows, printable(title))

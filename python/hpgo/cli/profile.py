@@ -12,11 +12,11 @@ from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import times
-from hpgo.cli.command import Command
+from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.pipeedge import Files, check_folder, check_words, device, read_all, timings
 from hpgo.cli.questions import BYTES, DEVICE_BYTES, RATE, SECONDS, Counts
 from hpgo.cli.terminal import progress, say, table
-from hpgo.cli.values import FILE, PROFILE_OUT, WORKLOAD, written
+from hpgo.cli.values import AS_JSON, AUTOCAST, DEVICE, DTYPE, FILE, PROFILE_OUT, WORKLOAD, written
 from hpgo.model.formats.pipeedge import Timing
 
 if TYPE_CHECKING:
@@ -24,74 +24,102 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Layer, Profile
     from hpgo.runtime.profiling import Measurement
 
-_DTYPES = ("float32", "float64", "bfloat16")
 _PART = ".part"
 """Behind the name of the profile: what has been measured so far."""
 
 
 _SECTIONS = {
-    "What is measured": "by batch_size ranks inference dtype autocast device time_limit memory",
-    "What is written": "outputs as_json",
+    "Measurement": "by batch_size ranks inference dtype autocast device time_limit memory",
+    "Output": "outputs as_json",
     "For PipeEdge": "form device_type device_memory device_bandwidth model_name models_file dev_types_file"
     " overwrite results",
 }
 
 
-@click.command(cls=Command, sections=_SECTIONS)
-@click.argument("workload", type=WORKLOAD, metavar="[NAME|MODULE:FUNCTION|CONFIG.json]", required=False)
-@written(PROFILE_OUT, "The profile: .yaml, .json, or PipeDream's .txt. Repeatable.")
-@click.option(
-    "--by", type=click.Choice(["block", "module", "op", "quarter"]), default="block", show_default=True,
-    help="What a layer is, in models that torch exports; `quarter`: of a built-in transformer's block.",
-)  # fmt: skip
-@click.option(
-    "--batch-size", type=Counts(), default="1", show_default=True, metavar="N[,N…]", help="Samples in a batch."
-)
-@click.option(
-    "--ranks", type=click.IntRange(1), default=1, show_default=True, metavar="N",
-    help="Processes that will share this machine: as many measure at once.",
-)  # fmt: skip
-@click.option("--inference", is_flag=True, help="Forward alone, as a model that is not training.")
-@click.option("--dtype", type=click.Choice(_DTYPES), help="Of the weights; the workload's own if left out.")
-@click.option("--autocast", type=click.Choice(["bfloat16"]), help="What to compute in, whatever the weights are.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="A GPU, if there is one and this is left out.")
-@click.option("--time-limit", type=SECONDS, default="30s", show_default=True, metavar="TIME", help="For each size.")
-@click.option("--memory", type=BYTES, metavar="SIZE", help="What layers may fill at once; half of what is free.")
-@click.option("--json", "as_json", is_flag=True, help="The profile and its spreads as one object, for machines.")
-@click.option(
-    "--format", "form", type=click.Choice(["pipeedge"]),
-    help="Merge into PipeEdge's two files, which `hpgo partition` reads, instead of -o; implies --inference.",
-)  # fmt: skip
-@click.option("--device-type", metavar="NAME", help="What this machine is called in PipeEdge's files.")
-@click.option("--device-memory", type=DEVICE_BYTES, metavar="SIZE", help="Of a type that is new there, like 512MiB.")
-@click.option("--device-bandwidth", type=RATE, metavar="RATE", help="The same, like 100Mbit/s.")
-@click.option("-m", "--model-name", metavar="NAME", help="What the model is called there; the workload's name.")
-@click.option("-M", "--models-file", type=FILE, metavar="FILE", default="models.yml", show_default=True,
-              help="Layers, memory, values.")  # fmt: skip
-@click.option("-T", "--dev-types-file", type=FILE, metavar="FILE", default="device_types.yml", show_default=True,
-              help="Types: memory, times.")  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Put new figures in the place of those that are there.")
-@click.option(
-    "--from", "results", type=FILE, metavar="FILE", multiple=True,
-    help="Measure nothing: merge this profiler_results.yml of PipeEdge's profiler. Repeatable.",
-)  # fmt: skip
-def command(
-    *,
-    workload: str,
-    outputs: tuple[str, ...],
-    batch_size: tuple[int, ...],
-    as_json: bool,
-    form: str | None,
-    results: tuple[str, ...],
-    device_type: str,
-    device_memory: float | None,
-    device_bandwidth: float | None,
-    model_name: str | None,
-    models_file: str,
-    dev_types_file: str,
-    overwrite: bool,
-    **options: Any,
-) -> None:
+class MeasureOptions(Options):
+    """The measurement of layers."""
+
+    by: str = option(
+        "--by",
+        type=click.Choice(["block", "module", "op", "quarter"]),
+        default="block",
+        show_default=True,
+        help="What a layer is, in models that torch exports; `quarter`: of a built-in transformer's block.",
+    )
+    batch_size: tuple[int, ...] = option(
+        "--batch-size", type=Counts(), default="1", show_default=True, metavar="N[,N…]", help="Samples in a batch."
+    )
+    ranks: int = option(
+        "--ranks",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Processes that will share this machine: as many measure at once.",
+    )
+    inference: bool = option("--inference", is_flag=True, help="Forward alone, as a model that is not training.")
+    dtype: str | None = DTYPE
+    autocast: str | None = AUTOCAST
+    device: str | None = DEVICE
+    time_limit: float = option(
+        "--time-limit", type=SECONDS, default="30s", show_default=True, metavar="TIME", help="For each size."
+    )
+    memory: float | None = option(
+        "--memory", type=BYTES, metavar="SIZE", help="What layers may fill at once; half of what is free."
+    )
+
+
+class ProfileOptions(MeasureOptions):
+    """Options of `hpgo profile`."""
+
+    workload: str = argument(type=WORKLOAD, metavar="[NAME|MODULE:FUNCTION|CONFIG.json]", required=False)
+    outputs: tuple[str, ...] = written(PROFILE_OUT, "The profile: .yaml, .json, or PipeDream's .txt. Repeatable.")
+    as_json: bool = AS_JSON
+    form: str | None = option(
+        "--format",
+        type=click.Choice(["pipeedge"]),
+        help="Merge into PipeEdge's two files, which `hpgo partition` reads, instead of -o; implies --inference.",
+    )
+    device_type: str = option("--device-type", metavar="NAME", help="What this machine is called in PipeEdge's files.")
+    device_memory: float | None = option(
+        "--device-memory", type=DEVICE_BYTES, metavar="SIZE", help="Of a type that is new there, like 512MiB."
+    )
+    device_bandwidth: float | None = option(
+        "--device-bandwidth", type=RATE, metavar="RATE", help="The same, like 100Mbit/s."
+    )
+    model_name: str | None = option(
+        "-m", "--model-name", metavar="NAME", help="What the model is called there; the workload's name."
+    )
+    models_file: str = option(
+        "-M",
+        "--models-file",
+        type=FILE,
+        metavar="FILE",
+        default="models.yml",
+        show_default=True,
+        help="Layers, memory, values.",
+    )
+    dev_types_file: str = option(
+        "-T",
+        "--dev-types-file",
+        type=FILE,
+        metavar="FILE",
+        default="device_types.yml",
+        show_default=True,
+        help="Types: memory, times.",
+    )
+    overwrite: bool = option("--overwrite", is_flag=True, help="Put new figures in the place of those that are there.")
+    results: tuple[str, ...] = option(
+        "--from",
+        type=FILE,
+        metavar="FILE",
+        multiple=True,
+        help="Measure nothing: merge this profiler_results.yml of PipeEdge's profiler. Repeatable.",
+    )
+
+
+@takes(ProfileOptions, sections=_SECTIONS)
+def command(options: ProfileOptions) -> None:
     """Measure the layers of a model on this machine, forward and backward, for `hpgo plan`.
 
     A model is named as for `hpgo run`. One that is larger than the memory is measured layer by layer. Interrupted, the
@@ -106,28 +134,32 @@ def command(
       hpgo profile vit-base --by quarter --format pipeedge --device-type mb
     """
     check_words(click.get_current_context())
-    given = {**options, "batch_sizes": batch_size}
-    if form is None:
-        _check_outputs(outputs, batch_size)
-        found = _measured(workload, keep=f"{outputs[0]}{_PART}" if outputs else None, **given)
-        for output in outputs:
+    given = options.group(MeasureOptions)
+    given["batch_sizes"] = given.pop("batch_size")
+    if options.form is None:
+        _check_outputs(options.outputs, options.batch_size)
+        found = _measured(options.workload, keep=f"{options.outputs[0]}{_PART}" if options.outputs else None, **given)
+        for output in options.outputs:
             from hpgo.model.formats import write_profile
 
             write_profile(found.profile, output)
-        _print(found, as_json=as_json)
-        if not outputs and not as_json:
+        _print(found, as_json=options.as_json)
+        if not options.outputs and not options.as_json:
             say("note", "nothing was written: `-o FILE.yaml` keeps the profile for `hpgo plan`")
         return
     files = Files(
-        models_file, dev_types_file, device(device_type, device_memory, device_bandwidth), overwrite=overwrite
+        options.models_file,
+        options.dev_types_file,
+        device(options.device_type, options.device_memory, options.device_bandwidth),
+        overwrite=options.overwrite,
     )
-    if results:
-        files.merge(*read_all(results, name=model_name, dtype=given["dtype"]))
+    if options.results:
+        files.merge(*read_all(options.results, name=options.model_name, dtype=given["dtype"]))
         return
-    model, dtype = _described(workload, model_name, given)
-    files.check(model, [Timing(size, dtype, (0.0,) * len(model.memory_mb)) for size in batch_size])
-    found = _measured(workload, keep=f"{dev_types_file}{_PART}", **given | {"inference": True})
-    _print(found, as_json=as_json)
+    model, dtype = _described(options.workload, options.model_name, given)
+    files.check(model, [Timing(size, dtype, (0.0,) * len(model.memory_mb)) for size in options.batch_size])
+    found = _measured(options.workload, keep=f"{options.dev_types_file}{_PART}", **given | {"inference": True})
+    _print(found, as_json=options.as_json)
     files.merge(model, timings(found.profile, dtype))
 
 

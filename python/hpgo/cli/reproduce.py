@@ -10,16 +10,29 @@ import click
 
 from hpgo.base.documents import make_folder, read_text, write_text
 from hpgo.base.errors import ArgumentError
-from hpgo.cli.command import Command
+from hpgo.cli.command import Options, option, takes
 from hpgo.cli.terminal import progress
 
 
-@click.command(cls=Command)
-@click.option("--write", type=click.Path(path_type=Path), help="Fill the tables of this document instead of printing.")
-@click.option("--check", type=click.Path(path_type=Path), help="Fail unless the tables of this document are current.")
-@click.option("--figures", type=click.Path(path_type=Path), help="Draw the sweeps as SVG files in this folder.")
-@click.option("--emulate", is_flag=True, help="Instead, run the plans of the first table, with processes that sleep.")
-def command(write: Path | None, check: Path | None, figures: Path | None, emulate: bool) -> None:
+class ReproduceOptions(Options):
+    """Options of `hpgo reproduce`."""
+
+    write: Path | None = option(
+        "--write", type=click.Path(path_type=Path), help="Fill the tables of this document instead of printing."
+    )
+    check: Path | None = option(
+        "--check", type=click.Path(path_type=Path), help="Fail unless the tables of this document are current."
+    )
+    figures: Path | None = option(
+        "--figures", type=click.Path(path_type=Path), help="Draw the sweeps as SVG files in this folder."
+    )
+    emulate: bool = option(
+        "--emulate", is_flag=True, help="Instead, run the plans of the first table, with processes that sleep."
+    )
+
+
+@takes(ReproduceOptions)
+def command(options: ReproduceOptions) -> None:
     """Set published planning results beside ours.
 
     Asks the compatible and the modern planner every published question, and prints Markdown tables. Takes about a
@@ -36,35 +49,37 @@ def command(write: Path | None, check: Path | None, figures: Path | None, emulat
       hpgo reproduce --check PLANNER_REPRODUCTION.md
       hpgo reproduce --emulate --write PLANNER_REPRODUCTION.md
     """
-    if emulate:
-        if check is not None or figures is not None:
+    if options.emulate:
+        if options.check is not None or options.figures is not None:
             raise click.UsageError("`--emulate` measures: leave out `--check` and `--figures`")
-        _emulate(write)
+        _emulate(options.write)
         return
     from hpgo.draw.curves import check as check_figure
     from hpgo.reproduce.document import NAMES, fill, make
 
-    documents = {path: read_text(path, ArgumentError) for path in (write, check) if path is not None}
+    documents = {path: read_text(path, ArgumentError) for path in (options.write, options.check) if path is not None}
     for document in documents.values():
         fill(document, dict.fromkeys(NAMES, ""))  # complains now, not in a minute
-    if figures is not None:
-        check_figure(figures / "batches.svg")
-        make_folder(figures)
+    if options.figures is not None:
+        check_figure(options.figures / "batches.svg")
+        make_folder(options.figures)
     # On KeyboardInterrupt a search returns its best plan so far, which would be written down as the answer.
     before = signal.signal(signal.SIGINT, _abort)
     try:
         with progress("reproducing") as tell:
-            tables = make(figures, tell)
+            tables = make(options.figures, tell)
     finally:
         signal.signal(signal.SIGINT, before)
     filled = {path: fill(document, tables) for path, document in documents.items()}
-    if write is not None:
-        write_text(write, filled[write], ArgumentError)
-        click.echo(f"filled {len(tables)} tables of {write}", err=True)
-    if check is not None:
-        if filled[check] != documents[check]:
-            raise ArgumentError(f"the tables of {check} are not current", f"run `hpgo reproduce --write {check}`")
-        click.echo(f"the tables of {check} are current", err=True)
+    if options.write is not None:
+        write_text(options.write, filled[options.write], ArgumentError)
+        click.echo(f"filled {len(tables)} tables of {options.write}", err=True)
+    if options.check is not None:
+        if filled[options.check] != documents[options.check]:
+            raise ArgumentError(
+                f"the tables of {options.check} are not current", f"run `hpgo reproduce --write {options.check}`"
+            )
+        click.echo(f"the tables of {options.check} are current", err=True)
     if not documents:
         for name, table in tables.items():
             click.echo(f"## {name}\n\n{table}\n")

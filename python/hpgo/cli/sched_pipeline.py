@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from hpgo.base.wording import above
+from hpgo.cli.command import Options, option, takes
 from hpgo.cli.main import run
 from hpgo.cli.terminal import say
 
@@ -28,32 +29,36 @@ class _Command(click.Command):
             raise _UsageError(error.format_message(), error.ctx) from None
 
 
-@click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("-d", "--dtype", default="torch.float32", show_default=True, help="Data type of the profiles.")
-@click.option("-b", "--batch-size", type=int, default=8, show_default=True, help="Samples in a batch.")
-@click.option("-i", "--buffers-in", type=int, default=2, show_default=True, help="Batches that wait to be worked on.")
-@click.option("-o", "--buffers-out", type=int, default=2, show_default=True, help="Batches that wait to be sent.")
-@click.option("-m", "--model-name", default="google/vit-base-patch16-224", show_default=True, help="Model to spread.")
-@click.option("-M", "--models-file", default="models.yml", show_default=True, help="Models: layers, memory, values.")
-@click.option("-T", "--dev-types-file", default="device_types.yml", show_default=True, help="Types: memory, times.")
-@click.option("-D", "--dev-file", default="devices.yml", show_default=True, help="Hosts of each type.")
-@click.option(
-    "--ignore-unknown-types",
-    is_flag=True,
-    help="Leave out hosts whose type has no profile, instead of stopping.",
-)
-def command(
-    *,
-    dtype: ValueType,
-    batch_size: int,
-    buffers_in: int,
-    buffers_out: int,
-    model_name: str,
-    models_file: str,
-    dev_types_file: str,
-    dev_file: str,
-    ignore_unknown_types: bool,
-) -> None:
+class SchedPipelineOptions(Options):
+    """Options of `sched-pipeline`."""
+
+    dtype: ValueType = option(
+        "-d", "--dtype", default="torch.float32", show_default=True, help="Data type of the profiles."
+    )
+    batch_size: int = option("-b", "--batch-size", type=int, default=8, show_default=True, help="Samples in a batch.")
+    buffers_in: int = option(
+        "-i", "--buffers-in", type=int, default=2, show_default=True, help="Batches that wait to be worked on."
+    )
+    buffers_out: int = option(
+        "-o", "--buffers-out", type=int, default=2, show_default=True, help="Batches that wait to be sent."
+    )
+    model_name: str = option(
+        "-m", "--model-name", default="google/vit-base-patch16-224", show_default=True, help="Model to spread."
+    )
+    models_file: str = option(
+        "-M", "--models-file", default="models.yml", show_default=True, help="Models: layers, memory, values."
+    )
+    dev_types_file: str = option(
+        "-T", "--dev-types-file", default="device_types.yml", show_default=True, help="Types: memory, times."
+    )
+    dev_file: str = option("-D", "--dev-file", default="devices.yml", show_default=True, help="Hosts of each type.")
+    ignore_unknown_types: bool = option(
+        "--ignore-unknown-types", is_flag=True, help="Leave out hosts whose type has no profile, instead of stopping."
+    )
+
+
+@takes(SchedPipelineOptions, cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})
+def command(options: SchedPipelineOptions) -> None:
     """Spread a model's layers over hosts so that the slowest stage or transfer is as short as possible.
 
     Takes the options and files of PipeEdge's sched-pipeline and prints the same YAML, stage by stage, with layers
@@ -70,15 +75,15 @@ def command(
     from hpgo.planning.chain.search import partition_files
 
     plan = partition_files(
-        models_file,
-        dev_types_file,
-        dev_file,
-        model=model_name,
-        batch_size=batch_size,
-        dtype=dtype,
-        buffers_in=buffers_in,
-        buffers_out=buffers_out,
-        ignore_unknown_types=ignore_unknown_types,
+        options.models_file,
+        options.dev_types_file,
+        options.dev_file,
+        model=options.model_name,
+        batch_size=options.batch_size,
+        dtype=options.dtype,
+        buffers_in=options.buffers_in,
+        buffers_out=options.buffers_out,
+        ignore_unknown_types=options.ignore_unknown_types,
     )
     for remark in plan.remarks:
         say("warning", remark)

@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpgo.cli.command import Group
-from hpgo.cli.values import SCHEDULE
+from hpgo.cli.command import Group, Options, argument, option, takes
+from hpgo.cli.values import AS_JSON, SCHEDULE
 from hpgo.programs.orders import Schedule, schedule, schedules
 
 if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
 
 
-@click.group(cls=Group, invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="The whole table: sources, limits, closed forms.")
-@click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+class ListOptions(Options):
+    """Options of `hpgo schedules` without a command."""
+
+    as_json: bool = AS_JSON
+
+
+@takes(ListOptions, cls=Group, invoke_without_command=True)
+def command(options: ListOptions) -> None:
     """List the known schedules, one line each, or show one.
 
     \b
@@ -29,10 +33,10 @@ def command(ctx: click.Context, as_json: bool) -> None:
       hpgo schedules show interleaved --ranks 4 --micro-batches 8 --chunks 2
       hpgo schedules show dualpipe --ranks 4 --micro-batches 8 --csv > it.csv
     """
-    if ctx.invoked_subcommand is not None:
+    if click.get_current_context().invoked_subcommand is not None:
         return
     table = schedules()
-    if as_json:
+    if options.as_json:
         click.echo(json.dumps([dataclasses.asdict(family) for family in table], indent=2, ensure_ascii=False))
         return
     width = max(len(family.name) for family in table)
@@ -40,32 +44,28 @@ def command(ctx: click.Context, as_json: bool) -> None:
         click.echo(f"{family.name:{width}}  {family.summary}")
 
 
-@command.command()
-@click.argument("name", type=SCHEDULE)
-@click.option("-r", "--ranks", type=click.IntRange(min=1), default=4, show_default=True)
-@click.option("-m", "--micro-batches", type=click.IntRange(min=1), default=8, show_default=True)
-@click.option("-c", "--chunks", type=click.IntRange(min=1), help="Stages a rank.")
-@click.option("-g", "--group-size", type=click.IntRange(min=1), help="Micro-batches before the next chunk's turn.")
-@click.option("--cap", type=click.IntRange(min=1), help="Most activations a rank may hold.")
-@click.option("--csv", is_flag=True, help="Only the orders, one line a rank, as PyTorch reads them.")
-@click.option(
-    "--transfers",
-    is_flag=True,
-    help="With --csv: sends and receives too, where PyTorch places them; to read and compare, not to load.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Orders and facts for machines.")
-def show(
-    *,
-    name: ScheduleName,
-    ranks: int,
-    micro_batches: int,
-    chunks: int | None,
-    group_size: int | None,
-    cap: int | None,
-    csv: bool,
-    transfers: bool,
-    as_json: bool,
-) -> None:
+class ShowOptions(Options):
+    """Options of `hpgo schedules show`."""
+
+    name: ScheduleName = argument(type=SCHEDULE)
+    ranks: int = option("-r", "--ranks", type=click.IntRange(min=1), default=4, show_default=True)
+    micro_batches: int = option("-m", "--micro-batches", type=click.IntRange(min=1), default=8, show_default=True)
+    chunks: int | None = option("-c", "--chunks", type=click.IntRange(min=1), help="Stages a rank.")
+    group_size: int | None = option(
+        "-g", "--group-size", type=click.IntRange(min=1), help="Micro-batches before the next chunk's turn."
+    )
+    cap: int | None = option("--cap", type=click.IntRange(min=1), help="Most activations a rank may hold.")
+    csv: bool = option("--csv", is_flag=True, help="Only the orders, one line a rank, as PyTorch reads them.")
+    transfers: bool = option(
+        "--transfers",
+        is_flag=True,
+        help="With --csv: sends and receives too, where PyTorch places them; to read and compare, not to load.",
+    )
+    as_json: bool = AS_JSON
+
+
+@takes(ShowOptions, within=command)
+def show(options: ShowOptions) -> None:
     """Show what schedule NAME is, and its orders: column t is step t if every action takes one.
 
     \b
@@ -73,17 +73,24 @@ def show(
       hpgo schedules show 1f1b
       hpgo schedules show zb --ranks 4 --micro-batches 8 --cap 6
     """
-    built = schedule(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, group_size=group_size, cap=cap)
-    if transfers:
-        if not csv:
+    built = schedule(
+        options.name,
+        ranks=options.ranks,
+        micro_batches=options.micro_batches,
+        chunks=options.chunks,
+        group_size=options.group_size,
+        cap=options.cap,
+    )
+    if options.transfers:
+        if not options.csv:
             raise click.UsageError("--transfers needs --csv")
         click.echo("\n".join(",".join(order) for order in built.with_transfers()))
         return
-    if csv:
+    if options.csv:
         click.echo(built.to_text(), nl=False)
         return
-    family = next(family for family in schedules() if family.name == name)
-    if as_json:
+    family = next(family for family in schedules() if family.name == options.name)
+    if options.as_json:
         facts = dataclasses.asdict(family) | {
             "ranks": built.ranks,
             "stages": built.stages,

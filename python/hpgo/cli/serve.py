@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hpgo.cli.command import Command
+from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.questions import BYTES, SECONDS
 from hpgo.cli.values import PLAN
 
@@ -12,32 +12,42 @@ _LEAST_BYTES = 200e6
 _MOST_BYTES = 1e15
 
 
-@click.command(cls=Command)
-@click.argument("plans", type=PLAN, nargs=-1, metavar="[PLAN]...")
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; the default is this machine alone."
-)
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any free one.")
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 64),
-    default=2,
-    show_default=True,
-    help="Processes for large requests; small ones have their own.",
-)
-@click.option("--memory", type=BYTES, metavar="SIZE", default="1GB", show_default=True, help="What a process may take.")
-@click.option(
-    "--time-limit",
-    type=SECONDS,
-    metavar="TIME",
-    default="20s",
-    show_default=True,
-    help="How long a request may be worked on.",
-)
-@click.option("--open/--no-open", "opens", default=True, help="Open the page in the browser.")
-def command(
-    *, plans: tuple[str, ...], host: str, port: int, workers: int, memory: float, time_limit: float, opens: bool
-) -> None:
+class ServeOptions(Options):
+    """Options of `hpgo serve`."""
+
+    plans: tuple[str, ...] = argument(type=PLAN, nargs=-1, metavar="[PLAN]...")
+    host: str = option(
+        "--host",
+        default="127.0.0.1",
+        show_default=True,
+        help="Address to listen on; the default is this machine alone.",
+    )
+    port: int = option(
+        "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any free one."
+    )
+    workers: int = option(
+        "--workers",
+        type=click.IntRange(1, 64),
+        default=2,
+        show_default=True,
+        help="Processes for large requests; small ones have their own.",
+    )
+    memory: float = option(
+        "--memory", type=BYTES, metavar="SIZE", default="1GB", show_default=True, help="What a process may take."
+    )
+    time_limit: float = option(
+        "--time-limit",
+        type=SECONDS,
+        metavar="TIME",
+        default="20s",
+        show_default=True,
+        help="How long a request may be worked on.",
+    )
+    opens: bool = option("--open/--no-open", default=True, help="Open the page in the browser.")
+
+
+@takes(ServeOptions)
+def command(options: ServeOptions) -> None:
     """Serve the pages that plan, show and change plans, and compare schedules.
 
     The plan's page, /plan, shows a plan's layers, stages, devices, step and memory, prices it anew while you change it,
@@ -65,31 +75,32 @@ def command(
             "install them: `pip install starlette uvicorn`",
             code="missing_package",
         )
-    if not host.strip():
-        raise HpgoError("`--host` is empty", "name an address; 0.0.0.0 listens on all", code="damaged_file")
-    if not _LEAST_BYTES <= memory <= _MOST_BYTES:
+    if not options.host.strip():
+        raise HpgoError("`--host` is empty", "name an address; 0.0.0.0 listens on all")
+    if not _LEAST_BYTES <= options.memory <= _MOST_BYTES:
         raise HpgoError(
-            f"`--memory` is {format_bytes(memory)}, but a process needs {format_bytes(_LEAST_BYTES)} before it draws",
+            f"`--memory` is {format_bytes(options.memory)}, but a process needs {format_bytes(_LEAST_BYTES)}"
+            " before it draws",
             "give it 1GB or more",
         )
-    if not time_limit:
+    if not options.time_limit:
         raise HpgoError("`--time-limit` is zero, in which nothing is done", "give it some seconds")
     from hpgo.page.pool import Limits
     from hpgo.page.server import listen, serve
     from hpgo.page.shelf import Shelf
 
     shelf = Shelf()
-    for path in plans:
+    for path in options.plans:
         shelf.give(read_bytes(path, HpgoError, hint="name a plan that `hpgo plan` saved"), Path(path).name)
-    bound = listen(host, port)
-    shown = f"[{host}]" if ":" in host else host
+    bound = listen(options.host, options.port)
+    shown = f"[{options.host}]" if ":" in options.host else options.host
     address = f"http://{shown}:{bound.getsockname()[1]}/"
     pages = {f"{address}plan?plan={name}": plan.title for name, plan in shelf.given.items()}
     for page, title in pages.items():
         click.echo(f"{title} is at {page}", err=True)
     click.echo(f"hpgo is at {address} (Ctrl-C stops it)", err=True)
-    if opens:
+    if options.opens:
         webbrowser.open(next(iter(pages), address))
     # Whoever listens on every address has chosen to be reached by any name.
-    names = ["*"] if host in {"0.0.0.0", "::"} else ["localhost", "127.0.0.1", "[::1]", shown]  # noqa: S104
-    serve(bound, shelf, names, Limits(int(memory), time_limit), workers)
+    names = ["*"] if options.host in {"0.0.0.0", "::"} else ["localhost", "127.0.0.1", "[::1]", shown]  # noqa: S104
+    serve(bound, shelf, names, Limits(int(options.memory), options.time_limit), options.workers)

@@ -9,13 +9,11 @@ import click
 from hpgo.base.documents import Section, parse, read_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten
-from hpgo.cli.command import Command
+from hpgo.cli.command import Command, Options, option
 from hpgo.cli.kinds import check_kind
-from hpgo.cli.values import FILE, SCHEDULE
+from hpgo.cli.values import SCHEDULE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hpgo.timing.setup import Setup
 
 
@@ -42,11 +40,11 @@ class Listing(Command):
 
 
 SECTIONS = {
-    "What runs": "schedule compare plan_file config num_stages num_batches chunks group_size cap iterations sweep",
+    "Schedule": "schedule compare plan_file config num_stages num_batches chunks group_size cap iterations sweep",
     "Times": "forward_times backward_times input_gradient_times weight_gradient_times overlapped_times p2p_time"
     " transfer_time comm gradient_sync_times optimizer_times",
     "Memory": "weight_bytes activation_bytes memory_cap",
-    "What is written": "outputs no_visualization as_json",
+    "Output": "outputs no_visualization as_json",
 }
 
 
@@ -64,53 +62,57 @@ def _is_time(text: str) -> bool:
     return True
 
 
-def setup_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds an option for each field of `Setup`, and `-c` for a file of them; `read` makes the record."""
-    options = (
-        click.option(
-            "-c", "--config", type=FILE, metavar="FILE",
-            help="JSON or YAML with these options as keys; the command line wins.",
-        ),
-        click.option("-s", "--num-stages", type=int, help="Ranks.  [4, or as many as times are given]"),
-        click.option("-b", "--num-batches", type=int, help="Micro-batches.  [8]"),
-        click.option(
-            "-f", "--forward-times", metavar="S...",
-            help="Forward of a micro-batch: one for all ranks, or one each, like `4ms`.  [1]",
-        ),
-        click.option("-bw", "--backward-times", metavar="S...", help="Backward, likewise.  [2]"),
-        click.option("--input-gradient-times", metavar="S...", help="Its first half, I.  [B - W, or half of B]"),
-        click.option("--weight-gradient-times", metavar="S...", help="Its second half, W.  [B - I, or half of B]"),
-        click.option("--overlapped-times", metavar="S...", help="A forward and a backward run as one.  [their sum]"),
-        click.option("--p2p-time", metavar="S", help="Delay of a message between ranks: `20us`.  [0]"),
-        click.option("--transfer-time", metavar="S", help="Time that a message occupies its link.  [0]"),
-        click.option(
-            "--gradient-sync-times", metavar="S...", help="Gradient synchronisation behind the last backward.  [0]"
-        ),
-        click.option("--optimizer-times", metavar="S...", help="Optimizer step behind it.  [0]"),
-        click.option(
-            "--schedule", type=SCHEDULE, metavar="NAME|FILE",
-            help="A schedule of `hpgo schedules`, or a CSV of orders.  [1f1b]"
-        ),
-        click.option(
-            "--chunks", type=int, help="Stages a rank, for schedules that have several; they share the rank's times."
-        ),
-        click.option("--group-size", type=int, help="Micro-batches before the next chunk's turn."),
-        click.option("--cap", type=int, help="Most activations that a rank may hold."),
-        click.option(
-            "--comm", help="How messages travel: link, latency, stream, stream_deferred or rendezvous.  [link]"
-        ),
-        click.option("--iterations", type=int, help="Steps back to back.  [1]"),
-        click.option(
-            "--weight-bytes", metavar="SIZE...", help="Weights, gradients and optimizer of a rank: `12GB`, or one each."
-        ),
-        click.option(
-            "--activation-bytes", metavar="SIZE...", help="What a rank keeps of a micro-batch until its backward."
-        ),
-        click.option("--memory-cap", metavar="SIZE...", help="What a rank may hold."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+class SetupOptions(Options):
+    """A field for each one of `Setup`."""
+
+    num_stages: int | None = option("-s", "--num-stages", type=int, help="Ranks.  [4, or as many as times are given]")
+    num_batches: int | None = option("-b", "--num-batches", type=int, help="Micro-batches.  [8]")
+    forward_times: str | None = option(
+        "-f",
+        "--forward-times",
+        metavar="S...",
+        help="Forward of a micro-batch: one for all ranks, or one each, like `4ms`.  [1]",
+    )
+    backward_times: str | None = option("-bw", "--backward-times", metavar="S...", help="Backward, likewise.  [2]")
+    input_gradient_times: str | None = option(
+        "--input-gradient-times", metavar="S...", help="Its first half, I.  [B - W, or half of B]"
+    )
+    weight_gradient_times: str | None = option(
+        "--weight-gradient-times", metavar="S...", help="Its second half, W.  [B - I, or half of B]"
+    )
+    overlapped_times: str | None = option(
+        "--overlapped-times", metavar="S...", help="A forward and a backward run as one.  [their sum]"
+    )
+    p2p_time: str | None = option("--p2p-time", metavar="S", help="Delay of a message between ranks: `20us`.  [0]")
+    transfer_time: str | None = option(
+        "--transfer-time", metavar="S", help="Time that a message occupies its link.  [0]"
+    )
+    gradient_sync_times: str | None = option(
+        "--gradient-sync-times", metavar="S...", help="Gradient synchronisation behind the last backward.  [0]"
+    )
+    optimizer_times: str | None = option("--optimizer-times", metavar="S...", help="Optimizer step behind it.  [0]")
+    schedule: str | None = option(
+        "--schedule",
+        type=SCHEDULE,
+        metavar="NAME|FILE",
+        help="A schedule of `hpgo schedules`, or a CSV of orders.  [1f1b]",
+    )
+    chunks: int | None = option(
+        "--chunks", type=int, help="Stages a rank, for schedules that have several; they share the rank's times."
+    )
+    group_size: int | None = option("--group-size", type=int, help="Micro-batches before the next chunk's turn.")
+    cap: int | None = option("--cap", type=int, help="Most activations that a rank may hold.")
+    comm: str | None = option(
+        "--comm", help="How messages travel: link, latency, stream, stream_deferred or rendezvous.  [link]"
+    )
+    iterations: int | None = option("--iterations", type=int, help="Steps back to back.  [1]")
+    weight_bytes: str | None = option(
+        "--weight-bytes", metavar="SIZE...", help="Weights, gradients and optimizer of a rank: `12GB`, or one each."
+    )
+    activation_bytes: str | None = option(
+        "--activation-bytes", metavar="SIZE...", help="What a rank keeps of a micro-batch until its backward."
+    )
+    memory_cap: str | None = option("--memory-cap", metavar="SIZE...", help="What a rank may hold.")
 
 
 def read(config: str | None, given: dict[str, Any]) -> tuple[Setup, dict[str, Any]]:
@@ -125,15 +127,15 @@ def read(config: str | None, given: dict[str, Any]) -> tuple[Setup, dict[str, An
         if key not in FIELDS:
             values[key] = value
         elif isinstance(value, str):
-            values[key] = from_text(key, value, option(key))
+            values[key] = from_text(key, value, flag_of(key))
         else:
-            values[key] = checked(key, value, option(key))
+            values[key] = checked(key, value, flag_of(key))
     return Setup(**{key: value for key, value in values.items() if key in FIELDS}), {
         key: value for key, value in values.items() if key not in FIELDS
     }
 
 
-def option(key: str) -> str:
+def flag_of(key: str) -> str:
     """A field's name on the command line."""
     return f"--{key.replace('_', '-')}"
 

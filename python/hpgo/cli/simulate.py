@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.errors import ArgumentError
-from hpgo.cli.setups import SECTIONS, Listing, option, read, setup_options
+from hpgo.cli.command import option, takes
+from hpgo.cli.setups import SECTIONS, Listing, SetupOptions, flag_of, read
 from hpgo.cli.terminal import say
-from hpgo.cli.values import PLAN, RUN_OUT, SCHEDULES, written
+from hpgo.cli.values import AS_JSON, FILE, PLAN, RUN_OUT, SCHEDULES, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,33 +31,36 @@ _DATA = (".npz", ".timeline.json")
 _MOST_ROWS = 64  # more ranks that differ are not listed one by one
 
 
-@click.command(cls=Listing, sections=SECTIONS)
-@setup_options
-@click.option(
-    "--plan", "plan_file", type=PLAN, metavar="FILE", help="A plan that `hpgo plan` saved, with its times and memory."
-)
-@click.option("--compare", type=SCHEDULES, metavar="A,B,...", help="Several schedules: a table, and one picture.")
-@click.option(
-    "--sweep", type=click.Choice(["micro-batches"]), help="Step time and memory against micro-batches, up to -b."
-)
-@written(
-    RUN_OUT,
-    "Picture (.png .svg .pdf .html .json .txt .tex) or data (.npz .timeline.json). Repeatable; without it, a"
-    " picture named after the schedule is written here.",
-)
-@click.option("--no-visualization", is_flag=True, help="No picture: -o writes data alone.")
-@click.option("--json", "as_json", is_flag=True, help="Everything for machines, and a picture only with -o.")
-def command(
-    *,
-    config: str | None,
-    plan_file: str | None,
-    compare: str | None,
-    sweep: str | None,
-    outputs: tuple[str, ...],
-    no_visualization: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+class SimulateOptions(SetupOptions):
+    """Options of `hpgo simulate`."""
+
+    config: str | None = option(
+        "-c",
+        "--config",
+        type=FILE,
+        metavar="FILE",
+        help="JSON or YAML with these options as keys; the command line wins.",
+    )
+    plan_file: str | None = option(
+        "--plan", type=PLAN, metavar="FILE", help="A plan that `hpgo plan` saved, with its times and memory."
+    )
+    compare: str | None = option(
+        "--compare", type=SCHEDULES, metavar="A,B,...", help="Several schedules: a table, and one picture."
+    )
+    sweep: str | None = option(
+        "--sweep", type=click.Choice(["micro-batches"]), help="Step time and memory against micro-batches, up to -b."
+    )
+    outputs: tuple[str, ...] = written(
+        RUN_OUT,
+        "Picture (.png .svg .pdf .html .json .txt .tex) or data (.npz .timeline.json). Repeatable; without it, a"
+        " picture named after the schedule is written here.",
+    )
+    no_visualization: bool = option("--no-visualization", is_flag=True, help="No picture: -o writes data alone.")
+    as_json: bool = AS_JSON
+
+
+@takes(SimulateOptions, cls=Listing, sections=SECTIONS)
+def command(options: SimulateOptions) -> None:
     """Run a pipeline schedule on a clock: step time, bubbles, memory, and a picture.
 
     \b
@@ -68,39 +72,42 @@ def command(
       hpgo simulate --config config.yaml --no-visualization --json
       hpgo simulate --plan vgg19.plan.json -o vgg19.html
     """
-    given = {key: value for key, value in options.items() if value is not None}
+    outputs = options.outputs
+    given = {key: value for key, value in options.group(SetupOptions).items() if value is not None}
 
     def called(key: str) -> str:
-        return f"`{option(key) if key in given else key}`"  # what the file says is called as there
+        return f"`{flag_of(key) if key in given else key}`"  # what the file says is called as there
 
-    setup, beside = read(config, given)
-    typed = beside.get("schedule", "1f1b") if compare is None else compare
-    names: list[Any] = [typed] if compare is None else [name.strip() for name in typed.split(",")]
+    setup, beside = read(options.config, given)
+    typed = beside.get("schedule", "1f1b") if options.compare is None else options.compare
+    names: list[Any] = [typed] if options.compare is None else [name.strip() for name in typed.split(",")]
     if not all(names):
-        of = "--schedule" if compare is None else "--compare"
+        of = "--schedule" if options.compare is None else "--compare"
         raise ArgumentError(f"`{of}` names an empty schedule", "write it like `--compare gpipe,1f1b`")
     if not outputs and (configured := beside.get("output_file")) is not None:
         outputs = (RUN_OUT.convert(configured, None, None),)
-    if no_visualization:
+    if options.no_visualization:
         outputs = tuple(output for output in outputs if output.endswith(_DATA))
-    if plan_file is not None:
-        if sweep:
+    if options.plan_file is not None:
+        if options.sweep:
             raise ArgumentError("`--sweep` can't vary a plan", "a plan has its number of micro-batches")
-        timelines = _of_plan(plan_file, names if compare or "schedule" in given else [None], setup, given, called)
+        timelines = _of_plan(
+            options.plan_file, names if options.compare or "schedule" in given else [None], setup, given, called
+        )
     else:
         _check_known(names, setup)
-        if sweep:
-            _sweep(names, setup, called, outputs, as_json=as_json)
+        if options.sweep:
+            _sweep(names, setup, called, outputs, as_json=options.as_json)
             return
         timelines = [_timeline(setup, name, called) for name in names]
     _print_notes(note for timeline in timelines for note in timeline.notes)
-    if as_json:
+    if options.as_json:
         documents = [timeline.to_json() for timeline in timelines]
-        click.echo(documents[0] if compare is None else f"[{', '.join(documents)}]")
+        click.echo(documents[0] if options.compare is None else f"[{', '.join(documents)}]")
     else:
-        _print(timelines, alone=compare is None)
-    if not outputs and not as_json and not no_visualization:
-        name = "compare" if compare is not None else Path(timelines[0].schedule).name
+        _print(timelines, alone=options.compare is None)
+    if not outputs and not options.as_json and not options.no_visualization:
+        name = "compare" if options.compare is not None else Path(timelines[0].schedule).name
         outputs = (f"pipeline_{name}.{'png' if find_spec('matplotlib') else 'svg'}",)
     for output in outputs:
         from hpgo import draw
@@ -116,7 +123,7 @@ def _of_plan(
     from hpgo.timing.runs import BEYOND_A_PLAN, run_program
 
     allowed = {"schedule", "comm", "iterations", *BEYOND_A_PLAN.values()}
-    if extra := ", ".join(option(key) for key in given if key not in allowed):
+    if extra := ", ".join(flag_of(key) for key in given if key not in allowed):
         raise ArgumentError(
             f"a plan brings its own numbers, but {extra} is given too", "leave out one of the two", code="conflict"
         )
@@ -139,7 +146,7 @@ def _timeline(setup: Setup, name: ScheduleName, called: Called) -> Timeline:
     order = Schedule.read(name)
     for key, size in (("num_stages", order.ranks), ("num_batches", order.total_micro_batches)):
         if (asked := getattr(setup, key)) not in {None, size}:
-            raise ArgumentError(f"`{option(key)}` is {asked}, but the orders in {name} are for {size}", "leave it out")
+            raise ArgumentError(f"`{flag_of(key)}` is {asked}, but the orders in {name} are for {size}", "leave it out")
     return run(setup, order, called=called)
 
 
@@ -166,7 +173,7 @@ def _check_known(names: Sequence[ScheduleName], setup: Setup) -> None:
         fixed = any(key == "chunks" and family.chunks == str(asked) for family in families)
         if asked is not None and not fixed and not any(key in family.options for family in families):
             whose = f"`{names[0]}` has no" if len(names) == 1 else f"none of {', '.join(names)} has an"
-            raise ArgumentError(f"{whose} option `{option(key)}`", "leave it out")
+            raise ArgumentError(f"{whose} option `{flag_of(key)}`", "leave it out")
 
 
 def _print(timelines: Sequence[Timeline], *, alone: bool) -> None:

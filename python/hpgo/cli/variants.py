@@ -10,10 +10,10 @@ import click
 from hpgo.base.documents import json_text, read_text, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
-from hpgo.cli.command import Command
-from hpgo.cli.questions import SECONDS
+from hpgo.cli.command import Options, argument, option, takes
+from hpgo.cli.questions import SECONDS, TIMEOUT
 from hpgo.cli.terminal import table
-from hpgo.cli.values import FILE
+from hpgo.cli.values import AS_JSON, FILE, SEED, optimizer_option, steps_option
 
 if TYPE_CHECKING:
     from hpgo.programs.program import Program
@@ -26,45 +26,42 @@ _COLUMNS = ("", "stages", "micro-batches", "order", "step", "ratio", "loss", "we
 _STAGES_SHOWN = 8
 
 
-@click.command(cls=Command)
-@click.argument("names", metavar="[VARIANT]...", type=click.Choice(_NAMES), nargs=-1)
-@click.option("--search", is_flag=True, help="Then measure, plan and run: cuts, micro-batch, schedule.")
-@click.option("--alone", is_flag=True, help="Also run the whole model in one process.")
-@click.option(
-    "--steps", type=click.IntRange(1), default=3, show_default=True, metavar="N", help="Of each; one warms up."
-)
-@click.option(
-    "--workload", default="vgg-19:flat,squared,image=128,batch=64", show_default=True, metavar="NAME",
-    help="VGG-19 by operations, in other sizes.",
-)  # fmt: skip
-@click.option(
-    "--optimizer", default="sgd:lr=0.05", show_default=True, metavar="NAME[:OPTIONS]", help="With its options."
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of first weights.")
-@click.option("--dtype", type=click.Choice(["float32", "float64"]), help="Of the weights; float32 if left out.")
-@click.option(
-    "--time-limit", type=SECONDS, default="20s", show_default=True, metavar="TIME", help="To measure each batch size."
-)
-@click.option(
-    "--timeout", type=SECONDS, default="600s", show_default=True, metavar="TIME", help="End if all stands still."
-)
-@click.option("--write", "page", type=FILE, metavar="PAGE", help="Put the table between the marks of this page.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, for machines.")
-def command(
-    *,
-    names: tuple[str, ...],
-    search: bool,
-    alone: bool,
-    steps: int,
-    workload: str,
-    optimizer: str,
-    seed: int,
-    dtype: str | None,
-    time_limit: float,
-    timeout: float,
-    page: str | None,
-    as_json: bool,
-) -> None:
+class VariantsOptions(Options):
+    """Options of `hpgo variants`."""
+
+    names: tuple[str, ...] = argument(metavar="[VARIANT]...", type=click.Choice(_NAMES), nargs=-1)
+    search: bool = option("--search", is_flag=True, help="Then measure, plan and run: cuts, micro-batch, schedule.")
+    alone: bool = option("--alone", is_flag=True, help="Also run the whole model in one process.")
+    steps: int = steps_option(3)
+    workload: str = option(
+        "--workload",
+        default="vgg-19:flat,squared,image=128,batch=64",
+        show_default=True,
+        metavar="NAME",
+        help="VGG-19 by operations, in other sizes.",
+    )
+    optimizer: str = optimizer_option("sgd:lr=0.05")
+    seed: int = SEED
+    dtype: str | None = option(
+        "--dtype", type=click.Choice(["float32", "float64"]), help="Of the weights; float32 if left out."
+    )
+    time_limit: float = option(
+        "--time-limit",
+        type=SECONDS,
+        default="20s",
+        show_default=True,
+        metavar="TIME",
+        help="To measure each batch size.",
+    )
+    timeout: float = TIMEOUT
+    page: str | None = option(
+        "--write", type=FILE, metavar="PAGE", help="Put the table between the marks of this page."
+    )
+    as_json: bool = AS_JSON
+
+
+@takes(VariantsOptions)
+def command(options: VariantsOptions) -> None:
     """Train VGG-19 in the four ways of the Pipeline Execution Engine, one after the other.
 
     All split 64 images over four processes here: `sequential` as one micro-batch, `async` as 64 of one image,
@@ -84,7 +81,7 @@ def command(
 
     runtime.check_torch()
     from hpgo.runtime.meeting import is_launched
-    from hpgo.runtime.optimizer import optimizer_of
+    from hpgo.runtime.train.optimizer import optimizer_of
 
     if is_launched():
         raise ArgumentError(
@@ -92,20 +89,22 @@ def command(
             "start it alone, without RANK and WORLD_SIZE set",
             code="wrong_state",
         )
-    text = None if page is None else _page(page)
-    optimizer_of(optimizer)
-    options = {"steps": steps, "optimizer": optimizer, "seed": seed, "dtype": dtype}
-    race = _Race(workload, options, time_limit_s=time_limit, timeout_s=timeout, as_json=as_json)
-    found = race.run(names or _NAMES, search=search, alone=alone)
-    if as_json:
+    text = None if options.page is None else _page(options.page)
+    optimizer_of(options.optimizer)
+    kept = {"steps": options.steps, "optimizer": options.optimizer, "seed": options.seed, "dtype": options.dtype}
+    race = _Race(
+        options.workload, kept, time_limit_s=options.time_limit, timeout_s=options.timeout, as_json=options.as_json
+    )
+    found = race.run(options.names or _NAMES, search=options.search, alone=options.alone)
+    if options.as_json:
         click.echo(json_text({"format": "hpgo.variants", "version": 1, "runs": found, "exit": 0}))
     else:
         click.echo()
         table(_COLUMNS, [_row(one, found[0]) for one in found])
-    if page is not None and text is not None:
+    if options.page is not None and text is not None:
         from hpgo.reproduce.document import fill
 
-        write_text(page, fill(text, {"variants": _markdown(found)}), ArgumentError)
+        write_text(options.page, fill(text, {"variants": _markdown(found)}), ArgumentError)
 
 
 def _page(page: str) -> str:

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
-from hpgo.cli.command import Command
-from hpgo.cli.pictures import picture_options, plan_in, timelines_in
+from hpgo.cli.command import argument, option, takes
+from hpgo.cli.pictures import SCHEDULE_OF_PLANS, PictureOptions, plan_in, timelines_in
 from hpgo.cli.values import PLAN, File
 
 if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
 
 
-@click.command(cls=Command)
-@click.argument("inputs", type=PLAN, nargs=-1, required=True, metavar="PLAN_OR_TIMELINE...")
-@click.option(
-    "-o", "--output", type=File(".html"), metavar="FILE", help="Keep the page here; a temporary file otherwise."
-)
-@click.option("--open/--no-open", "opens", default=True, help="Open the page in the browser.")
-@picture_options
-@click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    *,
-    inputs: tuple[str, ...],
-    output: str | None,
-    opens: bool,
-    schedule: ScheduleName | None,
-    **options: Any,
-) -> None:
+class ViewOptions(PictureOptions):
+    """Options of `hpgo view`."""
+
+    inputs: tuple[str, ...] = argument(type=PLAN, nargs=-1, required=True, metavar="PLAN_OR_TIMELINE...")
+    output: str | None = option(
+        "-o", "--output", type=File(".html"), metavar="FILE", help="Keep the page here; a temporary file otherwise."
+    )
+    opens: bool = option("--open/--no-open", default=True, help="Open the page in the browser.")
+    schedule: ScheduleName | None = SCHEDULE_OF_PLANS
+
+
+@takes(ViewOptions)
+def command(options: ViewOptions) -> None:
     """Open a plan's page, or timelines as one interactive picture: no server.
 
     A plan's page has its layers and stages, where they run, the step, memory, and the report's words. Several inputs, a
@@ -48,6 +43,8 @@ def command(
       hpgo view vgg19.plan.json other.plan.json --memory
       hpgo view run.timeline.json -o run.html --no-open
     """
+    ctx = click.get_current_context()
+    output = options.output
     import tempfile
     import webbrowser
 
@@ -57,12 +54,14 @@ def command(
     from hpgo.page.planned.facts import too_large
 
     if output is None:
-        output = str(Path(tempfile.mkdtemp(prefix="hpgo-")) / f"{Path(inputs[0]).stem or 'timeline'}.html")
-    pictured = {"schedule", *options}
-    is_plain = all(ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in pictured)
-    plan = plan_in(inputs[0]) if is_plain and len(inputs) == 1 else None
+        output = str(Path(tempfile.mkdtemp(prefix="hpgo-")) / f"{Path(options.inputs[0]).stem or 'timeline'}.html")
+    pictured = options.group(PictureOptions)
+    is_plain = all(
+        ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in ("schedule", *pictured)
+    )
+    plan = plan_in(options.inputs[0]) if is_plain and len(options.inputs) == 1 else None
     if plan is None or too_large(plan):
-        path = save(timelines_in(inputs, schedule), output, **options)
+        path = save(timelines_in(options.inputs, options.schedule), output, **pictured)
     else:
         from hpgo.page.planned.document import alone
 
@@ -70,5 +69,5 @@ def command(
         with writing(path, HpgoError) as file:
             file.write(alone(plan))
     click.echo(path)
-    if opens and not webbrowser.open(path.resolve().as_uri()):
+    if options.opens and not webbrowser.open(path.resolve().as_uri()):
         click.echo("no browser to open it in; open the file yourself", err=True)

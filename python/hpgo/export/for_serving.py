@@ -1,7 +1,7 @@
 """Engines that serve models: how many blocks each stage of their pipeline gets.
 
 An engine builds the model itself and counts nothing but transformer blocks: what embeds lies on its first stage and
-what predicts on its last, whatever is asked for. So plans are needed that cut there: `hpgo partition --for NAME`.
+what predicts on its last, whatever is asked for. So plans are needed that cut there: `hpgo partition --framework NAME`.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ def _serving(given: object, target: Target) -> _Serving:
     elif isinstance(given, Plan):
         blocks, hosts, gpus = _of_training(given, target)
         title = f"{in_comment(given.profile)} on {in_comment(given.cluster)}"
-        better = f"`hpgo partition --for {target.name}` plans for that"
+        better = f"`hpgo partition --framework {target.name}` plans for that"
         more = [f"a training plan: its stages balance forward and backward passes, not serving; {better}"]
     else:
-        raise ArgumentError(f"the plan is {shown(given)}", f"make one, with `hpgo partition --for {target.name}`")
+        raise ArgumentError(f"the plan is {shown(given)}", f"make one, with `hpgo partition --framework {target.name}`")
     tried = [f"tried with {target.tested}"] if target.tested else []
     rows = [
         f"stage {stage} on {in_comment(host)}: {counted(count, 'block')}"
@@ -170,7 +170,7 @@ def _serving(given: object, target: Target) -> _Serving:
 
 
 def _of_chain(plan: ChainPlan, target: Target) -> tuple[int, ...]:
-    again = f"plan again with `hpgo partition --for {target.name}`, for a profile and a cluster"
+    again = f"plan again with `hpgo partition --framework {target.name}`, for a profile and a cluster"
     if not plan.blocks:
         raise ArgumentError(
             f"the plan does not count blocks, which is all that {target.title} is told", again, code="unsupported"
@@ -197,13 +197,13 @@ def _of_training(plan: Plan, target: Target) -> tuple[tuple[int, ...], list[str]
         if stage.replicas > 1:
             raise ArgumentError(
                 f"stage {number} of this training plan has {stage.replicas} replicas, which {target.title} can't run",
-                f"plan inference, with `hpgo partition --for {target.name}`",
+                f"plan inference, with `hpgo partition --framework {target.name}`",
                 code="unsupported",
             )
         if stage.headroom_bytes < 0:
             raise InfeasibleError(
                 f"the plan does not fit: stage {number} lacks {-stage.headroom_bytes / 1e9:.3g} GB",
-                f"plan inference, with `hpgo partition --for {target.name}`",
+                f"plan inference, with `hpgo partition --framework {target.name}`",
                 code="insufficient_memory",
             )
     layers = [stage.layers for stage in plan.stages]
@@ -216,7 +216,7 @@ def _of_training(plan: Plan, target: Target) -> tuple[tuple[int, ...], list[str]
     if 0 in counts:
         raise ArgumentError(
             f"stage {counts.index(0)} has no block, but {target.title} needs one on each",
-            f"plan inference, with `hpgo partition --for {target.name}`",
+            f"plan inference, with `hpgo partition --framework {target.name}`",
             code="unsupported",
         )
     names = [

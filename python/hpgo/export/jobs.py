@@ -227,7 +227,7 @@ class Job:
                 raise InfeasibleError(
                     f"{self.launcher.title} recomputes {counted(group, 'block')} at a time, which keeps the input of"
                     f" each: stage {own.stages[0]} lacks {format_bytes(missing_bytes)} for that",
-                    f"plan for it, with `--for {self.launcher.name}`, or with more memory reserved (`--reserve`)",
+                    f"plan for it, with `--framework {self.launcher.name}`, or with more memory reserved (`--reserve`)",
                     code="insufficient_memory",
                 )
 
@@ -266,7 +266,7 @@ def _check_ties(job: Job) -> None:
         raise ArgumentError(
             f"{which} share a weight and are on different stages, and {row.title} doesn't sum the gradients of layers"
             f" of several stages{only}",
-            f"plan for it, with `--for {row.name}`, untie them, or run the plan with `hpgo run`",
+            f"plan for it, with `--framework {row.name}`, untie them, or run the plan with `hpgo run`",
             code="unsupported",
         )
 

@@ -46,7 +46,7 @@ class WayJob:
         if not price.fits:
             raise InfeasibleError(
                 f"the way does not fit: {price.way.named()} lacks {format_bytes(price.missing_bytes)} of a GPU",
-                "plan again: `hpgo plan` makes plans that fit",
+                "plan again: `hpgo llm plan` makes plans that fit",
                 code="insufficient_memory",
             )
         if lack := rules.lacking(plan.transformer):
@@ -55,7 +55,7 @@ class WayJob:
         why = rules.broken(price.way, micro_batches=price.micro_batches, experts=bool(model.experts), tied=model.tied)
         if why:
             raise ArgumentError(
-                f"{row.title} {why}", f"plan for it: `hpgo plan … --seq … --for {row.name}`", code="unsupported"
+                f"{row.title} {why}", f"plan for it: `hpgo llm plan … --framework {row.name}`", code="unsupported"
             )
         return cls(target, place, row, plan)
 
@@ -109,7 +109,7 @@ class WayJob:
                 " summed meanwhile"
             )
         if runs is not None and runs.dtensor and not way.dtensor:
-            said.append(f"{self.launcher.title} holds more than was priced: `hpgo price --dtensor` counts it")
+            said.append(f"{self.launcher.title} holds more than was priced: `hpgo llm estimate --dtensor` counts it")
         if model.window and model.window < price.seq:
             layers = counted(len(model.window_layers), "layer")
             said.append(f"priced with a window of {model.window} tokens in {layers}: the model has to have it")

@@ -176,7 +176,7 @@ def _sizes(given: int | Sequence[int] | None) -> tuple[int, ...]:
     values = [given] if as_whole(given) is not None else listed("batch_sizes", given, hint=hint)
     found = [whole("batch_sizes", value, most=_MOST, hint=hint) for value in values]
     if not found:
-        raise ArgumentError("batch_sizes is empty", hint, code="damaged_file")
+        raise ArgumentError("batch_sizes is empty", hint)
     return tuple(sorted(set(found)))
 
 

@@ -64,7 +64,7 @@ class WayChoice(Record):
     cluster: Cluster
     """With the GPUs that were to be used."""
     launcher: str
-    """Which one runs all of them, as `--for` has it: `megatron@0.16`."""
+    """Which one runs all of them, as `--framework` has it: `megatron@0.16`."""
     said: str
     """What the grid is, in words: who runs it, and what was fixed and excluded."""
 

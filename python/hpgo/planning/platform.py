@@ -77,7 +77,7 @@ class Platform(Record):
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Platform:
         """The platform in a file that `save` wrote. Raises ArgumentError naming file and key."""
-        with hinted("`hpgo calibrate --steps FILE -o platform.yaml` writes such a file"):
+        with hinted("`hpgo llm calibrate FILE -o platform.yaml` writes such a file"):
             found = as_path(path, ArgumentError)
             file = printable(str(found))
             top = Section(parse(read_text(found, ArgumentError), file, ArgumentError), file, ArgumentError)

@@ -43,7 +43,9 @@ def restricted(question: Question, launcher: Launcher, *, schedule: str | None) 
     title = launcher.title
     if not launcher.trains:
         raise ArgumentError(
-            f"{title} trains nothing", f"`hpgo partition --for {launcher.name}` plans inference", code="unsupported"
+            f"{title} trains nothing",
+            f"`hpgo partition --framework {launcher.name}` plans inference",
+            code="unsupported",
         )
     if schedule is None:
         schedule = next(iter(launcher.schedules))

@@ -1,4 +1,4 @@
-"""Chosen ways of training a transformer, with all that running them asks for: what `hpgo plan --seq … -o` writes."""
+"""Chosen ways of training a transformer, with all that running them asks for: what `hpgo llm plan … -o` writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hpgo.programs.names import WayLauncher
 
 _VERSION = 1
-_AGAIN = "make it again: `hpgo plan MODEL --seq … -o FILE`"
+_AGAIN = "make it again: `hpgo llm plan MODEL … -o FILE`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class WayPlan(Record):
     cluster: Cluster
     """With the GPUs that it uses, and no others."""
     launcher: str = "megatron"
-    """By whose rules it was chosen, as `--for` has it: `megatron@0.16`."""
+    """By whose rules it was chosen, as `--framework` has it: `megatron@0.16`."""
     made_with: str = _core.__version__
     """Version of hpgo."""
 

@@ -133,7 +133,7 @@ class Blocks(Record):
                 raise ArgumentError(
                     f"stage {number} of the plan ends with layer `{shorten(layers[-1])}`, but {launcher} cuts only"
                     f" between blocks `{shorten(self.stem)}…`",
-                    "plan for it, with `hpgo plan --for`, or make layers that belong together one in the profile",
+                    "plan for it, with `hpgo plan --framework`, or make layers that belong together one in the profile",
                 )
             counts.append(len(last_of & set(layers)))
         return tuple(counts)

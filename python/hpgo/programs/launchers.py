@@ -30,7 +30,7 @@ class Launcher:
     """What one version of a launcher runs."""
 
     name: str
-    """What `--for` and `--to` call it: `megatron`."""
+    """What `--framework` and `--to` call it: `megatron`."""
     version: str
     """The release that this was tried with; later patches of it count too: `0.16`."""
     title: str
@@ -270,7 +270,7 @@ def runs_as(launcher: Launcher, schedule: str) -> ScheduleName:
         )
     raise ArgumentError(
         f"{launcher.title} does not run `{schedule}`",
-        f"plan with `--for {launcher.name}`, or `--schedule {next(iter(launcher.schedules))}`",
+        f"plan with `--framework {launcher.name}`, or `--schedule {next(iter(launcher.schedules))}`",
         code="unsupported",
     )
 
@@ -343,7 +343,7 @@ def check(
     are summed earlier than `launcher` does, or whose optimizer state it shares although the plan doesn't, runs, but its
     step and memory are not what the plan says.
     """
-    title, again = launcher.title, f"plan for it, with `--for {launcher.name}`"
+    title, again = launcher.title, f"plan for it, with `--framework {launcher.name}`"
     runs_as(launcher, schedule)
     if launcher.equal_replicas and len(set(replicas)) > 1:
         raise ArgumentError(

@@ -12,6 +12,7 @@ from hpgo.base.errors import HpgoError
 
 if TYPE_CHECKING:
     from hpgo.runtime.emulation import Emulation as Emulation
+    from hpgo.runtime.infer.pipeline import InferencePipeline as InferencePipeline
     from hpgo.runtime.links import Links as Links
     from hpgo.runtime.links import measure_links as measure_links
     from hpgo.runtime.loader import Loader as Loader
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
     from hpgo.runtime.notice import Preempted as Preempted
     from hpgo.runtime.parts import Part as Part
     from hpgo.runtime.parts import Value as Value
-    from hpgo.runtime.pipeline import Pipeline as Pipeline
     from hpgo.runtime.profiling import Measurement as Measurement
     from hpgo.runtime.profiling import measure as measure
     from hpgo.runtime.profiling import profile as profile
+    from hpgo.runtime.train.pipeline import Pipeline as Pipeline
     from hpgo.runtime.workload import Workload as Workload
     from hpgo.timing.flow import Flow as Flow
 
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
 _PUBLIC: dict[str, str] = {
     "Emulation": "hpgo.runtime.emulation",
     "Flow": "hpgo.timing.flow",
+    "InferencePipeline": "hpgo.runtime.infer.pipeline",
     "Links": "hpgo.runtime.links",
     "Loader": "hpgo.runtime.loader",
     "Measurement": "hpgo.runtime.profiling",
     "Network": "hpgo.runtime.modules",
     "Part": "hpgo.runtime.parts",
-    "Pipeline": "hpgo.runtime.pipeline",
+    "Pipeline": "hpgo.runtime.train.pipeline",
     "Preempted": "hpgo.runtime.notice",
     "Share": "hpgo.runtime.loader",
     "Value": "hpgo.runtime.parts",

@@ -13,14 +13,14 @@ from hpgo.runtime.progress import HERE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.runtime.meeting import Ways
     from hpgo.runtime.packets import Packet
+    from hpgo.runtime.session import NeighbourGroups
 
 
 class Outgoing:
     """What one rank sends to another, from places that are filled again once it is taken."""
 
-    def __init__(self, ways: Ways, peer: int, places: Sequence[Packet], *, tag: int = 0) -> None:
+    def __init__(self, ways: NeighbourGroups, peer: int, places: Sequence[Packet], *, tag: int = 0) -> None:
         self._peer, self._way, self._tag = peer, ways.to(peer), tag
         self._free = deque(places)
         self._sent: deque[tuple[list[Any], Packet]] = deque()
@@ -52,7 +52,9 @@ class Outgoing:
 class Incoming:
     """What one rank receives from another, in turn into each of its places."""
 
-    def __init__(self, ways: Ways, peer: int, places: deque[Packet], *, tag: int = 0, is_timed: bool = False) -> None:
+    def __init__(
+        self, ways: NeighbourGroups, peer: int, places: deque[Packet], *, tag: int = 0, is_timed: bool = False
+    ) -> None:
         """Ranks that send to this one in turn may share `places`.
 
         If `is_timed`, the arrival of each piece is noted, whatever this rank does meanwhile.

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import threading
-import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,27 +15,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hpgo.base.checks import whole
-from hpgo.base.documents import make_folder, read_text
+from hpgo.base.documents import read_text
 from hpgo.base.errors import HpgoError, RunError
 from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path, refused
 from hpgo.base.wording import shorten
-from hpgo.runtime.meeting import LOST, first_line, together, told
-from hpgo.runtime.progress import HERE, SAVE
-from hpgo.runtime.tensor_files import TensorFile, write
+from hpgo.runtime.meeting import together
+from hpgo.runtime.tensor_files import TensorFile
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from hpgo.programs.program import Program
-    from hpgo.runtime.gradients import Weight
-    from hpgo.runtime.optimizer import Stepper
     from hpgo.runtime.parts import Part
+    from hpgo.runtime.train.gradients import Weight
+    from hpgo.runtime.train.optimizer import ShardedOptimizer
     from hpgo.runtime.workload import Workload
 
-_INDEX = "checkpoint.json"
-_FORMAT, _VERSION = "hpgo.checkpoint", 1
+
+INDEX = "checkpoint.json"
+FORMAT, VERSION = "hpgo.checkpoint", 1
 _KEYS = {"steps", "loader", "plan", "seed", "global_batch_size", "optimizer", "layers", "files", "values", "tensors"}
 _ANOTHER = "resume with the workload and the options of the run that saved it"
 
@@ -75,8 +71,8 @@ def whole_ones(folder: Path) -> tuple[list[Checkpoint], list[Path]]:
 def _facts(path: Path) -> dict[str, Any] | None:
     """What the index of a checkpoint says, if all that it names is there."""
     try:
-        facts = json.loads(read_text(path / _INDEX, RunError, most=MOST_BYTES_OF_RUNS))
-        if facts["format"] != _FORMAT or facts["version"] != _VERSION or f"step-{facts['steps']}" != path.name:
+        facts = json.loads(read_text(path / INDEX, RunError, most=MOST_BYTES_OF_RUNS))
+        if facts["format"] != FORMAT or facts["version"] != VERSION or f"step-{facts['steps']}" != path.name:
             return None
         if type(facts["steps"]) is not int or not facts.keys() >= _KEYS:
             return None
@@ -98,7 +94,7 @@ def latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     except OSError as failure:
         raise refused("read", path, failure, RunError, "name a folder that can be read") from None
     mine = found[-1].steps if found else None
-    everyone = _meet("the search for a checkpoint", (mine, not found and torn))
+    everyone = gather_at("the search for a checkpoint", (mine, not found and torn))
     first, damaged = everyone[0]
     if damaged:
         raise RunError(
@@ -116,20 +112,20 @@ def latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     return found[-1] if found else None
 
 
-def _all(mine: Any, group: Any) -> list[Any]:
+def gather_all(mine: Any, group: Any) -> list[Any]:
     """What each rank says."""
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine, group=group)
     return everyone
 
 
-def _meet(words: str, mine: Any) -> list[Any]:
+def gather_at(words: str, mine: Any) -> list[Any]:
     """What each rank says, asked where all of them come together."""
     with together(words):
-        return _all(mine, None)
+        return gather_all(mine, None)
 
 
-class Holdings:
+class RankState:
     """What a rank holds of the model and its optimizer, and how it is called in checkpoints."""
 
     def __init__(
@@ -139,7 +135,7 @@ class Holdings:
         *,
         parts: Mapping[int, Part],
         weights: list[Weight],
-        stepper: Stepper | None,
+        stepper: ShardedOptimizer | None,
         seed: int | None,
     ) -> None:
         """Without a `seed`, only what layers hold is taken over, whatever run has saved it."""
@@ -295,230 +291,13 @@ def _check_kind(path: Path, key: str, file: TensorFile, tensor: torch.Tensor) ->
         )
 
 
-def load(source: Checkpoint, holdings: Holdings) -> None:
+def load(source: Checkpoint, state: RankState) -> None:
     """Loads on all ranks; if one can't, all raise what it raised."""
     failure = None
     try:
-        holdings.load(source)
+        state.load(source)
     except HpgoError as error:
         failure = error.message, error.hint
-    for rank, said in enumerate(_meet("the loading of a checkpoint", failure)):
+    for rank, said in enumerate(gather_at("the loading of a checkpoint", failure)):
         if said is not None:
             raise RunError(f"rank {rank}: {said[0]}", said[1])
-
-
-class Saver:
-    """Saves checkpoints of one run in a folder, beside the steps: only the copy is made while a step waits."""
-
-    def __init__(
-        self, folder: str | os.PathLike[str], steps: int, *, keep: int, tell: Callable[[str], None] | None
-    ) -> None:
-        """Every rank makes one. Raises RunError if the folder can't be made, or holds the steps of another run."""
-        self.folder = as_path(folder, RunError)
-        self._keep = whole("keep", keep, least=1)
-        self._tell = _warn if tell is None else tell
-        self._rank = dist.get_rank()
-        self._running: threading.Thread | None = None
-        self._failure: str | None = None
-        self._lost: Exception | None = None
-        self._rounds = 0  # of the other thread with those of the other ranks
-        self._done: int | None = None
-        """The last step that was saved, or that the folder has already."""
-        answer: Any = None
-        if self._rank == 0:
-            try:
-                answer = self._look(steps)
-            except HpgoError as error:
-                answer = error.message, error.hint
-        answer = _meet("the look at the folder of checkpoints", answer)[0]
-        if isinstance(answer, tuple):
-            raise RunError(*answer)
-        self._done = answer
-        with together("the look at the folder of checkpoints"):
-            self._group = dist.new_group(backend="gloo")  # of its own, for another thread
-
-    def _look(self, steps: int) -> int | None:
-        make_folder(self.folder)
-        there, _ = whole_ones(self.folder)
-        newest = there[-1].steps if there else None
-        if newest is not None and newest > steps:
-            raise RunError(
-                f"`{self.folder}` holds step {newest} of another run, and this one has done {steps}",
-                "resume from it, or name an empty folder",
-                code="mismatch",
-            )
-        return newest
-
-    def save(self, steps: int, loader: dict[str, int] | None, holdings: Holdings) -> None:
-        """Begins to save, if this step is not saved; waits before for a save that still runs."""
-        self.finish()
-        if steps == self._done:
-            return
-        facts = {"steps": steps, "loader": loader, **holdings.facts()}
-        failure = None
-        content: tuple[dict[str, torch.Tensor], dict[str, Any]] = {}, {}
-        try:
-            content = holdings.collect()
-        except (HpgoError, RuntimeError, MemoryError) as error:
-            failure = first_line(error)
-        self._running = threading.Thread(target=self._save, args=(steps, facts, *content, failure), daemon=True)
-        self._running.start()
-
-    def news(self) -> None:
-        """Tells on rank 0 of a save that has failed, if one has by now."""
-        if self._running is not None and not self._running.is_alive():
-            self.finish()
-
-    def finish(self) -> None:
-        """Waits for a save that still runs."""
-        if self._running is not None:
-            with HERE.waiting(SAVE):
-                self._running.join()
-            self._running = None
-        if self._lost is not None:
-            lost, self._lost = self._lost, None
-            with told("the ranks don't come together to save", LOST):
-                raise lost
-        failure, self._failure = self._failure, None
-        if failure is not None and self._rank == 0:
-            self._tell(failure)
-
-    def close(self) -> None:
-        """Gives the group back."""
-        dist.destroy_process_group(self._group)
-
-    def _save(
-        self,
-        steps: int,
-        facts: dict[str, Any],
-        tensors: dict[str, torch.Tensor],
-        values: dict[str, Any],
-        failure: str | None,
-    ) -> None:
-        """In the other thread, on all ranks at once: each step of it waits for all ranks."""
-        self._rounds += 1
-        HERE.saves, HERE.save = f"it saves step {steps}", (self._rounds, False)
-        try:
-            failure = self._save_together(steps, facts, tensors, values, failure)
-        except Exception as error:  # noqa: BLE001 -- another rank was lost: the main thread says so
-            self._lost = error
-            return
-        finally:
-            HERE.saves, HERE.save = "", None
-        if failure is None:
-            self._done = steps
-        else:
-            rest = f"; the last good one is of step {self._done}" if self._done is not None else ""
-            self._failure = f"no checkpoint of step {steps} was written, and the run goes on: {failure}{rest}"
-
-    def _save_together(
-        self,
-        steps: int,
-        facts: dict[str, Any],
-        tensors: dict[str, torch.Tensor],
-        values: dict[str, Any],
-        failure: str | None,
-    ) -> str | None:
-        """What went wrong, the same on all ranks; None if all is on the disk."""
-        beside = self.folder / f".step-{steps}.tmp"
-        if self._rank == 0 and failure is None:
-            failure = _said(lambda: self._make_room(beside))
-        failure = self._first(failure)
-        name, size_bytes = f"rank-{self._rank}.safetensors", 0
-        if failure is None:
-            if tensors:
-
-                def write_mine() -> None:
-                    nonlocal size_bytes
-                    size_bytes = write(beside / name, tensors)
-
-                failure = _said(write_mine)
-            failure = self._first(failure)
-        if failure is None:
-            everyone = self._everyones((name, size_bytes, list(tensors), values, facts["optimizer"]))
-            if self._rank == 0:
-                failure = _said(lambda: self._commit(beside, facts, everyone))
-            failure = self._first(failure)
-        if failure is not None and self._rank == 0:
-            shutil.rmtree(beside, ignore_errors=True)
-        return failure
-
-    def _first(self, failure: str | None) -> str | None:
-        """What went wrong on the first rank on which something did."""
-        said = enumerate(self._everyones(failure))
-        return next((f"rank {rank}: {one}" for rank, one in said if one is not None), None)
-
-    def _everyones(self, mine: Any) -> list[Any]:
-        """What each rank says in its save."""
-        HERE.save = self._rounds, True
-        found = _all(mine, self._group)
-        self._rounds += 1
-        HERE.save = self._rounds, False
-        return found
-
-    def _make_room(self, beside: Path) -> None:
-        """Removes what saves that were broken off have left, and makes the folder to write to."""
-        for left in self.folder.glob(".step-*.tmp"):
-            shutil.rmtree(left, ignore_errors=True)
-        make_folder(beside)
-
-    def _commit(self, beside: Path, facts: dict[str, Any], everyone: list[Any]) -> None:
-        """Writes the index, gives the folder its name, and removes the oldest ones."""
-        files: dict[str, int] = {}
-        places: dict[str, str] = {}
-        values: dict[str, Any] = {}
-        for name, size_bytes, keys, its_values, optimizer in everyone:
-            if not keys:
-                continue
-            files[name] = size_bytes
-            if not (beside / name).is_file():
-                raise RunError(f"rank 0 doesn't see `{beside / name}`", "name a folder that all machines share")
-            for key in (*keys, *its_values):
-                if key in places or key in values:
-                    raise RunError(f"two tensors are called `{shorten(key)}`", "rename a layer", code="duplicate")
-                if key in its_values:
-                    values[key] = its_values[key]
-                else:
-                    places[key] = name
-            facts["optimizer"] = facts["optimizer"] or optimizer
-        index = {"format": _FORMAT, "version": _VERSION, **facts, "files": files, "values": values, "tensors": places}
-        path = self.folder / beside.name[1:].removesuffix(".tmp")
-        try:
-            with (beside / _INDEX).open("wb") as file:
-                file.write(json.dumps(index, indent=1).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            _to_disk(beside)
-            if path.exists():  # a damaged one: whole ones are not saved again
-                shutil.rmtree(path)
-            beside.rename(path)
-            _to_disk(self.folder)
-        except OSError as failure:
-            raise refused("write", path, failure, RunError, "make room, or name another folder") from None
-        for old in whole_ones(self.folder)[0][: -self._keep]:
-            gone = self.folder / f".{old.path.name}.tmp"  # in one step, so that no half of it is found
-            shutil.rmtree(old.path.rename(gone), ignore_errors=True)
-
-
-def _to_disk(folder: Path) -> None:
-    """The names in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _said(work: Callable[[], None]) -> str | None:
-    """What went wrong in `work`, in words."""
-    try:
-        work()
-    except (HpgoError, OSError) as error:
-        return first_line(error)
-    except BaseException as error:  # noqa: BLE001 -- whatever it is, the other ranks wait to hear of it
-        return f"{type(error).__name__}: {first_line(error)}"
-    return None
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=4)

@@ -26,12 +26,13 @@ from hpgo.programs.orders import KINDS
 from hpgo.runtime import guards
 from hpgo.runtime.clocks import Clock, Stamps, machine_name
 from hpgo.runtime.engine import Engine
-from hpgo.runtime.meeting import Seat, Ways, agree, check_place, lost
+from hpgo.runtime.meeting import agree, check_place, lost
 from hpgo.runtime.messages import Crossing, Messages
 from hpgo.runtime.parts import Value
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.recorder import Recorder
-from hpgo.runtime.runnable import check_orders, program_of
+from hpgo.runtime.runnable import Runnable, check_orders
+from hpgo.runtime.session import NeighbourGroups, RankSession
 from hpgo.runtime.watch import Limits
 from hpgo.timing.simulation import columns_of
 
@@ -79,7 +80,7 @@ class Emulation:
     """
 
     def __init__(
-        self, plan: Plan | Program | str | os.PathLike[str], *, scale: float = 1.0, timeout_s: float = 600.0
+        self, plan: Plan | Program | Runnable | str | os.PathLike[str], *, scale: float = 1.0, timeout_s: float = 600.0
     ) -> None:
         """Joins the other ranks, which are processes of the same machine.
 
@@ -91,16 +92,16 @@ class Emulation:
         Raises ArgumentError for a plan that says no times or can't be run, and RunError if the ranks don't find each
         other, or differ in plan, options or versions.
         """
-        self.program, _ = program_of(plan)
+        self.program = Runnable.from_plan(plan).program
         prices = check(self.program, scale)
         self.scale = float(scale)
         limits = Limits(timeout_s)
         self._patience_s = limits.patience_s
         _wake_in_time()
         check_place(self.program)
-        self._seat = Seat(limits)
+        self._session = RankSession(limits)
         try:
-            self._seat.join(self.program, _CPU)
+            self._session.join(self.program, _CPU)
             self._build(prices)
         except BaseException:
             self.close()
@@ -113,8 +114,8 @@ class Emulation:
         self.mine = program.for_rank(dist.get_rank())
         chain = prices.chain
         cuts = [() if stage % chain == chain - 1 else (Crossing(0, 0, _FROM),) for stage in range(len(program.stages))]
-        ways = Ways(_CPU, self._patience_s)
-        self._seat.hold(ways)
+        ways = NeighbourGroups(_CPU, self._patience_s)
+        self._session.hold(ways)
         links = _Links(self.mine, prices, cuts, ways)
         self._sums = _Sums(self.mine, prices)
         stages = {stage.stage: _Stage(stage, prices) for stage in self.mine.stages}
@@ -165,7 +166,7 @@ class Emulation:
 
     def close(self) -> None:
         """Leaves the other ranks."""
-        self._seat.close()
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -276,7 +277,9 @@ class _Stage:
 class _Links(Messages):
     """Messages that say from when on they may be used, and are waited for until then."""
 
-    def __init__(self, mine: RankProgram, prices: Prices, cuts: Sequence[Sequence[Crossing]], ways: Ways) -> None:
+    def __init__(
+        self, mine: RankProgram, prices: Prices, cuts: Sequence[Sequence[Crossing]], ways: NeighbourGroups
+    ) -> None:
         super().__init__(prices.program, mine.rank, cuts, ways, _CPU)
         self._costs_ns = [prices.message(action) for action in mine.actions]
         self._free_ns: dict[int, int] = {}

@@ -10,24 +10,33 @@ import copy
 import hashlib
 import time
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from itertools import chain
 from math import sqrt
-from statistics import fmean, median, quantiles
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from hpgo.base.errors import HpgoError, RunError
-from hpgo.model.profile import SPLIT_RATIOS
 from hpgo.runtime import halves
 from hpgo.runtime.clocks import Stamps
 from hpgo.runtime.cuts import ready
+from hpgo.runtime.layer_memory import activation_bytes, saved_bytes
 from hpgo.runtime.likeness import described
 from hpgo.runtime.loader import repeated
 from hpgo.runtime.meeting import first_line
 from hpgo.runtime.memory import Growth, lacks_memory
+from hpgo.runtime.pass_times import (
+    MIN_PASSES,
+    Figures,
+    MeasuredLayer,
+    WholeModelTiming,
+    median_error,
+    scale_to_whole,
+    split_ratios,
+    timing_of_whole,
+)
 from hpgo.runtime.passes import running
 
 if TYPE_CHECKING:
@@ -39,132 +48,30 @@ if TYPE_CHECKING:
     from hpgo.runtime.modules import Node
     from hpgo.runtime.workload import Workload
 
-_LEAST, _MOST = 5, 200
-"""How often a layer runs, besides once to warm up."""
+
 _TRY = {
     "the loss": "make it a function of what the model returns, a tensor or a tuple of them, and of the targets",
     "the model as a whole": "call `.backward()` on the loss of the example without hpgo: it must run there, too",
 }
 _TRY_LAYER = "call the model without hpgo on inputs of {rows} rows: all of it must run there, too"
 """What to try where something of the user's fails, by what it is."""
+_MOST = 200
+"""How often a layer runs at most, besides once to warm up."""
 _FEWEST = 2
-"""The same where the time is up."""
+"""How often it runs at least where the time is up."""
 _BESIDES = 20
 """How often, at most, the model runs as a whole, and layers with split backward passes, between runs of the layers."""
-_DISTURBED = 2.0
-"""Ratio to a layer's fastest pass from which on a pass was disturbed and does not count.
-
-Other processes only add time, up to hundreds of ms to a layer of 1 ms, and may do so in more than half of the passes:
-then the median alone is wrong. Not tuned. At 4, passes count that waited for a core 3 times as long as they ran. At
-1.3, passes are lost that a processor at a lower clock rate ran.
-"""
 _COPIES = 3
 """Of weights in training: they, their gradients, and what a backward pass adds to these."""
 SURE = 0.02
 """Of the time that all layers take: half of what its median may be off by where it is known well enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What was seen of layers that are alike."""
-
-    forward_s: float
-    backward_s: float
-    input_gradient_s: float | None
-    """The backward pass that leaves gradients of weights to a queue, as runs split it; None for inference."""
-    weight_gradient_s: float | None
-    """What that queue takes."""
-    spread: float
-    """Of forward and backward together: width of the middle half of all passes, disturbed ones too, as a share of the
-    typical time."""
-    parameter_bytes: int
-    saved_bytes: int
-    """Kept until the backward pass, besides what the layer reads and returns."""
-    reads: Sequence[bool]
-    """Of each value that it reads, whether its backward pass needs it."""
-    returns: Sequence[tuple[int, int, int, bool]]
-    """Of each value: its bytes, those of its memory, whose that is (the number of a value that it reads, or -1 and
-    below: one for each memory of its own), and whether its backward pass needs it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """All layers run as one graph."""
-
-    whole_s: float
-    sum_s: float
-    """What the layers took by themselves."""
-    forward_s: float
-    """Of `whole_s`, the forward passes of the layers."""
-    forwards_s: float
-    """Of `sum_s`, the same."""
-    furthest: tuple[str, float, float]
-    """The layer whose forward pass contributes most to the difference between `sum_s` and `whole_s`: its id, how long
-    it took in the model, and by itself."""
-    scale: float
-    """Factor that times of layers were multiplied by, to add up to the model's; 1 where passes disagree on it."""
-    kept_bytes: tuple[int, int] | None
-    """What tensors hold behind the forward pass besides weights: without what the model is given and returns, and with
-    it. None for inference."""
-    peak_bytes: int | None
-    """What they hold at most meanwhile, and in the backward pass."""
-
-
-@dataclass(slots=True)
-class _Layer:
-    """A layer that is being measured."""
-
-    node: Node
-    module: nn.Module
-    split: nn.Module
-    """The same weights, in layers that leave their gradients to `queue`."""
-    queue: halves.Queue
-    likeness: str
-    saved_bytes: int = 0
-    reads: tuple[bool, ...] = ()
-    returns: tuple[tuple[int, int, int, bool], ...] = ()
-    made: list[Tensor] = field(default_factory=list)
-    taken: list[Tensor] = field(default_factory=list)
-    spans_ns: list[tuple[int, int]] = field(default_factory=list)
-    """Forward and backward, of each time that it ran."""
-    in_whole_ns: list[int] = field(default_factory=list)
-    """Forward, of each time that it ran in the model as a whole."""
-    halves_ns: list[tuple[int, int]] = field(default_factory=list)
-    """The backward pass in its halves, of each time that it was split."""
-    loss_ns: list[int] = field(default_factory=list)
-    """Forward passes of the loss, which `spans_ns` includes and `in_whole_ns` does not; empty if there is none."""
-
-    @property
-    def loss_forward_ns(self) -> float:
-        """Typical time of the loss, if the layer ends the model."""
-        return typical(self.loss_ns[1:]) if self.loss_ns[1:] else 0.0
-
-    @property
-    def forward_ns(self) -> float:
-        """Typical time of a forward pass. Where few ran alone, those in the model as a whole count as well."""
-        alone = [forward_ns for forward_ns, _ in self.spans_ns[1:]]
-        within = [forward_ns + self.loss_forward_ns for forward_ns in self.in_whole_ns[1:]]
-        return typical(alone if len(alone) >= _LEAST else [*alone, *within])
-
-    @property
-    def backward_ns(self) -> float:
-        """Typical time of a backward pass. Where few ran whole, split ones count as well."""
-        whole = [backward_ns for _, backward_ns in self.spans_ns[1:]]
-        return typical(whole if len(whole) >= _LEAST else [*whole, *map(sum, self.halves_ns[1:])])
-
-    @property
-    def spread(self) -> float:
-        """Width of the middle half of all passes, disturbed ones too, as a share of the typical time."""
-        low, _, high = quantiles((sum(span) for span in self.spans_ns[1:]), n=4)
-        typical_ns = self.forward_ns + self.backward_ns
-        return (high - low) / typical_ns if typical_ns else 0.0
-
-
 class _LacksMemoryError(RunError):
     """There is not enough for what is being measured."""
 
 
-class Bench:
+class LayerProfiler:
     """Measures layers of `workload` for batches of `rows` samples; `found` may hold what was measured before."""
 
     def __init__(
@@ -215,7 +122,7 @@ class Bench:
         """How the loss adds up samples."""
         self.figures: dict[str, Figures] = {}
         """Of each layer, the hidden ones too, once `run` has ended."""
-        self.whole: Whole | None = None
+        self.whole: WholeModelTiming | None = None
         """Unless the layers were too large to run at once."""
         self.lacked: str | None = None
         """What said first that there is no memory for as many layers at once as there should be."""
@@ -228,7 +135,7 @@ class Bench:
     def sweeps(self) -> Iterator[None]:
         """The same, for what is to run in turns with it: comes back after each sweep of passes."""
         likeness: dict[str, str] = {}
-        segment: list[_Layer] = []
+        segment: list[MeasuredLayer] = []
         held_bytes, was_found = 0.0, set(self._found)
         for done, node in enumerate(self._network.nodes.values()):
             alike = likeness[node.id] = self._likeness(node)
@@ -257,13 +164,13 @@ class Bench:
             for one in module.parameters()
         )
 
-    def _add(self, segment: list[_Layer], node: Node, alike: str, done: int) -> int | None:
+    def _add(self, segment: list[MeasuredLayer], node: Node, alike: str, done: int) -> int | None:
         """Makes a layer and runs it once; returns the bytes that it keeps, or None if others leave it no memory."""
         self._tell(done, node.id)
         try:
             with self._naming(f"layer `{node.id}`"):
                 module, queue = self._module(node), halves.Queue()
-                one = _Layer(node, module, _split(module, queue), queue, alike)
+                one = MeasuredLayer(node, module, _split(module, queue), queue, alike)
             kept_bytes = self._look_at(one)
         except _LacksMemoryError as error:
             if not segment:
@@ -273,7 +180,7 @@ class Bench:
         segment.append(one)
         return kept_bytes
 
-    def _measure(self, segment: list[_Layer], done: int) -> Iterator[None]:
+    def _measure(self, segment: list[MeasuredLayer], done: int) -> Iterator[None]:
         """Measures the layers of a segment together, or one by one where there is no memory for that."""
         try:
             yield from self._repeat(segment, done)
@@ -295,11 +202,11 @@ class Bench:
         self.lacked = self.lacked or error.message
         self._memory_bytes = -1.0
 
-    def _let_go(self, segment: list[_Layer]) -> None:
+    def _let_go(self, segment: list[MeasuredLayer]) -> None:
         segment.clear()
         self._held = {name: tensor.detach() for name, tensor in self._held.items()}  # graphs hold weights
 
-    def _repeat(self, segment: list[_Layer], done: int) -> Iterator[None]:
+    def _repeat(self, segment: list[MeasuredLayer], done: int) -> Iterator[None]:
         """Runs the layers of a segment until their times are sure, and lets them go."""
         ends, is_all = segment[-1].node.id == self._last, len(segment) == len(self._network.nodes)
         wholes_ns: list[int] = []
@@ -321,24 +228,26 @@ class Bench:
                     self._backward(segment, ends=ends, is_split=True)
             self._tell(done, f"{segment[-1].node.id}, {count} times" if count > 0 else segment[-1].node.id)
             is_late = time.monotonic() > self._until_s
-            if count >= (_FEWEST if is_late else _LEAST) and (is_late or count >= _MOST or _off(segment) < self._sure):
+            if count >= (_FEWEST if is_late else MIN_PASSES) and (
+                is_late or count >= _MOST or median_error(segment) < self._sure
+            ):
                 break
             yield
         scale = 1.0
         if is_all:
-            scale = _scale(segment, wholes_ns)
-            self.whole = _whole(segment, wholes_ns, scale, *held)
+            scale = scale_to_whole(segment, wholes_ns)
+            self.whole = timing_of_whole(segment, wholes_ns, scale, *held)
         for alike in dict.fromkeys(one.likeness for one in segment):
             self._found[alike] = self._figures([one for one in segment if one.likeness == alike], scale)
         self._measured()
         self._let_go(segment)
 
-    def _figures(self, alike: Sequence[_Layer], scale: float) -> Figures:
+    def _figures(self, alike: Sequence[MeasuredLayer], scale: float) -> Figures:
         """Of layers that are alike, on average, times `scale`."""
         one = alike[0]
         forward_s = scale * fmean(each.forward_ns for each in alike) / 1e9
         backward_s = scale * fmean(each.backward_ns for each in alike) / 1e9
-        ratio, inputs = _split_of(alike)
+        ratio, inputs = split_ratios(alike)
         return Figures(
             forward_s=forward_s,
             backward_s=backward_s,
@@ -351,7 +260,7 @@ class Bench:
             returns=one.returns,
         )
 
-    def _forward(self, segment: Sequence[_Layer], *, way: str = "alone") -> list[Any]:
+    def _forward(self, segment: Sequence[MeasuredLayer], *, way: str = "alone") -> list[Any]:
         """Runs layers forward: each on leaves of its own, for whole passes or `split` ones, or all as one graph.
 
         Returns stamps around the pass of each.
@@ -368,7 +277,7 @@ class Bench:
                     self._drop(one)
         return taken
 
-    def _drop(self, one: _Layer) -> None:
+    def _drop(self, one: MeasuredLayer) -> None:
         """Lets go of what no layer behind this one reads, as runs do."""
         one.made, one.taken = [], []
         for feed in (one.node.id, *one.node.feeds):
@@ -385,7 +294,7 @@ class Bench:
         stamps_ns = self._stamps.in_ns(taken)
         return [stamps_ns[at::each] for at in range(each)]
 
-    def _arguments(self, one: _Layer, *, is_whole: bool) -> list[Any]:
+    def _arguments(self, one: MeasuredLayer, *, is_whole: bool) -> list[Any]:
         """What a layer reads; what it changes in place is copied first."""
         values = {name: self._held[name] for feed in one.node.feeds for name in self._names(feed)}
         if not is_whole:
@@ -398,7 +307,7 @@ class Bench:
         one.taken = list(values.values())
         return self._given(one.node, values)
 
-    def _backward(self, segment: Sequence[_Layer], *, ends: bool, is_split: bool = False) -> None:
+    def _backward(self, segment: Sequence[MeasuredLayer], *, ends: bool, is_split: bool = False) -> None:
         """Runs layers backward, perhaps in halves, the last one from the loss if it ends the model."""
         gradients: dict[str, Tensor] = {}
         taken = self._loss(gradients) if ends else [self._stamps.take()] * 3
@@ -432,7 +341,7 @@ class Bench:
                 one.spans_ns[-1] = one.spans_ns[-1][0] + forward_ns, backward_ns + first_ns
 
     def _pass(
-        self, one: _Layer, roots: Sequence[Tensor], gradients: Sequence[Tensor], *, is_split: bool
+        self, one: MeasuredLayer, roots: Sequence[Tensor], gradients: Sequence[Tensor], *, is_split: bool
     ) -> tuple[Any, Any, Any]:
         """Runs a layer backward; returns stamps around the pass, and behind what it left to the queue."""
         begin = self._stamps.take()
@@ -458,7 +367,7 @@ class Bench:
         gradients |= {name: one.grad for name, one in zip(names, outputs, strict=True) if one.grad is not None}
         return [begin, middle, end]
 
-    def _run_whole(self, segment: Sequence[_Layer]) -> int:
+    def _run_whole(self, segment: Sequence[MeasuredLayer]) -> int:
         """Runs the layers as one graph; returns the nanoseconds of its pass forward and backward."""
         taken = [self._stamps.take(), *self._forward(segment, way="whole")]
         if not self._is_inference:
@@ -474,7 +383,7 @@ class Bench:
             loss = self._workload.loss_of(outputs, self._targets) / self._rows
             loss.backward()
 
-    def _hold(self, segment: Sequence[_Layer]) -> tuple[tuple[int, int], int]:
+    def _hold(self, segment: Sequence[MeasuredLayer]) -> tuple[tuple[int, int], int]:
         """Runs the layers as one graph, slowly; returns `kept_bytes` and `peak_bytes` of it."""
         for one in segment:
             one.made, one.taken = [], []
@@ -492,7 +401,7 @@ class Bench:
         returned_bytes = sum(tensor.untyped_storage().nbytes() for tensor in returned.values())
         return (grown_bytes - returned_bytes, given_bytes + grown_bytes), given_bytes + growth.peak_bytes
 
-    def _look_at(self, one: _Layer) -> int:
+    def _look_at(self, one: MeasuredLayer) -> int:
         """Runs a layer once to see what its backward pass needs; returns the bytes of it."""
         own = {_address(tensor) for tensor in chain(one.module.parameters(), one.module.buffers())}
         kept: dict[int, int] = {}
@@ -539,7 +448,7 @@ class Bench:
                 raise _LacksMemoryError(said, "try a smaller `--batch-size`, or `--dtype bfloat16`") from failure
             raise RunError(said, _TRY.get(what, _TRY_LAYER.format(rows=self._rows))) from failure
 
-    def _keep(self, one: _Layer, made: Any) -> None:
+    def _keep(self, one: MeasuredLayer, made: Any) -> None:
         one.made = [made] if isinstance(made, torch.Tensor) else list(made)
         self._held |= dict(zip(self._names(one.node.id), one.made, strict=True))
 
@@ -583,44 +492,17 @@ class Bench:
 
     def activation_bytes(self) -> dict[str, int]:
         """Of each layer, the bytes that others read of it, or that the model returns."""
-        nodes = self._network.nodes
-        feeds = [*(feed for node in nodes.values() for feed in node.feeds), *self._network.outputs]
-        read = {name for feed in feeds for name in self._names(feed)}
-        return {
-            layer: sum(
-                one[0]
-                for name, one in zip(self._names(layer), self.figures[layer].returns, strict=True)
-                if name in read and not node.everywhere  # each stage computes these, and nothing is sent
-            )
-            for layer, node in nodes.items()
-        }
+        return activation_bytes(self._network, self.figures, self._names)
 
     def saved_bytes(self) -> dict[str, int]:
         """Of each layer, the bytes of what it makes that its own backward pass needs, or that of one that reads it.
 
         Inputs of the model belong to the layer that is the first to keep them.
         """
-        saved = {layer: figures.saved_bytes for layer, figures in self.figures.items()}
-        memory: dict[str, tuple[str, int]] = {}  # of a value: the layer that made it, and its number there
-        size: dict[tuple[str, int], int] = {}
-        needed: set[tuple[str, int]] = set()
-        for layer, node in self._network.nodes.items():
-            figures = self.figures[layer]
-            read = list(dict.fromkeys(name for feed in node.feeds for name in self._names(feed)))
-            for name, is_needed in zip(read, figures.reads, strict=True):
-                if name.startswith("input:"):
-                    memory.setdefault(name, (layer, read.index(name)))
-                    size[memory[name]] = self._held[name].untyped_storage().nbytes()
-                if is_needed:
-                    needed.add(memory[name])
-            for name, (_, storage_bytes, whose, is_needed) in zip(self._names(layer), figures.returns, strict=True):
-                memory[name] = memory[read[whose]] if whose >= 0 else (layer, whose)
-                size.setdefault(memory[name], storage_bytes)
-                if is_needed:
-                    needed.add(memory[name])
-        for one in needed:
-            saved[one[0]] += size[one]
-        return saved
+        inputs = {
+            name: tensor.untyped_storage().nbytes() for name, tensor in self._held.items() if name.startswith("input:")
+        }
+        return saved_bytes(self._network, self.figures, self._names, inputs)
 
     def _likeness(self, node: Node) -> str:
         """Equal for layers that compute the same on tensors of the same shapes."""
@@ -664,98 +546,6 @@ def plausible(tensor: Tensor, name: str = "") -> Tensor:
             part = tensor.view(-1)[at : at + len(few)]
             part.copy_(few[: len(part)])
         return tensor
-
-
-def _whole(
-    segment: Sequence[_Layer],
-    wholes_ns: Sequence[int],
-    scale: float,
-    kept_bytes: tuple[int, int] | None,
-    peak_bytes: int | None,
-) -> Whole:
-    """What is known of the model as a whole; the first of all runs warmed up."""
-    forward_s = {
-        one.node.id: (typical(one.in_whole_ns[1:]) / 1e9, (one.forward_ns - one.loss_forward_ns) / 1e9)
-        for one in segment
-    }
-    backward_s = sum(one.backward_ns for one in segment) / 1e9
-    whole_s = typical(wholes_ns[1:]) / 1e9
-    sum_s = sum(one.forward_ns for one in segment) / 1e9 + backward_s
-    way = 1 if sum_s > whole_s else -1
-    return Whole(
-        whole_s=whole_s,
-        sum_s=sum_s,
-        forward_s=sum(within for within, _ in forward_s.values()),
-        forwards_s=sum(alone for _, alone in forward_s.values()),
-        furthest=max(((layer, *both) for layer, both in forward_s.items()), key=lambda one: way * (one[2] - one[1])),
-        scale=scale,
-        kept_bytes=kept_bytes,
-        peak_bytes=peak_bytes,
-    )
-
-
-def _off(segment: Sequence[_Layer]) -> float:
-    """Half of what the median time of the segment may be off by, as a share of it.
-
-    It is the notch of a box plot (McGill, Tukey, Larsen 1978).
-    """
-    totals = [sum(map(sum, spans)) for spans in zip(*(one.spans_ns[1:] for one in segment), strict=True)]
-    return 1.57 * _spread(totals) / sqrt(len(totals))
-
-
-def _scale(segment: Sequence[_Layer], wholes_ns: Sequence[int]) -> float:
-    """What to multiply times of layers with so that they add up to the model's, run by run.
-
-    What slows down the one slows down the other beside it. 1 unless three of four runs agree on which takes longer.
-    """
-    each = (_steady([sum(span) for span in one.spans_ns[1:]]) for one in segment)
-    layers_ns = map(sum, zip(*each, strict=True))
-    return _agreed([whole / layers for whole, layers in zip(_steady(wholes_ns[1:]), layers_ns, strict=False)])
-
-
-def _agreed(ratios: Sequence[float]) -> float:
-    """Return the median of `ratios`, or 1 if they are few or if fewer than three of four are on one side of 1."""
-    if len(ratios) < _LEAST:
-        return 1.0
-    low, middle, high = quantiles(ratios, n=4)
-    return middle if low > 1 or high < 1 else 1.0
-
-
-def _spread(values: Sequence[float]) -> float:
-    low, middle, high = quantiles(values, n=4)
-    return (high - low) / middle if middle else 0.0
-
-
-def typical(values: Sequence[float]) -> float:
-    """Return the median of the values that are at most `_DISTURBED` times the least one.
-
-    >>> typical([1.0, 1.1, 1.2]), typical([1.0, 1.1, 190.0, 200.0, 210.0])
-    (1.1, 1.05)
-    """
-    return median(value for value in values if value <= _DISTURBED * min(values))
-
-
-def _steady(values: Sequence[float]) -> list[float]:
-    """Return `values` with those of disturbed passes replaced by the typical one."""
-    return [value if value <= _DISTURBED * min(values) else typical(values) for value in values]
-
-
-def _split_of(alike: Sequence[_Layer]) -> tuple[float, float]:
-    """Return how long the split backward pass takes as a share of the whole one, and the share of its first half.
-
-    Both come from pairs of passes of the same sweep, because a machine's speed changes between sweeps. The first is 1
-    where there are fewer than `_LEAST` pairs, or fewer than three of four of them agree that splitting takes longer.
-    """
-    pairs = [
-        (sum(split), split[0], whole)
-        for one in alike
-        for split, (_, whole) in zip(one.halves_ns[1:], one.spans_ns[1:], strict=False)
-        if sum(split) and whole
-    ]
-    if not pairs:
-        return 1.0, 0.5
-    ratio = min(_agreed([split / whole for split, _, whole in pairs]), SPLIT_RATIOS[1])
-    return max(1.0, ratio), median(first / split for split, first, _ in pairs)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -29,7 +29,8 @@ from hpgo.base.wording import percent
 from hpgo.machine.cluster import Cluster, Device, Link, Machine
 from hpgo.runtime.clocks import machine_name
 from hpgo.runtime.devices import device_of_rank
-from hpgo.runtime.meeting import Ways, is_launched, leave, lost, meet, place, told
+from hpgo.runtime.meeting import is_launched, leave, lost, meet, place, told
+from hpgo.runtime.session import NeighbourGroups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -104,7 +105,7 @@ def measure_links(
         ranks = [_Rank(*one) for one in _everyones((machine_name() if machine is None else machine, *_about(where)))]
         if len(ranks) < 2:
             raise RunError("one rank alone has no links", "start two at least, one for each device")
-        with closing(Ways(where, timeout_s)) as ways:
+        with closing(NeighbourGroups(where, timeout_s)) as ways:
             return _Meter(ranks, ways, where, seconds).measure(name)
 
 
@@ -118,7 +119,7 @@ class _Rank:
 class _Meter:
     """Sends messages between ranks, all of which go through the same calls."""
 
-    def __init__(self, ranks: Sequence[_Rank], ways: Ways, device: torch.device, seconds: float) -> None:
+    def __init__(self, ranks: Sequence[_Rank], ways: NeighbourGroups, device: torch.device, seconds: float) -> None:
         self._ranks, self._ways, self._device, self._rank = ranks, ways, device, dist.get_rank()
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._machines = list(dict.fromkeys(one.machine for one in ranks))

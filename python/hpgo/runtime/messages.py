@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from hpgo.programs.program import Program
     from hpgo.programs.ranks import Message, RankAction
-    from hpgo.runtime.meeting import Ways
     from hpgo.runtime.parts import Part, Value
+    from hpgo.runtime.session import NeighbourGroups
 
 AHEAD, AHEAD_BYTES = 16, 4 << 20
 """At most so many receives from one peer are posted together: gloo tells the sender of each, which holds up its work,
@@ -250,7 +250,7 @@ class Messages:
         program: Program,
         rank: int,
         cuts: Sequence[Sequence[Crossing]],
-        ways: Ways,
+        ways: NeighbourGroups,
         device: torch.device,
     ) -> None:
         """`ways` carry messages to other ranks."""

@@ -31,8 +31,9 @@ from hpgo.runtime.cuts import parameter_of
 from hpgo.runtime.devices import check_types, device_named
 from hpgo.runtime.grouping import Grain
 from hpgo.runtime.heap import keep_freed
-from hpgo.runtime.layer_times import Bench, Figures, Whole
+from hpgo.runtime.layer_times import LayerProfiler
 from hpgo.runtime.losses import note
+from hpgo.runtime.pass_times import Figures, WholeModelTiming
 from hpgo.runtime.workload import Workload
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Measurement:
     spreads: dict[str, float]
     """Of each layer, at the batch size where it is largest: width of the middle half of all passes, as a share of the
     typical time."""
-    wholes: dict[int, Whole]
+    wholes: dict[int, WholeModelTiming]
     """Of each batch size at which the whole model ran at once."""
     notes: tuple[str, ...]
     """What a reader should know, a sentence each."""
@@ -182,11 +183,11 @@ def measure(
 
 def _bench(
     workload: Workload, rows: int, *, autocast: torch.dtype | None, device: torch.device, **options: Any
-) -> Bench:
+) -> LayerProfiler:
     """One batch size, measured."""
     if autocast is not None:
         options["autocast"] = partial(torch.autocast, device.type, autocast)
-    bench = Bench(workload, rows, device=device, **options)
+    bench = LayerProfiler(workload, rows, device=device, **options)
     bench.run()
     return bench
 
@@ -206,7 +207,7 @@ def _teller(
 def _profile(
     workload: Workload,
     sizes: tuple[int, ...],
-    benches: list[Bench],
+    benches: list[LayerProfiler],
     dtype: torch.dtype | None,
     circumstances: dict[str, Any],
 ) -> Profile:
@@ -297,7 +298,7 @@ def _processor() -> str:
 
 
 def _notes(
-    workload: Workload, sizes: tuple[int, ...], benches: list[Bench], noise: float, *, inference: bool
+    workload: Workload, sizes: tuple[int, ...], benches: list[LayerProfiler], noise: float, *, inference: bool
 ) -> Iterator[str]:
     if workload.built:
         yield f"the model is {workload.built}, as `architectures` says"
@@ -317,7 +318,7 @@ def _notes(
         )
 
 
-def _apart(rows: int, whole: Whole, saved_bytes: int) -> Iterator[str]:
+def _apart(rows: int, whole: WholeModelTiming, saved_bytes: int) -> Iterator[str]:
     """Where the layers by themselves and the model as a whole differ, which holds `saved_bytes` by the profile."""
     more_s = whole.sum_s - whole.whole_s
     if abs(more_s) > _APART * whole.whole_s and whole.scale == 1:

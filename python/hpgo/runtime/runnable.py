@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import TYPE_CHECKING
 
@@ -32,27 +32,46 @@ _MOST_WAYS = 10_000
 """Each is a chain of stages, with orders of its own on every host that it meets."""
 
 
-def program_of(plan: object) -> tuple[Program, bool]:
-    """The program of a plan, and whether sums of gradients may overlap with its backward passes.
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """A plan as ranks run it. Making its program takes time, so a rank makes it once and hands this on."""
 
-    Layers of a plan of `hpgo partition` are numbers, until `with_layers` names them.
-    """
-    if isinstance(plan, str | os.PathLike):
-        plan = read_any(plan)
-    if isinstance(plan, Program):
-        return plan, True
-    if isinstance(plan, Plan):
-        return plan.program(), plan.assumptions is None or plan.assumptions.overlap
-    if isinstance(plan, ChainPlan):
-        ways = lcm(*(len(stage.hosts) for stage in plan.stages))
-        if ways > _MOST_WAYS:
-            raise ArgumentError(
-                f"hosts take turns at stages so that batches go {ways:,} ways before one comes again, and up to"
-                f" {_MOST_WAYS:,} are run",
-                "give stages numbers of hosts that divide each other",
+    program: Program
+    """Its layers are numbers if `names_layers` is False, until `with_layers` names them."""
+    overlap: bool = True
+    """Whether gradient reductions may overlap with backward passes."""
+    bits: tuple[int, ...] | None = None
+    """Planned width of numbers behind each stage but the last; None if the plan has none."""
+    names_layers: bool = True
+
+    @classmethod
+    def from_plan(cls, plan: object) -> Runnable:
+        """Return what ranks run of a plan, a program, or the file of one; a `Runnable` as it is.
+
+        Raises ArgumentError for what is no plan, and for one that can't be run.
+        """
+        if isinstance(plan, Runnable):
+            return plan
+        if isinstance(plan, str | os.PathLike):
+            plan = read_any(plan)
+        if isinstance(plan, Program):
+            return cls(plan)
+        if isinstance(plan, Plan):
+            return cls(plan.program(), overlap=plan.assumptions is None or plan.assumptions.overlap)
+        if isinstance(plan, ChainPlan):
+            ways = lcm(*(len(stage.hosts) for stage in plan.stages))
+            if ways > _MOST_WAYS:
+                raise ArgumentError(
+                    f"hosts take turns at stages so that batches go {ways:,} ways before one comes again, and up to"
+                    f" {_MOST_WAYS:,} are run",
+                    "give stages numbers of hosts that divide each other",
+                )
+            return cls(
+                plan.program(batches=ways),
+                bits=tuple(hop.bits for hop in plan.hops[1:-1]),
+                names_layers=bool(plan.stages[0].layers),
             )
-        return plan.program(batches=ways), True
-    raise ArgumentError(f"the plan is {shown(plan)}", "give a Plan, a Program, or the file of a plan")
+        raise ArgumentError(f"the plan is {shown(plan)}", "give a Plan, a Program, or the file of a plan")
 
 
 def check_orders(program: Program) -> None:
@@ -68,7 +87,7 @@ def check_orders(program: Program) -> None:
     if family is not None and not family.trains:
         raise ArgumentError(
             f"`{orders.name}` has forward passes alone, so it can't train",
-            "choose one that trains, or infer: `hpgo run --inference`, `Pipeline(…, inference=True)`",
+            "choose one that trains, or infer: `hpgo infer`, `InferencePipeline(…)`",
         )
 
 
@@ -105,16 +124,15 @@ def check_inference(program: Program) -> None:
     _check_devices(program)
 
 
-def bits_behind(plan: object, stages: int, asked: object) -> tuple[int, ...]:
+def bits_behind(planned: Sequence[int] | None, stages: int, asked: object) -> tuple[int, ...]:
     """In how many bits numbers travel behind each of so many stages but the last; 0 as they are.
 
-    `asked` is one number for all, one for each, or None, which is what a plan of `hpgo partition` says. Raises
+    `asked` is one number for all, one for each, or None, which takes the `planned` ones. Raises
     ArgumentError for widths that there aren't.
     """
     hint = f"give 0, which leaves numbers as they are, or one of {', '.join(map(str, BITS))}"
     if asked is None:
-        planned = [hop.bits for hop in plan.hops[1:-1]] if isinstance(plan, ChainPlan) else [0] * (stages - 1)
-        found = [0 if bits >= WHOLE_BITS else bits for bits in planned]
+        found = [0 if bits >= WHOLE_BITS else bits for bits in planned or [0] * (stages - 1)]
         hint = f"plan with `--bits` of {', '.join(map(str, BITS))}, or say `quantize`"
     elif isinstance(asked, tuple | list):
         found = [whole("a number of bits", one, least=0, hint=hint) for one in asked]

@@ -31,11 +31,11 @@ from hpgo.programs.orders import Schedule, schedule
 from hpgo.programs.program import program
 from hpgo.runtime.launch import run_here
 from hpgo.runtime.links import measure_links
-from hpgo.runtime.optimizer import optimizer_of
-from hpgo.runtime.pipeline import Pipeline
 from hpgo.runtime.profiling import measure
 from hpgo.runtime.progress import stages_of
-from hpgo.runtime.runnable import program_of
+from hpgo.runtime.runnable import Runnable
+from hpgo.runtime.train.optimizer import optimizer_of
+from hpgo.runtime.train.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -168,14 +168,15 @@ def train(
 
     `tell` is called by rank 0, in its process, after each step. Raises what a rank raises.
     """
-    made, _ = program_of(what)
+    runnable = Runnable.from_plan(what)
+    made = runnable.program
     steps = whole("steps", steps)
     make = optimizer_of(optimizer)  # wrong ones are told before anything starts
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trained.json"
 
         def work() -> None:
-            trained = _train(what, workload, steps, tell, optimizer=make, seed=seed, dtype=dtype)
+            trained = _train(runnable, workload, steps, tell, optimizer=make, seed=seed, dtype=dtype)
             if _rank() == 0:
                 file.write_text(json.dumps(asdict(trained)), encoding="ascii")
 
@@ -189,13 +190,11 @@ def _rank() -> int:
     return int(os.environ["RANK"])
 
 
-def _train(
-    what: Plan | Program, workload: Workload, steps: int, tell: Callable[[str], None], **options: Any
-) -> Trained:
+def _train(runnable: Runnable, workload: Workload, steps: int, tell: Callable[[str], None], **options: Any) -> Trained:
     """One rank's part."""
     losses: list[float] = []
     steps_s: list[float] = []
-    with Pipeline(what, workload, **options) as pipeline:
+    with Pipeline(runnable, workload, **options) as pipeline:
         before = [weight.copies[0].detach().clone() for weight in pipeline.weights]
         batch = pipeline.example()
         for number in range(1, steps + 1):

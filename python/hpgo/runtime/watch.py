@@ -31,7 +31,7 @@ _HELD_UP_S = 3 * BEAT_S
 _MOST_S = 1e6
 """Eleven days; what waits in C++ counts milliseconds in 32 bits."""
 _STDERR = 2
-_SILENT = "it was stopped or killed, or its machine is gone; `--silence` says how long a rank may be silent"
+_SILENT = "it was stopped or killed, or its machine is gone; `--heartbeat-timeout` says how long a rank may be silent"
 _STILL = "`--timeout` says for how long a run may stand still: for longer than any action"
 
 
@@ -284,7 +284,7 @@ class Watch:
     def _without_store(self) -> Verdict:
         """Who keeps the store is gone, or stopped: rank 0, unless a launcher does."""
         report = self._judge.reports.get(0)
-        hint = "it keeps what the ranks tell each other; `--silence` says how long it may be silent"
+        hint = "it keeps what the ranks tell each other; `--heartbeat-timeout` says how long it may be silent"
         if report is None or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
             return Verdict(f"the launcher has given no sign of life for {self.limits.silence_s:g} s", hint)
         return Verdict(f"{report}: no sign of life for {self.limits.silence_s:g} s", hint, culprit=0)

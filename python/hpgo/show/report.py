@@ -290,7 +290,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         ("proof", proof(plan)),
         *([("measured", measured)] if (measured := _measured(plan)) else []),
         *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
-        *([(f"--for {plan.restriction.launcher}", restriction(plan))] if plan.restriction is not None else []),
+        *([(f"--framework {plan.restriction.launcher}", restriction(plan))] if plan.restriction is not None else []),
         *_without(plan),
         *([("run as one", _PAIR.format(", ".join(pairs)))] if (pairs := _pairs(plan)) else []),
         ("limited by", plan.limit),

@@ -16,11 +16,13 @@ from hpgo.ways.way import MOST_ZERO, Passes, Precision, Recompute, Way
 if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
 
-BY_HAND = "plan for deepspeed, which runs your own model; or set what `hpgo price` names in a recipe of that model"
+BY_HAND = (
+    "plan for deepspeed, which runs your own model; or set what `hpgo llm estimate` names in a recipe of that model"
+)
 """The hint for a model that the settings of a framework do not describe."""
 FEWER_TOKENS = (
     "do without: further_tokens, num_nextn_predict_layers in a config.json, is 0 then; if positions are not learned,"
-    " `--for megatron` has them"
+    " `--framework megatron` has them"
 )
 """The hint for further tokens that a framework does not predict."""
 

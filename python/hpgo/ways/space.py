@@ -133,12 +133,13 @@ class Space:
             raise ArgumentError(
                 "recompute selective is of attention's scores, and attention as one kernel, which ways are looked for"
                 " with, keeps none",
-                "take none, which is the same then, or full; `hpgo price --no-flash` knows attention that keeps them",
+                "take none, which is the same then, or full; `hpgo llm estimate --no-flash-attention` knows attention"
+                " that keeps them",
             )
         if why := rules.broken_degrees(rules.as_run(way), tied=model.tied):
             raise ArgumentError(
                 f"{self.title} {why}",
-                "leave that open, or plan for another launcher with `--for`: megatron runs most",
+                "leave that open, or plan for another launcher with `--framework`: megatron runs most",
                 code="unsupported",
             )
         zero = given.get("zero", 0)

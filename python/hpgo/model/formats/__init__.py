@@ -157,7 +157,7 @@ def _counts(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
     hint = "a whole number of layers, or one for each type: 24,24"
     values = [given] if as_whole(given) is not None else listed("`layer_counts`", given, hint=hint)
     if not values:
-        raise ArgumentError("`layer_counts` is empty", hint, code="damaged_file")
+        raise ArgumentError("`layer_counts` is empty", hint)
     return tuple(whole("`layer_counts`", value, most=_MOST_LAYERS, hint=hint) for value in values)
 
 

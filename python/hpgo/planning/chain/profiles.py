@@ -46,7 +46,7 @@ def task_of_profile(
     elif launcher.trains:
         raise ArgumentError(
             f"{launcher.title} trains, and this plans inference",
-            f"`hpgo plan --for {launcher.name}` plans training",
+            f"`hpgo plan --framework {launcher.name}` plans training",
             code="unknown_name",
         )
     else:

@@ -14,13 +14,13 @@ from hpgo.base.errors import ArgumentError, RunError
 from hpgo.base.files import writing
 from hpgo.base.wording import counted
 from hpgo.runtime.clocks import machine_name
+from hpgo.runtime.infer.pipeline import InferencePipeline
 from hpgo.runtime.meeting import agree, lost, meet, together
 from hpgo.runtime.pipeedge.data import Noise, read_data
 from hpgo.runtime.pipeedge.models import model_named
 from hpgo.runtime.pipeedge.monitor import Monitor
 from hpgo.runtime.pipeedge.schedule import Asked, Decided, decide
 from hpgo.runtime.pipeedge.weights import with_weights
-from hpgo.runtime.pipeline import Pipeline
 from hpgo.runtime.progress import HERE
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def take_rank(rank: Rank, tell: Callable[[str], None]) -> Came | None:
     if rank.weights is not None:
         workload = with_weights(workload, rank.weights)
     program = decided.program(workload.layers)
-    with Pipeline(program, workload, inference=True, quantize=decided.bits, **rank.options) as pipeline:
+    with InferencePipeline(program, workload, quantize=decided.bits, **rank.options) as pipeline:
         agree({"kind of weights": "random" if rank.weights is None else "those of a file"})
         return _infer(pipeline, rank, decided, data)
 
@@ -114,7 +114,7 @@ def _told(store: Any, key: str, rank: int, words: str) -> str:
     return said.decode()
 
 
-def _infer(pipeline: Pipeline, rank: Rank, decided: Decided, data: Data | None) -> Came | None:
+def _infer(pipeline: InferencePipeline, rank: Rank, decided: Decided, data: Data | None) -> Came | None:
     size, right, begin, labels = decided.micro_batch_size, 0, 0, 0
     kept: list[torch.Tensor] = []
     first, last = dict(zip(decided.ranks, decided.stages, strict=True)).get(rank.number, (1, 0))

@@ -179,7 +179,7 @@ def _planned(asked: Asked, files: tuple[str, str, str]) -> Decided:
             "measure it: `hpgo profile … --by quarter --format pipeedge`",
         )
     ranks = tuple(_rank_of(stage.hosts[0], asked) for stage in plan.stages)
-    bits = bits_behind(plan, len(plan.stages), None)
+    bits = bits_behind([hop.bits for hop in plan.hops[1:-1]], len(plan.stages), None)
     return Decided(
         model=asked.model,
         micro_batch_size=asked.micro_batch_size,

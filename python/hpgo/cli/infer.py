@@ -1,4 +1,4 @@
-"""`hpgo run --inference`: one rank's part, and what the last one prints."""
+"""`hpgo infer`: streams batches through the stages of a plan, and compares the rate with its prediction."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_seconds
+from hpgo.cli.command import option, takes
 from hpgo.cli.compared import compared, percent
+from hpgo.cli.processes import ModelOptions, run_ranks
 from hpgo.cli.terminal import passing_lines, table
+from hpgo.cli.values import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
 
-    from hpgo.planning.chain.plans import ChainPlan
-    from hpgo.planning.plans import Plan
-    from hpgo.programs.program import Program
-    from hpgo.runtime.pipeline import Pipeline
+    from hpgo.runtime import InferencePipeline
+    from hpgo.runtime.runnable import Runnable
     from hpgo.timing.flow import Flow
     from hpgo.timing.timeline import Timeline
 
@@ -35,38 +36,114 @@ _PAUSE_S = 1.0
 """Between two lines that say how far it is."""
 
 
-def infer(
-    plan: Plan | ChainPlan | Program,
-    workload: str,
-    *,
-    data: str | None,
-    micro_batches: int | None,
-    in_flight: int | None,
-    quantize: tuple[int, ...] | None,
-    hold_samples_per_s: float | None,
-    checkpoint: str | None,
-    timeline: str | None,
-    as_json: bool,
-    options: dict[str, Any],
-) -> None:
-    """One rank's part; that of the last stage prints. `options` are those of `Pipeline`."""
-    from hpgo.runtime import Pipeline
+_SECTIONS = {
+    "Model and data": "workload data seed dtype autocast checkpoint",
+    "Stream": "micro_batches in_flight quantize hold_rate",
+    "Processes": "device shared_memory timeout_s heartbeat_timeout_s grace_s",
+    "Output": "timeline find_nan as_json",
+}
 
-    bits = quantize[0] if quantize is not None and len(quantize) == 1 else quantize
-    with Pipeline(plan, workload, inference=True, quantize=bits, **options) as pipeline:
-        if checkpoint is not None and not pipeline.resume(checkpoint):
+
+class _Bits(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """`8`, or `8,0,4`."""
+
+    name = "bits"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Return the numbers in the order given."""
+        if isinstance(value, tuple):
+            return value
+        words = str(value).split(",")
+        if not all(word.strip().isdecimal() for word in words):
+            self.fail(f"`{value}` are no numbers: give `8`, or `8,0,4` with one for each cut", param, ctx)
+        return tuple(map(int, words))
+
+
+class InferOptions(ModelOptions):
+    """Options of `hpgo infer`: the model, and the stream through it."""
+
+    checkpoint: str | None = option(
+        "--checkpoint", type=FOLDER, metavar="FOLDER", help="Load the weights of the newest checkpoint in FOLDER."
+    )
+    micro_batches: int | None = option(
+        "--micro-batches",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Micro-batches to stream.  [default: 64, or all data]",
+    )
+    in_flight: int | None = option(
+        "--in-flight", type=click.IntRange(1), metavar="N", help="Most micro-batches in the pipeline at once."
+    )
+    quantize: tuple[int, ...] | None = option(
+        "-q", "--quantize", type=_Bits(), metavar="BITS[,BITS…]", help="Bits per number behind each stage; 0 keeps all."
+    )
+    hold_rate: float | None = option(
+        "--hold-rate", type=float, metavar="X", help="Adapt the bits so that links carry X samples/s."
+    )
+
+
+@takes(InferOptions, sections=_SECTIONS)
+def command(options: InferOptions) -> None:
+    """Stream batches through a model whose layers PLAN.json splits over hosts or devices.
+
+    PLAN.json is a file of `hpgo partition --json`, or a program of forward passes alone. The layers don't train: the
+    weights are those of --checkpoint, or of the workload. A table compares throughput and latency with the plan.
+
+    Alone, the command starts a process for each host of the plan here. Under torchrun, or another launcher that sets
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank.
+
+    \b
+    Examples:
+      hpgo infer chain.json --workload vit
+      hpgo infer chain.json --workload vit --data my_model:images
+      hpgo infer chain.json --workload vit --quantize 8,0,4
+      hpgo infer chain.json --workload my_model:build --checkpoint saved
+    """
+    run_ranks(
+        options,
+        lambda runnable: _infer(options, runnable),
+        read=lambda: _read(options.plan),
+        prepare=_prepare,
+        kept="all micro-batches that had entered have left",
+    )
+
+
+def _read(file: str) -> Runnable:
+    from hpgo.runtime.runnable import Runnable
+
+    return Runnable.from_plan(file)
+
+
+def _prepare(runnable: Runnable) -> None:
+    from hpgo.runtime.runnable import check_inference
+
+    check_inference(runnable.program)
+
+
+def _infer(options: InferOptions, runnable: Runnable) -> None:
+    """Run one rank; the rank of the last stage prints."""
+    from hpgo.runtime import InferencePipeline
+
+    data, bits = options.data, options.quantize
+    with InferencePipeline(
+        runnable,
+        options.workload,
+        quantize=bits[0] if bits is not None and len(bits) == 1 else bits,
+        **options.of_pipeline(),
+    ) as pipeline:
+        if options.checkpoint is not None and not pipeline.resume(options.checkpoint):
             raise ArgumentError(
-                f"there is no checkpoint in {checkpoint}",
-                "leave out `--resume`, or name another folder",
+                f"there is no checkpoint in {options.checkpoint}",
+                "leave out `--checkpoint`, or name another folder",
                 code="not_found",
             )
         talks = pipeline.gives_outputs
         source = _Source(pipeline, data) if talks or pipeline.takes_batches else None
-        inputs = () if source is None else islice(source.inputs(), micro_batches or source.micro_batches)
+        inputs = () if source is None else islice(source.inputs(), options.micro_batches or source.micro_batches)
         begin_s = told_s = time.perf_counter()
         right = counted = samples = 0
-        with passing_lines() if talks and not as_json else nullcontext() as tell:
-            stream = pipeline.infer(inputs, in_flight=in_flight, hold_samples_per_s=hold_samples_per_s)
+        with passing_lines() if talks and not options.as_json else nullcontext() as tell:
+            stream = pipeline.infer(inputs, in_flight=options.in_flight, hold_samples_per_s=options.hold_rate)
             for number, outputs in enumerate(stream, start=1):
                 if source is not None and data is not None:
                     found = source.compared(number - 1, outputs)
@@ -79,16 +156,15 @@ def infer(
                     tell(f"micro-batch {number}  {samples / (now_s - begin_s):.4g} samples/s{right_so_far}")
         flow, measured = pipeline.flow(), pipeline.timeline()
     if talks:
-        if timeline is not None:
-            measured.save(timeline)
-        accuracy = right / counted if counted else None
-        _conclude(pipeline, flow, measured, accuracy, hold_samples_per_s, in_flight=in_flight, as_json=as_json)
+        if options.timeline is not None:
+            measured.save(options.timeline)
+        _conclude(options, pipeline, flow, measured, right / counted if counted else None)
 
 
 class _Source:
     """Micro-batches of a data set, in its order, or of the workload's example."""
 
-    def __init__(self, pipeline: Pipeline, data: str | None) -> None:
+    def __init__(self, pipeline: InferencePipeline, data: str | None) -> None:
         import torch
 
         self._size = pipeline.program.micro_batch_size
@@ -129,14 +205,7 @@ class _Source:
 
 
 def _conclude(
-    pipeline: Pipeline,
-    flow: Flow,
-    measured: Timeline,
-    accuracy: float | None,
-    hold_samples_per_s: float | None,
-    *,
-    in_flight: int | None,
-    as_json: bool,
+    options: InferOptions, pipeline: InferencePipeline, flow: Flow, measured: Timeline, accuracy: float | None
 ) -> None:
     """Prints what was measured beside what was predicted."""
     from hpgo.programs.turns import hosts_of, routes_of
@@ -145,7 +214,7 @@ def _conclude(
     from hpgo.timing.simulation import simulate
 
     program = pipeline.program
-    foreseen = predicted_flow(program, flow.samples, in_flight=in_flight)
+    foreseen = predicted_flow(program, flow.samples, in_flight=options.in_flight)
     ran = breakdown(measured)
     passes = {"predicted": None if program.costs is None else breakdown(simulate(program)), "measured": ran}
 
@@ -170,19 +239,19 @@ def _conclude(
         | {name: {which: of_stage(which, name, number) for which in passes} for name in ("forward_s", "transfer_s")}
         for number, stage in enumerate(program.stages[:length])
     ]
-    if as_json:
+    if options.as_json:
         facts = {
             "format": "hpgo.inference", "version": 1, "micro_batches": len(flow.samples), "samples": sum(flow.samples),
-            "samples_per_s": rate, "hold_samples_per_s": hold_samples_per_s, "accuracy": accuracy,
+            "samples_per_s": rate, "hold_samples_per_s": options.hold_rate, "accuracy": accuracy,
             "latency_s": latencies, "most_in_flight": flow.most_in_flight, "stages": stages,
             "peak_memory_bytes": ran.peak_memory_bytes, "exit": 0,
         }  # fmt: skip
         click.echo(json_text(facts))
         return
-    held = None if hold_samples_per_s is None else flow.samples_per_s
+    held = None if options.hold_rate is None else flow.samples_per_s
     rows: list[tuple[str, Callable[[float], str], dict[str, Any]]] = [
         ("throughput", _rate, rate),
-        ("rate to hold", _rate, {"predicted": hold_samples_per_s, "measured": held}),
+        ("rate to hold", _rate, {"predicted": options.hold_rate, "measured": held}),
         ("accuracy", percent, {"predicted": None, "measured": accuracy}),
     ]
     rows += [(f"latency {name}", format_seconds, values) for name, values in latencies.items()]

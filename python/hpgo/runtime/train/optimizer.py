@@ -14,7 +14,7 @@ from hpgo.runtime.progress import HERE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hpgo.runtime.gradients import Weight
+    from hpgo.runtime.train.gradients import Weight
 
 
 _NAMED = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
@@ -69,7 +69,7 @@ def owners(weights: Sequence[Weight]) -> list[tuple[int, list[Weight]]]:
     return [(owner, owned) for (_, owner, _), owned in found.items()]
 
 
-class Stepper:
+class ShardedOptimizer:
     """Steps what a rank answers for, and brings back what others have stepped for it."""
 
     def __init__(

@@ -25,7 +25,7 @@ from hpgo.base.wording import counted, shown
 from hpgo.programs.ranks import RankAction
 from hpgo.runtime import guards
 from hpgo.runtime.channels import Incoming, Outgoing
-from hpgo.runtime.edges import Cut, Receiver, Sender
+from hpgo.runtime.infer.edges import BoundaryChannel, Receiver, Sender
 from hpgo.runtime.meeting import first_line
 from hpgo.runtime.moments import Moment
 from hpgo.runtime.packets import Head, Layout
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from hpgo.runtime.clocks import Stamps
-    from hpgo.runtime.meeting import Ways
     from hpgo.runtime.moments import Watch
     from hpgo.runtime.parts import Part
+    from hpgo.runtime.session import NeighbourGroups
 
 REMEMBERED = 10_000
 """Micro-batches whose times are kept, the last ones."""
@@ -46,8 +46,8 @@ _NO_MORE = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
-    """One rank's in the row of stages."""
+class PipelinePosition:
+    """The place of one rank in the row of stages."""
 
     routes: Sequence[tuple[int, ...]]
     """The ranks that micro-batches 0, 1 and so on meet, stage by stage, until they come again."""
@@ -69,7 +69,7 @@ class Post:
     rows: int
     """Of a micro-batch, at most."""
     lock_step: bool
-    ways: Ways
+    groups: NeighbourGroups
     """What carries messages to other ranks."""
     device: torch.device
     autocast: Callable[[], AbstractContextManager[Any]]
@@ -121,7 +121,7 @@ class Stream:
 
     def __init__(
         self,
-        post: Post,
+        position: PipelinePosition,
         stamps: Stamps,
         in_flight: int,
         *,
@@ -132,7 +132,7 @@ class Stream:
 
         With `hold_samples_per_s`, numbers travel in as many bits as each link carries at that rate.
         """
-        self._post, self._stamps, self._in_flight, self._watch = post, stamps, in_flight, watch
+        self._position, self._stamps, self._in_flight, self._watch = position, stamps, in_flight, watch
         self._number, self._gone = -1, 0
         self._rows: deque[int] = deque(maxlen=REMEMBERED)
         self._taken: deque[Any] = deque(maxlen=2 * REMEMBERED)
@@ -140,56 +140,56 @@ class Stream:
         """Whether a rank was asked to end, so that no more micro-batches have entered."""
         self._own: dict[int, tuple[torch.Tensor, ...]] = {}
         """Outputs of this rank, the sink, that others come before."""
-        rank, ways, device, note = post.rank, post.ways, post.device, self._note
-        turns = [number for number, route in enumerate(post.routes) if route[post.stage] == rank]
-        before, behind = post.cuts[post.stage], post.cuts[post.stage + 1]
-        rate = hold_samples_per_s if post.stage > post.before_stages else None
-        places = 0 if rank == post.source else 1 if post.lock_step else 2
-        room = deque(Cut(before, holds=rate is not None).empty(device) for _ in range(places))
-        givers = Counter(peer for peer in map(post.before, turns) if peer != rank)
+        rank, groups, device, note = position.rank, position.groups, position.device, self._note
+        turns = [number for number, route in enumerate(position.routes) if route[position.stage] == rank]
+        before, behind = position.cuts[position.stage], position.cuts[position.stage + 1]
+        rate = hold_samples_per_s if position.stage > position.before_stages else None
+        places = 0 if rank == position.source else 1 if position.lock_step else 2
+        room = deque(BoundaryChannel(before, holds=rate is not None).empty(device) for _ in range(places))
+        givers = Counter(peer for peer in map(position.before, turns) if peer != rank)
         self._from = {
             peer: Receiver(
-                ways, peer, Cut(before, holds=rate is not None), room, note,
+                groups, peer, BoundaryChannel(before, holds=rate is not None), room, note,
                 # Where several links take turns, each has so much longer.
-                within_s=None if rate is None else post.rows / rate * len(post.routes) / many,
+                within_s=None if rate is None else position.rows / rate * len(position.routes) / many,
             )
             for peer, many in givers.items()
         }  # fmt: skip
-        holds = hold_samples_per_s is not None and post.stage >= post.before_stages and not post.is_last
+        holds = hold_samples_per_s is not None and position.stage >= position.before_stages and not position.is_last
         self._to = {
-            peer: Sender(ways, peer, behind, device, note, holds=holds)
-            for peer in set(map(post.behind, turns)) - {rank}
+            peer: Sender(groups, peer, behind, device, note, holds=holds)
+            for peer in set(map(position.behind, turns)) - {rank}
         }
         self._dealt: dict[int, Sender] = {}
-        if rank == post.source:
-            others = [peer for peer in post.hosts(0) if peer != rank]
-            self._dealt = {peer: Sender(ways, peer, before, device, note) for peer in others}
+        if rank == position.source:
+            others = [peer for peer in position.hosts(0) if peer != rank]
+            self._dealt = {peer: Sender(groups, peer, before, device, note) for peer in others}
         self._results: dict[int, Receiver] = {}
-        if rank == post.sink:
-            others = [peer for peer in post.hosts(post.stage) if peer != rank]
+        if rank == position.sink:
+            others = [peer for peer in position.hosts(position.stage) if peer != rank]
             self._results = {
-                peer: Receiver(ways, peer, Cut(behind, holds=False), deque([behind.empty(device)]), note)
+                peer: Receiver(groups, peer, BoundaryChannel(behind, holds=False), deque([behind.empty(device)]), note)
                 for peer in others
             }
             for one in self._results.values():
                 one.post()
         self._ended: set[int] = set()
         """Ranks that share the last stage, and whose results are over."""
-        self._word = post.cuts[-1] if post.is_returned else Layout((), post.rows)
+        self._word = position.cuts[-1] if position.is_returned else Layout((), position.rows)
         """What the sink tells the source of each micro-batch that has left."""
         self._returned: deque[tuple[torch.Tensor, ...]] = deque()
         self._gone_from = self._gone_to = None
-        if post.source != post.sink and rank in {post.source, post.sink}:
-            if rank == post.source:
-                self._gone_from = Incoming(ways, post.sink, deque([self._word.empty(device)]))
+        if position.source != position.sink and rank in {position.source, position.sink}:
+            if rank == position.source:
+                self._gone_from = Incoming(groups, position.sink, deque([self._word.empty(device)]))
             else:
-                self._gone_to = Outgoing(ways, post.source, [self._word.empty(device) for _ in range(in_flight)])
+                self._gone_to = Outgoing(groups, position.source, [self._word.empty(device) for _ in range(in_flight)])
         self._handed_ns = perf_counter_ns()
 
     @property
     def last_action(self) -> RankAction | None:
         """The pass that runs, or ran last; None where there are no layers."""
-        stage = self._post.stage - self._post.before_stages
+        stage = self._position.stage - self._position.before_stages
         return None if stage < 0 else RankAction("F", stage, self._number, (), ())
 
     @property
@@ -206,7 +206,7 @@ class Stream:
     def rows(self) -> list[int]:
         """Of the last micro-batches, on the source: the first of them took the first route."""
         forgotten = max(0, self._number) - len(self._rows)
-        return list(self._rows)[-forgotten % len(self._post.routes) :]
+        return list(self._rows)[-forgotten % len(self._position.routes) :]
 
     def run(self, batches: Iterator[Any]) -> Iterator[tuple[torch.Tensor, ...]]:
         """Passes on all micro-batches, which the source takes from `batches`.
@@ -220,47 +220,47 @@ class Stream:
                 one.close()
 
     def _run(self, batches: Iterator[Any]) -> Iterator[tuple[torch.Tensor, ...]]:
-        post = self._post
+        position = self._position
         for number in count():
-            host = post.host(post.stage, number)
-            if post.rank not in {host, post.source}:
+            host = position.host(position.stage, number)
+            if position.rank not in {host, position.source}:
                 continue
             self._number = number
             HERE.acts(self)
-            if post.rank == post.sink:  # before these have left, this one can't enter
+            if position.rank == position.sink:  # before these have left, this one can't enter
                 yield from self._leave(number - self._in_flight + 1)
-            head, held = self._enter(batches) if post.rank == post.source else self._receive(number)
+            head, held = self._enter(batches) if position.rank == position.source else self._receive(number)
             yield from self._given_back()
             self.is_cut_short |= head.ends
             if not head.rows:
                 break
-            if host != post.rank:
+            if host != position.rank:
                 self._give(self._dealt[host], head.rows, held)
                 continue
             named: dict[str, torch.Tensor] = {}
-            if post.part is not None:
+            if position.part is not None:
                 HERE.acts(self)
-                outputs = self._compute(post.part, head.rows, held)
+                outputs = self._compute(position.part, head.rows, held)
                 self.is_cut_short |= _is_asked_to_end()
-                if post.is_last and post.rank == post.sink:
+                if position.is_last and position.rank == position.sink:
                     self._own[number] = tuple(self._kept(outputs, held))
                     yield from self._leave(number + 1)
                     continue
-                named = {value.name: tensor for value, tensor in zip(post.part.gives, outputs, strict=True)}
-            self._give(self._to[post.behind(number)], head.rows, held | named)
+                named = {value.name: tensor for value, tensor in zip(position.part.gives, outputs, strict=True)}
+            self._give(self._to[position.behind(number)], head.rows, held | named)
         yield from self._end()
 
     def _end(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Tells others that no more comes, and hears so from them; on the sink, gives what is left."""
-        post = self._post
+        position = self._position
         for one in (*self._dealt.values(), *self._to.values()):
             self._give(one, 0, {})
             one.finish()
-        ended = post.before(self._number)
+        ended = position.before(self._number)
         for peer, incoming in self._from.items():
             if peer != ended:
                 incoming.take()
-        if post.rank == post.sink:
+        if position.rank == position.sink:
             yield from self._leave(None)
         while self._gone_from is not None and self._gone < self._number:
             self._hear(self._gone_from)
@@ -272,13 +272,13 @@ class Stream:
 
     def _leave(self, end: int | None) -> Iterator[tuple[torch.Tensor, ...]]:
         """Gives outputs of the micro-batches before `end` that have not left, in order; without it, all there are."""
-        post = self._post
-        values = post.cuts[-1].values
+        position = self._position
+        values = position.cuts[-1].values
         while end is None or self._gone < end:
-            host = post.host(post.stage, self._gone)
+            host = position.host(position.stage, self._gone)
             if host in self._ended:
                 break
-            if host != post.rank:
+            if host != position.rank:
                 head, held = self._results[host].take()
                 self.is_cut_short |= head.ends
                 if not head.rows:
@@ -296,7 +296,7 @@ class Stream:
                 named = {value.name: tensor for value, tensor in zip(values, outputs, strict=True)}
                 self._word.write(place, Head(len(outputs[0]), self.is_cut_short), named)
                 self._gone_to.send(place, (self._word.size_bytes,))
-            if self._gone_to is None or not post.is_returned:
+            if self._gone_to is None or not position.is_returned:
                 yield self._handed(outputs, self._gone - 1)
                 HERE.acts(self)
         if end is None:
@@ -305,7 +305,7 @@ class Stream:
 
     def _kept(self, outputs: Sequence[torch.Tensor], held: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
         """Outputs with memory of their own, and where other hosts share the stage, of the type that theirs come in."""
-        for value, tensor in zip(self._post.cuts[-1].values, outputs, strict=True):
+        for value, tensor in zip(self._position.cuts[-1].values, outputs, strict=True):
             yield _apart(tensor.to(value.dtype) if self._results else tensor, held)
 
     def _given_back(self) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -352,18 +352,18 @@ class Stream:
 
     def _checked(self, given: object) -> dict[str, torch.Tensor]:
         """A micro-batch as inputs of the model, by name."""
-        post = self._post
+        position = self._position
         tensors = (given,) if isinstance(given, torch.Tensor) else given
         what = f"micro-batch {self._number}"
         if not isinstance(tensors, tuple | list) or not all(isinstance(one, torch.Tensor) for one in tensors):
             raise ArgumentError(f"{what} is {shown(given)}", "give a tensor, or a tuple of one for each input")
-        if len(tensors) != len(post.inputs):
+        if len(tensors) != len(position.inputs):
             raise ArgumentError(
-                f"{what} has {counted(len(tensors), 'tensor')}, and the workload's example {len(post.inputs)}",
+                f"{what} has {counted(len(tensors), 'tensor')}, and the workload's example {len(position.inputs)}",
                 "give a tuple of one tensor for each input",
             )
         held = {}
-        for number, (one, example) in enumerate(zip(tensors, post.inputs, strict=True)):
+        for number, (one, example) in enumerate(zip(tensors, position.inputs, strict=True)):
             rows = len(one) if one.dim() else 0
             if one.shape[1:] != example.shape[1:] or not rows or rows != len(tensors[0]):
                 raise ArgumentError(
@@ -371,34 +371,34 @@ class Stream:
                     f" example {tuple(example.shape[1:])}",
                     "give each input a row for each sample, as the example has them",
                 )
-            if rows > post.rows:
+            if rows > position.rows:
                 raise ArgumentError(
-                    f"{what} has {counted(rows, 'row')}, and the plan is for {post.rows}",
+                    f"{what} has {counted(rows, 'row')}, and the plan is for {position.rows}",
                     "split it, or plan for a larger micro-batch; fewer rows are fine",
                 )
-            casts = post.casts and one.is_floating_point() and example.is_floating_point()
+            casts = position.casts and one.is_floating_point() and example.is_floating_point()
             if one.dtype != example.dtype and not casts:
                 raise ArgumentError(
                     f"input {number} of {what} is of {one.dtype}, and the workload's example of {example.dtype}",
                     "convert it as the example is",
                 )
-            held[f"input:{number}"] = one.detach().to(post.device)
+            held[f"input:{number}"] = one.detach().to(position.device)
         return held
 
     def _receive(self, number: int) -> tuple[Head, dict[str, torch.Tensor]]:
         """A micro-batch from the stage before; room for the one behind it is made before this one runs."""
-        post = self._post
-        head, held = self._from[post.before(number)].take()
-        if head.rows and not post.lock_step:
-            following = next(one for one in count(number + 1) if post.host(post.stage, one) == post.rank)
-            self._from[post.before(following)].post()
+        position = self._position
+        head, held = self._from[position.before(number)].take()
+        if head.rows and not position.lock_step:
+            following = next(one for one in count(number + 1) if position.host(position.stage, one) == position.rank)
+            self._from[position.before(following)].post()
         return head, held
 
     def _compute(self, part: Part, rows: int, held: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         """What the stage's layers make of a micro-batch."""
         stamp, begin_ns = self._stamps.take, perf_counter_ns()
         self._taken.append(stamp())
-        with torch.no_grad(), self._post.autocast():
+        with torch.no_grad(), self._position.autocast():
             made = part(*(held[value.name] for value in part.takes), rows=rows)
         self._taken.append(stamp())
         self._note("pass", begin_ns, rows)
@@ -407,7 +407,7 @@ class Stream:
     def _give(self, to: Sender, rows: int, tensors: dict[str, torch.Tensor]) -> None:
         """Hands a micro-batch on, or the end; in lock step, waits until it is taken."""
         to.give(Head(rows, self.is_cut_short), tensors)
-        if self._post.lock_step:
+        if self._position.lock_step:
             to.settle()
 
     def _hear(self, sink: Incoming) -> None:
@@ -416,7 +416,7 @@ class Stream:
         head = self._word.head(packet)
         self.is_cut_short |= head.ends
         self._gone += 1
-        if self._post.is_returned:
+        if self._position.is_returned:
             read = self._word.read(packet, head.rows)
             self._returned.append(tuple(read[value.name].clone() for value in self._word.values))
 

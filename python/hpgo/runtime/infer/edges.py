@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from hpgo.runtime.channels import Incoming, Outgoing
+from hpgo.runtime.infer.widths import Widths
 from hpgo.runtime.packets import HEAD_BYTES, Packet
 from hpgo.runtime.quantised import BITS
-from hpgo.runtime.widths import Widths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hpgo.runtime.meeting import Ways
     from hpgo.runtime.packets import Head, Layout
+    from hpgo.runtime.session import NeighbourGroups
 
     Note = Callable[[str, int, int, Layout], None]
 
@@ -31,7 +31,7 @@ _ASKING = 1
 """Tag of the words that ask for a width; there are packets both ways between two ranks."""
 
 
-class Cut:
+class BoundaryChannel:
     """What crosses one cut, in the bits that it does now."""
 
     def __init__(self, layout: Layout, *, holds: bool) -> None:
@@ -57,10 +57,10 @@ class Sender:
     """The end of a cut where packets are filled."""
 
     def __init__(
-        self, ways: Ways, peer: int, layout: Layout, device: torch.device, note: Note, *, holds: bool = False
+        self, ways: NeighbourGroups, peer: int, layout: Layout, device: torch.device, note: Note, *, holds: bool = False
     ) -> None:
         """`note` is told of what is done with each packet."""
-        self._cut, self._note = Cut(layout, holds=holds), note
+        self._cut, self._note = BoundaryChannel(layout, holds=holds), note
         self._out = Outgoing(ways, peer, [self._cut.empty(device)])
         self._asked = Incoming(ways, peer, _words(1), tag=_ASKING) if holds else None
         self._given = self._heard = 0
@@ -109,7 +109,14 @@ class Receiver:
     """The end of a cut where packets are read."""
 
     def __init__(
-        self, ways: Ways, peer: int, cut: Cut, places: deque[Packet], note: Note, *, within_s: float | None = None
+        self,
+        ways: NeighbourGroups,
+        peer: int,
+        cut: BoundaryChannel,
+        places: deque[Packet],
+        note: Note,
+        *,
+        within_s: float | None = None,
     ) -> None:
         """Ranks that send to this one in turn may share `places`, not `cut`.
 

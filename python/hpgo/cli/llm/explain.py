@@ -1,4 +1,4 @@
-"""`hpgo explain`: why a transformer's plan is as it is, and why not another way."""
+"""`hpgo llm explain`: where time and memory of a plan go, and why no other configuration was chosen."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import click
 
 from hpgo.base.documents import json_text
 from hpgo.base.errors import ArgumentError, HpgoError
-from hpgo.cli.command import Command
+from hpgo.cli.command import Options, argument, option, takes
+from hpgo.cli.llm.options import PLATFORM, draw, read_platform
 from hpgo.cli.terminal import say, width
-from hpgo.cli.values import FILE, PLAN, STILL
+from hpgo.cli.values import AS_JSON, PLAN, STILL, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,39 +38,47 @@ class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before
             self.fail(f"{error.message}; {error.hint}", param, ctx)
 
 
-@click.command(cls=Command)
-@click.argument("plan", type=PLAN, metavar="PLAN.json")
-@click.option(
-    "--against", type=_Changes(), metavar="NAME=N[,…]",
-    help="Another way: what differs, like `tp=8,pp=2`, `zero=0` or `recompute=full`.",
-)  # fmt: skip
-@click.option("--platform", type=FILE, metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.")
-@click.option("--picture", type=STILL, metavar="FILE", help="The plan on its cluster: .svg, .png, .pdf or .html.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-def command(
-    *, plan: str, against: dict[str, object] | None, platform: str | None, picture: str | None, as_json: bool
-) -> None:
-    """Say where time and memory of a transformer's plan go, and why not another.
+class ExplainOptions(Options):
+    """The plan, and what it is compared with."""
 
-    PLAN.json is what `hpgo plan MODEL --seq … -o` wrote. Without --against, the report says what each step from there
-    would change; with it, every term of both ways stands beside the other: what does not fit and by how much, how much
-    longer a step takes and by what, or why nobody runs it.
+    plan: str = argument(type=PLAN, metavar="LLM-PLAN.json")
+    compare_with: dict[str, object] | None = option(
+        "--compare-with",
+        type=_Changes(),
+        metavar="NAME=VALUE[,…]",
+        help="Another configuration, by what differs: `tp=8,pp=2` or `recompute=full`.",
+    )
+    platform: str | None = PLATFORM
+    outputs: tuple[str, ...] = written(STILL, "Draw the plan on its cluster: .svg, .png, .pdf or .html. Repeatable.")
+    as_json: bool = AS_JSON
+
+
+@takes(ExplainOptions)
+def command(options: ExplainOptions) -> None:
+    """Explain where the time and memory of a plan go, and why no other configuration was chosen.
+
+    LLM-PLAN.json is a file that `hpgo llm plan -o` wrote.
+
+    Without --compare-with, the report lists what each change of one degree would cost: twice and half of each, another
+    ZeRO stage, recomputation on or off.
+
+    With --compare-with, it compares every term of the step time and of the memory. If the other configuration does not
+    fit, it says by how much. If no framework runs it, it names the rule.
 
     \b
     Examples:
-      hpgo explain plan.json
-      hpgo explain plan.json --picture plan.svg
-      hpgo explain plan.json --against tp=8,pp=2
-      hpgo explain plan.json --against recompute=full --json
+      hpgo llm explain llm-plan.json
+      hpgo llm explain llm-plan.json -o llm-plan.svg
+      hpgo llm explain llm-plan.json --compare-with tp=8,pp=2
+      hpgo llm explain llm-plan.json --compare-with recompute=full --json
     """
     from hpgo.planning.comparison import changed, compare
     from hpgo.planning.configured import price_on
-    from hpgo.planning.platform import Platform
     from hpgo.planning.way_plans import WayPlan
     from hpgo.show import comparison_report, price_report
 
-    held = WayPlan.read(plan)
-    measured = None if platform is None else Platform.read(platform)
+    held = WayPlan.read(options.plan)
+    measured = read_platform(options.platform)
 
     def priced(changes: Mapping[str, object]) -> Price:
         known = held.price
@@ -81,13 +90,10 @@ def command(
     if held.price.measured_steps and measured is None:
         say("note", "the plan was made on a platform that was measured: name it with --platform")
     chosen = priced({})
-    if picture is not None:
-        from hpgo.show.way_picture import draw_way
-
-        draw_way(chosen, held.cluster, picture)
-    if against is None:
+    draw(chosen, held.cluster, options.outputs)
+    if options.compare_with is None:
         tried = _around(held, priced)
-        if as_json:
+        if options.as_json:
             kept = [{"change": name, **(_kept(one))} for name, one in tried]
             click.echo(json_text({"chosen": price_report.document(chosen), "next": kept}))
         else:
@@ -96,21 +102,21 @@ def command(
             )
         return
     try:
-        other = priced(against)
+        other = priced(options.compare_with)
     except HpgoError as error:
-        error = _with_remedy(error, held, against)
+        error = _with_remedy(error, held, options.compare_with)
         said = f"{error.message}: {error.hint}" if error.hint else error.message
-        click.echo(json_text({"refused": said}) if as_json else f"nobody runs it: {said}")
+        click.echo(json_text({"refused": said}) if options.as_json else f"no framework runs it: {said}")
         return
     found, forbidden = compare(chosen, other), _forbidden(held, other)
-    if as_json:
+    if options.as_json:
         click.echo(json_text(comparison_report.document(found, forbidden)))
     else:
         click.echo("\n".join(comparison_report.lines(found, forbidden, width())))
 
 
 def _with_remedy(error: HpgoError, held: WayPlan, against: Mapping[str, object]) -> HpgoError:
-    """The error of a way that nobody runs, with a hint at changes that --against accepts."""
+    """The error of a way that nobody runs, with a hint at changes that --compare-with accepts."""
     from hpgo.planning.comparison import NAMES, changed
     from hpgo.planning.remedies import DEGREES, of_price
     from hpgo.ways.way import DegreeError

@@ -23,7 +23,7 @@ _FIRST = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class ElasticPlan:
     """What the ranks of a launch run."""
 
     plan: Plan
@@ -32,7 +32,7 @@ class Settled:
     """For how long it was planned again; None if the file's own plan is for as many ranks."""
 
 
-def settle(file: str, timeout_s: float) -> Settled:
+def settle(file: str, timeout_s: float) -> ElasticPlan:
     """The plan for as many ranks as there are, the same on all: that in `file`, or one for the first of its devices.
 
     Raises ArgumentError for a file that holds no plan, or one that can't be planned again; InfeasibleError if no plan
@@ -53,7 +53,7 @@ def settle(file: str, timeout_s: float) -> Settled:
         text = store.get(_KEY)
     HERE.does("the start")
     planned_s, written = json.loads(text)
-    return Settled(Plan.from_json(written, source="the plan of rank 0"), size, planned_s)
+    return ElasticPlan(Plan.from_json(written, source="the plan of rank 0"), size, planned_s)
 
 
 def _planned(file: str, size: int) -> str:

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from hpgo.programs.ranks import RankProgram
     from hpgo.runtime.clocks import Stamps
     from hpgo.runtime.engine import Batch, StageRun
-    from hpgo.runtime.gradients import Gradients
     from hpgo.runtime.messages import Crossing
     from hpgo.runtime.parts import Value
+    from hpgo.runtime.train.gradients import Gradients
 
 # It logs its whole schedule beside each error, which `Pipeline` tells.
 logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)

@@ -1,0 +1,172 @@
+"""`hpgo llm estimate`: the step time and memory of one configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from hpgo.base.documents import json_text
+from hpgo.cli.command import option, takes
+from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, read_platform
+from hpgo.cli.questions import as_options
+from hpgo.cli.terminal import say, width
+from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
+from hpgo.ways.way import Passes, Recompute
+
+_SECTIONS = {
+    "Model and batch": "cluster global_batch_size seq_length micro_batch_size precision",
+    "Parallelism and memory": "tp pp vpp pp_schedule cp ep zero_stage recompute",
+    "Output": "outputs as_json",
+}
+_BRIEF = (
+    "devices tokens_per_batch platform first_rank_layers last_rank_layers recompute_num_layers cpu_offload_num_layers"
+    " no_sequence_parallel no_flash_attention no_fused_elementwise no_fused_cross_entropy no_fused_adam"
+    " flatten_gradients dtensor grad_reduce_in_bf16 no_overlap_dp_comm nic_gbit_s"
+)
+"""Options of which `--help` lists the names alone, so that it fits on one screen."""
+
+
+class EstimateOptions(TrainingOptions):
+    """The configuration. The degree of data parallelism follows from the other degrees and the GPUs."""
+
+    tp: int = option("--tp", type=COUNT, default=1, metavar="N", help="Tensor-parallel degree.  [1]")
+    pp: int = option("--pp", type=COUNT, default=1, metavar="N", help="Pipeline-parallel degree.  [1]")
+    vpp: int = option("--vpp", type=COUNT, default=1, metavar="N", help="Virtual stages per pipeline rank.  [1]")
+    pp_schedule: Passes = option(
+        "--pp-schedule",
+        type=click.Choice(get_args(Passes)),
+        default="1f1b",
+        metavar="NAME",
+        help="1f1b, or with --vpp interleaved_zb, zb_v.  [1f1b]",
+    )
+    first_rank_layers: int | None = option(
+        "--first-rank-layers", type=COUNT, metavar="N", help="Layers of the first pipeline rank."
+    )
+    last_rank_layers: int | None = option(
+        "--last-rank-layers", type=COUNT, metavar="N", help="Layers of the last pipeline rank."
+    )
+    cp: int = option("--cp", type=COUNT, default=1, metavar="N", help="Context-parallel degree.  [1]")
+    ep: int = option("--ep", type=COUNT, default=1, metavar="N", help="Expert-parallel degree.  [1]")
+    micro_batch_size: int = option(
+        "--micro-batch-size", type=COUNT, default=1, metavar="N", help="Sequences per micro-batch.  [1]"
+    )
+    zero_stage: str = option(
+        "--zero-stage",
+        type=click.Choice(["0", "1", "2", "3"]),
+        default="1",
+        metavar="N",
+        help="ZeRO stage: 0, 1, 2 or 3.  [1]",
+    )
+    recompute: Recompute = option(
+        "--recompute",
+        type=click.Choice(get_args(Recompute)),
+        default="none",
+        metavar="NAME",
+        help="none, selective (scores) or full.  [none]",
+    )
+    recompute_num_layers: int | None = option(
+        "--recompute-num-layers", type=COUNT, metavar="N", help="Layers of each stage that `full` recomputes.  [all]"
+    )
+    cpu_offload_num_layers: int = option(
+        "--cpu-offload-num-layers",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Layers of each stage whose activations wait in CPU memory.  [0]",
+    )
+    no_sequence_parallel: bool = option(
+        "--no-sequence-parallel", is_flag=True, help="Replicate norms, dropout and residual additions over tp."
+    )
+    no_flash_attention: bool = option(
+        "--no-flash-attention", is_flag=True, help="Run attention as several kernels, which store the scores."
+    )
+    no_fused_elementwise: bool = option(
+        "--no-fused-elementwise", is_flag=True, help="Run each elementwise operation as a separate kernel."
+    )
+    no_fused_cross_entropy: bool = option(
+        "--no-fused-cross-entropy", is_flag=True, help="Run the loss as several kernels, in 32 bits."
+    )
+    no_fused_adam: bool = option("--no-fused-adam", is_flag=True, help="Run Adam as several kernels.")
+    flatten_gradients: bool = option(
+        "--flatten-gradients", is_flag=True, help="Copy 16-bit gradients into one flat tensor, as DeepSpeed does."
+    )
+    dtensor: bool = option(
+        "--dtensor", is_flag=True, help="Shard with PyTorch's DTensor and FSDP2, as torchtitan does."
+    )
+    grad_reduce_in_bf16: bool = option(
+        "--grad-reduce-in-bf16", is_flag=True, help="Accumulate and reduce gradients in 16 bits."
+    )
+    no_overlap_dp_comm: bool = option(
+        "--no-overlap-dp-comm", is_flag=True, help="Reduce gradients after the last backward pass only."
+    )
+    nic_gbit_s: float | None = option("--nic", type=float, metavar="GBIT/S", help="Rate of each NIC of a preset.")
+    outputs: tuple[str, ...] = written(LLM_ESTIMATE_OUT, "Picture (.svg .png .pdf .html) or .yaml profile.")
+
+
+@takes(EstimateOptions, sections=_SECTIONS, brief=_BRIEF)
+def command(options: EstimateOptions) -> None:
+    """Estimate the step time and memory of one configuration.
+
+    The data-parallel degree follows from the other degrees and the GPUs.
+
+    \b
+    Examples:
+      hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2
+      hpgo llm estimate mixtral-8x7b -c h100:4 -b 128 --seq-length 4096 --ep 8
+    """
+    from hpgo.machine.cluster import Cluster
+    from hpgo.model.formats import write_profile
+    from hpgo.planning.configured import constants_of, price, profile_of
+    from hpgo.show.price_report import document, lines
+
+    rate = options.nic_gbit_s
+    cluster = Cluster.read(options.cluster) if rate is None else Cluster.preset(options.cluster, adapter_gbit_s=rate)
+    platform = read_platform(options.platform)
+    with as_options():
+        found = price(
+            options.model,
+            cluster,
+            global_batch_size=options.sequences(),
+            seq=options.seq_length,
+            devices=options.devices,
+            platform=platform,
+            **_configuration(options),
+        )
+        layers = [output for output in options.outputs if Path(output).suffix.lower() not in STILL_ENDINGS]
+        for output in layers:
+            write_profile(profile_of(found, options.model, cluster, constants=constants_of(cluster, platform)), output)
+        draw(found, cluster, options.outputs)
+    click.echo(json_text(document(found)) if options.as_json else "\n".join(lines(found, width())))
+    if not found.fits:
+        say("warning", "it does not fit: raise a degree or --zero-stage, or recompute with --recompute full")
+
+
+def _configuration(options: EstimateOptions) -> dict[str, Any]:
+    """Return the configuration as keyword arguments of `hpgo.price`."""
+    return {
+        "tp": options.tp,
+        "pp": options.pp,
+        "vpp": options.vpp,
+        "schedule": options.pp_schedule,
+        "first_layers": options.first_rank_layers,
+        "last_layers": options.last_rank_layers,
+        "cp": options.cp,
+        "ep": options.ep,
+        "micro_batch_size": options.micro_batch_size,
+        "zero": int(options.zero_stage),
+        "recompute": options.recompute,
+        "recompute_layers": options.recompute_num_layers,
+        "offload_layers": options.cpu_offload_num_layers,
+        "precision": options.precision,
+        "sequence_parallel": False if options.no_sequence_parallel else None,
+        "flash": not options.no_flash_attention,
+        "fused": not options.no_fused_elementwise,
+        "fused_loss": not options.no_fused_cross_entropy,
+        "fused_update": not options.no_fused_adam,
+        "flat_update": options.flatten_gradients,
+        "dtensor": options.dtensor,
+        "narrow_gradients": options.grad_reduce_in_bf16,
+        "overlap": not options.no_overlap_dp_comm,
+    }

@@ -1,0 +1,124 @@
+"""`hpgo llm plan`: the configurations with the shortest estimated step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpgo.base.documents import json_text
+from hpgo.base.wording import shorten
+from hpgo.cli.command import option, takes
+from hpgo.cli.llm.options import TrainingOptions, draw, read_platform
+from hpgo.cli.questions import RESERVE, as_options
+from hpgo.cli.terminal import width
+from hpgo.cli.values import LLM_PLAN_OUT, STILL, STILL_ENDINGS, framework_option, written
+
+_SECTIONS = {
+    "Model and batch": "cluster devices global_batch_size tokens_per_batch seq_length precision",
+    "Search": "framework fix exclude reserve platform top",
+    "Output": "outputs pareto as_json",
+}
+
+
+class _Words(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """`tp=4,pp=8`: words with commas between them."""
+
+    name = "words"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Return the words in the order given."""
+        del param, ctx
+        return value if isinstance(value, tuple) else tuple(word.strip() for word in str(value).split(","))
+
+
+class PlanOptions(TrainingOptions):
+    """The space of configurations, and where the best of them goes."""
+
+    framework: str | None = framework_option("megatron", "torchtitan", "deepspeed")
+    fix: tuple[tuple[str, ...], ...] = option(
+        "--fix",
+        type=_Words(),
+        multiple=True,
+        metavar="NAME=VALUE[,…]",
+        help="Search only configurations with `tp=4`, say. Repeatable.",
+    )
+    exclude: tuple[tuple[str, ...], ...] = option(
+        "--exclude",
+        type=_Words(),
+        multiple=True,
+        metavar="NAME[=VALUE][,…]",
+        help="Leave out `cp`, or `tp=8` alone. Repeatable.",
+    )
+    reserve: float = RESERVE
+    top: int = option(
+        "--top", type=click.IntRange(1, 1000), default=10, metavar="N", help="Configurations to list.  [10]"
+    )
+    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json) or picture (.svg .png .pdf .html).")
+    pareto: str | None = option(
+        "--pareto", type=STILL, metavar="FILE", help="Draw the Pareto front of step time and memory."
+    )
+
+
+@takes(PlanOptions, sections=_SECTIONS)
+def command(options: PlanOptions) -> None:
+    """Find the configurations with the shortest step that fit in memory.
+
+    The search covers everything that the framework runs: tp, cp, ep, pp, vpp, dp, ZeRO stage, micro-batch size and
+    recomputation. It proves that no other configuration has a shorter estimated step.
+
+    \b
+    Examples:
+      hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192
+      hpgo llm plan llama-3-8b -c h100:2 -b 64 --seq-length 8192 --fix tp=2
+      hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o llm-plan.json
+    """
+    from hpgo.machine.cluster import Cluster
+    from hpgo.planning.grid import choose_way
+    from hpgo.show.price_report import document, lines, listed
+
+    cluster = Cluster.read(options.cluster)
+    problem: dict[str, Any] = {
+        "global_batch_size": options.sequences(),
+        "seq": options.seq_length,
+        "precision": options.precision,
+        "devices": options.devices,
+        "launcher": options.framework or "megatron",
+        "fix": _fixed([word for words in options.fix for word in words]),
+        "exclude": [word for words in options.exclude for word in words],
+        "headroom_bytes": options.reserve,
+        "platform": read_platform(options.platform),
+    }
+    with as_options():
+        found = choose_way(options.model, cluster, top=options.top, **problem)
+    try:
+        for output in options.outputs:
+            if Path(output).suffix.lower() not in STILL_ENDINGS:
+                found.plan().save(output)
+        draw(found.best, cluster, options.outputs)
+        if options.pareto is not None:
+            from hpgo.planning.front import way_front
+            from hpgo.show.front_picture import draw_front
+
+            draw_front(way_front(options.model, cluster, **problem), options.pareto)
+    finally:  # what was found is shown, even if it can't be saved
+        if options.as_json:
+            facts = {"ways": found.ways, "simulated": found.simulated, "launcher": found.launcher}
+            facts |= {"alike": len(found.alike), "best": found.prices.index(found.best) + 1}
+            click.echo(json_text(facts | {"prices": [document(one) for one in found.prices]}))
+        else:
+            click.echo("\n".join([*lines(found.best, width()), "", *listed(found, width())]))
+
+
+def _fixed(words: list[str]) -> dict[str, int | str]:
+    """Return `tp=4` as a name and a value. Raises UsageError."""
+    fixed: dict[str, int | str] = {}
+    for word in words:
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not (name and equals and value):
+            raise click.UsageError(f"--fix takes NAME=VALUE, like tp=4, not `{shorten(word)}`")
+        if name in fixed:
+            raise click.UsageError(f"--fix names {shorten(name)} twice")
+        fixed[name] = value
+    return fixed

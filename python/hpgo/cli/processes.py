@@ -1,0 +1,178 @@
+"""Parts that `hpgo run`, `hpgo emulate` and `hpgo infer` share: their options, and how their ranks start and end."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpgo.base.errors import ArgumentError
+from hpgo.cli.command import Options, argument, option
+from hpgo.cli.questions import SECONDS, TIMEOUT
+from hpgo.cli.ranks import take_part
+from hpgo.cli.terminal import clear_line, say
+from hpgo.cli.values import AS_JSON, AUTOCAST, DEVICE, DTYPE, PLAN, SEED, TIMELINE_OUT, WORKLOAD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hpgo.runtime.runnable import Runnable
+    from hpgo.runtime.watch import Limits
+
+
+def heartbeat_timeout(default: str) -> Any:
+    """Declare the option that bounds how long a rank may send no heartbeat."""
+    return option(
+        "--heartbeat-timeout",
+        type=SECONDS,
+        default=default,
+        show_default=True,
+        metavar="TIME",
+        help="Stop the run if a rank sends no heartbeat for this long.",
+    )
+
+
+class ProcessOptions(Options):
+    """The plan, and limits of its processes."""
+
+    plan: str = argument(type=PLAN, metavar="PLAN.json")
+    timeout_s: float = TIMEOUT
+    heartbeat_timeout_s: float = heartbeat_timeout("5s")
+    grace_s: float = option(
+        "--grace", type=SECONDS, default="30s", show_default=True, metavar="TIME", help="Time to end in after SIGTERM."
+    )
+    timeline: str | None = option(
+        "--timeline",
+        type=TIMELINE_OUT,
+        metavar="FILE",
+        help="Write the measured timeline for `hpgo draw`: .timeline.json or .npz.",
+    )
+    as_json: bool = AS_JSON
+
+    def limits(self) -> Limits:
+        """Return the limits of time. Raises ArgumentError if the timeline's folder is missing."""
+        from hpgo import runtime
+
+        runtime.check_torch()
+        from hpgo.runtime.watch import Limits
+
+        if self.timeline is not None and not (folder := Path(self.timeline).parent).is_dir():
+            raise ArgumentError(
+                f"there is no folder `{folder}` to write `{self.timeline}` in",
+                "name a file in a folder that exists",
+                code="not_found",
+            )
+        return Limits(self.timeout_s, self.heartbeat_timeout_s, self.grace_s)
+
+
+class ModelOptions(ProcessOptions):
+    """The model that ranks compute, and its data."""
+
+    workload: str = option(
+        "--workload",
+        type=WORKLOAD,
+        required=True,
+        metavar="NAME|MODULE:FUNCTION",
+        help="The model: `gpt:layers=4`, or a function of yours.",
+    )
+    data: str | None = option(
+        "--data", metavar="MODULE:FUNCTION", help="Your data set; without it, the workload's example batch."
+    )
+    seed: int = SEED
+    dtype: str | None = DTYPE
+    autocast: str | None = AUTOCAST
+    device: str | None = DEVICE
+    shared_memory: bool = option(
+        "--shared-memory/--no-shared-memory",
+        default=True,
+        show_default=True,
+        help="Pass tensors between ranks of a node in shared memory instead of gloo.",
+    )
+    find_nan: bool = option(
+        "--find-nan", is_flag=True, help="Name the layer that computes the first NaN or infinity. Slow."
+    )
+
+    def of_pipeline(self) -> dict[str, Any]:
+        """Return these options as keyword arguments of `Pipeline` and `InferencePipeline`, with types of torch."""
+        import torch
+
+        types = {"dtype": self.dtype, "autocast": self.autocast}
+        return {name: kind and getattr(torch, kind) for name, kind in types.items()} | {
+            "seed": self.seed,
+            "device": self.device,
+            "shared_memory": self.shared_memory,
+            "find_nan": self.find_nan,
+            "timeout_s": self.timeout_s,
+            "silence_s": self.heartbeat_timeout_s,
+            "grace_s": self.grace_s,
+        }
+
+
+def run_ranks(
+    options: ProcessOptions,
+    work: Callable[[Runnable], None],
+    *,
+    read: Callable[[], Runnable],
+    prepare: Callable[[Runnable], None],
+    kept: str,
+) -> None:
+    """Run `work` as the rank that a launcher has made this process, or as all ranks of the plan, in processes here.
+
+    `read` is called once in a rank of a launcher, and once for all ranks that start here: they are forked with what it
+    gives. Before these start, `prepare` checks what would fail in each of them. `kept` says what a run that SIGTERM
+    ends has saved.
+    """
+    limits = options.limits()
+    from hpgo.runtime.launch import run_here
+    from hpgo.runtime.meeting import is_launched
+    from hpgo.runtime.progress import stages_of
+
+    with preempted(kept):
+        if is_launched():
+            take_part(limits, lambda: work(read()))
+            return
+        runnable = read()
+        prepare(runnable)
+        try:
+            run_here(runnable.program.world_size, lambda: work(runnable), limits, partial(stages_of, runnable.program))
+        except BaseException:
+            if not options.as_json:
+                clear_line()  # that rank 0 may have left
+            raise
+
+
+@contextmanager
+def preempted(kept: str) -> Iterator[None]:
+    """Say what was saved, on rank 0, if SIGTERM ends the run."""
+    from hpgo.runtime.notice import Preempted
+
+    try:
+        yield
+    except Preempted as end:
+        if os.environ.get("RANK", "0") == "0":
+            say("preempted", end.why or kept)
+        raise
+
+
+def read_training(file: str) -> Runnable:
+    """Read a plan or program that trains. Raises ArgumentError for a plan of `hpgo partition`."""
+    from hpgo.planning.chain.plans import ChainPlan
+    from hpgo.planning.reading import read_any
+    from hpgo.runtime.runnable import Runnable
+
+    plan = read_any(file)
+    if isinstance(plan, ChainPlan):
+        raise ArgumentError(
+            f"{file} is a plan of inference, which has nothing to train",
+            f"run `hpgo infer {file}`, or give a plan of `hpgo plan`",
+        )
+    return Runnable.from_plan(plan)
+
+
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    click.echo(f"warning: {text}", err=True)

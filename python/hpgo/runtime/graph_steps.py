@@ -1,0 +1,272 @@
+"""Modules that run operations of a graph, one after the other, for any number of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hpgo.runtime import halves
+from hpgo.runtime.graph_nodes import check_draws, is_value, layer_id, operation_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from hpgo.runtime.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation of a layer; its arguments name values."""
+
+    call: Callable[..., Any] | str
+    """A function, or the name of a module of the layer."""
+    arguments: Any
+    options: Any
+    makes: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """In arguments, the value of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """In arguments, `factor * rows + offset`."""
+
+    factor: int
+    offset: int
+
+
+class _Device:
+    """In arguments, the device that the layer is on."""
+
+
+class _Kind:
+    """In arguments, the type that the layer's weights have."""
+
+
+class Steps(nn.Module):
+    """Operations of a graph, one after the other."""
+
+    wants_rows = True
+
+    def __init__(self, steps: Sequence[Step], takes: Sequence[str], gives: Sequence[str]) -> None:
+        super().__init__()
+        self.steps, self.takes, self.gives = list(steps), tuple(takes), tuple(gives)
+        last: dict[str, int] = {}
+        for at, step in enumerate(self.steps):
+            last |= dict.fromkeys(_names((step.arguments, step.options)), at)
+        self._drops = [
+            tuple(name for name, read in last.items() if read == at and name not in self.gives)
+            for at in range(len(self.steps))
+        ]
+
+    def settings(self) -> list[Any]:
+        """What it computes, whatever its values are called: equal for layers that compute the same."""
+        numbers: dict[str, int] = {}
+
+        def numbered(value: Any) -> Any:
+            if isinstance(value, _Name):
+                return "value", numbers.setdefault(value.name, len(numbers))
+            if isinstance(value, (_Device, _Kind)):
+                return type(value).__name__
+            if isinstance(value, torch.Tensor):
+                return "tensor", tuple(value.shape), str(value.dtype)
+            if isinstance(value, (list, tuple)):
+                return [numbered(one) for one in value]
+            return str(value)
+
+        found: list[Any] = [[numbered(_Name(name)) for name in self.takes]]
+        for step in self.steps:
+            call = "module" if isinstance(step.call, str) else str(step.call)
+            options = [(key, numbered(value)) for key, value in sorted(step.options.items())]
+            found.append((call, numbered(step.arguments), options, numbered(_Name(step.makes))))
+        return [*found, [numbered(_Name(name)) for name in self.gives]]
+
+    def forward(self, *given: Tensor, rows: int) -> Tensor | tuple[Tensor, ...]:
+        """What the graph has for the values that the layer gives."""
+        held: dict[str, Any] = dict(zip(self.takes, given, strict=True))
+        held |= dict(self.named_parameters(recurse=False)) | dict(self.named_buffers(recurse=False))
+        filled = partial(_filled, held, rows, self.kind)
+        for step, drops in zip(self.steps, self._drops, strict=True):
+            call = getattr(self, step.call) if isinstance(step.call, str) else step.call
+            held[step.makes] = call(
+                *filled(step.arguments), **{name: filled(value) for name, value in step.options.items()}
+            )
+            for name in drops:
+                held.pop(name, None)
+        made = tuple(held[name] for name in self.gives)
+        return made[0] if len(made) == 1 else made
+
+
+def _filled(held: Mapping[str, Any], rows: int, kind: Tensor, value: Any) -> Any:
+    """`value` with what its placeholders stand for, the names of `held` among them."""
+    if isinstance(value, _Name):
+        return held[value.name]
+    if isinstance(value, Size):
+        return value.factor * rows + value.offset
+    if isinstance(value, _Device):
+        return kind.device
+    if isinstance(value, _Kind):
+        return kind.dtype
+    if type(value) in {list, tuple}:
+        # A function within `forward` that called itself would hold all of `held` until Python looks for cycles.
+        return type(value)(_filled(held, rows, kind, one) for one in value)
+    return value
+
+
+def _names(value: Any) -> Iterable[str]:
+    if isinstance(value, _Name):
+        yield value.name
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _names(one)
+    elif isinstance(value, dict):
+        yield from _names(list(value.values()))
+
+
+class StepBuilder:
+    """Turns operations of a graph into steps of a layer, and collects what the layer holds and takes."""
+
+    def __init__(self, graph: Graph, inside: set[Any]) -> None:
+        self.graph, self.inside = graph, inside
+        self.held: dict[str, Any] = {}
+        self.takes: dict[Any, None] = {}
+        self._named: dict[Any, str] = {}
+
+    def step(self, node: Any) -> Step:
+        """The step of one operation; what has weights, draws or normalises becomes a module of its own."""
+        name = operation_name(node.target)
+        check_draws(node)
+        make = _MODULES.get(str(node.target))
+        module = make(self, node) if make is not None else None
+        if module is not None:
+            self.held[node.name] = module
+            given = node.args[1] if name == "addmm" else node.args[0]
+            return Step(node.name, (self.filled(given),), {}, node.name)
+        options = {key: self.filled(value) for key, value in node.kwargs.items()}
+        value, schema = node.meta.get("val"), getattr(node.target, "_schema", None)
+        if (
+            isinstance(value, torch.Tensor)
+            and value.dtype == self.graph.kind
+            and not any(is_value(one) for one in node.all_input_nodes)
+            and schema is not None
+            and any(one.name == "dtype" for one in schema.arguments)
+        ):
+            options["dtype"] = _Kind()  # one of those that make tensors of nothing
+        return Step(node.target, self.filled(node.args), options, node.name)
+
+    def tensor(self, node: Any, kind: str) -> Any:
+        """The parameter or buffer that a node is, if it is one."""
+        found, tensor = self.graph.sources.get(node, ("", None)) if isinstance(node, torch.fx.Node) else ("", None)
+        return tensor if found == kind else None
+
+    def filled(self, value: Any) -> Any:
+        """An argument with names in place of values."""
+        if isinstance(value, torch.fx.Node):
+            return self._of(value)
+        if isinstance(value, torch.device):
+            return _Device()
+        if isinstance(value, torch.dtype):
+            return _Kind() if value == self.graph.kind else value
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self.filled, value)) if type(value) in {list, tuple} else [*map(self.filled, value)]
+        return value
+
+    def _of(self, node: Any) -> Any:
+        if node.op == "get_attr":
+            return getattr(self.graph.program.graph_module, node.target)
+        if not is_value(node):
+            return self.graph.size(node)
+        if node in self.inside:
+            return _Name(node.name)
+        kind, tensor = self.graph.sources.get(node, ("", None))
+        if kind in {"parameter", "buffer"}:
+            if node not in self._named:
+                self._named[node] = node.name
+                self.held[node.name] = tensor
+            return _Name(self._named[node])
+        self.takes[node] = None
+        return _Name(node.name)
+
+
+def _linear(builder: StepBuilder, node: Any) -> nn.Module | None:
+    weight, bias = builder.tensor(node.args[1], "parameter"), None
+    if len(node.args) > 2 and node.args[2] is not None:
+        bias = builder.tensor(node.args[2], "parameter")
+        weight = None if bias is None else weight
+    if weight is None:
+        return None
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    made.weight, made.bias = weight, bias
+    return made
+
+
+def _addmm(builder: StepBuilder, node: Any) -> nn.Module | None:
+    bias, weight = (builder.tensor(node.args[at], "parameter") for at in (0, 2))
+    return None if node.kwargs or bias is None or weight is None else halves.Addmm(bias, weight)
+
+
+def _conv2d(builder: StepBuilder, node: Any) -> nn.Module | None:
+    given = [*node.args, *(None, [1, 1], [0, 0], [1, 1], 1)[len(node.args) - 2 :]]
+    weight = builder.tensor(given[1], "parameter")
+    bias = builder.tensor(given[2], "parameter")
+    if weight is None or (bias is None and given[2] is not None):
+        return None
+    stride, padding, dilation, groups = (tuple(one) if isinstance(one, list) else one for one in given[3:])
+    channels = weight.shape[1] * groups, weight.shape[0]
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    made = nn.Conv2d(*channels, tuple(weight.shape[2:]), bias=bias is not None, device="meta", **options)
+    made.weight, made.bias = weight, bias
+    return made
+
+
+def _dropout(_: StepBuilder, node: Any) -> nn.Module | None:
+    return _placed(nn.Dropout, node) if node.args[2] else None
+
+
+def _feature_dropout(_: StepBuilder, node: Any) -> nn.Module | None:
+    kinds = {3: nn.Dropout1d, 4: nn.Dropout2d, 5: nn.Dropout3d}
+    return _placed(kinds[node.meta["val"].dim()], node) if node.args[2] else None
+
+
+def _placed(kind: Callable[[float], nn.Module], node: Any) -> nn.Module:
+    made = kind(node.args[1])
+    made.place = layer_id(node)
+    return made
+
+
+def _batch_norm(builder: StepBuilder, node: Any) -> nn.Module | None:
+    _, weight, bias, mean, variance, training, momentum, epsilon, _ = node.args
+    if not training:
+        return None
+    given = [builder.tensor(one, "parameter") for one in (weight, bias)]
+    kept = [builder.tensor(one, "buffer") for one in (mean, variance)]
+    channels = node.args[0].meta["val"].shape[1]
+    made = nn.BatchNorm2d(
+        channels, epsilon, momentum, affine=weight is not None, track_running_stats=mean is not None, device="meta"
+    )
+    made.weight, made.bias = given
+    if mean is not None:
+        made.running_mean, made.running_var = kept
+        made.num_batches_tracked = torch.zeros((), dtype=torch.long)
+    return made
+
+
+_MODULES: dict[str, Callable[[StepBuilder, Any], nn.Module | None]] = {
+    "aten.linear.default": _linear,
+    "aten.addmm.default": _addmm,
+    "aten.conv2d.default": _conv2d,
+    "aten.dropout.default": _dropout,
+    "aten.feature_dropout.default": _feature_dropout,
+    "aten.batch_norm.default": _batch_norm,
+}

@@ -1,0 +1,1 @@
+"""Inference: micro-batches that stream through stages, in fewer bits where links are slow."""

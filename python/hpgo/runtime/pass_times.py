@@ -1,0 +1,217 @@
+"""Statistics of passes of layers: typical times, their error, and how layers add up to the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+from hpgo.model.profile import SPLIT_RATIOS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
+
+    from hpgo.runtime import halves
+    from hpgo.runtime.modules import Node
+
+
+MIN_PASSES = 5
+"""How often a layer runs at least, besides once to warm up."""
+_DISTURBED = 2.0
+"""Ratio to a layer's fastest pass from which on a pass was disturbed and does not count.
+
+Other processes only add time, up to hundreds of ms to a layer of 1 ms, and may do so in more than half of the passes:
+then the median alone is wrong. Not tuned. At 4, passes count that waited for a core 3 times as long as they ran. At
+1.3, passes are lost that a processor at a lower clock rate ran.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was seen of layers that are alike."""
+
+    forward_s: float
+    backward_s: float
+    input_gradient_s: float | None
+    """The backward pass that leaves gradients of weights to a queue, as runs split it; None for inference."""
+    weight_gradient_s: float | None
+    """What that queue takes."""
+    spread: float
+    """Of forward and backward together: width of the middle half of all passes, disturbed ones too, as a share of the
+    typical time."""
+    parameter_bytes: int
+    saved_bytes: int
+    """Kept until the backward pass, besides what the layer reads and returns."""
+    reads: Sequence[bool]
+    """Of each value that it reads, whether its backward pass needs it."""
+    returns: Sequence[tuple[int, int, int, bool]]
+    """Of each value: its bytes, those of its memory, whose that is (the number of a value that it reads, or -1 and
+    below: one for each memory of its own), and whether its backward pass needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeModelTiming:
+    """All layers run as one graph."""
+
+    whole_s: float
+    sum_s: float
+    """What the layers took by themselves."""
+    forward_s: float
+    """Of `whole_s`, the forward passes of the layers."""
+    forwards_s: float
+    """Of `sum_s`, the same."""
+    furthest: tuple[str, float, float]
+    """The layer whose forward pass contributes most to the difference between `sum_s` and `whole_s`: its id, how long
+    it took in the model, and by itself."""
+    scale: float
+    """Factor that times of layers were multiplied by, to add up to the model's; 1 where passes disagree on it."""
+    kept_bytes: tuple[int, int] | None
+    """What tensors hold behind the forward pass besides weights: without what the model is given and returns, and with
+    it. None for inference."""
+    peak_bytes: int | None
+    """What they hold at most meanwhile, and in the backward pass."""
+
+
+@dataclass(slots=True)
+class MeasuredLayer:
+    """A layer that is being measured."""
+
+    node: Node
+    module: nn.Module
+    split: nn.Module
+    """The same weights, in layers that leave their gradients to `queue`."""
+    queue: halves.Queue
+    likeness: str
+    saved_bytes: int = 0
+    reads: tuple[bool, ...] = ()
+    returns: tuple[tuple[int, int, int, bool], ...] = ()
+    made: list[Tensor] = field(default_factory=list)
+    taken: list[Tensor] = field(default_factory=list)
+    spans_ns: list[tuple[int, int]] = field(default_factory=list)
+    """Forward and backward, of each time that it ran."""
+    in_whole_ns: list[int] = field(default_factory=list)
+    """Forward, of each time that it ran in the model as a whole."""
+    halves_ns: list[tuple[int, int]] = field(default_factory=list)
+    """The backward pass in its halves, of each time that it was split."""
+    loss_ns: list[int] = field(default_factory=list)
+    """Forward passes of the loss, which `spans_ns` includes and `in_whole_ns` does not; empty if there is none."""
+
+    @property
+    def loss_forward_ns(self) -> float:
+        """Typical time of the loss, if the layer ends the model."""
+        return typical(self.loss_ns[1:]) if self.loss_ns[1:] else 0.0
+
+    @property
+    def forward_ns(self) -> float:
+        """Typical time of a forward pass. Where few ran alone, those in the model as a whole count as well."""
+        alone = [forward_ns for forward_ns, _ in self.spans_ns[1:]]
+        within = [forward_ns + self.loss_forward_ns for forward_ns in self.in_whole_ns[1:]]
+        return typical(alone if len(alone) >= MIN_PASSES else [*alone, *within])
+
+    @property
+    def backward_ns(self) -> float:
+        """Typical time of a backward pass. Where few ran whole, split ones count as well."""
+        whole = [backward_ns for _, backward_ns in self.spans_ns[1:]]
+        return typical(whole if len(whole) >= MIN_PASSES else [*whole, *map(sum, self.halves_ns[1:])])
+
+    @property
+    def spread(self) -> float:
+        """Width of the middle half of all passes, disturbed ones too, as a share of the typical time."""
+        low, _, high = quantiles((sum(span) for span in self.spans_ns[1:]), n=4)
+        typical_ns = self.forward_ns + self.backward_ns
+        return (high - low) / typical_ns if typical_ns else 0.0
+
+
+def timing_of_whole(
+    segment: Sequence[MeasuredLayer],
+    wholes_ns: Sequence[int],
+    scale: float,
+    kept_bytes: tuple[int, int] | None,
+    peak_bytes: int | None,
+) -> WholeModelTiming:
+    """What is known of the model as a whole; the first of all runs warmed up."""
+    forward_s = {
+        one.node.id: (typical(one.in_whole_ns[1:]) / 1e9, (one.forward_ns - one.loss_forward_ns) / 1e9)
+        for one in segment
+    }
+    backward_s = sum(one.backward_ns for one in segment) / 1e9
+    whole_s = typical(wholes_ns[1:]) / 1e9
+    sum_s = sum(one.forward_ns for one in segment) / 1e9 + backward_s
+    way = 1 if sum_s > whole_s else -1
+    return WholeModelTiming(
+        whole_s=whole_s,
+        sum_s=sum_s,
+        forward_s=sum(within for within, _ in forward_s.values()),
+        forwards_s=sum(alone for _, alone in forward_s.values()),
+        furthest=max(((layer, *both) for layer, both in forward_s.items()), key=lambda one: way * (one[2] - one[1])),
+        scale=scale,
+        kept_bytes=kept_bytes,
+        peak_bytes=peak_bytes,
+    )
+
+
+def median_error(segment: Sequence[MeasuredLayer]) -> float:
+    """Half of what the median time of the segment may be off by, as a share of it.
+
+    It is the notch of a box plot (McGill, Tukey, Larsen 1978).
+    """
+    totals = [sum(map(sum, spans)) for spans in zip(*(one.spans_ns[1:] for one in segment), strict=True)]
+    return 1.57 * _spread(totals) / sqrt(len(totals))
+
+
+def scale_to_whole(segment: Sequence[MeasuredLayer], wholes_ns: Sequence[int]) -> float:
+    """What to multiply times of layers with so that they add up to the model's, run by run.
+
+    What slows down the one slows down the other beside it. 1 unless three of four runs agree on which takes longer.
+    """
+    each = (_steady([sum(span) for span in one.spans_ns[1:]]) for one in segment)
+    layers_ns = map(sum, zip(*each, strict=True))
+    return _agreed([whole / layers for whole, layers in zip(_steady(wholes_ns[1:]), layers_ns, strict=False)])
+
+
+def _agreed(ratios: Sequence[float]) -> float:
+    """Return the median of `ratios`, or 1 if they are few or if fewer than three of four are on one side of 1."""
+    if len(ratios) < MIN_PASSES:
+        return 1.0
+    low, middle, high = quantiles(ratios, n=4)
+    return middle if low > 1 or high < 1 else 1.0
+
+
+def _spread(values: Sequence[float]) -> float:
+    low, middle, high = quantiles(values, n=4)
+    return (high - low) / middle if middle else 0.0
+
+
+def typical(values: Sequence[float]) -> float:
+    """Return the median of the values that are at most `_DISTURBED` times the least one.
+
+    >>> typical([1.0, 1.1, 1.2]), typical([1.0, 1.1, 190.0, 200.0, 210.0])
+    (1.1, 1.05)
+    """
+    return median(value for value in values if value <= _DISTURBED * min(values))
+
+
+def _steady(values: Sequence[float]) -> list[float]:
+    """Return `values` with those of disturbed passes replaced by the typical one."""
+    return [value if value <= _DISTURBED * min(values) else typical(values) for value in values]
+
+
+def split_ratios(alike: Sequence[MeasuredLayer]) -> tuple[float, float]:
+    """Return how long the split backward pass takes as a share of the whole one, and the share of its first half.
+
+    Both come from pairs of passes of the same sweep, because a machine's speed changes between sweeps. The first is 1
+    where there are fewer than `MIN_PASSES` pairs, or fewer than three of four agree that splitting takes longer.
+    """
+    pairs = [
+        (sum(split), split[0], whole)
+        for one in alike
+        for split, (_, whole) in zip(one.halves_ns[1:], one.spans_ns[1:], strict=False)
+        if sum(split) and whole
+    ]
+    if not pairs:
+        return 1.0, 0.5
+    ratio = min(_agreed([split / whole for split, _, whole in pairs]), SPLIT_RATIOS[1])
+    return max(1.0, ratio), median(first / split for split, first, _ in pairs)

@@ -1,0 +1,254 @@
+"""The base of both pipelines: a rank joins the others, builds its stages, and leaves."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hpgo.base.checks import check_flag, check_is, whole
+from hpgo.base.errors import HpgoError, RunError
+from hpgo.programs.orders import KINDS
+from hpgo.runtime import guards
+from hpgo.runtime.checkpoint import latest, load
+from hpgo.runtime.clocks import Clock, Stamps
+from hpgo.runtime.devices import check_types, device_of_rank
+from hpgo.runtime.heap import keep_freed
+from hpgo.runtime.meeting import LOST, agree, check_place, first_line, is_of_others
+from hpgo.runtime.notice import Preempted
+from hpgo.runtime.passes import MOST_SEED
+from hpgo.runtime.progress import HERE
+from hpgo.runtime.recorder import Recorder
+from hpgo.runtime.runnable import with_layers
+from hpgo.runtime.session import NeighbourGroups, RankSession
+from hpgo.runtime.watch import Limits, LostRankError
+from hpgo.runtime.workload import Workload
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+    from typing import Self
+
+    from hpgo.runtime.checkpoint import Checkpoint, RankState
+    from hpgo.runtime.messages import Crossing
+    from hpgo.runtime.parts import Part
+    from hpgo.runtime.runnable import Runnable
+    from hpgo.timing.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class RankOptions:
+    """Options of a rank, whether it trains or infers. All ranks have the same."""
+
+    seed: int
+    dtype: torch.dtype | None
+    autocast: torch.dtype | None
+    device: torch.device
+    limits: Limits
+    find_nan: bool
+    shared_memory: bool
+
+    @classmethod
+    def from_arguments(
+        cls,
+        *,
+        seed: int,
+        dtype: torch.dtype | None,
+        autocast: torch.dtype | None,
+        device: torch.device | str | None,
+        timeout_s: float,
+        silence_s: float,
+        grace_s: float,
+        find_nan: bool,
+        shared_memory: bool,
+    ) -> RankOptions:
+        """Check the arguments of `Pipeline` and `InferencePipeline` and find the device. Raises ArgumentError."""
+        found = device_of_rank(device)
+        seed = whole("seed", seed, least=0, most=MOST_SEED)
+        limits = Limits(timeout_s, silence_s, grace_s)
+        check_types(dtype, autocast)
+        check_flag("find_nan", find_nan)
+        check_flag("shared_memory", shared_memory)
+        return cls(seed, dtype, autocast, found, limits, find_nan, shared_memory)
+
+    def cast(self) -> AbstractContextManager[Any]:
+        """Return the context in which layers compute."""
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
+
+
+class RankPipeline:
+    """The stages of one rank, and its session among the other ranks.
+
+    A subclass says in `_kind` and `_facts` what ranks must agree on, and builds its stages in `_build`.
+    """
+
+    _state: RankState
+    parts: dict[int, Part]
+    """The layers that this rank holds, by stage."""
+
+    def __init__(self, runnable: Runnable, workload: Workload | str, options: RankOptions) -> None:
+        self.program, self.device, self._options = runnable.program, options.device, options
+        self._failed = False
+        self.preempted = False
+        """Whether SIGTERM has asked a rank to end, the same on all ranks."""
+        if self.device.type == "cpu":
+            keep_freed()
+        check_place(self.program)
+        self._session = RankSession(options.limits)
+        try:
+            self._session.join(self.program, self.device)
+            self._read(runnable, workload)
+            self._agree()
+            self._stamps = Stamps(self.device)
+            self._build(runnable)
+            self._recorder = Recorder(self.program, Clock(self.device))
+            self.steps = 0
+            """Steps that have been done, or streams that have passed."""
+            self._notice = guards.notice()
+            if self._notice is not None:
+                self._notice.has_steps = True
+            HERE.does("the time before the first step")
+        except BaseException as error:
+            self._fail(error)
+            self.close()
+            raise
+
+    def _read(self, runnable: Runnable, workload: Workload | str) -> None:
+        """Read the workload, and name the layers of a plan that only counts them."""
+        read = Workload.read(workload, seed=self._options.seed) if isinstance(workload, str) else workload
+        check_is("workload", read, Workload, "give a Workload, or a name such as `gpt:layers=2`")
+        if not runnable.names_layers:
+            read = read.counting(int(self.program.stages[-1].layers[-1]))
+            self.program = with_layers(self.program, read.layers)
+        self.mine = self.program.for_rank(dist.get_rank())
+        chain = self.program.stages[: self.program.schedule.chain_length]
+        self.workload = read.holding([layer for stage in chain for layer in stage.layers])
+
+    def _agree(self) -> None:
+        options, workload = self._options, self.workload
+        agree(
+            {
+                "way to run": self._kind(),
+                "plan": hashlib.sha256(self.program.to_json().encode()).hexdigest()[:12],
+                "workload": hashlib.sha256(repr((workload.layers, workload.ties)).encode()).hexdigest()[:12],
+                "kind of device": self.device.type,
+                "seed": str(options.seed),
+                "find_nan": str(options.find_nan),
+                "use of shared memory": str(options.shared_memory),
+                "dtype": f"{options.dtype}, autocast {options.autocast}",
+                **self._facts(),
+            }
+        )
+
+    def _kind(self) -> str:
+        """Return what the ranks do, which differs between the subclasses."""
+        raise NotImplementedError
+
+    def _facts(self) -> dict[str, str]:
+        """Return the subclass's own options that ranks must agree on."""
+        return {}
+
+    def _build(self, runnable: Runnable) -> None:
+        """Build the stages of this rank; the ranks have agreed on what they run."""
+        raise NotImplementedError
+
+    def _stage_modules(self, held: set[int], *, chains: int | None = None) -> list[Part]:
+        """Return the modules of all stages of the first `chains` chains, or of all; only `held` ones take memory."""
+        program, length = self.program, self.program.schedule.chain_length
+        splits = any(KINDS[kind] == "W" for kind in set(program.schedule.actions[:, 0].tolist()))
+        found: list[Part] = []
+        for begin in range(0, length * chains if chains else len(program.stages), length):
+            layers = [stage.layers for stage in program.stages[begin : begin + length]]
+            only = {stage - begin for stage in held if begin <= stage < begin + length}
+            found += self.workload.parts(
+                layers, dtype=self._options.dtype, seed=self._options.seed, only=only, split_backward=splits
+            )
+        return found
+
+    def _neighbour_groups(self, cuts: Sequence[Sequence[Crossing]]) -> NeighbourGroups:
+        """Return what carries the tensors that cross `cuts`."""
+        options = self._options
+        groups = NeighbourGroups(
+            self.device, options.limits.patience_s, shared_memory=options.shared_memory and any(cuts)
+        )
+        self._session.hold(groups)
+        return groups
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process."""
+        return self.mine.rank
+
+    def timeline(self, step: int | None = None) -> Timeline:
+        """The last step as the ranks ran it, or one of the last 100, counted from 0. Every rank must ask, and gets all.
+
+        Rows are ranks. All times are by the clock of rank 0, to which this adds what other machines' clocks are ahead.
+        Raises ArgumentError for a step that is not known, RunError if another rank is lost.
+        """
+        return self._recorder.timeline(self.steps - 1 if step is None else step)
+
+    def usual_step(self) -> int:
+        """The step of median length, by rank 0, of the last 100 without the first of them. Every rank must ask.
+
+        Raises ArgumentError before the first step, RunError if another rank is lost.
+        """
+        return self._recorder.usual_step()
+
+    def _load(self, folder: str | os.PathLike[str]) -> Checkpoint | None:
+        """Load the newest checkpoint in `folder`; None if there is none."""
+        found = latest(folder)
+        if found is not None:
+            load(found, self._state)
+        return found
+
+    def _check_whole(self) -> None:
+        """Raise Preempted if the run was asked to end, and RunError if it has failed."""
+        if self.preempted:
+            raise Preempted
+        if self._failed:
+            raise RunError(
+                "a step of this run has failed, and left it half done",
+                f"make another {type(self).__name__}",
+                code="wrong_state",
+            )
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if value is not None and not isinstance(value, Preempted):
+            self._fail(value)
+        self.close()
+
+    def _fail(self, error: BaseException) -> None:
+        """Let the other ranks hear of an error. They may be gone, and can't help to save any more."""
+        self._failed = True
+        guards.charge(error)
+        if self._session.guards and not isinstance(error, SystemExit):
+            guards.is_first_to_tell()  # as Python does, when it ends by the error
+
+
+@contextmanager
+def naming_rank(hint: str) -> Iterator[None]:
+    """Name the rank and what it did in errors that pass; `hint` says where those come from that aren't hpgo's."""
+    try:
+        yield
+    except HpgoError as failure:
+        raise failure.reworded(f"{HERE}: {failure.message}") from failure
+    except Exception as failure:
+        said = f"{HERE}: {type(failure).__name__}: {first_line(failure)}"
+        if is_of_others(failure):
+            raise guards.lost() or LostRankError(said, LOST) from failure
+        raise RunError(said, hint) from failure

@@ -1,0 +1,147 @@
+"""Tracing a model with `torch.export`, and errors that name the line of the user's model."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import traceback
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import shorten
+from hpgo.runtime.graph_nodes import operation_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+
+def trace(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
+    """Return the exported program of a model, and the symbol of its batch size; None if no size depends on it.
+
+    Raises ArgumentError where torch can't export it.
+    """
+    if isinstance(original := getattr(model, "_orig_mod", None), nn.Module):
+        raise ArgumentError(
+            f"{type(original).__name__} was compiled by torch.compile, which hides the layers between which it is cut",
+            "give the model as it was before, `model._orig_mod`; or compile it in place, by `model.compile()`",
+        )
+    rows = max(2, len(inputs[0]))  # a batch of one would be taken for a constant
+    examples = tuple(one if len(one) == rows else one[:1].expand(rows, *one.shape[1:]) for one in inputs)
+    weights = list(model.parameters())
+    if weights and all(one.is_meta for one in weights):
+        # Convolutions refuse to mix devices.
+        examples = tuple(one.to("meta") if one.is_floating_point() else one for one in examples)
+    batch = torch.export.Dim("batch", min=1, max=2**20)
+    was_training = model.training
+    model.train()
+    try:
+        with _told_once():
+            program = torch.export.export(
+                model, examples, dynamic_shapes=tuple({0: batch} for _ in examples), strict=False
+            )
+    except Exception as error:  # whatever torch or the user's own module raises
+        _check_example(model, inputs)
+        raise ArgumentError(
+            f"torch can't export {type(model).__name__}{_blame(error)}: {type(error).__name__}: "
+            f"{shorten(_first_line(error), 200)}",
+            "change that line: forward passes branch on no values, and keep a row for each sample; or give the model "
+            "as a list of modules or a hpgo.runtime.Network",
+            code="unsupported",
+        ) from error
+    finally:
+        model.train(was_training)
+    user = [node for node in program.graph.nodes if node.op == "placeholder"][-len(examples) :]
+    symbol = user[0].meta["val"].shape[0]
+    return program, symbol.node.expr if isinstance(symbol, torch.SymInt) else None
+
+
+@contextmanager
+def _told_once() -> Iterator[None]:
+    """Within it, torch writes nothing to stderr beside an exception, which would be its logs and its whole graph."""
+    disabled, said = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.ERROR)
+    try:
+        with redirect_stderr(said):
+            yield
+        sys.stderr.write(said.getvalue())
+    finally:
+        logging.disable(disabled)
+
+
+def _check_example(model: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """Raises ArgumentError for a model that does not even run on its example."""
+    if any(one.is_meta for one in model.parameters()):
+        return
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.eval()(*inputs)  # so that running statistics stay as they are
+    except Exception as error:  # whatever the user's own module raises
+        given = ", ".join(str(tuple(one.shape)) for one in inputs)
+        raise ArgumentError(
+            f"{type(model).__name__} can't run on its example inputs of {given}{_blame(error)}: "
+            f"{type(error).__name__}: {shorten(_first_line(error), 200)}",
+            "give as `example_inputs` the tensors that its `forward` takes, in their order, with a row for each sample",
+            code="user_code",
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")
+
+
+def _blame(error: BaseException) -> str:
+    """The last line of the traceback that is neither torch's nor ours."""
+    theirs = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(traceback.__file__).parent))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<", *theirs)) or "site-packages/transformers" in frame.filename
+    ]
+    return f", for line {frames[-1].lineno} of {frames[-1].filename}, `{frames[-1].line}`" if frames else ""
+
+
+def inline(program: Any) -> None:
+    """Puts what runs within `torch.no_grad()`, detached, and what runs without autocast where it is called."""
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        name = operation_name(node.target)
+        if node.op != "call_function" or name not in {"wrap_with_set_grad_enabled", "wrap_with_autocast"}:
+            continue
+        inner = next(one for one in node.args if isinstance(one, torch.fx.Node) and one.op == "get_attr")
+        given = node.args[node.args.index(inner) + 1 :]
+        called = getattr(program.graph_module, inner.target)
+        is_detached = name == "wrap_with_set_grad_enabled" and not node.args[0]
+        copies: dict[Any, Any] = {}
+        with graph.inserting_before(node):
+            places = [one for one in called.graph.nodes if one.op == "placeholder"]
+            copies |= dict(zip(places, given, strict=True))
+            for one in called.graph.nodes:
+                if one.op == "get_attr":
+                    setattr(program.graph_module, f"{inner.target}_{one.target}", getattr(called, one.target))
+                    copies[one] = graph.get_attr(f"{inner.target}_{one.target}")
+                elif one.op == "call_function":
+                    copies[one] = graph.node_copy(one, copies.__getitem__)
+            (returned,) = (one.args[0] for one in called.graph.nodes if one.op == "output")
+            outer = [copies[one] for one in returned]
+            if is_detached:
+                outer = [_detached(graph, one) for one in outer]
+        for user in list(node.users):
+            user.replace_all_uses_with(outer[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+    if any(operation_name(node.target).startswith("wrap_with_") for node in graph.nodes):
+        inline(program)  # one within another
+
+
+def _detached(graph: Any, node: Any) -> Any:
+    made = graph.call_function(torch.ops.aten.detach.default, (node,))
+    made.meta = dict(node.meta)
+    return made

@@ -1,0 +1,1 @@
+"""Training: a rank's stages with gradients, an optimizer and checkpoints."""
