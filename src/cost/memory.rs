@@ -57,11 +57,16 @@ impl Memory {
         self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes + self.buffers_bytes
     }
 
-    /// All of it with so many micro-batches in flight instead.
+    /// Returns the memory with another number of micro-batches in flight.
+    #[must_use]
+    pub fn with_in_flight(self, window: u32) -> Self {
+        Self { activations_bytes: f64::from(window) * self.kept_bytes + self.recomputed_bytes, ..self }
+    }
+
+    /// Returns all bytes with another number of micro-batches in flight.
     #[must_use]
     pub fn bytes_with(&self, window: u32) -> f64 {
-        let activations_bytes = f64::from(window) * self.kept_bytes + self.recomputed_bytes;
-        Self { activations_bytes, ..*self }.total_bytes()
+        self.with_in_flight(window).total_bytes()
     }
 }
 

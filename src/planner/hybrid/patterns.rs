@@ -19,8 +19,9 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::price::StageDevices;
 use super::search::Twin;
-use super::sketch::{Footing, Judge, Sketch};
+use super::sketch::{Judge, Sketch};
 use super::task::Task;
 use crate::control::Control;
 use crate::cost::network::{Cluster, Rate};
@@ -110,7 +111,7 @@ struct Pattern {
 
 /// What stages of a pattern have, whatever their layers.
 struct Shape {
-    stages: Vec<Footing>,
+    stages: Vec<StageDevices>,
     /// To the next stage.
     rates: Vec<Rate>,
 }
@@ -127,7 +128,7 @@ impl Shape {
 impl Shape {
     /// The same for shapes in which all stages and links cost the same.
     fn key(&self) -> Arc<[u64]> {
-        let stages = self.stages.iter().flat_map(|&Footing { replicas, speed, memory_bytes, sync }| {
+        let stages = self.stages.iter().flat_map(|&StageDevices { replicas, speed, memory_bytes, sync }| {
             let of_devices = [speed, memory_bytes, sync.s_per_byte, sync.latency_s].map(f64::to_bits);
             std::iter::once(u64::from(replicas)).chain(of_devices)
         });
@@ -503,7 +504,7 @@ impl<'a> Patterns<'a> {
         cuts[stages] = self.line[end];
         let mut all_s: f64 = 0.0;
         for (from_end, stage) in (1..).zip((0..stages).rev()) {
-            let Footing { replicas, speed, memory_bytes, sync } = shape.stages[stage];
+            let StageDevices { replicas, speed, memory_bytes, sync } = shape.stages[stage];
             let totals = &task.totals[task.share[replicas as usize]? as usize];
             let last = self.line[end] as usize;
             // Down to the first cut with which the stage keeps the limit, but each stage in front needs a layer, too.

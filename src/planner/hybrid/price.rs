@@ -119,6 +119,84 @@ pub struct Priced {
     pub stages: Vec<StagePrice>,
 }
 
+/// The devices of a stage, regardless of its layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct StageDevices {
+    pub replicas: u32,
+    /// Speed of the slowest device.
+    pub speed: f64,
+    /// Memory of the smallest device.
+    pub memory_bytes: f64,
+    /// Gradient all-reduce over all of them.
+    pub sync: Rate,
+}
+
+impl StageDevices {
+    /// Summarizes counts of devices by machine. Machines without devices may be among them.
+    pub(super) fn of(cluster: &Cluster, counts: impl Iterator<Item = (u32, u32)>) -> Self {
+        let (mut replicas, mut machines, mut widest) = (0, 0, 0);
+        let (mut speed, mut memory_bytes) = (f64::INFINITY, f64::INFINITY);
+        for (machine, count) in counts.filter(|&(_, count)| count > 0) {
+            let machine = &cluster.machines[machine as usize];
+            replicas += count;
+            machines += 1;
+            widest = widest.max(count);
+            speed = speed.min(machine.speed);
+            memory_bytes = memory_bytes.min(machine.memory_bytes);
+        }
+        Self { replicas, speed, memory_bytes, sync: cluster.all_reduce(machines, widest) }
+    }
+}
+
+/// Cost of a stage that follows from its layers and its devices alone, with one micro-batch in flight.
+///
+/// Every plan gets its times and its memory here: the final ones through [`Pricer`], and the thousands that annealing
+/// compares.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct BaseCost {
+    pub forward_s: f64,
+    pub backward_s: f64,
+    /// Exposed gradient reduction.
+    pub sync_s: f64,
+    pub memory: Memory,
+    pub capacity_bytes: f64,
+}
+
+impl BaseCost {
+    /// Returns the cost of the layers between two cuts. `totals` are those of the share of each replica.
+    pub(super) fn new(
+        model: &Model,
+        totals: &Totals,
+        settings: &Settings,
+        devices: &StageDevices,
+        cuts: (usize, usize),
+        recompute: bool,
+        sync_s: f64,
+    ) -> Self {
+        let forward_s = between(&totals.forward_s, cuts) / devices.speed;
+        let backward_s = between(&totals.backward_s, cuts) / devices.speed + if recompute { forward_s } else { 0.0 };
+        Self {
+            forward_s,
+            backward_s,
+            sync_s,
+            memory: cost::memory(model, totals, &settings.memory, cuts, devices.replicas, 1, recompute),
+            capacity_bytes: devices.memory_bytes - settings.memory.reserved_bytes,
+        }
+    }
+
+    /// Returns the stage as the paths and the simulator see it, with a range of windows and the transfer behind it.
+    pub(super) fn path_stage(&self, windows: (u32, u32), (busy_s, latency_s): (f64, f64)) -> PathStage {
+        let Self { forward_s, backward_s, sync_s, .. } = *self;
+        PathStage { forward_s, backward_s, sync_s, least_window: windows.0, window: windows.1, busy_s, latency_s }
+    }
+}
+
+/// Returns the part of a sum that lies between two cuts. Sums below two cuts round differently, so layers that take next to
+/// nothing could come out below zero.
+fn between(below: &[f64], (begin, end): (usize, usize)) -> f64 {
+    (below[end] - below[begin]).max(0.0)
+}
+
 /// What weights that a stage shares with others add to its price.
 struct SharedPrice {
     /// Seconds of sums with others.
@@ -223,53 +301,39 @@ impl<'a> Pricer<'a> {
             self.totals.entry(samples).or_insert_with(|| model.totals(samples));
         }
         let totals = &self.totals[&share];
-        let machine = |&(machine, _): &(u32, u32)| &self.cluster.machines[machine as usize];
-        let speed = stage.footprint.iter().map(machine).map(|m| m.speed).fold(f64::INFINITY, f64::min);
-        let capacity_bytes = stage.footprint.iter().map(machine).map(|m| m.memory_bytes).fold(f64::INFINITY, f64::min);
-        // Sums below two cuts round differently, so layers that take next to nothing may come out below zero.
-        let between_s = |below: &[f64]| (below[stage.end] - below[stage.begin]).max(0.0) / speed;
-        let forward_s = between_s(&totals.forward_s);
-        let backward_s = between_s(&totals.backward_s) + if plan.recompute { forward_s } else { 0.0 };
+        let devices = StageDevices::of(self.cluster, stage.footprint.iter().copied());
+        let cuts = (stage.begin, stage.end);
         let rate = match plan.stages.get(index + 1) {
             Some(next) => transfer(self.cluster, &stage.footprint, &next.footprint),
             None => Rate::default(),
         };
         let cut_bytes =
             if index + 1 < plan.stages.len() { self.totals[&micro_batch].boundary_bytes[stage.end] } else { 0.0 };
-        let widest = stage.footprint.iter().map(|&(_, count)| count).max().unwrap_or(0);
-        let sync =
-            if replicas > 1 { self.cluster.all_reduce(stage.footprint.len() as u32, widest) } else { Rate::default() };
         let apart = shared.map_or(&[][..], |shared| &shared.apart);
         let tied_s = shared.map_or(0.0, |shared| shared.tied_s);
-        let sync_tail = |overlap| {
-            cost::sync_without_s(model, totals, speed, (stage.begin, stage.end), sync, overlap, apart) + tied_s
-        };
-        let memory = cost::memory(
-            model,
-            totals,
-            &settings.memory,
-            (stage.begin, stage.end),
-            replicas,
-            stage.window,
-            plan.recompute,
-        );
+        let sync_tail =
+            |overlap| cost::sync_without_s(model, totals, devices.speed, cuts, devices.sync, overlap, apart) + tied_s;
+        let sync_tail_s = sync_tail(settings.overlap_sync);
+        let alone = BaseCost::new(model, totals, settings, &devices, cuts, plan.recompute, sync_tail_s);
+        let half_s = |below: &[f64]| between(below, cuts) / devices.speed;
+        let memory = alone.memory.with_in_flight(stage.window);
         let held_once_bytes = shared.map_or(0.0, |shared| shared.held_once_bytes);
         Ok(StagePrice {
             share,
-            forward_s,
-            backward_s,
-            input_gradient_s: totals.halves.as_ref().map(|halves| between_s(&halves.input_gradient_s)),
-            weight_gradient_s: totals.halves.as_ref().map(|halves| between_s(&halves.weight_gradient_s)),
+            forward_s: alone.forward_s,
+            backward_s: alone.backward_s,
+            input_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.input_gradient_s)),
+            weight_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.weight_gradient_s)),
             transfer_s: cut_bytes * rate.s_per_byte + rate.latency_s,
             transfer_busy_s: cut_bytes * rate.s_per_byte,
             sync_s: sync_tail(false),
-            sync_tail_s: sync_tail(settings.overlap_sync),
+            sync_tail_s,
             memory: if held_once_bytes > 0.0 {
                 memory.with_weights(-held_once_bytes, &settings.memory, replicas)
             } else {
                 memory
             },
-            capacity_bytes: capacity_bytes - settings.memory.reserved_bytes,
+            capacity_bytes: alone.capacity_bytes,
         })
     }
 

@@ -7,13 +7,13 @@
 use std::hash::BuildHasher;
 
 use super::clock::Clock;
-use super::paths::{PathStage, Paths};
-use super::price::{Candidate, StageChoice};
+use super::paths::Paths;
+use super::price::{BaseCost, Candidate, StageChoice, StageDevices};
 use super::settings::largest_window;
 use super::task::Task;
 use super::windows::{nearest, ranges};
+use crate::cost;
 use crate::cost::network::{Cluster, Rate};
-use crate::cost::{self, Memory};
 
 /// A whole plan without windows: those are as large as memory allows.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -27,9 +27,9 @@ pub(super) struct Sketch {
     /// Devices of each machine in no stage.
     pub free: Vec<u32>,
     /// What each stage's devices are, where that is known.
-    footings: Vec<Option<Footing>>,
+    footings: Vec<Option<StageDevices>>,
     /// What each stage costs, likewise.
-    costs: Vec<Option<StageCost>>,
+    costs: Vec<Option<BaseCost>>,
     /// The same for the transfer to the next stage.
     rates: Vec<Option<Rate>>,
     /// Its last stages, as far as nothing in them has changed, if they run ahead as far as memory allows: the last one
@@ -45,29 +45,6 @@ struct Suffix {
     window: u32,
     /// What it needs beyond its memory.
     overflow: f64,
-}
-
-/// What a stage's devices are to it, whatever its layers.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Footing {
-    pub replicas: u32,
-    /// Of the slowest.
-    pub speed: f64,
-    /// Of the smallest.
-    pub memory_bytes: f64,
-    /// Summing gradients.
-    pub sync: Rate,
-}
-
-/// A stage apart from its windows; `None` of these where it can't share the micro-batch.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct StageCost {
-    forward_s: f64,
-    backward_s: f64,
-    sync_s: f64,
-    /// With one micro-batch in flight.
-    memory: Memory,
-    capacity_bytes: f64,
 }
 
 /// How good a sketch is.
@@ -322,15 +299,7 @@ impl<'a> Judge<'a> {
             let rate = if is_last { Rate::default() } else { self.rate(sketch, stage) };
             let end = sketch.cuts[stage + 1] as usize;
             let busy_s = if is_last { 0.0 } else { task.cut_bytes[end] * rate.s_per_byte };
-            let shape = PathStage {
-                forward_s: cost.forward_s,
-                backward_s: cost.backward_s,
-                sync_s: cost.sync_s,
-                least_window: window,
-                window,
-                busy_s,
-                latency_s: rate.latency_s,
-            };
+            let shape = cost.path_stage((window, window), (busy_s, rate.latency_s));
             suffix.paths = suffix.paths.extend(&shape, suffix.window, task.micro_batches);
             suffix.window = window;
             if is_eager {
@@ -347,7 +316,7 @@ impl<'a> Judge<'a> {
     /// price has it for a model whose layers share no weights.
     pub(super) fn step_s(&mut self, sketch: &Sketch) -> Option<f64> {
         let task = self.tasks[sketch.task];
-        let costs: Vec<&StageCost> = sketch.costs.iter().flatten().collect();
+        let costs: Vec<&BaseCost> = sketch.costs.iter().flatten().collect();
         let held = costs.iter().map(|cost| (&cost.memory, cost.capacity_bytes));
         let ranges = ranges(task.settings, task.micro_batches, held)?;
         let windows = [u32::MAX, 0].into_iter().find_map(|wanted| nearest(&ranges, &vec![wanted; costs.len()]))?;
@@ -355,59 +324,35 @@ impl<'a> Judge<'a> {
             let is_last = stage + 1 == sketch.stages();
             let rate = if is_last { Rate::default() } else { sketch.rates[stage].unwrap_or_default() };
             let busy_s = task.cut_bytes[sketch.cuts[stage + 1] as usize] * rate.s_per_byte;
-            PathStage {
-                forward_s: cost.forward_s,
-                backward_s: cost.backward_s,
-                sync_s: cost.sync_s,
-                least_window: window,
-                window,
-                busy_s,
-                // To the digit what is left of a price's transfer.
-                latency_s: (busy_s + rate.latency_s) - busy_s,
-            }
+            // Plans keep the transfer as one number, so this is the latency that its simulation has, to the last digit.
+            cost.path_stage((window, window), (busy_s, (busy_s + rate.latency_s) - busy_s))
         });
         self.clock.step_s(shapes, task.micro_batches)
     }
 
     /// The devices of a stage.
-    pub(super) fn footing(&self, sketch: &mut Sketch, stage: usize) -> Footing {
+    pub(super) fn footing(&self, sketch: &mut Sketch, stage: usize) -> StageDevices {
         if let Some(footing) = sketch.footings[stage] {
             return footing;
         }
-        let (mut replicas, mut machines, mut widest) = (0, 0, 0);
-        let (mut speed, mut memory_bytes) = (f64::INFINITY, f64::INFINITY);
-        for (machine, &count) in self.cluster.machines.iter().zip(sketch.row(stage)) {
-            if count > 0 {
-                replicas += count;
-                machines += 1;
-                widest = widest.max(count);
-                speed = speed.min(machine.speed);
-                memory_bytes = memory_bytes.min(machine.memory_bytes);
-            }
-        }
-        let sync = self.cluster.all_reduce(machines, widest);
-        *sketch.footings[stage].insert(Footing { replicas, speed, memory_bytes, sync })
+        let devices = StageDevices::of(self.cluster, (0..).zip(sketch.row(stage).iter().copied()));
+        *sketch.footings[stage].insert(devices)
     }
 
-    fn stage_cost(&mut self, sketch: &mut Sketch, stage: usize) -> Option<StageCost> {
+    fn stage_cost(&mut self, sketch: &mut Sketch, stage: usize) -> Option<BaseCost> {
         let task = self.tasks[sketch.task];
-        let Footing { replicas, speed, memory_bytes, sync } = self.footing(sketch, stage);
-        let share = if replicas == 0 { None } else { task.share[replicas as usize] }?;
+        let devices = self.footing(sketch, stage);
+        let share = if devices.replicas == 0 { None } else { task.share[devices.replicas as usize] }?;
+        let cuts = (sketch.cuts[stage] as usize, sketch.cuts[stage + 1] as usize);
+        let sync_s = self.sync_s(task, cuts, share, devices.sync, devices.speed);
         let totals = &task.totals[share as usize];
-        let (begin, end) = (sketch.cuts[stage] as usize, sketch.cuts[stage + 1] as usize);
-        let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / speed;
-        let mut backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / speed;
-        if task.recompute {
-            backward_s += forward_s;
-        }
-        let sync_s = if replicas > 1 { self.sync_s(task, (begin, end), share, sync, speed) } else { 0.0 };
-        let memory = &task.settings.memory;
-        let capacity_bytes = memory_bytes - memory.reserved_bytes;
-        let memory = cost::memory(task.model, totals, memory, (begin, end), replicas, 1, task.recompute);
-        Some(StageCost { forward_s, backward_s, sync_s, memory, capacity_bytes })
+        Some(BaseCost::new(task.model, totals, task.settings, &devices, cuts, task.recompute, sync_s))
     }
 
     fn sync_s(&mut self, task: &Task<'_>, (begin, end): (usize, usize), share: u32, rate: Rate, speed: f64) -> f64 {
+        if rate == Rate::default() {
+            return 0.0;
+        }
         let totals = &task.totals[share as usize];
         let key: SyncKey = (
             begin as u32,
