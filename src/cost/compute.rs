@@ -91,14 +91,48 @@ impl Totals {
     }
 }
 
+/// A batch size between two measured ones: what was measured is `low_weight` times the value at index `low` plus
+/// `high_weight` times the value at index `high`.
+///
+/// Between two measured sizes values are on the line between both. Beyond all of them they are in proportion to the nearest
+/// one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interpolation {
+    low: usize,
+    high: usize,
+    low_weight: f64,
+    high_weight: f64,
+}
+
+impl Interpolation {
+    /// Places `batch_size` among `sizes`, which ascend. There is at least one.
+    #[must_use]
+    pub fn new(sizes: &[f64], batch_size: f64) -> Self {
+        let high = sizes.partition_point(|&size| size < batch_size);
+        if high == 0 || high == sizes.len() {
+            let nearest = high.min(sizes.len() - 1);
+            return Self { low: nearest, high: nearest, low_weight: batch_size / sizes[nearest], high_weight: 0.0 };
+        }
+        let low = high - 1;
+        let high_weight = (batch_size - sizes[low]) / (sizes[high] - sizes[low]);
+        Self { low, high, low_weight: 1.0 - high_weight, high_weight }
+    }
+
+    /// Returns the interpolated value. `values` has one value for each size.
+    #[must_use]
+    pub fn of(&self, values: &[f64]) -> f64 {
+        values[self.low] * self.low_weight + values[self.high] * self.high_weight
+    }
+}
+
 /// The model as the search sees it: where it may be cut, and what lies below each cut.
 ///
 /// Cut 0 has no layer below it, the last cut has all of them; a stage lies between two nested cuts.
 #[derive(Debug, Clone)]
 pub struct Model {
     batch_sizes: Vec<u32>,
-    /// Totals at each batch size of the profile.
-    measured: Vec<(f64, Totals)>,
+    /// Totals at each of these batch sizes.
+    measured: Vec<Totals>,
     /// Parameter bytes below each cut.
     pub parameter_bytes: Vec<f64>,
     /// Which layers lie below each cut.
@@ -233,13 +267,13 @@ impl Model {
         let order = states.order();
         let cuts = states.len();
         let nesting = Nesting::of(states);
-        let measured = (graph.batch_sizes.iter().enumerate())
-            .map(|(batch, &size)| {
+        let measured = (0..graph.batch_sizes.len())
+            .map(|batch| {
                 let each = |value: fn(&states::CutTotals) -> f64| {
                     (0..cuts).map(|cut| value(states.totals(cut, batch))).collect()
                 };
                 let layers: Vec<Measurement> = order.iter().map(|&layer| graph.layers[layer].measured[batch]).collect();
-                let totals = Totals {
+                Totals {
                     forward_s: each(|totals| totals.forward_s),
                     backward_s: each(|totals| totals.backward_s),
                     saved_bytes: each(|totals| totals.saved_bytes),
@@ -248,8 +282,7 @@ impl Model {
                     layer_backward_s: layers.iter().map(|layer| layer.backward_s).collect(),
                     layer_saved_bytes: layers.iter().map(|layer| layer.saved_bytes).collect(),
                     halves: Halves::of(&layers, &nesting),
-                };
-                (f64::from(size), totals)
+                }
             })
             .collect();
         let tie = |tie: &graph::Tie| {
@@ -281,22 +314,12 @@ impl Model {
         &self.batch_sizes
     }
 
-    /// Totals for `share` samples: interpolated between measured batch sizes, in proportion beyond them.
+    /// Returns the totals for `share` samples, as [`Interpolation`] has them.
     #[must_use]
     pub fn totals(&self, share: u32) -> Totals {
-        let share = f64::from(share);
-        let after = self.measured.partition_point(|&(batch, _)| batch < share);
-        let (low, high) = match after {
-            0 => (0, 0),
-            after if after == self.measured.len() => (after - 1, after - 1),
-            after => (after - 1, after),
-        };
-        let ((low_batch, low_totals), (high_batch, high_totals)) = (&self.measured[low], &self.measured[high]);
-        if low == high {
-            return low_totals.blend(low_totals, share / low_batch, 0.0);
-        }
-        let weight = (share - low_batch) / (high_batch - low_batch);
-        low_totals.blend(high_totals, 1.0 - weight, weight)
+        let sizes: Vec<f64> = self.batch_sizes.iter().map(|&size| f64::from(size)).collect();
+        let Interpolation { low, high, low_weight, high_weight } = Interpolation::new(&sizes, f64::from(share));
+        self.measured[low].blend(&self.measured[high], low_weight, high_weight)
     }
 
     /// The cuts strictly inside another, largest first: where a stage that ends there may begin.

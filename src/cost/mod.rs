@@ -6,6 +6,6 @@ pub mod memory;
 pub mod network;
 pub mod ties;
 
-pub use compute::{Model, SyncTail, Totals, sync_s, sync_without_s};
+pub use compute::{Interpolation, Model, SyncTail, Totals, sync_s, sync_without_s};
 pub use memory::{Memory, MemoryModel, memory};
 pub use ties::shared;
