@@ -4,3 +4,8 @@ pub mod chain;
 pub mod hybrid;
 pub mod legacy;
 pub mod orders;
+
+#[cfg(test)]
+mod random_problems;
+#[cfg(test)]
+mod simulator_tests;

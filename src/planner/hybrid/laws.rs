@@ -10,14 +10,14 @@ use super::kinds::Units;
 use super::paths::{Middle, PathStage, Paths};
 use super::prefixes::{ALONE, Detail, Least, Prefixes, SUMS, least_step_s};
 use super::price::{Candidate, Pricer, StageChoice, path_stage};
-use super::settings::{Settings, WarmUp};
+use super::settings::Settings;
 use super::smaller::sums_s;
 use super::task::Task;
 use crate::control::Control;
-use crate::cost::network::{Cluster, Link, Machine};
-use crate::cost::{self, MemoryModel, Model};
-use crate::model::graph::{Graph, Layer, Measurement};
+use crate::cost::network::Cluster;
+use crate::cost::{self, Model};
 use crate::model::states::{DEFAULT_BOUND, States};
+use crate::planner::random_problems::{RandomProblem, branching, far_apart, few_layers_on_many_devices, problems};
 use crate::schedule::{Kind, one_f_one_b};
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
 
@@ -247,8 +247,8 @@ proptest! {
     }
 
     #[test]
-    fn no_table_of_stages_in_front_is_above_a_plan(question in questions(), groups in 1_usize..8) {
-        in_front_is_not_above(&question, groups)?;
+    fn no_table_of_stages_in_front_is_above_a_plan(problem in problems(), groups in 1_usize..8) {
+        in_front_is_not_above(&problem, groups)?;
     }
 }
 
@@ -257,15 +257,15 @@ proptest! {
 
     #[test]
     fn no_table_is_above_a_plan_with_stages_inside_a_group_that_wait_for_each_other(
-        question in far_apart(), groups in 1_usize..3
+        problem in far_apart(), groups in 1_usize..3
     ) {
-        in_front_is_not_above(&question, groups)?;
+        in_front_is_not_above(&problem, groups)?;
     }
 }
 
 /// The sums of each suffix of the question's plan and the tables of all stages in front are not longer than its step.
-fn in_front_is_not_above(question: &Question, groups: usize) -> Result<(), TestCaseError> {
-    let Question { graph, cluster, settings, replicas } = question;
+fn in_front_is_not_above(problem: &RandomProblem, groups: usize) -> Result<(), TestCaseError> {
+    let RandomProblem { graph, cluster, settings, replicas } = problem;
     let model = Model::new(graph, &States::of(graph, DEFAULT_BOUND).expect("a chain"));
     let tasks = Task::all(&model, cluster, settings);
     let mut pricer = Pricer::new(&model, cluster, settings);
@@ -302,9 +302,9 @@ proptest! {
 
     #[test]
     fn no_tables_are_above_the_best_of_all_plans(
-        question in branching(), groups in 1_usize..5, above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)]
+        problem in branching(), groups in 1_usize..5, above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)]
     ) {
-        let Question { graph, cluster, settings, .. } = question;
+        let RandomProblem { graph, cluster, settings, .. } = problem;
         let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("no cycle"));
         let control = Control::default();
         let Ok((plan, best, _)) = exhaustive(&model, &cluster, &settings, &control) else { return Ok(()) };
@@ -321,9 +321,9 @@ proptest! {
 
     #[test]
     fn no_share_of_the_work_among_devices_of_use_is_above_the_best_of_all_plans(
-        question in few_layers_on_many_devices(), above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)]
+        problem in few_layers_on_many_devices(), above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)]
     ) {
-        let Question { graph, cluster, settings, .. } = question;
+        let RandomProblem { graph, cluster, settings, .. } = problem;
         let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("a chain"));
         let control = Control::default();
         for &micro_batch in &settings.micro_batch_sizes {
@@ -338,12 +338,12 @@ proptest! {
     }
 
     #[test]
-    fn a_smaller_stage_and_what_runs_behind_it_leave_as_much_to_sum(question in branching(), overlap in any::<bool>()) {
-        let model = Model::new(&question.graph, &States::of(&question.graph, DEFAULT_BOUND).expect("no cycle"));
+    fn a_smaller_stage_and_what_runs_behind_it_leave_as_much_to_sum(problem in branching(), overlap in any::<bool>()) {
+        let model = Model::new(&problem.graph, &States::of(&problem.graph, DEFAULT_BOUND).expect("no cycle"));
         if model.is_chain {
             return Ok(());
         }
-        let (totals, rate) = (model.totals(1), question.cluster.all_reduce(2, 1));
+        let (totals, rate) = (model.totals(1), problem.cluster.all_reduce(2, 1));
         for end in 1..model.cuts() {
             let sums_s = sums_s(&model, &totals, rate, overlap, end);
             for (begin, sum_s) in model.begins(end).zip(sums_s) {
@@ -352,129 +352,6 @@ proptest! {
             }
         }
     }
-}
-
-/// Few layers with branches among them, on a small cluster.
-fn branching() -> impl Strategy<Value = Question> {
-    let edges = prop::collection::vec((0_usize..5, 0_usize..5), 0..5);
-    (questions(), edges, 3_usize..6).prop_map(|(mut question, others, most)| {
-        question.graph.layers.truncate(most);
-        let count = question.graph.layers.len();
-        let is_edge = |&(from, to): &(usize, usize)| from < to && to < count;
-        // A row with some of its edges missing, and others.
-        question.graph.edges.retain(|&(from, to)| to < count && from % 2 == others.len() % 2);
-        question.graph.edges.extend(others.into_iter().filter(is_edge));
-        question.graph.edges.sort_unstable();
-        question.graph.edges.dedup();
-        question.cluster.machines.truncate(if count > 4 { 2 } else { 3 });
-        question.settings.global_batch = 6;
-        question.settings.micro_batch_sizes = vec![2, 3, 6];
-        question
-    })
-}
-
-/// Few layers with few samples on machines that differ, so that they can't use all devices.
-fn few_layers_on_many_devices() -> impl Strategy<Value = Question> {
-    let speeds = prop::collection::vec(prop_oneof![Just(1.0), 0.3..3.0], 3);
-    (questions(), 1_usize..4, 1_u32..4, speeds).prop_map(|(mut question, layers, replicas, speeds)| {
-        question.graph.layers.truncate(layers);
-        question.graph.edges.retain(|&(_, to)| to < layers);
-        let machine = |(index, speed): (u32, f64)| Machine { devices: 1 + index, memory_bytes: 1e9, speed };
-        question.cluster.machines = (0..).zip(speeds).map(machine).collect();
-        question.settings.micro_batch_sizes = vec![1, 2, 3];
-        question.settings.most_replicas = replicas;
-        question
-    })
-}
-
-/// A chain on a small cluster, and how many devices each stage of a plan shall take.
-#[derive(Debug, Clone)]
-struct Question {
-    graph: Graph,
-    cluster: Cluster,
-    settings: Settings,
-    replicas: Vec<u32>,
-}
-
-fn questions() -> impl Strategy<Value = Question> {
-    let link =
-        || {
-            (10.0..1_000.0, 0.1..3.0, prop_oneof![Just(0.0), 0.01..0.5]).prop_map(|(bytes_per_s, factor, latency_s)| {
-                Link { bytes_per_s, collective_bytes_per_s: bytes_per_s * factor, latency_s }
-            })
-        };
-    let layer = (0.1..3.0, 0.1..3.0, 0.0..500.0, 0.0..500.0).prop_map(
-        |(forward_s, backward_s, activation_bytes, parameter_bytes)| Layer {
-            name: "layer".into(),
-            id: String::new(),
-            parameter_bytes,
-            measured: vec![Measurement {
-                forward_s,
-                backward_s,
-                activation_bytes,
-                saved_bytes: activation_bytes,
-                halves_s: None,
-            }],
-        },
-    );
-    let speed = prop_oneof![2 => Just(1.0), 1 => 1.0..2.0];
-    let memory = prop_oneof![2 => Just(1.0), 1 => 1.0..2.0];
-    let machines = prop::collection::vec((1_u32..4, speed, memory), 1..4);
-    let memory_bytes = prop_oneof![Just(1e9), 3_000.0..20_000.0];
-    let replicas = prop::collection::vec(1_u32..4, 1..6);
-    (prop::collection::vec(layer, 2..7), machines, memory_bytes, link(), link(), replicas, any::<[bool; 3]>()).prop_map(
-        |(layers, machines, memory_bytes, intra, inter, replicas, [overlap_sync, recompute, is_eager])| Question {
-            graph: Graph {
-                batch_sizes: vec![1],
-                edges: (1..layers.len()).map(|to| (to - 1, to)).collect(),
-                layers,
-                ties: vec![],
-            },
-            cluster: Cluster {
-                machines: (machines.into_iter())
-                    .map(|(devices, speed, memory)| Machine { devices, memory_bytes: memory_bytes * memory, speed })
-                    .collect(),
-                intra,
-                inter,
-            },
-            settings: Settings {
-                global_batch: 12,
-                micro_batch_sizes: vec![1, 2, 3, 6],
-                smallest_share: 1,
-                uneven_shares: true,
-                overlap_sync,
-                recompute: vec![recompute],
-                warm_up: if is_eager { WarmUp::Eager } else { WarmUp::Least },
-                memory: MemoryModel {
-                    gradients_per_weight: 1.0,
-                    optimizer_per_weight: 2.0,
-                    shard_optimizer: false,
-                    reserved_bytes: 0.0,
-                },
-                most_stages: u32::MAX,
-                most_replicas: u32::MAX,
-                equal_replicas: false,
-            },
-            replicas,
-        },
-    )
-}
-
-/// Stages of one device each whose messages take long and whose windows are large: they hardly do anything but wait.
-fn far_apart() -> impl Strategy<Value = Question> {
-    (questions(), 3_usize..6, 0.5..5.0).prop_map(|(mut question, stages, latency_s)| {
-        question.replicas = vec![1; stages];
-        for machine in &mut question.cluster.machines {
-            (machine.memory_bytes, machine.devices, machine.speed) = (1e9, stages as u32, 1.0);
-        }
-        question.cluster.intra.latency_s = latency_s;
-        question.cluster.inter.latency_s = latency_s;
-        for layer in &mut question.graph.layers {
-            layer.parameter_bytes = 0.0;
-        }
-        question.settings.warm_up = WarmUp::Eager;
-        question
-    })
 }
 
 /// Devices that a stage and those behind it leave on its machine, if it lies in one.

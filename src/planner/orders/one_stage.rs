@@ -165,10 +165,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cost::Model;
     use crate::cost::network::{Cluster, Link, Machine};
-    use crate::cost::{MemoryModel, Model};
     use crate::model::graph::{Graph, Layer, Measurement};
     use crate::model::states::{DEFAULT_BOUND, States};
+    use crate::planner::random_problems::settings;
     use crate::schedule::family;
 
     fn chain(forward_s: &[f64], activation_bytes: f64) -> Graph {
@@ -209,24 +210,7 @@ mod tests {
             let link = Link { bytes_per_s: 1e9, collective_bytes_per_s: 1e9, latency_s: 0.0 };
             let machine = Machine { devices: 1, memory_bytes: 64e9, speed: 1.0 };
             let cluster = Cluster { machines: vec![machine; devices as usize], intra: link, inter: link };
-            let settings = Settings {
-                global_batch: 24,
-                micro_batch_sizes: vec![1, 2, 3, 4, 6, 8, 12, 24],
-                smallest_share: 1,
-                uneven_shares: true,
-                overlap_sync: true,
-                recompute: vec![false],
-                warm_up: WarmUp::Least,
-                memory: MemoryModel {
-                    gradients_per_weight: 1.0,
-                    optimizer_per_weight: 2.0,
-                    shard_optimizer: false,
-                    reserved_bytes: 0.0,
-                },
-                most_stages: u32::MAX,
-                most_replicas: u32::MAX,
-                equal_replicas: false,
-            };
+            let settings = settings(24, vec![1, 2, 3, 4, 6, 8, 12, 24]);
             let problem = Problem { model: &model, cluster: &cluster, settings: &settings };
             let control = Control::default();
             let mut cuts = cuts(&problem, &[], 4, &control);
