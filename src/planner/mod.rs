@@ -1,6 +1,7 @@
 //! Decides who computes what.
 
 pub mod chain;
+mod effort;
 pub mod hybrid;
 pub mod legacy;
 pub mod orders;

@@ -7,23 +7,8 @@ use super::question::Objective;
 use super::relaxed;
 use super::roads::Roads;
 use crate::control::{Control, Progress};
-
-/// How hard a pass of the search tries.
-#[derive(Clone, Copy)]
-struct Effort {
-    /// Steps towards better prices.
-    rounds: usize,
-    /// Labels that a bucket may keep.
-    width: usize,
-}
-
-/// One pass after the other; the last drops no label unless memory ends, so it proves.
-const EFFORTS: [Effort; 4] = [
-    Effort { rounds: 60, width: 24 },
-    Effort { rounds: 200, width: 400 },
-    Effort { rounds: 600, width: 6_000 },
-    Effort { rounds: 600, width: usize::MAX },
-];
+use crate::planner::effort::chain as effort;
+use crate::planner::effort::chain::SearchWidth;
 
 /// Bounds within this share of each other count as equal: sums of times round.
 const ROUNDING: f64 = 1e-9;
@@ -69,7 +54,7 @@ pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, known: Option<Vec<Step>
     if !costs.is_row() {
         lower_s = lower_s.max(relaxed::work_s(costs.chain) * (1.0 - ROUNDING)); // a row comes to it by itself
     }
-    for effort in EFFORTS {
+    for effort in effort::PASSES {
         if best.is_none() {
             match trial.reach(longest_s, effort) {
                 Verdict::Reached(path) => best = Some((path.clone(), costs.bottleneck_s(&path, longest_s))),
@@ -118,7 +103,7 @@ fn with_fewer_hosts(costs: &Costs<'_>, path: Vec<Step>, limit_s: f64, control: &
     match host_prices::raise_bound(&roads, start, hosts - 1.0 + ROUNDING, 20, control) {
         Raised::Plan(shorter, _) => shorter,
         Raised::Prices(prices) => {
-            let found = labels::search(&roads, &[prices], hosts - 1.0, FEWER_BY_ONE, EFFORTS[0].width, control);
+            let found = labels::search(&roads, &[prices], hosts - 1.0, FEWER_BY_ONE, effort::PASSES[0].width, control);
             found.best.map_or(path, |(shorter, _)| shorter)
         }
         Raised::NoWay | Raised::Stopped => path,
@@ -128,7 +113,7 @@ fn with_fewer_hosts(costs: &Costs<'_>, path: Vec<Step>, limit_s: f64, control: &
 /// Whether a plan was found at all, however slow; a narrow search, so "no" is no proof. `None` if it was stopped.
 pub(super) fn is_possible(costs: &Costs<'_>, control: &Control) -> Option<bool> {
     let mut trial = Trial { costs, of_host: None, looked_at: 0, control };
-    let found = matches!(trial.reach(f64::MAX, EFFORTS[1]), Verdict::Reached(_));
+    let found = matches!(trial.reach(f64::MAX, effort::PASSES[1]), Verdict::Reached(_));
     (found || !control.should_stop()).then_some(found)
 }
 
@@ -141,7 +126,7 @@ struct Trial<'a> {
 }
 
 impl Trial<'_> {
-    fn reach(&mut self, limit_s: f64, effort: Effort) -> Verdict {
+    fn reach(&mut self, limit_s: f64, effort: SearchWidth) -> Verdict {
         let roads = Roads::new(self.costs, Objective::Throughput, limit_s);
         let start = self.of_host.take().unwrap_or_else(|| host_prices::by_speed(&roads));
         let prices = match host_prices::raise_bound(&roads, start, ROUNDING, effort.rounds, self.control) {
@@ -196,7 +181,7 @@ pub(super) fn cheapest(
     let mut lower_bound = if counted { (prices.bound - ROUNDING).ceil().max(0.0) } else { prices.bound.max(0.0) };
     let pool = [prices];
     let mut looked_at = 0;
-    for effort in EFFORTS {
+    for effort in effort::PASSES {
         let below = best.as_ref().map_or(f64::MAX, |(_, value)| better(*value));
         let found = labels::search(&roads, &pool, below, better, effort.width, control);
         looked_at += found.looked_at;

@@ -3,13 +3,13 @@
 //! Written without the search's machinery: stages are lists of cuts, placements are tables of devices by stage and
 //! machine, warm-up is a pattern of stages that run ahead.
 
-use super::price::{Candidate, Priced, Pricer, StageChoice};
-use super::settings::Settings;
-use super::windows::every;
 use crate::control::Control;
 use crate::cost::Model;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
+use crate::planner::hybrid::evaluate::in_flight_ranges::every;
+use crate::planner::hybrid::evaluate::plan_cost::{Candidate, Priced, Pricer, StageChoice};
+use crate::planner::hybrid::settings::Settings;
 
 /// Cuts of a model that is small enough: 12 layers in a row.
 const MOST_CUTS: usize = 13;

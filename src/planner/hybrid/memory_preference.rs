@@ -1,17 +1,13 @@
 //! Plans that take hardly longer than the shortest step and hold less: searches on devices that count as smaller.
 
-use super::plan;
-use super::price::{Candidate, Priced, Pricer};
-use super::settings::Settings;
 use crate::control::{Control, Stopped};
 use crate::cost::Model;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
-
-/// Searches at most. Each halves the memory of which it is not known yet whether it is needed. Not tuned.
-const ROUNDS: u32 = 8;
-/// What is left of that memory in the end, as a share of what suffices. Not tuned.
-const CLOSE: f64 = 0.02;
+use crate::planner::effort::passes;
+use crate::planner::hybrid::evaluate::plan_cost::{Candidate, Priced, Pricer};
+use crate::planner::hybrid::plan;
+use crate::planner::hybrid::settings::Settings;
 
 /// The plan with the least memory on its fullest device that searches find.
 #[derive(Debug, Clone, Default)]
@@ -36,8 +32,8 @@ pub fn least_memory(
 ) -> Result<Lean> {
     let mut lean = Lean::default();
     let (mut too_little, mut enough) = (0.0, enough_bytes);
-    for _ in 0..ROUNDS {
-        if enough - too_little <= CLOSE * enough {
+    for _ in 0..passes::MEMORY_ROUNDS {
+        if enough - too_little <= passes::MEMORY_TOLERANCE * enough {
             break;
         }
         lean.stopped = control.stopped();

@@ -95,7 +95,7 @@ impl Settings {
 }
 
 /// The largest window from `least` to `most` that fits, if `least` does; whatever fits, smaller ones fit too.
-pub(super) fn largest_window(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
+pub(crate) fn largest_window(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
     if fits(most) {
         return Some(most);
     }

@@ -1,8 +1,8 @@
 //! Fits a schedule to stages whose costs are known: its activation limit, and its order where that looks at times.
 
+use crate::planner::effort::orders as effort;
 use rustc_hash::FxHashMap;
 
-use super::MOST_ACTIONS;
 use super::run::{Peaks, Prices, Run, durations, footprints, run};
 use crate::cost::Model;
 use crate::cost::network::Cluster;
@@ -114,7 +114,7 @@ pub fn fastest(
         ));
     }
     let micro_batches = |size: u32| settings.global_batch / size;
-    let is_small = |size: u32| 3 * u64::from(stages) * u64::from(micro_batches(size)) <= MOST_ACTIONS;
+    let is_small = |size: u32| 3 * u64::from(stages) * u64::from(micro_batches(size)) <= effort::MAX_ACTIONS;
     let largest = settings.micro_batch_sizes.iter().copied().max();
     let sizes = settings.micro_batch_sizes.iter().copied().filter(|&size| is_small(size) || Some(size) == largest);
     let mut best: Option<(u32, bool, Schedule, Run)> = None;

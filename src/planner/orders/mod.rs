@@ -17,6 +17,7 @@ use crate::control::{Control, Reports};
 use crate::cost::Model;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
+use crate::planner::effort::orders as effort;
 use crate::planner::hybrid::{self, Candidate, Settings, WarmUp};
 use crate::schedule::{Family, Schedule, family};
 
@@ -25,14 +26,6 @@ pub use fit::fastest;
 pub use one_stage::{FRUGAL, ONE_STAGE};
 pub use run::{Run, evaluate};
 pub use virtual_stages::VIRTUAL_STAGES;
-
-/// Simulations of one candidate have at most this many actions; a larger one would take more than a few hundredths of a
-/// second. Not tuned.
-pub const MOST_ACTIONS: u64 = 50_000;
-/// Micro-batch sizes that are tried, those nearest to the best one of eager 1F1B. Not tuned.
-const MOST_SIZES: usize = 6;
-/// Share of the time that is left which one certified search may take.
-const HALF: f64 = 0.5;
 
 /// Schedules that the hybrid search knows, the one with the most plans first: eager 1F1B has the plans of 1F1B and more,
 /// and GPipe holds as much as either, or more.
@@ -186,7 +179,7 @@ impl Search<'_> {
     fn certified(&self, warm_up: WarmUp, reports: Reports) -> Result<Outcome> {
         let Problem { model, cluster, settings } = *self.problem;
         let settings = Settings { warm_up, ..settings.clone() };
-        match hybrid::plan(model, cluster, &settings, &self.control.part(HALF, reports)) {
+        match hybrid::plan(model, cluster, &settings, &self.control.part(effort::CERTIFIED_SHARE, reports)) {
             Err(late @ Error::TimedOut { .. }) => {
                 let part = self.control.part(1.0, Reports::Nothing);
                 let found = hybrid::fitting(model, cluster, &settings, &part).map_err(|_| late)?;
@@ -318,6 +311,6 @@ fn near_sizes(sizes: &[u32], near_size: u32) -> Vec<u32> {
     let ratio = |&size: &u32| f64::from(size.max(near_size)) / f64::from(size.min(near_size).max(1));
     let mut nearest = sizes.to_vec();
     nearest.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
-    nearest.truncate(MOST_SIZES);
+    nearest.truncate(effort::MAX_SIZES);
     nearest
 }

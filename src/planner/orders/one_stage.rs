@@ -4,11 +4,12 @@
 //! They are run on cuts that suit 1F1B: the best ones for each depth of the pipeline and each micro-batch size worth
 //! trying. Each is simulated, and the shortest step within memory is taken. Other cuts may be better, so there is no bound.
 
+use crate::planner::effort::orders as effort;
 use rayon::prelude::*;
 
 use super::fit::run_under;
 use super::run::Run;
-use super::{MOST_ACTIONS, Problem, SimulatedPlan, near_sizes};
+use super::{Problem, SimulatedPlan, near_sizes};
 use crate::control::Control;
 use crate::error::Result;
 use crate::planner::hybrid::{self, Candidate, Pricer, Settings, StagePrice, WarmUp};
@@ -19,8 +20,6 @@ pub const ONE_STAGE: [&str; 5] = ["zb_h1", "zb_h2", "zb", "1f1b_overlap", "seque
 /// Schedules of this file that can do with one activation a stage, which is less than 1F1B holds.
 pub const FRUGAL: [&str; 2] = ["zb", "sequential"];
 
-/// Cuts that are run at once. They share the step that they must beat, so that the answer does not depend on the threads.
-const AT_ONCE: usize = 8;
 /// Sums in another order round differently.
 const ROUNDING: f64 = 1.0 + 1e-9;
 
@@ -39,7 +38,7 @@ impl Cuts {
     /// `None` if its step has too many actions to be simulated quickly.
     fn of(problem: &Problem<'_>, plan: Candidate) -> Option<Self> {
         let micro_batches = problem.settings.global_batch / plan.micro_batch;
-        if 3 * u64::from(micro_batches) * plan.stages.len() as u64 > MOST_ACTIONS {
+        if 3 * u64::from(micro_batches) * plan.stages.len() as u64 > effort::MAX_ACTIONS {
             return None;
         }
         let costs = Pricer::new(problem.model, problem.cluster, problem.settings).stages(&plan).ok()?;
@@ -62,14 +61,14 @@ pub(super) fn cuts(problem: &Problem<'_>, first: &[Candidate], near_size: u32, c
 pub(super) fn sparest(problem: &Problem<'_>, control: &Control) -> Vec<Cuts> {
     let mut sizes = problem.settings.micro_batch_sizes.clone();
     sizes.sort_unstable();
-    sizes.retain(|&size| 3 * u64::from(problem.settings.global_batch / size) <= MOST_ACTIONS);
+    sizes.retain(|&size| 3 * u64::from(problem.settings.global_batch / size) <= effort::MAX_ACTIONS);
     let single = |&size: &u32| Settings {
         global_batch: size,
         micro_batch_sizes: vec![size],
         warm_up: WarmUp::Least,
         ..problem.settings.clone()
     };
-    let each = sizes.iter().take(super::MOST_SIZES).map(single).collect();
+    let each = sizes.iter().take(effort::MAX_SIZES).map(single).collect();
     distinct(problem, of_each_depth(problem, each, control).into_iter())
 }
 
@@ -126,7 +125,7 @@ pub(super) fn best(
 ) -> Result<Option<(SimulatedPlan, u64)>> {
     let mut best: Option<(&Cuts, Schedule, Run)> = None;
     let mut simulated = 0;
-    for few in cuts.chunks(AT_ONCE) {
+    for few in cuts.chunks(effort::CUTS_AT_ONCE) {
         if best.is_some() && control.should_stop() {
             break;
         }
@@ -214,7 +213,7 @@ mod tests {
             let problem = Problem { model: &model, cluster: &cluster, settings: &settings };
             let control = Control::default();
             let mut cuts = cuts(&problem, &[], 4, &control);
-            prop_assert!(cuts.len() > AT_ONCE);
+            prop_assert!(cuts.len() > effort::CUTS_AT_ONCE);
             let family = family(name).unwrap();
             let (best, _) = super::best(&problem, family, &cuts, &control).unwrap().unwrap();
             for cuts in &mut cuts {

@@ -1,5 +1,6 @@
 //! What a plan takes and holds whose devices run several stages each.
 
+use crate::planner::effort::orders as effort;
 use rustc_hash::FxHashMap;
 
 use crate::cost::Model;
@@ -24,8 +25,6 @@ pub struct Run {
     missing_part: f64,
 }
 
-/// A step counts as so many times longer for each device's memory that is missing.
-const PENALTY: f64 = 3.0;
 /// Sums in another order round differently: a device is full so far below its memory.
 const ROUNDING: f64 = 1e-12;
 
@@ -39,7 +38,7 @@ impl Run {
     /// What the search makes small: the step, longer where memory is missing.
     #[must_use]
     pub fn score(&self) -> f64 {
-        self.step_s * (1.0 + PENALTY * self.missing_part)
+        self.step_s * (1.0 + effort::SHORTFALL_PENALTY * self.missing_part)
     }
 
     /// Whether it is the better answer: the one that fits, the shorter step, or what lacks less memory.

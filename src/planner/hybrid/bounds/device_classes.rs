@@ -1,0 +1,152 @@
+//! Devices that differ: of which kinds a stage may be, and how many devices of one speed are worth one of another.
+
+use crate::cost::network::{Cluster, Machine};
+use crate::planner::effort::tables;
+
+/// Devices at least so fast and with so much memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Kind {
+    pub speed: f64,
+    pub memory_bytes: f64,
+    /// Which kinds have all of its devices.
+    pub parts_of: Vec<bool>,
+    /// Whether its slowest device may be its smallest one, so that a stage of it may lie in one machine, and how many
+    /// devices that machine has.
+    pub widest: Option<u32>,
+    pub devices: u32,
+}
+
+/// The kinds of device that a stage's slowest and smallest may make; all devices first, then parts of it.
+pub(crate) fn kinds(cluster: &Cluster) -> Vec<Kind> {
+    // Each speed with a memory is a kind of its own: so many of them are not even combined.
+    let alike =
+        |a: &&Machine, b: &&Machine| a.speed.total_cmp(&b.speed).then(a.memory_bytes.total_cmp(&b.memory_bytes));
+    let mut types: Vec<&Machine> = cluster.machines.iter().collect();
+    types.sort_by(alike);
+    types.dedup_by(|b, a| alike(&&**a, &&**b).is_eq());
+    if types.len() > tables::MAX_DEVICE_CLASSES {
+        return vec![any(cluster)];
+    }
+    let values = |value: fn(&Machine) -> f64| {
+        let mut values: Vec<f64> = cluster.machines.iter().map(value).collect();
+        values.sort_by(f64::total_cmp);
+        values.dedup();
+        values
+    };
+    let (speeds, memories) = (values(|machine| machine.speed), values(|machine| machine.memory_bytes));
+    let has = |machine: &Machine, speed: f64, memory: f64| machine.speed >= speed && machine.memory_bytes >= memory;
+    let is = |one: f64, other: f64| one.total_cmp(&other).is_eq();
+    let mut kinds = Vec::new();
+    for &speed in &speeds {
+        for &memory_bytes in &memories {
+            let those: Vec<&Machine> =
+                cluster.machines.iter().filter(|machine| has(machine, speed, memory_bytes)).collect();
+            let is_slowest = those.iter().any(|machine| is(machine.speed, speed));
+            let is_smallest = those.iter().any(|machine| is(machine.memory_bytes, memory_bytes));
+            if is_slowest && is_smallest {
+                let own =
+                    those.iter().filter(|machine| is(machine.speed, speed) && is(machine.memory_bytes, memory_bytes));
+                kinds.push(Kind {
+                    speed,
+                    memory_bytes,
+                    parts_of: Vec::new(),
+                    widest: own.map(|machine| machine.devices).max(),
+                    devices: those.iter().map(|machine| machine.devices).sum(),
+                });
+            }
+        }
+    }
+    // The first one has all devices: the slowest with the smallest memory are kinds of some machine or other.
+    let all = cluster.devices();
+    if kinds.len() > tables::MAX_DEVICE_CLASSES || kinds.first().is_none_or(|kind| kind.devices < all) {
+        return vec![any(cluster)];
+    }
+    let limits: Vec<(f64, f64)> = kinds.iter().map(|kind| (kind.speed, kind.memory_bytes)).collect();
+    for kind in &mut kinds {
+        kind.parts_of = (limits.iter())
+            .map(|&(speed, memory_bytes)| kind.speed >= speed && kind.memory_bytes >= memory_bytes)
+            .collect();
+    }
+    kinds
+}
+
+/// All devices as one kind, of the highest speed and the largest memory.
+fn any(cluster: &Cluster) -> Kind {
+    Kind {
+        speed: cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max),
+        memory_bytes: cluster.machines.iter().map(|machine| machine.memory_bytes).fold(0.0, f64::max),
+        parts_of: vec![true],
+        widest: cluster.machines.iter().map(|machine| machine.devices).max(),
+        devices: cluster.devices(),
+    }
+}
+
+/// Whole numbers that stand for speeds, nearly in proportion: with them devices of several speeds are one number.
+#[derive(Debug, Clone)]
+pub(crate) struct Units {
+    /// Speeds, slowest first, and what a device of each counts.
+    of_speed: Vec<(f64, u32)>,
+}
+
+impl Units {
+    /// All the same where kinds aren't told apart.
+    pub(crate) fn new(cluster: &Cluster) -> Self {
+        let mut speeds: Vec<f64> = cluster.machines.iter().map(|machine| machine.speed).collect();
+        speeds.sort_by(f64::total_cmp);
+        speeds.dedup();
+        let fastest = speeds.last().copied().unwrap_or(1.0);
+        #[expect(clippy::cast_sign_loss, reason = "speeds are above zero")]
+        let whole = |units: f64| (units.round() as u32).max(1);
+        let each = |most: u32| Self {
+            of_speed: speeds.iter().map(|&speed| (speed, whole(speed / fastest * f64::from(most)))).collect(),
+        };
+        let mut best = each(1);
+        if kinds(cluster).len() == 1 {
+            return best;
+        }
+        let mut least = best.lost(cluster);
+        for most in 2..=tables::MAX_UNITS {
+            if least <= tables::UNIT_LOSS {
+                break;
+            }
+            let units = each(most);
+            let lost = units.lost(cluster);
+            if lost < least {
+                (best, least) = (units, lost);
+            }
+        }
+        best
+    }
+
+    /// How much more speed all units would have if each were of the speed that has most for a unit, as a part of it.
+    fn lost(&self, cluster: &Cluster) -> f64 {
+        let most = self.of_speed.iter().map(|&(speed, each)| speed / f64::from(each)).fold(0.0, f64::max);
+        let speed: f64 = cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
+        most * f64::from(self.all(cluster)) / speed - 1.0
+    }
+
+    /// What a device of a speed of the cluster counts.
+    pub(crate) fn of(&self, speed: f64) -> u32 {
+        let at = self.of_speed.partition_point(|&(slower, _)| slower < speed);
+        self.of_speed.get(at).map_or(1, |&(_, each)| each)
+    }
+
+    /// What the devices of a kind count: so much each of so many, the least first.
+    pub(crate) fn of_kind(&self, cluster: &Cluster, kind: &Kind) -> Vec<(u32, u32)> {
+        let has = |machine: &&Machine| machine.speed >= kind.speed && machine.memory_bytes >= kind.memory_bytes;
+        let mut each: Vec<(u32, u32)> =
+            cluster.machines.iter().filter(has).map(|machine| (self.of(machine.speed), machine.devices)).collect();
+        each.sort_unstable();
+        each.dedup_by(|b, a| {
+            let is_same = a.0 == b.0;
+            a.1 += if is_same { b.1 } else { 0 };
+            is_same
+        });
+        each
+    }
+
+    /// What all devices count.
+    pub(crate) fn all(&self, cluster: &Cluster) -> u32 {
+        cluster.machines.iter().map(|machine| machine.devices * self.of(machine.speed)).sum()
+    }
+}

@@ -1,0 +1,100 @@
+//! Numbers of devices that tables distinguish, and which of them each group of cuts needs.
+//!
+//! Lemma *Devices that differ* (docs/proofs.md): devices count as whole units of speed. Stages in front of a cut have at
+//! least the units that can do their work in less than the threshold. They have at most the units that the stages behind the
+//! cut can spare. Only levels between both have an entry. Rounding a number of units up to a level gives the prefix more
+//! devices, which only lowers the bound.
+
+use crate::planner::hybrid::bounds::cut_groups::Groups;
+use crate::planner::hybrid::bounds::device_classes::Units;
+use crate::planner::hybrid::subproblem::Task;
+
+/// Which numbers of devices tables are made for, and where their entries are.
+#[derive(Default)]
+pub(super) struct Reach {
+    /// Numbers of devices, ascending.
+    pub(super) levels: Vec<u32>,
+    /// For each group of cuts the lowest and highest level between what stages in front of it need at least and what those
+    /// behind it leave at most.
+    pub(super) of_group: Vec<(usize, usize)>,
+    /// All together.
+    pub(super) entries: usize,
+}
+
+impl Reach {
+    /// If no stage is at work for `threshold_s`; one level is kept where there is none.
+    pub(super) fn new(
+        task: &Task<'_>,
+        units: &Units,
+        groups: &Groups,
+        work_s: &[f64],
+        threshold_s: f64,
+        most_levels: u32,
+    ) -> Self {
+        // Of the fastest devices, as many as are of use.
+        let mut speeds: Vec<(f64, u32, u32)> =
+            task.cluster.machines.iter().map(|m| (m.speed, m.devices, units.of(m.speed))).collect();
+        speeds.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let (mut most, mut devices) = (0, task.most_devices());
+        for &(_, of_machine, each) in &speeds {
+            let some = devices.min(of_machine);
+            most += some * each;
+            devices -= some;
+        }
+        let levels: Vec<u32> = if most <= most_levels {
+            (0..=most).collect()
+        } else {
+            let part = |level| (u64::from(most) * u64::from(level)).div_ceil(u64::from(most_levels)) as u32;
+            (0..=most_levels).map(part).collect()
+        };
+        let whole_s: f64 = work_s.iter().sum();
+        speeds.sort_by(|a, b| (b.0 / f64::from(b.2)).total_cmp(&(a.0 / f64::from(a.2))));
+        speeds.dedup_by(|b, a| {
+            let is_same = a.0.total_cmp(&b.0).is_eq();
+            a.1 += if is_same { b.1 } else { 0 };
+            is_same
+        });
+        let (micro_batches, all) = (f64::from(task.micro_batches), f64::from(units.all(task.cluster)));
+        // The fewest units that do so much work; rounding must not ask for one more.
+        let fewest = |work_s: f64| {
+            let mut speed = micro_batches * (work_s - 1e-9 * whole_s) / threshold_s;
+            let mut fewest = 0.0;
+            for &(speed_each, devices, each) in &speeds {
+                let (devices, each) = (f64::from(devices), f64::from(each));
+                let units = (devices * each).min((speed / speed_each * each).ceil().max(0.0));
+                speed -= units / each * speed_each;
+                fewest += units;
+            }
+            if speed > 1e-9 * micro_batches * whole_s / threshold_s { f64::INFINITY } else { fewest }
+        };
+        let below_s = task.model.sums_below(work_s);
+        let of_group: Vec<(usize, usize)> = (groups.cuts.iter())
+            .map(|cuts| {
+                let below_s = || cuts.iter().map(|&cut| below_s[cut]);
+                let left = (all - fewest(whole_s - below_s().fold(0.0, f64::max))).max(0.0);
+                let needed = fewest(below_s().fold(f64::INFINITY, f64::min));
+                let most = levels.partition_point(|&level| f64::from(level) < left).min(levels.len() - 1);
+                let least = levels.partition_point(|&level| f64::from(level) < needed).min(most);
+                (least, most)
+            })
+            .collect();
+        let entries = of_group.iter().map(|(least, most)| most + 1 - least).sum();
+        Self { levels, of_group, entries }
+    }
+
+    /// The lowest level of so many units.
+    pub(super) fn level(&self, units: u32) -> usize {
+        if self.levels.get(units as usize) == Some(&units) {
+            units as usize
+        } else {
+            self.levels.partition_point(|&level| level < units)
+        }
+    }
+
+    /// Where the entry of a level is among those of its group of cuts, which is not below their lowest one. Stages behind a
+    /// cut that leave more devices than its highest one are part of no plan.
+    pub(super) fn entry(&self, group: usize, room: usize, level: usize) -> usize {
+        let (lowest, highest) = self.of_group[group];
+        room * (highest + 1 - lowest) + (level.min(highest) - lowest)
+    }
+}

@@ -1,0 +1,103 @@
+//! Replica counts that share one entry of the tables.
+//!
+//! A stage of a bucket costs at most what any of its replica counts costs: it takes the devices of the fewest replicas, and
+//! has the work, the transfers and the sharded optimizer of the most (docs/proofs.md, *Devices that differ*).
+
+use super::adjacency::Way;
+use crate::cost::network::Rate;
+use crate::planner::hybrid::bounds::device_classes::Kind;
+use crate::planner::hybrid::subproblem::Task;
+
+/// Numbers of replicas that give their devices the same share.
+pub(super) struct Split {
+    pub(super) share: u32,
+    /// The fewest leave most devices to other stages and have the least to synchronise.
+    pub(super) fewest: u32,
+    /// The most have the smallest transfers and parts of a sharded optimizer.
+    pub(super) most: u32,
+    /// Of which kinds its devices may be.
+    pub(super) kinds: Vec<Taken>,
+    pub(super) ways: Vec<Way>,
+    /// The rates at which gradients of its stages are summed, and the speeds behind whose backwards.
+    pub(super) rates: Vec<(Rate, f64)>,
+    /// Which of these, for each kind of each way.
+    pub(super) rate_of: Vec<usize>,
+    /// How many times the least of all splits each layer takes at least.
+    pub(super) slower: f64,
+}
+
+/// The fewest devices of a split, as one kind has them.
+pub(super) struct Taken {
+    /// Of the slowest, and of the smallest.
+    pub(super) speed: f64,
+    pub(super) memory_bytes: f64,
+    /// What they count at least.
+    pub(super) units: u32,
+    /// For each level the level of the units that are left, from `first`, the first that has enough.
+    pub(super) rests: Vec<usize>,
+    pub(super) first: usize,
+}
+
+impl Taken {
+    /// The lowest level that leaves as much as this one.
+    pub(super) fn with_rest(&self, least: usize) -> usize {
+        // Levels are about as far apart everywhere, so it is about as many levels up.
+        let mut at = least.min(self.rests.len());
+        while at > 0 && self.rests[at - 1] >= least {
+            at -= 1;
+        }
+        while at < self.rests.len() && self.rests[at] < least {
+            at += 1;
+        }
+        self.first + at
+    }
+}
+
+impl Split {
+    /// Those of a task, so that none has replicas farther apart than `apart` but for those that give the same share.
+    pub(super) fn all(task: &Task<'_>, kinds: &[(Kind, Vec<(u32, u32)>)], apart: f64) -> Vec<Self> {
+        let mut splits: Vec<Self> = Vec::new();
+        for (count, share) in (0_u32..).zip(&task.share) {
+            let Some(share) = *share else { continue };
+            match splits.last_mut() {
+                Some(split) if split.share == share => split.most = count,
+                // The work of many replicas on the devices of few.
+                Some(split) if f64::from(count) <= apart * f64::from(split.fewest) => {
+                    (split.most, split.share) = (count, share);
+                }
+                _ => splits.push(Self {
+                    share,
+                    fewest: count,
+                    most: count,
+                    kinds: Vec::new(),
+                    ways: Vec::new(),
+                    rates: Vec::new(),
+                    rate_of: Vec::new(),
+                    slower: 1.0,
+                }),
+            }
+        }
+        for split in &mut splits {
+            for (kind, each) in kinds.iter().filter(|(kind, _)| kind.devices >= split.fewest) {
+                let mut left = split.fewest;
+                let taken = Taken {
+                    speed: kind.speed,
+                    memory_bytes: kind.memory_bytes - task.settings.memory.reserved_bytes,
+                    units: (each.iter())
+                        .map(|&(units, devices)| {
+                            let some = left.min(devices);
+                            left -= some;
+                            some * units
+                        })
+                        .sum(),
+                    rests: Vec::new(),
+                    first: 0,
+                };
+                // More memory for as much speed, and for no more units, is the better choice for all.
+                split.kinds.retain(|other| other.speed < taken.speed || other.units < taken.units);
+                split.kinds.push(taken);
+            }
+        }
+        splits
+    }
+}

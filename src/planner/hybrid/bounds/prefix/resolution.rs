@@ -1,0 +1,183 @@
+//! How fine the tables are: groups of cuts, buckets of replica counts and levels of devices that the work limit allows.
+//!
+//! A coarser table is a weaker bound, and never a wrong one.
+
+use super::builder::Sources;
+use super::device_levels::Reach;
+use super::layers_s;
+use super::replica_buckets::{Split, Taken};
+use crate::cost::network::Rate;
+use crate::cost::{self, Totals};
+use crate::planner::effort::tables::{self, Resolution};
+use crate::planner::hybrid::bounds::cut_groups::Groups;
+use crate::planner::hybrid::bounds::link_bounds::Links;
+use std::sync::Arc;
+
+/// Which cuts tables tell apart, and which numbers of devices.
+#[derive(Default)]
+pub(super) struct Grouping {
+    pub(super) groups: Groups,
+    pub(super) reach: Reach,
+    /// For each group of cuts, what a micro-batch takes behind one at least, and how many layers are behind one at most.
+    pub(super) behind_s: Vec<f64>,
+    pub(super) layers_behind: Vec<usize>,
+}
+
+impl Sources<'_> {
+    /// Settles which numbers of replicas and devices are told apart, and whether machines are; how much work a table is.
+    pub(super) fn choose(&mut self, links: &Links, detail: Resolution, has_rooms: bool) -> f64 {
+        // A plan has hardly more stages than micro-batches, and each stage loses a group of cuts, or half of what is joined.
+        let stages = f64::from(self.task.micro_batches.min(tables::ASSUMED_STAGES));
+        let cuts = self.task.model.cuts();
+        let mut tried: Vec<(f64, usize, f64)> = std::iter::once(cuts.min(detail.max_cut_groups))
+            .chain(tables::CUT_GROUP_COUNTS)
+            .filter(|&most| most <= cuts.min(detail.max_cut_groups))
+            .map(|most| (if most < cuts { stages / most as f64 } else { 0.0 }, most))
+            .flat_map(|(lost, most)| tables::REPLICA_RATIOS.map(|apart| (lost + (apart - 1.0) / 2.0, most, apart)))
+            .collect();
+        tried.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut tried = tried.into_iter();
+        let mut most_levels = tables::MAX_DEVICE_LEVELS;
+        let mut known: Vec<Arc<Grouping>> = Vec::new();
+        let mut work;
+        loop {
+            if let Some((_, most, apart)) = tried.next() {
+                let grouping = known.iter().find(|known| known.groups.most == most).cloned();
+                self.grouping = grouping.unwrap_or_else(|| {
+                    known.push(Arc::new(self.grouped(most, most_levels)));
+                    known[known.len() - 1].clone()
+                });
+                self.splits = Split::all(self.task, &self.kinds, apart);
+            } else {
+                most_levels /= 2;
+                self.grouping = Arc::new(self.grouped(self.grouping.groups.most, most_levels));
+            }
+            for split in &mut self.splits {
+                let levels = &self.grouping.reach.levels;
+                for kind in &mut split.kinds {
+                    kind.first = levels.partition_point(|&level| level < kind.units);
+                    let enough = levels[kind.first..].iter();
+                    kind.rests = enough.map(|&level| self.grouping.reach.level(level - kind.units)).collect();
+                }
+            }
+            work = self.work();
+            if work <= detail.max_work || (tried.len() == 0 && most_levels <= tables::MIN_DEVICE_LEVELS) {
+                break;
+            }
+        }
+        let cases = links.widest as usize + 2;
+        let rise = (1 + cases / 2) as f64;
+        if has_rooms
+            && links.machines > 1
+            && work * rise <= detail.max_work
+            && self.grouping.reach.entries * cases <= tables::MAX_ENTRIES
+        {
+            self.rooms = cases;
+            work *= rise;
+        }
+        let mut splits = std::mem::take(&mut self.splits);
+        for split in &mut splits {
+            let each_s = layers_s(self.task, &self.task.totals[split.share as usize]);
+            let times = each_s.iter().zip(&self.least_s).filter(|(_, least_s)| **least_s > 0.0);
+            split.slower = times.map(|(each_s, least_s)| each_s / least_s).reduce(f64::min).unwrap_or(1.0);
+            split.ways = split.ways(links, self.rooms);
+            for (way, kind) in split.ways.iter().flat_map(|way| split.kinds.iter().map(move |kind| (way, kind))) {
+                let (rate, speed) = (way.sync, self.summing(kind));
+                let is_it = |known: &(Rate, f64)| known.0 == rate && known.1.total_cmp(&speed).is_eq();
+                let at = split.rates.iter().position(is_it).unwrap_or(split.rates.len());
+                if at == split.rates.len() {
+                    split.rates.push((rate, speed));
+                }
+                split.rate_of.push(at);
+            }
+        }
+        self.splits = splits;
+        work
+    }
+
+    /// About how many stages, with numbers of devices in front of them, a table looks at.
+    pub(super) fn work(&self) -> f64 {
+        let (model, groups) = (self.task.model, &self.grouping.groups.cuts);
+        let every = (groups.len().pow(2) / 2 * self.splits.len()).div_ceil(tables::WORK_SAMPLE).max(1);
+        let mut work = 0;
+        for to in (1..groups.len()).rev().step_by(every) {
+            let (lowest, highest) = self.grouping.reach.of_group[to];
+            let end = groups[to][0];
+            for split in &self.splits {
+                let totals = &self.task.totals[split.share as usize];
+                for kind in split.kinds.iter().filter(|kind| kind.first.max(lowest) <= highest) {
+                    for from in (0..to).rev() {
+                        let begin = groups[from][groups[from].len() - 1];
+                        if self.is_short(totals, kind.speed, begin, end) {
+                            let needed = kind.with_rest(self.grouping.reach.of_group[from].0);
+                            work += (highest + 1).saturating_sub(needed.max(lowest));
+                        } else if model.is_chain {
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        // Each split looks at each stage, too.
+        (work * every + model.pairs() * self.splits.len()) as f64
+    }
+
+    /// Whether a stage alone is at work for less than the threshold.
+    pub(super) fn is_short(&self, totals: &Totals, speed: f64, begin: usize, end: usize) -> bool {
+        let forwards = if self.task.recompute { 2.0 } else { 1.0 };
+        let work_s = forwards * (totals.forward_s[end] - totals.forward_s[begin])
+            + (totals.backward_s[end] - totals.backward_s[begin]);
+        f64::from(self.task.micro_batches) * work_s < self.threshold_s * speed
+    }
+
+    /// No more groups of cuts than these, or few more, and so many numbers of devices.
+    pub(super) fn grouped(&self, most: usize, most_levels: u32) -> Grouping {
+        let model = self.task.model;
+        let groups = Groups::new(model, &self.work_s, most);
+        let below_s = &self.least_below_s;
+        let whole_s = below_s[below_s.len() - 1];
+        let most_below_s = |cuts: &Vec<usize>| cuts.iter().map(|&cut| below_s[cut]).fold(0.0, f64::max);
+        let behind = |&cut: &usize| model.layers_below(model.cuts() - 1) - model.layers_below(cut);
+        Grouping {
+            reach: Reach::new(self.task, &self.units, &groups, &self.work_s, self.threshold_s, most_levels),
+            behind_s: groups.cuts.iter().map(|cuts| whole_s - most_below_s(cuts)).collect(),
+            layers_behind: groups.cuts.iter().map(|cuts| cuts.iter().map(behind).max().unwrap_or(0)).collect(),
+            groups,
+        }
+    }
+
+    /// The speed at which gradients of a kind's stage are summed behind its backward. The lowest of all hides the most:
+    /// it stands for each where a sum goes through many layers, and where kinds aren't told apart.
+    pub(super) fn summing(&self, kind: &Taken) -> f64 {
+        let is_own = self.task.model.is_chain && self.kinds.len() > 1;
+        if is_own { kind.speed } else { self.slowest }
+    }
+
+    /// Whether a stage fits with one stage behind it, but not with so many.
+    pub(super) fn is_tight(&self, behind: u32) -> bool {
+        let task = self.task;
+        let window = |behind: u32| task.settings.windows(behind + 1, task.micro_batches).0;
+        let micro_batches = f64::from(task.micro_batches);
+        let every = (task.model.pairs() * self.splits.len()).div_ceil(tables::WORK_SAMPLE).max(1);
+        self.splits.iter().any(|split| {
+            let totals = &task.totals[split.share as usize];
+            (1..task.model.cuts()).step_by(every).any(|end| {
+                task.model.begins(end).any(|begin| {
+                    let begin = begin as usize;
+                    let work_s = totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end]
+                        - totals.backward_s[begin];
+                    let bytes = |window| {
+                        let memory = &task.settings.memory;
+                        cost::memory(task.model, totals, memory, (begin, end), split.most, window, task.recompute)
+                            .total_bytes()
+                    };
+                    split.kinds.iter().any(|kind| {
+                        micro_batches * work_s < self.threshold_s * kind.speed
+                            && bytes(window(1)) <= kind.memory_bytes
+                            && bytes(window(behind)) > kind.memory_bytes
+                    })
+                })
+            })
+        })
+    }
+}

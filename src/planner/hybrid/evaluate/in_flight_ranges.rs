@@ -1,0 +1,93 @@
+//! The windows that the stages of a plan may have, and some of them to choose from.
+//!
+//! Windows never grow along the stages: a stage that waits for more forwards than the one before it gives would wait
+//! for ever.
+
+use crate::cost::Memory;
+use crate::error::Result;
+use crate::planner::hybrid::evaluate::plan_cost::{Candidate, Pricer, StagePrice};
+use crate::planner::hybrid::settings::{Settings, largest_window};
+
+/// For each stage, from the least window that keeps it busy to the largest that memory allows it and those in front.
+pub(crate) type Ranges = Vec<(u32, u32)>;
+
+impl Pricer<'_> {
+    /// The windows of priced stages that run ahead as far as memory allows if they are `eager`, else no farther than they
+    /// must; `None` if a stage doesn't fit even then.
+    pub(crate) fn windows_of(&self, stages: &[StagePrice], micro_batch: u32, eager: bool) -> Option<Vec<u32>> {
+        let wanted = vec![if eager { u32::MAX } else { 0 }; stages.len()];
+        nearest(&self.ranges_of(stages, micro_batch)?, &wanted)
+    }
+
+    /// The windows to choose from; `None` if a stage doesn't fit with the least.
+    ///
+    /// # Errors
+    /// As [`Pricer::stages`].
+    pub(crate) fn ranges(&mut self, plan: &Candidate) -> Result<Option<Ranges>> {
+        let stages = self.stages(plan)?;
+        Ok(self.ranges_of(&stages, plan.micro_batch))
+    }
+
+    /// The same for stages that are priced.
+    pub(crate) fn ranges_of(&self, stages: &[StagePrice], micro_batch: u32) -> Option<Ranges> {
+        let held = stages.iter().map(|stage| (&stage.memory, stage.capacity_bytes));
+        ranges(self.settings, self.settings.global_batch / micro_batch, held)
+    }
+}
+
+/// The windows to choose from for stages that hold so much, each on devices that have room for so much; `None` if one
+/// doesn't fit with the least.
+pub(crate) fn ranges<'m>(
+    settings: &Settings,
+    micro_batches: u32,
+    stages: impl ExactSizeIterator<Item = (&'m Memory, f64)>,
+) -> Option<Ranges> {
+    let from_end = (1..=stages.len() as u32).rev();
+    let ranges = stages.zip(from_end).map(|((memory, capacity_bytes), from_end)| {
+        let (least, most) = settings.windows(from_end, micro_batches);
+        largest_window(least, most, |window| memory.bytes_with(window) <= capacity_bytes)
+            .map(|largest| (least, largest))
+    });
+    let mut ranges = ranges.collect::<Option<Ranges>>()?;
+    // No stage may run ahead farther than one in front of it.
+    for index in 1..ranges.len() {
+        ranges[index].1 = ranges[index].1.min(ranges[index - 1].1);
+    }
+    ranges.iter().all(|&(least, most)| least <= most).then_some(ranges)
+}
+
+/// As many micro-batches in flight as wanted, or as near to that as the ranges and the stages behind allow.
+pub(crate) fn nearest(ranges: &Ranges, wanted: &[u32]) -> Option<Vec<u32>> {
+    let mut windows = vec![0; ranges.len()];
+    let mut next = 1;
+    for (index, &(least, most)) in ranges.iter().enumerate().rev() {
+        let least = least.max(next);
+        if least > most {
+            return None;
+        }
+        next = wanted[index].clamp(least, most);
+        windows[index] = next;
+    }
+    Some(windows)
+}
+
+/// Every choice of windows, if there are no more than `limit`.
+pub(crate) fn every(ranges: &Ranges, limit: usize) -> Option<Vec<Vec<u32>>> {
+    let mut all: Vec<Vec<u32>> = vec![Vec::new()]; // of the stages behind, last stage first
+    for &(least, most) in ranges.iter().rev() {
+        let mut longer = Vec::new();
+        for behind in &all {
+            for window in least.max(behind.last().copied().unwrap_or(1))..=most {
+                if longer.len() == limit {
+                    return None;
+                }
+                longer.push(behind.iter().copied().chain([window]).collect());
+            }
+        }
+        all = longer;
+    }
+    for windows in &mut all {
+        windows.reverse();
+    }
+    Some(all)
+}

@@ -1,0 +1,677 @@
+//! Plans by pattern: whole families of placements that no search has to find, with the best cuts for each.
+//!
+//! A pattern puts some machines in an order, chops the order into *blocks* of so many machines, and lists devices in
+//! turn inside each block; stages take consecutive devices of that list. With blocks of one machine it fills machine
+//! after machine (DAPPLE's *append first*), with one block of all machines each stage takes an equal part of every
+//! machine (*scatter first*):
+//!
+//! ```text
+//! machines      0 1 2 3         blocks of one    0 0 | 1 1 | 2 2 | 3 3
+//! 2 devices each, 4 stages      blocks of two    0 1 | 0 1 | 2 3 | 2 3
+//!                               one block        0 1 | 2 3 | 0 1 | 2 3
+//! ```
+//!
+//! Cuts follow from a limit that is bisected: each stage, from the last one back, is the longest that keeps it.
+
+use crate::planner::effort::placement;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::control::Control;
+use crate::cost::network::{Cluster, Rate};
+use crate::cost::{self, Model, SyncTail, Totals};
+use crate::planner::hybrid::evaluate::plan_cost::StageDevices;
+use crate::planner::hybrid::search::suffix_search::Twin;
+use crate::planner::hybrid::search::unscheduled_plan::{Judge, Sketch};
+use crate::planner::hybrid::subproblem::Task;
+
+/// Nested cuts, each as close to the next as can be, with the fewest bytes across them in sum.
+pub(crate) fn line(model: &Model, cut_bytes: &[f64]) -> Vec<u32> {
+    let cuts = model.cuts();
+    if model.is_chain {
+        return (0..cuts as u32).collect();
+    }
+    let mut best = vec![(0.0, 0_u32); cuts];
+    let mut neighbours: Vec<u32> = Vec::new();
+    for end in 1..cuts {
+        neighbours.clear();
+        for begin in model.begins(end).take(placement::ROW_CANDIDATES) {
+            // Larger cuts come first, so what lies inside one of these isn't next to `end`.
+            if !neighbours.iter().any(|&nearer| is_nested(model, begin, nearer)) {
+                neighbours.push(begin);
+            }
+            if neighbours.len() == placement::ROW_NEIGHBOURS {
+                break;
+            }
+        }
+        let sum = |&begin: &u32| (best[begin as usize].0 + cut_bytes[end], begin);
+        best[end] = (neighbours.iter().map(sum).min_by(|a, b| a.0.total_cmp(&b.0))).unwrap_or((f64::INFINITY, 0));
+    }
+    let before = |&cut: &u32| (cut > 0).then(|| best[cut as usize].1);
+    let mut line: Vec<u32> = std::iter::successors(Some(cuts as u32 - 1), before).collect();
+    line.reverse();
+    line
+}
+
+/// Whether a stage may lie between two cuts.
+pub(crate) fn is_nested(model: &Model, begin: u32, end: u32) -> bool {
+    model.is_inside(begin as usize, end as usize)
+}
+
+/// How devices are shared out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Shares {
+    /// As many to each stage.
+    Even(u32),
+    /// All of them: one more to each of the first stages.
+    All,
+    /// So many to the first stage, on as many machines as possible, and as many to each of the others.
+    FewFirst(u32, u32),
+    /// The same for the last stage.
+    FewLast(u32, u32),
+}
+
+/// A pattern, apart from the task.
+#[derive(Debug, Clone, Copy)]
+struct Pattern {
+    listing: usize,
+    stages: usize,
+    shares: Shares,
+}
+
+/// What stages of a pattern have, whatever their layers.
+struct Shape {
+    stages: Vec<StageDevices>,
+    /// To the next stage.
+    rates: Vec<Rate>,
+}
+
+impl Shape {
+    fn of(sketch: &mut Sketch, judge: &mut Judge<'_>) -> Self {
+        Self {
+            stages: (0..sketch.stages()).map(|stage| judge.footing(sketch, stage)).collect(),
+            rates: (1..sketch.stages()).map(|stage| judge.rate(sketch, stage - 1)).collect(),
+        }
+    }
+}
+
+impl Shape {
+    /// The same for shapes in which all stages and links cost the same.
+    fn key(&self) -> Arc<[u64]> {
+        let stages = self.stages.iter().flat_map(|&StageDevices { replicas, speed, memory_bytes, sync }| {
+            let of_devices = [speed, memory_bytes, sync.s_per_byte, sync.latency_s].map(f64::to_bits);
+            std::iter::once(u64::from(replicas)).chain(of_devices)
+        });
+        stages.chain(self.rates.iter().flat_map(|rate| [rate.s_per_byte, rate.latency_s].map(f64::to_bits))).collect()
+    }
+}
+
+/// What stages with replicas take, gradient synchronisation included, up to the most that anybody asks for: for a task,
+/// what devices they have, and the cut where they end, each stage with a layer more.
+struct Reached {
+    most_s: f64,
+    known: FxHashMap<(usize, [u64; 4], usize), Vec<f64>>,
+}
+
+impl Reached {
+    fn new(most_s: f64) -> Self {
+        Self { most_s, known: FxHashMap::default() }
+    }
+}
+
+/// A pattern before it is cut.
+struct Shaped {
+    pattern: Pattern,
+    /// What it is worth cutting for.
+    tasks: Vec<usize>,
+    shape: Shape,
+    /// Its stages, without their devices.
+    sketch: Sketch,
+}
+
+/// A plan of a pattern.
+struct Found {
+    path_s: f64,
+    pattern: Pattern,
+    cuts: Vec<u32>,
+}
+
+/// All patterns of a question.
+pub(crate) struct Patterns<'a> {
+    tasks: &'a [&'a Task<'a>],
+    cluster: &'a Cluster,
+    model: &'a Model,
+    line: Vec<u32>,
+    /// Layers between each cut of the line and the one before it, last first.
+    layers: Vec<Vec<u32>>,
+    /// Whether layers of the line come in the order of the backward pass, from its end on.
+    in_order: bool,
+    /// The machine of each device, for each order and width of blocks.
+    listings: Vec<Vec<u32>>,
+    /// What each task takes at least on one device of the fastest, all of its micro-batches.
+    least_s: Vec<f64>,
+}
+
+impl<'a> Patterns<'a> {
+    pub(crate) fn new(tasks: &'a [&'a Task<'a>], line: &[u32]) -> Option<Self> {
+        let &&Task { model, cluster, .. } = tasks.first()?;
+        let step = line.len().div_ceil(placement::MAX_PATTERN_CUTS);
+        let whole = line.len() - 1;
+        let line: Vec<u32> = (line.iter().enumerate())
+            .filter(|(at, _)| at.is_multiple_of(step) || *at == whole)
+            .map(|(_, &cut)| cut)
+            .collect();
+        let layers: Vec<Vec<u32>> = std::iter::once(Vec::new())
+            .chain(line.windows(2).map(|two| model.layers_between(two[0] as usize, two[1] as usize).collect()))
+            .collect();
+        let in_order = layers.iter().rev().flatten().is_sorted_by(|a, b| a > b);
+        let speed = cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
+        let least_s = |task: &Task<'_>| {
+            let least_s = task.totals.iter().map(|totals| whole_s(task, totals)).fold(f64::INFINITY, f64::min);
+            f64::from(task.micro_batches) * least_s / speed
+        };
+        let least_s = tasks.iter().map(|task| least_s(task)).collect();
+        Some(Self { tasks, cluster, model, line, layers, in_order, listings: listings(cluster), least_s })
+    }
+
+    /// The plans with the shortest paths for each task and number of stages, none of them with a path of `limit_s` or
+    /// more, or `hopeful` times the shortest with fewer stages: first the best for each, shortest first, then the second
+    /// best. With `is_brief` only a few of all patterns.
+    pub(crate) fn plans(&self, limit_s: f64, hopeful: f64, is_brief: bool, control: &Control) -> Vec<Sketch> {
+        let most_stages = self.tasks[0].settings.most_stages as usize;
+        let is_many = self.cluster.machines.len() > placement::MANY_NODES;
+        let mut best: BTreeMap<(usize, usize), Vec<Found>> = BTreeMap::new();
+        let mut limit_s = limit_s;
+        for stages in placement::STAGE_COUNTS.into_iter().filter(|&stages| stages <= most_stages) {
+            let is_round = stages.is_power_of_two() || (stages.is_multiple_of(3) && (stages / 3).is_power_of_two());
+            let listings: Vec<usize> = (self.listings.iter().enumerate())
+                .filter(|(_, devices)| {
+                    let is_first = stages.is_power_of_two() && devices.len() == self.listings[0].len();
+                    stages <= devices.len().min(self.line.len() - 1)
+                        && (is_round || !is_many)
+                        && (is_first || !is_brief)
+                })
+                .map(|(listing, _)| listing)
+                .collect();
+            let shaped: Vec<Vec<Shaped>> = (listings.into_par_iter())
+                .map_init(
+                    || Judge::new(self.tasks, self.cluster, placement::PATTERN_SYNCS),
+                    |judge, listing| self.of_listing(listing, stages, limit_s, judge, control),
+                )
+                .collect();
+            // Other machines, or another order, often make no difference to any stage or link.
+            let mut shaped: Vec<Shaped> = shaped.into_iter().flatten().collect();
+            let mut known: FxHashSet<(Arc<[u64]>, usize)> = FxHashSet::default();
+            for Shaped { tasks, shape, .. } in &mut shaped {
+                let key = shape.key();
+                tasks.retain(|&task| known.insert((key.clone(), task)));
+            }
+            let found: Vec<Vec<(usize, Found)>> = (shaped.into_par_iter())
+                .map_init(
+                    || (Judge::new(self.tasks, self.cluster, placement::PATTERN_SYNCS), Reached::new(limit_s)),
+                    |(judge, reached), shaped| self.of_shape(shaped, limit_s, judge, reached, control),
+                )
+                .collect();
+            for (task, found) in found.into_iter().flatten() {
+                limit_s = limit_s.min(hopeful * found.path_s);
+                let kept = best.entry((task, found.pattern.stages)).or_default();
+                if kept.iter().all(|other| other.path_s.total_cmp(&found.path_s).is_ne() || other.cuts != found.cuts) {
+                    let at = kept.partition_point(|other| other.path_s <= found.path_s);
+                    kept.insert(at, found);
+                    kept.truncate(placement::PLANS_PER_STAGE_COUNT);
+                }
+            }
+        }
+        let mut plans: Vec<(usize, f64, Sketch)> = (best.into_iter())
+            .flat_map(|((task, _), kept)| kept.into_iter().enumerate().map(move |(rank, found)| (task, rank, found)))
+            .filter_map(|(task, rank, found)| {
+                let counts = self.counts(found.pattern)?;
+                Some((rank, found.path_s, Sketch::new(self.cluster, task, found.cuts, counts)))
+            })
+            .collect();
+        plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let parted: Vec<Option<(f64, Sketch)>> = (plans.par_iter().take(placement::SPLIT_PLANS))
+            .map_init(
+                || Judge::new(self.tasks, self.cluster, placement::PATTERN_SYNCS),
+                |judge, (_, path_s, plan)| {
+                    if control.should_stop() {
+                        None
+                    } else {
+                        self.parted(plan, placement::SPLIT_TOLERANCE * path_s, judge)
+                    }
+                },
+            )
+            .collect();
+        plans.extend(parted.into_iter().flatten().map(|(path_s, plan)| (0, path_s, plan)));
+        plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        plans.into_iter().map(|(.., plan)| plan).collect()
+    }
+
+    /// A plan without placement on each list of devices.
+    pub(crate) fn placed(&self, task: usize, twin: &Twin) -> Vec<Sketch> {
+        let (machines, all) = (self.cluster.machines.len(), twin.replicas.iter().sum::<u32>() as usize);
+        (self.listings.iter())
+            .filter(|listing| listing.len() >= all)
+            .map(|listing| {
+                let mut counts = vec![0; twin.replicas.len() * machines];
+                let stages_of =
+                    (0..).zip(&twin.replicas).flat_map(|(stage, &count)| std::iter::repeat_n(stage, count as usize));
+                stages_of
+                    .zip(listing)
+                    .for_each(|(stage, &machine): (usize, _)| counts[stage * machines + machine as usize] += 1);
+                Sketch::new(self.cluster, task, twin.cuts.clone(), counts)
+            })
+            .collect()
+    }
+
+    /// The best of the plans that have two stages in place of the first or last one of a plan, if any is short enough.
+    fn parted(&self, plan: &Sketch, limit_s: f64, judge: &mut Judge<'_>) -> Option<(f64, Sketch)> {
+        let (task, machines) = (self.tasks[plan.task], self.cluster.machines.len());
+        if plan.stages() as u64 >= u64::from(task.settings.most_stages) || plan.stages() + 1 >= self.line.len() {
+            return None;
+        }
+        let mut best: Option<(f64, Sketch)> = None;
+        let mut reached = Reached::new(limit_s);
+        for at in [0, plan.stages() - 1] {
+            let devices: u32 = plan.row(at).iter().sum();
+            let parts = placement::SPLIT_SHARES
+                .into_iter()
+                .flat_map(|(part, of)| [devices * part / of, (devices * part).div_ceil(of)]);
+            for few in parts {
+                let is_allowed = |replicas: u32| replicas > 0 && task.share[replicas as usize].is_some();
+                if !is_allowed(few) || !is_allowed(devices.saturating_sub(few)) {
+                    continue;
+                }
+                let (mut one, mut other, mut left) = (vec![0; machines], plan.row(at).to_vec(), few);
+                for (one, other) in one.iter_mut().zip(&mut other) {
+                    *one = left.min(*other);
+                    *other -= *one;
+                    left -= *one;
+                }
+                let rows = (0..plan.stages())
+                    .flat_map(|stage| if stage == at { vec![&one[..], &other[..]] } else { vec![plan.row(stage)] });
+                let counts: Vec<u32> = rows.flatten().copied().collect();
+                let mut sketch = Sketch::new(self.cluster, plan.task, vec![0; plan.stages() + 2], counts);
+                let limit_s = best.as_ref().map_or(limit_s, |(path_s, _)| *path_s);
+                let shape = Shape::of(&mut sketch, judge);
+                let Some(cuts) = self.best_cuts(&shape, plan.task, limit_s, &mut reached) else { continue };
+                sketch.recut(plan.task, cuts);
+                let judged = judge.judge(&mut sketch, limit_s);
+                if judged.overflow == 0.0 && judged.path_s < limit_s {
+                    best = Some((judged.path_s, sketch));
+                }
+            }
+        }
+        best
+    }
+
+    /// All patterns with this list of devices and so many stages.
+    fn of_listing(
+        &self,
+        listing: usize,
+        stages: usize,
+        limit_s: f64,
+        judge: &mut Judge<'_>,
+        control: &Control,
+    ) -> Vec<Shaped> {
+        if control.should_stop() {
+            return Vec::new();
+        }
+        let devices = self.listings[listing].len() as u32;
+        let is_many = self.cluster.machines.len() > placement::MANY_NODES;
+        let mut wanted: BTreeMap<Shares, Vec<usize>> = BTreeMap::new();
+        for (index, task) in self.tasks.iter().enumerate() {
+            let mut want = |shares| wanted.entry(shares).or_default().push(index);
+            let each = devices / stages as u32;
+            if self.least_s[index] / stages as f64 >= limit_s {
+                continue; // some stage works no shorter than the mean
+            }
+            for replicas in replicas(task, each) {
+                want(Shares::Even(replicas));
+            }
+            let is_allowed = |replicas: u32| task.share[replicas as usize].is_some();
+            if !devices.is_multiple_of(stages as u32) && is_allowed(each) && is_allowed(each + 1) {
+                want(Shares::All);
+            }
+            // Few devices beside all others.
+            let most_stages = if is_many { 2 } else { placement::MAX_STAGES_BESIDE_FEW };
+            if (2..=most_stages).contains(&stages) && devices == self.cluster.devices() {
+                let doubled = std::iter::successors(Some(1), |few| Some(few * 2)).take_while(|&few| few < each);
+                let few = if is_many { doubled.collect() } else { placement::FEW_DEVICES.to_vec() };
+                for few in few.into_iter().filter(|&few| few < each && is_allowed(few)) {
+                    for replicas in replicas(task, (devices - few) / (stages as u32 - 1)) {
+                        want(Shares::FewFirst(few, replicas));
+                        want(Shares::FewLast(few, replicas));
+                    }
+                }
+            }
+        }
+        let mut all = Vec::new();
+        for (shares, tasks) in wanted {
+            let pattern = Pattern { listing, stages, shares };
+            if control.should_stop() {
+                return all;
+            }
+            let Some(counts) = self.counts(pattern) else { continue };
+            let mut sketch = Sketch::new(self.cluster, tasks[0], vec![0; stages + 1], counts);
+            let shape = Shape::of(&mut sketch, judge);
+            all.push(Shaped { pattern, tasks, shape, sketch: sketch.without_devices() });
+        }
+        all
+    }
+
+    /// The best plan of a pattern for each of its tasks.
+    fn of_shape(
+        &self,
+        Shaped { pattern, tasks, shape, mut sketch }: Shaped,
+        limit_s: f64,
+        judge: &mut Judge<'_>,
+        reached: &mut Reached,
+        control: &Control,
+    ) -> Vec<(usize, Found)> {
+        let mut all = Vec::new();
+        for task in tasks {
+            if control.should_stop() {
+                return all;
+            }
+            let Some(cuts) = self.best_cuts(&shape, task, limit_s, reached) else { continue };
+            sketch.recut(task, cuts);
+            let judged = judge.judge(&mut sketch, limit_s);
+            if judged.overflow == 0.0 && judged.path_s < limit_s {
+                all.push((task, Found { path_s: judged.path_s, pattern, cuts: sketch.cuts.clone() }));
+            }
+        }
+        all
+    }
+
+    /// Devices of each stage on each machine; `None` if there are too few.
+    fn counts(&self, Pattern { listing, stages, shares }: Pattern) -> Option<Vec<u32>> {
+        let machines = self.cluster.machines.len();
+        let listing = &self.listings[listing];
+        let mut counts = vec![0; stages * machines];
+        let mut take = |stage: usize, machine: u32| counts[stage * machines + machine as usize] += 1;
+        match shares {
+            Shares::Even(replicas) => {
+                let stages_of = (0..stages).flat_map(|stage| std::iter::repeat_n(stage, replicas as usize));
+                stages_of.zip(listing).for_each(|(stage, &machine)| take(stage, machine));
+            }
+            Shares::All => {
+                let (each, more) = (listing.len() / stages, listing.len() % stages);
+                let stages_of =
+                    (0..stages).flat_map(|stage| std::iter::repeat_n(stage, each + usize::from(stage < more)));
+                stages_of.zip(listing).for_each(|(stage, &machine)| take(stage, machine));
+            }
+            Shares::FewFirst(few, replicas) | Shares::FewLast(few, replicas) => {
+                let is_first = matches!(shares, Shares::FewFirst(..));
+                let mut used = vec![0_u32; machines];
+                // The last machines of the list, one device of each in turn.
+                let mut order: Vec<u32> = Vec::new();
+                let mut known = vec![false; machines];
+                for &machine in listing.iter().rev() {
+                    if !std::mem::replace(&mut known[machine as usize], true) {
+                        order.push(machine);
+                    }
+                }
+                let mut left = few;
+                while left > 0 {
+                    for &machine in &order {
+                        if left > 0 && used[machine as usize] < self.cluster.machines[machine as usize].devices {
+                            used[machine as usize] += 1;
+                            left -= 1;
+                            take(if is_first { 0 } else { stages - 1 }, machine);
+                        }
+                    }
+                }
+                let others = if is_first { 1..stages } else { 0..stages - 1 };
+                let mut skip = used;
+                let rest = listing.iter().rev().filter(|&&machine| {
+                    let skip = &mut skip[machine as usize];
+                    let is_used = *skip > 0;
+                    *skip -= u32::from(is_used);
+                    !is_used
+                });
+                let mut rest: Vec<u32> = rest.copied().collect();
+                rest.reverse();
+                if rest.len() < others.len() * replicas as usize {
+                    return None;
+                }
+                let stages_of = others.flat_map(|stage| std::iter::repeat_n(stage, replicas as usize));
+                stages_of.zip(rest).for_each(|(stage, machine)| take(stage, machine));
+            }
+        }
+        Some(counts)
+    }
+
+    /// The cuts whose longest stage or transfer is shortest, about; `None` if nothing fits, or not below `limit_s`.
+    fn best_cuts(&self, shape: &Shape, task: usize, limit_s: f64, reached: &mut Reached) -> Option<Vec<u32>> {
+        let (index, task) = (task, self.tasks[task]);
+        // Stages that all work as long as the mean.
+        let least_s = shape.stages.iter().filter_map(|stage| task.share[stage.replicas as usize]);
+        let least_s = least_s.map(|share| whole_s(task, &task.totals[share as usize])).fold(f64::INFINITY, f64::min);
+        let mut low_s =
+            f64::from(task.micro_batches) * least_s / shape.stages.iter().map(|stage| stage.speed).sum::<f64>();
+        if low_s * (1.0 - 1e-9) >= limit_s {
+            return None;
+        }
+        let (mut high_s, mut cuts) = self.cuts_within(shape, index, limit_s, reached)?;
+        for _ in 0..placement::MAX_BISECTIONS {
+            if high_s - low_s <= placement::STAGE_TOLERANCE * high_s {
+                break;
+            }
+            let middle_s = f64::midpoint(low_s, high_s);
+            match self.cuts_within(shape, index, middle_s, reached) {
+                Some((longest_s, found)) => (high_s, cuts) = (longest_s.min(middle_s), found),
+                None => low_s = middle_s,
+            }
+        }
+        Some(cuts)
+    }
+
+    /// Cuts with which every stage, gradient synchronisation included, and every link is busy for less than `limit_s`;
+    /// how long the longest is.
+    fn cuts_within(&self, shape: &Shape, task: usize, limit_s: f64, reached: &mut Reached) -> Option<(f64, Vec<u32>)> {
+        let (index, task) = (task, self.tasks[task]);
+        let stages = shape.stages.len();
+        let micro = f64::from(task.micro_batches);
+        let memory = &task.settings.memory;
+        let overlap = task.settings.overlap_sync;
+        let mut cuts = vec![0; stages + 1];
+        let mut end = self.line.len() - 1;
+        cuts[stages] = self.line[end];
+        let mut all_s: f64 = 0.0;
+        for (from_end, stage) in (1..).zip((0..stages).rev()) {
+            let StageDevices { replicas, speed, memory_bytes, sync } = shape.stages[stage];
+            let totals = &task.totals[task.share[replicas as usize]? as usize];
+            let last = self.line[end] as usize;
+            // Down to the first cut with which the stage keeps the limit, but each stage in front needs a layer, too.
+            let (last_forward_s, last_backward_s) = (totals.forward_s[last], totals.backward_s[last]);
+            let all_work_s = |begin: usize| {
+                let cut = self.line[begin] as usize;
+                let forward_s = (last_forward_s - totals.forward_s[cut]) / speed;
+                let work_s = forward_s + (last_backward_s - totals.backward_s[cut]) / speed;
+                micro * if task.recompute { work_s + forward_s } else { work_s }
+            };
+            let mut reached_s: &[f64] = &[];
+            let mut begin = if replicas > 1 {
+                let Reached { most_s, ref mut known } = *reached;
+                let devices =
+                    [u64::from(replicas), speed.to_bits(), sync.s_per_byte.to_bits(), sync.latency_s.to_bits()];
+                reached_s = known.entry((index, devices, end)).or_insert_with(|| {
+                    let tail = SyncTail::new(self.model, totals, speed, sync, overlap);
+                    let mut sync = tail.ordered(self.in_order);
+                    let reached_s = |begin| all_work_s(begin) + sync.extend(self.layers[begin + 1].iter().copied());
+                    let mut all_s = Vec::with_capacity(end);
+                    all_s.extend((0..end).rev().map(reached_s).take_while(|&reached_s| reached_s < most_s));
+                    all_s
+                });
+                end - reached_s.iter().take(end - stage).take_while(|&&reached_s| reached_s < limit_s).count()
+            } else {
+                first_true(stage, end, |begin| all_work_s(begin) < limit_s)
+            };
+            let window = task.settings.windows(from_end, task.micro_batches).0;
+            let capacity_bytes = memory_bytes - memory.reserved_bytes;
+            let link_s = |cut: usize| {
+                if stage == 0 { 0.0 } else { micro * task.cut_bytes[cut] * shape.rates[stage - 1].s_per_byte }
+            };
+            loop {
+                if begin == end || (stage == 0 && begin > 0) {
+                    return None;
+                }
+                let cut = self.line[begin] as usize;
+                let fits = || {
+                    let ends = (cut, last);
+                    cost::memory(self.model, totals, memory, ends, replicas, window, task.recompute).total_bytes()
+                        <= capacity_bytes
+                };
+                if link_s(cut) < limit_s && fits() {
+                    break;
+                }
+                begin += 1;
+            }
+            let reached_s = if replicas > 1 { reached_s[end - begin - 1] } else { all_work_s(begin) };
+            all_s = all_s.max(reached_s).max(link_s(self.line[begin] as usize));
+            cuts[stage] = self.line[begin];
+            end = begin;
+        }
+        Some((all_s, cuts))
+    }
+}
+
+/// The first number of a range for which something is true, as it is for all that follow; the end of the range if for none.
+fn first_true(mut low: usize, mut high: usize, is_true: impl Fn(usize) -> bool) -> usize {
+    while low < high {
+        let middle = low.midpoint(high);
+        if is_true(middle) { high = middle } else { low = middle + 1 }
+    }
+    low
+}
+
+/// Forward and backward of all layers.
+fn whole_s(task: &Task<'_>, totals: &Totals) -> f64 {
+    let (forward_s, backward_s) = (totals.forward_s.last(), totals.backward_s.last());
+    let forwards = if task.recompute { 2.0 } else { 1.0 };
+    forwards * forward_s.copied().unwrap_or(0.0) + backward_s.copied().unwrap_or(0.0)
+}
+
+/// Numbers of replicas that are worth a try with at most so many: the most, and the fewest with the same share.
+fn replicas(task: &Task<'_>, most: u32) -> Vec<u32> {
+    let Some(most) = (1..=most).rev().find(|&replicas| task.share[replicas as usize].is_some()) else {
+        return Vec::new();
+    };
+    let share = task.share[most as usize];
+    let fewest = (1..=most).find(|&replicas| task.share[replicas as usize] == share).unwrap_or(most);
+    if fewest < most { vec![most, fewest] } else { vec![most] }
+}
+
+/// Lists of devices: for each order of machines and width of blocks the machine of each device. Lists that only differ in
+/// which of some equal machines is which come once.
+fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
+    let machines = &cluster.machines;
+    let mut classes: Vec<usize> = Vec::new();
+    let class_of: Vec<usize> = (0..machines.len())
+        .map(|machine| {
+            let known = classes.iter().position(|&other| machines[other] == machines[machine]);
+            known.unwrap_or_else(|| {
+                classes.push(machine);
+                classes.len() - 1
+            })
+        })
+        .collect();
+    let given: Vec<u32> = (0..machines.len() as u32).collect();
+    let mut orders = vec![given.clone(), given.iter().rev().copied().collect()];
+    let by = |value: &dyn Fn(u32) -> f64| -> Vec<u32> {
+        let mut order = given.clone();
+        order.sort_by(|&a, &b| value(a).total_cmp(&value(b)));
+        order
+    };
+    let mut shortened = vec![given.clone()];
+    for sign in [-1.0, 1.0] {
+        let by_speed = by(&|machine| sign * machines[machine as usize].speed);
+        let by_memory = by(&|machine| sign * machines[machine as usize].memory_bytes);
+        if sign < 0.0 {
+            shortened.extend([by_speed.clone(), by_memory.clone()]);
+        }
+        orders.extend([by_speed, by_memory]);
+    }
+    if classes.len() > 1 {
+        for class in 0..classes.len() {
+            let alone: Vec<u32> =
+                given.iter().copied().filter(|&machine| class_of[machine as usize] == class).collect();
+            shortened.push(alone.clone());
+            orders.push(alone);
+        }
+    }
+    for order in shortened {
+        let lengths = std::iter::successors(Some(1), |length| Some(length * 2));
+        let is_long = |length: usize| order.len() <= placement::MANY_NODES || 4 * length >= order.len();
+        let lengths = lengths.take_while(|&length| length < order.len()).filter(|&length| is_long(length));
+        orders.extend(lengths.map(|length| order[..length].to_vec()));
+    }
+    let mut known: FxHashSet<Vec<(usize, u32)>> = FxHashSet::default();
+    let mut listings = Vec::new();
+    for order in orders {
+        let all = order.len();
+        for blocks in chops(all) {
+            let listing = listed(cluster, &order, &blocks);
+            let mut names: Vec<Option<u32>> = vec![None; machines.len()];
+            let mut named = vec![0; classes.len()];
+            let renamed = (listing.iter())
+                .map(|&machine| {
+                    let class = class_of[machine as usize];
+                    let name = names[machine as usize].get_or_insert_with(|| {
+                        named[class] += 1;
+                        named[class]
+                    });
+                    (class, *name)
+                })
+                .collect();
+            if known.insert(renamed) {
+                listings.push(listing);
+            }
+        }
+    }
+    listings
+}
+
+/// Widths of the blocks that so many machines are chopped into: of equal ones, and of ever wider ones.
+fn chops(all: usize) -> Vec<Vec<usize>> {
+    let doubling = |first: usize| std::iter::successors(Some(first), |width| Some(width * 2));
+    let equal = doubling(1)
+        .take_while(|&width| width < all)
+        .filter(|&width| all <= placement::MANY_NODES || width == 1 || width == 8);
+    let mut chops: Vec<Vec<usize>> = equal.chain([all]).map(|width| vec![width; all.div_ceil(width)]).collect();
+    let mut left = all;
+    let mut widening = Vec::new();
+    for width in doubling(1) {
+        if left < 2 * width {
+            break;
+        }
+        widening.push(width);
+        left -= width;
+    }
+    widening.push(left);
+    if all > 2 {
+        chops.extend([vec![1, all - 1], widening]);
+    }
+    chops
+}
+
+/// The machine of each device: blocks of so many machines one after the other, inside each one device of each machine in
+/// turn.
+fn listed(cluster: &Cluster, order: &[u32], blocks: &[usize]) -> Vec<u32> {
+    let mut listing = Vec::new();
+    let mut order = order;
+    for &width in blocks {
+        let (block, rest) = order.split_at(width.min(order.len()));
+        order = rest;
+        let devices = |machine: u32| cluster.machines[machine as usize].devices;
+        let most = block.iter().map(|&machine| devices(machine)).max().unwrap_or(0);
+        for turn in 0..most {
+            listing.extend(block.iter().copied().filter(|&machine| turn < devices(machine)));
+        }
+    }
+    listing
+}

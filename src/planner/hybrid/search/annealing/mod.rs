@@ -1,0 +1,492 @@
+//! Better plans by annealing on the longest path: plans change by small random steps, at first also for the worse.
+//!
+//! A crowd of plans walks side by side. After each round the better half goes on, twice as far and with less heat, and
+//! those in front are simulated, since paths may fall a little short of the step. A plan may lack memory on its way, at a
+//! price; the best that fits is kept apart. Work is counted in steps and random numbers follow from the place in the
+//! crowd alone, so the outcome is the same on every machine, however many threads walk.
+
+use crate::planner::effort::annealing;
+use crate::planner::effort::work;
+use rayon::prelude::*;
+
+use crate::control::Control;
+use crate::cost::Model;
+use crate::cost::network::Cluster;
+use crate::planner::hybrid::evaluate::plan_cost::Pricer;
+use crate::planner::hybrid::placement::patterns::is_nested;
+use crate::planner::hybrid::search::unscheduled_plan::{Judge, Sketch};
+use crate::planner::hybrid::subproblem::Task;
+
+/// Random numbers (Steele, Lea and Flood's splitmix64, 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    /// From 0 to `count - 1`.
+    fn below(&mut self, count: usize) -> usize {
+        ((u128::from(self.next()) * count as u128) >> 64) as usize
+    }
+
+    /// Above 0, at most 1.
+    fn part(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn is_heads(&mut self) -> bool {
+        self.next() & 1 == 1
+    }
+
+    /// 1, or with a chance of a half 2, a quarter 3, …
+    fn distance(&mut self) -> usize {
+        1 + self.next().trailing_zeros() as usize
+    }
+}
+
+/// One of the crowd.
+struct Walker {
+    number: u64,
+    now: Sketch,
+    /// The best that fits, and its length: of its path, or once plans are simulated of its step.
+    best: Option<(f64, Sketch)>,
+}
+
+impl Walker {
+    fn best_s(&self) -> f64 {
+        self.best.as_ref().map_or(f64::INFINITY, |(length_s, _)| *length_s)
+    }
+
+    /// Takes note of a plan that fits.
+    fn found(&mut self, length_s: f64, plan: &Sketch) {
+        match &mut self.best {
+            Some((best_s, _)) if *best_s <= length_s => {}
+            Some((best_s, best)) => {
+                *best_s = length_s;
+                best.copy_from(plan);
+            }
+            None => self.best = Some((length_s, plan.clone())),
+        }
+    }
+}
+
+/// How a round goes.
+#[derive(Clone, Copy)]
+struct Round {
+    number: u64,
+    /// Of all rounds.
+    seed: u64,
+    /// For each walker, in nanoseconds or so.
+    effort: u64,
+    heat: f64,
+    is_simulated: bool,
+}
+
+/// Weighs plans for one walker, and counts what that takes.
+struct Scale<'j, 'a> {
+    judge: &'j mut Judge<'a>,
+    pricer: Pricer<'a>,
+    round: Round,
+    left: u64,
+}
+
+impl Scale<'_, '_> {
+    /// How long a plan is, more where it lacks memory, and whether it fits; any length from `limit_s` on stands for all.
+    fn weigh(&mut self, plan: &mut Sketch, limit_s: f64) -> (f64, bool) {
+        self.left = self.left.saturating_sub(step_cost(plan));
+        let judged = self.judge.judge(plan, limit_s);
+        let fits = judged.overflow == 0.0;
+        let length_s = judged.path_s * (1.0 + annealing::SHORTFALL_PENALTY * judged.overflow);
+        let task = self.judge.tasks[plan.task];
+        let actions = 2 * u64::from(task.micro_batches) * plan.stages() as u64;
+        if !self.round.is_simulated || !fits || length_s >= limit_s || actions > annealing::MAX_SIMULATED_ACTIONS {
+            return (length_s, fits);
+        }
+        self.left = self.left.saturating_sub(work::ACTION * actions + work::PREPARE_NODE * plan.parts());
+        let step_s = if self.pricer.shares_weights() { self.priced_s(plan, task) } else { self.judge.step_s(plan) };
+        (step_s.unwrap_or(f64::INFINITY).max(length_s), true)
+    }
+
+    fn priced_s(&mut self, plan: &Sketch, task: &Task<'_>) -> Option<f64> {
+        let plan = plan.candidate(task);
+        let stages = self.pricer.stages(&plan).ok()?;
+        let windows =
+            [true, false].into_iter().find_map(|eager| self.pricer.windows_of(&stages, plan.micro_batch, eager))?;
+        self.pricer.step_s(&stages, &windows, plan.micro_batch).ok()
+    }
+}
+
+/// Where plans may walk.
+pub(crate) struct Annealing<'a> {
+    tasks: &'a [&'a Task<'a>],
+    model: &'a Model,
+    cluster: &'a Cluster,
+    /// Nested cuts, and for each cut its place among them.
+    line: &'a [u32],
+    place: Vec<Option<usize>>,
+}
+
+impl<'a> Annealing<'a> {
+    pub(crate) fn new(tasks: &'a [&'a Task<'a>], line: &'a [u32]) -> Option<Self> {
+        let &&Task { model, cluster, .. } = tasks.first()?;
+        let mut place = vec![None; model.cuts()];
+        for (at, &cut) in line.iter().enumerate() {
+            place[cut as usize] = Some(at);
+        }
+        Some(Self { tasks, model, cluster, line, place })
+    }
+
+    /// Moves runs of cuts of each plan by one or two places while that makes its longest path shorter; what it took, in
+    /// nanoseconds or so.
+    pub(crate) fn settle(&self, plans: &mut [Sketch], control: &Control) -> u64 {
+        let settled = plans.par_iter_mut().map_init(
+            || Judge::new(self.tasks, self.cluster, annealing::KEPT_SYNCS),
+            |judge, plan| if control.should_stop() { 0 } else { self.settle_one(plan, judge) },
+        );
+        settled.sum()
+    }
+
+    fn settle_one(&self, plan: &mut Sketch, judge: &mut Judge<'a>) -> u64 {
+        let judged = judge.judge(plan, f64::INFINITY);
+        if judged.overflow > 0.0 {
+            return 0;
+        }
+        let (mut path_s, mut tried) = (judged.path_s, 1);
+        let mut next = plan.clone();
+        loop {
+            let before_s = path_s;
+            for first in 1..plan.stages() {
+                for last in first..plan.stages().min(first + annealing::LONGEST_RUN) {
+                    for (distance, is_ahead) in [(1, true), (1, false), (2, true), (2, false)] {
+                        while self.shift_run(&mut next, (first, last), distance, is_ahead) {
+                            tried += 1;
+                            let judged = judge.judge(&mut next, path_s);
+                            if judged.overflow > 0.0 || judged.path_s >= path_s {
+                                break;
+                            }
+                            path_s = judged.path_s;
+                            plan.copy_cuts_from(&next);
+                        }
+                        next.copy_cuts_from(plan);
+                    }
+                }
+            }
+            if path_s >= before_s * (1.0 - annealing::SETTLED) {
+                return tried * (work::ANNEAL_PLAN + work::ANNEAL_STAGE * plan.stages() as u64);
+            }
+        }
+    }
+
+    /// Lets `plans` walk for `effort` nanoseconds of work or so, all rounds and threads together. After each round `meet`
+    /// gets the best plans that fit, shortest first, and says whether to go on.
+    pub(crate) fn walk(
+        &self,
+        plans: Vec<Sketch>,
+        effort: u64,
+        seed: u64,
+        control: &Control,
+        mut meet: impl FnMut(&[&Sketch]) -> bool,
+    ) {
+        // Rather few who get somewhere than many who don't.
+        let steps = plans.first().map_or(1, |plan| effort / step_cost(plan));
+        let most =
+            ((steps / annealing::CHANGES_PER_CHAIN) as usize).clamp(annealing::MIN_CHAINS, annealing::MAX_CHAINS);
+        let mut crowd: Vec<Walker> =
+            (0..).zip(plans.into_iter().take(most)).map(|(number, now)| Walker { number, now, best: None }).collect();
+        let rounds = u64::from(crowd.len().max(1).ilog2()) + 1;
+        let mut heat = annealing::FIRST_TEMPERATURE;
+        for number in 0..rounds {
+            let is_simulated = crowd.len() <= annealing::SIMULATING_CHAINS;
+            let effort = effort / rounds / crowd.len().max(1) as u64;
+            let round = Round { number, seed, effort, heat, is_simulated };
+            (crowd.par_iter_mut()).for_each_init(
+                || Judge::new(self.tasks, self.cluster, annealing::KEPT_SYNCS),
+                |judge, walker| self.walk_on(walker, judge, round, control),
+            );
+            crowd.sort_by(|a, b| a.best_s().total_cmp(&b.best_s()).then(a.number.cmp(&b.number)));
+            crowd.dedup_by(|b, a| a.best.is_some() && a.best == b.best);
+            let leaders: Vec<&Sketch> =
+                crowd.iter().filter_map(|walker| walker.best.as_ref().map(|(_, best)| best)).collect();
+            if !meet(&leaders) || control.should_stop() {
+                return;
+            }
+            crowd.truncate(crowd.len().div_ceil(2));
+            heat *= annealing::ROUND_COOLING;
+        }
+    }
+
+    /// A round of one walker: from its best plan on.
+    fn walk_on(&self, walker: &mut Walker, judge: &mut Judge<'a>, round: Round, control: &Control) {
+        let settings = self.tasks[walker.now.task].settings;
+        let mut scale =
+            Scale { judge, pricer: Pricer::new(self.model, self.cluster, settings), round, left: round.effort };
+        let mut random = Random(round.seed.wrapping_add(walker.number << 32 | round.number));
+        if let Some((_, best)) = walker.best.take() {
+            walker.now = best;
+        }
+        let (mut now_s, fits) = scale.weigh(&mut walker.now, f64::INFINITY);
+        if fits {
+            walker.best = Some((now_s, walker.now.clone()));
+        }
+        let mut next = walker.now.clone();
+        let (mut watched, mut heat) = (scale.left, round.heat);
+        while scale.left > 0 {
+            if scale.left + annealing::UNWATCHED_WORK <= watched {
+                if control.should_stop() {
+                    return;
+                }
+                watched = scale.left;
+                heat = round.heat * annealing::COOLING_IN_ROUND.powf(1.0 - scale.left as f64 / round.effort as f64);
+            }
+            let is_changed =
+                self.change(&mut next, &mut random) && (random.below(4) > 0 || self.change(&mut next, &mut random));
+            let limit_s = now_s * (1.0 - heat * random.part().ln());
+            let (next_s, fits) = if is_changed { scale.weigh(&mut next, limit_s) } else { (f64::INFINITY, false) };
+            if next_s < limit_s {
+                now_s = next_s;
+                walker.now.copy_from(&next);
+                if fits {
+                    walker.found(next_s, &next);
+                }
+            } else {
+                next.copy_from(&walker.now);
+            }
+        }
+    }
+
+    /// Changes a plan at random; whether that was possible. If not, the plan may be half changed.
+    fn change(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+        match random.below(100) {
+            0..36 => self.shift(plan, random),
+            36..43 => self.shift_many(plan, random),
+            43..59 => Self::hand_over(plan, random),
+            59..66 => Self::swap(plan, random),
+            66..70 => Self::take_free(plan, random),
+            70..74 => Self::give_up(plan, random),
+            74..79 => Self::move_away(plan, random),
+            79..85 => Self::hand_over_everywhere(plan, random),
+            85..89 => self.split(plan, random),
+            89..93 => Self::merge(plan, random),
+            93..97 => self.change_task(plan, random),
+            _ => Self::exchange(plan, random),
+        }
+    }
+
+    /// Another cut between two stages.
+    fn shift(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+        if plan.stages() < 2 {
+            return false;
+        }
+        let border = 1 + random.below(plan.stages() - 1);
+        let (begin, end) = (plan.cuts[border - 1], plan.cuts[border + 1]);
+        let Some(cut) = self.near(begin, plan.cuts[border], end, random) else { return false };
+        plan.cut_at(border, cut);
+        true
+    }
+
+    /// A cut near another one, between two.
+    fn near(&self, begin: u32, cut: u32, end: u32, random: &mut Random) -> Option<u32> {
+        let distance = random.distance() * if random.below(8) == 0 { 8 } else { 1 };
+        let is_ahead = random.is_heads();
+        // Larger cuts come first.
+        let at = self.model.begins_behind(end as usize, cut as usize);
+        let at = if is_ahead { at.checked_sub(distance)? } else { at + distance };
+        let other = self.model.begin_at(end as usize, at)?;
+        (other > begin && (self.model.is_chain || is_nested(self.model, begin, other))).then_some(other)
+    }
+
+    /// Other cuts between several neighbouring stages, all as far away.
+    fn shift_many(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+        if plan.stages() < 3 {
+            return false;
+        }
+        let first = 1 + random.below(plan.stages() - 1);
+        let last = first + random.below(plan.stages() - first);
+        let distance = random.distance();
+        self.shift_run(plan, (first, last), distance, random.is_heads())
+    }
+
+    /// Other cuts from one border to another, all so many places away; whether that was possible.
+    fn shift_run(&self, plan: &mut Sketch, (first, last): (usize, usize), distance: usize, is_ahead: bool) -> bool {
+        for border in first..=last {
+            let Some(at) = self.place[plan.cuts[border] as usize] else { return false };
+            let at = if is_ahead { Some(at + distance) } else { at.checked_sub(distance) };
+            let Some(&cut) = at.and_then(|at| self.line.get(at)) else { return false };
+            plan.cut_at(border, cut);
+        }
+        let is_between =
+            |begin: u32, end: u32| begin < end && (self.model.is_chain || is_nested(self.model, begin, end));
+        is_between(plan.cuts[first - 1], plan.cuts[first]) && is_between(plan.cuts[last], plan.cuts[last + 1])
+    }
+
+    /// Devices of one machine change hands.
+    fn hand_over(plan: &mut Sketch, random: &mut Random) -> bool {
+        let Some((from, to)) = two_stages(plan, random) else { return false };
+        let Some(machine) = machine_of(plan.row(from), random) else { return false };
+        let count = some_of(plan.row(from)[machine], random);
+        plan.hand(machine, count, Some(from), Some(to));
+        true
+    }
+
+    /// As many devices of another machine for some of one.
+    fn swap(plan: &mut Sketch, random: &mut Random) -> bool {
+        let Some((one, other)) = two_stages(plan, random) else { return false };
+        let Some(here) = machine_of(plan.row(one), random) else { return false };
+        let Some(there) = machine_of(plan.row(other), random) else { return false };
+        if here == there {
+            return false;
+        }
+        let count = some_of(plan.row(one)[here].min(plan.row(other)[there]), random);
+        plan.hand(here, count, Some(one), Some(other));
+        plan.hand(there, count, Some(other), Some(one));
+        true
+    }
+
+    /// Idle devices join a stage.
+    fn take_free(plan: &mut Sketch, random: &mut Random) -> bool {
+        let stage = random.below(plan.stages());
+        let Some(machine) = machine_of(&plan.free, random) else { return false };
+        let count = some_of(plan.free[machine], random);
+        plan.hand(machine, count, None, Some(stage));
+        true
+    }
+
+    /// Devices become idle.
+    fn give_up(plan: &mut Sketch, random: &mut Random) -> bool {
+        let stage = random.below(plan.stages());
+        let Some(machine) = machine_of(plan.row(stage), random) else { return false };
+        let count = some_of(plan.row(stage)[machine], random);
+        plan.hand(machine, count, Some(stage), None);
+        true
+    }
+
+    /// Idle devices of another machine for some of one.
+    fn move_away(plan: &mut Sketch, random: &mut Random) -> bool {
+        let stage = random.below(plan.stages());
+        let Some(here) = machine_of(plan.row(stage), random) else { return false };
+        let Some(there) = machine_of(&plan.free, random) else { return false };
+        if here == there {
+            return false;
+        }
+        let count = some_of(plan.row(stage)[here].min(plan.free[there]), random);
+        plan.hand(here, count, Some(stage), None);
+        plan.hand(there, count, None, Some(stage));
+        true
+    }
+
+    /// One device of each machine that two stages share changes hands.
+    fn hand_over_everywhere(plan: &mut Sketch, random: &mut Random) -> bool {
+        let Some((from, to)) = two_stages(plan, random) else { return false };
+        let least = plan.row(from).iter().copied().filter(|&count| count > 0).min().unwrap_or(0);
+        let count = if random.is_heads() { 1 } else { 1 + random.below(least as usize) as u32 };
+        let mut is_changed = false;
+        for machine in 0..plan.free.len() {
+            if plan.row(from)[machine] >= count && plan.row(from)[machine] > 0 {
+                plan.hand(machine, count, Some(from), Some(to));
+                is_changed = true;
+            }
+        }
+        is_changed
+    }
+
+    /// Two stages in place of one: each gets half of every machine, or some machines as they are.
+    fn split(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+        let stage = random.below(plan.stages());
+        let (begin, end) = (plan.cuts[stage], plan.cuts[stage + 1]);
+        let inside = self.model.begins_behind(end as usize, begin as usize);
+        if inside == 0 {
+            return false;
+        }
+        let Some(cut) = self.model.begin_at(end as usize, random.below(inside)) else { return false };
+        if !self.model.is_chain && !is_nested(self.model, begin, cut) {
+            return false;
+        }
+        plan.split(stage, cut);
+        let by_machine = random.is_heads();
+        let mut is_rounded_up = random.is_heads();
+        for machine in 0..plan.free.len() {
+            let count = plan.row(stage)[machine];
+            let handed = if by_machine {
+                if random.is_heads() { count } else { 0 }
+            } else if count.is_multiple_of(2) {
+                count / 2
+            } else {
+                is_rounded_up = !is_rounded_up;
+                count / 2 + u32::from(is_rounded_up)
+            };
+            if handed > 0 {
+                plan.hand(machine, handed, Some(stage), Some(stage + 1));
+            }
+        }
+        true
+    }
+
+    /// One stage in place of two.
+    fn merge(plan: &mut Sketch, random: &mut Random) -> bool {
+        if plan.stages() < 2 {
+            return false;
+        }
+        plan.merge(random.below(plan.stages() - 1));
+        true
+    }
+
+    /// Another micro-batch, or recomputation the other way.
+    fn change_task(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+        let distance = random.distance();
+        let task = if random.is_heads() { Some(plan.task + distance) } else { plan.task.checked_sub(distance) };
+        let Some(task) = task.filter(|&task| task < self.tasks.len()) else { return false };
+        plan.become_of(task);
+        true
+    }
+
+    /// Two stages exchange all their devices.
+    fn exchange(plan: &mut Sketch, random: &mut Random) -> bool {
+        let Some((one, other)) = two_stages(plan, random) else { return false };
+        plan.exchange(one, other);
+        true
+    }
+}
+
+/// What one step of a plan takes, in nanoseconds or so.
+fn step_cost(plan: &Sketch) -> u64 {
+    let (stages, machines) = (plan.stages() as u64, plan.free.len() as u64);
+    work::ANNEAL_PLAN
+        + work::ANNEAL_STAGE * stages
+        + work::ANNEAL_NODE * machines
+        + work::ANNEAL_STAGE_AND_NODE * stages * machines
+}
+
+/// Two stages, more often than not neighbours.
+fn two_stages(plan: &Sketch, random: &mut Random) -> Option<(usize, usize)> {
+    let stages = plan.stages();
+    if stages < 2 {
+        return None;
+    }
+    if random.below(3) > 0 {
+        let first = random.below(stages - 1);
+        return Some(if random.is_heads() { (first, first + 1) } else { (first + 1, first) });
+    }
+    let one = random.below(stages);
+    let other = random.below(stages - 1);
+    Some((one, if other >= one { other + 1 } else { other }))
+}
+
+/// A machine of which there are devices in `row`.
+fn machine_of(row: &[u32], random: &mut Random) -> Option<usize> {
+    let start = random.below(row.len());
+    (start..row.len()).chain(0..start).find(|&machine| row[machine] > 0)
+}
+
+/// At least one of so many.
+fn some_of(count: u32, random: &mut Random) -> u32 {
+    match random.below(8) {
+        0..5 => 1,
+        5..7 => count,
+        _ => 1 + random.below(count as usize) as u32,
+    }
+}

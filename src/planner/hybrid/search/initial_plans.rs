@@ -1,0 +1,243 @@
+//! Good plans of any placement before anything is proved: by pattern, and what annealing makes of them.
+
+use crate::planner::effort::WHOLE;
+use crate::planner::effort::annealing;
+use crate::planner::effort::annealing::AnnealingTime;
+use crate::planner::effort::passes;
+use crate::planner::effort::placement;
+use rayon::prelude::*;
+
+use crate::control::Control;
+use crate::cost::Model;
+use crate::cost::network::Cluster;
+use crate::error::Result;
+use crate::planner::hybrid::Answer;
+use crate::planner::hybrid::Search;
+use crate::planner::hybrid::evaluate::plan_cost::Candidate;
+use crate::planner::hybrid::placement::patterns::{self, Patterns};
+use crate::planner::hybrid::search::annealing::Annealing;
+use crate::planner::hybrid::search::local_search;
+use crate::planner::hybrid::search::suffix_search::Twin;
+use crate::planner::hybrid::search::unscheduled_plan::{Judge, Sketch};
+use crate::planner::hybrid::search::{SizeSearch, least_steps_s};
+use crate::planner::hybrid::settings::Settings;
+use crate::planner::hybrid::subproblem::Task;
+
+/// The best plan of any placement by pattern and annealing alone, without a search for better ones or for a bound.
+///
+/// # Errors
+/// As [`crate::planner::hybrid::plan`].
+pub fn draft(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
+    settings.check()?;
+    cluster.check()?;
+    let mut search = Search::new(model, cluster, settings, WHOLE, control);
+    search.anneal(annealing::LONG)?;
+    search.answer()
+}
+
+impl Search<'_> {
+    /// Looks for plans of any placement by pattern: few patterns, and then all, unless none is much better than those few.
+    pub(crate) fn draw(&mut self) -> Result<()> {
+        let before_s = self.step_s();
+        let mut sizes = std::mem::take(&mut self.sizes);
+        let bounds = self.draw_for(&sizes);
+        if let Ok(bounds) = &bounds {
+            self.take_bounds(&mut sizes, bounds);
+        }
+        self.sizes = sizes;
+        bounds?;
+        self.end_draft(before_s);
+        Ok(())
+    }
+
+    /// The same; bounds of all sizes with what they took, where it has some.
+    fn draw_for(&mut self, sizes: &[SizeSearch<'_>]) -> Result<Vec<(f64, u64)>> {
+        let tasks: Vec<&Task<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
+        let Some(line) = line_of(&tasks) else { return Ok(Vec::new()) };
+        let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(Vec::new()) };
+        let mut bounds = Vec::new();
+        for is_brief in [true, false] {
+            // With a plan in hand, most patterns are dropped at once.
+            let drawn = patterns.plans(self.step_s(), 1.0, is_brief, self.control);
+            self.meet(&tasks, drawn.iter().take(annealing::PATTERNS_SIMULATED))?;
+            self.drawn.splice(0..0, drawn);
+            if is_brief && self.best.is_some() {
+                bounds = least_steps_s(sizes, self.step_s(), self.control);
+                if bounds.iter().all(|(bound_s, _)| passes::NEAR * *bound_s >= self.step_s()) {
+                    break;
+                }
+            }
+        }
+        Ok(bounds)
+    }
+
+    /// Looks for plans of any placement by annealing those of patterns.
+    pub(crate) fn anneal(&mut self, heat: AnnealingTime) -> Result<()> {
+        let (before_s, near_s) = (self.step_s(), passes::NEAR * self.lower_bound_s());
+        let sizes = std::mem::take(&mut self.sizes);
+        let outcome = self.anneal_for(&sizes, heat, near_s);
+        self.sizes = sizes;
+        outcome?;
+        self.end_draft(before_s);
+        Ok(())
+    }
+
+    fn anneal_for(&mut self, sizes: &[SizeSearch<'_>], heat: AnnealingTime, near_s: f64) -> Result<()> {
+        let tasks: Vec<&Task<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
+        let Some(line) = line_of(&tasks) else { return Ok(()) };
+        if heat.is_wide && !self.is_drawn_wide {
+            let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(()) };
+            self.drawn =
+                patterns.plans(annealing::WIDE_FACTOR * self.step_s(), annealing::WIDE_FACTOR, false, self.control);
+            self.is_drawn_wide = true;
+        }
+        self.drawn.truncate(annealing::MAX_CHAINS);
+        self.settle(&tasks, &line)?;
+        self.walk(&tasks, &line, heat, near_s)
+    }
+
+    /// Looks for plans that the bound takes to be possible: on each list of devices that patterns have, as they place stages.
+    pub(crate) fn realise(&mut self) -> Result<()> {
+        let before_s = self.step_s();
+        let mut sizes = std::mem::take(&mut self.sizes);
+        let twins: Vec<Vec<Twin>> = sizes.iter_mut().map(|size| std::mem::take(&mut size.suffixes.twins)).collect();
+        let outcome = self.realise_for(&sizes, &twins);
+        self.sizes = sizes;
+        outcome?;
+        self.end_draft(before_s);
+        Ok(())
+    }
+
+    fn realise_for(&mut self, sizes: &[SizeSearch<'_>], twins: &[Vec<Twin>]) -> Result<()> {
+        let tasks: Vec<&Task<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
+        let (control, step_s) = (self.control, self.step_s());
+        let mut twins: Vec<(usize, &Twin)> = (twins.iter().enumerate())
+            .flat_map(|(task, twins)| twins.iter().map(move |twin| (task, twin)))
+            .filter(|(_, twin)| twin.path_s < step_s)
+            .collect();
+        twins.sort_by(|a, b| a.1.path_s.total_cmp(&b.1.path_s));
+        twins.truncate(annealing::PLACED);
+        let Some(line) = (if twins.is_empty() || control.should_stop() { None } else { line_of(&tasks) }) else {
+            return Ok(());
+        };
+        let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(()) };
+        let Some(annealing) = Annealing::new(&tasks, &line) else { return Ok(()) };
+        let mut placed: Vec<(f64, Sketch)> = (twins.par_iter())
+            .flat_map_iter(|&(task, twin)| patterns.placed(task, twin))
+            .map_init(
+                || Judge::new(&tasks, tasks[0].cluster, placement::PATTERN_SYNCS),
+                |judge, mut plan| (judge.judge(&mut plan, f64::INFINITY), plan),
+            )
+            .filter(|(judged, _)| judged.overflow == 0.0)
+            .map(|(judged, plan)| (judged.path_s, plan))
+            .collect();
+        placed.sort_by(|a, b| a.0.total_cmp(&b.0));
+        placed.truncate(annealing::PLACED);
+        let mut plans: Vec<Sketch> = placed.into_iter().map(|(_, plan)| plan).collect();
+        self.relaxed_work += annealing.settle(&mut plans, control);
+        self.meet(&tasks, plans.iter())
+    }
+
+    /// Improves a plan that was found, and says so.
+    fn end_draft(&mut self, before_s: f64) {
+        if self.step_s() < before_s {
+            self.improve();
+        }
+        self.report();
+    }
+
+    /// Moves cuts of patterns until that helps no more.
+    fn settle(&mut self, tasks: &[&Task<'_>], line: &[u32]) -> Result<()> {
+        let Some(annealing) = Annealing::new(tasks, line) else { return Ok(()) };
+        let mut drawn = std::mem::take(&mut self.drawn);
+        let mut outcome = Ok(());
+        if !self.is_settled {
+            self.is_settled = true;
+            self.annealed_work += annealing.settle(&mut drawn, self.control);
+            outcome = self.meet(tasks, drawn.iter());
+        }
+        self.drawn = drawn;
+        outcome
+    }
+
+    /// Anneals anew, each time for as long as all times before together, until the step is no more than `near_s` or was
+    /// found in the first half of all that.
+    fn walk(&mut self, tasks: &[&Task<'_>], line: &[u32], heat: AnnealingTime, near_s: f64) -> Result<()> {
+        let Some(annealing) = Annealing::new(tasks, line) else { return Ok(()) };
+        let size = tasks[0].model.cuts() as u64 * u64::from(tasks[0].cluster.devices());
+        let first = size.saturating_mul(heat.of_cut_and_device).min(heat.most).min(heat.within);
+        let all = (heat.all * first).min(heat.within);
+        let (mut effort, control) = (first, self.control);
+        let (mut spent, mut helpful) = (0, 0);
+        loop {
+            let before_s = self.step_s();
+            let best = self.best.as_ref().and_then(|(_, plan)| sketched(tasks, plan));
+            let plans = best.into_iter().chain(self.drawn.iter().cloned()).collect();
+            let mut outcome = Ok(());
+            annealing.walk(plans, effort, self.annealed_work, control, |leaders| {
+                outcome = self.meet(tasks, leaders.iter().take(annealing::ROUND_SIMULATED).copied());
+                outcome.is_ok()
+            });
+            outcome?;
+            self.annealed_work += effort;
+            spent += effort;
+            if self.best.is_none() || self.step_s() < before_s * (1.0 - annealing::MIN_HELP) {
+                helpful = spent;
+            }
+            effort = spent.min(all - spent);
+            if self.step_s() <= near_s
+                || 2 * helpful + heat.patience * first <= spent
+                || effort == 0
+                || control.should_stop()
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Simulates sketches with their windows, shortest paths first.
+    fn meet<'s>(&mut self, tasks: &[&Task<'_>], sketches: impl Iterator<Item = &'s Sketch>) -> Result<()> {
+        let mut plans = Vec::new();
+        for sketch in sketches {
+            plans.extend(self.with_windows(&sketch.candidate(tasks[sketch.task]))?);
+        }
+        self.simulate(plans, annealing::SIMULATED_ACTIONS.min(self.effort.actions))
+    }
+
+    /// A plan whose stages run ahead as far as memory allows, and the same plan with as little of that as keeps them busy,
+    /// each with the length of its paths; without what doesn't fit.
+    pub(crate) fn with_windows(&mut self, plan: &Candidate) -> Result<Vec<(f64, Candidate)>> {
+        let stages = self.pricer.stages(plan)?;
+        let mut plans = Vec::new();
+        for eager in [true, false] {
+            let Some(windows) = self.pricer.windows_of(&stages, plan.micro_batch, eager) else { continue };
+            let path_s = self.pricer.path_s(&stages, &windows, plan.micro_batch);
+            plans.push((path_s, plan.clone().with_windows(&windows)));
+        }
+        Ok(plans)
+    }
+
+    /// Small steps from the best plan so far, while they help.
+    pub(crate) fn improve(&mut self) {
+        let (model, effort, control) = (self.model, self.effort, self.control);
+        self.best = self.best.take().map(|best| local_search::improve(model, &mut self.pricer, best, effort, control));
+    }
+}
+
+/// Nested cuts for plans of any placement; `None` where those are no use.
+fn line_of(tasks: &[&Task<'_>]) -> Option<Vec<u32>> {
+    // A launcher that wants equal replicas starts its ranks in the order of the devices, which only compact placements
+    // keep.
+    let task = tasks.first().filter(|task| !task.settings.equal_replicas)?;
+    Some(patterns::line(task.model, &task.cut_bytes))
+}
+
+/// A plan as a sketch for its task.
+fn sketched(tasks: &[&Task<'_>], plan: &Candidate) -> Option<Sketch> {
+    let is_of = |task: &&Task<'_>| {
+        (task.micro_batch, task.recompute) == (plan.micro_batch, plan.recompute)
+            && plan.stages.iter().all(|stage| task.share[stage.replicas() as usize].is_some())
+    };
+    let task = tasks.iter().position(is_of)?;
+    Some(Sketch::of(tasks[task].cluster, task, plan))
+}

@@ -1,0 +1,97 @@
+//! What a search returns: a plan and its bounds, or why there is none.
+
+use super::Search;
+use crate::control::Stopped;
+use crate::error::{Error, Result};
+use crate::planner::hybrid::evaluate;
+use crate::planner::hybrid::evaluate::plan_cost::{Candidate, Priced};
+
+/// The message for a question without a plan, where that is certain. Python compares it.
+const NO_PLAN_FITS: &str = "no plan fits";
+const MORE_MEMORY: &str = "use more devices, or devices with more memory";
+
+/// The error for a question of which it is certain that no plan fits.
+#[must_use]
+pub fn no_plan_fits() -> Error {
+    Error::infeasible(NO_PLAN_FITS, MORE_MEMORY)
+}
+
+/// The answer to one question.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The plan with the shortest simulated step that was found.
+    pub plan: Candidate,
+    /// Its price.
+    pub priced: Priced,
+    /// No plan of the question has a shorter step, whatever its cuts and its placement.
+    pub lower_bound_s: f64,
+    /// The same for plans with the model's cuts, if these are not all cuts. `None` if they are.
+    pub searched_cuts_bound_s: Option<f64>,
+    /// The same for plans with the model's cuts and compact placements, if only those were searched; `None` if all were.
+    pub compact_bound_s: Option<f64>,
+    /// Why the search ended before it had no better plan left to look for; `None` if it had none.
+    pub stopped: Option<Stopped>,
+    /// Suffixes that the search looked at.
+    pub labels: u64,
+    /// Plans that were simulated.
+    pub simulated: u64,
+}
+
+impl Search<'_> {
+    pub(crate) fn answer(mut self) -> Result<Answer> {
+        if let Some((step_s, plan)) = &mut self.best {
+            let ordered = self.pricer.in_order(plan);
+            // Sums of the same times in another order may differ.
+            let ordered_s = self.pricer.price(&ordered)?.step_s;
+            if ordered_s <= *step_s {
+                (*step_s, *plan) = (ordered_s, ordered);
+            }
+        }
+        let of_cuts_s = self.lower_bound_s();
+        let lower_bound_s = of_cuts_s.min(self.all_cuts_bound_s);
+        let searched_cuts_bound_s = (!self.model.has_all_cuts).then_some(of_cuts_s);
+        let compact_bound_s = (!self.is_exact()).then(|| self.searched_bound_s());
+        let stopped = self.stopped();
+        let Some((step_s, mut plan)) = self.best else {
+            return Err(if self.control.should_stop() {
+                self.control.error()
+            } else {
+                let what = match lower_bound_s {
+                    f64::INFINITY => NO_PLAN_FITS.to_owned(),
+                    0.0 => "no plan was found that fits".to_owned(),
+                    bound_s => format!("no plan was found that fits, and none takes less than {}", seconds(bound_s)),
+                };
+                Error::infeasible(what, MORE_MEMORY)
+            });
+        };
+        // What whoever prices these stages would choose for them.
+        if !self.control.should_stop() {
+            let other = evaluate::fastest(&mut self.pricer, &plan.stages, self.control)?;
+            if self.pricer.price(&other)?.step_s < step_s {
+                plan = other;
+            }
+        }
+        let priced = self.pricer.price(&plan)?;
+        // What was chosen last may be no compact placement, and shorter than all of these.
+        let compact_bound_s = compact_bound_s.map(|bound_s| bound_s.min(priced.step_s));
+        Ok(Answer {
+            lower_bound_s,
+            searched_cuts_bound_s,
+            priced,
+            plan,
+            compact_bound_s,
+            stopped,
+            labels: self.labels + self.relaxed_labels,
+            simulated: self.pricer.simulated,
+        })
+    }
+}
+
+/// Returns a time for a message, with four digits.
+fn seconds(time_s: f64) -> String {
+    let (scale, unit) =
+        [(1.0, "s"), (1e3, "ms")].into_iter().find(|(scale, _)| time_s * scale >= 1.0).unwrap_or((1e6, "us"));
+    #[allow(clippy::cast_sign_loss)] // clamped
+    let digits = (3.0 - (time_s * scale).log10().floor()).clamp(0.0, 12.0) as usize;
+    format!("{:.digits$} {unit}", time_s * scale)
+}

@@ -1,0 +1,342 @@
+//! The label search: from the last stage to the first, over cuts, devices, machines and warm-up windows.
+//!
+//! A [`Label`] is a suffix of the pipeline: the cut where it begins, the situation of the machines, the number of stages
+//! and the window of its first one. Among labels that agree in these, one whose [`Paths`] are nowhere longer makes the
+//! other superfluous. Labels whose bound reaches the threshold are dropped; a relaxed pass over prefixes
+//! ([`Prefixes`]) gives each label the least that any completion adds.
+//!
+//! With a beam only the most promising labels of each cut go on; the smallest bound among the rest then limits what the
+//! pass has proved.
+
+use crate::planner::effort::WorkBudget;
+use crate::planner::effort::passes;
+use crate::planner::effort::work;
+use crate::planner::hybrid::search::stages_by_end::{Ending, Stage};
+
+use crate::control::Control;
+use crate::planner::hybrid::bounds::link_bounds::Links;
+use crate::planner::hybrid::bounds::paths::{PathStage, Paths};
+use crate::planner::hybrid::bounds::prefix::Prefixes;
+use crate::planner::hybrid::bounds::relaxed_space::Relaxed;
+use crate::planner::hybrid::evaluate::plan_cost::{Candidate, StageChoice};
+use crate::planner::hybrid::placement::placement_space::{Move, Placing, Space};
+use crate::planner::hybrid::search::labels::{Label, Labels};
+use crate::planner::hybrid::subproblem::Task;
+
+/// Index of the empty suffix.
+const ROOT: u32 = 0;
+
+/// What a pass found.
+#[derive(Debug)]
+pub(crate) struct PassResult {
+    /// Complete plans with the length of their longest path, shortest first; none of them where moves aren't real.
+    pub plans: Vec<(f64, Candidate)>,
+    /// The shortest of all, real or not.
+    pub shortest_s: f64,
+    /// No plan of the space that is missing above has shorter paths than this; infinite if none is missing.
+    pub bound_s: f64,
+    /// Labels made.
+    pub labels: u64,
+    /// What it took, in nanoseconds or so, and how much of that making tables did.
+    pub work: u64,
+    pub tables: u64,
+}
+
+/// What the relaxed space takes for a plan, without placement.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Twin {
+    /// Its longest path.
+    pub path_s: f64,
+    /// Cuts between stages, the empty and the full one included.
+    pub cuts: Vec<u32>,
+    pub replicas: Vec<u32>,
+    /// Whether it depends on numbers of replicas that count as one.
+    is_open: bool,
+}
+
+/// All suffixes for one micro-batch size.
+pub(crate) struct Suffixes<'a> {
+    pub task: Task<'a>,
+    space: Space<'a>,
+    /// Where the space has not every placement.
+    relaxed: Option<Relaxed>,
+    /// The shortest that the last pass over it met, ...
+    pub twins: Vec<Twin>,
+    /// ... and whether the shortest of all depends on numbers of replicas that count as one.
+    is_open: bool,
+}
+
+impl<'a> Suffixes<'a> {
+    pub(crate) fn new(task: Task<'a>) -> Self {
+        let space = Space::new(&task);
+        let relaxed = (!space.exact).then(|| Relaxed::new(&task));
+        Self { task, space, relaxed, twins: Vec::new(), is_open: false }
+    }
+
+    /// For nothing but bounds: the relaxed space, however small the question is.
+    pub(crate) fn relaxed(task: Task<'a>) -> Self {
+        let relaxed = Relaxed::new(&task);
+        Self { relaxed: Some(relaxed), ..Self::new(task) }
+    }
+
+    /// Whether every placement is in the search space, not only compact ones.
+    pub(crate) fn exact_placement(&self) -> bool {
+        self.space.exact
+    }
+
+    /// What placements cost at least: those of the search space, or all.
+    pub(crate) fn links(&self, all: bool) -> &Links {
+        match &self.relaxed {
+            Some(relaxed) if all => relaxed.links(),
+            _ => self.space.links(),
+        }
+    }
+
+    /// Finds plans whose paths are shorter than `threshold_s`, keeping `beam` labels a cut.
+    pub(crate) fn pass(&mut self, threshold_s: f64, beam: usize, effort: WorkBudget, control: &Control) -> PassResult {
+        let pass = Pass { task: &self.task, space: &mut self.space, threshold_s };
+        let (mut found, labels) = pass.run(beam, effort, control);
+        found.plans = (labels.complete.iter())
+            .map(|&id| (labels.all[id as usize].bound_s, self.candidate(&labels.all, id)))
+            .collect();
+        found
+    }
+
+    /// Tells more apart in the relaxed space, if what it takes for the shortest plan depends on it; whether it does now.
+    pub(crate) fn refine(&mut self) -> bool {
+        let is_open = std::mem::take(&mut self.is_open);
+        self.relaxed.as_mut().filter(|_| is_open).map(Relaxed::refine).is_some()
+    }
+
+    /// Raises the bound on all placements towards `threshold_s`; `None` where the search space has them all.
+    pub(crate) fn relaxed_pass(
+        &mut self,
+        threshold_s: f64,
+        effort: WorkBudget,
+        control: &Control,
+    ) -> Option<PassResult> {
+        let space = self.relaxed.as_mut()?;
+        let (found, labels) = Pass { task: &self.task, space, threshold_s }.run(usize::MAX, effort, control);
+        let twins: Vec<Twin> = labels.complete.iter().map(|&id| twin(space, &labels.all, id)).collect();
+        if let Some(shortest) = twins.first() {
+            self.is_open = shortest.is_open;
+            self.twins.clear();
+        }
+        for twin in twins {
+            let is_new = |other: &Twin| (&other.cuts, &other.replicas) != (&twin.cuts, &twin.replicas);
+            if self.twins.len() < passes::RELAXED_PLANS && self.twins.iter().all(is_new) {
+                self.twins.push(twin);
+            }
+        }
+        Some(found)
+    }
+
+    fn candidate(&mut self, labels: &[Label], complete: u32) -> Candidate {
+        let mut moves: Vec<Move> = Vec::new();
+        let mut stages: Vec<StageChoice> = Vec::new();
+        let mut id = complete;
+        while id != ROOT {
+            let label = &labels[id as usize];
+            let parent = &labels[label.parent as usize];
+            moves.push(self.space.moves(parent.situation)[label.move_index as usize].clone());
+            stages.push(StageChoice {
+                begin: label.cut as usize,
+                end: parent.cut as usize,
+                footprint: Vec::new(),
+                window: label.window,
+            });
+            id = label.parent;
+        }
+        moves.reverse(); // made from the last stage to the first
+        // Where a window is left open, the largest that doesn't grow along the stages.
+        let mut most = u32::MAX;
+        for stage in &mut stages {
+            most = most.min(stage.window);
+            stage.window = most;
+        }
+        for (stage, footprint) in stages.iter_mut().zip(self.space.devices(&moves)) {
+            stage.footprint = footprint;
+        }
+        Candidate { micro_batch: self.task.micro_batch, recompute: self.task.recompute, stages }
+    }
+}
+
+/// The plan of the relaxed space that a label stands for.
+fn twin(space: &mut Relaxed, labels: &[Label], complete: u32) -> Twin {
+    let path_s = labels[complete as usize].bound_s;
+    let mut twin = Twin { path_s, cuts: vec![0], replicas: Vec::new(), is_open: false };
+    let mut id = complete;
+    while id != ROOT {
+        let label = &labels[id as usize];
+        let parent = &labels[label.parent as usize];
+        let &Move { fewest, replicas, .. } = &space.moves(parent.situation)[label.move_index as usize];
+        twin.cuts.push(parent.cut);
+        twin.replicas.push(fewest);
+        twin.is_open |= space.is_joined((fewest, replicas));
+        id = label.parent;
+    }
+    twin
+}
+
+/// A pass over one space.
+struct Pass<'p, 'a, S> {
+    task: &'p Task<'a>,
+    space: &'p mut S,
+    threshold_s: f64,
+}
+
+impl<S: Placing> Pass<'_, '_, S> {
+    fn run(mut self, beam: usize, effort: WorkBudget, control: &Control) -> (PassResult, Labels) {
+        let last = self.task.model.cuts() - 1;
+        let (nothing, endless_s) = (Vec::new(), f64::INFINITY);
+        let mut found =
+            PassResult { plans: nothing, shortest_s: endless_s, bound_s: endless_s, labels: 0, work: 0, tables: 0 };
+        let mut labels = Labels::new(last + 1, self.task.micro_batches);
+        let tables = Prefixes::new(self.task, self.space.links(), self.threshold_s, effort.behind, control);
+        let Some(prefixes) = tables else {
+            return (PassResult { bound_s: 0.0, ..found }, labels);
+        };
+        (found.work, found.tables) = (prefixes.work, prefixes.work);
+        let root_bound_s = prefixes.bound_s(
+            &Paths::default(),
+            last,
+            prefixes.place(self.space.free_units(self.space.rest(0)), None, 0),
+        );
+        if root_bound_s < self.threshold_s {
+            let (cut, paths) = (last as u32, Paths::default());
+            let bound_s = root_bound_s;
+            labels.add(Label {
+                paths,
+                bound_s,
+                cut,
+                situation: 0,
+                stages: 0,
+                least_window: 1,
+                window: 1,
+                parent: ROOT,
+                move_index: 0,
+            });
+        }
+        let task = self.task;
+        for cut in (1..=last).rev() {
+            let mut ending = Ending::new(task, cut);
+            let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
+            labels.sort(&mut waiting);
+            for (index, id) in waiting.into_iter().enumerate() {
+                if !S::IS_REAL && labels.all[id as usize].bound_s >= self.threshold_s {
+                    break; // of use only to plans that are not the shortest
+                }
+                let is_much =
+                    labels.all.len() >= effort.labels_of_pass || found.work + labels.work >= effort.work_of_pass;
+                if index >= beam || is_much || control.should_stop() {
+                    // The most promising of those that don't go on.
+                    found.bound_s = found.bound_s.min(labels.all[id as usize].bound_s);
+                    break;
+                }
+                found.work += self.expand(id, &mut labels, &prefixes, &mut ending, effort);
+            }
+        }
+        labels.keep_best_plans();
+        found.work += labels.work;
+        found.labels = labels.all.len() as u64;
+        found.shortest_s = labels.complete.first().map_or(f64::INFINITY, |&id| labels.all[id as usize].bound_s);
+        (found, labels)
+    }
+
+    /// Puts every stage that may stand there in front of a label; what that takes, in nanoseconds or so.
+    fn expand(
+        &mut self,
+        id: u32,
+        labels: &mut Labels,
+        prefixes: &Prefixes,
+        ending: &mut Ending<'_>,
+        WorkBudget { windows: most_windows, grid, .. }: WorkBudget,
+    ) -> u64 {
+        let threshold_s = self.threshold_s;
+        let label = labels.all[id as usize].clone();
+        let end = label.cut as usize;
+        let stages = label.stages + 1;
+        if stages > self.task.settings.most_stages {
+            return 0;
+        }
+        let (least, most) = self.task.settings.windows(stages, self.task.micro_batches);
+        let least = least.max(label.least_window);
+        let micro = f64::from(self.task.micro_batches);
+        let grid_s = if self.task.cluster.devices() > passes::EXACT_DEVICES { prefixes.least_s() / grid } else { 0.0 };
+        let cut_bytes = if label.stages == 0 { 0.0 } else { self.task.cut_bytes[end] };
+        let mut work = 0;
+        for (move_index, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
+            let short = ending.short(choice, threshold_s, &mut work);
+            if short.is_empty() {
+                continue;
+            }
+            let Some(rest) = self.space.after(label.situation, choice) else { continue };
+            let free = self.space.free(rest);
+            let free_speed = self.space.free_speed(rest);
+            let place = prefixes.place(self.space.free_units(rest), choice.room, stages);
+            // In a chain, the longer the stage the less is left to those in front.
+            let is_much = |stage: &Stage| prefixes.busy_s(stage.begin, free_speed) >= threshold_s;
+            let first = if self.task.model.is_chain { short.partition_point(is_much) } else { 0 };
+            for (at, &Stage { begin, forward_s, backward_s, .. }) in short.iter().enumerate().skip(first) {
+                work += work::TRY_STAGE;
+                if begin > 0 && free == 0 {
+                    continue;
+                }
+                let stage_s = forward_s + backward_s;
+                let busy_s = prefixes.busy_s(begin, free_speed);
+                if busy_s >= threshold_s {
+                    continue;
+                }
+                let ahead_s = prefixes.trip_s(begin, place);
+                if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
+                    continue;
+                }
+                let (sync_s, largest) = ending.sync_and_window(choice, at, &mut work);
+                if largest < least {
+                    continue;
+                }
+                let largest = largest.min(most.max(least));
+                // Each by itself, largest first; where they are many, all but the largest few and the least as one.
+                let few = if largest - least < most_windows { least } else { largest + 3 - most_windows };
+                let each = (few..=largest).rev().map(|window| (window, window));
+                let others = (few > least).then(|| [(least + 1, few - 1), (least, least)]);
+                for (least_window, window) in each.chain(others.into_iter().flatten()) {
+                    work += work::EXTEND_PATHS;
+                    let stage = PathStage {
+                        forward_s,
+                        backward_s,
+                        sync_s,
+                        least_window,
+                        window,
+                        busy_s: cut_bytes * choice.transfer.s_per_byte,
+                        latency_s: choice.transfer.latency_s,
+                    };
+                    let paths = label.paths.extend(&stage, label.least_window, self.task.micro_batches);
+                    let bound = |paths: &Paths| prefixes.bound_s(paths, begin, place).max(busy_s);
+                    let bound_s = bound(&paths);
+                    if bound_s < threshold_s {
+                        // Rounding takes as long as all else, so only what stays is rounded; its bound is that of all labels
+                        // that it makes superfluous.
+                        let rounded = (grid_s > 0.0).then(|| paths.rounded_down(grid_s));
+                        let (paths, bound_s) = rounded.map_or((paths, bound_s), |paths| (paths, bound(&paths)));
+                        if begin == 0 && !S::IS_REAL {
+                            self.threshold_s = self.threshold_s.min(bound_s);
+                        }
+                        labels.add(Label {
+                            paths,
+                            bound_s,
+                            cut: begin as u32,
+                            situation: self.space.situation(rest),
+                            stages,
+                            least_window,
+                            window,
+                            parent: id,
+                            move_index,
+                        });
+                    }
+                }
+            }
+        }
+        work
+    }
+}
