@@ -1,7 +1,7 @@
 //! What one device of a stage holds.
 
-use super::compute::{Model, Totals};
-use super::ties;
+use super::layer_sums::{Model, Totals};
+use super::tied_weights;
 
 /// What a device must hold besides activations, and what the search may assume about it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -84,7 +84,7 @@ pub fn memory(
     let (begin, end) = stage;
     // Sums below two cuts round differently, so next to nothing may come out below zero.
     let between = |below: &[f64]| (below[end] - below[begin]).max(0.0);
-    let weights_bytes = between(&model.parameter_bytes) + ties::copied_bytes(model, stage);
+    let weights_bytes = between(&model.parameter_bytes) + tied_weights::copied_bytes(model, stage);
     let optimizer_bytes = weights_bytes * options.optimizer_per_weight;
     let saved_bytes = between(&totals.saved_bytes);
     let (input_bytes, output_bytes) = (totals.boundary_bytes[begin], totals.boundary_bytes[end]);

@@ -6,150 +6,21 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
 
+use super::plan_records::{
+    ClassicsRecord, ClusterRecord, PlanRecord, SearchRecord, SettingsRecord, StageRecord, TriedRecord,
+};
 use super::records::ProfileRecord;
 use super::schedule::Record;
 use super::{to_py_err, watched};
 use crate::control::{Control, Stopped};
-use crate::cost::network::{Cluster, Link, Machine};
-use crate::cost::{MemoryModel, Model};
+use crate::cost::Model;
+use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 use crate::model::graph::Graph;
 use crate::model::lineage::Lineage;
 use crate::model::states::{Cuts, States};
-use crate::planner::hybrid::{self, Candidate, Priced, Schedules, Settings, StagePrice, WarmUp};
+use crate::planner::hybrid::{self, Candidate, Priced, Schedules, Settings};
 use crate::planner::orders::{self, Outcome, Problem, VirtualStageLimits};
-
-/// `hpgo.machine.cluster.Cluster`.
-#[derive(FromPyObject)]
-struct ClusterRecord {
-    machines: Vec<MachineRecord>,
-    intra: Link,
-    inter: Link,
-}
-
-#[derive(FromPyObject)]
-struct MachineRecord {
-    device: DeviceRecord,
-    count: u32,
-}
-
-#[derive(FromPyObject)]
-struct DeviceRecord {
-    memory_bytes: f64,
-    speed: f64,
-}
-
-impl From<ClusterRecord> for Cluster {
-    fn from(cluster: ClusterRecord) -> Self {
-        let machine = |machine: MachineRecord| Machine {
-            devices: machine.count,
-            memory_bytes: machine.device.memory_bytes,
-            speed: machine.device.speed,
-        };
-        Self {
-            machines: cluster.machines.into_iter().map(machine).collect(),
-            intra: cluster.intra,
-            inter: cluster.inter,
-        }
-    }
-}
-
-/// What `hpgo.planning.question.Question` leaves open, apart from model and cluster.
-#[derive(FromPyObject)]
-#[expect(clippy::struct_excessive_bools, reason = "they are the attributes of a Python record")]
-struct SettingsRecord {
-    global_batch_size: u32,
-    micro_batch_sizes: Vec<u32>,
-    smallest_share: u32,
-    recompute: Vec<bool>,
-    schedule: String,
-    equal_shares: bool,
-    overlap: bool,
-    memory: MemoryModel,
-    most_stages: u32,
-    most_replicas: u32,
-    equal_replicas: bool,
-    needs_full_ranks: bool,
-    has_single_wave: bool,
-}
-
-impl SettingsRecord {
-    /// The warm-up is that of 1F1B where the schedule has none to choose.
-    fn settings(self) -> Settings {
-        Settings {
-            warm_up: match self.schedule.as_str() {
-                "gpipe" => WarmUp::All,
-                "eager_1f1b" => WarmUp::Eager,
-                _ => WarmUp::Least,
-            },
-            global_batch: self.global_batch_size,
-            micro_batch_sizes: self.micro_batch_sizes,
-            smallest_share: self.smallest_share,
-            uneven_shares: !self.equal_shares,
-            overlap_sync: self.overlap,
-            recompute: self.recompute,
-            memory: self.memory,
-            most_stages: self.most_stages,
-            most_replicas: self.most_replicas,
-            equal_replicas: self.equal_replicas,
-        }
-    }
-}
-
-/// One stage of an answer.
-#[derive(IntoPyObject)]
-struct StageRecord {
-    layers: Vec<usize>,
-    devices: Vec<u32>,
-    max_in_flight: u32,
-    cost: StagePrice,
-}
-
-/// A plan with its costs.
-#[derive(IntoPyObject)]
-struct PlanRecord {
-    micro_batch_size: u32,
-    recompute: bool,
-    step_s: f64,
-    stages: Vec<StageRecord>,
-    /// Stages on each device.
-    virtual_stages: usize,
-    /// The actions of each rank; `None` where they follow from the micro-batches in flight.
-    actions: Option<Vec<String>>,
-}
-
-/// What a search says beyond the plan. `lower_bound_s` is `None` where no bound is known.
-#[derive(IntoPyObject, Default)]
-struct SearchRecord {
-    lower_bound_s: Option<f64>,
-    searched_cuts_bound_s: Option<f64>,
-    node_aligned_bound_s: Option<f64>,
-    one_order: Option<String>,
-    /// Whether only node-aligned placements were searched.
-    is_node_aligned: bool,
-    stop_reason: Option<&'static str>,
-    explored_labels: u64,
-    simulated: u64,
-}
-
-/// What a search gave for one schedule: a plan, which may lack memory, or why there is none.
-#[derive(IntoPyObject)]
-struct TriedRecord {
-    schedule: String,
-    plan: Option<PlanRecord>,
-    search: SearchRecord,
-    message: Option<String>,
-    hint: Option<String>,
-}
-
-/// The plans that people try first, where there are any.
-#[derive(IntoPyObject)]
-struct ClassicsRecord {
-    data_parallel: Option<PlanRecord>,
-    straight: Option<PlanRecord>,
-    /// Why there may be a straight pipeline where none was found, or a better one.
-    straight_stopped: Option<&'static str>,
-}
 
 fn name_of(stopped: Stopped) -> &'static str {
     match stopped {

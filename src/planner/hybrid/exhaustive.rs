@@ -7,8 +7,9 @@ use crate::control::Control;
 use crate::cost::Model;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
+use crate::planner::hybrid::evaluate::candidate_plan::{Candidate, StageChoice};
 use crate::planner::hybrid::evaluate::in_flight_ranges::every;
-use crate::planner::hybrid::evaluate::plan_cost::{Candidate, Priced, Pricer, StageChoice};
+use crate::planner::hybrid::evaluate::plan_cost::{Priced, Pricer};
 use crate::planner::hybrid::settings::Settings;
 
 /// Cuts of a model that is small enough: 12 layers in a row.

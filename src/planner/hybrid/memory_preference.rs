@@ -5,7 +5,8 @@ use crate::cost::Model;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 use crate::planner::effort::passes;
-use crate::planner::hybrid::evaluate::plan_cost::{Candidate, Priced, Pricer};
+use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
+use crate::planner::hybrid::evaluate::plan_cost::{Priced, Pricer};
 use crate::planner::hybrid::plan;
 use crate::planner::hybrid::settings::Settings;
 

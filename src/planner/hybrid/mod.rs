@@ -33,7 +33,9 @@ pub use baselines::{Straight, closest, data_parallel, fitting, helpful_changes, 
 pub use bounds::all_cuts::least_step_s as least_step_of_all_cuts_s;
 pub use bounds::bound_bisection::least_step_s as least_step_of_all_s;
 pub use bounds::memory::{Schedules, nothing_fits, nothing_fits_with_any_cuts};
-pub use evaluate::plan_cost::{Candidate, Priced, Pricer, StageChoice, StagePrice};
+pub use evaluate::candidate_plan::{Candidate, StageChoice};
+pub use evaluate::plan_cost::{Priced, Pricer};
+pub use evaluate::stage_cost::StagePrice;
 pub use evaluate::{evaluate, reprice};
 pub use exhaustive::exhaustive;
 pub use memory_preference::{Lean, least_memory};

@@ -5,7 +5,9 @@
 
 use crate::cost::Memory;
 use crate::error::Result;
-use crate::planner::hybrid::evaluate::plan_cost::{Candidate, Pricer, StagePrice};
+use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
+use crate::planner::hybrid::evaluate::plan_cost::Pricer;
+use crate::planner::hybrid::evaluate::stage_cost::StagePrice;
 use crate::planner::hybrid::settings::{Settings, largest_window};
 
 /// For each stage, from the least window that keeps it busy to the largest that memory allows it and those in front.

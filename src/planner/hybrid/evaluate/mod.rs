@@ -1,16 +1,19 @@
 //! Prices the plan that a user gives.
 
+pub(crate) mod candidate_plan;
 pub(crate) mod in_flight_ranges;
 pub(crate) mod pipeline_simulator;
 pub(crate) mod plan_cost;
+pub(crate) mod stage_cost;
 
 use crate::control::Control;
 use crate::cost::Model;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 use crate::planner::effort::WHOLE;
+use crate::planner::hybrid::evaluate::candidate_plan::{Candidate, StageChoice};
 use crate::planner::hybrid::evaluate::in_flight_ranges::{Ranges, nearest};
-use crate::planner::hybrid::evaluate::plan_cost::{Candidate, Priced, Pricer, StageChoice};
+use crate::planner::hybrid::evaluate::plan_cost::{Priced, Pricer};
 use crate::planner::hybrid::search::local_search::improve_warm_ups;
 use crate::planner::hybrid::settings::{Settings, WarmUp};
 

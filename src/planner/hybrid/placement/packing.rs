@@ -11,7 +11,7 @@
 use crate::control::Control;
 use crate::cost::{self, Memory};
 use crate::planner::effort::placement;
-use crate::planner::hybrid::evaluate::plan_cost::{Candidate, StageChoice};
+use crate::planner::hybrid::evaluate::candidate_plan::{Candidate, StageChoice};
 use crate::planner::hybrid::subproblem::Task;
 
 /// The last stages of a plan: where they begin and how many devices they take.

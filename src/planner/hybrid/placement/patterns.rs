@@ -17,49 +17,18 @@ use crate::planner::effort::placement;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::device_lists::listings;
+use super::pattern_cuts::{Reached, Shape, whole_s};
+
 use rayon::prelude::*;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
 use crate::control::Control;
-use crate::cost::network::{Cluster, Rate};
-use crate::cost::{self, Model, SyncTail, Totals};
-use crate::planner::hybrid::evaluate::plan_cost::StageDevices;
+use crate::cost::Model;
+use crate::cost::network::Cluster;
 use crate::planner::hybrid::search::suffix_search::Twin;
 use crate::planner::hybrid::search::unscheduled_plan::{Judge, Sketch};
 use crate::planner::hybrid::subproblem::Task;
-
-/// Nested cuts, each as close to the next as can be, with the fewest bytes across them in sum.
-pub(crate) fn line(model: &Model, cut_bytes: &[f64]) -> Vec<u32> {
-    let cuts = model.cuts();
-    if model.is_chain {
-        return (0..cuts as u32).collect();
-    }
-    let mut best = vec![(0.0, 0_u32); cuts];
-    let mut neighbours: Vec<u32> = Vec::new();
-    for end in 1..cuts {
-        neighbours.clear();
-        for begin in model.begins(end).take(placement::ROW_CANDIDATES) {
-            // Larger cuts come first, so what lies inside one of these isn't next to `end`.
-            if !neighbours.iter().any(|&nearer| is_nested(model, begin, nearer)) {
-                neighbours.push(begin);
-            }
-            if neighbours.len() == placement::ROW_NEIGHBOURS {
-                break;
-            }
-        }
-        let sum = |&begin: &u32| (best[begin as usize].0 + cut_bytes[end], begin);
-        best[end] = (neighbours.iter().map(sum).min_by(|a, b| a.0.total_cmp(&b.0))).unwrap_or((f64::INFINITY, 0));
-    }
-    let before = |&cut: &u32| (cut > 0).then(|| best[cut as usize].1);
-    let mut line: Vec<u32> = std::iter::successors(Some(cuts as u32 - 1), before).collect();
-    line.reverse();
-    line
-}
-
-/// Whether a stage may lie between two cuts.
-pub(crate) fn is_nested(model: &Model, begin: u32, end: u32) -> bool {
-    model.is_inside(begin as usize, end as usize)
-}
 
 /// How devices are shared out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,46 +51,6 @@ struct Pattern {
     shares: Shares,
 }
 
-/// What stages of a pattern have, whatever their layers.
-struct Shape {
-    stages: Vec<StageDevices>,
-    /// To the next stage.
-    rates: Vec<Rate>,
-}
-
-impl Shape {
-    fn of(sketch: &mut Sketch, judge: &mut Judge<'_>) -> Self {
-        Self {
-            stages: (0..sketch.stages()).map(|stage| judge.footing(sketch, stage)).collect(),
-            rates: (1..sketch.stages()).map(|stage| judge.rate(sketch, stage - 1)).collect(),
-        }
-    }
-}
-
-impl Shape {
-    /// The same for shapes in which all stages and links cost the same.
-    fn key(&self) -> Arc<[u64]> {
-        let stages = self.stages.iter().flat_map(|&StageDevices { replicas, speed, memory_bytes, sync }| {
-            let of_devices = [speed, memory_bytes, sync.s_per_byte, sync.latency_s].map(f64::to_bits);
-            std::iter::once(u64::from(replicas)).chain(of_devices)
-        });
-        stages.chain(self.rates.iter().flat_map(|rate| [rate.s_per_byte, rate.latency_s].map(f64::to_bits))).collect()
-    }
-}
-
-/// What stages with replicas take, gradient synchronisation included, up to the most that anybody asks for: for a task,
-/// what devices they have, and the cut where they end, each stage with a layer more.
-struct Reached {
-    most_s: f64,
-    known: FxHashMap<(usize, [u64; 4], usize), Vec<f64>>,
-}
-
-impl Reached {
-    fn new(most_s: f64) -> Self {
-        Self { most_s, known: FxHashMap::default() }
-    }
-}
-
 /// A pattern before it is cut.
 struct Shaped {
     pattern: Pattern,
@@ -141,18 +70,18 @@ struct Found {
 
 /// All patterns of a question.
 pub(crate) struct Patterns<'a> {
-    tasks: &'a [&'a Task<'a>],
-    cluster: &'a Cluster,
-    model: &'a Model,
-    line: Vec<u32>,
+    pub(super) tasks: &'a [&'a Task<'a>],
+    pub(super) cluster: &'a Cluster,
+    pub(super) model: &'a Model,
+    pub(super) line: Vec<u32>,
     /// Layers between each cut of the line and the one before it, last first.
-    layers: Vec<Vec<u32>>,
+    pub(super) layers: Vec<Vec<u32>>,
     /// Whether layers of the line come in the order of the backward pass, from its end on.
-    in_order: bool,
+    pub(super) in_order: bool,
     /// The machine of each device, for each order and width of blocks.
-    listings: Vec<Vec<u32>>,
+    pub(super) listings: Vec<Vec<u32>>,
     /// What each task takes at least on one device of the fastest, all of its micro-batches.
-    least_s: Vec<f64>,
+    pub(super) least_s: Vec<f64>,
 }
 
 impl<'a> Patterns<'a> {
@@ -444,116 +373,6 @@ impl<'a> Patterns<'a> {
         }
         Some(counts)
     }
-
-    /// The cuts whose longest stage or transfer is shortest, about; `None` if nothing fits, or not below `limit_s`.
-    fn best_cuts(&self, shape: &Shape, task: usize, limit_s: f64, reached: &mut Reached) -> Option<Vec<u32>> {
-        let (index, task) = (task, self.tasks[task]);
-        // Stages that all work as long as the mean.
-        let least_s = shape.stages.iter().filter_map(|stage| task.share[stage.replicas as usize]);
-        let least_s = least_s.map(|share| whole_s(task, &task.totals[share as usize])).fold(f64::INFINITY, f64::min);
-        let mut low_s =
-            f64::from(task.micro_batches) * least_s / shape.stages.iter().map(|stage| stage.speed).sum::<f64>();
-        if low_s * (1.0 - 1e-9) >= limit_s {
-            return None;
-        }
-        let (mut high_s, mut cuts) = self.cuts_within(shape, index, limit_s, reached)?;
-        for _ in 0..placement::MAX_BISECTIONS {
-            if high_s - low_s <= placement::STAGE_TOLERANCE * high_s {
-                break;
-            }
-            let middle_s = f64::midpoint(low_s, high_s);
-            match self.cuts_within(shape, index, middle_s, reached) {
-                Some((longest_s, found)) => (high_s, cuts) = (longest_s.min(middle_s), found),
-                None => low_s = middle_s,
-            }
-        }
-        Some(cuts)
-    }
-
-    /// Cuts with which every stage, gradient synchronisation included, and every link is busy for less than `limit_s`;
-    /// how long the longest is.
-    fn cuts_within(&self, shape: &Shape, task: usize, limit_s: f64, reached: &mut Reached) -> Option<(f64, Vec<u32>)> {
-        let (index, task) = (task, self.tasks[task]);
-        let stages = shape.stages.len();
-        let micro = f64::from(task.micro_batches);
-        let memory = &task.settings.memory;
-        let overlap = task.settings.overlap_sync;
-        let mut cuts = vec![0; stages + 1];
-        let mut end = self.line.len() - 1;
-        cuts[stages] = self.line[end];
-        let mut all_s: f64 = 0.0;
-        for (from_end, stage) in (1..).zip((0..stages).rev()) {
-            let StageDevices { replicas, speed, memory_bytes, sync } = shape.stages[stage];
-            let totals = &task.totals[task.share[replicas as usize]? as usize];
-            let last = self.line[end] as usize;
-            // Down to the first cut with which the stage keeps the limit, but each stage in front needs a layer, too.
-            let (last_forward_s, last_backward_s) = (totals.forward_s[last], totals.backward_s[last]);
-            let all_work_s = |begin: usize| {
-                let cut = self.line[begin] as usize;
-                let forward_s = (last_forward_s - totals.forward_s[cut]) / speed;
-                let work_s = forward_s + (last_backward_s - totals.backward_s[cut]) / speed;
-                micro * if task.recompute { work_s + forward_s } else { work_s }
-            };
-            let mut reached_s: &[f64] = &[];
-            let mut begin = if replicas > 1 {
-                let Reached { most_s, ref mut known } = *reached;
-                let devices =
-                    [u64::from(replicas), speed.to_bits(), sync.s_per_byte.to_bits(), sync.latency_s.to_bits()];
-                reached_s = known.entry((index, devices, end)).or_insert_with(|| {
-                    let tail = SyncTail::new(self.model, totals, speed, sync, overlap);
-                    let mut sync = tail.ordered(self.in_order);
-                    let reached_s = |begin| all_work_s(begin) + sync.extend(self.layers[begin + 1].iter().copied());
-                    let mut all_s = Vec::with_capacity(end);
-                    all_s.extend((0..end).rev().map(reached_s).take_while(|&reached_s| reached_s < most_s));
-                    all_s
-                });
-                end - reached_s.iter().take(end - stage).take_while(|&&reached_s| reached_s < limit_s).count()
-            } else {
-                first_true(stage, end, |begin| all_work_s(begin) < limit_s)
-            };
-            let window = task.settings.windows(from_end, task.micro_batches).0;
-            let capacity_bytes = memory_bytes - memory.reserved_bytes;
-            let link_s = |cut: usize| {
-                if stage == 0 { 0.0 } else { micro * task.cut_bytes[cut] * shape.rates[stage - 1].s_per_byte }
-            };
-            loop {
-                if begin == end || (stage == 0 && begin > 0) {
-                    return None;
-                }
-                let cut = self.line[begin] as usize;
-                let fits = || {
-                    let ends = (cut, last);
-                    cost::memory(self.model, totals, memory, ends, replicas, window, task.recompute).total_bytes()
-                        <= capacity_bytes
-                };
-                if link_s(cut) < limit_s && fits() {
-                    break;
-                }
-                begin += 1;
-            }
-            let reached_s = if replicas > 1 { reached_s[end - begin - 1] } else { all_work_s(begin) };
-            all_s = all_s.max(reached_s).max(link_s(self.line[begin] as usize));
-            cuts[stage] = self.line[begin];
-            end = begin;
-        }
-        Some((all_s, cuts))
-    }
-}
-
-/// The first number of a range for which something is true, as it is for all that follow; the end of the range if for none.
-fn first_true(mut low: usize, mut high: usize, is_true: impl Fn(usize) -> bool) -> usize {
-    while low < high {
-        let middle = low.midpoint(high);
-        if is_true(middle) { high = middle } else { low = middle + 1 }
-    }
-    low
-}
-
-/// Forward and backward of all layers.
-fn whole_s(task: &Task<'_>, totals: &Totals) -> f64 {
-    let (forward_s, backward_s) = (totals.forward_s.last(), totals.backward_s.last());
-    let forwards = if task.recompute { 2.0 } else { 1.0 };
-    forwards * forward_s.copied().unwrap_or(0.0) + backward_s.copied().unwrap_or(0.0)
 }
 
 /// Numbers of replicas that are worth a try with at most so many: the most, and the fewest with the same share.
@@ -564,114 +383,4 @@ fn replicas(task: &Task<'_>, most: u32) -> Vec<u32> {
     let share = task.share[most as usize];
     let fewest = (1..=most).find(|&replicas| task.share[replicas as usize] == share).unwrap_or(most);
     if fewest < most { vec![most, fewest] } else { vec![most] }
-}
-
-/// Lists of devices: for each order of machines and width of blocks the machine of each device. Lists that only differ in
-/// which of some equal machines is which come once.
-fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
-    let machines = &cluster.machines;
-    let mut classes: Vec<usize> = Vec::new();
-    let class_of: Vec<usize> = (0..machines.len())
-        .map(|machine| {
-            let known = classes.iter().position(|&other| machines[other] == machines[machine]);
-            known.unwrap_or_else(|| {
-                classes.push(machine);
-                classes.len() - 1
-            })
-        })
-        .collect();
-    let given: Vec<u32> = (0..machines.len() as u32).collect();
-    let mut orders = vec![given.clone(), given.iter().rev().copied().collect()];
-    let by = |value: &dyn Fn(u32) -> f64| -> Vec<u32> {
-        let mut order = given.clone();
-        order.sort_by(|&a, &b| value(a).total_cmp(&value(b)));
-        order
-    };
-    let mut shortened = vec![given.clone()];
-    for sign in [-1.0, 1.0] {
-        let by_speed = by(&|machine| sign * machines[machine as usize].speed);
-        let by_memory = by(&|machine| sign * machines[machine as usize].memory_bytes);
-        if sign < 0.0 {
-            shortened.extend([by_speed.clone(), by_memory.clone()]);
-        }
-        orders.extend([by_speed, by_memory]);
-    }
-    if classes.len() > 1 {
-        for class in 0..classes.len() {
-            let alone: Vec<u32> =
-                given.iter().copied().filter(|&machine| class_of[machine as usize] == class).collect();
-            shortened.push(alone.clone());
-            orders.push(alone);
-        }
-    }
-    for order in shortened {
-        let lengths = std::iter::successors(Some(1), |length| Some(length * 2));
-        let is_long = |length: usize| order.len() <= placement::MANY_NODES || 4 * length >= order.len();
-        let lengths = lengths.take_while(|&length| length < order.len()).filter(|&length| is_long(length));
-        orders.extend(lengths.map(|length| order[..length].to_vec()));
-    }
-    let mut known: FxHashSet<Vec<(usize, u32)>> = FxHashSet::default();
-    let mut listings = Vec::new();
-    for order in orders {
-        let all = order.len();
-        for blocks in chops(all) {
-            let listing = listed(cluster, &order, &blocks);
-            let mut names: Vec<Option<u32>> = vec![None; machines.len()];
-            let mut named = vec![0; classes.len()];
-            let renamed = (listing.iter())
-                .map(|&machine| {
-                    let class = class_of[machine as usize];
-                    let name = names[machine as usize].get_or_insert_with(|| {
-                        named[class] += 1;
-                        named[class]
-                    });
-                    (class, *name)
-                })
-                .collect();
-            if known.insert(renamed) {
-                listings.push(listing);
-            }
-        }
-    }
-    listings
-}
-
-/// Widths of the blocks that so many machines are chopped into: of equal ones, and of ever wider ones.
-fn chops(all: usize) -> Vec<Vec<usize>> {
-    let doubling = |first: usize| std::iter::successors(Some(first), |width| Some(width * 2));
-    let equal = doubling(1)
-        .take_while(|&width| width < all)
-        .filter(|&width| all <= placement::MANY_NODES || width == 1 || width == 8);
-    let mut chops: Vec<Vec<usize>> = equal.chain([all]).map(|width| vec![width; all.div_ceil(width)]).collect();
-    let mut left = all;
-    let mut widening = Vec::new();
-    for width in doubling(1) {
-        if left < 2 * width {
-            break;
-        }
-        widening.push(width);
-        left -= width;
-    }
-    widening.push(left);
-    if all > 2 {
-        chops.extend([vec![1, all - 1], widening]);
-    }
-    chops
-}
-
-/// The machine of each device: blocks of so many machines one after the other, inside each one device of each machine in
-/// turn.
-fn listed(cluster: &Cluster, order: &[u32], blocks: &[usize]) -> Vec<u32> {
-    let mut listing = Vec::new();
-    let mut order = order;
-    for &width in blocks {
-        let (block, rest) = order.split_at(width.min(order.len()));
-        order = rest;
-        let devices = |machine: u32| cluster.machines[machine as usize].devices;
-        let most = block.iter().map(|&machine| devices(machine)).max().unwrap_or(0);
-        for turn in 0..most {
-            listing.extend(block.iter().copied().filter(|&machine| turn < devices(machine)));
-        }
-    }
-    listing
 }

@@ -13,8 +13,9 @@ use crate::cost::network::Cluster;
 use crate::error::Result;
 use crate::planner::hybrid::Answer;
 use crate::planner::hybrid::Search;
-use crate::planner::hybrid::evaluate::plan_cost::Candidate;
-use crate::planner::hybrid::placement::patterns::{self, Patterns};
+use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
+use crate::planner::hybrid::placement::cut_row;
+use crate::planner::hybrid::placement::patterns::Patterns;
 use crate::planner::hybrid::search::annealing::Annealing;
 use crate::planner::hybrid::search::local_search;
 use crate::planner::hybrid::search::suffix_search::Twin;
@@ -229,7 +230,7 @@ fn line_of(tasks: &[&Task<'_>]) -> Option<Vec<u32>> {
     // A launcher that wants equal replicas starts its ranks in the order of the devices, which only compact placements
     // keep.
     let task = tasks.first().filter(|task| !task.settings.equal_replicas)?;
-    Some(patterns::line(task.model, &task.cut_bytes))
+    Some(cut_row::line(task.model, &task.cut_bytes))
 }
 
 /// A plan as a sketch for its task.

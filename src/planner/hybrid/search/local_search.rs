@@ -5,8 +5,10 @@ use crate::cost::Model;
 use crate::planner::effort::WorkBudget;
 use crate::planner::effort::passes;
 use crate::planner::hybrid::bounds::paths::Paths;
+use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
 use crate::planner::hybrid::evaluate::in_flight_ranges::{Ranges, every, nearest};
-use crate::planner::hybrid::evaluate::plan_cost::{Candidate, Pricer, StagePrice, path_stage};
+use crate::planner::hybrid::evaluate::plan_cost::Pricer;
+use crate::planner::hybrid::evaluate::stage_cost::{StagePrice, path_stage};
 
 /// A plan, and how far its stages shall run ahead.
 type Neighbour = (Candidate, Vec<u32>);

@@ -9,7 +9,7 @@ use super::suffix_search::PassResult;
 use super::{Search, SizeSearch};
 use crate::error::Result;
 use crate::planner::effort::{WorkBudget, passes};
-use crate::planner::hybrid::evaluate::plan_cost::Candidate;
+use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
 use crate::planner::hybrid::placement::packing::Packing;
 
 impl Search<'_> {

@@ -4,7 +4,8 @@ use super::Search;
 use crate::control::Stopped;
 use crate::error::{Error, Result};
 use crate::planner::hybrid::evaluate;
-use crate::planner::hybrid::evaluate::plan_cost::{Candidate, Priced};
+use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
+use crate::planner::hybrid::evaluate::plan_cost::Priced;
 
 /// The message for a question without a plan, where that is certain. Python compares it.
 const NO_PLAN_FITS: &str = "no plan fits";

@@ -18,7 +18,7 @@ use crate::planner::hybrid::bounds::link_bounds::Links;
 use crate::planner::hybrid::bounds::paths::{PathStage, Paths};
 use crate::planner::hybrid::bounds::prefix::Prefixes;
 use crate::planner::hybrid::bounds::relaxed_space::Relaxed;
-use crate::planner::hybrid::evaluate::plan_cost::{Candidate, StageChoice};
+use crate::planner::hybrid::evaluate::candidate_plan::{Candidate, StageChoice};
 use crate::planner::hybrid::placement::placement_space::{Move, Placing, Space};
 use crate::planner::hybrid::search::labels::{Label, Labels};
 use crate::planner::hybrid::subproblem::Task;

@@ -9,9 +9,10 @@ use std::hash::BuildHasher;
 use crate::cost;
 use crate::cost::network::{Cluster, Rate};
 use crate::planner::hybrid::bounds::paths::Paths;
+use crate::planner::hybrid::evaluate::candidate_plan::{Candidate, StageChoice};
 use crate::planner::hybrid::evaluate::in_flight_ranges::{nearest, ranges};
 use crate::planner::hybrid::evaluate::pipeline_simulator::Clock;
-use crate::planner::hybrid::evaluate::plan_cost::{BaseCost, Candidate, StageChoice, StageDevices};
+use crate::planner::hybrid::evaluate::stage_cost::{BaseCost, StageDevices};
 use crate::planner::hybrid::settings::largest_window;
 use crate::planner::hybrid::subproblem::Task;
 

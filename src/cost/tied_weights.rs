@@ -4,7 +4,7 @@
 //! the first, hold a copy. Where several groups of devices hold the weight, its gradients are summed over all of their
 //! devices at once, behind all that each of them sums by itself.
 
-use super::compute::Model;
+use super::layer_sums::Model;
 
 /// A weight that layers share.
 #[derive(Debug, Clone)]

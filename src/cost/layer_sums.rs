@@ -3,8 +3,8 @@
 //! A *share* is the number of samples of a micro-batch that one replica handles. Totals over the layers below each cut
 //! are kept for every share, so a stage between two cuts costs two subtractions.
 
-use super::network::Rate;
-use super::ties::Tie;
+use super::nesting::{Descending, Nesting};
+use super::tied_weights::Tie;
 use crate::model::graph::{self, Graph, Measurement};
 use crate::model::states::{self, Cuts, States};
 
@@ -136,7 +136,7 @@ pub struct Model {
     /// Parameter bytes below each cut.
     pub parameter_bytes: Vec<f64>,
     /// Which layers lie below each cut.
-    nesting: Nesting,
+    pub(super) nesting: Nesting,
     /// Whether every cut contains the one before it.
     pub is_chain: bool,
     /// Whether these are all cuts at which a plan may end a stage. Otherwise bounds over them say nothing of other cuts.
@@ -145,119 +145,6 @@ pub struct Model {
     pub layer_parameter_bytes: Vec<f64>,
     /// Weights that layers share.
     pub ties: Vec<Tie>,
-}
-
-/// Layers, as positions in topological order.
-#[derive(Debug, Clone)]
-enum Nesting {
-    /// Every cut contains the one before it.
-    Row {
-        /// Each layer behind those that are below an earlier cut.
-        layers: Vec<u32>,
-        /// For each cut, how many of them are below it.
-        below: Vec<u32>,
-        /// Whether that is topological order.
-        in_order: bool,
-    },
-    Listed {
-        /// For each cut, the cuts strictly inside it, largest first.
-        begins: Vec<Vec<u32>>,
-        /// For each cut, its layers, ascending.
-        below: Vec<Vec<u32>>,
-    },
-}
-
-impl Nesting {
-    fn of(states: &States) -> Self {
-        let order = states.order();
-        let cuts = states.len();
-        if let Some(enters) = states.enters() {
-            let mut layers: Vec<u32> = (0..order.len() as u32).collect();
-            layers.sort_by_key(|&layer| enters[layer as usize]);
-            let below = |cut: usize| layers.partition_point(|&layer| enters[layer as usize] as usize <= cut) as u32;
-            return Self::Row { below: (0..cuts).map(below).collect(), in_order: layers.is_sorted(), layers };
-        }
-        let mut position = vec![0_u32; order.len()];
-        for (at, &layer) in (0_u32..).zip(order) {
-            position[layer] = at;
-        }
-        let below = |cut| states.layers_between(0, cut).iter().map(|&layer| position[layer]).collect();
-        let inside = |end: usize| (0..end).rev().filter(move |&begin| states.is_subset(begin, end));
-        Self::Listed {
-            begins: (0..cuts).map(|end| inside(end).map(|begin| begin as u32).collect()).collect(),
-            below: (0..cuts).map(below).collect(),
-        }
-    }
-
-    /// For each cut, whether a layer is below it.
-    fn is_below(&self, layer: u32) -> Vec<bool> {
-        match self {
-            Self::Row { layers, below, .. } => {
-                let place = layers.iter().position(|&other| other == layer);
-                below.iter().map(|&below| place.is_some_and(|place| place < below as usize)).collect()
-            }
-            Self::Listed { below, .. } => below.iter().map(|layers| layers.binary_search(&layer).is_ok()).collect(),
-        }
-    }
-
-    /// For each cut, the sum over the layers below it of what each layer has, in topological order.
-    fn sums_below(&self, each: &[f64]) -> Vec<f64> {
-        match self {
-            Self::Row { layers, below, .. } => {
-                let (mut sum, mut summed) = (0.0, 0);
-                (below.iter())
-                    .map(|&below| {
-                        sum += layers[summed..below as usize].iter().map(|&layer| each[layer as usize]).sum::<f64>();
-                        summed = below as usize;
-                        sum
-                    })
-                    .collect()
-            }
-            Self::Listed { below, .. } => {
-                below.iter().map(|layers| layers.iter().map(|&layer| each[layer as usize]).sum()).collect()
-            }
-        }
-    }
-}
-
-/// Cuts where a stage may begin, or layers: a range of them, or a list.
-#[derive(Debug, Clone)]
-pub enum Descending<'a> {
-    /// All below a number.
-    Range(std::iter::Rev<std::ops::Range<u32>>),
-    /// These.
-    Some(std::iter::Copied<std::slice::Iter<'a, u32>>),
-    /// These, made for the purpose.
-    Made(std::vec::IntoIter<u32>),
-    /// Those of an ascending list that are not in another one.
-    Between {
-        /// The list.
-        outer: &'a [u32],
-        /// The other one, all of whose items are in the first.
-        inner: &'a [u32],
-    },
-}
-
-impl Iterator for Descending<'_> {
-    type Item = u32;
-
-    fn next(&mut self) -> Option<u32> {
-        match self {
-            Self::Range(range) => range.next(),
-            Self::Some(items) => items.next(),
-            Self::Made(items) => items.next(),
-            Self::Between { outer, inner } => {
-                while let Some((&last, others)) = outer.split_last() {
-                    *outer = others;
-                    match inner.split_last() {
-                        Some((&other, others)) if other == last => *inner = others,
-                        _ => return Some(last),
-                    }
-                }
-                None
-            }
-        }
-    }
 }
 
 impl Model {
@@ -395,115 +282,4 @@ impl Model {
             Nesting::Listed { below, .. } => Descending::Between { outer: &below[end], inner: &below[begin] },
         }
     }
-}
-
-/// Gradient synchronisation of a stage that grows towards the input.
-///
-/// Each layer's gradients are one message, and messages go out one after another in the order of the backward pass, which
-/// is the model's order of layers from the last to the first. With overlap, a message may go as soon as its layer's last
-/// gradient is ready; else when the whole pass has ended.
-#[derive(Debug)]
-pub struct SyncTail<'a> {
-    model: &'a Model,
-    totals: &'a Totals,
-    speed: f64,
-    rate: Rate,
-    overlap: bool,
-    /// Whether layers come in the order of the backward pass.
-    in_order: bool,
-    /// Layers in the order of the backward pass, each with what is left to send when its own backward has ended; nothing
-    /// where cuts take layers in in that order.
-    left: Vec<(u32, f64)>,
-    /// What is left to send when the backward pass has ended.
-    left_s: f64,
-}
-
-impl<'a> SyncTail<'a> {
-    /// Of a stage without layers, on devices of this speed that sum gradients at this rate.
-    #[must_use]
-    pub fn new(model: &'a Model, totals: &'a Totals, speed: f64, rate: Rate, overlap: bool) -> Self {
-        let in_order = matches!(model.nesting, Nesting::Row { in_order: true, .. });
-        Self { model, totals, speed, rate, overlap, in_order, left: Vec::new(), left_s: 0.0 }
-    }
-
-    /// The same for layers that are known to come in the order of the backward pass, last first, if they do.
-    #[must_use]
-    pub fn ordered(self, in_order: bool) -> Self {
-        Self { in_order: in_order || self.in_order, ..self }
-    }
-
-    /// Seconds by which synchronisation outlasts the backward pass with these layers, too; last first.
-    pub fn extend(&mut self, layers: impl Iterator<Item = u32>) -> f64 {
-        if self.rate == Rate::default() {
-            return 0.0;
-        }
-        if self.in_order {
-            self.left_s = layers.fold(self.left_s, |left_s, layer| self.left_after(layer, left_s));
-            return self.left_s;
-        }
-        let mut changed = self.left.len();
-        for layer in layers {
-            // Cuts of one order may take in a layer late that runs backward early.
-            let at = self.left.iter().rposition(|&(other, _)| other > layer).map_or(0, |before| before + 1);
-            self.left.insert(at, (layer, 0.0));
-            changed = changed.min(at);
-        }
-        self.left_s = if changed == 0 { 0.0 } else { self.left[changed - 1].1 };
-        for at in changed..self.left.len() {
-            self.left_s = self.left_after(self.left[at].0, self.left_s);
-            self.left[at].1 = self.left_s;
-        }
-        self.left_s
-    }
-
-    /// Seconds by which synchronisation outlasts the backward pass, if it outlasts that of all other layers by `left_s` and
-    /// these come behind them; last first.
-    pub fn behind(&self, left_s: f64, layers: impl Iterator<Item = u32>) -> f64 {
-        if self.rate == Rate::default() {
-            0.0
-        } else {
-            layers.fold(left_s, |left_s, layer| self.left_after(layer, left_s))
-        }
-    }
-
-    /// What is left to send when the backward of `layer` has ended, if it was `left_s` before that.
-    fn left_after(&self, layer: u32, left_s: f64) -> f64 {
-        self.left_after_sending(layer, self.model.layer_parameter_bytes[layer as usize], left_s)
-    }
-
-    /// The same if so many bytes of the layer's weights are sent.
-    fn left_after_sending(&self, layer: u32, bytes: f64, left_s: f64) -> f64 {
-        let message_s = if bytes > 0.0 { bytes * self.rate.s_per_byte + self.rate.latency_s } else { 0.0 };
-        let backward_s = self.totals.layer_backward_s[layer as usize] / self.speed;
-        (if self.overlap { (left_s - backward_s).max(0.0) } else { left_s }) + message_s
-    }
-}
-
-/// Gradient synchronisation left after the last backward pass of the stage between two cuts.
-#[must_use]
-pub fn sync_s(model: &Model, totals: &Totals, speed: f64, stage: (usize, usize), rate: Rate, overlap: bool) -> f64 {
-    sync_without_s(model, totals, speed, stage, rate, overlap, &[])
-}
-
-/// The same without some bytes of the weights of some layers.
-#[must_use]
-pub fn sync_without_s(
-    model: &Model,
-    totals: &Totals,
-    speed: f64,
-    (begin, end): (usize, usize),
-    rate: Rate,
-    overlap: bool,
-    apart: &[(u32, f64)],
-) -> f64 {
-    if rate == Rate::default() {
-        return 0.0;
-    }
-    let tail = SyncTail::new(model, totals, speed, rate, overlap);
-    let sent_bytes = |layer: u32| {
-        let own = apart.iter().filter(|&&(other, _)| other == layer);
-        own.fold(model.layer_parameter_bytes[layer as usize], |bytes, &(_, apart)| bytes - apart)
-    };
-    (model.layers_between(begin, end))
-        .fold(0.0, |left_s, layer| tail.left_after_sending(layer, sent_bytes(layer), left_s))
 }

@@ -1,0 +1,236 @@
+//! Random changes of a plan: cuts move, devices change hands, stages split and merge.
+
+use super::Annealing;
+use super::random::Random;
+use crate::planner::hybrid::placement::cut_row::is_nested;
+use crate::planner::hybrid::search::unscheduled_plan::Sketch;
+
+impl Annealing<'_> {
+    /// Changes a plan at random; whether that was possible. If not, the plan may be half changed.
+    pub(super) fn change(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+        match random.below(100) {
+            0..36 => self.shift(plan, random),
+            36..43 => self.shift_many(plan, random),
+            43..59 => Self::hand_over(plan, random),
+            59..66 => Self::swap(plan, random),
+            66..70 => Self::take_free(plan, random),
+            70..74 => Self::give_up(plan, random),
+            74..79 => Self::move_away(plan, random),
+            79..85 => Self::hand_over_everywhere(plan, random),
+            85..89 => self.split(plan, random),
+            89..93 => Self::merge(plan, random),
+            93..97 => self.change_task(plan, random),
+            _ => Self::exchange(plan, random),
+        }
+    }
+
+    /// Another cut between two stages.
+    fn shift(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+        if plan.stages() < 2 {
+            return false;
+        }
+        let border = 1 + random.below(plan.stages() - 1);
+        let (begin, end) = (plan.cuts[border - 1], plan.cuts[border + 1]);
+        let Some(cut) = self.near(begin, plan.cuts[border], end, random) else { return false };
+        plan.cut_at(border, cut);
+        true
+    }
+
+    /// A cut near another one, between two.
+    fn near(&self, begin: u32, cut: u32, end: u32, random: &mut Random) -> Option<u32> {
+        let distance = random.distance() * if random.below(8) == 0 { 8 } else { 1 };
+        let is_ahead = random.is_heads();
+        // Larger cuts come first.
+        let at = self.model.begins_behind(end as usize, cut as usize);
+        let at = if is_ahead { at.checked_sub(distance)? } else { at + distance };
+        let other = self.model.begin_at(end as usize, at)?;
+        (other > begin && (self.model.is_chain || is_nested(self.model, begin, other))).then_some(other)
+    }
+
+    /// Other cuts between several neighbouring stages, all as far away.
+    fn shift_many(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+        if plan.stages() < 3 {
+            return false;
+        }
+        let first = 1 + random.below(plan.stages() - 1);
+        let last = first + random.below(plan.stages() - first);
+        let distance = random.distance();
+        self.shift_run(plan, (first, last), distance, random.is_heads())
+    }
+
+    /// Other cuts from one border to another, all so many places away; whether that was possible.
+    pub(super) fn shift_run(
+        &self,
+        plan: &mut Sketch,
+        (first, last): (usize, usize),
+        distance: usize,
+        is_ahead: bool,
+    ) -> bool {
+        for border in first..=last {
+            let Some(at) = self.place[plan.cuts[border] as usize] else { return false };
+            let at = if is_ahead { Some(at + distance) } else { at.checked_sub(distance) };
+            let Some(&cut) = at.and_then(|at| self.line.get(at)) else { return false };
+            plan.cut_at(border, cut);
+        }
+        let is_between =
+            |begin: u32, end: u32| begin < end && (self.model.is_chain || is_nested(self.model, begin, end));
+        is_between(plan.cuts[first - 1], plan.cuts[first]) && is_between(plan.cuts[last], plan.cuts[last + 1])
+    }
+
+    /// Devices of one machine change hands.
+    fn hand_over(plan: &mut Sketch, random: &mut Random) -> bool {
+        let Some((from, to)) = two_stages(plan, random) else { return false };
+        let Some(machine) = machine_of(plan.row(from), random) else { return false };
+        let count = some_of(plan.row(from)[machine], random);
+        plan.hand(machine, count, Some(from), Some(to));
+        true
+    }
+
+    /// As many devices of another machine for some of one.
+    fn swap(plan: &mut Sketch, random: &mut Random) -> bool {
+        let Some((one, other)) = two_stages(plan, random) else { return false };
+        let Some(here) = machine_of(plan.row(one), random) else { return false };
+        let Some(there) = machine_of(plan.row(other), random) else { return false };
+        if here == there {
+            return false;
+        }
+        let count = some_of(plan.row(one)[here].min(plan.row(other)[there]), random);
+        plan.hand(here, count, Some(one), Some(other));
+        plan.hand(there, count, Some(other), Some(one));
+        true
+    }
+
+    /// Idle devices join a stage.
+    fn take_free(plan: &mut Sketch, random: &mut Random) -> bool {
+        let stage = random.below(plan.stages());
+        let Some(machine) = machine_of(&plan.free, random) else { return false };
+        let count = some_of(plan.free[machine], random);
+        plan.hand(machine, count, None, Some(stage));
+        true
+    }
+
+    /// Devices become idle.
+    fn give_up(plan: &mut Sketch, random: &mut Random) -> bool {
+        let stage = random.below(plan.stages());
+        let Some(machine) = machine_of(plan.row(stage), random) else { return false };
+        let count = some_of(plan.row(stage)[machine], random);
+        plan.hand(machine, count, Some(stage), None);
+        true
+    }
+
+    /// Idle devices of another machine for some of one.
+    fn move_away(plan: &mut Sketch, random: &mut Random) -> bool {
+        let stage = random.below(plan.stages());
+        let Some(here) = machine_of(plan.row(stage), random) else { return false };
+        let Some(there) = machine_of(&plan.free, random) else { return false };
+        if here == there {
+            return false;
+        }
+        let count = some_of(plan.row(stage)[here].min(plan.free[there]), random);
+        plan.hand(here, count, Some(stage), None);
+        plan.hand(there, count, None, Some(stage));
+        true
+    }
+
+    /// One device of each machine that two stages share changes hands.
+    fn hand_over_everywhere(plan: &mut Sketch, random: &mut Random) -> bool {
+        let Some((from, to)) = two_stages(plan, random) else { return false };
+        let least = plan.row(from).iter().copied().filter(|&count| count > 0).min().unwrap_or(0);
+        let count = if random.is_heads() { 1 } else { 1 + random.below(least as usize) as u32 };
+        let mut is_changed = false;
+        for machine in 0..plan.free.len() {
+            if plan.row(from)[machine] >= count && plan.row(from)[machine] > 0 {
+                plan.hand(machine, count, Some(from), Some(to));
+                is_changed = true;
+            }
+        }
+        is_changed
+    }
+
+    /// Two stages in place of one: each gets half of every machine, or some machines as they are.
+    fn split(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+        let stage = random.below(plan.stages());
+        let (begin, end) = (plan.cuts[stage], plan.cuts[stage + 1]);
+        let inside = self.model.begins_behind(end as usize, begin as usize);
+        if inside == 0 {
+            return false;
+        }
+        let Some(cut) = self.model.begin_at(end as usize, random.below(inside)) else { return false };
+        if !self.model.is_chain && !is_nested(self.model, begin, cut) {
+            return false;
+        }
+        plan.split(stage, cut);
+        let by_machine = random.is_heads();
+        let mut is_rounded_up = random.is_heads();
+        for machine in 0..plan.free.len() {
+            let count = plan.row(stage)[machine];
+            let handed = if by_machine {
+                if random.is_heads() { count } else { 0 }
+            } else if count.is_multiple_of(2) {
+                count / 2
+            } else {
+                is_rounded_up = !is_rounded_up;
+                count / 2 + u32::from(is_rounded_up)
+            };
+            if handed > 0 {
+                plan.hand(machine, handed, Some(stage), Some(stage + 1));
+            }
+        }
+        true
+    }
+
+    /// One stage in place of two.
+    fn merge(plan: &mut Sketch, random: &mut Random) -> bool {
+        if plan.stages() < 2 {
+            return false;
+        }
+        plan.merge(random.below(plan.stages() - 1));
+        true
+    }
+
+    /// Another micro-batch, or recomputation the other way.
+    fn change_task(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+        let distance = random.distance();
+        let task = if random.is_heads() { Some(plan.task + distance) } else { plan.task.checked_sub(distance) };
+        let Some(task) = task.filter(|&task| task < self.tasks.len()) else { return false };
+        plan.become_of(task);
+        true
+    }
+
+    /// Two stages exchange all their devices.
+    fn exchange(plan: &mut Sketch, random: &mut Random) -> bool {
+        let Some((one, other)) = two_stages(plan, random) else { return false };
+        plan.exchange(one, other);
+        true
+    }
+}
+
+/// Two stages, more often than not neighbours.
+fn two_stages(plan: &Sketch, random: &mut Random) -> Option<(usize, usize)> {
+    let stages = plan.stages();
+    if stages < 2 {
+        return None;
+    }
+    if random.below(3) > 0 {
+        let first = random.below(stages - 1);
+        return Some(if random.is_heads() { (first, first + 1) } else { (first + 1, first) });
+    }
+    let one = random.below(stages);
+    let other = random.below(stages - 1);
+    Some((one, if other >= one { other + 1 } else { other }))
+}
+
+/// A machine of which there are devices in `row`.
+fn machine_of(row: &[u32], random: &mut Random) -> Option<usize> {
+    let start = random.below(row.len());
+    (start..row.len()).chain(0..start).find(|&machine| row[machine] > 0)
+}
+
+/// At least one of so many.
+fn some_of(count: u32, random: &mut Random) -> u32 {
+    match random.below(8) {
+        0..5 => 1,
+        5..7 => count,
+        _ => 1 + random.below(count as usize) as u32,
+    }
+}
